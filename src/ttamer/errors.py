@@ -1,0 +1,65 @@
+"""Every error a user can meet.
+
+::
+
+    TTamerError                 catch this one to catch them all
+    ├── ArgumentError           an argument outside its range (a tradeoff of 1.2)
+    ├── ProblemError            a problem that cannot be: names the node, edge or row
+    ├── ObservationError        a session was told something it cannot use
+    ├── ArtefactError           a .ttamer file that will not be opened
+    │   ├── ArtefactDamaged     cut short, altered, or not one of ours
+    │   └── ArtefactTooNew      written by a later version of the format
+    └── MissingExtra            an optional part is not installed
+
+A message says what is wrong, where, what was received, and what to do.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "ArtefactDamaged",
+    "ArtefactError",
+    "ArtefactTooNew",
+    "MissingExtra",
+    "ObservationError",
+    "ProblemError",
+    "TTamerError",
+]
+
+
+class TTamerError(Exception):
+    """The root of the tree: everything this package raises on purpose."""
+
+
+class ArgumentError(TTamerError, ValueError):
+    """An argument is outside what the function takes."""
+
+
+class ProblemError(TTamerError, ValueError):
+    """A problem is not well formed, or has no policy that is sure to answer."""
+
+
+class ObservationError(TTamerError, ValueError):
+    """A session or a batch was given an observation it cannot use."""
+
+
+class ArtefactError(TTamerError):
+    """A policy file could not be opened."""
+
+
+class ArtefactDamaged(ArtefactError):  # noqa: N818 - the name says what happened
+    """The file is not a policy file, is cut short, or was altered."""
+
+
+class ArtefactTooNew(ArtefactError):  # noqa: N818 - the name says what happened
+    """The file was written in a later version of the format."""
+
+
+class MissingExtra(TTamerError, ImportError):  # noqa: N818 - the name says what happened
+    """An optional dependency is needed for this and is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"this needs {package}, which is not installed: pip install 'ttamer[{extra}]'"
+        )

@@ -1,0 +1,271 @@
+"""A session: deciding for one input, in constant time per step.
+
+::
+
+    turn = policy.session()
+    while turn.next is not None:
+        turn.observe(state)     # what turn.next was seen in
+    turn.answer                 # whose answer to return
+
+The tables are laid out once per policy as plain Python sequences: for single numbers they are
+several times faster to read than arrays.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+from ttamer.errors import ObservationError
+
+if TYPE_CHECKING:
+    from ttamer.index_policy import IndexPolicy
+    from ttamer.policy import Policy
+    from ttamer.walk_policy import WalkPolicy
+
+__all__ = ["Explanation", "IndexSession", "LastAnswerSession", "Session", "WalkSession"]
+
+INFINITY = float("inf")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a session stands where it stands."""
+
+    next: str | None
+    """The node to ask now; ``None`` once stopped."""
+    answer: str | None
+    """Whose answer would be returned now."""
+    best: float
+    """The loss of that answer, weighed by the tradeoff; ``inf`` before any answer."""
+    index: float
+    """What that loss is compared with: at or below it, stop; ``inf`` when nobody is left to ask.
+
+    With recall the dynamic index (off a line, the largest loss on the grid at which to stop);
+    without, the expected loss and cost of going on. Weighed.
+    """
+    why: str
+    """The decision in words."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; infinite ones as ``None``, since JSON has none."""
+        fields = vars(self).items()
+        return {k: None if isinstance(v, float) and abs(v) == INFINITY else v for k, v in fields}
+
+
+class Session(ABC):
+    """One input's way through a policy."""
+
+    __slots__ = ("_answer", "_node", "_path", "_policy", "next")
+
+    _policy: Policy
+    next: str | None
+    """The node to ask now; ``None`` once stopped."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._path: list[tuple[int, int]] = []
+        self._answer = -1
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(next={self.next!r}, answer={self.answer!r})"
+
+    @abstractmethod
+    def observe(self, state: int) -> None:
+        """Say which state ``next`` was seen in, and move on."""
+
+    @abstractmethod
+    def explain(self) -> Explanation:
+        """Say why the session stands where it stands."""
+
+    def observe_loss(self, loss: float) -> None:
+        """Say which loss ``next`` was seen with, where no two of its states share it."""
+        if self.next is None:
+            raise self._ended()
+        losses = self._policy.problem.nodes[self._node].losses.tolist()
+        if losses.count(loss) != 1:
+            raise ObservationError(
+                f"node {self.next!r} has {losses.count(loss)} states of loss {loss!r}: give the "
+                f"state's number, or one of its losses, {', '.join(f'{x:g}' for x in losses)}"
+            )
+        self.observe(losses.index(loss))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether to ask nobody else."""
+        return self.next is None
+
+    @property
+    def answer(self) -> str | None:
+        """Whose answer to return; ``None`` before any node that can answer was asked."""
+        return self._policy.problem.names[self._answer] if self._answer >= 0 else None
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The nodes asked, in order."""
+        return tuple(self._policy.problem.names[node] for node, _ in self._path)
+
+    @property
+    def cost(self) -> float:
+        """What they cost, in the problem's units."""
+        problem, total, last = self._policy.problem, 0.0, -1
+        for node, _ in self._path:
+            from_last = [e for e in problem.incoming[node] if problem.ends[e][0] == last]
+            edge = from_last[0] if problem.moves == "walk" else problem.incoming[node][0]
+            total += problem.edges[edge].cost
+            last = node
+        return total
+
+    def _ended(self) -> ObservationError:
+        return ObservationError(
+            f"the session has stopped and answers with {self.answer!r}: start a new one"
+        )
+
+    def _refuse(self, state: object) -> ObservationError:
+        if self.next is None:
+            return self._ended()
+        states = len(self._policy.problem.nodes[self._node].losses)
+        return ObservationError(
+            f"node {self.next!r} has states 0 to {states - 1}, not {state!r}"
+        )
+
+    def _explained(self, best: float, index: float) -> Explanation:
+        answer, loses = self.answer, f"{best:.4g}"
+        if best == INFINITY:
+            why = f"nobody has answered yet: ask {self.next!r}"
+        elif self.next is not None:
+            why = f"the answer of {answer!r} loses {loses}, above {index:.4g}: ask {self.next!r}"
+        elif index == INFINITY:
+            why = f"nobody is left to ask: answer with {answer!r}"
+        else:
+            why = f"the answer of {answer!r} loses {loses}, at or below {index:.4g}: stop"
+        return Explanation(self.next, answer, best, index, why)
+
+    def _last(self) -> tuple[str | None, int]:
+        """The node asked last and its state."""
+        if not self._path:
+            return None, 0
+        node, state = self._path[-1]
+        return self._policy.problem.names[node], state
+
+
+class WalkSession(Session):
+    """A session of a walk with recall."""
+
+    __slots__ = ("_best", "_names", "_tables")
+
+    _policy: WalkPolicy
+
+    def __init__(self, policy: WalkPolicy) -> None:
+        super().__init__(policy)
+        self._names, first, self._best, self._tables = policy.layout
+        self._node: int = first
+        self.next = self._names[first]
+
+    def observe(self, state: int) -> None:
+        """Say which state ``next`` was seen in, and move on."""
+        node = self._node
+        try:
+            columns, choices, width = self._tables[node]
+            if state < 0:
+                raise self._refuse(state)
+            best = columns[state]
+            if best < self._best:
+                self._best = best
+                self._answer = node
+            else:
+                best = self._best
+            self._node = following = choices[state * width + best]
+        except (IndexError, TypeError):
+            raise self._refuse(state) from None
+        self._path.append((node, state))
+        self.next = self._names[following]
+
+    def explain(self) -> Explanation:
+        """Say why the session stands where it stands."""
+        after, state = self._last()
+        return self._explained(
+            float(self._policy.fallbacks[self._best]), self._policy.stop_index(after, state)
+        )
+
+
+class LastAnswerSession(Session):
+    """A session of a walk without recall: the answer is that of the node asked last."""
+
+    __slots__ = ("_names", "_tables")
+
+    _policy: WalkPolicy
+
+    def __init__(self, policy: WalkPolicy) -> None:
+        super().__init__(policy)
+        self._names, first, _, self._tables = policy.layout
+        self._node: int = first
+        self.next = self._names[first]
+
+    def observe(self, state: int) -> None:
+        """Say which state ``next`` was seen in, and move on."""
+        node = self._node
+        try:
+            if state < 0:
+                raise self._refuse(state)
+            self._node = following = self._tables[node][1][state]
+        except (IndexError, TypeError):
+            raise self._refuse(state) from None
+        self._answer = node
+        self._path.append((node, state))
+        self.next = self._names[following]
+
+    def explain(self) -> Explanation:
+        """Say why the session stands where it stands."""
+        after, state = self._last()
+        best = INFINITY
+        if after is not None:
+            best = self._policy.tradeoff * float(self._policy.problem.nodes[self._answer].losses[state])
+        return self._explained(best, self._policy.stop_index(after, state))
+
+
+class IndexSession(Session):
+    """A session under precedence: the available node of least index comes next."""
+
+    __slots__ = ("_best", "_names", "_open", "_tables")
+
+    _policy: IndexPolicy
+
+    def __init__(self, policy: IndexPolicy) -> None:
+        super().__init__(policy)
+        self._names, self._tables, roots = policy.layout
+        self._open = list(roots)  # a heap of (index, node)
+        self._best = INFINITY
+        self._node: int = self._open[0][1]
+        self.next = self._names[self._node]
+
+    def observe(self, state: int) -> None:
+        """Say which state ``next`` was seen in, and move on."""
+        node = self._node
+        available = self._open
+        try:
+            losses, children = self._tables[node]
+            if state < 0:
+                raise self._refuse(state)
+            loss = losses[state]
+        except (IndexError, TypeError):
+            raise self._refuse(state) from None
+        if loss < self._best:
+            self._best = loss
+            self._answer = node
+        heappop(available)
+        for child, sigma in children:
+            heappush(available, (sigma[state], child))
+        if available and self._best > available[0][0]:
+            following = available[0][1]
+        else:
+            following = -1
+        self._path.append((node, state))
+        self._node = following
+        self.next = self._names[following]
+
+    def explain(self) -> Explanation:
+        """Say why the session stands where it stands."""
+        return self._explained(self._best, self._open[0][0] if self._open else INFINITY)

@@ -1,0 +1,74 @@
+"""From a problem to a policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ttamer.errors import ProblemError
+from ttamer.ladder import Ladder
+from ttamer.solve.blas import one_thread
+from ttamer.solve.forest import solve_forest
+from ttamer.solve.walk import solve_walk
+from ttamer.tradeoff import check_tradeoff, check_tradeoffs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from ttamer.policy import Policy
+    from ttamer.problem import Problem
+
+__all__ = ["solve", "solve_ladder"]
+
+
+def solve(problem: Problem, tradeoff: float, *, recall: bool = True) -> Policy:
+    """Return the optimal policy of a problem.
+
+    Args:
+        problem: What may be asked, and what is known of it.
+        tradeoff: From 0 (only cost counts) to 1 (only loss counts).
+        recall: Whether an earlier node's answer may be returned. Without it, the answer is the
+            last node's; that is a walk, so a branching problem under precedence has none.
+
+    >>> from ttamer import Problem, solve
+    >>> cascade = Problem.line(
+    ...     losses=[0.05, 0.5],
+    ...     costs=[0.1, 0.2],
+    ...     probabilities=[[0.6, 0.4], [[0.95, 0.05], [0.7, 0.3]]],
+    ...     names=["small", "large"],
+    ... )
+    >>> policy = solve(cascade, tradeoff=0.6)
+    >>> policy
+    WalkPolicy(2 nodes, tradeoff=0.6, value=0.1644)
+    >>> policy.asked
+    {'small': 1.0, 'large': 0.4}
+    """
+    return _solve(problem, np.array([check_tradeoff(tradeoff)]), recall=recall)[0]
+
+
+def solve_ladder(problem: Problem, tradeoffs: Iterable[float], *, recall: bool = True) -> Ladder:
+    """Return the optimal policies for many tradeoffs, solved together.
+
+    >>> from ttamer import Problem, solve_ladder
+    >>> ladder = solve_ladder(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), [0, 0.5, 1])
+    >>> [policy.value for policy in ladder]
+    [0.1, 0.175, 0.25]
+    """
+    return Ladder(tuple(_solve(problem, check_tradeoffs(tradeoffs), recall=recall)))
+
+
+def _solve(problem: Problem, tradeoffs: NDArray[np.float64], *, recall: bool) -> Sequence[Policy]:
+    if not recall and problem.moves == "precedence":
+        if not problem.is_line:
+            raise ProblemError(
+                "without recall the answer is that of the node asked last, which needs an order: "
+                'use "moves": "walk", or keep recall'
+            )
+        problem = problem.with_moves("walk")
+    with one_thread():
+        if problem.moves == "walk":
+            return solve_walk(problem, tradeoffs, recall=recall)
+        return solve_forest(problem, tradeoffs)

@@ -1,0 +1,63 @@
+"""The tradeoff: how much a unit of loss weighs against a unit of cost.
+
+The objective is ``tradeoff * loss + (1 - tradeoff) * cost``. At 0 only cost counts (the
+cheapest answer), at 1 only loss (the best answer, whatever it costs).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ttamer.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+__all__ = ["check_tradeoff", "check_tradeoffs", "weigh_losses"]
+
+
+def check_tradeoff(tradeoff: float) -> float:
+    """Return the tradeoff as a float, or say why it is none.
+
+    >>> check_tradeoff(0.7)
+    0.7
+    """
+    try:
+        value = float(tradeoff)
+    except (TypeError, ValueError):
+        value = float("nan")
+    if not 0.0 <= value <= 1.0:
+        raise ArgumentError(
+            f"tradeoff must be a number from 0 (only cost counts) to 1 (only loss counts), "
+            f"not {tradeoff!r}"
+        )
+    return value
+
+
+def check_tradeoffs(tradeoffs: Iterable[float]) -> NDArray[np.float64]:
+    """Return distinct tradeoffs in increasing order, or say what is wrong with them.
+
+    >>> check_tradeoffs([1, 0.5, 0.5]).tolist()
+    [0.5, 1.0]
+    """
+    values = sorted({check_tradeoff(tradeoff) for tradeoff in tradeoffs})
+    if not values:
+        raise ArgumentError("no tradeoffs were given: give at least one number from 0 to 1")
+    return np.array(values)
+
+
+def weigh_losses(
+    losses: NDArray[np.float64], tradeoff: float | NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Multiply losses by the tradeoff; an infinite loss stays infinite, even at tradeoff 0.
+
+    >>> weigh_losses(np.array([0.5, np.inf]), 0.0).tolist()
+    [0.0, inf]
+    """
+    finite = np.isfinite(losses)
+    weighed = np.where(finite, losses, 0.0) * tradeoff
+    return np.where(finite, weighed, np.inf)

@@ -1,0 +1,116 @@
+"""Exhaustive answers, by enumeration over full histories.
+
+Nothing here knows of indices, surrogates, grids or tables: a decision may depend on everything
+seen, in the order it was seen. Exponential, so for small problems only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import product
+
+from ttamer import Problem
+
+History = tuple[tuple[int, int], ...]
+"""(node, state) of everything asked, in order."""
+
+
+def available(problem: Problem, history: History) -> Iterator[tuple[int, list[float]]]:
+    """Edges that may be taken now, with the law of the state they lead to."""
+    states = dict(history)
+    for number, edge in enumerate(problem.edges):
+        source, target = problem.ends[number]
+        if target in states:
+            continue
+        if problem.moves == "walk":
+            here = history[-1][0] if history else -1
+            if source != here:
+                continue
+        elif source >= 0 and source not in states:
+            continue
+        yield number, edge.probabilities[states[source] if source >= 0 else 0].tolist()
+
+
+def weighed(loss: float, tradeoff: float) -> float:
+    return math.inf if math.isinf(loss) else tradeoff * loss
+
+
+def stop_loss(problem: Problem, history: History, *, recall: bool) -> float:
+    """The loss of the answer if the search ends now."""
+    seen = [float(problem.nodes[node].losses[state]) for node, state in history]
+    if not seen:
+        return math.inf
+    return min(seen) if recall else seen[-1]
+
+
+def best_value(
+    problem: Problem,
+    tradeoff: float,
+    *,
+    recall: bool = True,
+    history: History = (),
+    fallback: float = math.inf,
+) -> float:
+    """The least expected weighed loss and further cost from a history.
+
+    ``fallback`` is a loss in hand beside those of the history, in the problem's units.
+    """
+    stop = weighed(min(fallback, stop_loss(problem, history, recall=recall)), tradeoff)
+    best = stop
+    for edge, law in available(problem, history):
+        value = (1 - tradeoff) * problem.edges[edge].cost
+        target = problem.ends[edge][1]
+        for state, chance in enumerate(law):
+            if chance > 0:
+                value += chance * best_value(
+                    problem,
+                    tradeoff,
+                    recall=recall,
+                    history=(*history, (target, state)),
+                    fallback=fallback,
+                )
+        best = min(best, value)
+    return best
+
+
+def outcomes(policy, states_seen: tuple[int, ...] = ()) -> Iterator[tuple[float, History, str]]:
+    """Play a policy's session over every course of events: (chance, history, answer)."""
+    turn = policy.session()
+    problem = policy.problem
+    history: History = ()
+    chance = 1.0
+    for state in states_seen:
+        node = problem.number[turn.next]
+        for edge, law in available(problem, history):
+            if problem.ends[edge][1] == node:
+                chance *= law[state]
+        history = (*history, (node, state))
+        turn.observe(state)
+    if chance == 0:
+        return
+    if turn.next is None:
+        yield chance, history, turn.answer
+        return
+    for state in range(len(problem.nodes[problem.number[turn.next]].losses)):
+        yield from outcomes(policy, (*states_seen, state))
+
+
+def path_cost(problem: Problem, history: History) -> float:
+    """What a history cost."""
+    total, seen = 0.0, []
+    for node, state in history:
+        [edge] = [e for e, _ in available(problem, tuple(seen)) if problem.ends[e][1] == node]
+        total += problem.edges[edge].cost
+        seen.append((node, state))
+    return total
+
+
+def realisations(problem: Problem) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Every joint state of a forest's nodes, with its chance."""
+    for states in product(*(range(len(node.losses)) for node in problem.nodes)):
+        chance = 1.0
+        for (source, target), edge in zip(problem.ends, problem.edges, strict=True):
+            chance *= float(edge.probabilities[states[source] if source >= 0 else 0, states[target]])
+        if chance > 0:
+            yield chance, states
