@@ -111,6 +111,8 @@ def realisations(problem: Problem) -> Iterator[tuple[float, tuple[int, ...]]]:
     for states in product(*(range(len(node.losses)) for node in problem.nodes)):
         chance = 1.0
         for (source, target), edge in zip(problem.ends, problem.edges, strict=True):
-            chance *= float(edge.probabilities[states[source] if source >= 0 else 0, states[target]])
+            chance *= float(
+                edge.probabilities[states[source] if source >= 0 else 0, states[target]]
+            )
         if chance > 0:
             yield chance, states

@@ -68,7 +68,9 @@ def problems(draw, topology: str | None = None, most: int = 4, informers: bool =
     elif topology == "tree":
         pairs = [(draw(st.integers(0, i - 1)) if i else None, i) for i in range(count)]
     elif topology == "forest":
-        parent = [draw(st.one_of(st.none(), st.integers(0, i - 1))) if i else None for i in range(count)]
+        parent = [
+            draw(st.one_of(st.none(), st.integers(0, i - 1))) if i else None for i in range(count)
+        ]
         pairs = [(parent[i], i) for i in range(count)]
     elif topology == "skip":
         pairs = [(None, v) for v in range(count)]

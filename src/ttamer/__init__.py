@@ -18,7 +18,105 @@
 (None, 'large')
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from ttamer._version import __version__
-from ttamer.problem import Edge, Node, Problem
-from ttamer.errors import ProblemError
-from ttamer.solve import solve, solve_ladder
+
+if TYPE_CHECKING:
+    from ttamer.artefact import inspect, load, save
+    from ttamer.errors import (
+        ArgumentError,
+        ArtefactDamaged,
+        ArtefactError,
+        ArtefactTooNew,
+        MissingExtra,
+        ObservationError,
+        ProblemError,
+        TTamerError,
+    )
+    from ttamer.grid import LossGrid
+    from ttamer.index_policy import IndexPolicy
+    from ttamer.ladder import Ladder
+    from ttamer.play.future import Future
+    from ttamer.policy import Policy
+    from ttamer.problem import Edge, Node, Problem
+    from ttamer.session import Explanation, Session
+    from ttamer.simulation import Simulation, simulate
+    from ttamer.solvers import solve, solve_ladder
+    from ttamer.theory.optima import Optima, offline_optimum, optima
+    from ttamer.walk_policy import WalkPolicy
+
+# Where each public name lives. They load when first used: a server that only looks decisions up
+# never loads the solvers, and ``import ttamer`` costs next to nothing.
+_HOMES = {
+    "ttamer.artefact": ("inspect", "load", "save"),
+    "ttamer.errors": (
+        "ArgumentError",
+        "ArtefactDamaged",
+        "ArtefactError",
+        "ArtefactTooNew",
+        "MissingExtra",
+        "ObservationError",
+        "ProblemError",
+        "TTamerError",
+    ),
+    "ttamer.grid": ("LossGrid",),
+    "ttamer.index_policy": ("IndexPolicy",),
+    "ttamer.ladder": ("Ladder",),
+    "ttamer.play.future": ("Future",),
+    "ttamer.policy": ("Policy",),
+    "ttamer.problem": ("Edge", "Node", "Problem"),
+    "ttamer.session": ("Explanation", "Session"),
+    "ttamer.simulation": ("Simulation", "simulate"),
+    "ttamer.solvers": ("solve", "solve_ladder"),
+    "ttamer.theory.optima": ("Optima", "offline_optimum", "optima"),
+    "ttamer.walk_policy": ("WalkPolicy",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ArgumentError",
+    "ArtefactDamaged",
+    "ArtefactError",
+    "ArtefactTooNew",
+    "Edge",
+    "Explanation",
+    "Future",
+    "IndexPolicy",
+    "Ladder",
+    "LossGrid",
+    "MissingExtra",
+    "Node",
+    "ObservationError",
+    "Optima",
+    "Policy",
+    "Problem",
+    "ProblemError",
+    "Session",
+    "Simulation",
+    "TTamerError",
+    "WalkPolicy",
+    "__version__",
+    "inspect",
+    "load",
+    "offline_optimum",
+    "optima",
+    "save",
+    "simulate",
+    "solve",
+    "solve_ladder",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'ttamer' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

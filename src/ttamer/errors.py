@@ -5,6 +5,8 @@
     TTamerError                 catch this one to catch them all
     ├── ArgumentError           an argument outside its range (a tradeoff of 1.2)
     ├── ProblemError            a problem that cannot be: names the node, edge or row
+    ├── CascadeError            a cascade.toml that cannot be: names the table and the key
+    ├── TraceError              a log that cannot be used: names the file, column and row
     ├── ObservationError        a session was told something it cannot use
     ├── ArtefactError           a .ttamer file that will not be opened
     │   ├── ArtefactDamaged     cut short, altered, or not one of ours
@@ -21,10 +23,12 @@ __all__ = [
     "ArtefactDamaged",
     "ArtefactError",
     "ArtefactTooNew",
+    "CascadeError",
     "MissingExtra",
     "ObservationError",
     "ProblemError",
     "TTamerError",
+    "TraceError",
 ]
 
 
@@ -38,6 +42,14 @@ class ArgumentError(TTamerError, ValueError):
 
 class ProblemError(TTamerError, ValueError):
     """A problem is not well formed, or has no policy that is sure to answer."""
+
+
+class CascadeError(TTamerError, ValueError):
+    """A description of a cascade is not well formed."""
+
+
+class TraceError(TTamerError, ValueError):
+    """A trace cannot be read, or lacks what is asked of it."""
 
 
 class ObservationError(TTamerError, ValueError):

@@ -132,9 +132,7 @@ class Policy(ABC):
         last = self.if_stop(after).sum(axis=1) - 1  # it stops up to a column, and not beyond
         return np.where(last >= 0, self.fallbacks[last], -np.inf)
 
-    def equivalent_node(
-        self, node: str, parent_state: int = 0, fallback: float = np.inf
-    ) -> Future:
+    def equivalent_node(self, node: str, parent_state: int = 0, fallback: float = np.inf) -> Future:
         """Return a node and all below it as one node of random loss and cost.
 
         The node is asked, then what lies below is played with ``fallback`` in hand (in the
@@ -170,7 +168,5 @@ class Policy(ABC):
     def _check_state(self, place: int, state: int) -> int:
         if not 0 <= state < self._states(place):
             where = "the start" if place < 0 else f"node {self.problem.names[place]!r}"
-            raise ArgumentError(
-                f"{where} has states 0 to {self._states(place) - 1}, not {state!r}"
-            )
+            raise ArgumentError(f"{where} has states 0 to {self._states(place) - 1}, not {state!r}")
         return state

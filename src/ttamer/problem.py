@@ -23,6 +23,7 @@ import numpy as np
 
 from ttamer.errors import ArgumentError, ProblemError
 from ttamer.grid import LossGrid
+from ttamer.problem_json import check_form, read_json, write_json
 from ttamer.problem_rules import check_edges, check_nodes, check_shape, topological_order
 
 if TYPE_CHECKING:
@@ -318,38 +319,52 @@ class Problem:
         return cls(
             moves,
             nodes,
-            tuple(
-                _edge(nodes, parents[v], v, costs[v], probabilities[v]) for v in range(count)
-            ),
+            tuple(_edge(nodes, parents[v], v, costs[v], probabilities[v]) for v in range(count)),
         )
 
-    # Files: see problem_json.
+    # Files: problem_json says what they look like.
 
     @classmethod
     def from_dict(cls, data: object) -> Problem:
-        """Read the object form of ``problem.json``."""
-        from ttamer.problem_json import problem_from_dict
-
-        return problem_from_dict(data)
+        """Build a problem from the object form of ``problem.json``."""
+        form = check_form(data)
+        return cls(
+            form["moves"],
+            tuple(Node(node["name"], node["losses"]) for node in form["nodes"]),
+            tuple(
+                Edge(e["from"], e["to"], cost=e["cost"], probabilities=e["probabilities"])
+                for e in form["edges"]
+            ),
+        )
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Problem:
-        """Read a ``problem.json``."""
-        from ttamer.problem_json import read_problem
-
-        return read_problem(path)
+        """Read and check a ``problem.json``."""
+        try:
+            return cls.from_dict(read_json(path))
+        except ProblemError as error:
+            raise ProblemError(f"{path}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object form of ``problem.json``."""
-        from ttamer.problem_json import problem_to_dict
-
-        return problem_to_dict(self)
+        nodes = [
+            {"name": n.name, "losses": ["inf" if x == np.inf else x for x in n.losses.tolist()]}
+            for n in self.nodes
+        ]
+        edges = [
+            {
+                "from": edge.source,
+                "to": edge.target,
+                "cost": edge.cost,
+                "probabilities": edge.probabilities.tolist(),
+            }
+            for edge in self.edges
+        ]
+        return {"moves": self.moves, "nodes": nodes, "edges": edges}
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
-        """Write a ``problem.json``."""
-        from ttamer.problem_json import write_problem
-
-        write_problem(self, path)
+        """Write a ``problem.json`` that reads back to the same numbers."""
+        write_json(self.to_dict(), path)
 
 
 def _frozen_array(values: ArrayLike, place: str) -> NDArray[np.float64]:

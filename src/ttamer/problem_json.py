@@ -1,4 +1,4 @@
-"""``problem.json``: reading and writing problems as text people can edit.
+"""``problem.json``: the form in which people write problems.
 
 ::
 
@@ -8,6 +8,8 @@
 
 ``"from": null`` is the start, with one row of probabilities; any other edge has one row per state
 of ``from``. JSON has no infinity, so an infinite loss is written ``"inf"``.
+
+Here only the form is checked; whether the numbers make a problem is for problem_rules.
 """
 
 from __future__ import annotations
@@ -18,96 +20,60 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import ProblemError
-from ttamer.problem import Edge, Node, Problem
 
 if TYPE_CHECKING:
     import os
 
-__all__ = ["problem_from_dict", "problem_to_dict", "read_problem", "write_problem"]
+__all__ = ["check_form", "read_json", "write_json"]
 
 
-def read_problem(path: str | os.PathLike[str]) -> Problem:
-    """Read and check a ``problem.json``."""
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read a JSON file, or say in one line why it is none."""
     try:
-        data = json.loads(Path(path).read_text("utf-8"), object_pairs_hook=_without_repeats)
+        return json.loads(Path(path).read_text("utf-8"), object_pairs_hook=_without_repeats)
     except OSError as error:
-        raise ProblemError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise ProblemError(f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ProblemError(f"{path}: is not text in UTF-8") from None
+        raise ProblemError("is not text in UTF-8") from None
     except json.JSONDecodeError as error:
         raise ProblemError(
-            f"{path}: is not JSON: line {error.lineno}, column {error.colno}: {error.msg}"
+            f"is not JSON: line {error.lineno}, column {error.colno}: {error.msg}"
         ) from None
+    except ProblemError:
+        raise
     except (RecursionError, ValueError) as error:  # too deep; an integer of too many digits
-        raise ProblemError(f"{path}: is not a problem: {error}") from None
-    except ProblemError as error:
-        raise ProblemError(f"{path}: {error}") from None
-    try:
-        return problem_from_dict(data)
-    except ProblemError as error:
-        raise ProblemError(f"{path}: {error}") from None
+        raise ProblemError(f"is not a problem: {error}") from None
 
 
-def write_problem(problem: Problem, path: str | os.PathLike[str]) -> None:
-    """Write a ``problem.json`` that reads back to the same numbers."""
-    text = json.dumps(problem_to_dict(problem), indent=1, allow_nan=False)
-    Path(path).write_text(text + "\n", "utf-8")
+def write_json(data: Any, path: str | os.PathLike[str]) -> None:
+    """Write JSON that reads back to the same numbers."""
+    Path(path).write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", "utf-8")
 
 
-def problem_from_dict(data: object) -> Problem:
-    """Build a problem from the object form of ``problem.json``.
+def check_form(data: object) -> dict[str, Any]:
+    """Check the form of a problem; return it with every loss a number.
 
-    >>> problem_from_dict({
-    ...     "moves": "walk",
-    ...     "nodes": [{"name": "only", "losses": [0.2]}],
-    ...     "edges": [{"from": None, "to": "only", "cost": 1, "probabilities": [[1]]}],
-    ... })
-    Problem(walk, 1 nodes, 1 edges)
+    >>> check_form({"moves": "walk", "nodes": [{"name": "a", "losses": ["inf"]}], "edges": []})
+    {'moves': 'walk', 'nodes': [{'name': 'a', 'losses': [inf]}], 'edges': []}
     """
-    fields = _fields(data, "the problem", ("moves", "nodes", "edges"))
+    problem = _fields(data, "the problem", ("moves", "nodes", "edges"))
     nodes = []
-    for position, item in enumerate(_list(fields["nodes"], "nodes")):
+    for position, item in enumerate(_list(problem["nodes"], "nodes")):
         node = _fields(item, f"nodes[{position}]", ("name", "losses"))
-        name = node["name"]
-        if not isinstance(name, str):
-            raise ProblemError(f"nodes[{position}]: name must be a string, not {name!r}")
-        losses = [_loss(loss) for loss in _list(node["losses"], f"node {name!r}: losses")]
-        nodes.append(Node(name, losses))
-    edges = []
-    for position, item in enumerate(_list(fields["edges"], "edges")):
+        if not isinstance(node["name"], str):
+            raise ProblemError(f"nodes[{position}]: name must be a string, not {node['name']!r}")
+        losses = _list(node["losses"], f"node {node['name']!r}: losses")
+        nodes.append({"name": node["name"], "losses": [_loss(loss) for loss in losses]})
+    for position, item in enumerate(_list(problem["edges"], "edges")):
         edge = _fields(item, f"edges[{position}]", ("from", "to", "cost", "probabilities"))
         for end in ("from", "to"):
             if not isinstance(edge[end], str) and (end == "to" or edge[end] is not None):
-                raise ProblemError(f"edges[{position}]: {end!r} must name a node, not {edge[end]!r}")
+                raise ProblemError(
+                    f"edges[{position}]: {end!r} must name a node, not {edge[end]!r}"
+                )
         if isinstance(edge["cost"], bool | str):
             raise ProblemError(f"edges[{position}]: cost must be a number, not {edge['cost']!r}")
-        edges.append(
-            Edge(edge["from"], edge["to"], cost=edge["cost"], probabilities=edge["probabilities"])
-        )
-    return Problem(fields["moves"], tuple(nodes), tuple(edges))
-
-
-def problem_to_dict(problem: Problem) -> dict[str, Any]:
-    """Return the object form of ``problem.json``."""
-    return {
-        "moves": problem.moves,
-        "nodes": [
-            {
-                "name": node.name,
-                "losses": [loss if loss < math.inf else "inf" for loss in node.losses.tolist()],
-            }
-            for node in problem.nodes
-        ],
-        "edges": [
-            {
-                "from": edge.source,
-                "to": edge.target,
-                "cost": edge.cost,
-                "probabilities": edge.probabilities.tolist(),
-            }
-            for edge in problem.edges
-        ],
-    }
+    return {**problem, "nodes": nodes}
 
 
 def _fields(item: object, place: str, names: tuple[str, ...]) -> dict[str, Any]:

@@ -74,7 +74,9 @@ def check_edges(
             raise ProblemError(f"{edge}: given twice; keep one")
         ends[source, target] = None
         if not 0 <= edge.cost < math.inf:
-            raise ProblemError(f"{edge}: the cost is {edge.cost}; it must be finite and not negative")
+            raise ProblemError(
+                f"{edge}: the cost is {edge.cost}; it must be finite and not negative"
+            )
         _check_rows(edge, 1 if source < 0 else nodes[source].losses.size, nodes[target].losses.size)
     return tuple(ends)
 
@@ -140,7 +142,9 @@ def topological_order(
             if not waiting[target]:
                 ready.append(target)
     if len(order) < len(nodes):
-        stuck = ", ".join(repr(node.name) for node, left in zip(nodes, waiting, strict=True) if left)
+        stuck = ", ".join(
+            repr(node.name) for node, left in zip(nodes, waiting, strict=True) if left
+        )
         raise ProblemError(
             f"the edges form a cycle, or a part the start does not lead to, through {stuck}; "
             "a node can be asked once, so remove an edge"

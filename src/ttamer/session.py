@@ -127,9 +127,7 @@ class Session(ABC):
         if self.next is None:
             return self._ended()
         states = len(self._policy.problem.nodes[self._node].losses)
-        return ObservationError(
-            f"node {self.next!r} has states 0 to {states - 1}, not {state!r}"
-        )
+        return ObservationError(f"node {self.next!r} has states 0 to {states - 1}, not {state!r}")
 
     def _explained(self, best: float, index: float) -> Explanation:
         answer, loses = self.answer, f"{best:.4g}"
@@ -222,7 +220,9 @@ class LastAnswerSession(Session):
         after, state = self._last()
         best = INFINITY
         if after is not None:
-            best = self._policy.tradeoff * float(self._policy.problem.nodes[self._answer].losses[state])
+            best = self._policy.tradeoff * float(
+                self._policy.problem.nodes[self._answer].losses[state]
+            )
         return self._explained(best, self._policy.stop_index(after, state))
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ttamer.problem import Problem
 
-__all__ = ["TIE", "Surrogate", "sweep"]
+__all__ = ["Surrogate", "sweep", "tie_slack"]
 
 TIE = 1e-13
 """Gains below this share of the largest loss or cost are rounding: stopping wins such ties."""
@@ -42,6 +42,8 @@ class Surrogate:
     """Shape (points,): the finite values it can take, increasing."""
     below: NDArray[np.float64]
     """Shape (states, points): the chance that it is at most each point."""
+    above: NDArray[np.float64]
+    """One minus ``below``, carried along so that small chances of either kind stay exact."""
     sure: NDArray[np.bool_]
     """Shape (states,): whether it is finite for certain."""
 
@@ -49,22 +51,34 @@ class Surrogate:
     def of_losses(cls, losses: NDArray[np.float64]) -> Surrogate:
         """Return the law of a node's own loss, known given its state."""
         points = np.unique(losses[np.isfinite(losses)])
-        return cls(points, (losses[:, np.newaxis] <= points).astype(float), np.isfinite(losses))
+        below = losses[:, np.newaxis] <= points
+        return cls(points, below.astype(float), (~below).astype(float), np.isfinite(losses))
 
-    def at(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the chance of being at most each of some other points."""
-        padded = np.concatenate([np.zeros((len(self.below), 1)), self.below], axis=1)
-        return padded[:, np.searchsorted(self.points, points, side="right")]
+    def at(self, points: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the chances of being at most, and above, each of some other points."""
+        nothing = np.zeros((len(self.below), 1))
+        columns = np.searchsorted(self.points, points, side="right")
+        below = np.concatenate([nothing, self.below], axis=1)
+        above = np.concatenate([nothing + 1, self.above], axis=1)
+        return below[:, columns], above[:, columns]
 
     def least_with(self, other: Surrogate) -> Surrogate:
         """Return the law of the smaller of the two, independent given the state."""
         points = np.union1d(self.points, other.points)
-        above = (1 - self.at(points)) * (1 - other.at(points))
-        return Surrogate(points, 1 - above, self.sure | other.sure)
+        below, above = self.at(points)
+        other_below, other_above = other.at(points)
+        return Surrogate(
+            points, below + above * other_below, above * other_above, self.sure | other.sure
+        )
 
     def mixed(self, rows: NDArray[np.float64]) -> Surrogate:
         """Return the law given the parent's state, by rows of shape (parent states, states)."""
-        return Surrogate(self.points, rows @ self.below, ~((rows > 0) @ ~self.sure))
+        sure = ~((rows > 0) @ ~self.sure)
+        return Surrogate(self.points, rows @ self.below, rows @ self.above, sure)
+
+    def later(self, delay: float) -> Surrogate:
+        """Return the law of the number plus a constant."""
+        return Surrogate(self.points + delay, self.below, self.above, self.sure)
 
     def index(self, cost: float) -> NDArray[np.float64]:
         """Return the largest sigma with ``E[(sigma - W)^+] <= cost``, for each state."""
@@ -82,20 +96,24 @@ class Surrogate:
         """Return the law of ``max(sigma, W)``."""
         points = np.union1d(self.points, sigma[np.isfinite(sigma)])
         points = points[points >= sigma.min()]  # nothing is left below the least index
-        below = np.where(points >= sigma[:, np.newaxis], self.at(points), 0.0)
-        return Surrogate(points, below, self.sure)
+        below, above = self.at(points)
+        reached = points >= sigma[:, np.newaxis]
+        return Surrogate(
+            points, np.where(reached, below, 0.0), np.where(reached, above, 1.0), self.sure
+        )
 
     def least_mean(self, fallback: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return ``E[min(x, W)]``, of shape (states, fallbacks)."""
-        x = np.where(np.isfinite(fallback), fallback, 0.0)
         if not len(self.points):
-            return np.broadcast_to(fallback, (len(self.below), len(fallback)))
-        gained, last = self._gains(), np.searchsorted(self.points, x, side="right") - 1
-        inside = np.maximum(last, 0)
-        gain = gained[:, inside] + self.below[:, inside] * (x - self.points[inside])
-        mean = x - np.where(last >= 0, gain, 0.0)
-        whole = np.where(self.sure, self.points[-1] - gained[:, -1], np.inf)
-        return np.where(np.isfinite(fallback), mean, whole[:, np.newaxis])
+            return np.tile(fallback, (len(self.below), 1))
+        x = np.where(np.isfinite(fallback), fallback, self.points[-1])
+        # The integral of ``above`` from the first breakpoint on, plus what lies before it.
+        means = np.zeros_like(self.above)
+        np.cumsum(self.above[:, :-1] * np.diff(self.points), axis=1, out=means[:, 1:])
+        last = np.maximum(np.searchsorted(self.points, x, side="right") - 1, 0)
+        beyond = np.maximum(x - self.points[last], 0.0)
+        mean = np.minimum(x, self.points[0]) + means[:, last] + self.above[:, last] * beyond
+        return np.where(np.isfinite(fallback) | self.sure[:, np.newaxis], mean, np.inf)
 
     def _gains(self) -> NDArray[np.float64]:
         """``E[(p - W)^+]`` at each breakpoint p: the running integral of ``below``."""
@@ -116,6 +134,7 @@ def sweep(
     sigma: list[NDArray[np.float64]] = [np.empty(0)] * len(problem.nodes)
     below: list[Surrogate | None] = [None] * (len(problem.nodes) + 1)
     losses = weigh_losses(problem.grid.values[:-1], tradeoff)
+    slack = float(tie_slack(problem, np.array([tradeoff]))[0])
     for node in reversed(problem.order):
         law = Surrogate.of_losses(weigh_losses(problem.nodes[node].losses, tradeoff))
         after = below[node]
@@ -124,7 +143,7 @@ def sweep(
         edge = problem.parent_edge(node)
         cost = (1 - tradeoff) * edge.cost
         law = law.mixed(edge.probabilities)
-        sigma[node] = _settled(law.index(cost), losses, cost)
+        sigma[node] = _settled(law.index(cost), losses, slack)
         law = law.raised(sigma[node])
         parent = problem.ends[problem.incoming[node][0]][0]
         sibling = below[parent]
@@ -132,12 +151,18 @@ def sweep(
     return tuple(sigma), tuple(below)
 
 
+def tie_slack(problem: Problem, tradeoffs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return, for each tradeoff, the largest gain that is taken for rounding."""
+    most_loss = max(
+        node.losses.max(initial=0.0, where=np.isfinite(node.losses)) for node in problem.nodes
+    )
+    most_cost = max(edge.cost for edge in problem.edges)
+    return TIE * (tradeoffs * most_loss + (1 - tradeoffs) * most_cost)
+
+
 def _settled(
-    sigma: NDArray[np.float64], losses: NDArray[np.float64], cost: float
+    sigma: NDArray[np.float64], losses: NDArray[np.float64], slack: float
 ) -> NDArray[np.float64]:
-    """Move an index that equals a loss up to rounding onto that loss, so that the tie is seen."""
-    near = losses[np.clip(np.searchsorted(losses, sigma), 0, len(losses) - 1)]
-    before = losses[np.clip(np.searchsorted(losses, sigma) - 1, 0, len(losses) - 1)]
-    slack = TIE * (losses[-1] + cost)
-    sigma = np.where(np.abs(near - sigma) <= slack, near, sigma)
-    return np.where(np.abs(before - sigma) <= slack, before, sigma)
+    """Raise an index that equals a loss up to rounding onto that loss, so that the tie is seen."""
+    near = np.searchsorted(losses, sigma + slack, side="right") - 1
+    return np.where(near >= 0, np.maximum(sigma, losses[np.maximum(near, 0)]), sigma)

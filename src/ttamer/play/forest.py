@@ -52,9 +52,7 @@ class Levels:
     count: int
 
     @classmethod
-    def of(
-        cls, problem: Problem, tradeoff: float, sigma: Sequence[NDArray[np.float64]]
-    ) -> Levels:
+    def of(cls, problem: Problem, tradeoff: float, sigma: Sequence[NDArray[np.float64]]) -> Levels:
         """Rank all losses and indices of a forest."""
         grid = weigh_losses(problem.grid.values, tradeoff)
         parts = [grid, *sigma]

@@ -26,7 +26,7 @@ import numpy as np
 
 from ttamer.errors import ProblemError
 from ttamer.play.walk import START, STOP
-from ttamer.surrogate import TIE
+from ttamer.surrogate import tie_slack
 from ttamer.tradeoff import weigh_losses
 from ttamer.walk_policy import WalkPolicy
 
@@ -56,8 +56,7 @@ def solve_walk(
     fallback = weigh_losses(problem.grid.values, weights)
     edge_costs = np.array([edge.cost for edge in problem.edges])
     costs = (1 - weights) * edge_costs
-    finite = np.where(np.isfinite(fallback), fallback, 0.0)
-    slack = (TIE * (finite.max(axis=1) + costs.max(axis=1)))[:, np.newaxis]
+    slack = tie_slack(problem, tradeoffs)[:, np.newaxis]
 
     places = len(problem.nodes) + 1  # the start's tables come last
     phi: list[NDArray[np.float64]] = [np.empty(0)] * places

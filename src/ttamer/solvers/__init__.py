@@ -8,9 +8,9 @@ import numpy as np
 
 from ttamer.errors import ProblemError
 from ttamer.ladder import Ladder
-from ttamer.solve.blas import one_thread
-from ttamer.solve.forest import solve_forest
-from ttamer.solve.walk import solve_walk
+from ttamer.solvers.blas import one_thread
+from ttamer.solvers.forest import solve_forest
+from ttamer.solvers.walk import solve_walk
 from ttamer.tradeoff import check_tradeoff, check_tradeoffs
 
 if TYPE_CHECKING:

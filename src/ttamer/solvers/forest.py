@@ -25,7 +25,7 @@ import numpy as np
 
 from ttamer.errors import ProblemError
 from ttamer.index_policy import IndexPolicy
-from ttamer.solve.walk import NO_SURE_ANSWER
+from ttamer.solvers.walk import NO_SURE_ANSWER
 from ttamer.surrogate import sweep
 
 if TYPE_CHECKING:

@@ -1,0 +1,7 @@
+"""``python -m ttamer`` is the command line."""
+
+import sys
+
+from ttamer.cli import main
+
+sys.exit(main())

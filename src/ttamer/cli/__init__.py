@@ -1,0 +1,74 @@
+"""The command line: parse, call, print.
+
+An error is one line on stderr and exit code 2, never a traceback (``TTAMER_TRACEBACK=1`` shows
+it). Commands load what they need only when they run, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from ttamer._version import __version__
+from ttamer.cli import demo, inspect, solve, theory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser with every command."""
+    parser = _Parser(
+        prog="ttamer",
+        description="Decide, per input, which model to ask, when to stop, whose answer to return.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"ttamer {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (solve, inspect, theory, demo):
+        command.add_to(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        args.run(args)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of a pipe left: nothing more to say to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("TTAMER_TRACEBACK"):
+            raise
+        print(f"ttamer: error: {_one_line(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _one_line(error: Exception) -> str:
+    from ttamer.errors import TTamerError
+
+    text = " ".join(str(error).split())
+    if isinstance(error, TTamerError):
+        return text
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return (
+        f"unexpected {type(error).__name__}: {text}; this is a bug, please report it with the "
+        "output of the same command under TTAMER_TRACEBACK=1"
+    )

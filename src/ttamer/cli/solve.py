@@ -1,0 +1,180 @@
+"""``ttamer solve``: the optimal policy of a problem."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ttamer.ladder import Ladder
+    from ttamer.policy import Policy
+    from ttamer.problem import Problem
+
+__all__ = ["add_to"]
+
+MOST_STATES_SHOWN = 8
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "solve",
+        help="the optimal policy of a problem.json",
+        description="Solve a problem.json: when to stop, whom to ask next, and what it is worth.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("problem", help="a problem.json")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "--tradeoff", type=float, metavar="L", help="0: only cost counts; 1: only loss counts"
+    )
+    which.add_argument(
+        "--ladder", type=int, metavar="N", help="solve N tradeoffs from 0 to 1: the frontier"
+    )
+    parser.add_argument(
+        "--no-recall", action="store_true", help="the last node asked must answer (a walk or line)"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the policy as FILE.ttamer")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Solve and print."""
+    from ttamer import Problem, save, solve, solve_ladder
+    from ttamer.cli.show import as_json
+    from ttamer.errors import ArgumentError
+
+    problem = Problem.from_file(args.problem)
+    recall = not args.no_recall
+    if args.ladder is not None:
+        if args.ladder < 2:
+            raise ArgumentError(f"--ladder needs at least 2 tradeoffs, not {args.ladder}")
+        rungs = [i / (args.ladder - 1) for i in range(args.ladder)]
+        ladder = solve_ladder(problem, rungs, recall=recall)
+        print(as_json(_ladder_facts(ladder)) if args.json else _ladder_text(ladder))
+        solved: Policy | Ladder = ladder
+    else:
+        policy = solve(problem, args.tradeoff, recall=recall)
+        print(as_json(_facts(policy)) if args.json else _text(policy))
+        solved = policy
+    if args.output:
+        save(solved, args.output)
+        if not args.json:
+            print(f"\n  written to {args.output}")
+
+
+def _facts(policy: Policy) -> dict[str, Any]:
+    """Everything the policy says, as plain values."""
+    problem = policy.problem
+    names = (*problem.names, None)  # -1 is nobody
+
+    def routes(after: str | None) -> list[list[str | None]]:
+        return [[names[target] for target in row] for row in policy.choice(after).tolist()]
+
+    nodes = []
+    for name, chance in policy.asked.items():
+        fact: dict[str, Any] = {"name": name, "asked": chance}
+        if policy.recall and problem.is_forest:
+            fact["index"] = policy.index(name)
+        if policy.recall:
+            fact["threshold"] = policy.threshold(name)
+        nodes.append({**fact, "if_stop": policy.if_stop(name), "choice": routes(name)})
+    return {
+        "moves": problem.moves,
+        "recall": policy.recall,
+        "tradeoff": policy.tradeoff,
+        "value": policy.value,
+        "expected_loss": policy.expected_loss,
+        "expected_cost": policy.expected_cost,
+        "optima": vars(_optima(policy)),
+        "first": routes(None)[0][-1],
+        "columns": problem.grid.values if policy.recall else None,
+        "nodes": nodes,
+    }
+
+
+def _text(policy: Policy) -> str:
+    from ttamer.cli.show import number, table
+
+    weight, best = policy.tradeoff, _optima(policy)
+    names = (*policy.problem.names, None)
+    first = names[policy.choice(None)[0, -1]]
+    against = [
+        ["a prophet who knows every loss", best.offline],
+        ["the best policy with recall" + (" (this one)" if policy.recall else ""), best.online],
+        ["the best policy without" + ("" if policy.recall else " (this one)"), best.no_recall],
+    ]
+    rows = [[what, number(value)] for what, value in against if value is not None]
+    lines = [
+        f"{_title(policy.problem)}, tradeoff {weight:g}" + ("" if policy.recall else ", no recall"),
+        "",
+        f"  value {number(policy.value)} = {weight:g} x loss {number(policy.expected_loss)}"
+        f" + {1 - weight:g} x cost {number(policy.expected_cost)}",
+        "",
+        table(["expected loss and cost, weighed", "value"], rows),
+        "",
+        f"First ask {first}. Then:",
+        "",
+        table(
+            ["after", "asked", "state", "its loss", _stop_head(policy), "else ask"], _rules(policy)
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _stop_head(policy: Policy) -> str:
+    return "stop if best loss <=" if policy.recall else "stop"
+
+
+def _rules(policy: Policy) -> list[list[str]]:
+    """One row per node and state: when to stop there, and whom to ask otherwise."""
+    from ttamer.cli.show import number
+
+    rows = []
+    names = policy.problem.names
+    for node, (name, chance) in zip(policy.problem.nodes, policy.asked.items(), strict=True):
+        choice, losses = policy.choice(name), node.losses.tolist()
+        for state, loss in enumerate(losses[:MOST_STATES_SHOWN]):
+            targets = sorted({target for target in choice[state].tolist() if target >= 0})
+            onward = " or ".join(names[target] for target in targets) or "-"
+            stop = "always" if not targets else "no"
+            if policy.recall and targets:
+                column = int(policy.if_stop(name)[state].sum()) - 1
+                stop = number(policy.problem.grid.values[column]) if column >= 0 else "never"
+            head = [name, f"{chance:.1%}"] if state == 0 else ["", ""]
+            rows.append([*head, str(state), number(loss), stop, onward])
+        if len(losses) > MOST_STATES_SHOWN:
+            rows.append(["", "", "...", f"{len(losses)} states", "all in --json", ""])
+    return rows
+
+
+def _ladder_facts(ladder: Ladder) -> dict[str, Any]:
+    keys = ("tradeoff", "value", "expected_loss", "expected_cost")
+    return {
+        "moves": ladder.problem.moves,
+        "recall": ladder[0].recall,
+        "policies": [{key: getattr(policy, key) for key in keys} for policy in ladder],
+    }
+
+
+def _ladder_text(ladder: Ladder) -> str:
+    from ttamer.cli.show import number, table
+
+    rows = [
+        [f"{p.tradeoff:.4g}", number(p.expected_loss), number(p.expected_cost), number(p.value)]
+        for p in ladder
+    ]
+    head = table(["tradeoff", "expected loss", "expected cost", "value"], rows)
+    return f"{_title(ladder.problem)}, {len(ladder)} tradeoffs\n\n{head}"
+
+
+def _title(problem: Problem) -> str:
+    shape = "line" if problem.is_line else f"{len(problem.edges)} edges"
+    return f"{len(problem.nodes)} nodes, {problem.moves}, {shape}"
+
+
+def _optima(policy: Policy) -> Any:
+    from ttamer.theory.optima import optima
+
+    return optima(policy.problem, policy.tradeoff)

@@ -1,0 +1,134 @@
+"""``ttamer theory``: the paper's two demonstrations."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+__all__ = ["add_to"]
+
+GROWTH = (2.0, 10.0, 100.0, 1000.0)
+HAYSTACKS = (10, 100, 1000)
+
+
+def add_to(commands: Any) -> None:
+    """Add the commands to the parser."""
+    parser = commands.add_parser(
+        "theory",
+        help="the paper's theory as running code",
+        description="The paper's two demonstrations, with what is true of them.",
+        allow_abbrev=False,
+    )
+    which = parser.add_subparsers(title="demonstrations", metavar="NAME", required=True)
+
+    gap = which.add_parser(
+        "no-recall",
+        help="without recall nothing can be promised",
+        description="The paper's two-node example: without recall the ratio to a prophet is alpha.",
+        allow_abbrev=False,
+    )
+    gap.add_argument("--alpha", type=float, default=10.0, help="any number above 1 (default 10)")
+    gap.add_argument("--json", action="store_true", help="print JSON")
+    gap.set_defaults(run=run_no_recall)
+
+    stop = which.add_parser(
+        "if-stop",
+        help="when fixed thresholds are optimal and when not",
+        description="The paper's synthetic experiments: if-stop matrices, and fixed thresholds.",
+        allow_abbrev=False,
+    )
+    stop.add_argument("-o", "--output", default="if_stop.png", metavar="FILE",
+                      help="where to draw; PNG and SVG are both written (default if_stop.png)")  # fmt: skip
+    stop.add_argument("--nodes", type=int, default=6, help="nodes on the line (default 6)")
+    stop.add_argument("--states", type=int, default=40, help="losses per node (default 40)")
+    stop.add_argument("--cost", type=float, default=0.1, help="cost per node (default 0.1)")
+    stop.add_argument("--tradeoff", type=float, default=0.5, help="default 0.5")
+    stop.add_argument("--no-figure", action="store_true", help="numbers only")
+    stop.add_argument("--json", action="store_true", help="print JSON")
+    stop.set_defaults(run=run_if_stop)
+
+
+def run_no_recall(args: argparse.Namespace) -> None:
+    """Show the ratio growing without bound."""
+    from ttamer.cli.show import as_json, number, table
+    from ttamer.theory.no_recall import impossibility, needle
+
+    main = impossibility(args.alpha)
+    growth = [impossibility(alpha) for alpha in sorted({*GROWTH, args.alpha})]
+    haystacks = [needle(branches) for branches in HAYSTACKS]
+    if args.json:
+        facts = {
+            **vars(main),
+            "ratio": main.ratio,
+            "ratio_with_recall": main.ratio_with_recall,
+            "growth": [{"alpha": e.alpha, "ratio": e.ratio} for e in growth],
+            "haystacks": [{**vars(e), "ratio": e.ratio} for e in haystacks],
+        }
+        print(as_json(facts))
+        return
+    rows = [
+        [f"{e.alpha:g}", number(e.no_recall), number(e.with_recall), number(e.offline),
+         number(e.ratio), number(e.ratio_with_recall)]
+        for e in growth
+    ]  # fmt: skip
+    print("Two nodes, asking is free. The first loses 1/alpha^2; the second loses 1/alpha with")
+    print("probability 1/alpha, else nothing. Expected losses:\n")
+    print(table(["alpha", "no recall", "recall", "prophet", "ratio", "with recall"], rows))
+    print(
+        f"\nWithout recall the ratio to the prophet is alpha ({number(main.ratio)} here): no bound."
+    )
+    print("With recall both nodes are asked, the better answer kept, and the gap is gone.\n")
+    print("What recall does not change: a prophet also knows where to look. Many alike nodes, each")
+    print("perfect with a small chance and worth exactly its price to ask:\n")
+    hay = [
+        [str(e.branches), number(e.with_recall), number(e.offline), number(e.ratio)]
+        for e in haystacks
+    ]
+    print(table(["nodes", "recall", "prophet", "ratio"], hay))
+    print("\nSo policies with recall are measured against the online optimum, and reach it.")
+
+
+def run_if_stop(args: argparse.Namespace) -> None:
+    """Solve the synthetic problems, draw their if-stop matrices, and compare thresholds."""
+    from ttamer.cli.show import as_json, number, table
+    from ttamer.theory.synthetic import if_stop_experiments
+
+    experiments = if_stop_experiments(
+        nodes=args.nodes, states=args.states, cost=args.cost, tradeoff=args.tradeoff
+    )
+    paths = []
+    if not args.no_figure:
+        from ttamer.plot import draw_if_stop, save_figure
+
+        paths = [str(path) for path in save_figure(draw_if_stop(experiments), args.output)]
+    if args.json:
+        facts = [
+            {
+                "losses": e.name,
+                "optimum": e.policy.value,
+                "threshold_with_recall": e.with_recall,
+                "threshold_without_recall": e.without_recall,
+                "excess_with_recall": e.excess_with_recall,
+                "excess_without_recall": e.excess_without_recall,
+                "index_range": e.index_range,
+            }
+            for e in experiments
+        ]
+        print(as_json({"experiments": facts, "figures": paths}))
+        return
+    rows = []
+    for e in experiments:
+        low, high = e.index_range
+        index = number(low) if high - low < 1e-12 else f"{number(low)} to {number(high)}"
+        rows.append([e.name, number(e.policy.value), index, f"{abs(e.excess_with_recall):.2%}",
+                     f"{e.excess_without_recall:.2%}"])  # fmt: skip
+    print(f"{args.nodes} nodes on a line, cost {args.cost:g} each, tradeoff {args.tradeoff:g}.")
+    print("How far the best fixed threshold lies above the optimum:\n")
+    print(table(["losses", "optimum", "index", "recall at the end", "no recall"], rows))
+    print(
+        "\nFor independent identical losses every index is the same number, so one threshold with"
+    )
+    print("recall at the end is optimal. Only correlation (or unequal nodes) makes the decision")
+    print("depend on the current state.")
+    if paths:
+        print(f"\n  drawn in {' and '.join(paths)}")

@@ -1,0 +1,247 @@
+"""The command line as people meet it: real processes, real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ttamer as tt
+from ttamer.examples import three_models
+
+
+def run(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ttamer", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def succeed(*arguments: object, **options) -> str:
+    done = run(*arguments, **options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def refuse(*arguments: object, **options) -> str:
+    done = run(*arguments, **options)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, f"not one line: {done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def problem_file(tmp_path: Path) -> Path:
+    path = tmp_path / "problem.json"
+    three_models().to_file(path)
+    return path
+
+
+def test_help_names_every_command():
+    text = succeed("--help")
+    for command in ("solve", "inspect", "theory", "demo"):
+        assert command in text
+
+
+def test_version_is_the_package_version():
+    assert succeed("--version").strip() == f"ttamer {tt.__version__}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["solve"],
+        ["solve", "x.json"],
+        ["solve", "x.json", "--tradeoff", "much"],
+        ["solve", "x.json", "--tradeoff", "0.5", "--ladder", "3"],
+        ["theory"],
+        ["theory", "no-recall", "--alpha", "x"],
+        ["inspect"],
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_2(arguments):
+    assert "error" in refuse(*arguments)
+
+
+@pytest.mark.parametrize("tradeoff", ["-0.1", "1.1", "nan", "inf"])
+def test_tradeoff_outside_0_to_1_is_refused(problem_file, tradeoff):
+    assert "from 0" in refuse("solve", problem_file, f"--tradeoff={tradeoff}")
+
+
+def test_solve_prints_a_table_people_can_read(problem_file):
+    text = succeed("solve", problem_file, "--tradeoff", "0.9")
+    policy = tt.solve(three_models(), 0.9)
+    assert f"value {policy.value:.4g}" in text
+    for word in ("small", "middle", "large", "prophet", "stop if best loss <="):
+        assert word in text
+
+
+def test_solve_json_says_what_the_library_says(problem_file):
+    facts = json.loads(succeed("solve", problem_file, "--tradeoff", "0.9", "--json"))
+    policy = tt.solve(three_models(), 0.9)
+    assert facts["value"] == policy.value
+    assert facts["expected_loss"] == policy.expected_loss
+    assert facts["expected_cost"] == policy.expected_cost
+    assert facts["first"] == "small"
+    assert facts["columns"][-1] == "inf"
+    assert {node["name"]: node["asked"] for node in facts["nodes"]} == policy.asked
+    for node in facts["nodes"]:
+        assert node["index"] == policy.index(node["name"]).tolist()
+        assert node["if_stop"] == policy.if_stop(node["name"]).tolist()
+
+
+def test_solve_without_recall(problem_file):
+    facts = json.loads(succeed("solve", problem_file, "--tradeoff", "0.9", "--no-recall", "--json"))
+    assert facts["recall"] is False
+    assert facts["value"] == tt.solve(three_models(), 0.9, recall=False).value
+    assert facts["value"] == facts["optima"]["no_recall"]
+    assert "no recall" in succeed("solve", problem_file, "--tradeoff", "0.9", "--no-recall")
+
+
+def test_solve_shows_few_states_and_says_so(tmp_path):
+    path = tmp_path / "wide.json"
+    states = [i / 20 for i in range(20)]
+    tt.Problem.line(states, [0.1], [[0.05] * 20]).to_file(path)
+    assert "20 states" in succeed("solve", path, "--tradeoff", "0.5")
+
+
+def test_solve_a_problem_that_only_sometimes_answers(tmp_path):
+    path = tmp_path / "problem.json"
+    router = tt.Node("router", ["inf", "inf"])
+    good = tt.Node("good", [0.1])
+    edges = (
+        tt.Edge(None, "router", cost=0.1, probabilities=[[0.5, 0.5]]),
+        tt.Edge(None, "good", cost=1.0, probabilities=[[1.0]]),
+    )
+    tt.Problem("precedence", (router, good), edges).to_file(path)
+    facts = json.loads(succeed("solve", path, "--tradeoff", "0.5", "--json"))
+    assert facts["first"] == "good"
+    assert facts["nodes"][0]["index"] == ["inf"]
+    succeed("solve", path, "--tradeoff", "0.5")
+    assert "walk" in refuse("solve", path, "--tradeoff", "0.5", "--no-recall")
+
+
+def test_ladder_is_printed_saved_and_inspected(problem_file, tmp_path):
+    artefact = tmp_path / "frontier.ttamer"
+    text = succeed("solve", problem_file, "--ladder", "4", "-o", artefact)
+    assert "4 tradeoffs" in text
+    assert str(artefact) in text
+    rows = json.loads(succeed("solve", problem_file, "--ladder", "4", "--json"))["policies"]
+    assert [row["tradeoff"] for row in rows] == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    facts = json.loads(succeed("inspect", artefact, "--json"))
+    assert facts["kind"] == "ladder"
+    assert "ladder" in succeed("inspect", artefact)
+    assert "at least 2" in refuse("solve", problem_file, "--ladder", "1")
+
+
+def test_a_saved_policy_makes_the_same_decisions(problem_file, tmp_path):
+    artefact = tmp_path / "policy.ttamer"
+    succeed("solve", problem_file, "--tradeoff", "0.9", "-o", artefact)
+    loaded = tt.load(artefact)
+    policy = tt.solve(three_models(), 0.9)
+    for name in policy.problem.names:
+        assert (loaded.choice(name) == policy.choice(name)).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, ["cannot be read"]),
+        ("{", ["is not JSON", "line 1"]),
+        ('{"moves": "walk"}', ["lacks 'nodes'"]),
+        ('{"moves": "walk", "nodes": [], "edges": []}', ["no nodes"]),
+    ],
+)
+def test_a_bad_problem_file_is_one_line(tmp_path, content, words):
+    path = tmp_path / "problem.json"
+    if content is not None:
+        path.write_text(content)
+    text = refuse("solve", path, "--tradeoff", "0.5")
+    for word in (str(path), *words):
+        assert word in text
+
+
+def test_a_bad_artefact_is_one_line(tmp_path):
+    path = tmp_path / "policy.ttamer"
+    path.write_bytes(b"not a policy")
+    assert str(path) in refuse("inspect", path)
+    assert "nothing.ttamer" in refuse("inspect", tmp_path / "nothing.ttamer")
+
+
+def test_an_output_that_cannot_be_written_is_one_line(problem_file, tmp_path):
+    done = run("solve", problem_file, "--tradeoff", "0.9", "-o", tmp_path / "no" / "where.ttamer")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_bug_is_one_line_too_and_a_traceback_on_request(problem_file):
+    broken = (
+        "import sys, ttamer.cli, ttamer.problem\n"
+        "def boom(path): raise ZeroDivisionError('boom')\n"
+        "ttamer.problem.Problem.from_file = boom\n"
+        f"sys.exit(ttamer.cli.main(['solve', {str(problem_file)!r}, '--tradeoff', '0.5']))"
+    )
+    command = [sys.executable, "-c", broken]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "please report" in done.stderr
+    shown = {**os.environ, "TTAMER_TRACEBACK": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=shown)
+    assert "Traceback" in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error(problem_file):
+    command = f"{sys.executable} -m ttamer solve {problem_file} --tradeoff 0.9 --json | head -c 10"
+    done = subprocess.run(  # noqa: S602 - a pipe is what is tested
+        command, shell=True, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("alpha", [2, 10, 1000])
+def test_no_recall_ratio_is_alpha(alpha):
+    facts = json.loads(succeed("theory", "no-recall", "--alpha", alpha, "--json"))
+    assert facts["ratio"] == pytest.approx(alpha)
+    assert facts["ratio_with_recall"] == pytest.approx(1)
+    ratios = [row["ratio"] for row in facts["growth"]]
+    assert ratios == sorted(ratios)
+
+
+def test_no_recall_says_what_recall_changes_and_what_not():
+    text = succeed("theory", "no-recall")
+    for words in ("no bound", "the gap is gone", "What recall does not change"):
+        assert words in text
+    assert "above 1" in refuse("theory", "no-recall", "--alpha", "1")
+
+
+def test_if_stop_draws_and_compares(tmp_path):
+    figure = tmp_path / "figures" / "if_stop.png"
+    options = ["--nodes", "4", "--states", "12", "-o", figure]
+    facts = json.loads(succeed("theory", "if-stop", *options, "--json"))
+    assert [Path(path).suffix for path in facts["figures"]] == [".png", ".svg"]
+    for path in facts["figures"]:
+        assert Path(path).stat().st_size > 5000
+    *independent, chain = facts["experiments"]
+    assert len(independent) == 3
+    for row in independent:
+        assert row["excess_with_recall"] == pytest.approx(0, abs=1e-12)
+        assert row["excess_without_recall"] > 0
+    assert chain["excess_with_recall"] > 0
+    text = succeed("theory", "if-stop", *options, "--no-figure")
+    assert "drawn" not in text
+    assert "one threshold" in text
+    assert "at least 2" in refuse("theory", "if-stop", "--nodes", "1", "--no-figure")
+
+
+def test_demo_runs_and_draws(tmp_path):
+    text = succeed("demo", "-o", tmp_path / "out")
+    assert "answered by" in text
+    assert (tmp_path / "out" / "if_stop.png").exists()
