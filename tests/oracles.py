@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import product
+from typing import TYPE_CHECKING
 
-from ttamer import Problem
+if TYPE_CHECKING:
+    from ttamer import Problem
 
 History = tuple[tuple[int, int], ...]
 """(node, state) of everything asked, in order."""

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quantecon_line import quantecon_value
-from strategies import costs, problems, tradeoffs
 
 import ttamer as tt
+from quantecon_line import quantecon_value
+from strategies import costs, problems, tradeoffs
 from ttamer.theory.synthetic import best_threshold, if_stop_experiments
 
 CLOSE = 1e-12
@@ -68,8 +68,8 @@ def test_value_is_concave_and_nondecreasing_in_costs(data, problem, tradeoff, sh
     high = [data.draw(costs) for _ in problem.edges]
     mixed = [share * a + (1 - share) * b for a, b in zip(low, high, strict=True)]
     more = [a + b for a, b in zip(low, high, strict=True)]
-    value = {k: tt.solve(priced(problem, v), tradeoff).value
-             for k, v in (("low", low), ("high", high), ("mixed", mixed), ("more", more))}  # fmt: skip
+    cases = {"low": low, "high": high, "mixed": mixed, "more": more}
+    value = {name: tt.solve(priced(problem, c), tradeoff).value for name, c in cases.items()}
     assert value["mixed"] >= share * value["low"] + (1 - share) * value["high"] - CLOSE
     assert value["more"] >= max(value["low"], value["high"]) - CLOSE
 
@@ -79,7 +79,7 @@ def test_value_is_concave_and_nondecreasing_in_costs(data, problem, tradeoff, sh
 def test_expected_cost_falls_and_expected_loss_rises_as_the_tradeoff_falls(problem, weights):
     ladder = tt.solve_ladder(problem, weights)
     for cheaper, dearer in itertools.pairwise(ladder):
-        if 0 < cheaper.tradeoff and dearer.tradeoff < 1:  # at the ends one of them has no weight
+        if cheaper.tradeoff > 0 and dearer.tradeoff < 1:  # at the ends one of them has no weight
             assert cheaper.expected_cost <= dearer.expected_cost + 1e-9
             assert cheaper.expected_loss >= dearer.expected_loss - 1e-9
 

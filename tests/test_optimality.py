@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from oracles import best_value, outcomes, path_cost, stop_loss, weighed
-from strategies import TOPOLOGIES, problems, tradeoffs
 
 import ttamer as tt
+from oracles import best_value, outcomes, path_cost, stop_loss, weighed
+from strategies import TOPOLOGIES, problems, tradeoffs
 
 CLOSE = 1e-12
 

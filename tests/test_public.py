@@ -9,12 +9,48 @@ import sys
 
 import ttamer
 
-NAMES = """
-ArgumentError ArtefactDamaged ArtefactError ArtefactTooNew Edge Explanation Future IndexPolicy
-Ladder LossGrid MissingExtra Node ObservationError Optima Policy Problem ProblemError Session
-Simulation TTamerError WalkPolicy __version__ inspect load offline_optimum optima save simulate
-solve solve_ladder
-""".split()
+NAMES = [
+    "ArgumentError",
+    "ArtefactDamaged",
+    "ArtefactError",
+    "ArtefactTooNew",
+    "CascadeError",
+    "CascadeSpec",
+    "Edge",
+    "Explanation",
+    "FittedLadder",
+    "FittedPolicy",
+    "Future",
+    "IndexPolicy",
+    "Ladder",
+    "LossGrid",
+    "MissingExtra",
+    "Node",
+    "ObservationError",
+    "Optima",
+    "Policy",
+    "Problem",
+    "ProblemError",
+    "Result",
+    "Session",
+    "Simulation",
+    "TTamerError",
+    "Trace",
+    "TraceError",
+    "WalkPolicy",
+    "__version__",
+    "collect",
+    "evaluate",
+    "fit",
+    "inspect",
+    "load",
+    "offline_optimum",
+    "optima",
+    "save",
+    "simulate",
+    "solve",
+    "solve_ladder",
+]
 
 
 def test_public_names_are_these():

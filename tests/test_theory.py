@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import best_value, outcomes, path_cost, realisations, stop_loss
-from strategies import costs, losses, problems, rows, tradeoffs
 
 import ttamer as tt
+from oracles import best_value, outcomes, path_cost, realisations, stop_loss
+from strategies import costs, losses, problems, rows, tradeoffs
 from ttamer.theory.no_recall import impossibility, needle
 
 CLOSE = 1e-11

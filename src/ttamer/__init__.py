@@ -25,16 +25,23 @@ from ttamer._version import __version__
 
 if TYPE_CHECKING:
     from ttamer.artefact import inspect, load, save
+    from ttamer.cascade_spec import CascadeSpec
+    from ttamer.collecting import collect
     from ttamer.errors import (
         ArgumentError,
         ArtefactDamaged,
         ArtefactError,
         ArtefactTooNew,
+        CascadeError,
         MissingExtra,
         ObservationError,
         ProblemError,
+        TraceError,
         TTamerError,
     )
+    from ttamer.evaluation import Result, evaluate
+    from ttamer.fitted import FittedLadder, FittedPolicy
+    from ttamer.fitting import fit
     from ttamer.grid import LossGrid
     from ttamer.index_policy import IndexPolicy
     from ttamer.ladder import Ladder
@@ -45,22 +52,30 @@ if TYPE_CHECKING:
     from ttamer.simulation import Simulation, simulate
     from ttamer.solvers import solve, solve_ladder
     from ttamer.theory.optima import Optima, offline_optimum, optima
+    from ttamer.trace import Trace
     from ttamer.walk_policy import WalkPolicy
 
 # Where each public name lives. They load when first used: a server that only looks decisions up
 # never loads the solvers, and ``import ttamer`` costs next to nothing.
 _HOMES = {
     "ttamer.artefact": ("inspect", "load", "save"),
+    "ttamer.cascade_spec": ("CascadeSpec",),
+    "ttamer.collecting": ("collect",),
     "ttamer.errors": (
         "ArgumentError",
         "ArtefactDamaged",
         "ArtefactError",
         "ArtefactTooNew",
+        "CascadeError",
         "MissingExtra",
         "ObservationError",
         "ProblemError",
         "TTamerError",
+        "TraceError",
     ),
+    "ttamer.evaluation": ("Result", "evaluate"),
+    "ttamer.fitted": ("FittedLadder", "FittedPolicy"),
+    "ttamer.fitting": ("fit",),
     "ttamer.grid": ("LossGrid",),
     "ttamer.index_policy": ("IndexPolicy",),
     "ttamer.ladder": ("Ladder",),
@@ -71,6 +86,7 @@ _HOMES = {
     "ttamer.simulation": ("Simulation", "simulate"),
     "ttamer.solvers": ("solve", "solve_ladder"),
     "ttamer.theory.optima": ("Optima", "offline_optimum", "optima"),
+    "ttamer.trace": ("Trace",),
     "ttamer.walk_policy": ("WalkPolicy",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -80,8 +96,12 @@ __all__ = [
     "ArtefactDamaged",
     "ArtefactError",
     "ArtefactTooNew",
+    "CascadeError",
+    "CascadeSpec",
     "Edge",
     "Explanation",
+    "FittedLadder",
+    "FittedPolicy",
     "Future",
     "IndexPolicy",
     "Ladder",
@@ -93,11 +113,17 @@ __all__ = [
     "Policy",
     "Problem",
     "ProblemError",
+    "Result",
     "Session",
     "Simulation",
     "TTamerError",
+    "Trace",
+    "TraceError",
     "WalkPolicy",
     "__version__",
+    "collect",
+    "evaluate",
+    "fit",
     "inspect",
     "load",
     "offline_optimum",

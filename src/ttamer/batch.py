@@ -62,7 +62,12 @@ class Batch(ABC):
 
         ``states`` has shape (inputs,), integers; entries of inputs that stopped are ignored.
         """
-        seen = np.asarray(states)
+        try:
+            seen = np.asarray(states)
+        except ValueError:  # rows of unequal length
+            seen = np.empty(0, object)
+        if not seen.size and not len(self):
+            return
         if seen.shape != self.next.shape or not np.issubdtype(seen.dtype, np.integer):
             raise ObservationError(
                 f"states must be {len(self)} integers, one per input, not {seen.dtype} of shape "

@@ -75,3 +75,7 @@ class MissingExtra(TTamerError, ImportError):  # noqa: N818 - the name says what
         super().__init__(
             f"this needs {package}, which is not installed: pip install 'ttamer[{extra}]'"
         )
+        self.package, self.extra = package, extra
+
+    def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
+        return MissingExtra, (self.package, self.extra)

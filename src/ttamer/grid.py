@@ -43,7 +43,10 @@ class LossGrid:
         """Build the grid that holds every loss of every node."""
         supports = list(losses)
         values = np.unique(np.concatenate([*supports, [np.inf]]))
-        return cls(values, tuple(np.searchsorted(values, support) for support in supports))
+        positions = tuple(np.searchsorted(values, support) for support in supports)
+        for array in (values, *positions):
+            array.setflags(write=False)
+        return cls(values, positions)
 
     def __len__(self) -> int:
         return len(self.values)

@@ -28,11 +28,11 @@ __all__ = ["IndexPolicy"]
 
 
 class Layout(NamedTuple):
-    """The table of indices as plain sequences; the last entry stands for "stopped"."""
+    """The table of indices as plain sequences; the last entry, without states, is "stopped"."""
 
     names: tuple[str | None, ...]
-    tables: tuple[tuple[tuple[float, ...], tuple[tuple[int, tuple[float, ...]], ...]] | None, ...]
-    """Per node: the weighed loss of each state; (child, its index for each state) for children."""
+    tables: tuple[tuple[tuple[float, ...], tuple[tuple[int, tuple[float, ...]], ...]], ...]
+    """Per node: the weighed loss of each state; per child, its number and its indices."""
     roots: tuple[tuple[float, int], ...]
     """(index, node) for every root, least first."""
 
@@ -96,7 +96,7 @@ class IndexPolicy(Policy):
             tables.append((tuple(self.weighed_losses[node].tolist()), indices))
         roots = [self.problem.ends[edge][1] for edge in self.problem.starts]
         heap = sorted((float(self.sigma[root][0]), root) for root in roots)
-        return Layout((*self.problem.names, None), (*tables, None), tuple(heap))
+        return Layout((*self.problem.names, None), (*tables, ((), ())), tuple(heap))
 
     @cached_property
     def _expected(self) -> tuple[Expected, NDArray[np.float64]]:

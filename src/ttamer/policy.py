@@ -118,7 +118,7 @@ class Policy(ABC):
 
         Under precedence, true means that nothing below ``after`` is worth asking.
         """
-        return self.choice(after) == STOP
+        return np.equal(self.choice(after), STOP)
 
     def threshold(self, after: str | None = None) -> NDArray[np.float64]:
         """Return, per state of ``after``, the largest best loss so far at which to stop.

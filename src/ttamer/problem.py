@@ -260,17 +260,24 @@ class Problem:
         """
         count = 1 + max((v for _, v in probabilities), default=-1)
         nodes = _nodes(losses, count, names)
+        pairs: list[tuple[int | None, int]] = [(None, v) for v in range(count)]
+        pairs += [(u, v) for u in range(count) for v in range(u + 1, count)]
+        for given in (probabilities, costs) if _is_mapping(costs) else (probabilities,):
+            for pair in given:
+                if pair not in pairs:
+                    raise ProblemError(f"skip: the pair {pair} does not go from earlier to later")
+        if not _is_mapping(costs) and len(costs) != count:
+            raise ProblemError(f"skip: {len(costs)} costs for {count} nodes: give one per node")
         edges = []
-        for source in (None, *range(count)):
-            for target in range(0 if source is None else source + 1, count):
-                pair = (source, target)
-                if pair not in probabilities:
-                    raise ProblemError(f"skip: probabilities lacks the pair {pair}")
-                try:
-                    cost = costs[pair] if _is_mapping(costs) else costs[target]  # type: ignore[index,call-overload]
-                except (KeyError, IndexError):
-                    raise ProblemError(f"skip: costs lacks the pair {pair}") from None
-                edges.append(_edge(nodes, source, target, cost, probabilities[pair]))
+        for pair in pairs:
+            source, target = pair
+            if pair not in probabilities:
+                raise ProblemError(f"skip: probabilities lacks the pair {pair}")
+            try:
+                cost = costs[pair] if _is_mapping(costs) else costs[target]  # type: ignore[index,call-overload]
+            except (KeyError, IndexError):
+                raise ProblemError(f"skip: costs lacks the pair {pair}") from None
+            edges.append(_edge(nodes, source, target, cost, probabilities[pair]))
         return cls("walk", nodes, tuple(edges))
 
     @classmethod
@@ -290,6 +297,7 @@ class Problem:
             probabilities[source, start] = rows
             for target in range(start + 1, len(into)):
                 rows = rows @ into[target]
+                rows = rows / rows.sum(axis=1, keepdims=True)  # small errors of rows multiply
                 probabilities[source, target] = rows
         return cls.skip(
             [line.nodes[v].losses for v in line.order],

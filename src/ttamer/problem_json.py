@@ -63,7 +63,10 @@ def check_form(data: object) -> dict[str, Any]:
         if not isinstance(node["name"], str):
             raise ProblemError(f"nodes[{position}]: name must be a string, not {node['name']!r}")
         losses = _list(node["losses"], f"node {node['name']!r}: losses")
-        nodes.append({"name": node["name"], "losses": [_loss(loss) for loss in losses]})
+        losses = [math.inf if loss == "inf" else loss for loss in losses]
+        if not all(map(_is_number, losses)):
+            raise ProblemError(f'node {node["name"]!r}: losses must be numbers, or "inf"')
+        nodes.append({"name": node["name"], "losses": losses})
     for position, item in enumerate(_list(problem["edges"], "edges")):
         edge = _fields(item, f"edges[{position}]", ("from", "to", "cost", "probabilities"))
         for end in ("from", "to"):
@@ -71,8 +74,18 @@ def check_form(data: object) -> dict[str, Any]:
                 raise ProblemError(
                     f"edges[{position}]: {end!r} must name a node, not {edge[end]!r}"
                 )
-        if isinstance(edge["cost"], bool | str):
+        if not _is_number(edge["cost"]):
             raise ProblemError(f"edges[{position}]: cost must be a number, not {edge['cost']!r}")
+        rows = edge["probabilities"]
+        whole = isinstance(rows, list) and all(
+            all(map(_is_number, row)) if isinstance(row, list) else _is_number(row) for row in rows
+        )
+        if not whole:
+            start = "start" if edge["from"] is None else repr(edge["from"])
+            raise ProblemError(
+                f"edge {start} -> {edge['to']!r}: probabilities must be numbers, in one list per "
+                "state of the source"
+            )
     return {**problem, "nodes": nodes}
 
 
@@ -94,10 +107,8 @@ def _list(item: object, place: str) -> list[Any]:
     return item
 
 
-def _loss(loss: object) -> Any:
-    if isinstance(loss, str):
-        return math.inf if loss == "inf" else math.nan
-    return loss
+def _is_number(item: object) -> bool:
+    return isinstance(item, int | float) and not isinstance(item, bool)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -85,10 +85,11 @@ def _check_rows(edge: Edge, sources: int, targets: int) -> None:
     rows = edge.probabilities
     if rows.shape != (sources, targets):
         raise ProblemError(
-            f"{edge}: probabilities have shape {rows.shape}, and must have "
-            f"{sources} row(s), one per state of the source, of {targets}, one per state of the target"
+            f"{edge}: probabilities have shape {rows.shape}, and must have {sources} row(s), one "
+            f"per state of the source, of {targets}, one per state of the target"
         )
-    sums = rows.sum(axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = rows.sum(axis=1)
     if rows.min() >= 0 and np.abs(sums - 1).max() <= ROW_SUM_TOLERANCE:
         return
     if not (rows >= 0).all():  # also NaN

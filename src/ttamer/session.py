@@ -19,6 +19,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import ObservationError
+from ttamer.tradeoff import weigh_losses
 
 if TYPE_CHECKING:
     from ttamer.index_policy import IndexPolicy
@@ -61,6 +62,7 @@ class Session(ABC):
     __slots__ = ("_answer", "_node", "_path", "_policy", "next")
 
     _policy: Policy
+    _node: int
     next: str | None
     """The node to ask now; ``None`` once stopped."""
 
@@ -91,6 +93,11 @@ class Session(ABC):
                 f"state's number, or one of its losses, {', '.join(f'{x:g}' for x in losses)}"
             )
         self.observe(losses.index(loss))
+
+    @property
+    def number(self) -> int:
+        """The number of the node to ask now; -1 once stopped."""
+        return self._node
 
     @property
     def stopped(self) -> bool:
@@ -131,7 +138,9 @@ class Session(ABC):
 
     def _explained(self, best: float, index: float) -> Explanation:
         answer, loses = self.answer, f"{best:.4g}"
-        if best == INFINITY:
+        if best == INFINITY and self.next is None:
+            why = "nobody who was asked could answer, and nobody is left who might: stop"
+        elif best == INFINITY:
             why = f"nobody has answered yet: ask {self.next!r}"
         elif self.next is not None:
             why = f"the answer of {answer!r} loses {loses}, above {index:.4g}: ask {self.next!r}"
@@ -159,14 +168,14 @@ class WalkSession(Session):
     def __init__(self, policy: WalkPolicy) -> None:
         super().__init__(policy)
         self._names, first, self._best, self._tables = policy.layout
-        self._node: int = first
+        self._node = first
         self.next = self._names[first]
 
     def observe(self, state: int) -> None:
         """Say which state ``next`` was seen in, and move on."""
         node = self._node
         try:
-            columns, choices, width = self._tables[node]
+            columns, choices = self._tables[node]
             if state < 0:
                 raise self._refuse(state)
             best = columns[state]
@@ -175,7 +184,7 @@ class WalkSession(Session):
                 self._answer = node
             else:
                 best = self._best
-            self._node = following = choices[state * width + best]
+            self._node = following = choices[state][best]
         except (IndexError, TypeError):
             raise self._refuse(state) from None
         self._path.append((node, state))
@@ -199,7 +208,7 @@ class LastAnswerSession(Session):
     def __init__(self, policy: WalkPolicy) -> None:
         super().__init__(policy)
         self._names, first, _, self._tables = policy.layout
-        self._node: int = first
+        self._node = first
         self.next = self._names[first]
 
     def observe(self, state: int) -> None:
@@ -208,7 +217,7 @@ class LastAnswerSession(Session):
         try:
             if state < 0:
                 raise self._refuse(state)
-            self._node = following = self._tables[node][1][state]
+            self._node = following = self._tables[node][1][state][0]
         except (IndexError, TypeError):
             raise self._refuse(state) from None
         self._answer = node
@@ -220,9 +229,8 @@ class LastAnswerSession(Session):
         after, state = self._last()
         best = INFINITY
         if after is not None:
-            best = self._policy.tradeoff * float(
-                self._policy.problem.nodes[self._answer].losses[state]
-            )
+            losses = self._policy.problem.nodes[self._answer].losses[state : state + 1]
+            best = float(weigh_losses(losses, self._policy.tradeoff)[0])
         return self._explained(best, self._policy.stop_index(after, state))
 
 
@@ -238,7 +246,7 @@ class IndexSession(Session):
         self._names, self._tables, roots = policy.layout
         self._open = list(roots)  # a heap of (index, node)
         self._best = INFINITY
-        self._node: int = self._open[0][1]
+        self._node = self._open[0][1]
         self.next = self._names[self._node]
 
     def observe(self, state: int) -> None:
@@ -258,10 +266,8 @@ class IndexSession(Session):
         heappop(available)
         for child, sigma in children:
             heappush(available, (sigma[state], child))
-        if available and self._best > available[0][0]:
-            following = available[0][1]
-        else:
-            following = -1
+        going_on = available and self._best > available[0][0]
+        following = available[0][1] if going_on else -1
         self._path.append((node, state))
         self._node = following
         self.next = self._names[following]

@@ -31,7 +31,7 @@ class Simulation:
 
     @property
     def objective(self) -> NDArray[np.float64]:
-        """Shape (inputs,): ``tradeoff * loss + (1 - tradeoff) * cost``; its mean nears the value."""
+        """Shape (inputs,): ``tradeoff * loss + (1 - tradeoff) * cost``; the value on average."""
         return self.tradeoff * self.loss + (1 - self.tradeoff) * self.cost
 
 

@@ -153,9 +153,7 @@ def sweep(
 
 def tie_slack(problem: Problem, tradeoffs: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return, for each tradeoff, the largest gain that is taken for rounding."""
-    most_loss = max(
-        node.losses.max(initial=0.0, where=np.isfinite(node.losses)) for node in problem.nodes
-    )
+    most_loss = float(problem.grid.values[-2])  # the last is infinity
     most_cost = max(edge.cost for edge in problem.edges)
     return TIE * (tradeoffs * most_loss + (1 - tradeoffs) * most_cost)
 

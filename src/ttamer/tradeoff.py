@@ -28,7 +28,7 @@ def check_tradeoff(tradeoff: float) -> float:
     """
     try:
         value = float(tradeoff)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = float("nan")
     if not 0.0 <= value <= 1.0:
         raise ArgumentError(

@@ -25,13 +25,13 @@ __all__ = ["WalkPolicy"]
 
 
 class Layout(NamedTuple):
-    """The tables of a walk as plain sequences; the last entry of each stands for "stopped"."""
+    """The tables of a walk as plain sequences; the last entry, without states, is "stopped"."""
 
     names: tuple[str | None, ...]
     first: int
     columns: int
-    tables: tuple[tuple[tuple[int, ...], array[int], int] | None, ...]
-    """Per node: the grid column of each state's loss, the choices row by row, the row length."""
+    tables: tuple[tuple[tuple[int, ...], tuple[array[int], ...]], ...]
+    """Per node: the grid column of each state's loss; for each state a row of choices."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -99,12 +99,12 @@ class WalkPolicy(Policy):
     def layout(self) -> Layout:
         """The tables as a session reads them."""
         grid, names = self.problem.grid, self.problem.names
-        tables: list[tuple[tuple[int, ...], array[int], int] | None] = [
-            (tuple(position.tolist()), array("i", table.tobytes()), table.shape[1])
+        tables = [
+            (tuple(position.tolist()), tuple(array("i", row.tobytes()) for row in table))
             for position, table in zip(grid.positions, self.choices[:-1], strict=True)
         ]
         first = int(self.choices[-1][0, -1])
-        return Layout((*names, None), first, len(grid) - 1, (*tables, None))
+        return Layout((*names, None), first, len(grid) - 1, (*tables, ((), ())))
 
     def _onward(self, edge: int, state: int) -> float:
         """Return the value of taking an edge, without recall."""

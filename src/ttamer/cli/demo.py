@@ -1,9 +1,11 @@
-"""``ttamer demo``: the main job, on an embedded example."""
+"""``ttamer demo``: the main job, on a real trace that comes with the package."""
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
 
 __all__ = ["add_to"]
 
@@ -12,44 +14,65 @@ def add_to(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "demo",
-        help="solve an embedded cascade and play it",
-        description="Solve an embedded cascade of three models, walk its frontier, play two inputs.",
+        help="fit, compare and report on a real trace, in a minute",
+        description="Fit, compare and report on a real trace that comes with the package: "
+        "language detectors of very different speed. No network, no GPU.",
         allow_abbrev=False,
     )
+    parser.add_argument("--trace", default="langid", metavar="NAME",
+                        help="another trace of the package (default langid)")  # fmt: skip
     parser.add_argument("-o", "--output", default="out", metavar="FOLDER",
-                        help="where pictures go (default out)")  # fmt: skip
+                        help="where the report goes (default out)")  # fmt: skip
+    parser.add_argument("--live", action="store_true",
+                        help="ask the real detectors about what you type (extra [demo])")  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Show what the package does."""
+    if args.live:
+        _run_live()
+        return
     from pathlib import Path
 
-    from ttamer.cli.show import number, table
-    from ttamer.examples import three_models
-    from ttamer.plot import draw_if_stop, save_figure
-    from ttamer.solvers import solve_ladder
-    from ttamer.theory.synthetic import if_stop_experiments
+    from ttamer import datasets
+    from ttamer.cli.frontier import frontier_text
+    from ttamer.cli.progress import teller
+    from ttamer.fitting import fit
+    from ttamer.frontier import frontier
+    from ttamer.report import write_report
 
-    problem = three_models()
-    ladder = solve_ladder(problem, [0, 0.5, 0.8, 0.9, 0.95, 0.99, 1])
-    print("Three models that can answer the same question; asking costs 0.02, 0.15 and 1.\n")
-    rows = [
-        [f"{p.tradeoff:g}", f"{p.expected_loss:.1%}", number(p.expected_cost),
-         *(f"{chance:.0%}" for chance in p.asked.values())]
-        for p in ladder
-    ]  # fmt: skip
-    print(table(["tradeoff", "error", "cost", *(f"asks {name}" for name in problem.names)], rows))
-    policy = ladder.at(0.9)
-    for states in ((0, 0, 0), (2, 1, 0)):
-        print(f"\nOne input at tradeoff {policy.tradeoff:g}:")
-        turn = policy.session()
-        while turn.next is not None:
-            state = states[problem.number[turn.next]]
-            print(f"  ask {turn.next}: it is wrong with chance "
-                  f"{problem.nodes[problem.number[turn.next]].losses[state]:.0%}")  # fmt: skip
-            turn.observe(state)
-            print(f"    {turn.explain().why}")
-        print(f"  answered by {turn.answer} at cost {turn.cost:g}")
-    paths = save_figure(draw_if_stop(if_stop_experiments()), Path(args.output) / "if_stop.png")
-    print(f"\nWhen to stop, as pictures: {paths[0]}")
+    fit_trace = datasets.load(args.trace, part="fit")
+    test_trace = datasets.load(args.trace, part="test")
+    print(f"{args.trace}: {', '.join(fit_trace.names)}")
+    print(f"{len(fit_trace)} rows to fit, {len(test_trace)} others to measure on\n", flush=True)
+    tell = teller()
+    result = frontier(fit_trace, test_trace, progress=tell)
+    tell("drawing the report")
+    ladder = fit(fit_trace)
+    folder = Path(args.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    page = write_report(result, ladder, test_trace, folder / f"{args.trace}.html")[0]
+    tell("")
+    print(frontier_text(result))
+    best, cost = result.reference, result.cost_at("ttamer")
+    error = result.error_at("ttamer", best.cost)
+    reached = min(point.result.error for point in result.of("ttamer"))
+    print("\nThe three numbers that matter:")
+    if cost is not None and best.cost:
+        print(f"  the accuracy of {best.node} alone ({1 - best.error:.1%}) at {cost / best.cost:.1%} "
+              "of its cost")  # fmt: skip
+    else:
+        print(f"  the accuracy of {best.node} alone ({1 - best.error:.1%}) is not reached")
+    if error is not None:
+        print(f"  {1 - error:.1%} accuracy at its cost")
+    print(f"  {1 - reached:.1%} at most, whatever it costs")
+    print(f"\nThe report, to open in a browser: {page}")
+
+
+def _run_live() -> None:
+    import sys
+
+    from ttamer.live import run_live
+
+    run_live(sys.stdin, print)

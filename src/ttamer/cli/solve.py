@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import argparse
+
     from ttamer.ladder import Ladder
     from ttamer.policy import Policy
     from ttamer.problem import Problem

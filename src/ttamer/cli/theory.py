@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
 
 __all__ = ["add_to"]
 
@@ -37,8 +39,13 @@ def add_to(commands: Any) -> None:
         description="The paper's synthetic experiments: if-stop matrices, and fixed thresholds.",
         allow_abbrev=False,
     )
-    stop.add_argument("-o", "--output", default="if_stop.png", metavar="FILE",
-                      help="where to draw; PNG and SVG are both written (default if_stop.png)")  # fmt: skip
+    stop.add_argument(
+        "-o",
+        "--output",
+        default="if_stop.png",
+        metavar="FILE",
+        help="where to draw; PNG and SVG are both written (default if_stop.png)",
+    )
     stop.add_argument("--nodes", type=int, default=6, help="nodes on the line (default 6)")
     stop.add_argument("--states", type=int, default=40, help="losses per node (default 40)")
     stop.add_argument("--cost", type=float, default=0.1, help="cost per node (default 0.1)")

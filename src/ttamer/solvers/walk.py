@@ -5,7 +5,8 @@ State
 Actions
     stop with loss x, or go along an edge (u, v), pay its cost, and see v's state y.
 Recursion
-    ``Phi(x, s, u) = min(x, min over (u, v) of c(u, v) + sum_y P_uv(s, y) Phi(min(x, l_v(y)), y, v))``.
+    ``Phi(x, s, u) = min(x, min over edges (u, v) of going on)``, where going on to v comes to
+    ``c(u, v) + sum_y P_uv(s, y) Phi(min(x, l_v(y)), y, v)``.
     Without recall the state is (s, u), and stopping costs l_u(s).
 Ties
     When stopping and going on are equal, stop; between edges, the first given.

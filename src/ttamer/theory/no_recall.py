@@ -4,11 +4,11 @@ Two nodes, asking is free. The first loses 1/alpha^2 for certain; the second los
 probability 1 - 1/alpha, and 1/alpha otherwise. Without recall both choices come to 1/alpha^2;
 a prophet gets 1/alpha^3. The ratio is alpha, as large as one likes.
 
-What recall changes: ask both, keep the better answer, and the prophet's loss is reached exactly. The
-paper remarks that the gap remains with recall; with costs that do not depend on the input, which it
-assumes, it does not. What recall cannot change is shown by :func:`needle`: against a prophet, who
-knows where to look, even the best policy with recall can be worse by any factor. That is why
-policies with recall are measured against the online optimum.
+What recall changes: ask both, keep the better answer, and the prophet's loss is reached exactly.
+The paper remarks that the gap remains with recall; with costs that do not depend on the input,
+which it assumes, it does not. What recall cannot change is shown by :func:`needle`: against a
+prophet, who knows where to look, even the best policy with recall can be worse by any factor. That
+is why policies with recall are measured against the online optimum.
 """
 
 from __future__ import annotations

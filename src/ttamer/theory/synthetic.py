@@ -125,8 +125,9 @@ def best_threshold(problem: Problem, tradeoff: float, *, recall: bool) -> float:
 def _binned(losses: NDArray[np.float64], below: Callable[[float], float]) -> NDArray[np.float64]:
     """Share out a law truncated to [0, 1] over equal bins, given its distribution function."""
     edges = np.linspace(0, 1, len(losses) + 1)
-    mass = np.diff([below(float(edge)) for edge in edges])
-    return mass / mass.sum()
+    mass: NDArray[np.float64] = np.diff([below(float(edge)) for edge in edges])
+    shares: NDArray[np.float64] = mass / mass.sum()
+    return shares
 
 
 def _alike(below: Callable[[float], float]) -> Law:

@@ -1,0 +1,87 @@
+"""Baselines: what people do today, under one contract.
+
+Every family has a ``name`` and ``fit(trace)``, which returns its settings on the lower convex
+envelope of the fit rows; every knob is chosen there. A rule sees of a row only what the nodes it
+asked have said; the oracle alone looks further, and says so (``peeks``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ttamer.baselines.chain import Chain
+from ttamer.baselines.frugalml import FrugalML
+from ttamer.baselines.no_recall import NoRecall
+from ttamer.baselines.oracle import Oracle
+from ttamer.baselines.patience import Patience
+from ttamer.baselines.routing import Routing
+from ttamer.baselines.single import AlwaysBest, AlwaysFirst, AlwaysLast
+from ttamer.baselines.threshold import (
+    CalibratedThreshold,
+    EntropyThreshold,
+    MarginThreshold,
+    Threshold,
+)
+from ttamer.baselines.tuned_threshold import ThresholdPerExit
+from ttamer.baselines.unsuitable import Unsuitable
+from ttamer.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ttamer.replay import Family, Setting
+    from ttamer.trace import Trace
+
+__all__ = ["FAMILIES", "Unsuitable", "fit_families"]
+
+_EVERY: tuple[Family, ...] = (
+    AlwaysFirst(),
+    AlwaysLast(),
+    AlwaysBest(),
+    Threshold(),
+    ThresholdPerExit(),
+    EntropyThreshold(),
+    MarginThreshold(),
+    Patience(),
+    CalibratedThreshold(),
+    Chain(),
+    NoRecall(),
+    FrugalML(),
+    Routing(),
+    Oracle(),
+)
+
+FAMILIES: dict[str, Family] = {family.name: family for family in _EVERY}
+"""Every baseline by name, in the order they are shown."""
+
+
+def fit_families(
+    trace: Trace, names: Iterable[str] | None = None
+) -> tuple[dict[str, list[Setting]], dict[str, str]]:
+    """Fit baselines: the settings of each by name, and why others were left out.
+
+    >>> from ttamer.cascade_spec import CascadeSpec
+    >>> from ttamer.trace import Trace
+    >>> trace = Trace(
+    ...     CascadeSpec.of({"small": 1.0, "large": 10.0}),
+    ...     [[0.9, 0.8], [0.4, 0.7]],
+    ...     correct=[[True, True], [False, True]],
+    ... )
+    >>> settings, left_out = fit_families(trace, ["threshold", "patience"])
+    >>> [setting.knob for setting in settings["threshold"]]
+    [{'threshold': 0.4}, {'threshold': 0.9}]
+    >>> left_out
+    {'patience': 'it compares predictions, and the trace has none'}
+    """
+    names = list(FAMILIES) if names is None else list(names)
+    for name in names:
+        if name not in FAMILIES:
+            raise ArgumentError(f"there is no baseline {name!r}; there are {', '.join(FAMILIES)}")
+    settings: dict[str, list[Setting]] = {}
+    left_out: dict[str, str] = {}
+    for name in names:
+        try:
+            settings[name] = FAMILIES[name].fit(trace)
+        except Unsuitable as reason:
+            left_out[name] = str(reason)
+    return settings, left_out

@@ -1,0 +1,130 @@
+"""The best chain of separate models: any subset, a threshold on the calibrated chance at each.
+
+All subsets are tried with all common thresholds, exactly: at one threshold a row matters only
+through who would stop there, a pattern of n bits, so rows are counted by pattern and each subset is
+scored on the counts. For each price the best few subsets are then tuned with one threshold
+per node (``descent``), beginning from their best common one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ttamer.baselines.descent import descend
+from ttamer.baselines.isotonic import Calibrated
+from ttamer.baselines.moves import Moves
+from ttamer.baselines.selection import Ruler, sweep_prices
+from ttamer.baselines.stop_rule import StopRule, plain
+from ttamer.baselines.threshold import common_thresholds
+from ttamer.baselines.unsuitable import Unsuitable
+from ttamer.replay import Setting
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ttamer.trace import Trace
+
+__all__ = ["Chain", "chain_table"]
+
+MOST_NODES = 10
+TUNED = 6
+"""How many subsets are tuned for each price."""
+
+
+class Chain:
+    """Chains in the walking order, for a range of prices."""
+
+    name = "chain"
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Return the chains on the envelope."""
+        moves = Moves.of(trace)
+        if moves.exits:
+            raise Unsuitable(
+                "the nodes are exits of one network, where it is the same as calibrated"
+            )
+        if len(trace.spec) > MOST_NODES:
+            raise Unsuitable(
+                f"it tries every subset of the nodes, at most {MOST_NODES}; "
+                f"there are {len(trace.spec)}"
+            )
+        ruler = Ruler.of(trace)
+        score = Calibrated.fit(trace, ruler.wrong)
+        common = common_thresholds(trace, score, np.append(moves.walk, 0))
+        table = chain_table(trace, ruler.wrong, score, moves, common)
+        levels = [c.level(trace.confidence[:, v]) for v, c in enumerate(score.curves)]
+
+        def solve(price: float) -> Setting:
+            value = table.errors + price * table.costs
+            best = value.argmin(axis=0)  # the best common threshold of each subset
+            ranked = np.argsort(value.min(axis=0), kind="stable")[:TUNED]
+            tuned = [tune(table.subsets[s], float(common[best[s]]), price) for s in ranked]
+            _, walk, thresholds = min(tuned, key=lambda each: each[0])
+            knob = {
+                "price": price,
+                "nodes": [trace.names[node] for node in walk],
+                "thresholds": [plain(cut) for cut in thresholds],
+            }
+            return Setting(knob, StopRule(score, walk, thresholds))
+
+        def tune(
+            walk: NDArray[np.intp], common: float, price: float
+        ) -> tuple[float, NDArray[np.intp], NDArray[np.float64]]:
+            values = [score.curves[node].values for node in walk[:-1]]
+            begin = [int(np.searchsorted(v, common)) for v in values]
+            losses = list((ruler.wrong[:, walk] + price * np.cumsum(trace.costs[:, walk], 1)).T)
+            mine = [levels[node] for node in walk[:-1]]
+            cuts, loss = descend(mine, [len(v) for v in values], losses, begin)
+            ends = [np.append(v, np.inf)[cut] for v, cut in zip(values, cuts, strict=True)]
+            return loss, walk, np.array(ends)
+
+        return sweep_prices(trace, solve)
+
+
+@dataclass(frozen=True, eq=False)
+class ChainTable:
+    """Every chain at every common threshold."""
+
+    subsets: list[NDArray[np.intp]]
+    """The nodes of each chain, in walking order."""
+    costs: NDArray[np.float64]
+    """Shape (thresholds, chains): mean cost."""
+    errors: NDArray[np.float64]
+    """Shape (thresholds, chains)."""
+
+
+def chain_table(
+    trace: Trace,
+    wrong: NDArray[np.bool_],
+    score: Calibrated,
+    moves: Moves,
+    thresholds: NDArray[np.float64],
+) -> ChainTable:
+    """Return cost and error of every chain the cascade allows; bits are steps of the walk."""
+    walk, count, rows = moves.walk, len(moves.walk), len(trace)
+    masks = np.arange(1 << count)
+    bits = (masks[:, np.newaxis] >> np.arange(count)) & 1  # (masks, n)
+    needs = moves.needs[np.ix_(walk, walk)]
+    # A parent missing from a subset that holds its child: no chain.
+    lacks = (bits @ needs.astype(int) > 0) & (bits == 0)
+    chains = masks[(masks > 0) & ~lacks.any(axis=1)]
+    lowest = np.append(0, bits[1:].argmax(axis=1))
+    highest = np.append(0, count - 1 - bits[1:, ::-1].argmax(axis=1))
+    chance = np.stack([score(trace, int(node)) for node in walk], axis=1)
+    costs, errors = np.empty((2, len(thresholds), len(chains)))
+    for number, cut in enumerate(thresholds):
+        pattern, group = np.unique((chance >= cut) @ (1 << np.arange(count)), return_inverse=True)
+        sums = [np.bincount(group, wrong[:, v], len(pattern)) for v in walk]
+        wrongs = np.stack(sums, axis=1)
+        spent = np.stack([np.bincount(group, trace.costs[:, v], len(pattern)) for v in walk], 1)
+        hit = chains[:, np.newaxis] & pattern  # who would stop and belongs to the chain
+        answer = np.where(hit > 0, lowest[hit], highest[chains][:, np.newaxis])
+        asked = chains[:, np.newaxis] & ((2 << answer) - 1)
+        each = np.arange(len(pattern))
+        errors[number] = wrongs[each, answer].sum(axis=1) / rows
+        costs[number] = (spent @ bits.T)[each, asked].sum(axis=1) / rows
+    subsets = [walk[bits[chain] == 1] for chain in chains]
+    return ChainTable(subsets, costs, errors)

@@ -1,0 +1,167 @@
+"""FrugalML (Chen, Zaharia and Zou, 2020): a base service, and an add-on where it is not sure.
+
+The base is asked on every row. For each label it may predict there is a threshold and an add-on:
+at or below the threshold the add-on is asked, and its answer is returned whatever it says.
+
+For a price, a base and a label, calling add-on v on the rows up to a confidence changes
+``error + price * cost`` by a running sum over these rows in order of confidence; its least value
+over all confidences and add-ons is the optimum, so each strategy here is exact on the fit rows.
+(FrugalML may also draw its base at random; that is a mixture of two settings, open to everybody.)
+Cost: O(T n) for each price and base, after sorting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer.baselines.moves import Moves
+from ttamer.baselines.selection import Ruler, sweep_prices
+from ttamer.baselines.stop_rule import plain
+from ttamer.baselines.unsuitable import Unsuitable, predictions_of
+from ttamer.replay import Played, Setting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from ttamer.trace import Trace
+
+__all__ = ["FrugalML"]
+
+LEAST_ROWS = 20
+_NO_GAIN = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class FrugalRule:
+    """Ask the base; by the label it predicts, perhaps another. Group 0 is every other label."""
+
+    base: int
+    groups: Mapping[str, int]
+    """The group of a label, by its text: codes differ from file to file."""
+    cuts: NDArray[np.float64]
+    """Per group: at or below this confidence of the base the add-on is asked."""
+    addons: NDArray[np.intp]
+    """Per group."""
+
+    def play(self, trace: Trace) -> Played:
+        """Decide for every row of a trace."""
+        rows = np.arange(len(trace))
+        group = group_rows(trace, self.base, self.groups)
+        more = trace.confidence[:, self.base] <= self.cuts[group]
+        answer = np.where(more, self.addons[group], self.base)
+        asked = np.zeros((len(trace), len(trace.spec)), bool)
+        asked[:, self.base] = True
+        asked[rows, answer] = True
+        return Played(answer, asked, answer)
+
+    def knob(self, names: tuple[str, ...]) -> dict[str, Any]:
+        """Return the strategy in words: whom to ask for which label, up to which confidence."""
+
+        def words(group: int) -> dict[str, Any] | None:
+            cut = plain(self.cuts[group])
+            return None if cut is None else {"at_most": cut, "ask": names[self.addons[group]]}
+
+        by_label = {label: words(group) for label, group in self.groups.items()}
+        return {"base": names[self.base], "labels": by_label, "other_labels": words(0)}
+
+
+def group_rows(trace: Trace, base: int, groups: Mapping[str, int]) -> NDArray[np.intp]:
+    """Return, shape (T,), the group of the label that the base predicts."""
+    by_code = np.array([*(groups.get(label, 0) for label in trace.classes), 0])
+    return by_code[predictions_of(trace)[:, base]]  # code -1, no answer, is the last
+
+
+class Base:
+    """All strategies of one base, on the fit rows."""
+
+    def __init__(self, ruler: Ruler, moves: Moves, base: int, least: int) -> None:
+        trace, count = ruler.trace, len(ruler.trace.spec)
+        self.base = base
+        self.groups = _groups(trace, base, least)
+        group = group_rows(trace, base, self.groups)
+        rows = np.lexsort((trace.confidence[:, base], group))
+        if np.count_nonzero(group == 0) < least:
+            # Too few to go by (or none, and then any label may still come): take all rows.
+            everyone = np.argsort(trace.confidence[:, base], kind="stable")
+            kept = rows[group[rows] > 0]
+            rows = np.concatenate([everyone, kept])
+            group = np.concatenate([np.zeros(len(trace), np.intp), group[kept]])
+        else:
+            group = group[rows]
+        said = trace.confidence[rows, base]
+        ends = np.flatnonzero(np.append((np.diff(said) != 0) | (np.diff(group) != 0), True))
+        starts = np.searchsorted(group, np.arange(len(self.groups) + 1))
+        self.cut_at = said[ends]
+        self.first = np.searchsorted(group[ends], np.arange(len(self.groups) + 1))
+        self.of_end = group[ends]
+        worse = ruler.wrong[rows].astype(np.int64) - ruler.wrong[rows, base][:, np.newaxis]
+        self.worse = _running(worse, starts, ends, self.of_end)
+        self.spent = _running(trace.costs[rows], starts, ends, self.of_end)
+        self.barred = ~moves.follows[base] | (np.arange(count) == base)
+
+    def strategy(self, price: float) -> FrugalRule:
+        """Return the strategy of least error + price * cost."""
+        change = self.worse + price * self.spent
+        change[:, self.barred] = np.inf
+        least = np.minimum.reduceat(change, self.first, axis=0)  # (groups, n)
+        addons = least.argmin(axis=1)
+        best = least.min(axis=1)
+        mine = change[np.arange(len(change)), addons[self.of_end]]
+        hits = np.flatnonzero(mine == best[self.of_end])
+        _, where = np.unique(self.of_end[hits], return_index=True)  # the least confidence of equals
+        cuts = np.where(best < -_NO_GAIN, self.cut_at[hits[where]], -np.inf)
+        return FrugalRule(self.base, self.groups, cuts, addons)
+
+
+@dataclass
+class FrugalML:
+    """The best strategy over all bases, for a range of prices."""
+
+    name: str = "frugalml"
+    least: int = LEAST_ROWS
+    """At least 1. A label predicted on fewer rows shares one strategy with the others like it."""
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Return the strategies on the envelope."""
+        moves = Moves.of(trace)
+        if moves.exits:
+            raise Unsuitable("the nodes are exits of one network, and it needs separate services")
+        if moves.is_tree:
+            raise Unsuitable("some nodes come after others, and it may ask any two of them")
+        predictions_of(trace)
+        ruler = Ruler.of(trace)
+        bases = [Base(ruler, moves, base, self.least) for base in range(len(trace.spec))]
+
+        def solve(price: float) -> Setting:
+            rules = [base.strategy(price) for base in bases]
+            points = [ruler.measure(rule) for rule in rules]
+            values = [error + price * cost for cost, error in points]
+            best = rules[int(np.argmin(values))]
+            return Setting({"price": price, **best.knob(trace.names)}, best)
+
+        return sweep_prices(trace, solve)
+
+
+def _groups(trace: Trace, base: int, least: int) -> dict[str, int]:
+    """Return a group from 1 on for each label the base predicts often enough."""
+    said = predictions_of(trace)[:, base]
+    count = np.bincount(said[said >= 0], minlength=len(trace.classes))
+    labels = [trace.classes[code] for code in np.flatnonzero(count >= max(least, 1))]
+    return {label: group for group, label in enumerate(labels, start=1)}
+
+
+def _running(
+    values: NDArray[Any],
+    starts: NDArray[np.intp],
+    ends: NDArray[np.intp],
+    of_end: NDArray[np.intp],
+) -> NDArray[np.float64]:
+    """Return, shape (ends, n), the sum from the start of its group to each end."""
+    total = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0)])
+    running: NDArray[np.float64] = total[ends + 1] - total[starts][of_end]
+    return running

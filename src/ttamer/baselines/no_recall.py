@@ -1,0 +1,91 @@
+"""The best dynamic programme without recall: the answer is always that of the node asked last.
+
+Each node has a few states (ranges of calibrated wrongness), the loss of a state is its share of
+wrong answers, and transitions are counted. Exits and trees are walked as a line; among other
+separate models any may be left out. The solver is the package's own, with ``recall=False``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ttamer.baselines.moves import Moves
+from ttamer.baselines.selection import Ruler, worth_having
+from ttamer.baselines.states import States, fit_states, transitions
+from ttamer.problem import Problem
+from ttamer.replay import Played, Setting
+from ttamer.solvers import solve_ladder
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ttamer.trace import Trace
+
+__all__ = ["NoRecall"]
+
+PRICES = np.geomspace(1e-4, 1e2, 60)
+"""Error per cost of asking everybody."""
+
+
+@dataclass(frozen=True, eq=False)
+class TableRule:
+    """Look up whom to ask next, by the state of the node asked last."""
+
+    walk: NDArray[np.intp]
+    """Shape (m,): the nodes by number, every one after those it can be asked from."""
+    states: tuple[States, ...]
+    """Per step of the walk."""
+    first: int
+    """The step to begin with."""
+    following: tuple[NDArray[np.int32], ...]
+    """Per step, shape (states,): the step to go on to, or -1."""
+
+    def play(self, trace: Trace) -> Played:
+        """Decide for every row of a trace."""
+        at = np.full(len(trace), self.first)
+        asked = np.zeros((len(trace), len(trace.spec)), bool)
+        for step, node in enumerate(self.walk):
+            here = np.flatnonzero(at == step)
+            asked[here, node] = True
+            following = self.following[step][self.states[step].of(trace.confidence[here, node])]
+            at[here] = np.where(following < 0, step, following)
+        return Played(self.walk[at], asked, self.walk[at])
+
+
+class NoRecall:
+    """The ladder of optimal policies without recall."""
+
+    name = "no-recall"
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Return the policies on the envelope."""
+        ruler, moves = Ruler.of(trace), Moves.of(trace)
+        walk = moves.walk
+        by_node = fit_states(trace, ruler.wrong)
+        states = tuple(by_node[node] for node in walk)
+        seen = [s.of(trace.confidence[:, v]) for s, v in zip(states, walk, strict=True)]
+        sizes = [len(s.losses) for s in states]
+
+        def pair(source: int | None, target: int) -> NDArray[np.float64]:
+            if source is None:
+                return transitions(None, seen[target], (1, sizes[target]))
+            return transitions(seen[source], seen[target], (sizes[source], sizes[target]))
+
+        losses = [s.losses for s in states]
+        costs = (moves.costs[walk] / ruler.whole_cost).tolist()
+        steps = range(len(walk))
+        if moves.exits or moves.is_tree:
+            chances = [pair(step - 1 if step else None, step) for step in steps]
+            problem = Problem.line(losses, costs, [chances[0][0], *chances[1:]])
+        else:
+            pairs = [(u, v) for u in (None, *steps) for v in steps if u is None or u < v]
+            problem = Problem.skip(losses, costs, {(u, v): pair(u, v) for u, v in pairs})
+        settings = []
+        for policy in solve_ladder(problem, [0, *(1 / (1 + PRICES)), 1], recall=False):
+            following = tuple(policy.choice(name)[:, 0] for name in problem.names)
+            rule = TableRule(walk, states, int(policy.choice(None)[0, -1]), following)
+            settings.append(Setting({"tradeoff": policy.tradeoff}, rule))
+        return worth_having(trace, settings)

@@ -1,0 +1,132 @@
+"""A router that looks one step ahead, in the style of cascade routing (Dekoninck et al., 2024).
+
+After each answer it may stop, or ask any node the cascade allows. What asking v is worth is the
+expected rise of the best calibrated correctness in hand, given the state of the node asked last
+(from counted pairs of states), less price * cost; it asks the node that is worth most while that
+is above zero, and returns the answer of the largest calibrated correctness. One step cannot see
+what a first question is for, so the first node is tried on the fit rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ttamer.baselines.moves import Moves
+from ttamer.baselines.selection import Ruler, sweep_prices
+from ttamer.baselines.states import States, fit_states, transitions
+from ttamer.replay import Played, Setting
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ttamer.trace import Trace
+
+__all__ = ["Routing"]
+
+
+@dataclass(frozen=True, eq=False)
+class Gains:
+    """What asking a node is expected to add, for everything that can be in hand."""
+
+    states: tuple[States, ...]
+    rights: NDArray[np.float64]
+    """Shape (X,), increasing: every calibrated correctness there is."""
+    place: tuple[NDArray[np.intp], ...]
+    """Per node, shape (states,): where the correctness of each state stands in ``rights``."""
+    follows: tuple[NDArray[np.intp], ...]
+    """Per node, shape (m,): who may be asked after it."""
+    tables: tuple[NDArray[np.float64], ...]
+    """Per node, shape (states, X, m): the gain of asking each of them."""
+
+    @classmethod
+    def fit(cls, trace: Trace, wrong: NDArray[np.bool_], moves: Moves) -> Gains:
+        """Count pairs of states on a trace."""
+        states = fit_states(trace, wrong)
+        seen = [s.of(trace.confidence[:, v]) for v, s in enumerate(states)]
+        rights = np.unique(np.concatenate([1 - s.losses for s in states]))
+        place = tuple(np.searchsorted(rights, 1 - s.losses) for s in states)
+        rise = [np.maximum((1 - s.losses)[:, np.newaxis] - rights, 0) for s in states]
+        follows = tuple(np.flatnonzero(row) for row in moves.follows)
+        tables = []
+        for u, mine in enumerate(states):
+            gain = np.empty((len(mine.losses), len(rights), len(follows[u])))
+            for column, v in enumerate(follows[u]):
+                sizes = (len(mine.losses), len(states[v].losses))
+                gain[:, :, column] = transitions(seen[u], seen[v], sizes) @ rise[v]
+            tables.append(gain)
+        return cls(states, rights, place, follows, tuple(tables))
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingRule:
+    """Ask what is worth most at a price, as long as it is worth anything."""
+
+    gains: Gains
+    moves: Moves
+    start: int
+    price: float
+
+    def play(self, trace: Trace) -> Played:
+        """Decide for every row of a trace."""
+        rows, count = len(trace), len(trace.spec)
+        asked = np.zeros((rows, count), bool)
+        last, answer = np.full((2, rows), self.start)
+        best = np.full(rows, -1)  # the place of the best correctness in hand
+        toll = self.price * self.moves.costs
+        active = np.arange(rows)
+        while active.size:
+            now = last[active]  # a copy: ``last`` moves on within the round
+            asked[active, now] = True
+            onward = []
+            for node in np.unique(now):
+                here = active[now == node]
+                state = self.gains.states[node].of(trace.confidence[here, node])
+                place = self.gains.place[node][state]
+                better = place > best[here]
+                best[here[better]] = place[better]
+                answer[here[better]] = node
+                others = self.gains.follows[node]
+                if not others.size:
+                    continue
+                gain = self.gains.tables[node][state, best[here]] - toll[others]
+                worth = np.where(self._may_ask(asked[here], others), gain, 0.0)
+                choice = worth.argmax(axis=1)
+                goes = worth[np.arange(len(here)), choice] > 0
+                last[here[goes]] = others[choice[goes]]
+                onward.append(here[goes])
+            active = np.concatenate(onward) if onward else active[:0]
+        return Played(answer, asked, last)
+
+    def _may_ask(self, asked: NDArray[np.bool_], others: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return, shape (rows, others), who was not asked yet and needs nobody else first."""
+        may = ~asked[:, others]
+        if self.moves.is_tree:
+            for column, node in enumerate(others):
+                above = self.moves.needs[node].copy()
+                above[node] = False
+                may[:, column] &= asked[:, above].all(axis=1)
+        return may
+
+
+class Routing:
+    """The router, for a range of prices and the first node that is best at each."""
+
+    name = "routing"
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Return the routers on the envelope."""
+        ruler, moves = Ruler.of(trace), Moves.of(trace)
+        gains = Gains.fit(trace, ruler.wrong, moves)
+        starts = np.flatnonzero(moves.needs.sum(axis=1) == 1)  # who can be asked first
+
+        def solve(price: float) -> Setting:
+            rules = [RoutingRule(gains, moves, int(start), price) for start in starts]
+            points = [ruler.measure(rule) for rule in rules]
+            best = int(np.argmin([error + price * cost for cost, error in points]))
+            knob = {"price": price, "start": trace.names[starts[best]]}
+            return Setting(knob, rules[best])
+
+        return sweep_prices(trace, solve)

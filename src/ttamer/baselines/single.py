@@ -1,0 +1,75 @@
+"""One node for everything: the first, the last, or the best on the fit rows.
+
+First and last are meant as the nodes stand in the cascade: the last is the full network, or the
+model that ``target = "last"`` compares with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ttamer.baselines.moves import Moves
+from ttamer.baselines.selection import Ruler
+from ttamer.replay import Played, Setting
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ttamer.trace import Trace
+
+__all__ = ["AlwaysBest", "AlwaysFirst", "AlwaysLast"]
+
+
+@dataclass(frozen=True, eq=False)
+class AlwaysNode:
+    """Return one node's answer on every row."""
+
+    node: int
+    needs: NDArray[np.bool_]
+    """Shape (n,): whom that takes to ask."""
+
+    def play(self, trace: Trace) -> Played:
+        """Decide for every row of a trace."""
+        answer = np.full(len(trace), self.node)
+        return Played(answer, np.tile(self.needs, (len(trace), 1)), answer)
+
+
+def _setting(trace: Trace, node: int) -> list[Setting]:
+    rule = AlwaysNode(node, Moves.of(trace).needs[node])
+    return [Setting({"node": trace.names[node]}, rule)]
+
+
+class AlwaysFirst:
+    """The first node of the cascade."""
+
+    name = "always-first"
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Return the one setting."""
+        return _setting(trace, 0)
+
+
+class AlwaysLast:
+    """The last node of the cascade."""
+
+    name = "always-last"
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Return the one setting."""
+        return _setting(trace, len(trace.spec) - 1)
+
+
+class AlwaysBest:
+    """The node of least error on the fit rows; of equals the cheapest, then the first."""
+
+    name = "always-best"
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Return the one setting."""
+        errors = Ruler.of(trace).wrong.mean(axis=0)
+        moves = Moves.of(trace)
+        price = moves.needs @ moves.costs
+        return _setting(trace, int(np.lexsort((price, errors))[0]))

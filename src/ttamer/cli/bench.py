@@ -1,0 +1,85 @@
+"""``ttamer bench``: all families over a folder of traces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ttamer.bench import TraceBench
+
+__all__ = ["add_to"]
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "bench",
+        help="all families over a folder of traces",
+        description="Fit and measure every family on every trace of a folder, half and half.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "folder", help="traces, each with NAME.toml (or one cascade.toml) beside it"
+    )
+    parser.add_argument("--families", metavar="A,B", help="which (default: all that suit)")
+    parser.add_argument("--resamples", type=int, default=200, metavar="N",
+                        help="of the test rows, for the intervals (default 200)")  # fmt: skip
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the numbers as JSON here")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run and print one table."""
+    from pathlib import Path
+
+    from ttamer.bench import bench
+    from ttamer.cli.progress import teller
+    from ttamer.cli.show import as_json
+
+    tell = teller(quiet=args.json)
+    names = args.families.split(",") if args.families else None
+    done = bench(args.folder, families=names, resamples=args.resamples, progress=tell)
+    tell("")
+    text = as_json([each.to_dict() for each in done])
+    if args.output:
+        Path(args.output).write_text(text + "\n", "utf-8")
+    print(text if args.json else _text(done))
+
+
+def _text(done: list[TraceBench]) -> str:
+    from ttamer.cli.show import table
+
+    parts = []
+    wins = {"win": 0, "tie": 0, "loss": 0}
+    for each in done:
+        result, best = each.frontier, each.frontier.reference
+        rows = []
+        for family in result.families:
+            cost, error = result.cost_at(family), result.error_at(family, best.cost)
+            duel = next((d for d in each.duels if d.rival == family), None)
+            rows.append([
+                family,
+                "-" if cost is None or not best.cost else f"{1 - cost / best.cost:.0%}",
+                "-" if error is None else f"{1 - error:.2%}",
+                f"{result.area(family):.4f}",
+                "" if duel is None else f"{duel.gain:+.1%}",
+                "" if duel is None else f"{duel.interval[0]:+.1%} to {duel.interval[1]:+.1%}",
+                "" if duel is None else duel.verdict,
+            ])  # fmt: skip
+        for duel in each.duels:
+            wins[duel.verdict] += 1
+        head = ["family", "saving", "accuracy", "area", "gain", "95%", ""]
+        parts.append(
+            f"{each.name}: {result.fit_rows} rows to fit, {result.test_rows} to test; "
+            f"{best.node} alone: accuracy {1 - best.error:.2%}\n\n" + table(head, rows)
+        )
+    first = done[0].frontier.families[0]
+    parts.append(
+        "saving: at that node's accuracy; accuracy: at its price; area: mean error over all "
+        f"costs;\ngain: how much smaller {first}'s area is. {first} against all others: "
+        f"{wins['win']} wins, {wins['tie']} ties, {wins['loss']} losses."
+    )
+    return "\n\n".join(parts)

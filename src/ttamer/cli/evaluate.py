@@ -1,0 +1,80 @@
+"""``ttamer evaluate``: how a saved policy does on a trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_to"]
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "evaluate",
+        help="how a saved policy does on a trace",
+        description="Replay a fitted policy on a trace: error, cost, who answered, intervals.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("policy", help="a .ttamer file made by ttamer fit")
+    parser.add_argument("trace", help="rows to measure on: a Parquet, CSV or NPZ file")
+    parser.add_argument("--tradeoff", type=float, metavar="L",
+                        help="one policy of the ladder (default: all of them)")  # fmt: skip
+    parser.add_argument("--target", choices=("label", "last"), help="overrides the cascade's")
+    parser.add_argument("--leave-out", action="store_true",
+                        help="leave out rows that cannot be used, and say how many")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Replay and print."""
+    from ttamer.artefact import load
+    from ttamer.cli.show import as_json, number, table
+    from ttamer.cli.traces import read
+    from ttamer.errors import ArgumentError
+    from ttamer.evaluation import evaluate
+    from ttamer.fitted import FittedLadder, FittedPolicy
+
+    loaded = load(args.policy)
+    if not isinstance(loaded, FittedLadder | FittedPolicy):
+        raise ArgumentError(
+            f"{args.policy} was solved from a problem.json and knows no confidences: "
+            "make one from a trace with ttamer fit"
+        )
+    args.cascade = loaded.fitted.spec
+    trace = read(args.trace, args)
+    if isinstance(loaded, FittedPolicy):
+        policies = [loaded]
+    else:
+        policies = list(loaded) if args.tradeoff is None else [loaded.at(args.tradeoff)]
+    results = [evaluate(policy, trace, target=args.target) for policy in policies]
+    if args.json:
+        facts = [
+            {"tradeoff": policy.tradeoff, **result.to_dict()}
+            for policy, result in zip(policies, results, strict=True)
+        ]
+        print(as_json({"rows": len(trace), "policies": facts}))
+        return
+    rows = [
+        [f"{policy.tradeoff:.5g}", f"{r.error:.2%}", _interval(r.error_interval, "{:.2%}"),
+         number(r.cost), f"{r.relative_cost:.1%}", f"{r.recalled:.1%}", f"{r.recall_helped:.1%}",
+         f"{r.recall_hurt:.1%}"]
+        for policy, r in zip(policies, results, strict=True)
+    ]  # fmt: skip
+    print(f"{len(trace)} rows\n")
+    head = ["tradeoff", "error", "95%", "cost", "of full", "recalled", "helped", "hurt"]
+    print(table(head, list({tuple(row[1:]): row for row in rows}.values())))
+    if len(results) == 1:
+        shares = results[0]
+        print()
+        print(table(["node", "asked", "answered"], [
+            [name, f"{shares.asked[name]:.1%}", f"{shares.answered[name]:.1%}"]
+            for name in trace.names
+        ]))  # fmt: skip
+
+
+def _interval(ends: tuple[float, float], form: str) -> str:
+    return f"{form.format(ends[0])} to {form.format(ends[1])}"

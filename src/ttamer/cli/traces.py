@@ -1,0 +1,41 @@
+"""What the commands that read traces share: options, reading, and what was left out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ttamer.trace import Trace
+
+__all__ = ["add_reading_options", "read"]
+
+
+def add_reading_options(parser: Any, *, required: bool = True) -> None:
+    """Add the options that say how to read a trace."""
+    parser.add_argument(
+        "--cascade",
+        metavar="FILE",
+        required=required,
+        help="the cascade.toml that names the nodes and their costs",
+    )
+    parser.add_argument(
+        "--leave-out",
+        action="store_true",
+        help="leave out rows that cannot be used, and say how many (default: refuse them)",
+    )
+
+
+def read(path: str, args: argparse.Namespace) -> Trace:
+    """Read a trace as the options say; tell on stderr what was left out or decided."""
+    from ttamer.trace import Trace
+
+    trace = Trace.read(path, args.cascade, on_bad="leave_out" if args.leave_out else "refuse")
+    for reason, count in trace.left_out.items():
+        print(f"{path}: {count} rows left out: {reason}", file=sys.stderr)
+    for note in trace.notes:
+        print(f"{Path(path).name}: {note}", file=sys.stderr)
+    return trace

@@ -1,0 +1,126 @@
+"""The lower convex envelope of settings: what a family reaches when two settings may be mixed.
+
+A setting is a point (cost, error). Playing one of two settings at random gives every point of the
+line between them, so what a family offers is the lower convex envelope of its points. Only the
+part that pays is kept: from the cheapest point on, more cost and less error at every step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ttamer.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["area_under", "cost_at_error", "error_at_cost", "lower_envelope"]
+
+# A mean over many rows is not exact: a target met but for this much is met.
+_SLACK = 1e-9
+
+
+def lower_envelope(costs: ArrayLike, errors: ArrayLike) -> NDArray[np.intp]:
+    """Return the points on the envelope, the cheapest first.
+
+    Cost strictly increases and error strictly decreases along it, and each step buys less than
+    the one before. Of equal points the first is kept; points inside an edge are left out.
+
+    Both have shape (k,), with k at least 1, and hold finite numbers.
+
+    >>> lower_envelope([1, 2, 3, 4, 3], [0.4, 0.35, 0.1, 0.2, 0.1]).tolist()
+    [0, 2]
+    """
+    cost, error = _points(costs, errors)
+    kept: list[int] = []
+    for point in np.lexsort((error, cost)).tolist():  # stable: the first of equals comes first
+        if kept and error[point] >= error[kept[-1]]:
+            continue
+        while len(kept) > 1 and _is_above(cost, error, kept[-2], kept[-1], point):
+            kept.pop()
+        kept.append(point)
+    return np.array(kept, np.intp)
+
+
+def cost_at_error(costs: ArrayLike, errors: ArrayLike, error: float) -> float | None:
+    """Return the least cost at which the envelope has at most this error, or None.
+
+    >>> cost_at_error([1.0, 3.0], [0.5, 0.1], 0.3)
+    2.0
+    >>> cost_at_error([1.0, 3.0], [0.5, 0.1], 0.05) is None
+    True
+    """
+    x, y = _envelope(costs, errors)
+    if error < y[-1] - _SLACK:
+        return None
+    return float(np.interp(-error, -y, x))
+
+
+def error_at_cost(costs: ArrayLike, errors: ArrayLike, cost: float) -> float | None:
+    """Return the least error the envelope has at no more than this cost, or None.
+
+    >>> error_at_cost([1.0, 3.0], [0.5, 0.25], 2.0), error_at_cost([1.0], [0.5], 0.9)
+    (0.375, None)
+    """
+    x, y = _envelope(costs, errors)
+    if cost < x[0] * (1 - _SLACK):
+        return None
+    return float(np.interp(cost, x, y))
+
+
+def area_under(
+    costs: ArrayLike, errors: ArrayLike, low: float, high: float, *, unreached: float = 1.0
+) -> float:
+    """Return the area under the envelope between two costs.
+
+    Past the last point the error stays what it is there. Below the cheapest point nothing can be
+    answered, and no answer is a wrong answer: the error is ``unreached``, 1 by default. (To take
+    the cheapest point's own error there would favour a family for having no cheap setting. Where a
+    cheaper node can stand in, give its point along with the family's.)
+
+    >>> area_under([1.0, 3.0], [0.5, 0.1], 1.0, 4.0)
+    0.7
+    >>> area_under([2.0], [0.5], 1.0, 3.0)
+    1.5
+    """
+    if not (np.isfinite([low, high]).all() and low < high):
+        raise ArgumentError(f"the range of costs runs from {low} to {high}; low must be below high")
+    x, y = _envelope(costs, errors)
+    before = max(0.0, min(x[0], high) - low) * unreached
+    start = max(low, x[0])
+    if start >= high:
+        return float(before)
+    inner = (x > start) & (x < high)
+    at = np.concatenate([[start], x[inner], [high]])
+    height = np.interp(at, x, y)
+    return float(before + np.sum(np.diff(at) * (height[1:] + height[:-1]) / 2))
+
+
+def _is_above(
+    cost: NDArray[np.float64], error: NDArray[np.float64], a: int, b: int, c: int
+) -> bool:
+    """Whether b lies on the line from a to c or above it."""
+    rise = (error[b] - error[a]) * (cost[c] - cost[a])
+    return bool(rise >= (error[c] - error[a]) * (cost[b] - cost[a]))
+
+
+def _envelope(
+    costs: ArrayLike, errors: ArrayLike
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    cost, error = _points(costs, errors)
+    kept = lower_envelope(cost, error)
+    return cost[kept], error[kept]
+
+
+def _points(costs: ArrayLike, errors: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    cost, error = np.asarray(costs, np.float64), np.asarray(errors, np.float64)
+    if cost.ndim != 1 or cost.shape != error.shape or not cost.size:
+        raise ArgumentError(
+            f"an envelope needs one cost and one error for each of its points, at least one; "
+            f"there are {cost.size} costs and {error.size} errors"
+        )
+    if not (np.isfinite(cost).all() and np.isfinite(error).all()):
+        raise ArgumentError("an envelope needs finite costs and errors; leave the others out")
+    return cost, error

@@ -1,0 +1,191 @@
+"""Fitted policies: a solved policy with what turns an observation into a state.
+
+They decide for traces (:meth:`FittedPolicy.play`) and for single inputs
+(:meth:`FittedPolicy.session`), from confidences as the models give them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer.errors import ArgumentError, ObservationError
+from ttamer.replay import Played
+from ttamer.replay_states import play_states
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from ttamer.cascade_spec import CascadeSpec
+    from ttamer.ladder import Ladder
+    from ttamer.policy import Policy
+    from ttamer.quantiser import Quantiser
+    from ttamer.session import Explanation, Session
+    from ttamer.trace import Trace
+
+__all__ = ["Fitted", "FittedLadder", "FittedPolicy", "FittedSession"]
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """What every policy of a fit shares, and where it comes from."""
+
+    spec: CascadeSpec
+    quantiser: Quantiser
+    """Edges per node of the cascade, in the cascade's order."""
+    columns: tuple[int, ...]
+    """For each node of the problem, its place in the cascade."""
+    plan: Mapping[str, Any]
+    trace_digest: str
+    rows: int
+
+    def states(self, trace: Trace) -> NDArray[np.uint8]:
+        """Return the states of a trace, of shape (T, nodes), in the problem's order."""
+        if trace.names != self.spec.names:
+            raise ArgumentError(
+                f"the policy was fitted for {', '.join(self.spec.names)}, and the trace has "
+                f"{', '.join(trace.names)}: use the same cascade.toml for both"
+            )
+        return self.quantiser.states(trace.confidence)[:, list(self.columns)]
+
+    def played(self, policy: Policy, states: NDArray[np.uint8]) -> Played:
+        """Play a policy on states, and number the nodes as the cascade does."""
+        answer, asked, last = play_states(policy, states)
+        columns = np.array(self.columns)
+        theirs = np.empty_like(asked)
+        theirs[:, columns] = asked
+        return Played(columns[answer], theirs, columns[last])
+
+
+@dataclass(frozen=True, eq=False)
+class FittedPolicy:
+    """One policy of a fit."""
+
+    policy: Policy
+    fitted: Fitted
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.fitted.spec.names)
+        return f"FittedPolicy({names}; tradeoff={self.policy.tradeoff:g})"
+
+    @property
+    def tradeoff(self) -> float:
+        """The tradeoff it was solved for."""
+        return self.policy.tradeoff
+
+    def play(self, trace: Trace) -> Played:
+        """Decide for every row of a trace."""
+        return self.fitted.played(self.policy, self.fitted.states(trace))
+
+    def session(self) -> FittedSession:
+        """Start deciding for one input."""
+        return FittedSession(self)
+
+
+@dataclass(frozen=True, eq=False)
+class FittedLadder:
+    """The policies of a fit, in increasing order of tradeoff."""
+
+    ladder: Ladder
+    fitted: Fitted
+
+    def __len__(self) -> int:
+        return len(self.ladder)
+
+    def __iter__(self) -> Iterator[FittedPolicy]:
+        return (FittedPolicy(policy, self.fitted) for policy in self.ladder)
+
+    def __getitem__(self, rung: int) -> FittedPolicy:
+        return FittedPolicy(self.ladder[rung], self.fitted)
+
+    def __repr__(self) -> str:
+        plan = self.fitted.plan
+        return (
+            f"FittedLadder({len(self)} policies, {', '.join(self.fitted.spec.names)}; belief "
+            f"{plan['belief']}, order {plan['order']}, {plan['states']} states, "
+            f"{self.fitted.rows} rows)"
+        )
+
+    def at(self, tradeoff: float) -> FittedPolicy:
+        """Return the policy solved for the nearest tradeoff."""
+        return FittedPolicy(self.ladder.at(tradeoff), self.fitted)
+
+    def play_all(self, trace: Trace) -> Iterator[Played]:
+        """Play every policy on a trace, quantising it once."""
+        states = self.fitted.states(trace)
+        return (self.fitted.played(policy, states) for policy in self.ladder)
+
+
+class FittedSession:
+    """One input's way through a fitted policy.
+
+    ::
+
+        turn = policy.session()
+        while turn.next is not None:
+            turn.observe(confidence=...)     # what turn.next said
+        turn.answer                          # whose answer to return
+    """
+
+    __slots__ = ("_fitted", "_session", "unclear")
+
+    def __init__(self, policy: FittedPolicy) -> None:
+        self._fitted = policy.fitted
+        self._session: Session = policy.policy.session()
+        self.unclear = 0
+        """How many observations were not a number, and counted as the least sure state."""
+
+    def __repr__(self) -> str:
+        return f"FittedSession(next={self.next!r}, answer={self.answer!r})"
+
+    def observe(self, *, confidence: float, prediction: object = None) -> None:
+        """Say how sure ``next`` was of its answer, and move on.
+
+        ``prediction`` is taken for the day a belief needs it; these policies decide on confidence.
+        """
+        del prediction
+        session = self._session
+        if session.next is None:
+            raise ObservationError("the session has stopped: start a new one")
+        column = self._fitted.columns[session.number]
+        try:
+            state = self._fitted.quantiser.state(column, confidence)
+        except TypeError:
+            raise ObservationError(
+                f"node {session.next!r}: confidence must be a number, not {confidence!r}"
+            ) from None
+        self.unclear += confidence != confidence
+        session.observe(state)
+
+    @property
+    def next(self) -> str | None:
+        """The node to ask now; ``None`` once stopped."""
+        return self._session.next
+
+    @property
+    def stopped(self) -> bool:
+        """Whether to ask nobody else."""
+        return self._session.stopped
+
+    @property
+    def answer(self) -> str | None:
+        """Whose answer to return."""
+        return self._session.answer
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The nodes asked, in order."""
+        return self._session.asked
+
+    @property
+    def cost(self) -> float:
+        """What they cost, in the cascade's units."""
+        return self._session.cost
+
+    def explain(self) -> Explanation:
+        """Say why the session stands where it stands."""
+        return self._session.explain()

@@ -1,0 +1,300 @@
+"""Fitting: from a trace to a ladder of policies.
+
+Quantise the confidences of each node into states, count how states follow one another, give each
+state a loss, build the problem for the order in which nodes may be asked, and solve it for a
+range of tradeoffs.
+
+What a state loses is the ``belief``:
+
+- ``"none"``: one minus its mean confidence. This is the paper as written: optimal if confidence
+  were the chance to be right.
+- ``"calibrated"`` (the default): the share of wrong answers that the node gave in that state,
+  made monotone and shrunk towards the node's own error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ttamer.counts import Counts, Pair
+from ttamer.errors import ArgumentError
+from ttamer.fitted import Fitted, FittedLadder
+from ttamer.isotonic import falling
+from ttamer.problem import Edge, Node, Problem
+from ttamer.quantiser import Quantiser
+from ttamer.solvers import solve_ladder
+from ttamer.trace import require_rows
+from ttamer.tradeoff import check_tradeoffs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from ttamer.cascade_spec import CascadeSpec, Order
+    from ttamer.quantiser import Method
+    from ttamer.trace import Trace
+
+__all__ = [
+    "Belief",
+    "Plan",
+    "build",
+    "build_from",
+    "choose_plan",
+    "columns_of",
+    "default_tradeoffs",
+    "fit",
+    "pairs_of",
+]
+
+Belief = Literal["none", "calibrated"]
+BELIEFS = ("none", "calibrated")
+STATES_TRIED = (4, 8, 16, 32)
+LEAST_ROWS = 10
+RUNGS = 48
+SHRINKAGE = 4.0
+"""A state's share of wrong answers counts as if this many rows of the node's mean were added."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a fit decides besides the counts."""
+
+    belief: Belief
+    order: Literal["fixed", "skip", "any"]
+    states: int
+    quantise: Method
+    smoothing: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for the provenance of the artefact."""
+        return dict(vars(self))
+
+
+def fit(
+    trace: Trace,
+    *,
+    belief: Belief = "calibrated",
+    order: Order | None = None,
+    states: int | None = None,
+    quantise: Method = "quantile",
+    smoothing: float = 1.0,
+    tradeoffs: Iterable[float] | None = None,
+    folds: int = 5,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> FittedLadder:
+    """Fit a ladder of policies to a trace.
+
+    Args:
+        trace: What each node said about each input.
+        belief: What a state loses: ``"calibrated"``, or ``"none"`` for the paper as written.
+        order: Overrides the cascade's; ``"auto"`` tries what the cascade allows.
+        states: How many states a node has; by default chosen by cross-validation.
+        quantise: ``"quantile"``, ``"uniform"`` or ``"kmeans"``.
+        smoothing: How many rows of a node's own law are added to each row of transitions.
+        tradeoffs: For which to solve; by default a range that spans the frontier.
+        folds: For cross-validation.
+        seed: For the folds.
+        progress: Called with a line of text as the fit moves on.
+    """
+    best, weights = choose_plan(
+        trace,
+        belief=belief,
+        order=order,
+        states=states,
+        quantise=quantise,
+        smoothing=smoothing,
+        tradeoffs=tradeoffs,
+        folds=folds,
+        seed=seed,
+        progress=progress,
+    )
+    return build(trace, best, weights)
+
+
+def choose_plan(
+    trace: Trace,
+    *,
+    belief: Belief,
+    order: Order | None,
+    states: int | None,
+    quantise: Method,
+    smoothing: float,
+    tradeoffs: Iterable[float] | None,
+    folds: int,
+    seed: int,
+    progress: Callable[[str], None] | None,
+) -> tuple[Plan, NDArray[np.float64]]:
+    """Check the options of a fit, and choose by cross-validation what they leave open."""
+    require_rows(trace, LEAST_ROWS, "fitting")
+    if belief not in BELIEFS:
+        raise ArgumentError(f"belief must be one of {', '.join(BELIEFS)}, not {belief!r}")
+    if belief == "none" and not 0 <= trace.confidence.min() <= trace.confidence.max() <= 1:
+        node = int(np.argmax(np.abs(trace.confidence - 0.5).max(axis=0)))
+        raise ArgumentError(
+            'belief="none" takes one minus the confidence for the loss, so confidences must lie '
+            f"between 0 and 1, and those of {trace.names[node]!r} do not: rescale them, or use "
+            'belief="calibrated", which needs no scale'
+        )
+    if not 0 <= smoothing < np.inf:
+        raise ArgumentError(f"smoothing must be finite and not negative, not {smoothing!r}")
+    say = progress or (lambda _: None)
+    weights = default_tradeoffs(trace) if tradeoffs is None else check_tradeoffs(tradeoffs)
+    plans = [
+        Plan(belief, way, count, quantise, smoothing)
+        for way in _orders(trace.spec, order or trace.spec.order)
+        for count in ((states,) if states is not None else _states_tried(len(trace)))
+    ]
+    best = plans[0]
+    if len(plans) > 1:
+        scores = []
+        for number, plan in enumerate(plans, start=1):
+            scores.append(_held_out(trace, plan, weights, folds=folds, seed=seed))
+            say(f"tried {number} of {len(plans)}: {plan.order}, {plan.states} states")
+        best = plans[int(np.argmin(scores))]
+    say(f"fitting {best.order}, {best.states} states, {len(weights)} tradeoffs")
+    return best, weights
+
+
+def build(trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64]) -> FittedLadder:
+    """Fit a trace by one plan, for several tradeoffs."""
+    quantiser = Quantiser.fit(trace.confidence, states=plan.states, method=plan.quantise)
+    columns = columns_of(trace, plan)
+    counts = Counts.of(trace, quantiser, pairs_of(trace.spec, columns, plan))
+    return build_from(
+        counts, quantiser, trace.spec, columns, plan, tradeoffs, trace_digest=trace.digest
+    )
+
+
+def build_from(
+    counts: Counts,
+    quantiser: Quantiser,
+    spec: CascadeSpec,
+    columns: Sequence[int],
+    plan: Plan,
+    tradeoffs: NDArray[np.float64],
+    *,
+    trace_digest: str,
+) -> FittedLadder:
+    """Fit from counts, however they were added up."""
+    problem = problem_of(counts, spec, columns, plan, sure_last=spec.target == "last")
+    fitted = Fitted(
+        spec=spec,
+        quantiser=quantiser,
+        columns=tuple(columns),
+        plan=plan.to_dict(),
+        trace_digest=trace_digest,
+        rows=int(counts.rows),
+    )
+    return FittedLadder(solve_ladder(problem, tradeoffs), fitted)
+
+
+def problem_of(
+    counts: Counts, spec: CascadeSpec, columns: Sequence[int], plan: Plan, *, sure_last: bool
+) -> Problem:
+    """Build the problem that counts describe; nodes stand in the order of ``columns``."""
+    costs = counts.cost / counts.rows
+    nodes = []
+    for column in columns:
+        losses = _losses(counts, column, plan.belief)
+        if sure_last and column == len(spec.names) - 1:
+            losses = np.zeros_like(losses)  # right by definition
+        nodes.append(Node(spec.names[column], losses))
+    edges = tuple(
+        Edge(
+            None if source < 0 else spec.names[source],
+            spec.names[target],
+            cost=float(costs[target]),
+            probabilities=counts.transition((source, target), smoothing=plan.smoothing),
+        )
+        for source, target in counts.pairs
+    )
+    walk = plan.order != "any" and all(node.after is None for node in spec.nodes)
+    return Problem("walk" if walk else "precedence", tuple(nodes), edges)
+
+
+def default_tradeoffs(trace: Trace) -> NDArray[np.float64]:
+    """Return tradeoffs that span the frontier, the two ends included.
+
+    What the full model costs is priced from next to nothing to far more than any error, in equal
+    ratios.
+    """
+    means = trace.costs.mean(axis=0)
+    full = float(means.sum() if trace.spec.order == "fixed" else means.max()) or 1.0
+    price = np.geomspace(1e-3, 1e1, RUNGS - 2) / full  # of a unit of cost, in units of loss
+    return np.concatenate([[0.0], np.sort(1 / (1 + price)), [1.0]])
+
+
+def _losses(counts: Counts, node: int, belief: Belief) -> NDArray[np.float64]:
+    seen = counts.seen(node)
+    some = np.where(seen > 0, seen, 1.0)
+    if belief == "none":
+        mean = counts.confidence[node] / some
+        filled = np.where(seen > 0, mean, mean[seen > 0].mean())
+        return np.asarray(np.clip(1 - filled, 0.0, 1.0))
+    share = counts.wrong[node].sum() / seen.sum()
+    raw = (counts.wrong[node] + SHRINKAGE * share) / (seen + SHRINKAGE)
+    return falling(raw, seen + SHRINKAGE)
+
+
+def _orders(spec: CascadeSpec, order: Order) -> tuple[Literal["fixed", "skip", "any"], ...]:
+    if order == "auto":
+        if any(node.after is not None for node in spec.nodes):
+            return ("any",)
+        return ("fixed", "skip", "any") if len(spec.names) > 1 else ("fixed",)
+    if order not in ("fixed", "skip", "any"):
+        raise ArgumentError(f'order must be "fixed", "skip", "any" or "auto", not {order!r}')
+    return (order,)
+
+
+def _states_tried(rows: int) -> tuple[int, ...]:
+    """Return the numbers of states worth trying: each state should hold some rows."""
+    return tuple(count for count in STATES_TRIED if count * 8 <= rows) or (2,)
+
+
+def columns_of(trace: Trace, plan: Plan) -> list[int]:
+    """The columns of the trace in the order of asking: as given for exits, else cheapest first."""
+    nodes = range(len(trace.names))
+    if trace.spec.order == "fixed" or plan.order == "any":
+        return list(nodes)
+    means = trace.costs.mean(axis=0)
+    return sorted(nodes, key=lambda node: (means[node], node))
+
+
+def pairs_of(spec: CascadeSpec, columns: Sequence[int], plan: Plan) -> list[Pair]:
+    """Which pairs of nodes need transitions."""
+    if plan.order == "any" or any(node.after is not None for node in spec.nodes):
+        number = {name: i for i, name in enumerate(spec.names)}
+        return [
+            (-1 if node.after is None else number[node.after], number[node.name])
+            for node in spec.nodes
+        ]
+    if plan.order == "fixed":
+        return list(zip((-1, *columns), columns, strict=False))
+    starts = [(-1, target) for target in columns]
+    return starts + [(u, v) for i, u in enumerate(columns) for v in columns[i + 1 :]]
+
+
+def _held_out(
+    trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64], *, folds: int, seed: int
+) -> float:
+    """Return the mean held-out objective over the ladder, costs as shares of the full model's."""
+    from ttamer.evaluation import full_cost, measure
+
+    rows = np.random.default_rng(seed).permutation(len(trace))
+    parts = np.array_split(rows, min(folds, len(trace)))
+    full = full_cost(trace.spec, trace)
+    weight = tradeoffs / (tradeoffs + (1 - tradeoffs) * full)  # of loss, against relative cost
+    total = 0.0
+    for part in parts:
+        rest = np.setdiff1d(rows, part)
+        ladder = build(trace.take(rest), plan, tradeoffs)
+        held = trace.take(part)
+        for share, played in zip(weight, ladder.play_all(held), strict=True):
+            result = measure(played, held, resamples=0)
+            total += len(part) * (share * result.error + (1 - share) * result.cost / full)
+    return total / len(trace)

@@ -1,0 +1,37 @@
+"""Isotonic regression: the nearest sequence that never rises (or never falls)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["falling", "rising"]
+
+
+def rising(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the nondecreasing sequence nearest to ``values`` in weighted squares.
+
+    Pool adjacent violators; weights must be positive.
+
+    >>> rising(np.array([1.0, 3.0, 2.0]), np.ones(3)).tolist()
+    [1.0, 2.5, 2.5]
+    """
+    pools: list[list[float]] = []  # (mean, weight, length)
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        pools.append([value, weight, 1])
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            mean, heavy, length = pools.pop()
+            last = pools[-1]
+            last[0] = (last[0] * last[1] + mean * heavy) / (last[1] + heavy)
+            last[1] += heavy
+            last[2] += length
+    return np.repeat([pool[0] for pool in pools], [int(pool[2]) for pool in pools])
+
+
+def falling(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the nonincreasing sequence nearest to ``values`` in weighted squares."""
+    return rising(values[::-1], weights[::-1])[::-1]

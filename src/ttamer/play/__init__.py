@@ -1,0 +1,1 @@
+"""Playing a policy out: what its tables lead to, exactly, without solving anything."""

@@ -1,0 +1,190 @@
+"""Quantising: from a confidence to a state.
+
+Each node has increasing *edges*; the state of a confidence is how many of them it reaches. So
+state 0 is the least sure. No scale is assumed: only the order of confidences counts. A confidence
+that is not a number says nothing, and gets state 0.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ttamer.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["METHODS", "Method", "Quantiser", "edges_of"]
+
+Method = Literal["uniform", "quantile", "kmeans"]
+METHODS = ("uniform", "quantile", "kmeans")
+
+MOST_STATES = 256
+KMEANS_CELLS = 1024
+LOOKUP_CELLS = 4096
+CHUNK = 16_384
+"""Rows at a time: what they need stays in the cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class Quantiser:
+    """Edges per node.
+
+    >>> quantiser = Quantiser((np.array([0.5, 0.9]), np.array([])))
+    >>> quantiser.state(0, 0.7), quantiser.state(0, 0.9), quantiser.state(1, 0.7)
+    (1, 2, 0)
+    """
+
+    edges: tuple[NDArray[np.float64], ...]
+    """Shape (states - 1,) each, strictly increasing, finite."""
+
+    @classmethod
+    def fit(cls, confidence: NDArray[np.float64], *, states: int, method: Method) -> Quantiser:
+        """Choose at most ``states`` states for each column of confidences, of shape (T, n)."""
+        if not 1 <= states <= MOST_STATES:
+            raise ArgumentError(f"states must be from 1 to {MOST_STATES}, not {states!r}")
+        if method not in METHODS:
+            raise ArgumentError(f"quantise must be one of {', '.join(METHODS)}, not {method!r}")
+        columns = confidence.T
+        return cls(tuple(edges_of(column, states=states, method=method) for column in columns))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many states each node has."""
+        return tuple(len(edges) + 1 for edges in self.edges)
+
+    def state(self, node: int, confidence: float) -> int:
+        """Return the state of one confidence."""
+        if confidence != confidence:
+            return 0
+        return bisect_right(self._lists[node], confidence)
+
+    def states(self, confidence: NDArray[np.float64]) -> NDArray[np.uint8]:
+        """Return the states of many, of shape (T, n), each node's in one stretch of memory."""
+        rows, nodes = confidence.shape
+        states = np.empty((nodes, rows), np.uint8)
+        for at in range(0, rows, CHUNK):
+            # A stretch of rows at a time, turned so that each node's lie together in the cache.
+            part = np.ascontiguousarray(confidence[at : at + CHUNK].T)
+            for node, lookup in enumerate(self._lookups):
+                lookup.into(states[node, at : at + CHUNK], part[node])
+        return states.T
+
+    @cached_property
+    def _lists(self) -> tuple[list[float], ...]:
+        return tuple(edges.tolist() for edges in self.edges)
+
+    @cached_property
+    def _lookups(self) -> tuple[_Lookup, ...]:
+        return tuple(_Lookup(edges) for edges in self.edges)
+
+
+class _Lookup:
+    """States by lookup in equal cells, exact where each cell holds at most one edge."""
+
+    def __init__(self, edges: NDArray[np.float64]) -> None:
+        self._edges = edges
+        self._usable = False
+        if not 2 <= len(edges) <= LOOKUP_CELLS // 8:
+            return
+        with np.errstate(over="ignore", divide="ignore"):
+            self._low, self._scale = edges[0], (LOOKUP_CELLS - 2) / (edges[-1] - edges[0])
+        if not np.isfinite(self._scale):
+            return
+        cells = self._cells(edges.copy())
+        self._usable = len(np.unique(cells)) == len(cells)
+        self._before = np.searchsorted(cells, np.arange(LOOKUP_CELLS)).astype(np.uint8)
+        self._edge = np.full(LOOKUP_CELLS, np.nan)  # nothing reaches it where there is no edge
+        self._edge[cells] = edges
+
+    def _cells(self, values: NDArray[np.float64]) -> NDArray[np.intp]:
+        """Return the cell of each value, written over; not a number falls into none."""
+        # Cell 0 lies before the first edge; the first edge opens cell 1, the last one the last.
+        values -= self._low
+        values *= self._scale
+        values += 1
+        np.clip(values, 0, LOOKUP_CELLS - 1, out=values)
+        whole: NDArray[np.intp] = values.astype(np.intp)
+        return whole
+
+    def into(self, states: NDArray[np.uint8], values: NDArray[np.float64]) -> None:
+        """Write the states of a stretch of values."""
+        if not self._usable:
+            states[:] = np.searchsorted(self._edges, values, side="right")
+            states[np.isnan(values)] = 0
+            return
+        with np.errstate(invalid="ignore", over="ignore"):
+            cells = self._cells(values.copy())
+        # Clipping takes the cell of what is not a number, whatever it came out as, to the first.
+        self._before.take(cells, out=states, mode="clip")
+        states += values >= self._edge.take(cells, mode="clip")
+
+
+def edges_of(values: NDArray[np.float64], *, states: int, method: Method) -> NDArray[np.float64]:
+    """Return increasing edges that cut one column of confidences into at most ``states`` states.
+
+    Every state holds at least one of the values: edges that would leave one empty are dropped.
+
+    >>> edges_of(np.array([0.1, 0.2, 0.8, 0.9]), states=2, method="kmeans").tolist()
+    [0.5]
+    """
+    distinct, counts = np.unique(values, return_counts=True)
+    if len(distinct) <= 1 or states == 1:
+        return np.empty(0)
+    if len(distinct) <= states:
+        return _between(distinct, np.arange(1, len(distinct)))
+    if method == "uniform":
+        edges = np.linspace(distinct[0], distinct[-1], states + 1)[1:-1]
+        return _between(distinct, np.searchsorted(distinct, edges))
+    if method == "quantile":
+        ranks = np.arange(1, states) * len(values) / states
+        return _between(distinct, np.searchsorted(np.cumsum(counts), ranks) + 1)
+    return _between(distinct, _kmeans_cuts(distinct, counts, states))
+
+
+def _between(distinct: NDArray[np.float64], cuts: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Edges half way between the values on both sides of each cut."""
+    cuts = np.unique(cuts[(cuts > 0) & (cuts < len(distinct))])
+    edges = 0.5 * distinct[cuts - 1] + 0.5 * distinct[cuts]
+    # Two neighbouring floats have no middle: the upper one is the edge then.
+    return np.unique(np.where(edges > distinct[cuts - 1], edges, distinct[cuts]))
+
+
+def _kmeans_cuts(
+    distinct: NDArray[np.float64], counts: NDArray[np.intp], states: int
+) -> NDArray[np.intp]:
+    """Optimal one-dimensional k-means by dynamic programming: where each cluster but one begins.
+
+    Exact up to ``KMEANS_CELLS`` distinct values; beyond, neighbours are merged by quantile first.
+    """
+    starts = np.arange(len(distinct))
+    if len(distinct) > KMEANS_CELLS:
+        ranks = np.linspace(0, counts.sum(), KMEANS_CELLS, endpoint=False)
+        starts = np.unique(np.searchsorted(np.cumsum(counts), ranks, side="right"))
+    weight = np.add.reduceat(counts, starts).astype(float)
+    total = np.add.reduceat(counts * distinct, starts)
+    square = np.add.reduceat(counts * distinct**2, starts)
+    w, t, q = (np.concatenate([[0.0], np.cumsum(part)]) for part in (weight, total, square))
+    cells = len(starts)
+    # cost[i, j]: within-cluster sum of squares of cells i to j - 1.
+    mass = w[np.newaxis, :] - w[:, np.newaxis]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spread = (t[np.newaxis, :] - t[:, np.newaxis]) ** 2 / mass
+        cost = q[np.newaxis, :] - q[:, np.newaxis] - spread
+    cost = np.where(mass > 0, np.maximum(cost, 0.0), np.inf)
+    best = cost[0].copy()
+    back = []
+    for _ in range(1, min(states, cells)):
+        options = best[:, np.newaxis] + cost
+        back.append(options.argmin(axis=0))
+        best = options.min(axis=0)
+    cuts, end = [], cells
+    for choice in reversed(back):
+        end = int(choice[end])
+        cuts.append(starts[end] if end < cells else len(distinct))
+    return np.array(cuts, np.intp)

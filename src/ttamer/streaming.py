@@ -1,0 +1,101 @@
+"""Fitting a trace that is larger than memory.
+
+The rows are read twice, a batch at a time. The first reading keeps a uniform sample, from which the
+plan and the states are chosen as for a trace in memory; the second adds up the counts of all
+rows. Memory is bounded by the sample and one batch, whatever the length of the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer.counts import Counts
+from ttamer.errors import TraceError
+from ttamer.fitting import build_from, choose_plan, columns_of, pairs_of
+from ttamer.quantiser import Quantiser
+from ttamer.trace import Trace
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable
+
+    from ttamer.cascade_spec import CascadeSpec
+    from ttamer.fitted import FittedLadder
+
+__all__ = ["BATCH_ROWS", "SAMPLE_ROWS", "fit_batches", "fit_file"]
+
+BATCH_ROWS = 131_072
+SAMPLE_ROWS = 50_000
+
+DEFAULTS: dict[str, Any] = {
+    "belief": "calibrated",
+    "order": None,
+    "states": None,
+    "quantise": "quantile",
+    "smoothing": 1.0,
+    "tradeoffs": None,
+    "folds": 5,
+    "seed": 0,
+    "progress": None,
+}
+
+
+def fit_file(
+    path: str | os.PathLike[str],
+    cascade: CascadeSpec | str | os.PathLike[str],
+    **options: Any,
+) -> FittedLadder:
+    """Fit a trace file of any length; options as for :func:`ttamer.fit`."""
+    from ttamer.trace_file import read_batches
+
+    return fit_batches(lambda: read_batches(path, cascade, rows=BATCH_ROWS), **options)
+
+
+def fit_batches(
+    batches: Callable[[], Iterable[Trace]], *, sample_rows: int = SAMPLE_ROWS, **options: Any
+) -> FittedLadder:
+    """Fit what ``batches()`` yields; it is called twice and must yield the same rows.
+
+    Options as for :func:`ttamer.fit`. With no more rows than ``sample_rows`` the result is that of
+    a fit in memory.
+    """
+    chosen = {**DEFAULTS, **options}
+    say = chosen["progress"] or (lambda _: None)
+    sample, rows, digest = _sample(batches(), sample_rows, chosen["seed"], say)
+    plan, weights = choose_plan(sample, **chosen)
+    quantiser = Quantiser.fit(sample.confidence, states=plan.states, method=plan.quantise)
+    columns = columns_of(sample, plan)
+    pairs = pairs_of(sample.spec, columns, plan)
+    counts: Counts | None = None
+    for batch in batches():
+        more = Counts.of(batch, quantiser, pairs)
+        counts = more if counts is None else counts + more
+        say(f"counted {int(counts.rows)} of {rows} rows")
+    if counts is None or counts.rows != rows:
+        raise TraceError("the second reading gave other rows than the first: the file has changed")
+    return build_from(counts, quantiser, sample.spec, columns, plan, weights, trace_digest=digest)
+
+
+def _sample(
+    batches: Iterable[Trace], most: int, seed: int, say: Callable[[str], None]
+) -> tuple[Trace, int, str]:
+    """Return a uniform sample in the order of the rows, how many there were, and their digest."""
+    generator = np.random.default_rng([seed, 1])  # a stream that nobody else draws from
+    kept: Trace | None = None
+    keys = np.empty(0)
+    rows, digest = 0, hashlib.sha256()
+    for batch in batches:
+        rows += len(batch)
+        digest.update(batch.digest.encode())
+        kept = batch if kept is None else Trace.concat([kept, batch])
+        keys = np.concatenate([keys, generator.random(len(batch))])
+        if len(keys) > most:  # the rows of the smallest keys are a uniform sample
+            inside = np.sort(np.argpartition(keys, most)[:most])
+            kept, keys = kept.take(inside), keys[inside]
+        say(f"read {rows} rows")
+    if kept is None:
+        raise TraceError("there are no rows to fit")
+    return kept, rows, f"batches:{digest.hexdigest()}"

@@ -1,0 +1,548 @@
+"""Hostile ``.ttamer`` files, made from sound ones.
+
+Each attack is (what the refusal must say, how to make the file). All but those on the checksum
+itself carry the right checksum, as a forger's would: what refuses them is the validation.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import json
+import math
+import os
+import pickle
+import struct
+import zipfile
+from typing import Any, NamedTuple
+
+PREFIX = struct.Struct("<8sIQ")
+MAGIC = b"\x89ttamer\n"
+LETTERS = {"f64": "d", "i8": "b", "i16": "h", "i32": "i"}
+SIZES = {"f64": 8, "i8": 1, "i16": 2, "i32": 4}
+
+
+class Parts(NamedTuple):
+    """A file taken apart."""
+
+    header: dict[str, Any]
+    data: bytes
+
+
+def take(file: bytes) -> Parts:
+    """Take a sound file apart."""
+    _, _, length = PREFIX.unpack_from(file)
+    start = PREFIX.size + length
+    return Parts(json.loads(file[PREFIX.size : start]), file[start:-32])
+
+
+def put(header: object, data: bytes, *, version: int = 1, length: int | None = None) -> bytes:
+    """Put a file together, with the right checksum; a header may be given as bytes."""
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    raw += b" " * (-(PREFIX.size + len(raw)) % 8)
+    prefix = PREFIX.pack(MAGIC, version, len(raw) if length is None else length)
+    return signed(prefix + raw + data)
+
+
+def signed(body: bytes) -> bytes:
+    """Append the checksum."""
+    return body + hashlib.sha256(body).digest()
+
+
+def edited(file: bytes, **changes: Any) -> bytes:
+    """Change header entries; ``problem__moves="x"`` reaches inside, ``...`` removes."""
+    header, data = take(file)
+    for place, value in changes.items():
+        *path, last = place.split("__")
+        item = header
+        for name in path:
+            item = item[name]
+        if value is ...:
+            del item[last]
+        else:
+            item[last] = value
+    return put(header, data)
+
+
+def poked(file: bytes, name: str, position: int, number: float) -> bytes:
+    """Change one number of an array."""
+    header, data = take(file)
+    entry = header["arrays"][name]
+    size = SIZES[entry["dtype"]]
+    position %= math.prod(entry["shape"])
+    changed = bytearray(data)
+    struct.pack_into(
+        "<" + LETTERS[entry["dtype"]], changed, entry["offset"] + position * size, number
+    )
+    return put(header, bytes(changed))
+
+
+def filled(
+    file: bytes, header: dict[str, Any], **arrays: tuple[str, list[int], list[float]]
+) -> bytes:
+    """Replace arrays, given as (dtype, shape, numbers), and lay all of them out anew."""
+    old_header, data = take(file)
+    parts, directory, offset = [], {}, 0
+    for name in sorted({*old_header["arrays"], *arrays}):
+        if name in arrays:
+            dtype, shape, numbers = arrays[name]
+            raw = struct.pack(f"<{len(numbers)}{LETTERS[dtype]}", *numbers)
+        else:
+            entry = old_header["arrays"][name]
+            dtype, shape = entry["dtype"], entry["shape"]
+            raw = data[entry["offset"] :][: math.prod(shape) * SIZES[dtype]]
+        directory[name] = {"dtype": dtype, "shape": shape, "offset": offset}
+        raw += bytes(-len(raw) % 8)
+        parts.append(raw)
+        offset += len(raw)
+    return put({**header, "arrays": directory}, b"".join(parts))
+
+
+def with_arrays(file: bytes, **arrays: tuple[str, list[int], list[float]]) -> bytes:
+    """Replace arrays and leave the rest of the header."""
+    return filled(file, take(file).header, **arrays)
+
+
+def entry_changed(file: bytes, name: str, **changes: Any) -> bytes:
+    """Change an array's entry in the header."""
+    header, data = take(file)
+    header["arrays"][name].update(changes)
+    return put(header, data)
+
+
+def swapped_offsets(file: bytes) -> bytes:
+    """Let two arrays share their bytes."""
+    header, data = take(file)
+    header["arrays"]["values"]["offset"] = header["arrays"]["tradeoffs"]["offset"]
+    return put(header, data)
+
+
+def with_gap(file: bytes) -> bytes:
+    """Hide eight bytes before the last array."""
+    header, data = take(file)
+    last = max(header["arrays"].values(), key=lambda entry: entry["offset"])
+    cut = last["offset"]
+    last["offset"] += 8
+    return put(header, data[:cut] + b"evilcode" + data[cut:])
+
+
+def with_padding(file: bytes) -> bytes:
+    """Write into the bytes that fill up an array of small integers."""
+    header, data = take(file)
+    choices = header["arrays"]["choices"]
+    end = choices["offset"] + math.prod(choices["shape"]) * SIZES[choices["dtype"]]
+    assert end % 8  # or there is nothing to write into
+    return put(header, data[:end] + b"\1" + data[end + 1 :])
+
+
+def repeated_key(file: bytes) -> bytes:
+    """Say twice whether there is recall."""
+    header, data = take(file)
+    return put(json.dumps(header)[:-1].encode() + b',"recall":true}', data)
+
+
+def raw_token(file: bytes, token: bytes) -> bytes:
+    """Put a token of one's own where the number of states stands."""
+    header, data = take(file)
+    header["problem"]["states"] = ["TOKEN"]
+    return put(json.dumps(header).encode().replace(b'"TOKEN"', token), data)
+
+
+class Bomb:
+    """What a pickle would run."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, (self.command,)
+
+
+def pickled(_: bytes) -> bytes:
+    """Make a pickle that runs a command when it is opened."""
+    return pickle.dumps(Bomb("touch /tmp/ttamer-attack-was-run"))
+
+
+def zipped(_: bytes) -> bytes:
+    """Make a small zip of many zeros."""
+    box = io.BytesIO()
+    with zipfile.ZipFile(box, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", bytes(1_000_000))
+    return box.getvalue()
+
+
+def edges(file: bytes, count: int) -> bytes:
+    """Claim many edges."""
+    return edited(file, problem__sources=[-1] * count, problem__targets=[0] * count)
+
+
+def many_policies(file: bytes, count: int) -> bytes:
+    """Claim a ladder of many tiny policies."""
+    header = copy.deepcopy(take(file).header)
+    header["kind"] = "ladder"
+    numbers = ("f64", [count], [0.0] * count)
+    return filled(file, header, tradeoffs=numbers, values=numbers)
+
+
+def deep(levels: int) -> bytes:
+    """Nest lists."""
+    return b"[" * levels + b"]" * levels
+
+
+# The sound files: ``line`` (a walk of two nodes with two states, recall), ``ladder`` (the same for
+# three tradeoffs) and ``tree`` (precedence). Attacks name the one they start from.
+ATTACKS: dict[str, tuple[str, str, Any]] = {
+    "empty": ("is not a ttamer file", "line", lambda _: b""),
+    "text": ("is not a ttamer file", "line", lambda _: b"x" * 1000),
+    "other magic, signed": (
+        "is not a ttamer file",
+        "line",
+        lambda f: signed(MAGIC[:-1] + b"\r" + f[8:-32]),
+    ),
+    "pickle": ("is not a ttamer file", "line", pickled),
+    "zip": ("is not a ttamer file", "line", zipped),
+    "pickle behind the magic": (
+        "the header is too long",
+        "line",
+        lambda f: f[:12] + pickled(f),
+    ),
+    "pickle as header": (
+        "the header is not UTF-8",
+        "line",
+        lambda f: put(pickled(f), take(f).data),
+    ),
+    "magic alone": ("is cut short", "line", lambda f: f[:8]),
+    "no data": ("is cut short", "line", lambda f: put(take(f).header, b"")),
+    "appended": ("has bytes too many", "line", lambda f: f + b"\0"),
+    "appended and signed": ("has bytes too many", "line", lambda f: signed(f[:-32] + bytes(8))),
+    "version 0": ("has format version 0", "line", lambda f: put(*take(f), version=0)),
+    "header of 2**64 - 1": (
+        "the header is too long",
+        "line",
+        lambda f: put(*take(f), length=2**64 - 1),
+    ),
+    "header of 17 MiB": ("the header is too long", "line", lambda f: put(b" " * (17 * 2**20), f)),
+    "header past the end": ("is cut short", "line", lambda f: put(*take(f), length=2**20)),
+    "header of odd length": (
+        "the header does not end on a multiple of 8 bytes",
+        "line",
+        lambda f: put(*take(f), length=13),
+    ),
+    "header in UTF-16": (
+        "the header is not UTF-8",
+        "line",
+        lambda f: put(json.dumps(take(f).header).encode("utf-16"), take(f).data),
+    ),
+    "header with a byte order mark": (
+        "the header is not JSON",
+        "line",
+        lambda f: put(b"\xef\xbb\xbf" + json.dumps(take(f).header).encode(), take(f).data),
+    ),
+    "no header": ("the header is not JSON", "line", lambda f: put(b"", take(f).data)),
+    "header with a tail": (
+        "the header is not JSON",
+        "line",
+        lambda f: put(json.dumps(take(f).header).encode() + b"{}", take(f).data),
+    ),
+    "100,000 lists deep": (
+        "the header is nested too deeply, or has too many parts",
+        "line",
+        lambda f: put(deep(100_000), take(f).data),
+    ),
+    "deep behind a tricky string": (
+        "the header is nested too deeply, or has too many parts",
+        "line",
+        lambda f: put(rb'["\\",' + deep(100_000) + rb',"\""]', take(f).data),
+    ),
+    "a million objects": (
+        "the header is nested too deeply, or has too many parts",
+        "line",
+        lambda f: put(b"[" + b"{}," * 10**6 + b"0]", take(f).data),
+    ),
+    "a list as header": ("the header must be an object", "line", lambda f: put([1], take(f).data)),
+    "a list of arrays": ("the header must be an object", "line", lambda f: edited(f, arrays=[])),
+    "no arrays": ("the header names no arrays", "line", lambda f: edited(f, arrays={})),
+    "a key twice": ("twice in one object", "line", repeated_key),
+    "NaN": ("it may hold whole numbers only", "line", lambda f: raw_token(f, b"NaN")),
+    "infinity": ("it may hold whole numbers only", "line", lambda f: raw_token(f, b"-Infinity")),
+    "hidden infinity": ("it may hold whole numbers only", "line", lambda f: raw_token(f, b"1e999")),
+    "a million digits": (
+        "a number of more than 19 digits",
+        "line",
+        lambda f: raw_token(f, b"9" * 10**6),
+    ),
+    "kind missing": ("lacks", "line", lambda f: edited(f, kind=...)),
+    "array missing": (
+        "lacks",
+        "line",
+        lambda f: put(
+            {
+                **take(f).header,
+                "arrays": {k: v for k, v in take(f).header["arrays"].items() if v["offset"] == 0},
+            },
+            take(f).data[: take(f).header["arrays"]["costs"]["offset"]],
+        ),
+    ),
+    "unknown key": ("has an unknown", "line", lambda f: edited(f, extra=1)),
+    "unknown key inside": ("has an unknown", "line", lambda f: edited(f, problem__code="x")),
+    "unknown array": ("has an unknown", "line", lambda f: with_arrays(f, zz=("f64", [1], [0.0]))),
+    "sigma for a walk": (
+        "has an unknown",
+        "line",
+        lambda f: with_arrays(f, sigma=("f64", [1], [0.0])),
+    ),
+    "problem a string": ("must be an object", "line", lambda f: edited(f, problem="x")),
+    "notes a list": ("must be an object", "line", lambda f: edited(f, provenance__notes=[])),
+    "array a number": ("must be an object", "line", lambda f: edited(f, arrays__phi=7)),
+    "sources a string": ("must be a list", "line", lambda f: edited(f, problem__sources="ab")),
+    "states negative": (
+        "must hold whole numbers",
+        "line",
+        lambda f: edited(f, problem__states=[-2, 2]),
+    ),
+    "states zero": ("must hold whole numbers", "line", lambda f: edited(f, problem__states=[0, 4])),
+    "states true": (
+        "must hold whole numbers",
+        "line",
+        lambda f: edited(f, problem__states=[True, 3]),
+    ),
+    "states huge": (
+        "must hold whole numbers",
+        "line",
+        lambda f: edited(f, problem__states=[2**62, 2]),
+    ),
+    "source past the end": (
+        "must hold whole numbers",
+        "line",
+        lambda f: edited(f, problem__sources=[-1, 9]),
+    ),
+    "source -2": ("must hold whole numbers", "line", lambda f: edited(f, problem__sources=[-2, 0])),
+    "target -1": ("must hold whole numbers", "line", lambda f: edited(f, problem__targets=[-1, 1])),
+    "huge shape": (
+        "must hold whole numbers",
+        "line",
+        lambda f: entry_changed(f, "phi", shape=[2**40]),
+    ),
+    "negative shape": (
+        "must hold whole numbers",
+        "line",
+        lambda f: entry_changed(f, "phi", shape=[-1, -5, 4]),
+    ),
+    "empty array": (
+        "must hold whole numbers",
+        "line",
+        lambda f: entry_changed(f, "phi", shape=[0]),
+    ),
+    "shape of strings": (
+        "must hold whole numbers",
+        "line",
+        lambda f: entry_changed(f, "phi", shape=["8"]),
+    ),
+    "negative offset": (
+        "must hold whole numbers",
+        "line",
+        lambda f: entry_changed(f, "phi", offset=-8),
+    ),
+    "offset null": (
+        "must hold whole numbers",
+        "line",
+        lambda f: entry_changed(f, "phi", offset=None),
+    ),
+    "large shape": (
+        "is cut short",
+        "line",
+        lambda f: entry_changed(f, "values", shape=[2**31, 2**31]),
+    ),
+    "name a number": ("must be Unicode text", "line", lambda f: edited(f, problem__names=["a", 1])),
+    "name half a character": (
+        "must be Unicode text",
+        "line",
+        lambda f: edited(f, problem__names=["a", "\ud800"]),
+    ),
+    "note a list": (
+        "must be Unicode text",
+        "line",
+        lambda f: edited(f, provenance__notes={"a": []}),
+    ),
+    "library null": ("must be Unicode text", "line", lambda f: edited(f, provenance__library=None)),
+    "dtype of objects": (
+        "there are f64, i8, i16, i32",
+        "line",
+        lambda f: entry_changed(f, "phi", dtype="O"),
+    ),
+    "dtype a list": (
+        "there are f64, i8, i16, i32",
+        "line",
+        lambda f: entry_changed(f, "phi", dtype=[]),
+    ),
+    "no dimension": ("must have a shape", "line", lambda f: entry_changed(f, "phi", shape=[])),
+    "a million dimensions": (
+        "must have a shape",
+        "line",
+        lambda f: entry_changed(f, "phi", shape=[9] * 10**6),
+    ),
+    "overlap": ("may neither overlap nor leave a gap", "line", swapped_offsets),
+    "gap": ("may neither overlap nor leave a gap", "line", with_gap),
+    "unaligned": (
+        "may neither overlap nor leave a gap",
+        "line",
+        lambda f: entry_changed(f, "costs", offset=take(f).header["arrays"]["costs"]["offset"] + 1),
+    ),
+    "hidden in the padding": ("bytes other than zero", "line", with_padding),
+    "altered": ("was altered", "line", lambda f: f[:-40] + bytes([f[-40] ^ 1]) + f[-39:]),
+    "unsigned": ("was altered", "line", lambda f: f[:-32] + bytes(32)),
+    "unknown kind": ("the kind must be", "line", lambda f: edited(f, kind="model")),
+    "kind a list": ("the kind must be", "line", lambda f: edited(f, kind=["policy"])),
+    "recall 1": ("recall must be", "line", lambda f: edited(f, recall=1)),
+    "unknown moves": ("the moves must be", "line", lambda f: edited(f, problem__moves="jump")),
+    "moves a list": ("the moves must be", "line", lambda f: edited(f, problem__moves=["walk"])),
+    "precedence without recall": ("always has recall", "tree", lambda f: edited(f, recall=False)),
+    "no names": ("the names must be a list", "line", lambda f: edited(f, problem__names=[])),
+    "names an object": ("the names must be a list", "line", lambda f: edited(f, problem__names={})),
+    "70,000 names": (
+        "the names must be a list",
+        "line",
+        lambda f: edited(f, problem__names=["a"] * 70_000),
+    ),
+    "fewer states": ("as many states as names", "line", lambda f: edited(f, problem__states=[4])),
+    "fewer targets": ("as many states as names", "line", lambda f: edited(f, problem__targets=[0])),
+    "300,000 edges": ("at most 262144 are read", "line", lambda f: edges(f, 300_000)),
+    "choices as fractions": (
+        "cannot hold numbers of type",
+        "line",
+        lambda f: with_arrays(f, choices=("f64", [1, 5, 3], [0.0] * 15)),
+    ),
+    "losses as integers": (
+        "cannot hold numbers of type",
+        "line",
+        lambda f: with_arrays(f, losses=("i32", [4], [0, 1, 0, 1])),
+    ),
+    "recall denied": ("has shape", "line", lambda f: edited(f, recall=False)),
+    "states moved": ("has shape", "line", lambda f: edited(f, problem__states=[1, 3])),
+    "losses in two dimensions": (
+        "has shape",
+        "line",
+        lambda f: entry_changed(f, "losses", shape=[2, 2]),
+    ),
+    "tradeoffs in two dimensions": (
+        "has shape",
+        "ladder",
+        lambda f: entry_changed(f, "tradeoffs", shape=[3, 1]),
+    ),
+    "fewer values": (
+        "has shape",
+        "ladder",
+        lambda f: with_arrays(f, values=("f64", [2], [0.1, 0.2])),
+    ),
+    "tables turned": ("has shape", "line", lambda f: entry_changed(f, "phi", shape=[3, 5, 1])),
+    "one rung fewer": (
+        "has shape",
+        "ladder",
+        lambda f: with_arrays(f, phi=("f64", [2, 5, 3], [0.5] * 30)),
+    ),
+    "sigma cut": ("has shape", "tree", lambda f: with_arrays(f, sigma=("f64", [1, 2], [0.1, 0.2]))),
+    "loss NaN": ("its problem cannot be", "line", lambda f: poked(f, "losses", 1, math.nan)),
+    "loss negative": ("its problem cannot be", "line", lambda f: poked(f, "losses", 1, -1.0)),
+    "cost infinite": ("its problem cannot be", "line", lambda f: poked(f, "costs", 0, math.inf)),
+    "probability 2": ("its problem cannot be", "line", lambda f: poked(f, "probabilities", 0, 2.0)),
+    "probability NaN": (
+        "its problem cannot be",
+        "line",
+        lambda f: poked(f, "probabilities", 2, math.nan),
+    ),
+    "probability 1e308": (
+        "its problem cannot be",
+        "line",
+        lambda f: poked(f, "probabilities", 0, 1e308),
+    ),
+    "probability -inf": (
+        "its problem cannot be",
+        "line",
+        lambda f: poked(f, "probabilities", 0, -math.inf),
+    ),
+    "probabilities that overflow": (
+        "its problem cannot be",
+        "line",
+        lambda f: with_arrays(f, probabilities=("f64", [6], [1.7e308] * 6)),
+    ),
+    "probabilities without a sum": (
+        "its problem cannot be",
+        "line",
+        lambda f: with_arrays(f, probabilities=("f64", [6], [math.inf, -math.inf] * 3)),
+    ),
+    "cycle": ("its problem cannot be", "tree", lambda f: edited(f, problem__sources=[-1, 2, 1])),
+    "edge twice": ("its problem cannot be", "line", lambda f: edited(f, problem__targets=[0, 0])),
+    "name twice": ("its problem cannot be", "line", lambda f: edited(f, problem__names=["a", "a"])),
+    "name empty": ("its problem cannot be", "line", lambda f: edited(f, problem__names=["", "a"])),
+    "a policy of three": ("and a policy has one", "ladder", lambda f: edited(f, kind="policy")),
+    "two million policies": (
+        "tables: policies times places",
+        "line",
+        lambda f: many_policies(f, 2**21),
+    ),
+    "tradeoff 1.5": (
+        "a tradeoff is not from 0 to 1",
+        "line",
+        lambda f: poked(f, "tradeoffs", 0, 1.5),
+    ),
+    "tradeoff NaN": (
+        "a tradeoff is not from 0 to 1",
+        "line",
+        lambda f: poked(f, "tradeoffs", 0, math.nan),
+    ),
+    "tradeoffs fall": (
+        "the tradeoffs of a ladder must increase",
+        "ladder",
+        lambda f: poked(f, "tradeoffs", 0, 0.9),
+    ),
+    "tradeoffs stand": (
+        "the tradeoffs of a ladder must increase",
+        "ladder",
+        lambda f: poked(f, "tradeoffs", 0, 0.5),
+    ),
+    "value infinite": ("a value is not finite", "line", lambda f: poked(f, "values", 0, math.inf)),
+    "value NaN": ("a value is not finite", "ladder", lambda f: poked(f, "values", 2, math.nan)),
+    "choice 2": (
+        "neither -1 nor the number of a node",
+        "line",
+        lambda f: poked(f, "choices", 0, 2),
+    ),
+    "choice -2": (
+        "neither -1 nor the number of a node",
+        "line",
+        lambda f: poked(f, "choices", 0, -2),
+    ),
+    "stops at the start": ("stops at the start", "line", lambda f: poked(f, "choices", -1, -1)),
+    "stops at a later start": (
+        "stops at the start",
+        "ladder",
+        lambda f: poked(f, "choices", -1, -1),
+    ),
+    "choice of itself": (
+        "is not one of its successors",
+        "line",
+        lambda f: poked(f, "choices", 0, 0),
+    ),
+    "choice backwards": (
+        "is not one of its successors",
+        "line",
+        lambda f: poked(f, "choices", 11, 0),
+    ),
+    "start skips": ("is not one of its successors", "line", lambda f: poked(f, "choices", -1, 1)),
+    "phi NaN": (
+        "has an entry that is not a number from 0 up",
+        "line",
+        lambda f: poked(f, "phi", 3, math.nan),
+    ),
+    "phi negative": (
+        "has an entry that is not a number from 0 up",
+        "line",
+        lambda f: poked(f, "phi", 3, -0.5),
+    ),
+    "sigma NaN": (
+        "has an entry that is not a number from 0 up",
+        "tree",
+        lambda f: poked(f, "sigma", 1, math.nan),
+    ),
+}
