@@ -19,8 +19,10 @@ from small_traces import (
     points,
     random_trace,
 )
+from ttamer.baselines.chain import chain_table
 from ttamer.baselines.frugalml import FrugalML
 from ttamer.baselines.isotonic import Calibrated
+from ttamer.baselines.moves import Moves
 
 if TYPE_CHECKING:
     from ttamer.trace import Trace
@@ -66,6 +68,18 @@ def every_chain(trace: Trace, *, common: bool) -> list[tuple[float, float]]:
                         break
             found.append((cost / len(trace), error / len(trace)))
     return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_table_of_chains_holds_every_subset_at_every_threshold(seed):
+    trace = random_trace(seed, nodes=3, rows=8)
+    wrong = trace.wrong()
+    score = Calibrated.fit(trace, wrong)
+    cuts = np.array([*np.unique([score(trace, v) for v in range(3)]), np.inf])
+    table = chain_table(trace, wrong, score, Moves.of(trace), cuts)
+    mine = np.column_stack([table.costs.ravel(), table.errors.ravel()])
+    brute = np.array(every_chain(trace, common=True))
+    assert sorted(map(tuple, mine.round(9))) == sorted(map(tuple, brute.round(9)))
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 LEAST_LETTERS = 8
 
-# The languages that cld2, fasttext, langid and lingua can all name, and Django has.
-# cld3 can name all but az and be.
+# The languages that Django has and all five detectors can name.
 _LANGUAGES = (
     "af ar az be bg bn bs ca cs cy da de el en eo es et eu fa fi fr ga he hi hr hu hy id is it ja "
     "ka kk ko lt lv mk mn mr ms nl no pa pl pt ro ru sk sl sq sr sv sw ta te th tr uk ur vi "
@@ -32,7 +31,7 @@ LANGUAGES = frozenset(_LANGUAGES.split())
 CATALOGUE_LANGUAGE = {"nb": "no", "nn": "no", "pt_BR": "pt", "zh_Hans": "zh", "zh_Hant": "zh"}
 
 # Left out: regional variants that mostly repeat another catalogue, and Serbian in Latin letters,
-# which none of the detectors tells from Croatian and Bosnian.
+# hardly to be told from Croatian and Bosnian.
 _LEFT_OUT = "ar_DZ en_AU en_GB es_AR es_CO es_MX es_NI es_VE sr_Latn"
 LEFT_OUT = frozenset(_LEFT_OUT.split())
 

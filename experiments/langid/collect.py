@@ -136,7 +136,7 @@ def write_facts(rows: list[Text], part: np.ndarray, left_out: dict[str, int], pa
     messages = {name: len({r.message for r in rows if r.part == name}) for name in ("fit", "test")}
     facts = {
         "title": "Which language is this? Five detectors from PyPI over Django's translations",
-        "made": "by experiments/langid/collect.py with ttamer.collect",
+        "made": "by experiments/langid/collect.py with ttamer.collecting.collect",
         "source": f"the message catalogues of Django {version('Django')} (BSD-3-Clause)",
         "licence": "The trace holds numbers and language codes and no string: Apache-2.0, as this "
         "package. langid-strings.json holds strings of Django's, under DJANGO-LICENSE.txt.",

@@ -39,16 +39,16 @@ def compare(title: str, part: datasets.Trace, test: datasets.Trace) -> None:
     errors, costs = test.wrong().mean(axis=0), test.costs.mean(axis=0)
     best = int(errors.argmin())
     say(f"\n{title}: {test.names[best]} alone {1 - errors[best]:.4f} at {costs[best]:.1f} µs")
-    for belief in ("calibrated", "none"):
+    for belief in ("full", "calibrated", "none"):
         ladder = fit(part, belief=belief)
         found = [measure(played, test, resamples=0) for played in ladder.play_all(test)]
         x, y = [result.cost for result in found], [result.error for result in found]
         equal = cost_at_error(x, y, float(errors[best]))
-        plan = ladder.fitted.plan
+        least = int(np.argmin(y))
         times = "not reached" if equal is None else f"{equal:.1f} µs, 1/{costs[best] / equal:.0f}"
         say(
-            f"  belief {belief:10} ({plan['order']}, {plan['states']} states): "
-            f"the same accuracy at {times}; at best {1 - min(y):.4f} at {x[int(np.argmin(y))]:.1f} µs"
+            f"  belief {belief:10}: "
+            f"the same accuracy at {times}; at best {1 - y[least]:.4f} at {x[least]:.1f} µs"
         )
 
 

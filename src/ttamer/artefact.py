@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttamer._version import __version__
+from ttamer.artefact_belief import describe_belief, restore_belief
 from ttamer.artefact_fit import describe_fit, restore_fit
 from ttamer.artefact_layout import DTYPES, VERSION, pack, read, write
 from ttamer.artefact_rules import TABLES, Saved, check, cut
 from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError
 from ttamer.fitted import FittedLadder, FittedPolicy
+from ttamer.fitted_belief import BeliefFitted
 from ttamer.index_policy import IndexPolicy
 from ttamer.ladder import Ladder
 from ttamer.policy import Policy
@@ -137,11 +139,14 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _checked(
     header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
-) -> tuple[Saved, Fitted | None]:
+) -> tuple[Saved, Fitted | BeliefFitted | None]:
     """Check all of a header and its arrays; return the fit too, where there is one."""
     saved = check(header, arrays)
-    fitted = restore_fit(header["fit"], arrays, saved.problem) if "fit" in header else None
-    return saved, fitted
+    if "fit" in header:
+        return saved, restore_fit(header["fit"], arrays, saved.problem)
+    if "belief" in header:
+        return saved, restore_belief(header["belief"], arrays, saved.problem)
+    return saved, None
 
 
 @contextmanager
@@ -171,7 +176,10 @@ def _describe(
     if isinstance(given, FittedPolicy | FittedLadder):
         inner = given.policy if isinstance(given, FittedPolicy) else given.ladder
         header, arrays = _describe(inner, notes)
-        header["fit"], more = describe_fit(given.fitted)
+        if isinstance(given.fitted, BeliefFitted):
+            header["belief"], more = describe_belief(given.fitted)
+        else:
+            header["fit"], more = describe_fit(given.fitted)
         return header, {**arrays, **{name: _stored(name, array) for name, array in more.items()}}
     if not isinstance(given, Policy | Ladder):
         raise ArgumentError(f"a policy or a ladder can be saved, not a {type(given).__name__}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ttamer.problem import Problem
 
-__all__ = ["describe_fit", "restore_fit"]
+__all__ = ["describe_fit", "plan_of", "restore_fit", "rows_of", "spec_of", "texts_of"]
 
 MOST_ROWS = 2**53
 FIELDS = ("names", "after", "order", "target", "columns", "edges", "plan", "trace", "rows")
@@ -51,7 +51,7 @@ def describe_fit(fitted: Fitted) -> tuple[dict[str, Any], dict[str, NDArray[Any]
 def restore_fit(described: object, arrays: Mapping[str, NDArray[Any]], problem: Problem) -> Fitted:
     """Check what a file says of a fit against its problem, and return it."""
     fields = fields_of(described, "the fit", FIELDS)
-    names, after = _texts(fields["names"], "names"), _texts(fields["after"], "after")
+    names, after = texts_of(fields["names"], "names"), texts_of(fields["after"], "after")
     count = len(names)
     if count != len(problem.nodes) or len(after) != count:
         raise ArtefactDamaged("the fit must name as many nodes as the problem has")
@@ -60,32 +60,42 @@ def restore_fit(described: object, arrays: Mapping[str, NDArray[Any]], problem: 
         raise ArtefactDamaged("the columns of the fit must hold every node once")
     if [names[column] for column in columns] != list(problem.names):
         raise ArtefactDamaged("the fit and the problem differ in their nodes")
-    plan = fields["plan"]
-    if not isinstance(plan, dict):
-        raise ArtefactDamaged("the plan of the fit must be an object")
-    for key, value in plan.items():
-        text_of(key, "the key of a plan")
-        text_of(value, f"the plan's {key!r}")
-    (rows,) = integers_of([fields["rows"]], "the rows of the fit", least=1, most=MOST_ROWS)
     return Fitted(
-        spec=_spec(names, after, fields, arrays["fit_costs"]),
+        spec=spec_of(names, after, fields, arrays["fit_costs"]),
         quantiser=_quantiser(fields["edges"], arrays["fit_edges"], columns, problem),
         columns=tuple(columns),
-        plan=plan,
+        plan=plan_of(fields["plan"]),
         trace_digest=text_of(fields["trace"], "the trace of the fit"),
-        rows=rows,
+        rows=rows_of(fields["rows"]),
     )
 
 
-def _texts(item: object, what: str) -> list[str]:
+def plan_of(item: object) -> dict[str, str]:
+    """Return the plan of a fit, text by text."""
+    if not isinstance(item, dict):
+        raise ArtefactDamaged("the plan of the fit must be an object")
+    for key, value in item.items():
+        text_of(key, "the key of a plan")
+        text_of(value, f"the plan's {key!r}")
+    return item
+
+
+def rows_of(item: object) -> int:
+    """Return how many rows a fit saw."""
+    return integers_of([item], "the rows of the fit", least=1, most=MOST_ROWS)[0]
+
+
+def texts_of(item: object, what: str) -> list[str]:
+    """Return a list of text that is not empty."""
     if not isinstance(item, list) or not item:
         raise ArtefactDamaged(f"the {what} of the fit must be a list")
     return [text_of(each, f"one of the {what} of the fit") for each in item]
 
 
-def _spec(
+def spec_of(
     names: list[str], after: list[str], fields: Mapping[str, Any], costs: NDArray[Any]
 ) -> CascadeSpec:
+    """Return the cascade of a fit."""
     if costs.shape != (len(names),):
         raise ArtefactDamaged("the fit must have one cost for each node")
     order = text_of(fields["order"], "the order of the fit")
@@ -104,7 +114,7 @@ def _quantiser(
     item: object, stored: NDArray[Any], columns: list[int], problem: Problem
 ) -> Quantiser:
     counts = integers_of(item, "the edges of the fit", least=0, most=MOST_STATES - 1)
-    if len(counts) != len(columns) or stored.shape != (sum(counts) + 1,):
+    if len(counts) != len(columns) or stored.shape != (sum(counts) + 1,) or stored[-1] != 0:
         raise ArtefactDamaged("the edges of the fit do not agree with how many it says there are")
     edges = cut(stored, counts)
     for node, column in enumerate(columns):

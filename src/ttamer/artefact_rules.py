@@ -23,15 +23,26 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["FIT_ARRAYS", "TABLES", "Saved", "check", "cut"]
+__all__ = ["MORE_ARRAYS", "TABLES", "Saved", "check", "cut"]
 
 MOST_NODES = 2**16
 MOST_EDGES = 2**18
 MOST_TABLES = 2**22
 """Policies times places. A small table takes more memory than room in a file: hence a limit."""
 NUMBERS = ("costs", "losses", "probabilities", "tradeoffs", "values")
-FIT_ARRAYS = ("fit_costs", "fit_edges")
-"""What a fit adds; artefact_fit says how it must look."""
+MORE_ARRAYS = {
+    "fit": ("fit_costs", "fit_edges"),
+    "belief": (
+        "belief_costs",
+        "belief_edges",
+        "belief_centres",
+        "belief_levels",
+        "belief_classes",
+        "belief_leans",
+        "belief_weights",
+    ),
+}
+"""What a fit adds, by its field of the header; artefact_fit and artefact_belief check it."""
 TABLES = {"precedence": ("sigma",), "walk": ("choices", "phi")}
 """The tables of a policy, by the kind of moves."""
 
@@ -55,8 +66,10 @@ class Saved:
 
 def check(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Saved:
     """Check all that a header and its arrays say, or say what cannot be."""
-    fit = ("fit",) if "fit" in header else ()
-    fields_of(header, "the header", ("kind", "problem", "provenance", "recall", *fit))
+    fits = tuple(name for name in MORE_ARRAYS if name in header)
+    if len(fits) > 1:
+        raise ArtefactDamaged("the header has two fits")
+    fields_of(header, "the header", ("kind", "problem", "provenance", "recall", *fits))
     kind, recall = header["kind"], header["recall"]
     if kind not in ("policy", "ladder"):
         raise ArtefactDamaged(f"the kind must be 'policy' or 'ladder', not {kind!r}")
@@ -77,7 +90,7 @@ def check(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Save
         raise ArtefactDamaged(f"the moves must be 'precedence' or 'walk', not {moves!r}")
     if moves == "precedence" and not recall:
         raise ArtefactDamaged("a policy under precedence always has recall, and recall is false")
-    more = FIT_ARRAYS if fit else ()
+    more = tuple(array for name in fits for array in MORE_ARRAYS[name])
     fields_of(arrays, "the list of arrays", (*NUMBERS, *TABLES[moves], *more))
     for name, array in arrays.items():
         if (array.dtype.kind == "i") != (name == "choices"):

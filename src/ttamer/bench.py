@@ -152,8 +152,10 @@ def _row_tables(
     played = result.played[family]
     costs = np.stack([(done.asked * trace.costs).sum(axis=1) for done in played], axis=1)
     errors = np.stack([wrong[rows, done.answer] for done in played], axis=1).astype(float)
-    low = min(point.result.cost for point in result.points)
-    return costs, errors, (low, max(result.full_cost, low * (1 + 1e-9) + 1e-300))
+    cheap, bad = result.cheapest
+    costs = np.column_stack([costs, np.full(len(rows), cheap)])
+    errors = np.column_stack([errors, np.full(len(rows), bad)])
+    return costs, errors, result.cost_range
 
 
 def _areas(

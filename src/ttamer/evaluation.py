@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Result", "evaluate", "full_cost", "measure"]
 
 QUANTILES = (0.5, 0.9, 0.99)
-MOST_GROUPS = 5000
+MOST_GROUPS = 1000
+"""Distinct pairs of (wrong, cost) to draw from; more are grouped by cost first."""
 
 Interval = tuple[float, float]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ttamer.baselines import FAMILIES, Unsuitable
+from ttamer.baselines.selection import worth_having
 from ttamer.errors import ArgumentError
 from ttamer.fitting import fit
 from ttamer.replay import Setting
@@ -30,19 +31,13 @@ class FitFamily:
         self._options = options
 
     def fit(self, trace: Trace) -> list[Setting]:
-        """Fit a ladder; every policy of it is a setting, but for those that decide alike."""
+        """Fit a ladder; its policies on the lower envelope of the fit rows are the settings."""
         try:
             ladder = fit(trace, **self._options)
         except ArgumentError as error:
             raise Unsuitable(str(error)) from None
-        settings: list[Setting] = []
-        seen = set()
-        for policy, played in zip(ladder, ladder.play_all(trace), strict=True):
-            done = (played.answer.tobytes(), played.asked.tobytes())
-            if done not in seen:
-                seen.add(done)
-                settings.append(Setting({"tradeoff": policy.tradeoff}, policy))
-        return settings
+        settings = [Setting({"tradeoff": policy.tradeoff}, policy) for policy in ladder]
+        return worth_having(trace, settings)
 
 
 OURS: dict[str, Family] = {

@@ -151,7 +151,7 @@ class _Drawing:
             (left, right), (low, high) = result.cost_interval, result.error_interval
             for xs, ys in (([left / full, right / full], [y, y]), ([x, x], [low, high])):
                 self.axes.plot(xs, ys, color=STOP_COLOUR, lw=1.0, alpha=0.45, zorder=5)
-            self.axes.plot([x], [y], "o", ms=4.5, color=STOP_COLOUR, mec=PAPER, mew=0.8, zorder=7)
+            self.axes.plot([x], [y], "o", ms=5.5, color=STOP_COLOUR, mec=PAPER, mew=0.8, zorder=7)
 
     def _dots(self, x: float, y: float) -> None:
         """Families of one setting, but for the one that is the reference; the oracle faintly."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.cascade_spec import CascadeSpec
+    from ttamer.fitted_belief import BeliefFitted, BeliefSession
     from ttamer.ladder import Ladder
     from ttamer.policy import Policy
     from ttamer.quantiser import Quantiser
@@ -52,6 +53,10 @@ class Fitted:
             )
         return self.quantiser.states(trace.confidence)[:, list(self.columns)]
 
+    def session(self, policy: Policy) -> FittedSession:
+        """Start deciding for one input."""
+        return FittedSession(self, policy.session())
+
     def played(self, policy: Policy, states: NDArray[np.uint8]) -> Played:
         """Play a policy on states, and number the nodes as the cascade does."""
         answer, asked, last = play_states(policy, states)
@@ -66,7 +71,7 @@ class FittedPolicy:
     """One policy of a fit."""
 
     policy: Policy
-    fitted: Fitted
+    fitted: Fitted | BeliefFitted
 
     def __repr__(self) -> str:
         names = ", ".join(self.fitted.spec.names)
@@ -79,11 +84,12 @@ class FittedPolicy:
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace."""
-        return self.fitted.played(self.policy, self.fitted.states(trace))
+        states: Any = self.fitted.states(trace)
+        return self.fitted.played(self.policy, states)
 
-    def session(self) -> FittedSession:
+    def session(self) -> FittedSession | BeliefSession:
         """Start deciding for one input."""
-        return FittedSession(self)
+        return self.fitted.session(self.policy)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +97,7 @@ class FittedLadder:
     """The policies of a fit, in increasing order of tradeoff."""
 
     ladder: Ladder
-    fitted: Fitted
+    fitted: Fitted | BeliefFitted
 
     def __len__(self) -> int:
         return len(self.ladder)
@@ -116,7 +122,7 @@ class FittedLadder:
 
     def play_all(self, trace: Trace) -> Iterator[Played]:
         """Play every policy on a trace, quantising it once."""
-        states = self.fitted.states(trace)
+        states: Any = self.fitted.states(trace)
         return (self.fitted.played(policy, states) for policy in self.ladder)
 
 
@@ -133,9 +139,9 @@ class FittedSession:
 
     __slots__ = ("_fitted", "_session", "unclear")
 
-    def __init__(self, policy: FittedPolicy) -> None:
-        self._fitted = policy.fitted
-        self._session: Session = policy.policy.session()
+    def __init__(self, fitted: Fitted, session: Session) -> None:
+        self._fitted = fitted
+        self._session = session
         self.unclear = 0
         """How many observations were not a number, and counted as the least sure state."""
 
@@ -145,7 +151,8 @@ class FittedSession:
     def observe(self, *, confidence: float, prediction: object = None) -> None:
         """Say how sure ``next`` was of its answer, and move on.
 
-        ``prediction`` is taken for the day a belief needs it; these policies decide on confidence.
+        These policies decide on confidence alone; ``prediction`` is taken so that all sessions
+        can be told the same things.
         """
         del prediction
         session = self._session

@@ -8,8 +8,11 @@ What a state loses is the ``belief``:
 
 - ``"none"``: one minus its mean confidence. This is the paper as written: optimal if confidence
   were the chance to be right.
-- ``"calibrated"`` (the default): the share of wrong answers that the node gave in that state,
-  made monotone and shrunk towards the node's own error.
+- ``"calibrated"``: the share of wrong answers that the node gave in that state, made monotone and
+  shrunk towards the node's own error.
+- ``"full"`` (the default): a state is the chance to be wrong of the best answer in hand, given
+  everything seen so far (belief.py, belief_fitting.py). On short traces it must first win against
+  ``"calibrated"`` in cross-validation.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ttamer.belief_fitting import build_belief
 from ttamer.counts import Counts, Pair
 from ttamer.errors import ArgumentError
 from ttamer.fitted import Fitted, FittedLadder
@@ -50,10 +54,12 @@ __all__ = [
     "pairs_of",
 ]
 
-Belief = Literal["none", "calibrated"]
-BELIEFS = ("none", "calibrated")
+Belief = Literal["none", "calibrated", "full"]
+BELIEFS = ("none", "calibrated", "full")
 STATES_TRIED = (4, 8, 16, 32)
 LEAST_ROWS = 10
+ENOUGH_ROWS = 2000
+"""From so many rows on a full belief needs no proof by cross-validation."""
 RUNGS = 48
 SHRINKAGE = 4.0
 """A state's share of wrong answers counts as if this many rows of the node's mean were added."""
@@ -77,7 +83,7 @@ class Plan:
 def fit(
     trace: Trace,
     *,
-    belief: Belief = "calibrated",
+    belief: Belief = "full",
     order: Order | None = None,
     states: int | None = None,
     quantise: Method = "quantile",
@@ -91,7 +97,8 @@ def fit(
 
     Args:
         trace: What each node said about each input.
-        belief: What a state loses: ``"calibrated"``, or ``"none"`` for the paper as written.
+        belief: What a state loses: ``"full"``, ``"calibrated"``, or ``"none"`` for the paper as
+            written.
         order: Overrides the cascade's; ``"auto"`` tries what the cascade allows.
         states: How many states a node has; by default chosen by cross-validation.
         quantise: ``"quantile"``, ``"uniform"`` or ``"kmeans"``.
@@ -144,24 +151,48 @@ def choose_plan(
         raise ArgumentError(f"smoothing must be finite and not negative, not {smoothing!r}")
     say = progress or (lambda _: None)
     weights = default_tradeoffs(trace) if tradeoffs is None else check_tradeoffs(tradeoffs)
-    plans = [
-        Plan(belief, way, count, quantise, smoothing)
-        for way in _orders(trace.spec, order or trace.spec.order)
-        for count in ((states,) if states is not None else _states_tried(len(trace)))
-    ]
+    plans = _plans(trace, belief, order, states, quantise, smoothing)
     best = plans[0]
     if len(plans) > 1:
         scores = []
         for number, plan in enumerate(plans, start=1):
             scores.append(_held_out(trace, plan, weights, folds=folds, seed=seed))
-            say(f"tried {number} of {len(plans)}: {plan.order}, {plan.states} states")
+            what = f"{plan.belief}, {plan.order}, {plan.states} states"
+            say(f"tried {number} of {len(plans)}: {what}")
         best = plans[int(np.argmin(scores))]
-    say(f"fitting {best.order}, {best.states} states, {len(weights)} tradeoffs")
+    say(f"fitting belief {best.belief}, {len(weights)} tradeoffs")
     return best, weights
+
+
+def _plans(
+    trace: Trace,
+    belief: Belief,
+    order: Order | None,
+    states: int | None,
+    quantise: Method,
+    smoothing: float,
+) -> list[Plan]:
+    """Return the plans that cross-validation chooses from."""
+    tree = any(node.after is not None for node in trace.spec.nodes)
+    full = belief == "full" and not tree and order is None
+    kept: list[Plan] = []
+    if full:
+        kept.append(Plan("full", "any", states or 0, quantise, smoothing))
+        if len(trace) >= ENOUGH_ROWS:
+            return kept
+    if belief == "full":
+        belief = "calibrated"
+    return kept + [
+        Plan(belief, way, count, quantise, smoothing)
+        for way in _orders(trace.spec, order or trace.spec.order)
+        for count in ((states,) if states is not None else _states_tried(len(trace)))
+    ]
 
 
 def build(trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64]) -> FittedLadder:
     """Fit a trace by one plan, for several tradeoffs."""
+    if plan.belief == "full":
+        return build_belief(trace, tradeoffs, states=plan.states or None)
     quantiser = Quantiser.fit(trace.confidence, states=plan.states, method=plan.quantise)
     columns = columns_of(trace, plan)
     counts = Counts.of(trace, quantiser, pairs_of(trace.spec, columns, plan))

@@ -36,6 +36,8 @@ __all__ = ["Again", "Answer", "Live", "Step", "answer", "ask_again", "prepare", 
 
 TRACE = "langid"
 PASSES = 3
+SHARE = 0.25
+"""What the policy may cost, of the dearest detector's cost."""
 
 
 class Turn(Protocol):
@@ -217,8 +219,8 @@ def prepare(
 
     Args:
         models: Detectors by name, or the names of those to build; by default all installed.
-        tradeoff: Which policy of the ladder; by default the cheapest one that is as good on the
-            fit part as the best single detector.
+        tradeoff: Which policy of the ladder; by default the one that errs least on the fit
+            part at a quarter of the dearest detector's cost.
         progress: Called with a line of text as the work moves on.
         options: Passed on to :func:`ttamer.fitting.fit`.
     """
@@ -235,7 +237,7 @@ def prepare(
     test = _at_speed(restrict(datasets.load(TRACE, "test"), models.keys()), slower)
     say("fitting")
     ladder = fit(part, progress=say, **options)
-    policy = _as_good(ladder, part) if tradeoff is None else ladder.at(tradeoff)
+    policy = _within_share(ladder, part) if tradeoff is None else ladder.at(tradeoff)
     best = int(test.wrong().mean(axis=0).argmin())
     return Live(
         detectors=models,
@@ -311,14 +313,14 @@ def _at_speed(trace: Trace, slower: Mapping[str, float]) -> Trace:
     )
 
 
-def _as_good(ladder: FittedLadder, trace: Trace) -> FittedPolicy:
-    """Return the cheapest policy that errs no more than the best single node, on this trace.
+def _within_share(ladder: FittedLadder, trace: Trace) -> FittedPolicy:
+    """Return the policy that errs least on this trace at a quarter of the dearest node's cost.
 
-    If none does, the one that errs least.
+    If none is as cheap as that, the cheapest.
     """
-    limit = float(trace.wrong().mean(axis=0).min())
+    limit = float(trace.costs.mean(axis=0).max()) * SHARE
     results = [measure(played, trace, resamples=0) for played in ladder.play_all(trace)]
-    good = [i for i, result in enumerate(results) if result.error <= limit]
-    if good:
-        return ladder[min(good, key=lambda i: results[i].cost)]
-    return ladder[min(range(len(results)), key=lambda i: (results[i].error, results[i].cost))]
+    cheap = [i for i, result in enumerate(results) if result.cost <= limit]
+    if cheap:
+        return ladder[min(cheap, key=lambda i: (results[i].error, results[i].cost))]
+    return ladder[min(range(len(results)), key=lambda i: results[i].cost)]

@@ -37,9 +37,10 @@ __all__ = [
     "draw_calibration",
     "draw_index_bars",
     "draw_recall",
+    "draw_step_bars",
     "draw_stop_panels",
-    "has_stop_panels",
     "node_colours",
+    "reached_steps",
     "reliability",
 ]
 
@@ -111,17 +112,12 @@ def draw_recall(rungs: Sequence[Point], marked: Sequence[Point]) -> Figure:
     return figure
 
 
-def has_stop_panels(policy: Policy) -> bool:
-    """Whether when to stop is a table per node: on a walk or a line, among several nodes."""
-    return policy.problem.moves == "walk" or policy.problem.is_line
-
-
 def draw_stop_panels(policy: Policy) -> Figure:
     """Draw the if-stop matrices of a policy, one per node that can be followed by another.
 
     Along: the node's states, the surest first. Up: the best loss so far, in the order of the
-    grid; it is never above the node's own loss. The node asked first has no earlier answer, and
-    without recall earlier ones do not count: there a state is all one colour.
+    grid; it is never above the node's own loss. The node asked first has no earlier answer: there
+    a state is all one colour.
     """
     problem = policy.problem
     shown = [node for node in problem.order if problem.outgoing[node]][:MOST_PANELS]
@@ -138,8 +134,55 @@ def draw_stop_panels(policy: Policy) -> Figure:
                 axes.set_ylabel("best loss so far", color=MUTED, fontsize=8.5)
             if number >= len(shown) - across:
                 axes.set_xlabel("surest … least sure", color=MUTED, fontsize=8.5)
-        _stop_legend(figure, "cannot happen")
+        _stop_legend(figure, "go on", "cannot happen")
     return figure
+
+
+def draw_step_bars(policy: Policy, steps: Sequence[Sequence[str]]) -> Figure:
+    """Draw a walk without recall: a bar per step that is reached, a piece per state.
+
+    ``steps`` names, for each node of the problem, who has been asked there. Along: the states, from
+    the least loss to the largest.
+    """
+    shown = reached_steps(policy)[:MOST_PANELS]
+    with style():
+        figure = new_figure(WIDTH, 0.65 + 0.62 * len(shown))
+        axes = figure.subplots()
+        plain_axes(axes)
+        for row, node in enumerate(shown):
+            in_turn = np.argsort(policy.problem.nodes[node].losses, kind="stable")
+            choice = policy.choice(policy.problem.names[node])[in_turn, 0]
+            left, width = np.arange(len(choice)) / len(choice), 1 / len(choice)
+            for going, colour in ((False, STOP_COLOUR), (True, GO_COLOUR)):
+                at = left[(choice >= 0) == going]
+                axes.barh(
+                    np.full(len(at), row), width, 0.46, at, align="edge", color=colour, ec=colour,
+                    lw=0.4,
+                )  # fmt: skip
+            onward = [set(steps[target]) - set(steps[node]) for target in choice[choice >= 0]]
+            names = list(dict.fromkeys(name for names in onward for name in sorted(names)))
+            share = percent(policy.asked[policy.problem.names[node]])
+            asked = " + ".join(printable(name, 12) for name in steps[node])
+            then = "ask " + " or ".join(printable(name, 12) for name in names) if names else ""
+            axes.text(0, row - 0.08, f"{asked}  ({share})", color=INK, fontsize=8.5)
+            axes.text(1, row - 0.08, then, color=MUTED, fontsize=8.5, ha="right")
+        axes.set_xlim(0, 1)
+        axes.set_ylim(len(shown) - 0.45, -0.5)
+        axes.set_xticks([0, 1], ["likely right", "likely wrong"])
+        axes.set_yticks([])
+        first, last = axes.get_xticklabels()
+        first.set_horizontalalignment("left")
+        last.set_horizontalalignment("right")
+        _stop_legend(figure, "go on")
+    return figure
+
+
+def reached_steps(policy: Policy) -> list[int]:
+    """The nodes of a problem from which there is a way on, and which are reached, by how often."""
+    problem = policy.problem
+    chance = list(policy.asked.values())
+    ways = [node for node in problem.order if problem.outgoing[node] and chance[node] >= 1e-3]
+    return sorted(ways, key=lambda node: -chance[node])
 
 
 def draw_index_bars(policy: IndexPolicy) -> Figure:
@@ -169,7 +212,7 @@ def draw_index_bars(policy: IndexPolicy) -> Figure:
         axes.set_xlim(0, most)
         axes.xaxis.set_major_formatter(lambda loss, _: f"{100 * loss:.3g}%")
         axes.set_xlabel("best loss so far", color=MUTED, fontsize=9)
-        _stop_legend(figure, None)
+        _stop_legend(figure, "ask it")
     return figure
 
 
@@ -245,25 +288,26 @@ def _stop_panel(axes: Axes, policy: Policy, node: int) -> None:
     stops = policy.if_stop(name)
     first = all(problem.ends[edge][0] < 0 for edge in problem.incoming[node])
     count = stops.sum(axis=1)  # it stops up to a column, and not beyond
-    if policy.recall and not first:
+    if first:
+        possible = np.full(len(own), columns)
+        stopped = np.where(count > own, columns, 0)
+    else:
         possible = own + 1
         stopped = np.minimum(count, possible)
-    else:
-        possible = np.full(len(own), columns)
-        stopped = np.where(count > (own if policy.recall else 0), columns, 0)
     in_turn = np.argsort(own, kind="stable")
     at = np.arange(len(own))
     plain_axes(axes)
-    axes.bar(at, columns, 1.0, color=BLANK_COLOUR)
-    axes.bar(at, stopped[in_turn], 1.0, color=STOP_COLOUR)
-    axes.bar(at, (possible - stopped)[in_turn], 1.0, stopped[in_turn], color=GO_COLOUR)
+    low, high = stopped[in_turn], possible[in_turn]
+    axes.bar(at, columns, 1.0, color=BLANK_COLOUR, ec=BLANK_COLOUR, lw=0.4)
+    axes.bar(at, low, 1.0, color=STOP_COLOUR, ec=STOP_COLOUR, lw=0.4)
+    axes.bar(at, high - low, 1.0, low, color=GO_COLOUR, ec=GO_COLOUR, lw=0.4)
     axes.set_xlim(-0.5, len(own) - 0.5)
     axes.set_ylim(0, columns)
     axes.set_xticks([])
     marks = sorted({0, columns // 2, columns - 1})
     axes.set_yticks(
         [mark + 0.5 for mark in marks],
-        [f"{100 * problem.grid.values[mark]:.2g}%" for mark in marks],
+        [percent(problem.grid.values[mark]) for mark in marks],
     )
     axes.tick_params(labelsize=8)
     targets = {problem.ends[edge][1] for edge in problem.outgoing[node]}
@@ -290,12 +334,10 @@ def _legend(figure: Figure, axes: Axes, *, columns: int) -> None:
     )  # fmt: skip
 
 
-def _stop_legend(figure: Figure, blank: str | None) -> None:
+def _stop_legend(figure: Figure, go: str, *blank: str) -> None:
     from matplotlib.patches import Patch
 
-    go = "go on" if blank else "ask it"
     handles = [Patch(color=STOP_COLOUR, label="stop"), Patch(color=GO_COLOUR, label=go)]
-    if blank is not None:
-        handles.append(Patch(color=BLANK_COLOUR, label=blank))
+    handles += [Patch(color=BLANK_COLOUR, label=label) for label in blank]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9,
                   labelcolor=INK, handlelength=1.1)  # fmt: skip

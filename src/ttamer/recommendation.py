@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ttamer.baselines import FAMILIES
+from ttamer.baselines.moves import Moves
 from ttamer.envelope import lower_envelope
 from ttamer.errors import ArgumentError
 from ttamer.frontier import MORE_ERROR
 from ttamer.resampling import Resampled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ttamer.evaluation import Interval
     from ttamer.frontier import Frontier, Point
     from ttamer.trace import Trace
@@ -29,6 +32,10 @@ Outcome = Literal["wins", "ties", "loses", "unreached", "nothing"]
 
 WORTH_SAYING = 0.01
 """A saving below one percent is none."""
+WORTH_ERRING = 0.05
+"""Nor is one below five percent, where it takes more errors to have it."""
+ONE_IS_ENOUGH = 0.02
+"""Two settings are mixed only where that saves more than this share of the reference's cost."""
 NEAR = 0.05
 """Savings further apart than this are not called level, however few the rows."""
 _SLACK = 1e-9
@@ -93,7 +100,8 @@ def recommend(
             f"the frontier has no family {family!r}; it has {', '.join(frontier.families)}"
         )
     saved = {more: _savings(frontier, more) for more in MORE_ERROR}
-    more = next((m for m in MORE_ERROR if max(saved[m].values(), default=0.0) >= WORTH_SAYING), 0.0)
+    worth = {more: WORTH_ERRING if more else WORTH_SAYING for more in MORE_ERROR}
+    more = next((m for m in MORE_ERROR if max(saved[m].values(), default=0.0) >= worth[m]), 0.0)
     savings = saved[more]
     rivals = {name: share for name, share in savings.items() if name != family}
     rival = max(rivals, key=lambda name: rivals[name], default=None)
@@ -139,7 +147,7 @@ def settings_at(frontier: Frontier, family: str, more_error: float = 0.0) -> tup
         return (Share(least, 1.0),)
     alone = min(within, key=lambda point: point.result.cost)
     cost = frontier.cost_at(family, more_error)
-    if cost is None or alone.result.cost - cost <= WORTH_SAYING * frontier.reference.cost:
+    if cost is None or alone.result.cost - cost <= ONE_IS_ENOUGH * frontier.reference.cost:
         return (Share(alone, 1.0),)
     edge = [points[i] for i in lower_envelope(*frontier.curve(family))]
     right = next(i for i, point in enumerate(edge) if point.result.error <= limit + _SLACK)
@@ -167,7 +175,8 @@ def _outcome(
         return "wins", family
     if mine is None:
         return "unreached", rival
-    if close and theirs - mine < NEAR and mine >= WORTH_SAYING:
+    behind = theirs - mine
+    if mine >= WORTH_SAYING and (behind < WORTH_SAYING or (close and behind < NEAR)):
         return "ties", family
     return "loses", rival
 
@@ -183,9 +192,9 @@ def _savings(frontier: Frontier, more: float) -> dict[str, float]:
 
 
 def _cheapest_node(trace: Trace) -> str:
-    """The node that is cheapest to have an answer from: of exits, the first."""
-    fixed = trace.spec.order == "fixed"
-    return trace.names[0 if fixed else int(np.argmin(trace.costs.mean(axis=0)))]
+    """The node whose answer is cheapest to have, with all that must be asked before it."""
+    prices = Moves.of(trace).needs @ trace.costs.mean(axis=0)
+    return trace.names[int(np.argmin(prices))]
 
 
 @dataclass(frozen=True)
@@ -239,6 +248,8 @@ class _Words:
         said = []
         if self.more and outcome != "nothing":
             said.append(f"At its full accuracy nothing tried here costs less than {self.alone}.")
+        if outcome != "nothing":
+            said += self._mixing()
         if outcome == "wins" and self.rival is not None:
             close = "; these rows cannot tell the two apart" if self.close else ""
             said.append(f"Next comes {self.rival}: {less(self.savings[self.rival])}{close}.")
@@ -248,15 +259,22 @@ class _Words:
             least = min(point.result.error for point in self.frontier.of(self.family))
             short = least - self.frontier.reference.error
             said.append(f"The best {self.family} reaches is {points(short)} more error.")
-        if len(self.settings) == 2:
-            family = self.settings[0].point.policy
-            said.append(f"That is {family} with two settings, drawn at random for each input.")
         return said
+
+    def _mixing(self) -> list[str]:
+        """What mixing has to do with the saving, if anything."""
+        point = self.settings[0].point
+        if len(self.settings) == 2:
+            return [f"That is {point.policy} with two settings, drawn at random per input."]
+        alone = less(1 - point.result.cost / self.frontier.reference.cost)
+        if alone == less(self.savings[point.policy]):
+            return []
+        return [f"By itself that setting costs {alone}; mixing in a cheaper one gives the rest."]
 
     @property
     def knobs(self) -> str:
         first, *second = self.settings
-        every = [p.knob["tradeoff"] for p in self.frontier.of(self.family) if "tradeoff" in p.knob]
+        every = self.frontier.of(self.family)
         text = knob_text(first.point, every)
         if not second:
             return text
@@ -286,16 +304,16 @@ def points(share: float) -> str:
     return f"{size} {'point' if size == '1' else 'points'}"
 
 
-def knob_text(point: Point, tradeoffs: list[float]) -> str:
-    """Return a knob in words; a tradeoff in as few digits as tell it from the others."""
+def knob_text(point: Point, family: Sequence[Point]) -> str:
+    """Return a knob in words; a tradeoff in as few digits as tell it from the family's others."""
     if set(point.knob) != {"tradeoff"}:
         return ", ".join(f"{name} {value}" for name, value in point.knob.items())
     wanted = float(point.knob["tradeoff"])
+    every = [float(each.knob["tradeoff"]) for each in family]
     for digits in range(2, 17):
         text = f"{wanted:.{digits}g}"
-        off = abs(float(text) - wanted)
-        nearest = min(tradeoffs, key=lambda each: abs(each - float(text)))
+        nearest = min(every, key=lambda each: abs(each - float(text)))
         # Within 1% of its distance to the nearer end: a ladder's rungs are in equal ratios there.
-        if off <= 0.01 * min(wanted, 1 - wanted) and nearest == wanted:
+        if abs(float(text) - wanted) <= 0.01 * min(wanted, 1 - wanted) and nearest == wanted:
             return f"tradeoff {text}"
     return f"tradeoff {wanted!r}"

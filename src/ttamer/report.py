@@ -17,10 +17,11 @@ from ttamer.policy_figures import (
     draw_calibration,
     draw_index_bars,
     draw_recall,
+    draw_step_bars,
     draw_stop_panels,
-    has_stop_panels,
+    reached_steps,
 )
-from ttamer.recommendation import less, peeks, points, recommend, settings_at
+from ttamer.recommendation import knob_text, less, peeks, points, recommend, settings_at
 from ttamer.report_html import Cell, Page, Picture, Tile, render
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from ttamer.fitted import FittedLadder
+    from ttamer.fitted import FittedLadder, FittedPolicy
     from ttamer.frontier import Frontier, Point
     from ttamer.recommendation import Recommendation
     from ttamer.trace import Trace
@@ -145,7 +146,7 @@ def _pictures(
             drawn(draw_answered(rungs, nodes, marked)),
         ),
         _recall_picture(rungs, marked),
-        _stop_picture(ladder.at(marked[0].knob["tradeoff"]).policy),
+        _stop_picture(ladder.at(marked[0].knob["tradeoff"]), knob_text(marked[0], rungs)),
         Picture(
             "calibration",
             "Calibration",
@@ -164,42 +165,46 @@ def _answered_label(point: Point, nodes: Sequence[str], family: str) -> str:
 
 def _recall_picture(rungs: Sequence[Point], marked: Sequence[Point]) -> Picture:
     result = marked[0].result
-    caption = (
-        f"An earlier answer than the last was returned on {percent(result.recalled)} of inputs "
-        f"(where marked): it helped on {percent(result.recall_helped)} and hurt on "
-        f"{percent(result.recall_hurt)}."
-    )
+    caption = "Where marked, the last answer was always the one returned."
+    if result.recalled:
+        caption = (
+            f"An earlier answer than the last was returned on {percent(result.recalled)} of inputs "
+            f"(where marked): it helped on {percent(result.recall_helped)} and hurt on "
+            f"{percent(result.recall_hurt)}."
+        )
     if not any(rung.result.recalled for rung in rungs):
-        caption = "An earlier answer than the last was never returned."
+        caption = "The last answer was always the one returned."
     return Picture("recall", "What recall did", caption, caption, drawn(draw_recall(rungs, marked)))
 
 
-def _stop_picture(policy: Any) -> Picture:
-    names = policy.problem.names
-    heading, rule = "When to stop", f"The rule at tradeoff {policy.tradeoff:.4g}. "
+def _stop_picture(fitted_policy: FittedPolicy, knob: str) -> Picture:
+    """When to stop: as matrices, as indices, or as bars, by the kind of the policy."""
+    policy = fitted_policy.policy
+    problem = policy.problem
+    names = fitted_policy.fitted.spec.names
+    heading, rule = "When to stop", f"The rule at {knob}. "
     if len(names) == 1:
         return Picture("stop", heading, f"There is one node: {names[0]} always answers.")
-    if has_stop_panels(policy):
-        followed = sum(bool(edges) for edges in policy.problem.outgoing[:-1])
-        return Picture(
-            "stop",
-            heading,
-            rule
-            + "After each node: across, how sure it was; up, the best loss so far."
-            + _first_only(followed),
-            f"If-stop matrices of {_listed(names)}.",
-            drawn(draw_stop_panels(policy)),
+    if isinstance(policy, IndexPolicy) and not problem.is_line:
+        told = (
+            "From top to bottom, a node is asked while the best loss so far is above its index, "
+            "where the colour changes; else the search stops."
         )
-    if isinstance(policy, IndexPolicy):
-        return Picture(
-            "stop",
-            heading,
-            rule + "From top to bottom, a node is asked while the best loss so far is above its "
-            "index, where the colour changes; else the search stops." + _first_only(len(names)),
-            f"The index of {_listed(names)}: at or below it, stop; above it, ask.",
-            drawn(draw_index_bars(policy)),
+        count, drawing = len(names), drawn(draw_index_bars(policy))
+    elif policy.recall:
+        told = "After each node: across, how sure it was; up, the best loss so far."
+        count = sum(bool(edges) for edges in problem.outgoing[:-1])
+        drawing = drawn(draw_stop_panels(policy))
+    else:
+        told = (
+            "Who has been asked, and on what share of inputs; across, how likely the best answer "
+            "in hand is to be wrong."
         )
-    return Picture("stop", heading, rule)
+        numbers = getattr(fitted_policy.fitted, "steps", [(i,) for i in range(len(names))])
+        steps = [[names[node] for node in step] for step in numbers]
+        count, drawing = len(reached_steps(policy)), drawn(draw_step_bars(policy, steps))
+    label = f"When to stop, among {_listed(names)}. {told}"
+    return Picture("stop", heading, rule + told + _first_only(count), label, drawing)
 
 
 def _first_only(count: int) -> str:

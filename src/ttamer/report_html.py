@@ -95,7 +95,8 @@ def text(value: object) -> str:
     >>> text('<b> & "c"')
     '&lt;b&gt; &amp; &quot;c&quot;'
     """
-    return escape("".join(c if c.isprintable() else "�" for c in str(value)), quote=True)
+    one_line = " ".join(str(value).split())
+    return escape("".join(c if c.isprintable() else "�" for c in one_line), quote=True)
 
 
 def inline_svg(svg: bytes, prefix: str, label: str) -> str:
@@ -114,7 +115,7 @@ def inline_svg(svg: bytes, prefix: str, label: str) -> str:
         root.attrib.pop(name, None)
     root.set("role", "img")
     root.set("aria-label", label)
-    return ET.tostring(root, encoding="unicode", method="html")
+    return ET.tostring(root, encoding="unicode")
 
 
 def _attribute(name: str, value: str, prefix: str) -> str:
@@ -234,6 +235,8 @@ CSS = """
   --muted: #a59e94; --rule: #3b3834; --faint: #5f5a53; --blank: #2d2b28; --accent: #4bb3ab; } }
 @media print { :root { --bg: #ffffff; --card: #ffffff; --ink: #2b2b2b; --muted: #77716a;
   --rule: #e3ded6; --faint: #c9c3ba; --blank: #f1efec; --accent: #1b7f79; } }
+@media print { html { font-size: 11px; }
+  main { max-width: none !important; padding: 0 !important; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--bg); color: var(--ink); line-height: 1.5;
   font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif;

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer.baselines.moves import Moves
 from ttamer.envelope import cost_at_error, error_at_cost
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ class Resampled:
         share = drawn / (drawn @ np.bincount(block))[:, np.newaxis]
 
         def sums(values: NDArray[Any]) -> NDArray[np.float64]:
-            return np.bincount(block, values.astype(np.float64), blocks)
+            total: NDArray[Any] = np.bincount(block, values, blocks)
+            return total
 
         wrong, costs, every = trace.wrong(), trace.costs, np.arange(rows)
         measured = {}
@@ -68,7 +70,7 @@ class Resampled:
             error = [sums(wrong[every, played.answer]) for played in plays]
             measured[family] = (share @ np.column_stack(cost), share @ np.column_stack(error))
         node = trace.names.index(frontier.reference.node)
-        price = costs.sum(axis=1) if trace.spec.order == "fixed" else costs[:, node]
+        price = (costs * Moves.of(trace).needs[node]).sum(axis=1)
         return cls(share @ sums(wrong[:, node]), share @ sums(price), measured)
 
     def saving(self, family: str, more_error: float) -> tuple[float, float, float]:

@@ -65,6 +65,8 @@ def fit_batches(
     chosen = {**DEFAULTS, **options}
     say = chosen["progress"] or (lambda _: None)
     sample, rows, digest = _sample(batches(), sample_rows, chosen["seed"], say)
+    if chosen["belief"] == "full":  # its counts need more than one pass: the sample must do
+        chosen["belief"] = "calibrated"
     plan, weights = choose_plan(sample, **chosen)
     quantiser = Quantiser.fit(sample.confidence, states=plan.states, method=plan.quantise)
     columns = columns_of(sample, plan)

@@ -24,7 +24,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("-o", "--output", default="out", metavar="FOLDER",
                         help="where the report goes (default out)")  # fmt: skip
     parser.add_argument("--live", action="store_true",
-                        help="ask the real detectors about what you type (extra [demo])")  # fmt: skip
+                        help="ask real detectors about what you type (extra [live])")  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -58,12 +58,11 @@ def run(args: argparse.Namespace) -> None:
     best, cost = result.reference, result.cost_at("ttamer")
     error = result.error_at("ttamer", best.cost)
     reached = min(point.result.error for point in result.of("ttamer"))
-    print("\nThe three numbers that matter:")
+    same = "is not reached"
     if cost is not None and best.cost:
-        print(f"  the accuracy of {best.node} alone ({1 - best.error:.1%}) at {cost / best.cost:.1%} "
-              "of its cost")  # fmt: skip
-    else:
-        print(f"  the accuracy of {best.node} alone ({1 - best.error:.1%}) is not reached")
+        same = f"at {cost / best.cost:.1%} of its cost"
+    print("\nThe three numbers that matter:")
+    print(f"  the accuracy of {best.node} alone ({1 - best.error:.1%}) {same}")
     if error is not None:
         print(f"  {1 - error:.1%} accuracy at its cost")
     print(f"  {1 - reached:.1%} at most, whatever it costs")

@@ -31,7 +31,7 @@ def add_to(commands: Any) -> None:
 
 def add_fit_options(parser: Any) -> None:
     """Add what can be chosen about a fit."""
-    parser.add_argument("--belief", choices=("calibrated", "none"), default="calibrated",
+    parser.add_argument("--belief", choices=("full", "calibrated", "none"), default="full",
                         help="what a state loses; none is the paper as written")  # fmt: skip
     parser.add_argument("--order", choices=("fixed", "skip", "any", "auto"),
                         help="overrides the cascade's")  # fmt: skip

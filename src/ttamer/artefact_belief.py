@@ -1,0 +1,184 @@
+"""The part of a ``.ttamer`` file that a fit on beliefs adds (docs/format.md).
+
+What is raised gives the reason alone; :mod:`ttamer.artefact` adds the file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer.artefact_fit import plan_of, rows_of, spec_of, texts_of
+from ttamer.artefact_layout import fields_of, integers_of, text_of
+from ttamer.artefact_rules import cut
+from ttamer.belief import Belief, Step, context_of
+from ttamer.errors import ArtefactDamaged
+from ttamer.fitted_belief import BeliefFitted
+from ttamer.quantiser import MOST_STATES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from ttamer.problem import Problem
+
+__all__ = ["describe_belief", "restore_belief"]
+
+MOST_NODES = 30
+"""Steps are written as sets of bits."""
+FIELDS = ("names", "order", "target", "predictions", "classes", "steps", "edges", "levels",
+          "leans", "plan", "trace", "rows")  # fmt: skip
+
+
+def describe_belief(fitted: BeliefFitted) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return what the header and the arrays say of a fit on beliefs."""
+    spec, belief = fitted.spec, fitted.belief
+    described = {
+        "names": list(spec.names),
+        "order": spec.order,
+        "target": spec.target,
+        "predictions": belief.knows_predictions,
+        "classes": list(fitted.classes),
+        "steps": [sum(1 << node for node in step) for step in fitted.steps],
+        "edges": [len(edges) for edges in fitted.edges],
+        "levels": [len(levels) for levels in belief.levels],
+        "leans": [len(leans) for leans in belief.leans],
+        "plan": {key: str(value) for key, value in fitted.plan.items()},
+        "trace": fitted.trace_digest,
+        "rows": fitted.rows,
+    }
+    keys = _answers(fitted.steps, len(spec.names), sure_last=belief.sure_last)
+    pad = [0.0]  # no array is empty in a file
+    arrays = {
+        "belief_costs": np.array(spec.costs, float),
+        "belief_edges": np.concatenate([*fitted.edges, pad]),
+        "belief_centres": np.concatenate(belief.centres),
+        "belief_levels": np.concatenate(belief.levels),
+        "belief_classes": np.array([*(float(c) for each in belief.leans for c in each), *pad]),
+        "belief_leans": np.array([*(v for each in belief.leans for v in each.values()), *pad]),
+        "belief_weights": np.concatenate([*(belief.weights[key] for key in keys), pad]),
+    }
+    return described, arrays
+
+
+def restore_belief(
+    described: object, arrays: Mapping[str, NDArray[Any]], problem: Problem
+) -> BeliefFitted:
+    """Check what a file says of a fit on beliefs against its problem, and return it."""
+    fields = fields_of(described, "the belief", FIELDS)
+    names = texts_of(fields["names"], "names")
+    count = len(names)
+    if count > MOST_NODES:
+        raise ArtefactDamaged(f"the belief has {count} nodes, and at most {MOST_NODES} are read")
+    if not isinstance(fields["predictions"], bool):
+        raise ArtefactDamaged("predictions must be true or false")
+    spec = spec_of(names, [""] * count, fields, arrays["belief_costs"])
+    classes = fields["classes"]
+    if not isinstance(classes, list):
+        raise ArtefactDamaged("the classes must be a list")
+    for each in classes:
+        text_of(each, "a class")
+    if len(set(classes)) < len(classes):
+        raise ArtefactDamaged("a class stands twice")
+    steps = _steps(fields["steps"], count, problem)
+    belief = _belief(fields, arrays, steps, count, len(classes), sure_last=spec.target == "last")
+    return BeliefFitted(
+        spec=spec,
+        belief=belief,
+        steps=tuple(steps),
+        edges=_edges(fields["edges"], arrays["belief_edges"], problem),
+        classes=tuple(classes),
+        plan=plan_of(fields["plan"]),
+        trace_digest=text_of(fields["trace"], "the trace of the belief"),
+        rows=rows_of(fields["rows"]),
+    )
+
+
+def _answers(steps: Sequence[Step], nodes: int, *, sure_last: bool) -> list[tuple[Step, int]]:
+    """Return the regressions there are, in the order of the file."""
+    return [
+        (step, answer)
+        for step in steps
+        for answer in context_of(step)
+        if not (sure_last and answer == nodes - 1)
+    ]
+
+
+def _steps(item: object, nodes: int, problem: Problem) -> list[Step]:
+    bits = integers_of(item, "the steps", least=1, most=(1 << nodes) - 1)
+    if len(bits) != len(problem.nodes) or len(set(bits)) < len(bits):
+        raise ArtefactDamaged(
+            "the belief must have one step of its own for each node of the problem"
+        )
+    for source, target in problem.ends:
+        before = bits[source] if source >= 0 else 0
+        added = bits[target] & ~before
+        if before & ~bits[target] or added.bit_count() != 1:
+            raise ArtefactDamaged("a way on must add one node to the step it comes from")
+    return [tuple(v for v in range(nodes) if step >> v & 1) for step in bits]
+
+
+def _edges(item: object, stored: NDArray[Any], problem: Problem) -> tuple[NDArray[np.float64], ...]:
+    counts = integers_of(item, "the edges of the belief", least=0, most=MOST_STATES - 1)
+    if stored.shape != (sum(counts) + 1,) or stored[-1] != 0:
+        raise ArtefactDamaged("the edges of the belief do not agree with how many there should be")
+    if [count + 1 for count in counts] != [len(node.losses) for node in problem.nodes]:
+        raise ArtefactDamaged("the belief and the problem differ in the states of a step")
+    edges = cut(stored, counts)
+    for own in edges:
+        if not (np.isfinite(own).all() and (np.diff(own) > 0).all()):
+            raise ArtefactDamaged("the edges of the belief must be finite and increase")
+    return edges
+
+
+def _belief(
+    fields: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
+    steps: Sequence[Step],
+    nodes: int,
+    classes: int,
+    *,
+    sure_last: bool,
+) -> Belief:
+    levels = integers_of(fields["levels"], "the levels", least=1, most=MOST_STATES)
+    leans = integers_of(fields["leans"], "the leans", least=0, most=max(classes, 0))
+    if len(levels) != nodes or len(leans) != nodes:
+        raise ArtefactDamaged("the belief must have levels and leans for each node")
+    keys = _answers(steps, nodes, sure_last=sure_last)
+    predictions = fields["predictions"]
+    if predictions != any(leans):
+        raise ArtefactDamaged("the belief says otherwise whether it knows predictions")
+    widths = [3 + (len(context_of(step)) - 1) * (4 if predictions else 1) for step, _ in keys]
+    for name, size in (
+        ("belief_centres", sum(levels)),
+        ("belief_levels", sum(levels)),
+        ("belief_classes", sum(leans) + 1),
+        ("belief_leans", sum(leans) + 1),
+        ("belief_weights", sum(widths) + 1),
+    ):
+        array = arrays[name]
+        if array.shape != (size,) or not np.isfinite(array).all():
+            raise ArtefactDamaged(f"array {name!r} must hold {size} finite numbers")
+        if name not in ("belief_centres", "belief_levels") and array[-1] != 0:
+            raise ArtefactDamaged(f"array {name!r} must end with 0")
+    centres = cut(arrays["belief_centres"], levels)
+    if any((np.diff(own) < 0).any() for own in centres):
+        raise ArtefactDamaged("the centres of the belief must increase")
+    codes = arrays["belief_classes"][:-1]
+    if codes.size and not (
+        (codes == np.floor(codes)).all() and codes.min() >= 0 and codes.max() < classes
+    ):
+        raise ArtefactDamaged("a lean of the belief is for a class there is not")
+    parts = zip(cut(codes, leans), cut(arrays["belief_leans"][:-1], leans), strict=True)
+    return Belief(
+        centres=centres,
+        levels=cut(arrays["belief_levels"], levels),
+        leans=tuple(
+            dict(zip(own.astype(int).tolist(), values.tolist(), strict=True))
+            for own, values in parts
+        ),
+        weights=dict(zip(keys, cut(arrays["belief_weights"], widths), strict=True)),
+        sure_last=sure_last,
+    )

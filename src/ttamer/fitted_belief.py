@@ -1,0 +1,207 @@
+"""Policies on beliefs: what a fit on beliefs shares, and a session that believes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer.class_codes import class_text
+from ttamer.errors import ArgumentError, ObservationError
+from ttamer.replay import Played
+from ttamer.replay_states import play_states
+from ttamer.session import Explanation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from ttamer.belief import Belief, Step
+    from ttamer.cascade_spec import CascadeSpec
+    from ttamer.policy import Policy
+    from ttamer.session import Session
+    from ttamer.trace import Trace
+
+__all__ = ["BeliefFitted", "BeliefSession"]
+
+
+@dataclass(frozen=True, eq=False)
+class BeliefFitted:
+    """What every policy of a fit on beliefs shares, and where it comes from."""
+
+    spec: CascadeSpec
+    belief: Belief
+    steps: tuple[Step, ...]
+    """The nodes asked at each node of the problem."""
+    edges: tuple[NDArray[np.float64], ...]
+    """Per step, how X becomes a state."""
+    classes: tuple[str, ...]
+    """The classes the belief knows, in the order of its codes."""
+    plan: Mapping[str, Any]
+    trace_digest: str
+    rows: int
+
+    def states(self, trace: Trace) -> tuple[NDArray[np.uint8], NDArray[np.intp]]:
+        """Return the state and the owner of X on every row, shape (T, steps) each."""
+        if trace.names != self.spec.names:
+            raise ArgumentError(
+                f"the policy was fitted for {', '.join(self.spec.names)}, and the trace has "
+                f"{', '.join(trace.names)}: use the same cascade.toml for both"
+            )
+        seen = self.belief.evidence(trace.confidence, self._said(trace))
+        found = np.empty((len(trace), len(self.steps)), np.uint8)
+        owner = np.empty(found.shape, np.intp)
+        for k, step in enumerate(self.steps):
+            least, owner[:, k] = self.belief.least(seen, step)
+            found[:, k] = np.searchsorted(self.edges[k], least, side="right")
+        return found, owner
+
+    def session(self, policy: Policy) -> BeliefSession:
+        """Start deciding for one input."""
+        return BeliefSession(self, policy.session())
+
+    @cached_property
+    def codes(self) -> dict[str, int]:
+        """The belief's code of each class it knows."""
+        return {name: code for code, name in enumerate(self.classes)}
+
+    def _said(self, trace: Trace) -> NDArray[np.int32] | None:
+        """Return predictions in the belief's own codes; classes it does not know get new ones."""
+        if trace.prediction is None:
+            return None
+        if trace.classes == self.classes:
+            return trace.prediction
+        known = self.codes
+        codes = [known.get(name, len(known) + new) for new, name in enumerate(trace.classes)]
+        return np.array([*codes, -1], np.int32)[trace.prediction]
+
+    def played(self, policy: Policy, states: tuple[NDArray[np.uint8], NDArray[np.intp]]) -> Played:
+        """Play a policy on states, and say whom it asked and whose answer it returns."""
+        found, owner = states
+        step, path, _ = play_states(policy, found)
+        members = np.zeros((len(self.steps), len(self.spec.names)), bool)
+        for k, nodes in enumerate(self.steps):
+            members[k, list(nodes)] = True
+        before = path.copy()
+        before[np.arange(len(step)), step] = False
+        earlier = (before[:, :, np.newaxis] & members).any(axis=1)
+        last = (members[step] & ~earlier).argmax(axis=1)
+        return Played(owner[np.arange(len(step)), step], members[step], last)
+
+
+class BeliefSession:
+    """One input's way through a policy on beliefs.
+
+    ::
+
+        turn = policy.session()
+        while turn.next is not None:
+            turn.observe(confidence=..., prediction=...)   # what turn.next said
+        turn.answer                                        # whose answer to return
+    """
+
+    __slots__ = ("_asked", "_chance", "_confidence", "_fitted", "_owner", "_said", "_session",
+                 "_unknown", "unclear")  # fmt: skip
+
+    def __init__(self, fitted: BeliefFitted, session: Session) -> None:
+        count = len(fitted.spec.names)
+        self._fitted = fitted
+        self._session = session
+        self._asked: list[int] = []
+        self._confidence = np.zeros((1, count))
+        self._said = np.full((1, count), -1, np.int32)
+        self._unknown: dict[str, int] = {}
+        self._owner = -1
+        self._chance = 1.0
+        self.unclear = 0
+        """How many confidences were not a number, and counted as the least sure."""
+
+    def __repr__(self) -> str:
+        return f"BeliefSession(next={self.next!r}, answer={self.answer!r})"
+
+    def observe(self, *, confidence: float, prediction: object = None) -> None:
+        """Say what ``next`` answered and how sure it was, and move on.
+
+        A prediction is compared as text with the other nodes' and with those fitted to. Without one
+        the node counts as having given no answer, where the fit knew predictions.
+        """
+        node = self._next_node()
+        if node < 0:
+            raise ObservationError("the session has stopped: start a new one")
+        try:
+            value = float(confidence)
+        except (TypeError, ValueError):
+            raise ObservationError(
+                f"node {self.next!r}: confidence must be a number, not {confidence!r}"
+            ) from None
+        fitted = self._fitted
+        if value != value:
+            self.unclear += 1
+            value = float(fitted.belief.centres[node][0])
+        self._confidence[0, node] = value
+        if prediction is not None:
+            text, known = str(class_text(prediction)), fitted.codes
+            new = len(known) + len(self._unknown)  # a class of its own, for this input
+            code = known[text] if text in known else self._unknown.setdefault(text, new)
+            self._said[0, node] = code
+        self._asked.append(node)
+        step = self._session.number
+        said = self._said if fitted.belief.knows_predictions else None
+        seen = fitted.belief.evidence(self._confidence, said)
+        least, owner = fitted.belief.least(seen, fitted.steps[step])
+        self._chance, self._owner = float(least[0]), int(owner[0])
+        self._session.observe(int(np.searchsorted(fitted.edges[step], least[0], side="right")))
+
+    def _next_node(self) -> int:
+        step = self._session.number
+        if step < 0:
+            return -1
+        return next(v for v in self._fitted.steps[step] if v not in self._asked)
+
+    @property
+    def next(self) -> str | None:
+        """The node to ask now; ``None`` once stopped."""
+        node = self._next_node()
+        return None if node < 0 else self._fitted.spec.names[node]
+
+    @property
+    def stopped(self) -> bool:
+        """Whether to ask nobody else."""
+        return self._session.stopped
+
+    @property
+    def answer(self) -> str | None:
+        """Whose answer to return."""
+        return None if self._owner < 0 else self._fitted.spec.names[self._owner]
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The nodes asked, in order."""
+        return tuple(self._fitted.spec.names[node] for node in self._asked)
+
+    @property
+    def cost(self) -> float:
+        """What they cost, in the cascade's units."""
+        return float(sum(self._fitted.spec.costs[node] for node in self._asked))
+
+    def explain(self) -> Explanation:
+        """Say why the session stands where it stands."""
+        inner = self._session.explain()
+        if not self._asked:
+            why = f"nobody has answered yet: ask {self.next!r}"
+        elif self.next is not None:
+            why = (
+                f"the answer of {self.answer!r} is wrong with chance {self._chance:.2%}; asking on "
+                f"comes to {inner.index:.4g}, its {inner.best:.4g} is more: ask {self.next!r}"
+            )
+        elif inner.index == float("inf"):
+            why = f"nobody is left to ask: answer with {self.answer!r}"
+        else:
+            why = (
+                f"the answer of {self.answer!r} is wrong with chance {self._chance:.2%}; asking on "
+                f"would come to {inner.index:.4g}, its {inner.best:.4g} is no more: stop"
+            )
+        return Explanation(self.next, self.answer, inner.best, inner.index, why)
