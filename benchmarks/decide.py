@@ -2,10 +2,9 @@
 
 Many at once
     against the comparison ``confidence >= threshold`` over as many float64 numbers (written with
-    ``out=`` or without, whichever is faster): first what the package does, then the least we know
-    how to do in NumPy, a *lookup kernel*. Given uint8 states in order of loss, all inputs at the
-    same node of a line, it is ``best = minimum(best, states); stop = best <= stop_column[states]``.
-    Run this file by itself to see the other ways of writing that lookup.
+    ``out=`` or without, whichever is faster): lock-step decisions, where all inputs stand at the
+    same node of a line, and a step of a general batch, which also routes, pays and keeps answers.
+    Run this file by itself to see other ways of writing the lock-step lookup.
 One at a time
     ``session.observe`` against a method that does nothing; the loop around both is taken off.
 """
@@ -20,6 +19,7 @@ from result import Result, show
 from timing import Fresh, interleaved
 
 import ttamer as tt
+from ttamer.lockstep import Lockstep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,23 +36,6 @@ BLOCK = 65_536
 """Inputs decided together: their bytes stay in the second-level cache, and on the heap."""
 
 
-def lookup_kernel(best: Bytes, states: Bytes, table: bytes, stop: Flags) -> None:
-    """Decide for inputs that stand at one node of a line; changes ``best`` and ``stop``.
-
-    ``best`` is the grid column of the best loss so far (255 before any answer), ``states`` what
-    the node was seen in, in order of loss, ``table`` its stop columns, padded to 256 bytes, and
-    ``stop`` becomes whether each input stops. ``bytearray.translate`` is the one lookup at hand
-    that goes from bytes to bytes: NumPy's own widen every index to eight bytes first.
-    """
-    if len(states) > BLOCK:
-        for at in range(0, len(states), BLOCK):
-            block = slice(at, at + BLOCK)
-            lookup_kernel(best[block], states[block], table, stop[block])
-        return
-    limit = np.frombuffer(bytearray(states).translate(table), np.uint8)
-    np.less_equal(np.minimum(best, states, out=best), limit, out=stop)
-
-
 def measure() -> list[Result]:
     """Time batched and single decisions."""
     return [*_batched(), *_single()]
@@ -60,16 +43,16 @@ def measure() -> list[Result]:
 
 def _batched() -> list[Result]:
     policy = tt.solve(tt.Problem.line(*line_data(NODES, STATES)), TRADEOFF)
-    table = _stop_columns(policy)
-    package, floor = [], []
+    decide = Lockstep(policy, policy.problem.names[0])
+    lockstep, general = [], []
     for label, size in SIZES.items():
         confidence, best, states = _inputs(size)
         batch = policy.batch(size)
         batch.observe(states)
         flags = np.empty(size, bool)
-        lookup_kernel(best, states, table, flags)
+        decide(states, best, flags)
         if not (flags == (batch.next < 0)).all():
-            raise RuntimeError("the kernel and the batch decide differently")
+            raise RuntimeError("lock-step and batch decide differently")
 
         def first_step(size: int = size, states: Bytes = states) -> Callable[[], object]:
             fresh = policy.batch(size)
@@ -79,17 +62,17 @@ def _batched() -> list[Result]:
             {
                 "plain": lambda c=confidence: c >= 0.5,
                 "out": lambda c=confidence, o=flags: np.greater_equal(c, 0.5, out=o),
-                "kernel": lambda b=best, s=states, o=flags: lookup_kernel(b, s, table, o),
-                "package": Fresh(first_step),
+                "Lockstep": lambda b=best, s=states, o=flags: decide(s, b, o),
+                "batch.observe": Fresh(first_step),
             }
         )
         plain = min(times.median("plain"), times.median("out"))
-        for name, rows, most in (("package", package, MOST_BATCH), ("kernel", floor, None)):
-            what = f"{'batch.observe' if name == 'package' else 'lookup kernel'}, {label} inputs"
+        rows = (("Lockstep", lockstep, MOST_BATCH), ("batch.observe", general, None))
+        for name, found, most in rows:
             note = f"{times.median(name) * 1e6:.1f} us against {plain * 1e6:.2f} us"
             ratio = times.ratio(name, "plain", "out")
-            rows.append(Result.of_ratio(what, ratio, at_most=most, note=note))
-    return package + floor
+            found.append(Result.of_ratio(f"{name}, {label} inputs", ratio, at_most=most, note=note))
+    return lockstep + general
 
 
 def _single() -> list[Result]:
@@ -143,6 +126,23 @@ def _single() -> list[Result]:
         ratio = times.ratio(name, "empty", less="bare")
         results.append(Result.of_ratio(f"{name}: observe", ratio, at_most=MOST_SCALAR, note=note))
     return results
+
+
+def lookup_kernel(best: Bytes, states: Bytes, table: bytes, stop: Flags) -> None:
+    """Decide for inputs that stand at one node of a line; changes ``best`` and ``stop``.
+
+    ``best`` is the grid column of the best loss so far (255 before any answer), ``states`` what
+    the node was seen in, in order of loss, ``table`` its stop columns, padded to 256 bytes, and
+    ``stop`` becomes whether each input stops. ``bytearray.translate`` is the one lookup at hand
+    that goes from bytes to bytes: NumPy's own widen every index to eight bytes first.
+    """
+    if len(states) > BLOCK:
+        for at in range(0, len(states), BLOCK):
+            block = slice(at, at + BLOCK)
+            lookup_kernel(best[block], states[block], table, stop[block])
+        return
+    limit = np.frombuffer(bytearray(states).translate(table), np.uint8)
+    np.less_equal(np.minimum(best, states, out=best), limit, out=stop)
 
 
 def variants() -> list[Result]:
@@ -215,14 +215,6 @@ def _inputs(size: int) -> tuple[NDArray[np.float64], Bytes, Bytes]:
     rng = np.random.default_rng(size)
     states = rng.integers(0, STATES, size).astype(np.uint8)
     return rng.random(size), np.full(size, 255, np.uint8), states
-
-
-def _stop_columns(policy: tt.Policy) -> bytes:
-    """Return, per state of the first node, the last column at which to stop."""
-    columns = policy.if_stop(policy.problem.names[0]).sum(axis=1) - 1
-    if columns.min() < 0:
-        raise RuntimeError("some state never stops: shift the columns by one")
-    return bytes(columns.tolist()) + bytes(256 - len(columns))
 
 
 if __name__ == "__main__":

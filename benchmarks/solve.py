@@ -40,16 +40,21 @@ def measure() -> list[Result]:
             "index": lambda: tt.solve(tt.Problem.line(*data, moves="precedence"), TRADEOFF),
             "index solve": lambda: tt.solve(precedence, TRADEOFF),
             "quantecon": lambda: quantecon_line.quantecon_value(*data, TRADEOFF),
+            "quantecon by state": lambda: quantecon_line.solve(
+                quantecon_line.build_by_state(*data, TRADEOFF), NODES
+            ),
             "quantecon build": lambda: quantecon_line.build(*data, TRADEOFF),
             "quantecon solve": lambda: quantecon_line.solve(program, NODES),
         }
     )
     results = []
     for what, mine, theirs, least in (
-        ("walk: build and solve", "walk", "quantecon", 500.0),
+        ("walk: build and solve, peer built state by state", "walk", "quantecon by state", 500.0),
+        ("walk: build and solve, peer laid out by hand", "walk", "quantecon", None),
         ("walk: build alone", "walk build", "quantecon build", None),
         ("walk: solve alone", "walk solve", "quantecon solve", None),
-        ("index: build and solve", "index", "quantecon", None),
+        ("index: build and solve, peer state by state", "index", "quantecon by state", None),
+        ("index: build and solve, peer laid out by hand", "index", "quantecon", None),
         ("index: solve alone", "index solve", "quantecon solve", None),
     ):
         note = f"{times.median(mine) * 1e3:.3f} ms against {times.median(theirs) * 1e3:.1f} ms"

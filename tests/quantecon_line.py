@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from quantecon.markov import DiscreteDP, backward_induction
-from scipy.sparse import csr_matrix
+from scipy.sparse import coo_matrix, csr_matrix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,6 +92,48 @@ def build(
     actions[1:pairs:2] = actions[-2] = GO
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # without discounting only a finite horizon is allowed
+        return DiscreteDP(rewards, transitions, 1.0, states_of, actions)
+
+
+def build_by_state(
+    losses: ArrayLike, costs: Sequence[float], probabilities: Sequence[ArrayLike], tradeoff: float
+) -> DiscreteDP:
+    """Write the same program as a reader would: state by state, pairs and rows appended to lists.
+
+    One support for every node. This is how programs are written before somebody tunes them.
+    """
+    grid = np.unique(np.asarray(losses, float))
+    nodes, states, columns = len(costs), len(np.asarray(losses)), len(grid)
+    position = np.searchsorted(grid, losses)
+    start, end = nodes * states * columns, nodes * states * columns + 1
+    rewards, states_of, actions, rows = [], [], [], []
+
+    def add(state, action, reward, targets, chances):
+        rows.append((np.full(len(targets), len(rewards)), targets, chances))
+        states_of.append(state)
+        actions.append(action)
+        rewards.append(reward)
+
+    def entering(node, best):
+        own = np.arange(states)
+        return (node * states + own) * columns + np.minimum(best, position)
+
+    for node in range(nodes):
+        for own in range(states):
+            for best in range(columns):
+                state = (node * states + own) * columns + best
+                add(state, STOP, -tradeoff * grid[best], np.array([end]), np.array([1.0]))
+                if node + 1 < nodes:
+                    cost = (1 - tradeoff) * costs[node + 1]
+                    law = np.asarray(probabilities[node + 1])[own]
+                    add(state, GO, -cost, entering(node + 1, best), law)
+    first = np.asarray(probabilities[0])
+    add(start, GO, -(1 - tradeoff) * costs[0], entering(0, columns - 1), first)
+    add(end, STOP, 0.0, np.array([end]), np.array([1.0]))
+    row, column, chance = (np.concatenate(part) for part in zip(*rows, strict=True))
+    transitions = coo_matrix((chance, (row, column)), shape=(len(rewards), end + 1)).tocsr()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         return DiscreteDP(rewards, transitions, 1.0, states_of, actions)
 
 

@@ -21,9 +21,13 @@ from hypothesis import strategies as st
 import ttamer as tt
 from attacks.forge import ATTACKS, MAGIC, SIZES, poked, put, signed, take
 from strategies import TOPOLOGIES, problems, tradeoffs
+from traces import answering_trace
 from ttamer.artefact import inspect, load, save
 from ttamer.artefact_layout import MOST_BYTES
+from ttamer.belief_fitting import build_belief
 from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError, ArtefactTooNew
+from ttamer.fitted import FittedLadder, FittedPolicy
+from ttamer.fitting import fit
 from ttamer.ladder import Ladder
 from ttamer.solvers import solve, solve_ladder
 
@@ -55,7 +59,10 @@ def sound(tmp_path_factory):
         "last": solve(small(), 0.6, recall=False),
         "ladder": solve_ladder(small(), [0.1, 0.5, 0.8]),
         "tree": solve(tree(), 0.6),
-    }
+        "fit": fit(answering_trace(60), belief="calibrated", order="skip", states=3,
+                   tradeoffs=[0.9]),
+        "belief": build_belief(answering_trace(60), np.array([0.9]), states=3),
+    }  # fmt: skip
     path = tmp_path_factory.mktemp("sound") / "file.ttamer"
     files = {}
     for name, thing in things.items():
@@ -118,6 +125,8 @@ def play(policy, games=6):
 
 
 def policies_of(thing):
+    thing = thing.ladder if isinstance(thing, FittedLadder) else thing
+    thing = thing.policy if isinstance(thing, FittedPolicy) else thing
     return list(thing) if isinstance(thing, Ladder) else [thing]
 
 

@@ -18,7 +18,7 @@ from ttamer.fitting import fit
 @given(small_traces())
 def test_a_fitted_ladder_comes_back_and_decides_the_same(tmp_path_factory, trace):
     path = tmp_path_factory.mktemp("fit") / "policy.ttamer"
-    ladder = fit(trace, states=3, tradeoffs=[0.1, 0.6, 0.9])
+    ladder = fit(trace, belief="calibrated", states=3, tradeoffs=[0.1, 0.6, 0.9])
     tt.save(ladder, path, notes={"made": "in a test"})
     loaded = tt.load(path)
     assert isinstance(loaded, FittedLadder)
@@ -44,7 +44,7 @@ def test_one_fitted_policy_comes_back(tmp_path):
 
 def test_inspect_tells_where_a_fit_comes_from(tmp_path):
     trace = answering_trace(200)
-    tt.save(fit(trace, states=4), tmp_path / "fit.ttamer")
+    tt.save(fit(trace, belief="calibrated", states=4), tmp_path / "fit.ttamer")
     facts = tt.inspect(tmp_path / "fit.ttamer")["fit"]
     assert facts["rows"] == 200
     assert facts["trace"] == trace.digest
@@ -53,7 +53,9 @@ def test_inspect_tells_where_a_fit_comes_from(tmp_path):
 
 def forged(change):
     """A fitted file with one thing changed and its checksum right."""
-    header, arrays = _describe(fit(answering_trace(100), states=3, tradeoffs=[0.5]), {})
+    header, arrays = _describe(
+        fit(answering_trace(100), belief="calibrated", states=3, tradeoffs=[0.5]), {}
+    )
     change(header["fit"], arrays)
     return pack(header, arrays)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import ttamer as tt
+from traces import answering_trace
 from ttamer.examples import three_models
 
 
@@ -241,7 +242,152 @@ def test_if_stop_draws_and_compares(tmp_path):
     assert "at least 2" in refuse("theory", "if-stop", "--nodes", "1", "--no-figure")
 
 
-def test_demo_runs_and_draws(tmp_path):
-    text = succeed("demo", "-o", tmp_path / "out")
-    assert "answered by" in text
-    assert (tmp_path / "out" / "if_stop.png").exists()
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    return run("demo", "-o", folder), folder
+
+
+def test_the_demo_ends_with_three_numbers_and_a_report(demo):
+    done, folder = demo
+    assert done.returncode == 0, done.stderr
+    assert "The three numbers that matter" in done.stdout
+    page = folder / "langid.html"
+    assert done.stdout.rstrip().endswith(str(page))
+    assert page.stat().st_size > 50_000
+    assert "fitting ttamer" in done.stderr  # progress
+
+
+def test_the_demo_shows_ttamer_ahead_of_the_paper_and_of_every_threshold(demo):
+    rows = {}
+    for line in demo[0].stdout.splitlines():
+        words = line.split()
+        if len(words) == 7 and words[-1].startswith("0."):
+            rows[words[0]] = float(words[-1])
+    for rival in ("paper", "threshold", "threshold-per-exit", "calibrated", "chain", "frugalml"):
+        assert rows["ttamer"] < rows[rival]
+
+
+def test_an_unknown_dataset_is_refused(tmp_path):
+    assert "langid" in refuse("demo", "--trace", "nothing", "-o", tmp_path)
+
+
+@pytest.fixture
+def trace_files(tmp_path):
+    for seed, name in ((0, "fit"), (1, "test")):
+        answering_trace(300, seed=seed).write(tmp_path / f"{name}.csv")
+    answering_trace(10).spec.to_file(tmp_path / "cascade.toml")
+    return tmp_path
+
+
+def test_fit_then_evaluate(trace_files):
+    policy = trace_files / "policy.ttamer"
+    cascade = ("--cascade", trace_files / "cascade.toml")
+    done = run("fit", trace_files / "fit.csv", *cascade, "-o", policy, "--states", "4")
+    assert done.returncode == 0, done.stderr
+    assert "300 rows, 3 nodes" in done.stdout
+    facts = json.loads(succeed("evaluate", policy, trace_files / "test.csv", "--json"))
+    assert facts["rows"] == 300
+    assert len(facts["policies"]) == 48
+    one = succeed("evaluate", policy, trace_files / "test.csv", "--tradeoff", "0.99")
+    for word in ("error", "recalled", "small", "middle", "large"):
+        assert word in one
+    assert json.loads(succeed("inspect", policy, "--json"))["fit"]["rows"] == 300
+
+
+def test_fit_as_the_paper_has_it_and_in_batches(trace_files):
+    cascade = ("--cascade", trace_files / "cascade.toml", "--json")
+    out = ("-o", trace_files / "p.ttamer")
+    paper = json.loads(succeed("fit", trace_files / "fit.csv", *cascade, *out, "--belief", "none"))
+    assert paper["plan"]["belief"] == "none"
+    stream = json.loads(succeed("fit", trace_files / "fit.csv", *cascade, *out, "--stream"))
+    assert stream["rows"] == 300
+
+
+def test_evaluate_refuses_a_policy_that_knows_no_confidences(problem_file, trace_files):
+    solved = trace_files / "solved.ttamer"
+    succeed("solve", problem_file, "--tradeoff", "0.9", "-o", solved)
+    assert "ttamer fit" in refuse("evaluate", solved, trace_files / "test.csv")
+
+
+def test_frontier_writes_the_json_it_promises(trace_files):
+    out = trace_files / "frontier.json"
+    done = run(
+        "frontier", "--fit", trace_files / "fit.csv", "--test", trace_files / "test.csv",
+        "--cascade", trace_files / "cascade.toml", "-o", out,
+        "--families", "ttamer,paper,threshold,frugalml", "--resamples", "20",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "large alone" in done.stdout
+    facts = json.loads(out.read_text())
+    assert {point["policy"] for point in facts["points"]} == {
+        "ttamer",
+        "paper",
+        "threshold",
+        "frugalml",
+    }
+    refusal = refuse(
+        "frontier", "--fit", trace_files / "fit.csv", "--test", trace_files / "test.csv",
+        "--cascade", trace_files / "cascade.toml", "--families", "magic", "--json",
+    )  # fmt: skip
+    assert "no family 'magic'" in refusal
+
+
+def test_report_writes_one_page(trace_files):
+    page = trace_files / "report.html"
+    done = run(
+        "report", "--fit", trace_files / "fit.csv", "--test", trace_files / "test.csv",
+        "--cascade", trace_files / "cascade.toml", "-o", page,
+        "--families", "ttamer,paper,threshold", "--resamples", "20", "--title", "Mine",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Mine" in page.read_text()
+
+
+def test_bench_compares_over_a_folder(trace_files):
+    out = trace_files / "bench.json"
+    done = run(
+        "bench", trace_files, "--families", "ttamer,threshold", "--resamples", "10", "-o", out
+    )
+    assert done.returncode == 0, done.stderr
+    assert "wins" in done.stdout
+    assert [each["trace"] for each in json.loads(out.read_text())] == ["fit", "test"]
+    assert "not a folder" in refuse("bench", trace_files / "nowhere", "--json")
+
+
+def test_collect_asks_python_callables(tmp_path):
+    (tmp_path / "models.py").write_text(
+        "def short(text): return (text[:1], 0.5)\n"
+        "def long(text): return (text[:2], len(text) / 9)\n"
+    )
+    (tmp_path / "inputs.txt").write_text("ab\ncd\nae\n")
+    (tmp_path / "labels.txt").write_text("a\nc\na\n")
+    trace = tmp_path / "trace.csv"
+    done = run(
+        "collect", "short=models:short", "long=models:long", "--inputs", tmp_path / "inputs.txt",
+        "--labels", tmp_path / "labels.txt", "-o", trace, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "3 rows" in done.stdout
+    read = tt.Trace.read(trace, trace.with_suffix(".toml"))
+    assert read.names == ("short", "long")
+    assert read.wrong().tolist() == [[False, True]] * 3
+    gone = refuse("collect", "x=models:nothing", "--inputs", tmp_path / "inputs.txt", "-o", trace,
+                  cwd=tmp_path)  # fmt: skip
+    assert "nothing" in gone
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", ["empty"]),
+        ("small.confidence\n0.5\n", ["middle"]),
+        ("small.confidence,middle.confidence,large.confidence\n0.5,nan,0.1\n", ["middle", "row"]),
+    ],
+)
+def test_a_bad_trace_is_one_line(trace_files, content, words):
+    bad = trace_files / "bad.csv"
+    bad.write_text(content)
+    text = refuse("fit", bad, "--cascade", trace_files / "cascade.toml", "--json")
+    for word in ("bad.csv", *words):
+        assert word in text

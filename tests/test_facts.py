@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ttamer as tt
-from quantecon_line import quantecon_value
+from quantecon_line import build_by_state, quantecon_value
+from quantecon_line import solve as quantecon_solve
 from strategies import costs, problems, tradeoffs
 from ttamer.theory.synthetic import best_threshold, if_stop_experiments
 
@@ -157,6 +158,8 @@ def test_value_equals_quantecon_backward_induction(tradeoff):
     prices = generator.random(5) * 0.1
     ours = tt.solve(tt.Problem.line(losses, prices, rows), tradeoff).value
     assert ours == pytest.approx(quantecon_value(losses, prices, rows, tradeoff), abs=CLOSE)
+    plainly = quantecon_solve(build_by_state(losses, prices, rows, tradeoff), 5)
+    assert ours == pytest.approx(plainly, abs=CLOSE)
 
 
 @settings(max_examples=30, deadline=None)

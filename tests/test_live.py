@@ -39,9 +39,9 @@ def models():
     return {name: Replayed(name) for name in ("cld2", "langid")}
 
 
-@pytest.fixture(scope="module")
-def ready(models):
-    return live.prepare(models, states=8, order="fixed")
+@pytest.fixture(scope="module", params=[{}, {"states": 8, "order": "fixed"}], ids=["full", "line"])
+def ready(models, request):
+    return live.prepare(models, **request.param)
 
 
 def test_asking_again_finds_the_answers_of_the_trace(ready):

@@ -104,6 +104,15 @@ def test_a_nearly_sure_winner_is_said_to_be_so():
     assert advice.notes == ("Next comes chain: 49% less; these rows cannot tell the two apart.",)
 
 
+def test_a_loser_that_is_better_over_all_costs_is_said_to_be_so():
+    dear = [*range(300), *range(400, 700)]
+    advice = advice_for({"ttamer": [range(260), dear], "chain": [range(500)]})
+    assert advice.outcome == "loses"
+    assert advice.notes[-1].startswith("Over all costs ttamer errs less: ")
+    advice = advice_for({"ttamer": [dear], "chain": [range(500)]})
+    assert (advice.outcome, advice.notes) == ("loses", ())
+
+
 def test_it_says_when_ours_does_not_reach_the_reference():
     advice = advice_for({"ttamer": [range(200)], "chain": [range(300)]})
     assert advice.outcome == "unreached"
@@ -160,6 +169,7 @@ def test_settings_are_mixed_where_one_alone_is_much_dearer():
     error = sum(each.share * each.point.result.error for each in mixed)
     assert cost == pytest.approx(front.cost_at("ttamer", 0.005))
     assert error == pytest.approx(front.reference.error + 0.005)
+    assert [each.share for each in settings_at(front, "ttamer", 0.018)] == pytest.approx([0.9, 0.1])
     advice = recommend(front, trace)
     assert advice.more_error == 0.005
     assert "use tradeoff 0.51 on 75% of inputs, tradeoff 0.5 on the others." in advice.sentence

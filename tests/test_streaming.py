@@ -17,7 +17,7 @@ def parts(trace, count):
 
 def test_a_trace_that_fits_in_the_sample_gives_the_fit_in_memory():
     trace = answering_trace(900)
-    whole = fit(trace, tradeoffs=[0.5, 0.9])
+    whole = fit(trace, belief="calibrated", tradeoffs=[0.5, 0.9])
     streamed = fit_batches(lambda: parts(trace, 7), tradeoffs=[0.5, 0.9])
     assert dict(streamed.fitted.plan) == dict(whole.fitted.plan)
     for one, two in zip(whole.ladder, streamed.ladder, strict=True):
@@ -30,7 +30,7 @@ def test_counts_come_from_all_rows_even_where_the_sample_is_small():
     trace = chain_trace(20_000)
     streamed = fit_batches(lambda: parts(trace, 9), sample_rows=500, states=3, tradeoffs=[0.9])
     assert streamed.fitted.rows == 20_000
-    whole = fit(trace, states=3, tradeoffs=[0.9])
+    whole = fit(trace, belief="calibrated", states=3, tradeoffs=[0.9])
     assert streamed.ladder[0].value == pytest.approx(whole.ladder[0].value, abs=1e-12)
 
 

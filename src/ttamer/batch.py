@@ -140,9 +140,9 @@ class IndexBatch(Batch):
         super().__init__(policy, size)
         self._best = np.full(size, np.inf)
         self._open = np.full((size, len(policy.sigma)), np.inf)
-        for index, root in policy.layout.roots:
+        for index, root in policy.layout.roots[1:]:
             self._open[:, root] = index
-        self.next[:] = policy.layout.roots[0][1]
+        self.next[:] = policy.layout.roots[-1][1]
 
     def _step(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
         problem = self._policy.problem

@@ -43,8 +43,8 @@ SMOOTHING = 1.0
 def steps_of(trace: Trace) -> tuple[list[Step], list[tuple[int, int, int]]]:
     """Return the steps, and (from, to, node asked) for each way on; the start is -1.
 
-    Exits are asked in their order, separate models in any, or cheapest first where there are
-    more than ``MOST_ANY``.
+    Exits are asked in their order, separate models in any (with order "skip" in increasing order,
+    some left out), or cheapest first where there are more than ``MOST_ANY``.
     """
     nodes = list(range(len(trace.names)))
     if trace.spec.order == "fixed" or len(nodes) > MOST_ANY:
@@ -56,11 +56,12 @@ def steps_of(trace: Trace) -> tuple[list[Step], list[tuple[int, int, int]]]:
     steps = [step for size in range(1, len(nodes) + 1) for step in combinations(nodes, size)]
     number = {step: k for k, step in enumerate(steps)}
     ways = [(-1, number[(node,)], node) for node in nodes]
+    onward = trace.spec.order == "skip"  # then only nodes further on may follow
     ways += [
         (number[step], number[tuple(sorted((*step, node)))], node)
         for step in steps
         for node in nodes
-        if node not in step
+        if node not in step and (node > step[-1] or not onward)
     ]
     return steps, ways
 
@@ -149,4 +150,6 @@ def _problem(
 
 
 def _order_name(trace: Trace) -> str:
-    return "fixed" if trace.spec.order == "fixed" or len(trace.names) > MOST_ANY else "any"
+    if trace.spec.order == "fixed" or len(trace.names) > MOST_ANY:
+        return "fixed"
+    return "skip" if trace.spec.order == "skip" else "any"

@@ -12,9 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ttamer.envelope import lower_envelope
 from ttamer.errors import MissingExtra
 from ttamer.plot import GO_COLOUR, INK, STOP_COLOUR
+from ttamer.wording import less
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +33,6 @@ __all__ = [
     "drawn",
     "family_colours",
     "new_figure",
-    "percent",
     "plain_axes",
     "printable",
     "style",
@@ -52,6 +54,8 @@ _COLOURS = {
 _THRESHOLD_COLOUR = "#8e5572"
 _EXTRA_COLOUR = "#6b7d3a"
 _MOST_LETTERS = 24
+_CLOSE = 0.1
+"""Costs are drawn on a logarithmic scale where the arrow would go nine tenths of the way."""
 
 
 def draw_frontier(
@@ -70,7 +74,7 @@ def draw_frontier(
         figure = new_figure(4.6, 5.4) if narrow else new_figure(8.4, 4.9)
         axes = figure.subplots()
         plain_axes(axes, grid="both")
-        _Drawing(frontier, axes, arrow).draw(more_error)
+        _Drawing(frontier, axes, arrow, more_error).draw()
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(
             handles, labels, loc="outside lower center", ncols=2 if narrow else 4, frameon=False,
@@ -94,13 +98,19 @@ def family_colours(frontier: Frontier, arrow: str | None = None) -> dict[str, st
 class _Drawing:
     """One drawing of a frontier on one pair of axes."""
 
-    def __init__(self, frontier: Frontier, axes: Axes, arrow: str | None) -> None:
+    def __init__(
+        self, frontier: Frontier, axes: Axes, arrow: str | None, more_error: float
+    ) -> None:
         self.frontier, self.axes, self.arrow = frontier, axes, arrow
+        self.more_error = more_error
         self.colours = family_colours(frontier, arrow)
         self.dots = [f for f in frontier.families if len(frontier.of(f)) == 1]
+        cost = None if arrow not in frontier.families else frontier.cost_at(arrow or "", more_error)
+        near = cost is not None and cost < _CLOSE * frontier.reference.cost
+        self.log = near and all(point.result.cost > 0 for point in frontier.points)
         self.curves = {f: self._curve(f) for f in frontier.families if f not in self.dots}
 
-    def draw(self, more_error: float) -> None:
+    def draw(self) -> None:
         axes, reference = self.axes, self.frontier.reference
         x, y = reference.cost / self.frontier.full_cost, reference.error
         self._set_range(x, y)
@@ -122,22 +132,35 @@ class _Drawing:
         for family, curve in self.curves.items():
             if family not in self.colours:
                 axes.plot(*curve, color=FAINT, lw=1.2, zorder=2, label=family)
-        self._saving(x, y + more_error)
-        axes.set_xlabel("cost per input (100% = the full or dearest model)", color=MUTED)
+        self._saving(x, y + self.more_error)
+        scale = ", logarithmic" if self.log else ""
+        axes.set_xlabel(f"cost per input{scale} (100% = the full or dearest model)", color=MUTED)
         axes.set_title("error", loc="left", color=MUTED, fontsize=10, pad=8)
 
     def _curve(self, family: str) -> tuple[list[float], list[float]]:
         costs, errors = self.frontier.curve(family)
-        kept = lower_envelope(costs, errors).tolist()
-        return [costs[i] / self.frontier.full_cost for i in kept], [errors[i] for i in kept]
+        kept = lower_envelope(costs, errors)
+        x = np.array(costs)[kept] / self.frontier.full_cost
+        y = np.array(errors)[kept]
+        if self.log:  # a mixture is straight in cost, not in its logarithm
+            fine = np.unique(np.concatenate([x, np.geomspace(x[0], x[-1], 200)]))
+            x, y = fine, np.interp(fine, x, y)
+        return x.tolist(), y.tolist()
 
     def _set_range(self, x: float, y: float) -> None:
         """Show the strong curves and the reference whole; what lies beyond is said, not drawn."""
+        from matplotlib.ticker import LogLocator, NullLocator
+
         strong = [self.curves[f] for f in self.colours if f in self.curves]
         across = [x, *(cost for curve in strong for cost in curve[0])]
         up = [y, *(error for curve in strong for error in curve[1])]
         wide, tall = max(across) or 1.0, (max(up) - min(up)) or max(up) or 0.1
         self.axes.set_xlim(-0.02 * wide, 1.06 * wide)
+        if self.log:
+            self.axes.set_xscale("log")
+            self.axes.set_xlim(min(across) / 1.2, 1.2 * wide)
+            self.axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            self.axes.xaxis.set_minor_locator(NullLocator())
         self.axes.set_ylim(max(min(up) - 0.15 * tall, -0.02 * tall), max(up) + 0.08 * tall)
         for axis in (self.axes.xaxis, self.axes.yaxis):
             axis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
@@ -177,7 +200,7 @@ class _Drawing:
         """An arrow from the reference to the family's curve at the same error."""
         if self.arrow is None or self.arrow not in self.frontier.families:
             return
-        cost = self.frontier.cost_at(self.arrow, y - self.frontier.reference.error)
+        cost = self.frontier.cost_at(self.arrow, self.more_error)
         price = self.frontier.reference.cost
         if cost is None or cost > 0.97 * price:
             return
@@ -189,7 +212,7 @@ class _Drawing:
                         "shrinkB": 3, "mutation_scale": 15},
         )  # fmt: skip
         self.axes.annotate(
-            f"{1 - cost / price:.0%} less", (x, y), (-9, 8), zorder=9, ha="right",
+            less(1 - cost / price), (x, y), (-9, 8), zorder=9, ha="right",
             textcoords="offset points", color=colour, fontsize=12, fontweight="bold",
             bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 1.5},
         )  # fmt: skip
@@ -228,17 +251,6 @@ def printable(name: object, most: int = _MOST_LETTERS) -> str:
     text = "".join(c if c.isprintable() else "�" for c in " ".join(str(name).split()))
     text = text if len(text) <= most else text[: most - 1] + "…"
     return f" {text}" if text.startswith("_") else text  # matplotlib hides labels with _ in front
-
-
-def percent(share: float) -> str:
-    """Return a share as people read it.
-
-    >>> percent(0.4234), percent(0.0712), percent(0.0004), percent(0.0)
-    ('42%', '7.1%', '<0.1%', '0%')
-    """
-    if 0 < share < 0.001:
-        return "<0.1%"
-    return f"{100 * share:.2g}%" if share < 0.0995 else f"{100 * share:.0f}%"
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class Layout(NamedTuple):
     tables: tuple[tuple[tuple[float, ...], tuple[tuple[int, tuple[float, ...]], ...]], ...]
     """Per node: the weighed loss of each state; per child, its number and its indices."""
     roots: tuple[tuple[float, int], ...]
-    """(index, node) for every root, least first."""
+    """(index, node) for every root, the least last; the first stands for nobody."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -95,8 +95,9 @@ class IndexPolicy(Policy):
             indices = tuple((child, tuple(self.sigma[child].tolist())) for child in children)
             tables.append((tuple(self.weighed_losses[node].tolist()), indices))
         roots = [self.problem.ends[edge][1] for edge in self.problem.starts]
-        heap = sorted((float(self.sigma[root][0]), root) for root in roots)
-        return Layout((*self.problem.names, None), (*tables, ((), ())), tuple(heap))
+        least_last = sorted(((float(self.sigma[root][0]), root) for root in roots), reverse=True)
+        nobody = (float("inf"), len(tables))
+        return Layout((*self.problem.names, None), (*tables, ((), ())), (nobody, *least_last))
 
     @cached_property
     def _expected(self) -> tuple[Expected, NDArray[np.float64]]:

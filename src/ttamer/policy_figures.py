@@ -11,13 +11,13 @@ from ttamer.figures import (
     HURT_COLOUR,
     MUTED,
     new_figure,
-    percent,
     plain_axes,
     printable,
     style,
 )
 from ttamer.plot import BLANK_COLOUR, GO_COLOUR, INK, STOP_COLOUR
 from ttamer.quantiser import edges_of
+from ttamer.wording import percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -151,6 +151,12 @@ class Problem:
         return self.outgoing[-1]
 
     @property
+    def all_answer(self) -> bool:
+        """Whether every node has an answer in every state."""
+        last = len(self.grid) - 1  # infinity's column
+        return all(position.max() < last for position in self.grid.positions)
+
+    @property
     def is_forest(self) -> bool:
         """Whether every node has one predecessor, so that one joint law is given."""
         return all(len(edges) == 1 for edges in self.incoming)

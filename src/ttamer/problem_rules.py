@@ -89,7 +89,7 @@ def _check_rows(edge: Edge, sources: int, targets: int) -> None:
             f"per state of the source, of {targets}, one per state of the target"
         )
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = rows.sum(axis=1)
+        sums = rows.dot(np.ones(targets))
     if rows.min() >= 0 and np.abs(sums - 1).max() <= ROW_SUM_TOLERANCE:
         return
     if not (rows >= 0).all():  # also NaN

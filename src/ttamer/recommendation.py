@@ -18,6 +18,7 @@ from ttamer.envelope import lower_envelope
 from ttamer.errors import ArgumentError
 from ttamer.frontier import MORE_ERROR
 from ttamer.resampling import Resampled
+from ttamer.wording import less, points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +66,7 @@ class Recommendation:
     more_error: float
     """How much more than that it may err."""
     settings: tuple[Share, ...]
-    """One setting, or two to be mixed at random."""
+    """One setting, or two to be mixed at random, the larger share first."""
     saving: float | None
     """The share of the reference's cost saved; negative if dearer, None if it does not reach."""
     saving_interval: Interval
@@ -153,7 +154,8 @@ def settings_at(frontier: Frontier, family: str, more_error: float = 0.0) -> tup
     right = next(i for i, point in enumerate(edge) if point.result.error <= limit + _SLACK)
     cheap, dear = edge[right - 1], edge[right]
     share = (cheap.result.error - limit) / (cheap.result.error - dear.result.error)
-    return Share(dear, share), Share(cheap, 1 - share)
+    mixed = Share(dear, share), Share(cheap, 1 - share)
+    return mixed if share >= 0.5 else mixed[::-1]
 
 
 def peeks(family: str) -> bool:
@@ -255,6 +257,11 @@ class _Words:
             said.append(f"Next comes {self.rival}: {less(self.savings[self.rival])}{close}.")
         if outcome == "loses" and self.close:
             said.append("These rows are too few to tell the two apart for certain.")
+        if outcome in ("ties", "loses") and self.rival is not None:
+            mine, theirs = self.frontier.area(self.family), self.frontier.area(self.rival)
+            if round(mine, 3) < round(theirs, 3):
+                said.append(f"Over all costs {self.family} errs less: {mine:.1%} on average, "
+                            f"{self.rival} {theirs:.1%}.")  # fmt: skip
         if outcome in ("unreached", "nothing") and self.family not in self.savings:
             least = min(point.result.error for point in self.frontier.of(self.family))
             short = least - self.frontier.reference.error
@@ -280,28 +287,6 @@ class _Words:
             return text
         other = knob_text(second[0].point, every)
         return f"{text} on {first.share:.0%} of inputs, {other} on the others"
-
-
-def less(share: float) -> str:
-    """Return a saving in words.
-
-    >>> less(0.421), less(-0.03), less(0.001)
-    ('42% less', '3% more', 'the same')
-    """
-    if abs(share) < 0.005:
-        return "the same"
-    size = abs(share)
-    return f"{size:.{1 if 0.985 < size < 1 else 0}%} {'less' if share > 0 else 'more'}"
-
-
-def points(share: float) -> str:
-    """Return a difference of error rates in percentage points.
-
-    >>> points(0.005), points(0.01), points(0.0123)
-    ('0.5 points', '1 point', '1.23 points')
-    """
-    size = f"{100 * share:.2f}".rstrip("0").rstrip(".")
-    return f"{size} {'point' if size == '1' else 'points'}"
 
 
 def knob_text(point: Point, family: Sequence[Point]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ttamer._version import __version__
 from ttamer.errors import ArgumentError
-from ttamer.figures import draw_frontier, drawn, family_colours, percent, svg_of
+from ttamer.figures import draw_frontier, drawn, family_colours, svg_of
 from ttamer.index_policy import IndexPolicy
 from ttamer.policy_figures import (
     MOST_PANELS,
@@ -21,8 +21,9 @@ from ttamer.policy_figures import (
     draw_stop_panels,
     reached_steps,
 )
-from ttamer.recommendation import knob_text, less, peeks, points, recommend, settings_at
+from ttamer.recommendation import knob_text, peeks, recommend, settings_at
 from ttamer.report_html import Cell, Page, Picture, Tile, render
+from ttamer.wording import less, percent, points
 
 if TYPE_CHECKING:
     import os
@@ -220,12 +221,10 @@ def _tiles(frontier: Frontier, advice: Recommendation) -> list[Tile]:
                       f"its least error is {min(frontier.curve(advice.family)[1]):.1%}, against "
                       f"{frontier.reference.error:.1%}", None)  # fmt: skip
     else:
-        sure = f"95% interval {low:.0%} to {high:.0%}"
+        sure = f"95% interval {percent(low)} to {percent(high)}"
         if low == -np.inf:
-            sure = (
-                f"95% interval up to {high:.0%}; in {percent(advice.falls_short)} of resamples it "
-                "falls short of that accuracy"
-            )
+            short = percent(advice.falls_short)
+            sure = f"95% interval up to {percent(high)}; {short} of resamples fall short"
         saving = Tile(less(advice.saving), f"cost of {advice.family} {place}", sure, advice.saving)
     error = advice.error_at_price
     if error is None:
@@ -286,7 +285,7 @@ def _rows(frontier: Frontier, advice: Recommendation) -> list[tuple[str, str | N
     for family in sorted(summary, key=turn):
         cells = []
         for place, value in enumerate(numbers(family)):
-            shown = NONE if value is None else f"{value:.1%}"
+            shown = NONE if value is None else f"{value:.{2 if value < 0.0995 else 1}%}"
             is_best = value is not None and value == best[place] and not peeks(family)
             cells.append(Cell(shown, value, is_best))
         rows.append((family, colours.get(family), cells))

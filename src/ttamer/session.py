@@ -237,22 +237,23 @@ class LastAnswerSession(Session):
 class IndexSession(Session):
     """A session under precedence: the available node of least index comes next."""
 
-    __slots__ = ("_best", "_names", "_open", "_tables")
+    __slots__ = ("_below", "_best", "_names", "_roots", "_tables")
 
     _policy: IndexPolicy
 
     def __init__(self, policy: IndexPolicy) -> None:
         super().__init__(policy)
         self._names, self._tables, roots = policy.layout
-        self._open = list(roots)  # a heap of (index, node)
+        # Roots come in a known order, so a list will do; what opens below them goes on a heap.
+        self._roots = list(roots)  # (index, node), the least last, an infinite index first
+        self._below: list[tuple[float, int]] = []
         self._best = INFINITY
-        self._node = self._open[0][1]
+        self._node = self._roots[-1][1]
         self.next = self._names[self._node]
 
     def observe(self, state: int) -> None:
         """Say which state ``next`` was seen in, and move on."""
-        node = self._node
-        available = self._open
+        node, roots, below = self._node, self._roots, self._below
         try:
             losses, children = self._tables[node]
             if state < 0:
@@ -263,15 +264,21 @@ class IndexSession(Session):
         if loss < self._best:
             self._best = loss
             self._answer = node
-        heappop(available)
+        if roots[-1][1] == node:
+            roots.pop()
+        else:
+            heappop(below)
         for child, sigma in children:
-            heappush(available, (sigma[state], child))
-        going_on = available and self._best > available[0][0]
-        following = available[0][1] if going_on else -1
+            heappush(below, (sigma[state], child))
+        least = roots[-1]
+        if below and below[0] < least:
+            least = below[0]
+        following = least[1] if self._best > least[0] else -1
         self._path.append((node, state))
         self._node = following
         self.next = self._names[following]
 
     def explain(self) -> Explanation:
         """Say why the session stands where it stands."""
-        return self._explained(self._best, self._open[0][0] if self._open else INFINITY)
+        index = min(self._roots[-1], *self._below)[0] if self._below else self._roots[-1][0]
+        return self._explained(self._best, index)

@@ -39,6 +39,8 @@ def add_fit_options(parser: Any) -> None:
                         help="states per node (default: by cross-validation)")  # fmt: skip
     parser.add_argument("--quantise", choices=("quantile", "uniform", "kmeans"),
                         default="quantile", help="how confidences become states")  # fmt: skip
+    parser.add_argument("--stream", action="store_true",
+                        help="read in batches: for files larger than memory")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the cross-validation (default 0)")
 
 
@@ -57,8 +59,11 @@ def run(args: argparse.Namespace) -> None:
     from ttamer.evaluation import measure
     from ttamer.fitting import fit
 
-    trace = read(args.trace, args)
     tell = teller(quiet=args.json)
+    if args.stream:
+        _run_stream(args, tell)
+        return
+    trace = read(args.trace, args)
     ladder = fit(trace, progress=tell, **fit_options(args))
     tell("")
     save(ladder, args.output)
@@ -87,3 +92,18 @@ def run(args: argparse.Namespace) -> None:
     print(table(["tradeoff", "error", "cost", "of full"], rows))
     print(f"\nOn the rows fitted to; measure on others with: ttamer evaluate {args.output} TRACE")
     print(f"  written to {args.output}")
+
+
+def _run_stream(args: argparse.Namespace, tell: Any) -> None:
+    from ttamer.artefact import save
+    from ttamer.cli.show import as_json
+    from ttamer.streaming import fit_file
+
+    ladder = fit_file(args.trace, args.cascade, progress=tell, **fit_options(args))
+    tell("")
+    save(ladder, args.output)
+    facts = {"output": args.output, "rows": ladder.fitted.rows, "plan": dict(ladder.fitted.plan)}
+    if args.json:
+        print(as_json(facts))
+    else:
+        print(f"{ladder}\n  written to {args.output}")

@@ -44,8 +44,9 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return number(value)
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {_cell(item)}" for key, item in value.items()) or "-"
+        return ", ".join(f"{_cell(key)}: {_cell(item)}" for key, item in value.items()) or "-"
     if isinstance(value, list | tuple):
         shown = [_cell(item) for item in value[:6]]
         return ", ".join(shown) + (f", ... ({len(value)} in all)" if len(value) > 6 else "")
-    return str(value)
+    # Names and notes are a stranger's: they must not steer the terminal.
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))

@@ -39,8 +39,8 @@ class Future:
     >>> future = Future.of({(0.1, 0.5): 0.25, (np.inf, 0.0): 0.75})
     >>> future.costs.tolist(), future.mean_cost
     ([0.5, 0.0], 0.125)
-    >>> future.mean_loss(fallback=0.9)
-    0.7
+    >>> future.mean_loss(fallback=0.5)
+    0.4
     """
 
     losses: NDArray[np.float64]

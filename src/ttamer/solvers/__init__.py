@@ -42,7 +42,7 @@ def solve(problem: Problem, tradeoff: float, *, recall: bool = True) -> Policy:
     ... )
     >>> policy = solve(cascade, tradeoff=0.6)
     >>> policy
-    WalkPolicy(2 nodes, tradeoff=0.6, value=0.1644)
+    WalkPolicy(2 nodes, tradeoff=0.6, value=0.1344)
     >>> policy.asked
     {'small': 1.0, 'large': 0.4}
     """

@@ -63,7 +63,7 @@ def solve_walk(
     phi: list[NDArray[np.float64]] = [np.empty(0)] * places
     choices: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * places
     entry: list[NDArray[np.float64]] = [np.empty(0)] * places
-    columns = np.arange(len(problem.grid))
+    product = np.matmul if problem.all_answer else _product
     for place in (*reversed(problem.order), START):
         losses = problem.nodes[place].losses if place != START else np.array([np.inf])
         stop = (
@@ -76,7 +76,7 @@ def solve_walk(
         for edge in problem.outgoing[place]:
             target = problem.ends[edge][1]
             after = entry[target]
-            value = _product(problem.edges[edge].probabilities, after.reshape(len(after), -1))
+            value = product(problem.edges[edge].probabilities, after.reshape(len(after), -1))
             value = value.reshape(len(losses), *after.shape[1:])
             value += costs[:, edge, np.newaxis]
             if best is None:
@@ -94,10 +94,9 @@ def solve_walk(
         phi[place] = entry[place] = table
         if recall and place != START:
             # On arrival the best so far is min(x, l(y)): beyond l(y)'s column nothing changes.
-            position = problem.grid.positions[place]
-            capped = table[np.arange(len(losses)), :, position][:, :, np.newaxis]
-            before = (columns <= position[:, np.newaxis])[:, np.newaxis]
-            entry[place] = np.where(before, table, capped)
+            # Phi never falls in x, so capping it there is the same.
+            capped = table[np.arange(len(losses)), :, problem.grid.positions[place]]
+            entry[place] = np.minimum(table, capped[:, :, np.newaxis])
 
     values = phi[START][0, :, -1]  # the search starts with x = infinity
     if not np.isfinite(values).all():

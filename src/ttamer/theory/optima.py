@@ -40,7 +40,7 @@ def optima(problem: Problem, tradeoff: float) -> Optima:
 
     >>> from ttamer import Problem
     >>> optima(Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2]), 0.5)
-    Optima(offline=0.2, online=0.2, no_recall=0.2)
+    Optima(offline=0.1875, online=0.2, no_recall=0.2)
     """
     ordered = problem.is_line or problem.moves == "walk"
     return Optima(
