@@ -7,11 +7,12 @@ seen, in the order it was seen. Exponential, so for small problems only.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ttamer import Problem
 
 History = tuple[tuple[int, int], ...]

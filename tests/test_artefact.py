@@ -426,7 +426,12 @@ def test_every_refusal_is_documented_and_every_documented_refusal_happens():
     text = FORMAT.read_text("utf-8")
     table = text.split("`ArtefactDamaged`: copy", 1)[1].split("\n## ", 1)[0]
     documented = set(re.findall(r"^\| `(.+?)` \|", table, re.M))
-    assert documented == {reason for reason, _, _ in ATTACKS.values()} | {"is too large"}
+    elsewhere = {
+        "is too large",
+        "needs a walk without recall",  # test_artefact_belief
+        "has two leans",  # test_artefact_belief
+    }
+    assert documented == {reason for reason, _, _ in ATTACKS.values()} | elsewhere
 
 
 # Files that cannot be opened.

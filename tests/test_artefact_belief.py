@@ -405,7 +405,6 @@ def believed(problem, tmp_path, *, recall=True):
     return path
 
 
-@pytest.mark.xfail(reason="a belief over precedence is read: the session has nobody to ask")
 def test_a_belief_is_refused_where_the_problem_is_not_a_walk(tmp_path):
     nodes = [tt.Node(name, [loss]) for name, loss in [("a", 0.9), ("b", 0.8), ("a + b", 0.1)]]
     ends = [(None, "a"), (None, "b"), ("a", "a + b")]
@@ -415,7 +414,6 @@ def test_a_belief_is_refused_where_the_problem_is_not_a_walk(tmp_path):
         tt.load(path)
 
 
-@pytest.mark.xfail(reason="a belief over a walk with recall is read: play and session differ")
 def test_a_belief_is_refused_where_the_walk_has_recall(tmp_path):
     nodes = [tt.Node(name, [loss]) for name, loss in [("a", 0.9), ("b", 0.8), ("a + b", 0.1)]]
     ends = [(None, "a"), (None, "b"), ("a", "a + b"), ("b", "a + b")]
@@ -425,14 +423,12 @@ def test_a_belief_is_refused_where_the_walk_has_recall(tmp_path):
         tt.load(path)
 
 
-@pytest.mark.xfail(reason="a class with two leans: the second is taken without a word")
 def test_a_class_with_two_leans_is_refused(tmp_path):
     write(tmp_path / "p.ttamer", forged(number("classes", 1, 0)))
     with pytest.raises(tt.ArtefactDamaged):
         tt.load(tmp_path / "p.ttamer")
 
 
-@pytest.mark.xfail(reason="repr needs a plan with its three keys", raises=KeyError)
 def test_a_ladder_with_another_plan_has_a_repr(tmp_path):
     write(tmp_path / "p.ttamer", forged(set_to("plan", {})))
     assert repr(tt.load(tmp_path / "p.ttamer"))

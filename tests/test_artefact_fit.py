@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from traces import answering_trace, chain_trace, small_traces
 
 import ttamer as tt
+from traces import answering_trace, chain_trace, small_traces
 from ttamer.artefact import _describe
 from ttamer.artefact_layout import pack, write
 from ttamer.fitted import FittedLadder, FittedPolicy

@@ -231,7 +231,7 @@ def test_steps_of_more_models_than_any_order_allows_are_cheapest_first():
     steps, ways = steps_of(renamed(trace, order="any", costs=costs))
     order = [6, 1, 3, 4, 2, 0, 5]
     assert [node for *_, node in ways] == order
-    assert steps == [tuple(sorted(order[: k + 1])) for k in range(7)]
+    assert steps == [tuple(order[: k + 1]) for k in range(7)]
     assert len(steps_of(many_models(MOST_ANY, rows=20))[0]) == 2**MOST_ANY - 1
 
 
@@ -579,13 +579,12 @@ def test_asking_everybody_pays_where_errors_are_not_shared():
 
 def test_of_a_long_step_the_last_nodes_are_looked_at():
     assert context_of((0, 1, 2)) == (0, 1, 2)
-    assert context_of(tuple(range(9))) == (4, 5, 6, 7, 8)
+    assert context_of(tuple(range(9))) == (3, 4, 5, 6, 7, 8)
 
 
 # Known to fail; each is in the report with a proposed fix.
 
 
-@pytest.mark.xfail(reason="of a step the highest numbers are looked at, not the last asked")
 def test_the_dearest_of_seven_models_can_answer_wherever_it_stands():
     trace = many_models(7, rows=1500, falling=True)
     result = evaluate(build_belief(trace, np.array([1.0]))[0], trace, resamples=0)
@@ -593,7 +592,6 @@ def test_the_dearest_of_seven_models_can_answer_wherever_it_stands():
     assert result.error <= trace.wrong()[:, 0].mean()
 
 
-@pytest.mark.xfail(reason="features of another width", raises=ValueError)
 @pytest.mark.parametrize("fitted", [True, False])
 def test_a_trace_may_lack_the_predictions_or_have_them_where_the_fit_did_not(fitted):
     trace = answering_trace(200)
@@ -602,7 +600,6 @@ def test_a_trace_may_lack_the_predictions_or_have_them_where_the_fit_did_not(fit
     assert_session_equals_play(ladder, other, range(30))
 
 
-@pytest.mark.xfail(reason="an answer never given counts as no predictions")
 def test_predictions_that_are_all_missing(tmp_path):
     trace = silent(answering_trace(200))
     mute = dataclasses.replace(
@@ -612,7 +609,6 @@ def test_predictions_that_are_all_missing(tmp_path):
     tt.save(ladder, tmp_path / "mute.ttamer")
 
 
-@pytest.mark.xfail(reason="states, quantise: not checked where the belief is full")
 @pytest.mark.parametrize(
     "options", [{"states": 0}, {"states": -1}, {"states": 400}, {"quantise": "bogus"}]
 )
@@ -621,7 +617,6 @@ def test_bad_options_are_refused_with_many_rows_too(options):
         fit(answering_trace(2000), **options)
 
 
-@pytest.mark.xfail(reason="float() takes text, and overflows")
 @pytest.mark.parametrize("wrong", ["0.9", b"0.9", 10**400])
 def test_text_and_huge_integers_are_no_confidence(wrong):
     turn = build_belief(answering_trace(100), SOME)[0].session()
@@ -629,14 +624,12 @@ def test_text_and_huge_integers_are_no_confidence(wrong):
         turn.observe(confidence=wrong)
 
 
-@pytest.mark.xfail(reason="TraceError from class_text", raises=tt.TraceError)
 def test_a_prediction_that_is_no_class_is_an_observation_error():
     turn = build_belief(answering_trace(100), SOME)[0].session()
     with pytest.raises(tt.ObservationError):
         turn.observe(confidence=0.5, prediction=[1])
 
 
-@pytest.mark.xfail(reason="NaN becomes the class 'None'")
 def test_a_prediction_that_is_not_a_number_is_no_answer():
     turns = [build_belief(answering_trace(100), SOME)[0].session() for _ in range(2)]
     turns[0].observe(confidence=0.5, prediction=float("nan"))
@@ -644,13 +637,11 @@ def test_a_prediction_that_is_not_a_number_is_no_answer():
     np.testing.assert_array_equal(turns[0]._said, turns[1]._said)
 
 
-@pytest.mark.xfail(reason="the sums that centres are made of overflow")
 def test_huge_confidences():
     trace = answering_trace(300)
     huge = dataclasses.replace(trace, confidence=1.5e308 * trace.confidence)
     assert np.isfinite(np.concatenate(build_belief(huge, SOME).fitted.belief.centres)).all()
 
 
-@pytest.mark.xfail(reason="a fit of more than 30 exits cannot be saved", raises=ArgumentError)
 def test_a_fit_of_many_exits_can_be_saved(tmp_path):
     tt.save(fit(chain_trace(2000, nodes=31)), tmp_path / "many.ttamer")

@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from traces import answering_trace, chain_trace
 
+from traces import answering_trace, chain_trace
 from ttamer.bench import bench, bench_trace, find_traces
 from ttamer.envelope import cost_at_error
 from ttamer.errors import ArgumentError, TraceError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from traces import answering_trace, chain_trace
 
+from traces import answering_trace, chain_trace
 from ttamer.errors import TraceError
 from ttamer.fitting import fit
 from ttamer.streaming import fit_batches, fit_file

@@ -145,7 +145,7 @@ def _checked(
     if "fit" in header:
         return saved, restore_fit(header["fit"], arrays, saved.problem)
     if "belief" in header:
-        return saved, restore_belief(header["belief"], arrays, saved.problem)
+        return saved, restore_belief(header["belief"], arrays, saved.problem, recall=saved.recall)
     return saved, None
 
 

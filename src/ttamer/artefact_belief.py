@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["describe_belief", "restore_belief"]
 
-MOST_NODES = 30
+MOST_NODES = 60
 """Steps are written as sets of bits."""
 FIELDS = ("names", "order", "target", "predictions", "classes", "steps", "edges", "levels",
           "leans", "plan", "trace", "rows")  # fmt: skip
@@ -64,9 +64,11 @@ def describe_belief(fitted: BeliefFitted) -> tuple[dict[str, Any], dict[str, NDA
 
 
 def restore_belief(
-    described: object, arrays: Mapping[str, NDArray[Any]], problem: Problem
+    described: object, arrays: Mapping[str, NDArray[Any]], problem: Problem, *, recall: bool
 ) -> BeliefFitted:
     """Check what a file says of a fit on beliefs against its problem, and return it."""
+    if problem.moves != "walk" or recall:
+        raise ArtefactDamaged("a belief needs a walk without recall: recall is inside it")
     fields = fields_of(described, "the belief", FIELDS)
     names = texts_of(fields["names"], "names")
     count = len(names)
@@ -117,7 +119,13 @@ def _steps(item: object, nodes: int, problem: Problem) -> list[Step]:
         added = bits[target] & ~before
         if before & ~bits[target] or added.bit_count() != 1:
             raise ArtefactDamaged("a way on must add one node to the step it comes from")
-    return [tuple(v for v in range(nodes) if step >> v & 1) for step in bits]
+    steps = [tuple(v for v in range(nodes) if step >> v & 1) for step in bits]
+    if problem.is_line:  # there the order of asking is known, and kept
+        asked: Step = ()
+        for place in problem.order:
+            asked = (*asked, *(v for v in steps[place] if v not in asked))
+            steps[place] = asked
+    return steps
 
 
 def _edges(item: object, stored: NDArray[Any], problem: Problem) -> tuple[NDArray[np.float64], ...]:
@@ -171,6 +179,8 @@ def _belief(
         (codes == np.floor(codes)).all() and codes.min() >= 0 and codes.max() < classes
     ):
         raise ArtefactDamaged("a lean of the belief is for a class there is not")
+    if any(len(set(own.tolist())) < len(own) for own in cut(codes, leans)):
+        raise ArtefactDamaged("a class has two leans of the belief in one node")
     parts = zip(cut(codes, leans), cut(arrays["belief_leans"][:-1], leans), strict=True)
     return Belief(
         centres=centres,

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from ttamer.trace import Trace
 
-__all__ = ["Belief", "Evidence", "Step", "believe"]
+__all__ = ["Belief", "Evidence", "Step", "believe", "context_of", "predictions_of"]
 
 Step = tuple[int, ...]
-"""The nodes asked, as numbers in increasing order."""
+"""The nodes asked: on a line in the order of asking, else in increasing order."""
 
-MOST_CONTEXT = 5
-"""Of a longer step only the last so many nodes are looked at."""
+MOST_CONTEXT = 6
+"""Of a longer step only the last so many nodes asked are looked at."""
 LEVELS = 32
 SHRINKAGE = 4.0
 CLASS_SHRINKAGE = 20.0
@@ -121,11 +121,13 @@ def believe(
         weight = np.bincount(states[:, v], minlength=size).astype(np.float64)
         share = wrong[:, v].mean()
         raw = np.bincount(states[:, v], wrong[:, v], minlength=size) + SHRINKAGE * share
-        centres.append(np.bincount(states[:, v], trace.confidence[:, v], minlength=size) / weight)
+        scale = float(np.abs(trace.confidence[:, v]).max()) or 1.0  # sums must not overflow
+        sums = np.bincount(states[:, v], trace.confidence[:, v] / scale, minlength=size)
+        centres.append(sums / weight * scale)
         levels.append(logit(falling(raw / (weight + SHRINKAGE), weight + SHRINKAGE)))
         leans.append(_leans(trace, wrong, v))
     rough = Belief(tuple(centres), tuple(levels), tuple(leans), {}, sure_last)
-    seen = rough.evidence(trace.confidence, trace.prediction)
+    seen = rough.evidence(trace.confidence, predictions_of(trace))
     weights = {}
     for step in steps:
         for answer in context_of(step):
@@ -159,10 +161,17 @@ def features_of(seen: Evidence, step: Step, answer: int) -> NDArray[np.float64]:
     return np.stack(columns, axis=1)
 
 
+def predictions_of(trace: Trace) -> NDArray[np.int32] | None:
+    """Return what was predicted, or None where nobody ever predicted anything."""
+    said = trace.prediction
+    return None if said is None or said.max(initial=-1) < 0 else said
+
+
 def _leans(trace: Trace, wrong: NDArray[np.bool_], node: int) -> dict[int, float]:
-    if trace.prediction is None:
+    said = predictions_of(trace)
+    if said is None:
         return {}
-    codes = trace.prediction[:, node]
+    codes = said[:, node]
     known = codes >= 0
     count = np.bincount(codes[known], minlength=len(trace.classes))
     bad = np.bincount(codes[known], wrong[known, node], minlength=len(trace.classes))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.belief import Belief, Step, believe
+from ttamer.belief import Belief, Step, believe, predictions_of
 from ttamer.fitted import FittedLadder
 from ttamer.fitted_belief import BeliefFitted
 from ttamer.isotonic import rising
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ttamer.cascade_spec import Order
     from ttamer.trace import Trace
 
 __all__ = ["build_belief", "steps_of"]
@@ -40,23 +41,26 @@ SHRINKAGE = 4.0
 SMOOTHING = 1.0
 
 
-def steps_of(trace: Trace) -> tuple[list[Step], list[tuple[int, int, int]]]:
+def steps_of(
+    trace: Trace, order: Order | None = None
+) -> tuple[list[Step], list[tuple[int, int, int]]]:
     """Return the steps, and (from, to, node asked) for each way on; the start is -1.
 
     Exits are asked in their order, separate models in any (with order "skip" in increasing order,
     some left out), or cheapest first where there are more than ``MOST_ANY``.
     """
     nodes = list(range(len(trace.names)))
-    if trace.spec.order == "fixed" or len(nodes) > MOST_ANY:
+    order = order or trace.spec.order
+    if order == "fixed" or len(nodes) > MOST_ANY:
         if trace.spec.order != "fixed":
             means = trace.costs.mean(axis=0)
             nodes.sort(key=lambda node: (means[node], node))
-        order = [tuple(sorted(nodes[: k + 1])) for k in range(len(nodes))]
-        return order, [(k - 1, k, node) for k, node in enumerate(nodes)]
+        line = [tuple(nodes[: k + 1]) for k in range(len(nodes))]
+        return line, [(k - 1, k, node) for k, node in enumerate(nodes)]
     steps = [step for size in range(1, len(nodes) + 1) for step in combinations(nodes, size)]
     number = {step: k for k, step in enumerate(steps)}
     ways = [(-1, number[(node,)], node) for node in nodes]
-    onward = trace.spec.order == "skip"  # then only nodes further on may follow
+    onward = order == "skip"  # then only nodes further on may follow
     ways += [
         (number[step], number[tuple(sorted((*step, node)))], node)
         for step in steps
@@ -67,11 +71,16 @@ def steps_of(trace: Trace) -> tuple[list[Step], list[tuple[int, int, int]]]:
 
 
 def build_belief(
-    trace: Trace, tradeoffs: NDArray[np.float64], *, states: int | None = None, seed: int = 0
+    trace: Trace,
+    tradeoffs: NDArray[np.float64],
+    *,
+    order: Order | None = None,
+    states: int | None = None,
+    seed: int = 0,
 ) -> FittedLadder:
     """Fit beliefs to a trace, and policies on them for several tradeoffs."""
     wrong = trace.wrong()
-    steps, ways = steps_of(trace)
+    steps, ways = steps_of(trace, order)
     with one_thread():
         belief = believe(trace, wrong, steps)
         least, owner = _cross_fitted(trace, wrong, steps, belief, seed)
@@ -88,7 +97,7 @@ def build_belief(
         steps=tuple(steps),
         edges=tuple(edges),
         classes=trace.classes,
-        plan={"belief": "full", "order": _order_name(trace), "states": count},
+        plan={"belief": "full", "order": _order_name(trace, order), "states": count},
         trace_digest=trace.digest,
         rows=len(trace),
     )
@@ -100,13 +109,13 @@ def _cross_fitted(
 ) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
     """Return X and its owner on every row, shape (T, steps), by regressions that did not see it."""
     rows = np.random.default_rng([seed, 2]).permutation(len(trace))
+    said = predictions_of(trace)
     least = np.empty((len(trace), len(steps)))
     owner = np.empty(least.shape, np.intp)
     for part in np.array_split(rows, FOLDS):
         rest = np.setdiff1d(rows, part)
         other = believe(trace.take(rest), wrong[rest], steps, like=belief)
-        said = None if trace.prediction is None else trace.prediction[part]
-        seen = other.evidence(trace.confidence[part], said)
+        seen = other.evidence(trace.confidence[part], None if said is None else said[part])
         for k, step in enumerate(steps):
             least[part, k], owner[part, k] = other.least(seen, step)
     return least, owner
@@ -149,7 +158,8 @@ def _problem(
     return Problem("walk", tuple(nodes), tuple(edges))
 
 
-def _order_name(trace: Trace) -> str:
-    if trace.spec.order == "fixed" or len(trace.names) > MOST_ANY:
+def _order_name(trace: Trace, order: Order | None) -> str:
+    order = order or trace.spec.order
+    if order == "fixed" or len(trace.names) > MOST_ANY:
         return "fixed"
-    return "skip" if trace.spec.order == "skip" else "any"
+    return "skip" if order == "skip" else "any"

@@ -112,7 +112,7 @@ class FittedLadder:
         plan = self.fitted.plan
         return (
             f"FittedLadder({len(self)} policies, {', '.join(self.fitted.spec.names)}; belief "
-            f"{plan['belief']}, order {plan['order']}, {plan['states']} states, "
+            f"{plan.get('belief')}, order {plan.get('order')}, {plan.get('states')} states, "
             f"{self.fitted.rows} rows)"
         )
 

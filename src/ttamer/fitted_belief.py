@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttamer.class_codes import class_text
-from ttamer.errors import ArgumentError, ObservationError
+from ttamer.errors import ArgumentError, ObservationError, TraceError
 from ttamer.replay import Played
 from ttamer.replay_states import play_states
 from ttamer.session import Explanation
@@ -70,8 +70,10 @@ class BeliefFitted:
 
     def _said(self, trace: Trace) -> NDArray[np.int32] | None:
         """Return predictions in the belief's own codes; classes it does not know get new ones."""
-        if trace.prediction is None:
+        if not self.belief.knows_predictions:
             return None
+        if trace.prediction is None:
+            return np.full(trace.confidence.shape, -1, np.int32)
         if trace.classes == self.classes:
             return trace.prediction
         known = self.codes
@@ -132,8 +134,8 @@ class BeliefSession:
         if node < 0:
             raise ObservationError("the session has stopped: start a new one")
         try:
-            value = float(confidence)
-        except (TypeError, ValueError):
+            value = 0.0 + confidence  # a number, and not the text of one
+        except (TypeError, ValueError, OverflowError):
             raise ObservationError(
                 f"node {self.next!r}: confidence must be a number, not {confidence!r}"
             ) from None
@@ -141,9 +143,13 @@ class BeliefSession:
         if value != value:
             self.unclear += 1
             value = float(fitted.belief.centres[node][0])
+        try:
+            text = class_text(prediction)
+        except TraceError as error:
+            raise ObservationError(f"node {self.next!r}: {error}") from None
         self._confidence[0, node] = value
-        if prediction is not None:
-            text, known = str(class_text(prediction)), fitted.codes
+        if text is not None:
+            known = fitted.codes
             new = len(known) + len(self._unknown)  # a class of its own, for this input
             code = known[text] if text in known else self._unknown.setdefault(text, new)
             self._said[0, node] = code

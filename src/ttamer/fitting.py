@@ -28,7 +28,7 @@ from ttamer.errors import ArgumentError
 from ttamer.fitted import Fitted, FittedLadder
 from ttamer.isotonic import falling
 from ttamer.problem import Edge, Node, Problem
-from ttamer.quantiser import Quantiser
+from ttamer.quantiser import METHODS, MOST_STATES, Quantiser
 from ttamer.solvers import solve_ladder
 from ttamer.trace import require_rows
 from ttamer.tradeoff import check_tradeoffs
@@ -58,6 +58,8 @@ Belief = Literal["none", "calibrated", "full"]
 BELIEFS = ("none", "calibrated", "full")
 STATES_TRIED = (4, 8, 16, 32)
 LEAST_ROWS = 10
+MOST_BELIEVED = 60
+"""Beyond so many nodes the default is ``"calibrated"``: a file writes steps as sets of bits."""
 ENOUGH_ROWS = 2000
 """From so many rows on a full belief needs no proof by cross-validation."""
 RUNGS = 48
@@ -147,6 +149,11 @@ def choose_plan(
             f"between 0 and 1, and those of {trace.names[node]!r} do not: rescale them, or use "
             'belief="calibrated", which needs no scale'
         )
+    if states is not None and (not isinstance(states, int) or not 1 <= states <= MOST_STATES):
+        raise ArgumentError(f"states must be from 1 to {MOST_STATES}, not {states!r}")
+    if quantise not in METHODS:
+        raise ArgumentError(f"quantise must be one of {', '.join(METHODS)}, not {quantise!r}")
+    _orders(trace.spec, order or trace.spec.order)
     if not 0 <= smoothing < np.inf:
         raise ArgumentError(f"smoothing must be finite and not negative, not {smoothing!r}")
     say = progress or (lambda _: None)
@@ -174,17 +181,18 @@ def _plans(
 ) -> list[Plan]:
     """Return the plans that cross-validation chooses from."""
     tree = any(node.after is not None for node in trace.spec.nodes)
-    full = belief == "full" and not tree and order is None
+    full = belief == "full" and not tree and len(trace.names) <= MOST_BELIEVED
+    way = order or trace.spec.order
     kept: list[Plan] = []
     if full:
-        kept.append(Plan("full", "any", states or 0, quantise, smoothing))
+        kept.append(Plan("full", "any" if way == "auto" else way, states or 0, quantise, smoothing))
         if len(trace) >= ENOUGH_ROWS:
             return kept
     if belief == "full":
         belief = "calibrated"
     return kept + [
-        Plan(belief, way, count, quantise, smoothing)
-        for way in _orders(trace.spec, order or trace.spec.order)
+        Plan(belief, each, count, quantise, smoothing)
+        for each in _orders(trace.spec, way)
         for count in ((states,) if states is not None else _states_tried(len(trace)))
     ]
 
@@ -192,7 +200,7 @@ def _plans(
 def build(trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64]) -> FittedLadder:
     """Fit a trace by one plan, for several tradeoffs."""
     if plan.belief == "full":
-        return build_belief(trace, tradeoffs, states=plan.states or None)
+        return build_belief(trace, tradeoffs, order=plan.order, states=plan.states or None)
     quantiser = Quantiser.fit(trace.confidence, states=plan.states, method=plan.quantise)
     columns = columns_of(trace, plan)
     counts = Counts.of(trace, quantiser, pairs_of(trace.spec, columns, plan))

@@ -19,7 +19,7 @@ from ttamer.errors import ArgumentError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["METHODS", "Method", "Quantiser", "edges_of"]
+__all__ = ["METHODS", "MOST_STATES", "Method", "Quantiser", "edges_of"]
 
 Method = Literal["uniform", "quantile", "kmeans"]
 METHODS = ("uniform", "quantile", "kmeans")

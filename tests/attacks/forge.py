@@ -627,9 +627,9 @@ ATTACKS: dict[str, tuple[str, str, Any]] = {
         lambda f: poked(f, "belief_edges", 1, math.inf),
     ),
     "31 nodes": (
-        "and at most 30 are read",
+        "and at most 60 are read",
         "belief",
-        lambda f: edited(f, belief__names=[f"n{i}" for i in range(31)]),
+        lambda f: edited(f, belief__names=[f"n{i}" for i in range(61)]),
     ),
     "predictions 1": (
         "predictions must be true or false",
