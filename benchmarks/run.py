@@ -17,7 +17,7 @@ from pathlib import Path
 
 from result import Result, show
 
-QUESTIONS = ("solve", "ladder", "growth", "decide", "importing")
+QUESTIONS = ("solve", "ladder", "growth", "decide", "importing", "traces")
 
 
 def measure(question: str) -> list[Result]:

@@ -134,7 +134,7 @@ class BeliefSession:
         if node < 0:
             raise ObservationError("the session has stopped: start a new one")
         try:
-            value = 0.0 + confidence  # a number, and not the text of one
+            value = float(0.0 + confidence)  # a number, and not the text of one
         except (TypeError, ValueError, OverflowError):
             raise ObservationError(
                 f"node {self.next!r}: confidence must be a number, not {confidence!r}"

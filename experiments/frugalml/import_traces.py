@@ -1,0 +1,22 @@
+"""Turn FrugalML's tables into a folder of traces that ``ttamer bench`` reads.
+
+    python experiments/frugalml/import_traces.py TABLES FOLDER
+    ttamer bench FOLDER
+
+TABLES holds ``frugalml_<set>.parquet`` (what four services said on each input) and
+``frugalml_<set>_prices.csv`` (price per 10,000 calls), of Chen et al. 2020, Apache-2.0.
+"""
+
+import sys
+from pathlib import Path
+
+from ttamer.importers import import_frugalml
+
+source, folder = Path(sys.argv[1]), Path(sys.argv[2])
+folder.mkdir(parents=True, exist_ok=True)
+for table in sorted(source.glob("frugalml_*.parquet")):
+    name = table.stem.removeprefix("frugalml_")
+    trace = import_frugalml(table, table.with_name(f"{table.stem}_prices.csv"))
+    trace.write(folder / f"{name}.parquet")
+    trace.spec.to_file(folder / f"{name}.toml")
+    print(f"{name}: {trace}")
