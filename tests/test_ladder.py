@@ -168,3 +168,10 @@ def test_a_future_of_more_costs_than_anybody_could_read_is_refused(monkeypatch):
         policy = tt.solve(problem, 0.9)
         with pytest.raises(ArgumentError, match="more than 1 distinct values; round the costs"):
             policy.future()
+
+
+def test_policies_out_of_order_are_refused():
+    line = tt.Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]])
+    high, low = tt.solve(line, 0.9), tt.solve(line, 0.1)
+    with pytest.raises(tt.ArgumentError, match="increasing order"):
+        tt.Ladder((high, low))

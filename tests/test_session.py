@@ -151,7 +151,7 @@ def test_answer_asked_and_cost_are_those_of_what_was_seen(play):
             earliest = [n for n, s in history if problem.nodes[n].losses[s] == loss < math.inf]
             assert answer == (problem.names[earliest[0]] if earliest else None)
         else:
-            assert answer == (asked[-1] if asked else None)
+            assert answer == (asked[-1] if asked and loss < math.inf else None)
 
 
 @settings(max_examples=200, deadline=None)
@@ -407,3 +407,35 @@ def test_a_future_from_a_state_there_is_not_is_refused(policy, state):
         policy.future("small", state)
     with pytest.raises(ArgumentError, match="the start has states 0 to 0, not 1"):
         policy.future(None, 1)
+
+
+def test_without_recall_a_node_that_only_informs_is_nobodys_answer():
+    line = tt.Problem.line([[math.inf], [0.1]], [1, 1], [[1], [[1]]])
+    policy = tt.solve(line, 0.5, recall=False)
+    turn, batch = policy.session(), policy.batch(1)
+    turn.observe(0)
+    batch.observe([0])
+    assert turn.answer is None
+    assert batch.answer.tolist() == [-1]
+    turn.observe(0)
+    batch.observe([0])
+    assert turn.answer == "m2"
+    assert batch.answer.tolist() == [1]
+
+
+def test_a_stop_within_rounding_is_explained_as_a_stop():
+    line = tt.Problem.line([[0.5], [0, 1]], [0, 0], [[1], [[1e-14, 1 - 1e-14]]])
+    turn = tt.solve(line, 1.0).session()
+    turn.observe(0)
+    told = turn.explain()
+    assert turn.stopped
+    assert told.best <= told.index
+
+
+def test_off_the_grid_a_line_is_played_by_its_exact_indices():
+    line = tt.Problem.line([0.1, 0.5], [0.1, 0.2], [[0.5, 0.5], [[0.6, 0.4], [0.3, 0.7]]])
+    policy = tt.solve(line, 0.6)
+    sigma = policy.index("m2")[1]
+    node = policy.equivalent_node("m2", 1, fallback=sigma / 0.6)
+    gain = np.maximum(sigma - 0.6 * node.losses, 0) @ node.probabilities
+    assert gain == pytest.approx(0.4 * node.mean_cost, abs=1e-12)

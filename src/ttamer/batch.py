@@ -121,7 +121,8 @@ class WalkBatch(Batch):
     def _step(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
         policy = self._policy
         if not policy.recall:
-            self.answer[rows] = node
+            answers = np.isfinite(policy.problem.nodes[node].losses)[states]
+            self.answer[rows] = np.where(answers, node, STOP)
             self.next[rows] = policy.choices[node][states, 0]
             return
         own, best = policy.problem.grid.positions[node][states], self._best[rows]

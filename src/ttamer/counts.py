@@ -6,7 +6,10 @@ and on several machines, updated with new rows, and weighted by age.
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +28,7 @@ __all__ = ["Counts", "Pair"]
 
 CHUNK = 65_536
 """Rows at a time: what they need stays in the cache."""
+ROWS_FOR_A_THREAD = 500_000
 
 Pair = tuple[int, int]
 """(source, target) node numbers; the start is -1."""
@@ -47,51 +51,63 @@ class Counts:
 
     @classmethod
     def of(cls, trace: Trace, quantiser: Quantiser, pairs: Sequence[Pair]) -> Counts:
-        """Count a trace."""
-        return cls.of_states(
-            trace, quantiser.states(trace.confidence), quantiser.counts, pairs, trace.wrong()
-        )
+        """Count a trace, on as many threads as there are cores where it is long."""
+        wrong = trace.wrong()
+        parts = min(os.cpu_count() or 1, len(trace) // ROWS_FOR_A_THREAD) or 1
+        cuts = np.linspace(0, len(trace), parts + 1).astype(int).tolist()
+
+        def count(ends: tuple[int, int]) -> Counts:
+            return cls._of_rows(trace, wrong, quantiser, pairs, *ends)
+
+        if parts == 1:
+            return count((0, len(trace)))
+        with ThreadPoolExecutor(parts) as threads:
+            first, *others = threads.map(count, pairwise(cuts))
+        return sum(others, first)
 
     @classmethod
-    def of_states(
+    def _of_rows(
         cls,
         trace: Trace,
-        states: NDArray[np.uint8],
-        sizes: Sequence[int],
-        pairs: Sequence[Pair],
         wrong: NDArray[np.bool_],
+        quantiser: Quantiser,
+        pairs: Sequence[Pair],
+        start: int,
+        stop: int,
     ) -> Counts:
-        """Count a trace whose states, of shape (T, n), and wrong answers are known."""
-        rows, nodes = states.shape
+        """Count a stretch of rows, a piece at a time that stays in the cache."""
+        sizes, nodes = quantiser.counts, len(quantiser.counts)
+        # Whether the target was wrong is a last bit of the code of a pair of states.
         tables = {
-            (u, v): np.zeros((1 if u < 0 else sizes[u]) * sizes[v], np.intp) for u, v in pairs
+            (u, v): np.zeros((1 if u < 0 else sizes[u]) * sizes[v] * 2, np.intp) for u, v in pairs
         }
-        wrongs = [np.zeros(size) for size in sizes]
         sums = [np.zeros(size) for size in sizes]
-        for at in range(0, rows, CHUNK):
-            part = slice(at, at + CHUNK)
-            narrow = [np.ascontiguousarray(states[part, v]) for v in range(nodes)]
-            wide = [column.astype(np.intp) for column in narrow]
+        for at in range(start, stop, CHUNK):
+            part = slice(at, min(at + CHUNK, stop))
+            confidence = trace.confidence[part]
+            states = quantiser.states(confidence)
+            ends = [states[:, v].astype(np.uint32) for v in range(nodes)]
+            bad = np.ascontiguousarray(wrong[part].T).view(np.uint8)
             for (source, target), table in tables.items():
-                code = wide[target]
-                if source >= 0:
-                    pair = narrow[source].astype(np.uint16)
-                    pair *= np.uint16(sizes[target])
-                    pair += narrow[target]
-                    code = pair.astype(np.intp)
-                table += np.bincount(code, minlength=len(table))
+                code = ends[target] if source < 0 else ends[source] * np.uint32(sizes[target])
+                code = (code + ends[target] if source >= 0 else code) * np.uint32(2)
+                code += bad[target]
+                table += np.bincount(code.astype(np.intp), minlength=len(table))
             for v in range(nodes):
-                wrongs[v] += np.bincount(wide[v], wrong[part, v], minlength=sizes[v])
-                sums[v] += np.bincount(wide[v], trace.confidence[part, v], minlength=sizes[v])
+                sums[v] += np.bincount(
+                    ends[v].astype(np.intp), confidence[:, v], minlength=sizes[v]
+                )
+        split = {
+            (u, v): table.reshape(-1, sizes[v], 2).astype(float) for (u, v), table in tables.items()
+        }
+        entering = {v: pair for pair in pairs for v in pair[1:]}
+        rows = stop - start
         return cls(
             rows=float(rows),
-            pairs={
-                (u, v): table.reshape(-1, sizes[v]).astype(float)
-                for (u, v), table in tables.items()
-            },
-            wrong=tuple(wrongs),
+            pairs={pair: table.sum(axis=2) for pair, table in split.items()},
+            wrong=tuple(split[entering[v]][:, :, 1].sum(axis=0) for v in range(nodes)),
             confidence=tuple(sums),
-            cost=rows * trace.cost if trace.cost.ndim == 1 else trace.cost.sum(axis=0),
+            cost=rows * trace.cost if trace.cost.ndim == 1 else trace.cost[start:stop].sum(axis=0),
         )
 
     def __add__(self, other: Counts) -> Counts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ttamer.errors import ArgumentError
@@ -27,6 +28,10 @@ class Ladder:
     def __post_init__(self) -> None:
         if not self.policies:
             raise ArgumentError("a ladder needs at least one policy")
+        if any(right <= left for left, right in pairwise(self.tradeoffs)):
+            raise ArgumentError(
+                "a ladder needs its policies in increasing order of tradeoff"
+            )
 
     def __len__(self) -> int:
         return len(self.policies)

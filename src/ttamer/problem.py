@@ -83,7 +83,8 @@ class Edge:
         object.__setattr__(self, "probabilities", rows)
 
     def __str__(self) -> str:
-        return f"edge {'start' if self.source is None else self.source!r} -> {self.target!r}"
+        source = "start" if self.source is None else repr(self.source)
+        return f"edge {source} -> {self.target!r}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,9 +269,10 @@ class Problem:
         nodes = _nodes(losses, count, names)
         pairs: list[tuple[int | None, int]] = [(None, v) for v in range(count)]
         pairs += [(u, v) for u in range(count) for v in range(u + 1, count)]
+        allowed = set(pairs)
         for given in (probabilities, costs) if _is_mapping(costs) else (probabilities,):
             for pair in given:
-                if pair not in pairs:
+                if pair not in allowed:
                     raise ProblemError(f"skip: the pair {pair} does not go from earlier to later")
         if not _is_mapping(costs) and len(costs) != count:
             raise ProblemError(f"skip: {len(costs)} costs for {count} nodes: give one per node")

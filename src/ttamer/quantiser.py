@@ -27,7 +27,7 @@ METHODS = ("uniform", "quantile", "kmeans")
 MOST_STATES = 256
 KMEANS_CELLS = 1024
 LOOKUP_CELLS = 4096
-CHUNK = 16_384
+CHUNK = 65_536
 """Rows at a time: what they need stays in the cache."""
 
 
@@ -92,24 +92,27 @@ class _Lookup:
         self._usable = False
         if not 2 <= len(edges) <= LOOKUP_CELLS // 8:
             return
-        with np.errstate(over="ignore", divide="ignore"):
-            self._low, self._scale = edges[0], (LOOKUP_CELLS - 2) / (edges[-1] - edges[0])
-        if not np.isfinite(self._scale):
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            self._scale = (LOOKUP_CELLS - 2) / (edges[-1] - edges[0])
+            self._shift = 1 - edges[0] * self._scale
+        if not (np.isfinite(self._scale) and np.isfinite(self._shift)):
             return
-        cells = self._cells(edges.copy())
+        cells = self._cells(edges)
         self._usable = len(np.unique(cells)) == len(cells)
         self._before = np.searchsorted(cells, np.arange(LOOKUP_CELLS)).astype(np.uint8)
         self._edge = np.full(LOOKUP_CELLS, np.nan)  # nothing reaches it where there is no edge
-        self._edge[cells] = edges
+        self._edge[np.clip(cells, 0, LOOKUP_CELLS - 1)] = edges
 
     def _cells(self, values: NDArray[np.float64]) -> NDArray[np.intp]:
-        """Return the cell of each value, written over; not a number falls into none."""
-        # Cell 0 lies before the first edge; the first edge opens cell 1, the last one the last.
-        values -= self._low
-        values *= self._scale
-        values += 1
-        np.clip(values, 0, LOOKUP_CELLS - 1, out=values)
-        whole: NDArray[np.intp] = values.astype(np.intp)
+        """Return the cell of each value: never smaller for a larger one, so no edge is missed.
+
+        The first edge opens cell 1 or so, and the last one the last. What lies far below, or is
+        not a number, gets a negative cell, which a lookup takes to the first.
+        """
+        place = values * self._scale
+        place += self._shift
+        np.minimum(place, LOOKUP_CELLS - 1, out=place)
+        whole: NDArray[np.intp] = place.astype(np.intp)
         return whole
 
     def into(self, states: NDArray[np.uint8], values: NDArray[np.float64]) -> None:
@@ -119,8 +122,7 @@ class _Lookup:
             states[np.isnan(values)] = 0
             return
         with np.errstate(invalid="ignore", over="ignore"):
-            cells = self._cells(values.copy())
-        # Clipping takes the cell of what is not a number, whatever it came out as, to the first.
+            cells = self._cells(values)
         self._before.take(cells, out=states, mode="clip")
         states += values >= self._edge.take(cells, mode="clip")
 

@@ -90,7 +90,7 @@ class Session(ABC):
         if losses.count(loss) != 1:
             raise ObservationError(
                 f"node {self.next!r} has {losses.count(loss)} states of loss {loss!r}: give the "
-                f"state's number, or one of its losses, {', '.join(f'{x:g}' for x in losses)}"
+                f"state's number, or one of its losses, {', '.join(map(repr, losses))}"
             )
         self.observe(losses.index(loss))
 
@@ -138,6 +138,8 @@ class Session(ABC):
 
     def _explained(self, best: float, index: float) -> Explanation:
         answer, loses = self.answer, f"{best:.4g}"
+        if self.next is None and best < INFINITY:
+            index = max(index, best)  # a tie within rounding stops
         if best == INFINITY and self.next is None:
             why = "nobody who was asked could answer, and nobody is left who might: stop"
         elif best == INFINITY:
@@ -201,13 +203,13 @@ class WalkSession(Session):
 class LastAnswerSession(Session):
     """A session of a walk without recall: the answer is that of the node asked last."""
 
-    __slots__ = ("_names", "_tables")
+    __slots__ = ("_names", "_nothing", "_tables")
 
     _policy: WalkPolicy
 
     def __init__(self, policy: WalkPolicy) -> None:
         super().__init__(policy)
-        self._names, first, _, self._tables = policy.layout
+        self._names, first, self._nothing, self._tables = policy.layout
         self._node = first
         self.next = self._names[first]
 
@@ -220,7 +222,8 @@ class LastAnswerSession(Session):
             self._node = following = self._tables[node][1][state][0]
         except (IndexError, TypeError):
             raise self._refuse(state) from None
-        self._answer = node
+        answers = self._tables[node][0][state] < self._nothing
+        self._answer = node if answers else -1
         self._path.append((node, state))
         self.next = self._names[following]
 
@@ -229,7 +232,7 @@ class LastAnswerSession(Session):
         after, state = self._last()
         best = INFINITY
         if after is not None:
-            losses = self._policy.problem.nodes[self._answer].losses[state : state + 1]
+            losses = self._policy.problem.nodes[self._path[-1][0]].losses[state : state + 1]
             best = float(weigh_losses(losses, self._policy.tradeoff)[0])
         return self._explained(best, self._policy.stop_index(after, state))
 

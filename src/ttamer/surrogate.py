@@ -89,7 +89,7 @@ class Surrogate:
         last = (gained <= cost).sum(axis=1) - 1  # the last breakpoint not past sigma
         slope = self.below[states, last]
         spare = cost - gained[states, last]
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return np.where(slope > 0, self.points[last] + spare / slope, np.inf)
 
     def raised(self, sigma: NDArray[np.float64]) -> Surrogate:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ttamer.batch import WalkBatch
 from ttamer.errors import ArgumentError
+from ttamer.index_policy import IndexPolicy
 from ttamer.play.walk import expected_walk, walk_future
 from ttamer.policy import Policy
 from ttamer.session import LastAnswerSession, WalkSession
@@ -64,6 +65,15 @@ class WalkPolicy(Policy):
     def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
         """Return the joint law of the best future loss and the future cost."""
         place = self._place(after)
+        if self.recall and self.problem.is_line and best not in self.problem.grid.values:
+            # Off the grid the tables say nothing, but the exact indices of a line do.
+            same = IndexPolicy(
+                problem=self.problem.with_moves("precedence"),
+                tradeoff=self.tradeoff,
+                value=self.value,
+                sigma=self._indices,
+            )
+            return same.future(after, state, best)
         columns = np.zeros(len(self.problem.grid), np.intp)
         if self.recall:
             columns = np.minimum(np.arange(len(columns)), self.problem.grid.column(best))

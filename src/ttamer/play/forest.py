@@ -189,7 +189,7 @@ def forest_future(
                 paid.setdefault(name, total)
                 key = (min(loss_a, loss_b), name)
                 joined[key] = joined.get(key, 0.0) + p * q
-        purse.check(joined)
+        purse.check({cost for _, cost in joined})
         return joined
 
     def add(into: Atoms, atoms: Atoms, weight: float = 1.0) -> None:
