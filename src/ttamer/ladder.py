@@ -29,9 +29,7 @@ class Ladder:
         if not self.policies:
             raise ArgumentError("a ladder needs at least one policy")
         if any(right <= left for left, right in pairwise(self.tradeoffs)):
-            raise ArgumentError(
-                "a ladder needs its policies in increasing order of tradeoff"
-            )
+            raise ArgumentError("a ladder needs its policies in increasing order of tradeoff")
 
     def __len__(self) -> int:
         return len(self.policies)
