@@ -263,7 +263,6 @@ def two(first, second):
     [
         (small(), "not a Problem"),
         (None, "not a NoneType"),
-        (two(solve(small(), 0.7), solve(small(), 0.2)), "must increase"),
         (two(solve(small(), 0.2), solve(small(), 0.7, recall=False)), "all with recall"),
         (two(solve(small(), 0.2), solve(tree(), 0.7)), "the same problem"),
         (
