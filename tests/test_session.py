@@ -434,8 +434,12 @@ def test_a_stop_within_rounding_is_explained_as_a_stop():
 
 def test_off_the_grid_a_line_is_played_by_its_exact_indices():
     line = tt.Problem.line([0.1, 0.5], [0.1, 0.2], [[0.5, 0.5], [[0.6, 0.4], [0.3, 0.7]]])
-    policy = tt.solve(line, 0.6)
-    sigma = policy.index("m2")[1]
-    node = policy.equivalent_node("m2", 1, fallback=sigma / 0.6)
+    walk, index = tt.solve(line, 0.6), tt.solve(line.with_moves("precedence"), 0.6)
+    one = walk.equivalent_node("m1", fallback=0.3)
+    two = index.equivalent_node("m1", fallback=0.3)
+    for part in ("losses", "costs", "probabilities"):
+        np.testing.assert_array_equal(getattr(one, part), getattr(two, part))
+    sigma = walk.index("m1")[0]
+    node = walk.equivalent_node("m1", fallback=sigma / 0.6)
     gain = np.maximum(sigma - 0.6 * node.losses, 0) @ node.probabilities
     assert gain == pytest.approx(0.4 * node.mean_cost, abs=1e-12)
