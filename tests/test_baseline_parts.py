@@ -98,7 +98,7 @@ def test_sweeping_prices_finds_every_corner_of_an_exact_family():
             self.number = number
 
         def play(self, trace):
-            raise AssertionError("a corner is only named, never played")
+            raise AssertionError(f"a corner is only named, never played on {trace!r}")
 
     def solve(price):
         values = [error + price * cost for cost, error in corners]
