@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import ttamer as tt
 from attacks.forge import ATTACKS, MAGIC, SIZES, poked, put, signed, take
 from strategies import TOPOLOGIES, problems, tradeoffs
-from traces import answering_trace
+from traces import answering_trace, passing_trace
 from ttamer.artefact import inspect, load, save
 from ttamer.artefact_layout import MOST_BYTES
 from ttamer.belief_fitting import build_belief
@@ -61,6 +61,7 @@ def sound(tmp_path_factory):
         "tree": solve(tree(), 0.6),
         "fit": fit(answering_trace(60), belief="calibrated", order="skip", states=3,
                    tradeoffs=[0.9]),
+        "passing": fit(passing_trace(60), belief="calibrated", states=3, tradeoffs=[0.9]),
         "belief": build_belief(answering_trace(60), np.array([0.9]), states=3),
     }  # fmt: skip
     path = tmp_path_factory.mktemp("sound") / "file.ttamer"

@@ -23,7 +23,7 @@ from ttamer.fitted_belief import BeliefFitted
 
 SOME = np.array([0.1, 0.6, 0.9])
 FORMAT = Path(__file__).parents[1] / "docs" / "format.md"
-ARRAYS = ("costs", "edges", "centres", "levels", "classes", "leans", "weights")
+ARRAYS = ("costs", "edges", "bounds", "levels", "classes", "leans", "weights")
 
 
 @settings(max_examples=30)
@@ -41,7 +41,7 @@ def test_a_ladder_of_beliefs_comes_back_and_decides_the_same(tmp_path_factory, t
     assert theirs.belief.leans == mine.belief.leans
     assert theirs.belief.sure_last == mine.belief.sure_last
     assert theirs.belief.weights.keys() == mine.belief.weights.keys()
-    for name in ("centres", "levels"):
+    for name in ("bounds", "levels"):
         for one, two in zip(getattr(mine.belief, name), getattr(theirs.belief, name), strict=True):
             np.testing.assert_array_equal(one, two)
     for key, weights in mine.belief.weights.items():
@@ -81,7 +81,7 @@ def test_inspect_tells_where_a_belief_comes_from(tmp_path):
 def test_what_is_loaded_is_read_only(tmp_path):
     tt.save(build_belief(answering_trace(100), SOME), tmp_path / "p.ttamer")
     fitted = tt.load(tmp_path / "p.ttamer").fitted
-    for array in (*fitted.edges, *fitted.belief.centres, *fitted.belief.weights.values()):
+    for array in (*fitted.edges, *fitted.belief.bounds, *fitted.belief.weights.values()):
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 0
 
@@ -194,9 +194,11 @@ FORGERIES = {
     "an infinite edge": number("edges", 0, -np.inf),
     "an edge not a number": number("edges", 0, np.nan),
     "a last edge that is not 0": number("edges", -1, 1),
-    "centres that fall": number("centres", 0, 1e9),
-    "a centre not a number": number("centres", 0, np.nan),
-    "an infinite centre": number("centres", 0, -np.inf),
+    "bounds that fall": number("bounds", 0, 1e9),
+    "a bound not a number": number("bounds", 0, np.nan),
+    "an infinite bound": number("bounds", 0, -np.inf),
+    "a level between grains": number("levels", 0, 0.1),
+    "a weight too large": number("weights", 0, 257.0),
     "a level not a number": number("levels", 0, np.nan),
     "an infinite level": number("levels", 0, np.inf),
     "a class of fractions": number("classes", 0, 0.5),

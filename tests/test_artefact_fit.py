@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 import ttamer as tt
-from traces import answering_trace, chain_trace, small_traces
+from traces import answering_trace, chain_trace, passing_trace, small_traces
 from ttamer.artefact import _describe
 from ttamer.artefact_layout import pack, write
 from ttamer.fitted import FittedLadder, FittedPolicy
@@ -15,7 +15,7 @@ from ttamer.fitting import fit
 
 
 @settings(max_examples=25)
-@given(small_traces())
+@given(small_traces() | small_traces(passing=True))
 def test_a_fitted_ladder_comes_back_and_decides_the_same(tmp_path_factory, trace):
     path = tmp_path_factory.mktemp("fit") / "policy.ttamer"
     ladder = fit(trace, belief="calibrated", states=3, tradeoffs=[0.1, 0.6, 0.9])
@@ -51,11 +51,10 @@ def test_inspect_tells_where_a_fit_comes_from(tmp_path):
     assert facts["belief"] == "calibrated"
 
 
-def forged(change):
+def forged(change, trace=None):
     """A fitted file with one thing changed and its checksum right."""
-    header, arrays = _describe(
-        fit(answering_trace(100), belief="calibrated", states=3, tradeoffs=[0.5]), {}
-    )
+    trace = answering_trace(100) if trace is None else trace
+    header, arrays = _describe(fit(trace, belief="calibrated", states=3, tradeoffs=[0.5]), {})
     change(header["fit"], arrays)
     return pack(header, arrays)
 
@@ -92,6 +91,17 @@ def test_a_forged_fit_is_refused(tmp_path, change):
         tt.load(path)
     with pytest.raises(tt.ArtefactDamaged):
         tt.inspect(path)
+
+
+def test_a_fit_of_exits_that_may_be_passed_keeps_what_passing_costs(tmp_path):
+    path = tmp_path / "sound.ttamer"
+    write(path, forged(lambda _fit, _arrays: None, passing_trace(100)))
+    assert tt.load(path).fitted.spec.passing.tolist() == [1.5, 0.25, 0.0]
+
+
+def test_a_fit_without_passing_has_no_array_of_it():
+    _, arrays = _describe(fit(chain_trace(100), belief="calibrated", states=3), {})
+    assert "fit_passing" not in arrays
 
 
 def test_the_unchanged_file_of_these_forgeries_loads(tmp_path):

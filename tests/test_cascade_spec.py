@@ -51,6 +51,7 @@ def test_defaults():
 
 
 NODE = '[[node]]\nname = "a"\ncost = 1\n'
+SKIP, FIXED = "[cascade]\norder = 'skip'\n", "[cascade]\norder = 'fixed'\n"
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,14 @@ NODE = '[[node]]\nname = "a"\ncost = 1\n'
             "circle: a after b after a",
         ),
         ("[cascade]\norder = 'skip'\n" + NODE + "[[node]]\nname='b'\ncost=1\nafter='a'", "skip"),
+        (NODE + "passing = 1", "[[node]] 1 ('a'): has passing = 1.0"),
+        (FIXED + NODE + "passing = 0", 'write order = "skip", or remove passing'),
+        (SKIP + NODE + "passing = -1", "[[node]] 1 ('a'): passing is -1.0"),
+        (SKIP + NODE + "passing = nan", "passing is nan; it must be finite"),
+        (SKIP + NODE + "passing = inf", "passing is inf"),
+        (SKIP + NODE + "passing = true", "passing must be a number, not True"),
+        (SKIP + NODE + "passing = '1'", "passing must be a number, not '1'"),
+        (SKIP + NODE + "passing = 1" + "0" * 400, "('a'): passing must be a finite number"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_file_and_the_table(tmp_path, text, says):
@@ -124,6 +133,8 @@ def test_a_circle_further_down_is_found_too():
 def test_options_cannot_hide_a_cost():
     with pytest.raises(CascadeError, match="'cost' cannot stand among the options"):
         CascadeSpec((CascadeNode("a", 1, None, {"cost": 2}),))
+    with pytest.raises(CascadeError, match="'passing' cannot stand among the options"):
+        CascadeSpec((CascadeNode("a", 1, None, {"passing": 2}),))
     with pytest.raises(CascadeError, match="cannot be written as TOML"):
         CascadeSpec((CascadeNode("a", 1, None, {"key": object()}),)).to_toml()
     with pytest.raises(CascadeError, match="not well-formed"):
@@ -142,6 +153,32 @@ def test_other_costs_and_names():
     assert len({spec, CascadeSpec.of({"a": 1, "b": 2.0})}) == 1
 
 
+def test_exits_that_may_be_passed():
+    text = SKIP + NODE + "passing = 0.5\n[[node]]\nname = 'b'\ncost = 2\nkey = 1\n"
+    spec = CascadeSpec.from_toml(text)
+    assert spec.passing.tolist() == [0.5, 0.0]
+    assert spec.passing.dtype == np.float64
+    assert not spec.passing.flags.writeable
+    assert spec.has_passing
+    assert spec.is_network
+    assert spec.nodes[1].options == {"key": 1}
+    assert spec.with_costs({"a": 9}).passing.tolist() == [0.5, 0.0]
+    same = CascadeSpec.of({"a": 1, "b": 2}, order="skip", passing={"a": np.float32(0.5)})
+    assert same.passing.tolist() == spec.passing.tolist()
+    assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301 - our own
+    free = CascadeSpec.of({"a": 1, "b": 2}, order="skip")
+    assert free.passing.tolist() == [0.0, 0.0]
+    assert not free.has_passing
+    assert not free.is_network
+    assert free.nodes[0].passing is None
+    assert same != free
+    assert len({same, free, CascadeSpec.from_dict(same.to_dict())}) == 2
+    with pytest.raises(ArgumentError, match="passing names 'c', and costs does not"):
+        CascadeSpec.of({"a": 1}, order="skip", passing={"c": 1})
+    with pytest.raises(CascadeError, match=r"'a'.*has passing"):
+        CascadeSpec.of({"a": 1}, passing={"a": 1})
+
+
 plain = st.one_of(
     st.booleans(),
     st.integers(),
@@ -152,6 +189,7 @@ plain = st.one_of(
     st.datetimes(),
     st.datetimes(timezones=st.just(dt.UTC)),
 )
+KEYS = ("name", "cost", "after", "passing")
 values = st.recursive(
     plain,
     lambda inner: st.lists(inner) | st.dictionaries(st.text("ab é.\"'\n"), inner),
@@ -165,16 +203,26 @@ names = st.text(
 @given(
     names=st.lists(names, min_size=1, max_size=4, unique=True),
     costs=st.lists(st.floats(0, allow_infinity=False), min_size=4, max_size=4),
-    options=st.dictionaries(names.filter(lambda n: n not in ("name", "cost", "after")), values),
-    order=st.sampled_from(["fixed", "any", "auto"]),
+    options=st.dictionaries(names.filter(lambda n: n not in KEYS), values),
+    passing=st.lists(st.none() | st.floats(0, allow_infinity=False), min_size=4, max_size=4),
+    order=st.sampled_from(["fixed", "skip", "any", "auto"]),
     target=st.sampled_from(["label", "last"]),
     tree=st.booleans(),
     name=st.none() | names,
 )
-def test_what_is_written_reads_back_equal(names, costs, options, order, target, tree, name):
+def test_what_is_written_reads_back_equal(
+    names, costs, options, passing, order, target, tree, name
+):
+    skip = order == "skip"
     nodes = tuple(
-        CascadeNode(n, cost, names[i - 1] if tree and i else None, options)
-        for i, (n, cost) in enumerate(zip(names, costs, strict=False))
+        CascadeNode(
+            n,
+            cost,
+            names[i - 1] if tree and i and not skip else None,
+            options,
+            past if skip else None,
+        )
+        for i, (n, cost, past) in enumerate(zip(names, costs, passing, strict=False))
     )
     spec = CascadeSpec(nodes, order, target, name)
     assert CascadeSpec.from_toml(spec.to_toml()) == spec

@@ -218,7 +218,7 @@ def test_bars_of_steps_show_what_the_policy_does():
     choice = policy.choice(policy.problem.names[first])[:, 0]
     amber = [p for p in axes.patches if p.get_y() == 0 and to_hex(p.get_facecolor()) == GO_COLOUR]
     assert len(amber) == (choice >= 0).sum()
-    assert policy.asked[policy.problem.names[first]] == 1.0
+    assert policy.asked[policy.problem.names[first]] == pytest.approx(1.0)
 
 
 def test_a_trace_without_predictions_or_probabilities(tmp_path):

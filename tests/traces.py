@@ -27,6 +27,17 @@ def chain_trace(rows: int, *, seed: int = 0, nodes: int = 3, order: str = "fixed
     return Trace(spec, confidence, correct=correct)
 
 
+def passing_trace(rows: int, *, seed: int = 0) -> Trace:
+    """Exits of one network that may be passed; the middle one is the cheapest to ask."""
+    trace = chain_trace(rows, seed=seed)
+    spec = CascadeSpec.of(
+        {"exit1": 3.0, "exit2": 2.0, "exit3": 4.0},
+        order="skip",
+        passing={"exit1": 1.5, "exit2": 0.25},
+    )
+    return Trace(spec, trace.confidence, correct=trace.correct)
+
+
 FIRST = np.array([0.5, 0.3, 0.2])
 ROWS = np.array([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.05, 0.15, 0.8]])
 
@@ -54,9 +65,20 @@ def answering_trace(rows: int, *, seed: int = 0, order: str = "auto", classes: i
     )
 
 
+def passings(count: int) -> st.SearchStrategy[dict[str, float]]:
+    """What passing each of some nodes costs: nothing, less than asking, or more."""
+    some = st.dictionaries(st.integers(0, count - 1), st.sampled_from([0.0, 0.5, 2.0, 3.0]))
+    return some.map(lambda given: {f"n{i}": cost for i, cost in {count - 1: 0.0, **given}.items()})
+
+
 @st.composite
-def small_traces(draw, least: int = 10, most: int = 40, nodes: int = 4) -> Trace:
-    """Small traces with ties, constant columns, free nodes and costs per row kept likely."""
+def small_traces(
+    draw, least: int = 10, most: int = 40, nodes: int = 4, *, passing: bool = False
+) -> Trace:
+    """Small traces with ties, constant columns, free nodes and costs per row kept likely.
+
+    With ``passing`` they are of exits of one network, that may be passed at a cost.
+    """
     count = draw(st.integers(1, nodes))
     rows = draw(st.integers(least, most))
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -67,8 +89,9 @@ def small_traces(draw, least: int = 10, most: int = 40, nodes: int = 4) -> Trace
     costs = draw(st.lists(st.sampled_from([0.0, 1.0, 2.5]), min_size=count, max_size=count))
     spec = CascadeSpec.of(
         {f"n{i}": cost for i, cost in enumerate(costs)},
-        order=draw(st.sampled_from(["fixed", "skip", "any", "auto"])),
+        order="skip" if passing else draw(st.sampled_from(["fixed", "skip", "any", "auto"])),
         target=draw(st.sampled_from(["label", "last"])),
+        passing=draw(passings(count)) if passing else None,
     )
     per_row = generator.random((rows, count)) if draw(st.booleans()) else None
     return Trace(

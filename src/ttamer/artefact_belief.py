@@ -12,7 +12,7 @@ import numpy as np
 from ttamer.artefact_fit import plan_of, rows_of, spec_of, texts_of
 from ttamer.artefact_layout import fields_of, integers_of, text_of
 from ttamer.artefact_rules import cut
-from ttamer.belief import Belief, Step, context_of
+from ttamer.belief import GRAIN, MOST_WEIGHT, Belief, Step, context_of
 from ttamer.errors import ArtefactDamaged
 from ttamer.fitted_belief import BeliefFitted
 from ttamer.quantiser import MOST_STATES
@@ -28,6 +28,8 @@ __all__ = ["describe_belief", "restore_belief"]
 
 MOST_NODES = 60
 """Steps are written as sets of bits."""
+EXACT = ("belief_levels", "belief_leans", "belief_weights")
+"""What X is added up from: exact in double precision only if made of such numbers."""
 FIELDS = ("names", "order", "target", "predictions", "classes", "steps", "edges", "levels",
           "leans", "plan", "trace", "rows")  # fmt: skip
 
@@ -54,12 +56,14 @@ def describe_belief(fitted: BeliefFitted) -> tuple[dict[str, Any], dict[str, NDA
     arrays = {
         "belief_costs": np.array(spec.costs, float),
         "belief_edges": np.concatenate([*fitted.edges, pad]),
-        "belief_centres": np.concatenate(belief.centres),
+        "belief_bounds": np.concatenate([*belief.bounds, pad]),
         "belief_levels": np.concatenate(belief.levels),
         "belief_classes": np.array([*(float(c) for each in belief.leans for c in each), *pad]),
         "belief_leans": np.array([*(v for each in belief.leans for v in each.values()), *pad]),
         "belief_weights": np.concatenate([*(belief.weights[key] for key in keys), pad]),
     }
+    if spec.has_passing:
+        arrays["belief_passing"] = np.array(spec.passing, float)
     return described, arrays
 
 
@@ -76,7 +80,9 @@ def restore_belief(
         raise ArtefactDamaged(f"the belief has {count} nodes, and at most {MOST_NODES} are read")
     if not isinstance(fields["predictions"], bool):
         raise ArtefactDamaged("predictions must be true or false")
-    spec = spec_of(names, [""] * count, fields, arrays["belief_costs"])
+    spec = spec_of(
+        names, [""] * count, fields, arrays["belief_costs"], arrays.get("belief_passing")
+    )
     classes = fields["classes"]
     if not isinstance(classes, list):
         raise ArtefactDamaged("the classes must be a list")
@@ -117,7 +123,10 @@ def _steps(item: object, nodes: int, problem: Problem) -> list[Step]:
     for source, target in problem.ends:
         before = bits[source] if source >= 0 else 0
         added = bits[target] & ~before
-        if before & ~bits[target] or added.bit_count() != 1:
+        left = before & ~bits[target]
+        # Where exits are asked in order, a step may be the last asked alone.
+        onward = added > before and left < bits[target] & before
+        if added.bit_count() != 1 or (left and not onward):
             raise ArtefactDamaged("a way on must add one node to the step it comes from")
     steps = [tuple(v for v in range(nodes) if step >> v & 1) for step in bits]
     if problem.is_line:  # there the order of asking is known, and kept
@@ -160,7 +169,7 @@ def _belief(
         raise ArtefactDamaged("the belief says otherwise whether it knows predictions")
     widths = [3 + (len(context_of(step)) - 1) * (4 if predictions else 1) for step, _ in keys]
     for name, size in (
-        ("belief_centres", sum(levels)),
+        ("belief_bounds", sum(levels) - nodes + 1),
         ("belief_levels", sum(levels)),
         ("belief_classes", sum(leans) + 1),
         ("belief_leans", sum(leans) + 1),
@@ -169,11 +178,17 @@ def _belief(
         array = arrays[name]
         if array.shape != (size,) or not np.isfinite(array).all():
             raise ArtefactDamaged(f"array {name!r} must hold {size} finite numbers")
-        if name not in ("belief_centres", "belief_levels") and array[-1] != 0:
+        if name != "belief_levels" and array[-1] != 0:
             raise ArtefactDamaged(f"array {name!r} must end with 0")
-    centres = cut(arrays["belief_centres"], levels)
-    if any((np.diff(own) < 0).any() for own in centres):
-        raise ArtefactDamaged("the centres of the belief must increase")
+        if name in EXACT and (
+            np.abs(array).max(initial=0) > MOST_WEIGHT or (array % GRAIN != 0).any()
+        ):
+            raise ArtefactDamaged(
+                f"array {name!r} must hold multiples of {GRAIN:g} up to {MOST_WEIGHT:g}"
+            )
+    bounds = cut(arrays["belief_bounds"][:-1], [count - 1 for count in levels])
+    if any((np.diff(own) <= 0).any() for own in bounds):
+        raise ArtefactDamaged("the bounds of the belief must increase")
     codes = arrays["belief_classes"][:-1]
     if codes.size and not (
         (codes == np.floor(codes)).all() and codes.min() >= 0 and codes.max() < classes
@@ -183,7 +198,7 @@ def _belief(
         raise ArtefactDamaged("a class has two leans of the belief in one node")
     parts = zip(cut(codes, leans), cut(arrays["belief_leans"][:-1], leans), strict=True)
     return Belief(
-        centres=centres,
+        bounds=bounds,
         levels=cut(arrays["belief_levels"], levels),
         leans=tuple(
             dict(zip(own.astype(int).tolist(), values.tolist(), strict=True))

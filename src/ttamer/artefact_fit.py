@@ -45,7 +45,10 @@ def describe_fit(fitted: Fitted) -> tuple[dict[str, Any], dict[str, NDArray[Any]
     }
     # No array is empty in a file; one entry past the last edge sees to that.
     edges = np.concatenate([*fitted.quantiser.edges, [0.0]])
-    return described, {"fit_costs": np.array(spec.costs, float), "fit_edges": edges}
+    arrays = {"fit_costs": np.array(spec.costs, float), "fit_edges": edges}
+    if spec.has_passing:
+        arrays["fit_passing"] = np.array(spec.passing, float)
+    return described, arrays
 
 
 def restore_fit(described: object, arrays: Mapping[str, NDArray[Any]], problem: Problem) -> Fitted:
@@ -61,7 +64,7 @@ def restore_fit(described: object, arrays: Mapping[str, NDArray[Any]], problem: 
     if [names[column] for column in columns] != list(problem.names):
         raise ArtefactDamaged("the fit and the problem differ in their nodes")
     return Fitted(
-        spec=spec_of(names, after, fields, arrays["fit_costs"]),
+        spec=spec_of(names, after, fields, arrays["fit_costs"], arrays.get("fit_passing")),
         quantiser=_quantiser(fields["edges"], arrays["fit_edges"], columns, problem),
         columns=tuple(columns),
         plan=plan_of(fields["plan"]),
@@ -93,17 +96,24 @@ def texts_of(item: object, what: str) -> list[str]:
 
 
 def spec_of(
-    names: list[str], after: list[str], fields: Mapping[str, Any], costs: NDArray[Any]
+    names: list[str],
+    after: list[str],
+    fields: Mapping[str, Any],
+    costs: NDArray[Any],
+    passing: NDArray[Any] | None = None,
 ) -> CascadeSpec:
-    """Return the cascade of a fit."""
+    """Return the cascade of a fit; ``passing`` where its nodes are passed at a cost."""
     if costs.shape != (len(names),):
         raise ArtefactDamaged("the fit must have one cost for each node")
+    if passing is not None and passing.shape != (len(names),):
+        raise ArtefactDamaged("the fit must have one cost of passing for each node")
+    past = [None] * len(names) if passing is None else passing.tolist()
     order = text_of(fields["order"], "the order of the fit")
     target = text_of(fields["target"], "the target of the fit")
     try:
         nodes = [
-            CascadeNode(name, cost, after=parent or None)
-            for name, cost, parent in zip(names, costs.tolist(), after, strict=True)
+            CascadeNode(name, cost, after=parent or None, passing=each)
+            for name, cost, parent, each in zip(names, costs.tolist(), after, past, strict=True)
         ]
         return CascadeSpec(tuple(nodes), order=order, target=target)  # type: ignore[arg-type]
     except CascadeError as error:

@@ -35,7 +35,7 @@ MORE_ARRAYS = {
     "belief": (
         "belief_costs",
         "belief_edges",
-        "belief_centres",
+        "belief_bounds",
         "belief_levels",
         "belief_classes",
         "belief_leans",
@@ -43,6 +43,8 @@ MORE_ARRAYS = {
     ),
 }
 """What a fit adds, by its field of the header; artefact_fit and artefact_belief check it."""
+OPTIONAL_ARRAYS = {"fit": ("fit_passing",), "belief": ("belief_passing",)}
+"""What a fit may add: only where the nodes of its cascade are passed at a cost."""
 TABLES = {"precedence": ("sigma",), "walk": ("choices", "phi")}
 """The tables of a policy, by the kind of moves."""
 
@@ -91,6 +93,7 @@ def check(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Save
     if moves == "precedence" and not recall:
         raise ArtefactDamaged("a policy under precedence always has recall, and recall is false")
     more = tuple(array for name in fits for array in MORE_ARRAYS[name])
+    more += tuple(a for name in fits for a in OPTIONAL_ARRAYS.get(name, ()) if a in arrays)
     fields_of(arrays, "the list of arrays", (*NUMBERS, *TABLES[moves], *more))
     for name, array in arrays.items():
         if (array.dtype.kind == "i") != (name == "choices"):

@@ -7,8 +7,12 @@ be wrong: a logistic regression on
   fitted to (so no scale of confidence is assumed), and the class it predicts;
 - for every other node of the step, whether it agrees, and how sure it is of that.
 
-X, the least of these chances, is what the answer in hand loses; its owner is whose answer to
-return. Recall is inside X.
+X, the least of these, is what the answer in hand loses; its owner is whose answer to return. Recall
+is inside X.
+
+X is kept as log-odds, and all that goes into it are multiples of ``GRAIN`` of modest size: products
+and sums of such numbers are exact in double precision, whatever their order. So a server in
+Python, a batch in NumPy and a kernel on a GPU come to the same X, and decide alike.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.isotonic import falling
-from ttamer.logistic import fit_logistic, logit, sigmoid
+from ttamer.logistic import fit_logistic, logit
 from ttamer.quantiser import Quantiser
 
 if TYPE_CHECKING:
@@ -37,6 +41,12 @@ Step = tuple[int, ...]
 MOST_CONTEXT = 6
 """Of a longer step only the last so many nodes asked are looked at."""
 LEVELS = 32
+BINS = 128
+"""Confidences are told apart in at most so many bins."""
+GRAIN = 2.0**-12
+MOST_WEIGHT = 256.0
+SURE = -64.0
+"""The log-odds of an answer that is right by definition."""
 SHRINKAGE = 4.0
 CLASS_SHRINKAGE = 20.0
 RIDGE = 2.0
@@ -58,10 +68,11 @@ class Evidence:
 class Belief:
     """Fitted regressions, one for each step and answer."""
 
-    centres: tuple[NDArray[np.float64], ...]
-    """Per node, increasing confidences ..."""
+    bounds: tuple[NDArray[np.float64], ...]
+    """Per node, increasing confidences that part it into bins: a bin holds what reaches its lower
+    bound; what is no number is in the first ..."""
     levels: tuple[NDArray[np.float64], ...]
-    """... and the log-odds of being wrong at each; between them, a line."""
+    """... and the log-odds of being wrong in each, one more than bounds."""
     leans: tuple[Mapping[int, float], ...]
     """Per node, what each predicted class adds."""
     weights: Mapping[tuple[Step, int], NDArray[np.float64]]
@@ -75,10 +86,11 @@ class Belief:
 
     def evidence(self, confidence: NDArray[np.float64], said: NDArray[np.int32] | None) -> Evidence:
         """Return what the regressions see of rows, shape (T, n) each; -1 is no answer."""
-        columns = [
-            np.interp(confidence[:, v], self.centres[v], self.levels[v])
-            for v in range(len(self.centres))
-        ]
+        columns = []
+        for v, bounds in enumerate(self.bounds):
+            level = np.searchsorted(bounds, confidence[:, v], side="right")
+            level[np.isnan(confidence[:, v])] = 0
+            columns.append(self.levels[v][level])
         odds = np.stack(columns, axis=1)
         lean = np.zeros(odds.shape)
         if said is not None and said.size:
@@ -91,16 +103,16 @@ class Belief:
         return Evidence(odds, lean, said)
 
     def least(self, seen: Evidence, step: Step) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-        """Return X and whose answer it is, shape (T,) each, once a step has been asked."""
+        """Return X, as log-odds, and whose answer it is, shape (T,) each, after a step."""
         context = context_of(step)
-        chances = np.stack([self._chance(seen, step, answer) for answer in context], axis=1)
-        best = chances.argmin(axis=1)
-        return chances[np.arange(len(best)), best], np.array(context)[best]
+        odds = np.stack([self._odds(seen, step, answer) for answer in context], axis=1)
+        best = odds.argmin(axis=1)  # of equals, the first asked
+        return odds[np.arange(len(best)), best], np.array(context)[best]
 
-    def _chance(self, seen: Evidence, step: Step, answer: int) -> NDArray[np.float64]:
-        if self.sure_last and answer == len(self.centres) - 1:
-            return np.zeros(len(seen.odds))
-        return sigmoid(features_of(seen, step, answer) @ self.weights[step, answer])
+    def _odds(self, seen: Evidence, step: Step, answer: int) -> NDArray[np.float64]:
+        if self.sure_last and answer == len(self.bounds) - 1:
+            return np.full(len(seen.odds), SURE)
+        return features_of(seen, step, answer) @ self.weights[step, answer]
 
 
 def believe(
@@ -115,18 +127,20 @@ def believe(
     sure_last = trace.spec.target == "last"
     quantiser = Quantiser.fit(trace.confidence, states=LEVELS, method="quantile")
     states = quantiser.states(trace.confidence)
-    centres, levels, leans = [], [], []
+    fine = Quantiser.fit(trace.confidence, states=BINS, method="quantile")
+    bins = fine.states(trace.confidence)
+    levels, leans = [], []
     for v in range(nodes):
         size = quantiser.counts[v]
         weight = np.bincount(states[:, v], minlength=size).astype(np.float64)
         share = wrong[:, v].mean()
         raw = np.bincount(states[:, v], wrong[:, v], minlength=size) + SHRINKAGE * share
-        scale = float(np.abs(trace.confidence[:, v]).max()) or 1.0  # sums must not overflow
-        sums = np.bincount(states[:, v], trace.confidence[:, v] / scale, minlength=size)
-        centres.append(sums / weight * scale)
-        levels.append(logit(falling(raw / (weight + SHRINKAGE), weight + SHRINKAGE)))
+        knots = _means(trace.confidence[:, v], states[:, v], size)
+        odds = logit(falling(raw / (weight + SHRINKAGE), weight + SHRINKAGE))
+        places = _means(trace.confidence[:, v], bins[:, v], fine.counts[v])
+        levels.append(_grained(np.interp(places, knots, odds)))
         leans.append(_leans(trace, wrong, v))
-    rough = Belief(tuple(centres), tuple(levels), tuple(leans), {}, sure_last)
+    rough = Belief(fine.edges, tuple(levels), tuple(leans), {}, sure_last)
     seen = rough.evidence(trace.confidence, predictions_of(trace))
     weights = {}
     for step in steps:
@@ -136,8 +150,9 @@ def believe(
             key = (step, answer)
             start = None if like is None else like.weights[key]
             features = features_of(seen, step, answer)
-            weights[key] = fit_logistic(features, wrong[:, answer], ridge=RIDGE, start=start)
-    return Belief(rough.centres, rough.levels, rough.leans, weights, sure_last)
+            found = fit_logistic(features, wrong[:, answer], ridge=RIDGE, start=start)
+            weights[key] = _grained(np.clip(found, -MOST_WEIGHT, MOST_WEIGHT))
+    return Belief(rough.bounds, rough.levels, rough.leans, weights, sure_last)
 
 
 def context_of(step: Step) -> Step:
@@ -177,5 +192,19 @@ def _leans(trace: Trace, wrong: NDArray[np.bool_], node: int) -> dict[int, float
     bad = np.bincount(codes[known], wrong[known, node], minlength=len(trace.classes))
     share = float(np.clip(wrong[:, node].mean(), 1e-6, 1 - 1e-6))
     shrunk = (bad + CLASS_SHRINKAGE * share) / (count + CLASS_SHRINKAGE)
-    lean = logit(shrunk) - logit(np.array(share))
+    lean = _grained(logit(shrunk) - logit(np.array(share)))
     return {int(code): float(lean[code]) for code in np.flatnonzero(count)}
+
+
+def _means(
+    values: NDArray[np.float64], groups: NDArray[np.uint8], count: int
+) -> NDArray[np.float64]:
+    """Return the mean of the values in each group, none of them empty."""
+    scale = float(np.abs(values).max()) or 1.0  # sums must not overflow
+    sums = np.bincount(groups, values / scale, minlength=count)
+    return np.asarray(sums / np.bincount(groups, minlength=count) * scale)
+
+
+def _grained(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round to multiples of the grain."""
+    return np.asarray(np.rint(values / GRAIN) * GRAIN)

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.belief import Belief, Step, believe, predictions_of
+from ttamer.belief import SURE, Belief, Step, believe, predictions_of
 from ttamer.fitted import FittedLadder
 from ttamer.fitted_belief import BeliefFitted
 from ttamer.isotonic import rising
+from ttamer.logistic import sigmoid
 from ttamer.problem import Edge, Node, Problem
 from ttamer.quantiser import edges_of
 from ttamer.solvers import solve_ladder
@@ -37,6 +38,8 @@ __all__ = ["build_belief", "steps_of"]
 FOLDS = 3
 MOST_ANY = 6
 """Up to so many separate models may be asked in any order: 63 steps."""
+WINDOW = 2
+"""Of a longer cascade with exits left out, a step is the last so many asked."""
 SHRINKAGE = 4.0
 SMOOTHING = 1.0
 
@@ -47,12 +50,15 @@ def steps_of(
     """Return the steps, and (from, to, node asked) for each way on; the start is -1.
 
     Exits are asked in their order, separate models in any (with order "skip" in increasing order,
-    some left out), or cheapest first where there are more than ``MOST_ANY``.
+    some left out). Where there are more than ``MOST_ANY``, separate models are asked cheapest
+    first, and with order "skip" a step is the last ``WINDOW`` asked.
     """
     nodes = list(range(len(trace.names)))
     order = order or trace.spec.order
+    if order == "skip" and len(nodes) > MOST_ANY:
+        return _windows(len(nodes))
     if order == "fixed" or len(nodes) > MOST_ANY:
-        if trace.spec.order != "fixed":
+        if trace.spec.order != "skip" and not trace.spec.is_network:
             means = trace.costs.mean(axis=0)
             nodes.sort(key=lambda node: (means[node], node))
         line = [tuple(nodes[: k + 1]) for k in range(len(nodes))]
@@ -66,6 +72,20 @@ def steps_of(
         for step in steps
         for node in nodes
         if node not in step and (node > step[-1] or not onward)
+    ]
+    return steps, ways
+
+
+def _windows(nodes: int) -> tuple[list[Step], list[tuple[int, int, int]]]:
+    """Return steps that are the last asked of some, in increasing order, and the ways on."""
+    sizes = range(1, WINDOW + 1)
+    steps = [step for size in sizes for step in combinations(range(nodes), size)]
+    number = {step: k for k, step in enumerate(steps)}
+    ways = [(-1, number[(node,)], node) for node in range(nodes)]
+    ways += [
+        (k, number[(*step, node)[-WINDOW:]], node)
+        for k, step in enumerate(steps)
+        for node in range(step[-1] + 1, nodes)
     ]
     return steps, ways
 
@@ -136,13 +156,14 @@ def _problem(
     nodes = []
     for k, size in enumerate(sizes):
         weight = np.bincount(found[:, k], minlength=size).astype(np.float64)
-        mean = np.bincount(found[:, k], least[:, k], minlength=size) / weight
+        mean = np.bincount(found[:, k], sigmoid(least[:, k]), minlength=size) / weight
         share = np.bincount(found[:, k], lost[:, k], minlength=size) + SHRINKAGE * mean
         losses = rising(share / (weight + SHRINKAGE), weight + SHRINKAGE)
-        if not least[:, k].any():
+        if (least[:, k] == SURE).all():
             losses = np.zeros(size)  # right by definition
         nodes.append(Node(names[k], losses))
     costs = trace.costs.mean(axis=0)
+    passing = np.concatenate([[0.0], np.cumsum(trace.spec.passing)])
     edges = []
     for source, target, node in ways:
         law = np.bincount(found[:, target], minlength=sizes[target]) / len(found)
@@ -154,12 +175,16 @@ def _problem(
             rows = table.reshape(sizes[source], sizes[target]) + SMOOTHING * law
         rows = rows / rows.sum(axis=1, keepdims=True)
         before = None if source < 0 else names[source]
-        edges.append(Edge(before, names[target], cost=float(costs[node]), probabilities=rows))
+        cost = float(costs[node])
+        if trace.spec.has_passing:  # then exits stand, and are asked, in their order
+            last = -1 if source < 0 else steps[source][-1]
+            cost += float(passing[node] - passing[last + 1])
+        edges.append(Edge(before, names[target], cost=cost, probabilities=rows))
     return Problem("walk", tuple(nodes), tuple(edges))
 
 
 def _order_name(trace: Trace, order: Order | None) -> str:
     order = order or trace.spec.order
-    if order == "fixed" or len(trace.names) > MOST_ANY:
-        return "fixed"
-    return "skip" if order == "skip" else "any"
+    if order == "skip":
+        return "skip"
+    return "fixed" if order == "fixed" or len(trace.names) > MOST_ANY else "any"

@@ -16,6 +16,7 @@ import numpy as np
 
 from ttamer.envelope import area_under
 from ttamer.errors import ArgumentError, TraceError
+from ttamer.evaluation import paid
 from ttamer.frontier import frontier
 from ttamer.trace import Trace
 
@@ -150,7 +151,7 @@ def _row_tables(
     """Return cost and wrongness, shape (T, settings) each, and the range of costs compared."""
     wrong, rows = trace.wrong(), np.arange(len(trace))
     played = result.played[family]
-    costs = np.stack([(done.asked * trace.costs).sum(axis=1) for done in played], axis=1)
+    costs = np.stack([paid(done.asked, trace) for done in played], axis=1)
     errors = np.stack([wrong[rows, done.answer] for done in played], axis=1).astype(float)
     cheap, bad = result.cheapest
     costs = np.column_stack([costs, np.full(len(rows), cheap)])

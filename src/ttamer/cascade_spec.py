@@ -15,6 +15,16 @@
     cost = 12.5
     after = "small"          # its parent, where the cascade is a tree
     upstream = "http://..."  # any further key is kept for the serving layer
+
+Exits of one network may be passed without running their ramp, where passing is not free::
+
+    [cascade]
+    order = "skip"
+
+    [[node]]
+    name = "exit 1"
+    cost = 3.0               # its blocks, its ramp, the decision
+    passing = 2.5            # its blocks alone: going past it without asking it
 """
 
 from __future__ import annotations
@@ -33,7 +43,7 @@ from ttamer.toml_text import toml_text
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -44,8 +54,7 @@ Target = Literal["label", "last"]
 
 _ORDERS = get_args(Order)
 _TARGETS = get_args(Target)
-_NODE_KEYS = ("name", "cost", "after")
-_NUMBERS = (int, float, np.integer, np.floating)
+_NODE_KEYS = ("name", "cost", "after", "passing")
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,10 @@ class CascadeNode:
     """The node that must have been asked before, where the cascade is a tree."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Further keys of the table, kept as they stand for the serving layer."""
+    passing: float | None = None
+    """What going past it without asking it costs, finite and not negative: of an exit, its blocks
+    without ramp, decision and synchronisation. Only with order "skip"; in a cascade where some
+    node says it, the others pass for 0."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +110,20 @@ class CascadeSpec:
                     f"{numbers[node.name]}; give every node a name of its own"
                 )
             numbers[node.name] = number
+        if any(node.passing is not None for node in checked):
+            self._check_passing(checked)
+            checked = [dataclasses.replace(n, passing=n.passing or 0.0) for n in checked]
         object.__setattr__(self, "nodes", tuple(checked))
         self._check_parents(numbers)
+
+    def _check_passing(self, nodes: Sequence[CascadeNode]) -> None:
+        for number, node in enumerate(nodes, start=1):
+            if node.passing is not None and self.order != "skip":
+                raise CascadeError(
+                    f"[[node]] {number} ({node.name!r}): has passing = {node.passing}, and only "
+                    f'with order = "skip" is a node passed without being asked, not with '
+                    f'"{self.order}"; write order = "skip", or remove passing'
+                )
 
     def _check_parents(self, numbers: Mapping[str, int]) -> None:
         parent = {node.name: node.after for node in self.nodes}
@@ -135,9 +160,22 @@ class CascadeSpec:
         order: Order = "auto",
         target: Target = "label",
         name: str | None = None,
+        passing: Mapping[str, float] | None = None,
     ) -> CascadeSpec:
-        """Build a cascade from a cost per node name, in that order."""
-        return cls(tuple(CascadeNode(n, cost) for n, cost in costs.items()), order, target, name)
+        """Build a cascade from a cost per node name, in that order.
+
+        >>> exits = CascadeSpec.of({"e1": 3.0, "e2": 3.0}, order="skip", passing={"e1": 2.5})
+        >>> exits.passing.tolist(), exits.has_passing
+        ([2.5, 0.0], True)
+        """
+        past = dict(passing or {})
+        nodes = tuple(CascadeNode(n, c, passing=past.pop(n, None)) for n, c in costs.items())
+        if past:
+            raise ArgumentError(
+                f"passing names {', '.join(map(repr, past))}, and costs does not; "
+                f"the nodes are {', '.join(costs)}"
+            )
+        return cls(nodes, order, target, name)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -150,6 +188,34 @@ class CascadeSpec:
         costs = np.array([node.cost for node in self.nodes])
         costs.setflags(write=False)
         return costs
+
+    @property
+    def passing(self) -> NDArray[np.float64]:
+        """Shape (n,): the cost of going past each node without asking it; read-only."""
+        passing = np.array([node.passing or 0.0 for node in self.nodes])
+        passing.setflags(write=False)
+        return passing
+
+    @property
+    def has_passing(self) -> bool:
+        """Whether the nodes are exits of one network that may be passed without being asked."""
+        return any(node.passing is not None for node in self.nodes)
+
+    @property
+    def is_network(self) -> bool:
+        """Whether the nodes are exits of one network, asked on the way or passed."""
+        return self.order == "fixed" or self.has_passing
+
+    def passed(self, source: int, target: int) -> float:
+        """Return what lies between two nodes costs, none of it asked; -1 is the start.
+
+        >>> exits = CascadeSpec.of(
+        ...     {"e1": 3.0, "e2": 3.0, "e3": 4.0}, order="skip", passing={"e1": 2.5, "e2": 2.0}
+        ... )
+        >>> exits.passed(-1, 2), exits.passed(0, 2), exits.passed(1, 2)
+        (4.5, 2.0, 0.0)
+        """
+        return float(self.passing[source + 1 : target].sum())
 
     @property
     def parents(self) -> tuple[int | None, ...]:
@@ -180,6 +246,8 @@ class CascadeSpec:
 
     def with_costs(self, costs: Mapping[str, float]) -> CascadeSpec:
         """Return the same cascade at other costs; a node not named keeps its own.
+
+        What passing a node costs stays as it is.
 
         >>> CascadeSpec.of({"small": 1.0, "large": 2.0}).with_costs({"large": 5}).costs.tolist()
         [1.0, 5.0]
@@ -223,7 +291,7 @@ class CascadeSpec:
         """Build a cascade from the parsed form of ``cascade.toml``.
 
         >>> CascadeSpec.from_dict({"node": [{"name": "only", "cost": 1, "timeout": 3}]}).nodes[0]
-        CascadeNode(name='only', cost=1.0, after=None, options={'timeout': 3})
+        CascadeNode(name='only', cost=1.0, after=None, options={'timeout': 3}, passing=None)
         """
         if not isinstance(data, dict):
             raise CascadeError("a cascade must be a table with [[node]] tables inside")
@@ -253,7 +321,11 @@ class CascadeSpec:
                     named = f" ({table['name']!r})" if "name" in table else ""
                     raise CascadeError(f"{place}{named} lacks {key}; a node has a name and a cost")
             options = {key: value for key, value in table.items() if key not in _NODE_KEYS}
-            nodes.append(CascadeNode(table["name"], table["cost"], table.get("after"), options))
+            nodes.append(
+                CascadeNode(
+                    table["name"], table["cost"], table.get("after"), options, table.get("passing")
+                )
+            )
         return cls(
             tuple(nodes), head.get("order", "auto"), head.get("target", "label"), head.get("name")
         )
@@ -267,6 +339,8 @@ class CascadeSpec:
             table: dict[str, Any] = {"name": node.name, "cost": node.cost}
             if node.after is not None:
                 table["after"] = node.after
+            if node.passing is not None:
+                table["passing"] = node.passing
             nodes.append(table | dict(node.options))
         return {"cascade": head, "node": nodes}
 
@@ -303,7 +377,7 @@ def _one_of(value: object, key: str, allowed: tuple[str, ...]) -> None:
 
 
 def _checked(node: CascadeNode, place: str) -> CascadeNode:
-    """Return the node with its cost as a float, or say what is wrong with it."""
+    """Return the node with its costs as floats, or say what is wrong with it."""
     name = node.name
     if not isinstance(name, str):
         raise CascadeError(f"{place}: name must be text, not {name!r}")
@@ -313,20 +387,25 @@ def _checked(node: CascadeNode, place: str) -> CascadeNode:
             "characters, and no space at either end"
         )
     place = f"{place} ({name!r})"
-    if isinstance(node.cost, bool | str) or not isinstance(
-        node.cost, int | float | np.integer | np.floating
-    ):
-        raise CascadeError(f"{place}: cost must be a number, not {node.cost!r}")
-    try:
-        cost = float(node.cost)
-    except (OverflowError, TypeError):
-        raise CascadeError(f"{place}: cost must be a finite number") from None
-    if not math.isfinite(cost) or cost < 0:
-        raise CascadeError(f"{place}: cost is {cost}; it must be finite and not negative")
+    cost = _price(node.cost, f"{place}: cost")
+    passing = None if node.passing is None else _price(node.passing, f"{place}: passing")
     if node.after is not None and not isinstance(node.after, str):
         raise CascadeError(f"{place}: after must name a node, not {node.after!r}")
     options = dict(node.options)
     for key in options:
         if key in _NODE_KEYS:
             raise CascadeError(f"{place}: {key!r} cannot stand among the options as well")
-    return CascadeNode(name, cost, node.after, options)
+    return CascadeNode(name, cost, node.after, options, passing)
+
+
+def _price(value: object, what: str) -> float:
+    """Return a number that is finite and not negative, or say what is wrong with it."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise CascadeError(f"{what} must be a number, not {value!r}")
+    try:
+        price = float(value)
+    except OverflowError:
+        raise CascadeError(f"{what} must be a finite number") from None
+    if not math.isfinite(price) or price < 0:
+        raise CascadeError(f"{what} is {price}; it must be finite and not negative")
+    return price

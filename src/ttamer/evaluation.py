@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ttamer.replay import Played, Rule
     from ttamer.trace import Trace
 
-__all__ = ["Result", "evaluate", "full_cost", "measure"]
+__all__ = ["Result", "evaluate", "full_cost", "measure", "paid"]
 
 QUANTILES = (0.5, 0.9, 0.99)
 MOST_GROUPS = 1000
@@ -42,7 +42,7 @@ class Result:
     """Mean cost per row, in the units of the cascade."""
     cost_interval: Interval
     relative_cost: float
-    """Mean cost over the full model's: all exits of a network, the dearest of separate models."""
+    """Mean cost over the full model's: of a network its last exit's, else the dearest model's."""
     cost_quantiles: dict[float, float]
     answered: dict[str, float]
     """The share of rows each node answered."""
@@ -86,7 +86,7 @@ def measure(
     rows = np.arange(len(trace))
     wrong = trace.wrong(target)
     mine = wrong[rows, played.answer]
-    cost = played.asked @ trace.cost if trace.cost.ndim == 1 else (played.asked * trace.cost).sum(1)
+    cost = paid(played.asked, trace)
     names = trace.names
     recalled = played.last != played.answer
     theirs = wrong[rows, played.last]
@@ -108,13 +108,37 @@ def measure(
     )
 
 
+def paid(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64]:
+    """Return, shape (T,), what each row paid, given whom it asked, shape (T, n).
+
+    Every node asked costs what the row says; a node before the last one asked that was not asked
+    itself was passed, and costs what the cascade says that does.
+
+    >>> from ttamer.cascade_spec import CascadeSpec
+    >>> from ttamer.trace import Trace
+    >>> spec = CascadeSpec.of({"a": 3.0, "b": 5.0}, order="skip", passing={"a": 2.0})
+    >>> trace = Trace(spec, np.zeros((3, 2)))
+    >>> paid(np.array([[True, False], [True, True], [False, True]]), trace).tolist()
+    [3.0, 8.0, 7.0]
+    """
+    cost = asked @ trace.cost if trace.cost.ndim == 1 else (asked * trace.cost).sum(axis=1)
+    if trace.spec.has_passing:
+        reached = np.logical_or.accumulate(asked[:, ::-1], axis=1)[:, ::-1]
+        cost = cost + (reached & ~asked) @ trace.spec.passing
+    return np.asarray(cost, np.float64)
+
+
 def full_cost(spec: CascadeSpec, trace: Trace) -> float:
     """Return what the full model costs per row: the last exit's path, or the dearest model.
 
-    With order "fixed" each exit is passed on the way to the next, so the last one costs the sum.
+    With order "fixed" each exit is asked on the way to the next, so the last one costs the sum.
+    Where exits may be passed, it is the bare network: the last exit, and all others passed.
     """
     means = trace.costs.mean(axis=0)
-    whole = float(means.sum() if spec.order == "fixed" else means.max())
+    if spec.has_passing:
+        whole = spec.passed(-1, len(spec) - 1) + float(means[-1])
+    else:
+        whole = float(means.sum() if spec.order == "fixed" else means.max())
     return whole or 1.0  # everything is free: nothing to compare with
 
 

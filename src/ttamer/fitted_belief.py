@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer.belief_scorer import Scorer
 from ttamer.class_codes import class_text
 from ttamer.errors import ArgumentError, ObservationError, TraceError
+from ttamer.logistic import sigmoid
 from ttamer.replay import Played
 from ttamer.replay_states import play_states
 from ttamer.session import Explanation
@@ -64,6 +66,11 @@ class BeliefFitted:
         return BeliefSession(self, policy.session())
 
     @cached_property
+    def scorer(self) -> Scorer:
+        """The belief laid out for one input at a time."""
+        return Scorer(self.belief, self.steps, self.edges)
+
+    @cached_property
     def codes(self) -> dict[str, int]:
         """The belief's code of each class it knows."""
         return {name: code for code, name in enumerate(self.classes)}
@@ -89,9 +96,9 @@ class BeliefFitted:
             members[k, list(nodes)] = True
         before = path.copy()
         before[np.arange(len(step)), step] = False
-        earlier = (before[:, :, np.newaxis] & members).any(axis=1)
+        earlier = before @ members
         last = (members[step] & ~earlier).argmax(axis=1)
-        return Played(owner[np.arange(len(step)), step], members[step], last)
+        return Played(owner[np.arange(len(step)), step], earlier | members[step], last)
 
 
 class BeliefSession:
@@ -105,7 +112,7 @@ class BeliefSession:
         turn.answer                                        # whose answer to return
     """
 
-    __slots__ = ("_asked", "_chance", "_confidence", "_fitted", "_owner", "_said", "_session",
+    __slots__ = ("_asked", "_fitted", "_lean", "_least", "_odds", "_owner", "_said", "_session",
                  "_unknown", "unclear")  # fmt: skip
 
     def __init__(self, fitted: BeliefFitted, session: Session) -> None:
@@ -113,11 +120,12 @@ class BeliefSession:
         self._fitted = fitted
         self._session = session
         self._asked: list[int] = []
-        self._confidence = np.zeros((1, count))
-        self._said = np.full((1, count), -1, np.int32)
+        self._odds = [0.0] * count
+        self._lean = [0.0] * count
+        self._said = [-1] * count
         self._unknown: dict[str, int] = {}
         self._owner = -1
-        self._chance = 1.0
+        self._least = 0.0
         self.unclear = 0
         """How many confidences were not a number, and counted as the least sure."""
 
@@ -139,27 +147,23 @@ class BeliefSession:
             raise ObservationError(
                 f"node {self.next!r}: confidence must be a number, not {confidence!r}"
             ) from None
-        fitted = self._fitted
-        if value != value:
-            self.unclear += 1
-            value = float(fitted.belief.centres[node][0])
+        fitted, scorer = self._fitted, self._fitted.scorer
         try:
             text = class_text(prediction)
         except TraceError as error:
             raise ObservationError(f"node {self.next!r}: {error}") from None
-        self._confidence[0, node] = value
+        self.unclear += value != value
+        self._odds[node] = scorer.odds(node, value)
         if text is not None:
             known = fitted.codes
             new = len(known) + len(self._unknown)  # a class of its own, for this input
             code = known[text] if text in known else self._unknown.setdefault(text, new)
-            self._said[0, node] = code
+            self._said[node] = code
+            self._lean[node] = scorer.leans[node].get(code, 0.0)
         self._asked.append(node)
         step = self._session.number
-        said = self._said if fitted.belief.knows_predictions else None
-        seen = fitted.belief.evidence(self._confidence, said)
-        least, owner = fitted.belief.least(seen, fitted.steps[step])
-        self._chance, self._owner = float(least[0]), int(owner[0])
-        self._session.observe(int(np.searchsorted(fitted.edges[step], least[0], side="right")))
+        self._least, self._owner = scorer.least(step, self._odds, self._lean, self._said)
+        self._session.observe(scorer.state(step, self._least))
 
     def _next_node(self) -> int:
         step = self._session.number
@@ -191,7 +195,15 @@ class BeliefSession:
     @property
     def cost(self) -> float:
         """What they cost, in the cascade's units."""
-        return float(sum(self._fitted.spec.costs[node] for node in self._asked))
+        spec = self._fitted.spec
+        last = self._asked[-1] if self._asked else -1
+        passed = [node for node in range(last) if node not in self._asked]
+        return float(spec.costs[self._asked].sum() + spec.passing[passed].sum())
+
+    def _chance(self) -> str:
+        """Say how likely the answer in hand is wrong."""
+        chance = float(sigmoid(np.array(self._least)))
+        return f"the answer of {self.answer!r} is wrong with chance {chance:.2%}"
 
     def explain(self) -> Explanation:
         """Say why the session stands where it stands."""
@@ -199,15 +211,11 @@ class BeliefSession:
         if not self._asked:
             why = f"nobody has answered yet: ask {self.next!r}"
         elif self.next is not None:
-            why = (
-                f"the answer of {self.answer!r} is wrong with chance {self._chance:.2%}; asking on "
-                f"comes to {inner.index:.4g}, its {inner.best:.4g} is more: ask {self.next!r}"
-            )
+            on = f"asking on comes to {inner.index:.4g}, its {inner.best:.4g} is more"
+            why = f"{self._chance()}; {on}: ask {self.next!r}"
         elif inner.index == float("inf"):
             why = f"nobody is left to ask: answer with {self.answer!r}"
         else:
-            why = (
-                f"the answer of {self.answer!r} is wrong with chance {self._chance:.2%}; asking on "
-                f"would come to {inner.index:.4g}, its {inner.best:.4g} is no more: stop"
-            )
+            on = f"asking on would come to {inner.index:.4g}, its {inner.best:.4g} is no more"
+            why = f"{self._chance()}; {on}: stop"
         return Explanation(self.next, self.answer, inner.best, inner.index, why)

@@ -25,6 +25,7 @@ import numpy as np
 from ttamer.belief_fitting import build_belief
 from ttamer.counts import Counts, Pair
 from ttamer.errors import ArgumentError
+from ttamer.evaluation import full_cost, measure
 from ttamer.fitted import Fitted, FittedLadder
 from ttamer.isotonic import falling
 from ttamer.problem import Edge, Node, Problem
@@ -185,7 +186,9 @@ def _plans(
     way = order or trace.spec.order
     kept: list[Plan] = []
     if full:
-        kept.append(Plan("full", "any" if way == "auto" else way, states or 0, quantise, smoothing))
+        widest: Literal["skip", "any"] = "skip" if trace.spec.has_passing else "any"
+        chosen = widest if way == "auto" else way
+        kept.append(Plan("full", chosen, states or 0, quantise, smoothing))
         if len(trace) >= ENOUGH_ROWS:
             return kept
     if belief == "full":
@@ -235,7 +238,10 @@ def build_from(
 def problem_of(
     counts: Counts, spec: CascadeSpec, columns: Sequence[int], plan: Plan, *, sure_last: bool
 ) -> Problem:
-    """Build the problem that counts describe; nodes stand in the order of ``columns``."""
+    """Build the problem that counts describe; nodes stand in the order of ``columns``.
+
+    Going from one node to another costs the other's asking, and passing those between.
+    """
     costs = counts.cost / counts.rows
     nodes = []
     for column in columns:
@@ -247,7 +253,7 @@ def problem_of(
         Edge(
             None if source < 0 else spec.names[source],
             spec.names[target],
-            cost=float(costs[target]),
+            cost=spec.passed(source, target) + float(costs[target]),
             probabilities=counts.transition((source, target), smoothing=plan.smoothing),
         )
         for source, target in counts.pairs
@@ -262,8 +268,7 @@ def default_tradeoffs(trace: Trace) -> NDArray[np.float64]:
     What the full model costs is priced from next to nothing to far more than any error, in equal
     ratios.
     """
-    means = trace.costs.mean(axis=0)
-    full = float(means.sum() if trace.spec.order == "fixed" else means.max()) or 1.0
+    full = full_cost(trace.spec, trace)
     price = np.geomspace(1e-3, 1e1, RUNGS - 2) / full  # of a unit of cost, in units of loss
     return np.concatenate([[0.0], np.sort(1 / (1 + price)), [1.0]])
 
@@ -281,6 +286,13 @@ def _losses(counts: Counts, node: int, belief: Belief) -> NDArray[np.float64]:
 
 
 def _orders(spec: CascadeSpec, order: Order) -> tuple[Literal["fixed", "skip", "any"], ...]:
+    if spec.has_passing and order == "any":
+        raise ArgumentError(
+            'order is "any", and these nodes are exits of one network (they say passing), which '
+            'runs one way: use "skip", or "fixed" to ask every exit'
+        )
+    if order == "auto" and spec.has_passing:
+        return ("fixed", "skip")
     if order == "auto":
         if any(node.after is not None for node in spec.nodes):
             return ("any",)
@@ -296,9 +308,9 @@ def _states_tried(rows: int) -> tuple[int, ...]:
 
 
 def columns_of(trace: Trace, plan: Plan) -> list[int]:
-    """The columns of the trace in the order of asking: as given for exits, else cheapest first."""
+    """The columns of the trace in the order of asking: as the cascade says, else cheapest first."""
     nodes = range(len(trace.names))
-    if trace.spec.order == "fixed" or plan.order == "any":
+    if trace.spec.is_network or trace.spec.order == "skip" or plan.order == "any":
         return list(nodes)
     means = trace.costs.mean(axis=0)
     return sorted(nodes, key=lambda node: (means[node], node))
@@ -322,8 +334,6 @@ def _held_out(
     trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64], *, folds: int, seed: int
 ) -> float:
     """Return the mean held-out objective over the ladder, costs as shares of the full model's."""
-    from ttamer.evaluation import full_cost, measure
-
     rows = np.random.default_rng(seed).permutation(len(trace))
     parts = np.array_split(rows, min(folds, len(trace)))
     full = full_cost(trace.spec, trace)

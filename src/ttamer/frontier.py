@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ttamer.baselines import FAMILIES, Unsuitable
+from ttamer.baselines.moves import Moves
 from ttamer.envelope import area_under, cost_at_error, error_at_cost
 from ttamer.errors import ArgumentError
 from ttamer.evaluation import full_cost, measure
@@ -186,7 +187,7 @@ def frontier(
 
 def _reference(fit_trace: Trace, test_trace: Trace) -> Reference:
     """The last exit of a network, or the single model that was best on the rows fitted to."""
-    name = "always-last" if test_trace.spec.order == "fixed" else "always-best"
+    name = "always-last" if test_trace.spec.is_network else "always-best"
     [setting] = FAMILIES[name].fit(fit_trace)
     played = setting.rule.play(test_trace)
     result = measure(played, test_trace, resamples=0)
@@ -194,7 +195,7 @@ def _reference(fit_trace: Trace, test_trace: Trace) -> Reference:
 
 
 def _cheapest(trace: Trace) -> tuple[float, float]:
-    costs = trace.costs.mean(axis=0)
+    prices = Moves.of(trace).prices
     roots = [v for v, node in enumerate(trace.spec.nodes) if node.after is None]
-    node = 0 if trace.spec.order == "fixed" else min(roots, key=lambda v: float(costs[v]))
-    return float(costs[node]), float(trace.wrong()[:, node].mean())
+    node = 0 if trace.spec.order == "fixed" else min(roots, key=lambda v: float(prices[v]))
+    return float(prices[node]), float(trace.wrong()[:, node].mean())

@@ -194,9 +194,8 @@ def _savings(frontier: Frontier, more: float) -> dict[str, float]:
 
 
 def _cheapest_node(trace: Trace) -> str:
-    """The node whose answer is cheapest to have, with all that must be asked before it."""
-    prices = Moves.of(trace).needs @ trace.costs.mean(axis=0)
-    return trace.names[int(np.argmin(prices))]
+    """The node whose answer is cheapest to have, with all that is asked or passed before it."""
+    return trace.names[int(np.argmin(Moves.of(trace).prices))]
 
 
 @dataclass(frozen=True)
@@ -214,8 +213,8 @@ class _Words:
 
     @property
     def alone(self) -> str:
-        fixed = self.trace.spec.order == "fixed"
-        return "the full network" if fixed else f"{self.frontier.reference.node} alone"
+        network = self.trace.spec.is_network
+        return "the full network" if network else f"{self.frontier.reference.node} alone"
 
     @property
     def place(self) -> str:

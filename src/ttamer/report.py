@@ -314,7 +314,7 @@ def _remarks(trace: Trace) -> list[str]:
 
 def _cheapest_first(trace: Trace) -> list[str]:
     """The nodes by cost; exits as they stand."""
-    if trace.spec.order == "fixed":
+    if trace.spec.is_network:
         return list(trace.names)
     cost = dict(zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True))
     return sorted(trace.names, key=lambda name: cost[name])

@@ -14,6 +14,7 @@ import numpy as np
 
 from ttamer.baselines.moves import Moves
 from ttamer.envelope import cost_at_error, error_at_cost
+from ttamer.evaluation import paid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,15 +63,15 @@ class Resampled:
             total: NDArray[Any] = np.bincount(block, values, blocks)
             return total
 
-        wrong, costs, every = trace.wrong(), trace.costs, np.arange(rows)
+        wrong, every = trace.wrong(), np.arange(rows)
         measured = {}
         for family in families:
             plays = frontier.played[family]
-            cost = [sums((played.asked * costs).sum(axis=1)) for played in plays]
+            cost = [sums(paid(played.asked, trace)) for played in plays]
             error = [sums(wrong[every, played.answer]) for played in plays]
             measured[family] = (share @ np.column_stack(cost), share @ np.column_stack(error))
         node = trace.names.index(frontier.reference.node)
-        price = (costs * Moves.of(trace).needs[node]).sum(axis=1)
+        price = paid(np.tile(Moves.of(trace).needs[node], (rows, 1)), trace)
         return cls(share @ sums(wrong[:, node]), share @ sums(price), measured)
 
     def saving(self, family: str, more_error: float) -> tuple[float, float, float]:

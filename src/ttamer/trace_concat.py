@@ -80,6 +80,13 @@ def _check_alike(first: Trace, trace: Trace, position: int) -> None:
             f"concat: trace {position} has the nodes {', '.join(trace.names)}, and trace 0 has "
             f"{', '.join(first.names)}; they must be the same, in the same order"
         )
+    if trace.spec.has_passing != first.spec.has_passing or not np.array_equal(
+        trace.spec.passing, first.spec.passing
+    ):
+        raise TraceError(
+            f"concat: trace {position} passes its nodes at other costs than trace 0, and passing "
+            "has one cost for all rows; read them with one cascade.toml"
+        )
     mine, other = _parts(first), _parts(trace)
     if mine != other:
         odd = ", ".join(sorted(mine ^ other))

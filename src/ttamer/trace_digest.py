@@ -42,6 +42,8 @@ def digest(trace: Trace) -> str:
         "classes": [trace.classes[code] for code in ranked],
         "cost": trace.cost.ndim,
     }
+    if trace.spec.has_passing:  # a cost like the others, though no column
+        head["passing"] = trace.spec.passing.tolist()
     sha = hashlib.sha256(json.dumps(head).encode())
     parts: list[tuple[str, NDArray[Any] | None]] = [
         ("confidence", trace.confidence),

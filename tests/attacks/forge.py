@@ -580,6 +580,46 @@ ATTACKS: dict[str, tuple[str, str, Any]] = {
         "fit",
         lambda f: entry_changed(f, "fit_costs", shape=[3, 1]),
     ),
+    "passing in two dimensions": (
+        "must have one cost of passing for each node",
+        "passing",
+        lambda f: entry_changed(f, "fit_passing", shape=[3, 1]),
+    ),
+    "passing for two of three": (
+        "must have one cost of passing for each node",
+        "passing",
+        lambda f: with_arrays(f, fit_passing=("f64", [2], [0.5, 0.5])),
+    ),
+    "passing negative": (
+        "the cascade of the fit is none",
+        "passing",
+        lambda f: poked(f, "fit_passing", 0, -1.0),
+    ),
+    "passing NaN": (
+        "the cascade of the fit is none",
+        "passing",
+        lambda f: poked(f, "fit_passing", 1, math.nan),
+    ),
+    "passing infinite": (
+        "the cascade of the fit is none",
+        "passing",
+        lambda f: poked(f, "fit_passing", 2, math.inf),
+    ),
+    "passing in a fixed order": (
+        "the cascade of the fit is none",
+        "passing",
+        lambda f: edited(f, fit__order="fixed"),
+    ),
+    "passing as integers": (
+        "cannot hold numbers of type",
+        "passing",
+        lambda f: with_arrays(f, fit_passing=("i32", [3], [1, 1, 1])),
+    ),
+    "passing without a fit": (
+        "has an unknown",
+        "line",
+        lambda f: with_arrays(f, fit_passing=("f64", [1], [1.0])),
+    ),
     "costs of a belief cut": (
         "must have one cost for each node",
         "belief",
@@ -672,10 +712,15 @@ ATTACKS: dict[str, tuple[str, str, Any]] = {
         "belief",
         lambda f: poked(f, "belief_weights", -1, 1.0),
     ),
-    "centres fall": (
-        "the centres of the belief must increase",
+    "bounds fall": (
+        "the bounds of the belief must increase",
         "belief",
-        lambda f: poked(f, "belief_centres", 0, 9.0),
+        lambda f: poked(f, "belief_bounds", 0, 9.0),
+    ),
+    "a weight between grains": (
+        "must hold multiples of",
+        "belief",
+        lambda f: poked(f, "belief_weights", 0, 0.1),
     ),
     "a class there is not": (
         "for a class there is not",

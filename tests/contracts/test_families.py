@@ -31,7 +31,9 @@ def traces(draw, *, least: int = 1, most: int = 14) -> Trace:
     tree = order in ("any", "auto") and draw(st.booleans())
     after = [f"m{rng.integers(v)}" if tree and v and rng.random() < 0.5 else None for v in range(4)]
     costs = rng.choice([0.0, 0.5, 1.0, 3.0], count)
-    nodes = [CascadeNode(f"m{v}", costs[v], after[v]) for v in range(count)]
+    passed = order == "skip" and draw(st.booleans())  # exits of one network
+    passing = rng.choice([0.0, 0.5, 2.0], count) if passed else [None] * count
+    nodes = [CascadeNode(f"m{v}", costs[v], after[v], {}, passing[v]) for v in range(count)]
     spec = CascadeSpec(tuple(nodes), order, target)
     kind = draw(st.sampled_from(["fine", "coarse", "constant"]))
     confidence = {

@@ -19,7 +19,7 @@ from ttamer.baselines.moves import Moves
 from ttamer.baselines.selection import Ruler, sweep_prices
 from ttamer.baselines.stop_rule import StopRule, plain
 from ttamer.baselines.threshold import common_thresholds
-from ttamer.baselines.unsuitable import Unsuitable
+from ttamer.baselines.unsuitable import Unsuitable, separate_models
 from ttamer.replay import Setting
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Chain:
             raise Unsuitable(
                 "the nodes are exits of one network, where it is the same as calibrated"
             )
+        separate_models(moves)
         if len(trace.spec) > MOST_NODES:
             raise Unsuitable(
                 f"it tries every subset of the nodes, at most {MOST_NODES}; "

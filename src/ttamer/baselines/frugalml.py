@@ -20,7 +20,7 @@ import numpy as np
 from ttamer.baselines.moves import Moves
 from ttamer.baselines.selection import Ruler, sweep_prices
 from ttamer.baselines.stop_rule import plain
-from ttamer.baselines.unsuitable import Unsuitable, predictions_of
+from ttamer.baselines.unsuitable import Unsuitable, predictions_of, separate_models
 from ttamer.replay import Played, Setting
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ class FrugalML:
         moves = Moves.of(trace)
         if moves.exits:
             raise Unsuitable("the nodes are exits of one network, and it needs separate services")
+        separate_models(moves)
         if moves.is_tree:
             raise Unsuitable("some nodes come after others, and it may ask any two of them")
         predictions_of(trace)

@@ -1,7 +1,8 @@
 """Who may be asked, in which order: what the cascade allows a baseline.
 
-- ``fixed``: the exits of one network. Each is passed, and paid for, on the way to the next.
-- ``skip``: separate models, asked in the order they stand in; any may be left out.
+- ``fixed``: the exits of one network. Each is asked, and paid for, on the way to the next.
+- ``skip``: separate models, asked in the order they stand in; any may be left out. Where nodes say
+  ``passing`` they are the exits of one network, and leaving one out costs that much.
 - ``any``, ``auto``: separate models, in any order. A rule that walks goes from the cheapest to the
   dearest by mean cost on the fit rows.
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from ttamer.trace import Trace
 
-__all__ = ["Moves"]
+__all__ = ["Moves", "before"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,7 @@ class Moves:
     """
 
     exits: bool
-    """Whether the nodes are the exits of one network."""
+    """Whether the nodes are the exits of one network, each asked on the way to the next."""
     walk: NDArray[np.intp]
     """Shape (n,): all nodes, in the order a rule that walks asks them."""
     needs: NDArray[np.bool_]
@@ -49,6 +50,10 @@ class Moves:
     """Shape (n,): mean cost of asking each node."""
     is_tree: bool
     """Whether, among separate models, some must be asked before others."""
+    passing: NDArray[np.float64]
+    """Shape (n,): what going past each node without asking it costs."""
+    passes: bool
+    """Whether the nodes are the exits of one network, and any may be passed."""
 
     @classmethod
     def of(cls, trace: Trace) -> Moves:
@@ -65,7 +70,23 @@ class Moves:
             follows = np.tri(count, k=-1, dtype=bool).T
         in_order = exits or spec.order == "skip"
         walk = np.arange(count) if in_order else _cheapest_first(costs, needs)
-        return cls(exits, walk, needs, follows, costs, spec.is_tree and not exits)
+        tree = spec.is_tree and not exits
+        return cls(exits, walk, needs, follows, costs, tree, spec.passing, spec.has_passing)
+
+    @property
+    def prices(self) -> NDArray[np.float64]:
+        """Shape (n,): the mean cost of each node's answer alone, all asked or passed before it."""
+        return self.needs @ self.costs + before(self.passing)
+
+
+def before(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what comes to each entry from those before it, along the last axis.
+
+    >>> before(np.array([1.0, 2.0, 3.0])).tolist()
+    [0.0, 1.0, 3.0]
+    """
+    running = np.cumsum(values, axis=-1)[..., :-1]
+    return np.concatenate([np.zeros((*values.shape[:-1], 1)), running], axis=-1)
 
 
 def _ancestors(parents: tuple[int | None, ...]) -> NDArray[np.bool_]:

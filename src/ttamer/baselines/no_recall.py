@@ -2,7 +2,8 @@
 
 Each node has a few states (ranges of calibrated wrongness), the loss of a state is its share of
 wrong answers, and transitions are counted. Exits and trees are walked as a line; among other
-separate models any may be left out. The solver is the package's own, with ``recall=False``.
+separate models any may be left out, and so may exits that can be passed, at what that costs. The
+solver is the package's own, with ``recall=False``.
 """
 
 from __future__ import annotations
@@ -75,14 +76,19 @@ class NoRecall:
             return transitions(seen[source], seen[target], (sizes[source], sizes[target]))
 
         losses = [s.losses for s in states]
-        costs = (moves.costs[walk] / ruler.whole_cost).tolist()
+        whole = ruler.whole_cost
+        costs = (moves.costs[walk] / whole).tolist()
         steps = range(len(walk))
         if moves.exits or moves.is_tree:
             chances = [pair(step - 1 if step else None, step) for step in steps]
             problem = Problem.line(losses, costs, [chances[0][0], *chances[1:]])
         else:
             pairs = [(u, v) for u in (None, *steps) for v in steps if u is None or u < v]
-            problem = Problem.skip(losses, costs, {(u, v): pair(u, v) for u, v in pairs})
+            # What is passed is counted in the cascade's order, which is the walk's where it costs.
+            passed = trace.spec.passed
+            tolls = {(u, v): passed(-1 if u is None else u, v) / whole for u, v in pairs}
+            ways = {(u, v): toll + costs[v] for (u, v), toll in tolls.items()}
+            problem = Problem.skip(losses, ways, {(u, v): pair(u, v) for u, v in pairs})
         settings = []
         for policy in solve_ladder(problem, [0, *(1 / (1 + PRICES)), 1], recall=False):
             following = tuple(policy.choice(name)[:, 0] for name in problem.names)

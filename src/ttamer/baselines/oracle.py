@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.baselines.moves import Moves
+from ttamer.baselines.moves import Moves, before
 from ttamer.replay import Played, Setting
 
 if TYPE_CHECKING:
@@ -20,18 +20,25 @@ __all__ = ["Oracle"]
 
 @dataclass(frozen=True, eq=False)
 class OracleRule:
-    """The cheapest way to a right answer; the cheapest answer where nobody is right."""
+    """The cheapest way to a right answer; the cheapest answer where nobody is right.
+
+    On the way a node is passed, or asked where the row says that this is cheaper.
+    """
 
     needs: NDArray[np.bool_]
     """Shape (n, n): whom it takes to ask for each node's answer."""
+    passing: NDArray[np.float64]
+    """Shape (n,): what going past each node costs."""
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace, looking at who is right."""
         wrong = trace.wrong()
-        price = trace.costs @ self.needs.T
+        costs = trace.costs
+        price = costs @ self.needs.T + before(np.minimum(costs, self.passing))
         hopeless = wrong.all(axis=1, keepdims=True)
         answer = np.where(wrong & ~hopeless, np.inf, price).argmin(axis=1)
-        return Played(answer, self.needs[answer], answer)
+        earlier = np.arange(costs.shape[1]) < answer[:, np.newaxis]
+        return Played(answer, self.needs[answer] | (earlier & (costs < self.passing)), answer)
 
 
 class Oracle:
@@ -43,4 +50,5 @@ class Oracle:
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the one setting."""
-        return [Setting({}, OracleRule(Moves.of(trace).needs))]
+        moves = Moves.of(trace)
+        return [Setting({}, OracleRule(moves.needs, moves.passing))]

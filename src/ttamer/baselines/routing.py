@@ -17,6 +17,7 @@ import numpy as np
 from ttamer.baselines.moves import Moves
 from ttamer.baselines.selection import Ruler, sweep_prices
 from ttamer.baselines.states import States, fit_states, transitions
+from ttamer.baselines.unsuitable import separate_models
 from ttamer.replay import Played, Setting
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class Routing:
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the routers on the envelope."""
         ruler, moves = Ruler.of(trace), Moves.of(trace)
+        separate_models(moves)
         gains = Gains.fit(trace, ruler.wrong, moves)
         starts = np.flatnonzero(moves.needs.sum(axis=1) == 1)  # who can be asked first
 

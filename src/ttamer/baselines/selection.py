@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.envelope import lower_envelope
+from ttamer.evaluation import paid
 from ttamer.trace import require_rows
 
 if TYPE_CHECKING:
@@ -52,10 +53,9 @@ class Ruler:
 
     def measure(self, rule: Rule) -> tuple[float, float]:
         """Return (mean cost, error) of a rule."""
-        played, costs = rule.play(self.trace), self.trace.cost
-        cost = played.asked @ costs if costs.ndim == 1 else (played.asked * costs).sum(1)
+        played = rule.play(self.trace)
         wrong = self.wrong[np.arange(len(self.trace)), played.answer]
-        return float(cost.mean()), float(wrong.mean())
+        return float(paid(played.asked, self.trace).mean()), float(wrong.mean())
 
 
 def worth_having(trace: Trace, settings: Iterable[Setting]) -> list[Setting]:

@@ -29,7 +29,7 @@ class AlwaysNode:
 
     node: int
     needs: NDArray[np.bool_]
-    """Shape (n,): whom that takes to ask."""
+    """Shape (n,): whom that takes to ask; others on the way are passed."""
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace."""
@@ -70,6 +70,4 @@ class AlwaysBest:
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the one setting."""
         errors = Ruler.of(trace).wrong.mean(axis=0)
-        moves = Moves.of(trace)
-        price = moves.needs @ moves.costs
-        return _setting(trace, int(np.lexsort((price, errors))[0]))
+        return _setting(trace, int(np.lexsort((Moves.of(trace).prices, errors))[0]))

@@ -10,13 +10,20 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ttamer.baselines.moves import Moves
     from ttamer.trace import Trace
 
-__all__ = ["Unsuitable", "predictions_of"]
+__all__ = ["Unsuitable", "predictions_of", "separate_models"]
 
 
 class Unsuitable(TTamerError):  # noqa: N818 - the name says what happened
     """A family has nothing to offer on this kind of trace; the message says why."""
+
+
+def separate_models(moves: Moves) -> None:
+    """Say that nodes which are passed at a cost are no separate models."""
+    if moves.passes:
+        raise Unsuitable("it takes nodes for separate models, and these are exits of one network")
 
 
 def predictions_of(trace: Trace) -> NDArray[np.int32]:
