@@ -204,6 +204,21 @@ class Trace:
         wrong[:, -1] = False
         return np.asarray(wrong)
 
+    def priced(self, spec: CascadeSpec) -> Trace:
+        """Return the same rows for a cascade of the same nodes at other costs, order or target.
+
+        >>> from ttamer.cascade_spec import CascadeSpec
+        >>> trace = Trace(CascadeSpec.of({"a": 1.0, "b": 2.0}), [[0.1, 0.2]])
+        >>> trace.priced(CascadeSpec.of({"a": 3.0, "b": 4.0}, order="fixed")).costs.tolist()
+        [[3.0, 4.0]]
+        """
+        if spec.names != self.names:
+            raise ArgumentError(
+                f"the cascade has the nodes {', '.join(spec.names)}, and the trace "
+                f"{', '.join(self.names)}: they must be the same, in the same order"
+            )
+        return dataclasses.replace(self, spec=spec, cost=spec.costs)
+
     def take(self, rows: ArrayLike | slice) -> Trace:
         """Return the trace of some rows: positions, a mask or a slice.
 

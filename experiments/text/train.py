@@ -1,0 +1,354 @@
+"""Train a text model with exits on reviews, and write what every exit says of the test reviews.
+
+    python experiments/text/train.py MODEL --data DIR --out DIR
+
+MODEL is minilm (pretrained), bert-base or gpt2-medium (both from random weights). DIR is what
+prepare.py wrote. First IMDB: the backbone, then the ramps on it, the backbone frozen; then Amazon,
+going on from there, the same way. Writes MODEL-imdb.npz and MODEL-amazon.npz, traces of test
+reviews (10,000 and 4,000, shuffled), and MODEL.json, what was done.
+
+Needs PyTorch, transformers and NumPy; ttamer from the source tree with PYTHONPATH=src.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+import transformers
+
+from ttamer.torch.bert_exits import bert
+from ttamer.torch.flops import count_flops
+from ttamer.torch.gpt2_exits import gpt2
+from ttamer.torch.placing import device_of
+from ttamer.torch.tracing import trace_of
+from ttamer.torch.training import Part, Recipe, train
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from ttamer.torch.early_exit import EarlyExit
+    from ttamer.torch.placing import Precision
+
+SEED = 0
+TRAIN, TEST = 0, 1
+CLASSES = ("negative", "positive")
+POOL_OF_BATCHES = 50
+"""Batches are cut from so many at once, sorted by length: little padding, and still at random."""
+MULTIPLE = 16
+"""Batches are padded to a multiple of this: attention kernels want lengths that are aligned."""
+TRACED = 10_000
+"""Test reviews of IMDB that are traced, as many of each label."""
+TINY_ROWS, TINY_TOKENS = 200, 32
+MEASURED = 30
+"""Steps that are timed before it is decided how many epochs there is time for."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one model is trained; by default on IMDB, and then on Amazon."""
+
+    rate: float
+    epochs: int
+    amazon_rate: float
+    amazon_epochs: int = 3
+    ramp_rate: float = 1e-3
+    ramp_epochs: int = 2
+    batch: int = 64
+    weight_decay: float = 0.01
+    joint: bool = False
+    """Train backbone and ramps together: a deep network from scratch needs the ramps' help."""
+
+
+PLANS = {
+    "minilm": Plan(rate=5e-5, epochs=3, amazon_rate=3e-5),
+    "bert-base": Plan(rate=5e-5, epochs=5, amazon_rate=3e-5, joint=True),
+    "gpt2-medium": Plan(rate=1e-4, epochs=4, amazon_rate=5e-5),
+}
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Reviews in batches, on the device as a whole."""
+
+    ids: Tensor
+    """Shape (rows, 256), padded with 0."""
+    lengths: Tensor
+    """Shape (rows,), not on the device: batches are cut without waiting for it."""
+    labels: Tensor
+    batch: int
+    order: Literal["given", "random"] = "random"
+
+    def __len__(self) -> int:
+        return -(-len(self.lengths) // self.batch)
+
+    def __iter__(self) -> Iterator[tuple[tuple[Tensor, Tensor], Tensor]]:
+        if self.order == "given":
+            cuts = list(torch.arange(len(self.lengths)).split(self.batch))
+        else:
+            cuts = []
+            shuffled = torch.randperm(len(self.lengths))
+            for pool in shuffled.split(self.batch * POOL_OF_BATCHES):
+                cuts += pool[self.lengths[pool].argsort()].split(self.batch)
+            cuts = [cuts[k] for k in torch.randperm(len(cuts))]
+        for rows in cuts:
+            longest = int(self.lengths[rows].max())
+            width = min(-(-longest // MULTIPLE) * MULTIPLE, self.ids.shape[1])
+            there = rows.to(self.ids.device, non_blocking=True)
+            lengths = self.lengths[rows].to(self.ids.device, non_blocking=True)
+            mask = torch.arange(width, device=self.ids.device) < lengths[:, None]
+            yield (self.ids[there, :width], mask), self.labels[there]
+
+    def take(self, count: int) -> list[tuple[tuple[Tensor, Tensor], Tensor]]:
+        """Return some batches, as a loader that goes round them as often as needed."""
+        some = list(self)
+        return [some[k % len(some)] for k in range(count)]
+
+
+def read_reviews(
+    path: Path, rows: np.ndarray, *, longest: int | None, batch: int, device: torch.device
+) -> Batches:
+    """Put some reviews on a device, in the order given; tokens beyond the longest are cut off."""
+    with np.load(path) as file:
+        tokens, offsets, label = file["tokens"], file["offsets"], file["label"]
+    lengths = np.diff(offsets)[rows].clip(max=longest)
+    ids = np.zeros((len(rows), int(lengths.max())), np.int64)
+    for place, row in enumerate(rows):
+        ids[place, : lengths[place]] = tokens[offsets[row] : offsets[row] + lengths[place]]
+    return Batches(
+        torch.from_numpy(ids).to(device),
+        torch.from_numpy(lengths.astype(np.int64)),
+        torch.from_numpy(label[rows].astype(np.int64)).to(device),
+        batch,
+    )
+
+
+def choose_rows(path: Path, *, imdb: bool, split: int, most: int | None) -> np.ndarray:
+    """Return rows of one set and split, shuffled; at most so many, as many of each label."""
+    with np.load(path) as file:
+        label, domain, splits = file["label"], file["domain"], file["split"]
+    rng = np.random.default_rng(SEED)
+    rows = rng.permutation(np.flatnonzero(((domain == 0) == imdb) & (splits == split)))
+    if most is not None:
+        rows = np.concatenate([rows[label[rows] == c][: most // 2] for c in (0, 1)])
+        rows = rng.permutation(rows)
+    return rows
+
+
+def build(model: str, data: Path, *, tiny: bool) -> EarlyExit:
+    """Return a network; tiny ones have the same classes and vocabulary."""
+    classes = len(CLASSES)
+    if model == "minilm":
+        return bert(weights=data / "minilm16", classes=classes, pool="mean")
+    if model == "bert-base":
+        small = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+        config = transformers.BertConfig(**(small | {"intermediate_size": 64} if tiny else {}))
+        # From random weights the first token learns to look at others late, if at all.
+        return bert(config, classes=classes, pool="mean")
+    size = {"n_embd": 32, "n_layer": 3, "n_head": 2} if tiny else {}
+    config = transformers.GPT2Config(
+        **({"n_embd": 1024, "n_layer": 24, "n_head": 16} | size),
+        vocab_size=30522,
+        n_positions=256,
+        bos_token_id=101,
+        eos_token_id=102,
+    )
+    return gpt2(config, classes=classes)
+
+
+class Run:
+    """One model's training, and the notes taken of it."""
+
+    def __init__(self, model: str, network: EarlyExit, plan: Plan, out: Path) -> None:
+        self.model, self.network, self.plan, self.out = model, network, plan, out
+        self.device = device_of(network)
+        self.precision: Precision = "bf16" if self.device.type == "cuda" else "fp32"
+        self.started = time.perf_counter()
+        self.notes: dict[str, object] = {
+            "model": model,
+            "parameters": sum(p.numel() for p in network.parameters()),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "device": (
+                torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+            ),
+            "precision": {"training": self.precision, "tracing": "fp32, TF32 products on CUDA"},
+            "seed": SEED,
+        }
+        self.seconds: dict[str, float] = {}
+        self.say(f"{self.notes['parameters']:,} parameters on {self.notes['device']}")
+
+    def say(self, text: str) -> None:
+        """Print a line with the time so far."""
+        print(f"[{time.perf_counter() - self.started:6.1f} s] {self.model}: {text}", flush=True)
+
+    def recipe(self, part: Part, rate: float, epochs: int) -> Recipe:
+        """Return the recipe for one part of the network."""
+        return Recipe(
+            part,
+            epochs=epochs,
+            rate=rate,
+            optimiser="adamw",
+            weight_decay=self.plan.weight_decay,
+            clip=1.0,
+            precision=self.precision,
+            seed=SEED,
+        )
+
+    def measure(self, reviews: Batches, *, steps: int) -> float:
+        """Return the seconds an epoch of the backbone takes, from some steps on a copy."""
+        network = copy.deepcopy(self.network)
+        torch.manual_seed(SEED)
+        some = reviews.take(steps)
+        recipe = self.recipe("backbone", self.plan.rate, 1)
+        # The first time, kernels are chosen and memory is found for every length.
+        train(network, some, recipe)
+        self.wait()
+        begun = time.perf_counter()
+        train(network, some, recipe)
+        self.wait()
+        return (time.perf_counter() - begun) / steps * len(reviews)
+
+    def fit_plan(self, reviews: Batches, amazon_rows: int, minutes: float) -> None:
+        """Lower the epochs of the backbone to what there is time for."""
+        epoch = self.measure(reviews, steps=min(MEASURED, len(reviews)))
+        plan = self.plan
+        share = amazon_rows / len(reviews.lengths)
+        # Ramps need forward passes alone, and so do traces, of about half as many reviews, at
+        # single precision.
+        after = epoch * (share * plan.amazon_epochs + (1 + share) * 0.5 * plan.ramp_epochs + 0.6)
+        left = minutes * 60 - (time.perf_counter() - self.started)
+        fitting = int((left - after) / epoch)
+        self.plan = replace(plan, epochs=max(1, min(plan.epochs, fitting)))
+        self.say(
+            f"an epoch of the backbone takes {epoch:.1f} s, all the rest about {after:.0f} s; of "
+            f"{minutes:g} minutes {left:.0f} s are left: {self.plan.epochs} of {plan.epochs} epochs"
+            + ("" if fitting >= 1 else ", which will not be enough time")
+        )
+        self.notes["seconds per epoch, measured beforehand"] = round(epoch, 2)
+
+    def teach(self, name: str, reviews: Batches, *, rate: float, epochs: int) -> None:
+        """Train the backbone, and then the ramps on it."""
+        for recipe in (
+            self.recipe("all" if self.plan.joint else "backbone", rate, epochs),
+            self.recipe("ramps", self.plan.ramp_rate, self.plan.ramp_epochs),
+        ):
+            begun = time.perf_counter()
+            losses = train(
+                self.network, reviews, recipe, progress=lambda text: self.say(f"{name}, {text}")
+            )
+            self.wait()
+            self.seconds[f"{name} {recipe.part}"] = round(time.perf_counter() - begun, 1)
+            self.notes[f"{name} {recipe.part} losses"] = [round(loss, 4) for loss in losses]
+
+    def trace(self, name: str, reviews: Batches) -> None:
+        """Write what every exit says, its costs counted on a review of median length."""
+        begun = time.perf_counter()
+        middle = int(reviews.lengths.median())
+        row = int((reviews.lengths == middle).nonzero()[0])
+        costs = count_flops(
+            self.network,
+            (
+                reviews.ids[row : row + 1, :middle],
+                torch.ones(1, middle, dtype=torch.bool, device=self.device),
+            ),
+        )
+        trace = trace_of(self.network, reviews, spec=costs.spec(), classes=CLASSES)
+        # Of two classes, margin and entropy say what confidence says.
+        trace = replace(trace, extras={})
+        trace.write(self.out / f"{self.model}-{name}.npz")
+        self.seconds[f"{name} trace"] = round(time.perf_counter() - begun, 1)
+        accuracies = 1 - trace.wrong().mean(axis=0)
+        self.notes[f"{name} costs"] = asdict(costs) | {"tokens": middle}
+        self.notes[f"{name} rows"] = len(trace)
+        self.notes[f"{name} accuracies"] = {
+            node: round(float(accuracy), 4)
+            for node, accuracy in zip(trace.names, accuracies, strict=True)
+        }
+        shown = "  ".join(
+            f"{node} {accuracy:.3f}" for node, accuracy in zip(trace.names, accuracies, strict=True)
+        )
+        self.say(f"{name}, {len(trace)} test reviews: {shown}")
+
+    def write_notes(self) -> None:
+        """Write what was done so far."""
+        self.notes |= {
+            "plan": asdict(self.plan),
+            "seconds": self.seconds,
+            "seconds in all": round(time.perf_counter() - self.started, 1),
+        }
+        if self.device.type == "cuda":
+            self.notes["GiB at most"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
+        (self.out / f"{self.model}.json").write_text(json.dumps(self.notes, indent=1) + "\n")
+
+    def wait(self) -> None:
+        """Wait for the device, so that times are of work done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Train one model on both sets."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", choices=sorted(PLANS))
+    parser.add_argument("--data", type=Path, required=True, help="what prepare.py wrote")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--epochs-backbone", type=int, help="on IMDB, at most")
+    parser.add_argument("--epochs-amazon", type=int)
+    parser.add_argument("--epochs-ramps", type=int)
+    parser.add_argument("--rate", type=float, help="of the backbone, on IMDB")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--minutes", type=float, help="in all: fewer epochs if time is short")
+    parser.add_argument("--tiny", action="store_true", help="few short reviews, to try the script")
+    given = parser.parse_args()
+    asked = {
+        "epochs": given.epochs_backbone,
+        "amazon_epochs": given.epochs_amazon,
+        "ramp_epochs": given.epochs_ramps,
+        "rate": given.rate,
+        "batch": given.batch,
+    }
+    plan = replace(PLANS[given.model], **{k: v for k, v in asked.items() if v is not None})
+    torch.set_float32_matmul_precision("high")  # TF32
+    # cuDNN would plan anew for every length of batch.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.manual_seed(SEED)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    given.out.mkdir(parents=True, exist_ok=True)
+    network = build(given.model, given.data, tiny=given.tiny).to(device)
+    run = Run(given.model, network, plan, given.out)
+
+    reviews = given.data / "reviews.npz"
+    most = TINY_ROWS if given.tiny else None
+
+    def batches(*, imdb: bool, split: int, most: int | None) -> Batches:
+        rows = choose_rows(reviews, imdb=imdb, split=split, most=most)
+        longest = TINY_TOKENS if given.tiny else None
+        found = read_reviews(reviews, rows, longest=longest, batch=plan.batch, device=device)
+        return found if split == TRAIN else replace(found, order="given")
+
+    imdb = batches(imdb=True, split=TRAIN, most=most)
+    amazon = batches(imdb=False, split=TRAIN, most=most)
+    run.say(f"{len(imdb.lengths)} reviews of IMDB and {len(amazon.lengths)} of Amazon to learn")
+    if given.minutes is not None:
+        run.fit_plan(imdb, len(amazon.lengths), given.minutes)
+    run.teach("imdb", imdb, rate=run.plan.rate, epochs=run.plan.epochs)
+    run.trace("imdb", batches(imdb=True, split=TEST, most=most or TRACED))
+    run.write_notes()
+    run.teach("amazon", amazon, rate=run.plan.amazon_rate, epochs=run.plan.amazon_epochs)
+    run.trace("amazon", batches(imdb=False, split=TEST, most=most))
+    run.write_notes()
+    run.say(f"seconds: {run.seconds}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""BERT, and models built like it such as MiniLM, with an exit after every layer.
+
+The layers are transformers' own. A ramp is built as BERT's own head is: one vector for the input,
+a linear layer with tanh, dropout, and a linear layer to the classes (as in DeeBERT, Xin et al.
+2020). Inputs are pairs (ids, mask); see ``ttamer.torch.text``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from torch import Tensor, nn
+
+from ttamer.errors import ArgumentError
+from ttamer.torch.early_exit import EarlyExit
+from ttamer.torch.text import Embed, Layer, Pooled, load_model, transformers
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["bert", "exits_on_bert"]
+
+
+def bert(
+    config: Any = None,
+    *,
+    classes: int,
+    weights: str | os.PathLike[str] | None = None,
+    pool: Literal["first", "mean"] = "first",
+) -> EarlyExit:
+    """Return BERT with an exit after every layer.
+
+    Args:
+        config: A ``transformers.BertConfig``: weights are drawn at random. By default BERT-base.
+        classes: How many there are.
+        weights: A directory with a ``BertModel``, in place of a config.
+        pool: What stands for an input: its first token, as in BERT, or the mean of all, as in
+            MiniLM.
+
+    >>> from transformers import BertConfig
+    >>> tiny = BertConfig(
+    ...     vocab_size=9,
+    ...     hidden_size=8,
+    ...     num_hidden_layers=3,
+    ...     num_attention_heads=2,
+    ...     intermediate_size=8,
+    ... )
+    >>> bert(tiny, classes=2).names
+    ('layer1', 'layer2', 'full')
+    """
+    package = transformers()
+    # BERT's own pooler is for the first token; a mean needs none, and MiniLM's is not trained.
+    pooler = {"add_pooling_layer": pool == "first"}
+    if weights is not None:
+        if config is not None:
+            raise ArgumentError("give a config or weights, not both: weights come with their own")
+        model = load_model(package.BertModel, weights, **pooler)
+    else:
+        model = package.BertModel(package.BertConfig() if config is None else config, **pooler)
+    return exits_on_bert(model, classes=classes, pool=pool)
+
+
+def exits_on_bert(
+    model: Any, *, classes: int, pool: Literal["first", "mean"] = "first"
+) -> EarlyExit:
+    """Put a ramp after every layer of a ``transformers.BertModel``, and a head on the last."""
+    package = transformers()
+    if not isinstance(model, package.BertModel):
+        raise ArgumentError(
+            f"this takes a BertModel, not {type(model).__name__}; models for one task hold theirs "
+            "in .bert"
+        )
+    if model.config.is_decoder:
+        raise ArgumentError("this takes an encoder, and the model's config says is_decoder")
+    if pool not in ("first", "mean"):
+        raise ArgumentError(f'pool must be "first" or "mean" for BERT, not {pool!r}')
+    width = model.config.hidden_size
+    dropout = model.config.hidden_dropout_prob
+
+    def ramp() -> list[nn.Module]:
+        return [nn.Linear(width, width), nn.Tanh(), nn.Dropout(dropout), nn.Linear(width, classes)]
+
+    layers = [Layer(layer, causal=False) for layer in model.encoder.layer]
+    blocks = [_Embed(model), *layers]
+    ramps = [None, *(Pooled(pool, *ramp()) for _ in layers[1:])]
+    last = ramp()
+    if pool == "first" and model.pooler is not None:
+        # What follows the pooling of BERT's own pooler, its weights with it.
+        last[:2] = [model.pooler.dense, model.pooler.activation]
+    names = [*(f"layer{k}" for k in range(1, len(layers))), "full"]
+    return EarlyExit(blocks, ramps, Pooled(pool, *last), names=names)
+
+
+class _Embed(Embed):
+    def __init__(self, model: Any) -> None:
+        super().__init__(longest=model.config.max_position_embeddings)
+        self.embeddings = model.embeddings
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return cast("Tensor", self.embeddings(input_ids=ids))

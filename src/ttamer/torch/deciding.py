@@ -1,0 +1,179 @@
+"""Decisions for a whole batch, where the network runs: table lookups on tensors.
+
+A :class:`Carry` holds what is known of every input of a batch, in the caller's order. After an exit
+has run for some of them, :meth:`Decider.observe` moves those on that were to be asked there; nobody
+waits for the device in that. :meth:`Decider.look` does: it tells the host how many inputs are to be
+asked at which exit next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ttamer.errors import ArgumentError
+from ttamer.torch.scores import NO_ANSWER
+from ttamer.torch.tables import BeliefTables
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ttamer.torch.tables import Tables
+
+__all__ = ["Carry", "Decider", "sureness"]
+
+STOP = -1
+MOST_EXITS = 64
+"""Those asked are bits of a whole number."""
+
+
+@dataclass(eq=False)
+class Carry:
+    """What is known of a batch of B inputs, one row each."""
+
+    place: Tensor
+    """Shape (B,): where the input is to be asked next, or -1 once it has stopped. int64."""
+    owner: Tensor
+    """Shape (B,): the exit whose answer is the best so far. int64."""
+    best: Tensor
+    """Shape (B,): the column of its loss, for plain policies. int64."""
+    confidence: Tensor
+    """Shape (B, exits): what each exit said; NaN where it was not asked, or had none."""
+    prediction: Tensor
+    """Shape (B, exits): the class it predicts; ``NO_ANSWER`` where none. int32."""
+    odds: Tensor
+    """Shape (B, exits): for beliefs."""
+    lean: Tensor
+    """Shape (B, exits): for beliefs."""
+    asked: Tensor
+    """Shape (B,): a bit for every exit that was asked. int64."""
+    logits: Tensor
+    """Shape (exits, B, classes): what each exit said; not written where it was not asked."""
+
+
+class Decider:
+    """Decides by a policy's tables, with PyTorch's own operations, on any device."""
+
+    def __init__(self, tables: Tables, device: torch.device) -> None:
+        if tables.exits > MOST_EXITS:
+            raise ArgumentError(
+                f"there are {tables.exits} exits, and at most {MOST_EXITS} can be kept track of: "
+                "leave some ramps out (None)"
+            )
+        self.tables = tables.to(device)
+        self._device = device
+        self._exit_of = torch.tensor([*tables.exit_of, STOP], device=device)  # the last: stopped
+
+    def start(self, rows: int, classes: int, dtype: torch.dtype) -> Carry:
+        """Return what is known before anybody was asked."""
+        if isinstance(self.tables, BeliefTables) and self.tables.leans.shape[1] != classes:
+            raise ArgumentError(
+                f"the policy was laid out for {self.tables.leans.shape[1]} classes, and the "
+                f"network's logits are for {classes}: name them all, with classes="
+            )
+        exits, device = self.tables.exits, self._device
+
+        def full(value: float, kind: torch.dtype, *shape: int) -> Tensor:
+            return torch.full(shape, value, dtype=kind, device=device)
+
+        return Carry(
+            place=full(self.tables.first, torch.int64, rows),
+            owner=full(STOP, torch.int64, rows),
+            best=full(2**31 - 1, torch.int64, rows),
+            confidence=full(float("nan"), torch.float32, rows, exits),
+            prediction=full(NO_ANSWER, torch.int32, rows, exits),
+            odds=full(0.0, torch.float64, rows, exits),
+            lean=full(0.0, torch.float64, rows, exits),
+            asked=full(0, torch.int64, rows),
+            logits=torch.empty((exits, rows, classes), dtype=dtype, device=device),
+        )
+
+    def observe(self, carry: Carry, exit_: int, rows: Tensor, logits: Tensor) -> None:
+        """Take in what one exit said of some rows, and move those on that were to be asked there.
+
+        ``rows`` has shape (m,), their places in the batch; ``logits`` shape (m, classes).
+        """
+        due = self._exit_of[carry.place[rows]] == exit_
+        confidence, prediction = sureness(logits)
+        carry.logits[exit_].index_copy_(0, rows, logits)
+        carry.confidence[rows, exit_] = confidence.where(due, carry.confidence[rows, exit_])
+        carry.prediction[rows, exit_] = prediction.where(due, carry.prediction[rows, exit_])
+        carry.asked[rows] |= due.long() << exit_
+        bins = torch.searchsorted(self.tables.bounds[exit_], confidence.double(), right=True)
+        bins = bins.where(~torch.isnan(confidence), 0)
+        if isinstance(self.tables, BeliefTables):
+            place, owner = self._believe(carry, exit_, rows, bins, prediction, self.tables)
+        else:
+            own = self.tables.own[exit_][bins].long()
+            before = carry.best[rows]
+            owner = torch.where(own < before, exit_, carry.owner[rows])
+            best = torch.minimum(own, before)
+            carry.best[rows] = best.where(due, before)
+            columns = self.tables.onward.shape[2]
+            place = self.tables.onward[exit_].flatten()[bins * columns + best].long()
+        carry.place[rows] = place.where(due, carry.place[rows])
+        carry.owner[rows] = owner.where(due, carry.owner[rows])
+
+    def _believe(
+        self,
+        carry: Carry,
+        exit_: int,
+        rows: Tensor,
+        bins: Tensor,
+        prediction: Tensor,
+        tables: BeliefTables,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the next place and the owner, by the belief at each row's step."""
+        carry.odds[rows, exit_] = tables.levels[exit_][bins]
+        lean = tables.leans[exit_][prediction.clamp_min(0).long()]
+        carry.lean[rows, exit_] = lean.where(prediction != NO_ANSWER, 0.0)
+        step = carry.place[rows].clamp_min(0)
+        context = tables.context[step]  # (m, width)
+        at = context.clamp_min(0)
+        odds, lean, said = (
+            part[rows].gather(1, at) for part in (carry.odds, carry.lean, carry.prediction)
+        )
+        own, others = tables.own[step], tables.others[step]
+        same = said[:, :, None] == said[:, None, :]  # (m, answer, other)
+        agreed = others[..., 0] + others[..., 1] * odds[:, None, :]
+        differed = others[..., 2] * odds[:, None, :] + others[..., 3] * lean[:, None, :]
+        # Exact in any order: see ttamer.belief.
+        totals = own[..., 0] + own[..., 1] * odds + own[..., 2] * lean
+        totals = totals + torch.where(same, agreed, differed).sum(dim=2)
+        least, place = totals[:, 0], torch.zeros_like(step)
+        for k in range(1, totals.shape[1]):  # of equals the first, which argmin does not promise
+            better = totals[:, k] < least
+            least, place = least.where(~better, totals[:, k]), place.where(~better, k)
+        owner = context.gather(1, place[:, None])[:, 0]
+        state = (tables.edges[step] <= least[:, None]).sum(dim=1)
+        states = tables.onward.shape[1]
+        return tables.onward.flatten()[step * states + state].long(), owner
+
+    def look(self, carry: Carry, rows: Tensor) -> list[int]:
+        """Wait for the device, and return how many of the rows are to be asked at each exit."""
+        where = self._exit_of[carry.place[rows]]
+        exits = torch.arange(self.tables.exits, device=self._device)
+        counts: list[int] = (where[:, None] == exits).sum(dim=0).tolist()
+        return counts
+
+    def answers(self, carry: Carry) -> Tensor:
+        """Return the logits of the owners, shape (B, classes)."""
+        every = torch.arange(len(carry.owner), device=self._device)
+        return carry.logits[carry.owner.clamp_min(0), every]
+
+    def regroup(self, carry: Carry, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Return which positions make a smaller group, and its rows, without waiting.
+
+        Those that go on come first, in order; the group is filled up with rows that have stopped.
+        """
+        stopped = (carry.place[rows] == STOP).to(torch.uint8)
+        positions = stopped.argsort(stable=True)[:size]
+        return positions, rows[positions]
+
+
+def sureness(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the confidence and the prediction, as :func:`ttamer.torch.scores.scores_of` does."""
+    best, prediction = torch.log_softmax(logits.float(), dim=-1).exp().max(dim=-1)
+    return best, torch.where(torch.isnan(best), NO_ANSWER, prediction).to(torch.int32)

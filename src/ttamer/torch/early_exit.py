@@ -1,0 +1,102 @@
+"""A network with exits: segments of blocks, a ramp after each, and the head at the end.
+
+Exit k is reached by running segments 0 to k and then its own ramp; the last exit is the network's
+own head. What blocks hand on is a *value*: a tensor, or a tuple of tensors, each with the batch
+as its first dimension, so that rows can leave a batch half way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ttamer.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["EarlyExit", "Value"]
+
+Value = Tensor | tuple[Tensor, ...]
+"""What blocks hand on: the batch is the first dimension of every tensor in it."""
+
+
+class EarlyExit(nn.Module):
+    """Exits on any sequence of modules.
+
+    Args:
+        blocks: Run one after another; each takes what the one before returned.
+        ramps: One per block but the last, or ``None`` where there is no exit. Each takes what its
+            block returned, and returns logits of shape (batch, classes).
+        head: Takes what the last block returned, and returns logits.
+        names: Of the exits, the head last; by default exit1, exit2, ..., full.
+
+    >>> from torch import nn, zeros
+    >>> network = EarlyExit(
+    ...     [nn.Linear(4, 8), nn.Linear(8, 8)], [nn.Linear(8, 3)], nn.Linear(8, 3)
+    ... )
+    >>> network.names, [tuple(logits.shape) for logits in network(zeros(5, 4))]
+    (('exit1', 'full'), [(5, 3), (5, 3)])
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[nn.Module],
+        ramps: Sequence[nn.Module | None],
+        head: nn.Module,
+        *,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if not blocks or len(ramps) != len(blocks) - 1:
+            raise ArgumentError(
+                f"there are {len(blocks)} blocks and {len(ramps)} ramps; give one ramp for each "
+                "block but the last, which the head follows (None where there is no exit)"
+            )
+        segments: list[nn.Module] = []
+        stretch: list[nn.Module] = []
+        exits: list[nn.Module] = []
+        for block, ramp in zip(blocks, [*ramps, head], strict=True):
+            stretch.append(block)
+            if ramp is not None:
+                segments.append(stretch[0] if len(stretch) == 1 else nn.Sequential(*stretch))
+                exits.append(ramp)
+                stretch = []
+        names = names or [*(f"exit{k}" for k in range(1, len(exits))), "full"]
+        if len(names) != len(exits) or len(set(names)) < len(names):
+            raise ArgumentError(
+                f"there are {len(exits)} exits, the head among them, and the names are "
+                f"{', '.join(names)}; give each exit one of its own"
+            )
+        self.segments = nn.ModuleList(segments)
+        """Segment k leads from exit k - 1 to exit k."""
+        self.exits = nn.ModuleList(exits)
+        """The ramps, and the head last."""
+        self.names = tuple(names)
+
+    def forward(self, inputs: Value) -> list[Tensor]:
+        """Return the logits of every exit, the head's last."""
+        logits = []
+        value = inputs
+        for segment, ramp in zip(self.segments, self.exits, strict=True):
+            value = segment(value)
+            logits.append(ramp(value))
+        return logits
+
+    def full(self, inputs: Value) -> Tensor:
+        """Return the logits of the head alone: the network as it was, no ramp run."""
+        value: Any = inputs
+        for segment in self.segments:
+            value = segment(value)
+        logits: Tensor = self.exits[-1](value)
+        return logits
+
+    def backbone(self) -> Iterator[nn.Module]:
+        """The modules of the network as it was: segments and head."""
+        yield from self.segments
+        yield self.exits[-1]
+
+    def ramps(self) -> Iterator[nn.Module]:
+        """The modules that were put on it."""
+        yield from list(self.exits)[:-1]

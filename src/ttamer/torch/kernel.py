@@ -1,0 +1,298 @@
+"""Decisions on a GPU in one or two small kernels, written in Triton.
+
+:class:`KernelDecider` decides as :class:`ttamer.torch.deciding.Decider` does, on the same tables.
+Each program takes a block of rows from logits to the next place. Where one block holds all rows,
+it also counts who is due where and lists the survivors; else a second kernel does.
+
+The counts are written straight into pinned memory of the host, which then waits for an event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import triton
+import triton.language as tl
+
+from ttamer.torch.deciding import Carry, Decider
+from ttamer.torch.tables import BeliefTables
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ttamer.torch.tables import Tables
+
+__all__ = ["KernelDecider"]
+
+BLOCK = 32
+"""Rows per program."""
+MOST_LISTED = 8192
+"""Rows that one program can list."""
+
+
+@dataclass(eq=False)
+class KernelCarry(Carry):
+    """What is known of a batch, and the answers of those that have stopped."""
+
+    answer: Tensor
+    """Shape (B, classes)."""
+
+
+class KernelDecider(Decider):
+    """Decides by the same tables, on a GPU."""
+
+    def __init__(self, tables: Tables, device: torch.device) -> None:
+        super().__init__(tables, device)
+        pinned = device.type == "cuda"
+        self._exits32 = torch.tensor(tables.exit_of, dtype=torch.int32, device=device)
+        self.counts = torch.zeros(tables.exits, dtype=torch.int32, pin_memory=pinned)
+        """Pinned: how many rows are due at each exit, once the device is done."""
+        self._event = torch.cuda.Event() if pinned else None
+        self._listed: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def start(self, rows: int, classes: int, dtype: torch.dtype) -> KernelCarry:
+        """Return room for what is known; a batch's first exit writes over what is there."""
+        plain = super().start(rows, classes, dtype)
+        answer = torch.empty((rows, classes), dtype=dtype, device=self._device)
+        return KernelCarry(**vars(plain), answer=answer)
+
+    def answers(self, carry: Carry) -> Tensor:
+        """Return the logits of the owners, shape (B, classes)."""
+        return cast("KernelCarry", carry).answer.clone()
+
+    def observe(
+        self, carry: Carry, exit_: int, rows: Tensor, logits: Tensor, *, first: bool = False
+    ) -> None:
+        """Take in what one exit said of some rows, and move those on that were to be asked there.
+
+        A row of -1 is none: it fills a batch up. ``first`` says that nobody was asked before.
+        """
+        carry = cast("KernelCarry", carry)
+        size, classes = logits.shape
+        positions, following = self.lists(size)
+        tables = self.tables
+        whole = size <= BLOCK
+        block = triton.next_power_of_2(size) if whole else BLOCK
+        believed = isinstance(tables, BeliefTables)
+        shape: Any = tables  # the fields of either layout, by name
+        _decide[(triton.cdiv(size, block),)](
+            logits, logits.stride(0), logits.stride(1), rows, size, exit_, 1 << exit_, tables.first,
+            carry.place, carry.owner, carry.best, carry.confidence, carry.prediction,
+            carry.odds, carry.lean, carry.asked, carry.logits, carry.answer,
+            len(carry.owner), self._exits32, tables.bounds, tables.own, tables.onward,
+            shape.levels if believed else tables.own,
+            shape.leans if believed else tables.own,
+            shape.context if believed else tables.own,
+            shape.others if believed else tables.own,
+            shape.edges if believed else tables.own,
+            self.counts, positions, following,
+            CLASSES=classes, CLASS_BLOCK=triton.next_power_of_2(classes),
+            EXITS=tables.exits,
+            BOUNDS=tables.bounds.shape[1],
+            BOUND_BLOCK=triton.next_power_of_2(tables.bounds.shape[1]),
+            BINS=shape.levels.shape[1] if believed else tables.own.shape[1],
+            STATES=tables.onward.shape[-1],
+            EDGES=shape.edges.shape[1] if believed else 1,
+            EDGE_BLOCK=triton.next_power_of_2(shape.edges.shape[1]) if believed else 1,
+            WIDTH=shape.context.shape[1] if believed else 1,
+            BELIEF=believed, LIST=whole, BLOCK=block, FIRST=first,
+        )  # fmt: skip
+        if not whole:
+            _list[(1,)](
+                carry.place, self._exits32, rows, size, self.counts, positions, following,
+                EXITS=tables.exits, BLOCK=triton.next_power_of_2(size),
+            )  # fmt: skip
+
+    def lists(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return where survivors of ``size`` rows are listed: their positions, and their rows."""
+        if size > MOST_LISTED:
+            raise ValueError(f"at most {MOST_LISTED} rows go together, not {size}")
+        if size not in self._listed:
+            self._listed[size] = (
+                torch.zeros(size, dtype=torch.int64, device=self._device),
+                torch.zeros(size, dtype=torch.int64, device=self._device),
+            )
+        return self._listed[size]
+
+    def wait(self) -> list[int]:
+        """Wait for the device, and return how many rows are due at each exit."""
+        if self._event is not None:
+            self._event.record()
+            self._event.synchronize()
+        counts: list[int] = self.counts.tolist()
+        return counts
+
+    def look(self, carry: Carry, rows: Tensor) -> list[int]:  # noqa: ARG002 - listed already
+        """Wait for the device, and return how many of the rows are to be asked at each exit."""
+        return self.wait()
+
+    def regroup(self, carry: Carry, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """Return which positions make a smaller group, and its rows, without waiting.
+
+        Those that go on come first, in order; the group is filled up with rows of -1.
+        """
+        positions, following = self.lists(len(rows))
+        return positions[:size].clone(), following[:size].clone()
+
+
+@triton.jit
+def _counted(place, valid, row, at, exit_of, counts, positions, following, EXITS: tl.constexpr):
+    """Count who is due where, and list the survivors in order, then the others as none."""
+    alive = valid & (place >= 0)
+    due = tl.load(exit_of + place, mask=alive, other=-1)
+    for k in range(EXITS):
+        tl.store(counts + k, tl.sum((due == k).to(tl.int32), axis=0))
+    going = alive.to(tl.int32)
+    total = tl.sum(going, axis=0)
+    rank = tl.cumsum(going, axis=0) - 1
+    others = tl.cumsum((valid & (place < 0)).to(tl.int32), axis=0) - 1
+    target = tl.where(alive, rank, total + others)
+    tl.store(positions + target, tl.where(alive, at, 0).to(tl.int64), mask=valid)
+    tl.store(following + target, tl.where(alive, row, -1), mask=valid)
+
+
+@triton.jit
+def _list(
+    place_,
+    exit_of,
+    rows,
+    size,
+    counts,
+    positions,
+    following,
+    EXITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    at = tl.arange(0, BLOCK)
+    valid = at < size
+    row = tl.load(rows + at, mask=valid, other=-1)
+    place = tl.load(place_ + row, mask=valid & (row >= 0), other=-1)
+    _counted(place, valid, row, at, exit_of, counts, positions, following, EXITS)
+
+
+@triton.jit
+def _decide(
+    logits, row_stride, class_stride, rows, size, exit_, bit, first,
+    place_, owner_, best_, confidence_, prediction_, odds_, lean_, asked_, logits_, answer_,
+    capacity, exit_of, bounds, own_, onward, levels, leans, context, others, edges,
+    counts, positions, following,
+    CLASSES: tl.constexpr, CLASS_BLOCK: tl.constexpr, EXITS: tl.constexpr,
+    BOUNDS: tl.constexpr, BOUND_BLOCK: tl.constexpr,
+    BINS: tl.constexpr, STATES: tl.constexpr, EDGES: tl.constexpr,
+    EDGE_BLOCK: tl.constexpr, WIDTH: tl.constexpr, BELIEF: tl.constexpr,
+    LIST: tl.constexpr, BLOCK: tl.constexpr, FIRST: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = at < size
+    row = tl.load(rows + at, mask=valid, other=-1)
+    real = row >= 0
+    place = tl.load(place_ + row, mask=real, other=-1)
+    if FIRST:  # whatever the batch before has left there
+        place = tl.where(real, first, -1).to(tl.int64)
+    due = real & (place >= 0)
+    due = due & (tl.load(exit_of + place, mask=due, other=-1) == exit_)
+
+    # What the exit says: the softmax probability of its class.
+    column = tl.arange(0, CLASS_BLOCK)
+    inside = valid[:, None] & (column < CLASSES)[None, :]
+    where = at[:, None] * row_stride + column[None, :] * class_stride
+    said = tl.load(logits + where, mask=inside, other=-float("inf"))
+    values = said.to(tl.float32)
+    unclear = tl.max((values != values).to(tl.int32), axis=1) > 0
+    values = tl.where(unclear[:, None], 0.0, values)
+    top = tl.max(values, axis=1)
+    weight = tl.where((column < CLASSES)[None, :], tl.exp(values - top[:, None]), 0.0)
+    confidence = 1.0 / tl.sum(weight, axis=1)
+    unclear = unclear | (confidence != confidence)
+    confidence = tl.where(unclear, float("nan"), confidence)
+    prediction = tl.where(unclear, -1, tl.argmax(values, axis=1).to(tl.int32))
+    kept = logits_ + (exit_ * capacity + row[:, None]) * CLASSES + column[None, :]
+    tl.store(kept, said, mask=inside & due[:, None])
+    tl.store(confidence_ + row * EXITS + exit_, confidence, mask=due)
+    tl.store(prediction_ + row * EXITS + exit_, prediction, mask=due)
+    if FIRST:
+        asked = tl.zeros((BLOCK,), tl.int64)
+    else:
+        asked = tl.load(asked_ + row, mask=due, other=0)
+    tl.store(asked_ + row, asked | bit, mask=due)
+
+    bound = tl.arange(0, BOUND_BLOCK)
+    edge = tl.load(bounds + exit_ * BOUNDS + bound, mask=bound < BOUNDS, other=float("inf"))
+    exact = confidence.to(tl.float64)
+    bins = tl.sum((edge[None, :] <= exact[:, None]).to(tl.int32), axis=1)
+
+    if BELIEF:
+        odds = tl.load(levels + exit_ * BINS + bins)
+        lean = tl.load(leans + exit_ * CLASSES + prediction, mask=prediction >= 0, other=0.0)
+        tl.store(odds_ + row * EXITS + exit_, odds, mask=due)
+        tl.store(lean_ + row * EXITS + exit_, lean, mask=due)
+        step = tl.where(due, place, 0)
+        least = tl.full((BLOCK,), float("inf"), tl.float64)
+        owner = tl.full((BLOCK,), -1, tl.int64)
+        for a in tl.static_range(WIDTH):
+            answer = tl.load(context + step * WIDTH + a)
+            mine = answer == exit_  # what was written above is not read back
+            there = due & (answer >= 0) & ~mine
+            own_odds = tl.load(odds_ + row * EXITS + answer, mask=there, other=0.0)
+            own_odds = tl.where(mine, odds, own_odds)
+            own_lean = tl.load(lean_ + row * EXITS + answer, mask=there, other=0.0)
+            own_lean = tl.where(mine, lean, own_lean)
+            own_said = tl.load(prediction_ + row * EXITS + answer, mask=there, other=-1)
+            own_said = tl.where(mine, prediction, own_said)
+            weights = own_ + (step * WIDTH + a) * 3
+            total = tl.load(weights) + tl.load(weights + 1) * own_odds
+            total += tl.load(weights + 2) * own_lean
+            for j in tl.static_range(WIDTH):
+                if j != a:
+                    other = tl.load(context + step * WIDTH + j)
+                    same_exit = other == exit_
+                    seen = due & (other >= 0) & ~same_exit
+                    its_odds = tl.load(odds_ + row * EXITS + other, mask=seen, other=0.0)
+                    its_odds = tl.where(same_exit, odds, its_odds)
+                    its_lean = tl.load(lean_ + row * EXITS + other, mask=seen, other=0.0)
+                    its_lean = tl.where(same_exit, lean, its_lean)
+                    its_said = tl.load(prediction_ + row * EXITS + other, mask=seen, other=-1)
+                    its_said = tl.where(same_exit, prediction, its_said)
+                    pair = others + ((step * WIDTH + a) * WIDTH + j) * 4
+                    agreed = tl.load(pair) + tl.load(pair + 1) * its_odds
+                    differed = tl.load(pair + 2) * its_odds + tl.load(pair + 3) * its_lean
+                    total += tl.where(its_said == own_said, agreed, differed)
+            better = total < least
+            least = tl.where(better, total, least)
+            owner = tl.where(better, answer, owner)
+        number = tl.arange(0, EDGE_BLOCK)
+        cuts = tl.load(
+            edges + step[:, None] * EDGES + number[None, :],
+            mask=(number < EDGES)[None, :] & due[:, None],
+            other=float("inf"),
+        )
+        state = tl.sum((cuts <= least[:, None]).to(tl.int32), axis=1)
+        following_place = tl.load(onward + step * STATES + state).to(tl.int64)
+    else:
+        own = tl.load(own_ + exit_ * BINS + bins).to(tl.int64)
+        if FIRST:
+            before = tl.full((BLOCK,), 2147483647, tl.int64)
+            owner = tl.full((BLOCK,), -1, tl.int64)
+        else:
+            before = tl.load(best_ + row, mask=real, other=2147483647)
+            owner = tl.load(owner_ + row, mask=real, other=-1)
+        owner = tl.where(own < before, exit_, owner)
+        best = tl.minimum(own, before)
+        tl.store(best_ + row, best, mask=due)
+        column_ = tl.where(due, best, 0)
+        following_place = tl.load(onward + (exit_ * BINS + bins) * STATES + column_).to(tl.int64)
+    tl.store(place_ + row, following_place, mask=due)
+    tl.store(owner_ + row, owner, mask=due)
+    done = due & (following_place < 0)
+    recalled = logits_ + (owner[:, None] * capacity + row[:, None]) * CLASSES + column[None, :]
+    earlier = done & (owner != exit_)
+    answer = tl.load(recalled, mask=inside & earlier[:, None], other=0.0)
+    answer = tl.where(earlier[:, None], answer, said)
+    tl.store(
+        answer_ + row[:, None] * CLASSES + column[None, :], answer, mask=inside & done[:, None]
+    )
+    if LIST:
+        place = tl.where(due, following_place, place)
+        _counted(place, valid, row, at, exit_of, counts, positions, following, EXITS)

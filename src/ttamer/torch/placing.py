@@ -1,0 +1,66 @@
+"""Where values live and in which precision a network computes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+
+from ttamer.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ttamer.torch.early_exit import Value
+
+__all__ = ["Precision", "autocast", "device_of", "rows_of", "take", "to_device"]
+
+Precision = Literal["fp32", "bf16"]
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """Return where a network lives."""
+    parameter = next(network.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def autocast(
+    device: torch.device, precision: Precision
+) -> contextlib.AbstractContextManager[object]:
+    """Compute in a precision: ``bf16`` is PyTorch's mixed precision, weights stay as they are."""
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    if precision != "bf16":
+        raise ArgumentError(f'precision must be "fp32" or "bf16", not {precision!r}')
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def to_device(value: Value, device: torch.device) -> Value:
+    """Return a value on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if not isinstance(value, tuple | list) or not all(isinstance(t, torch.Tensor) for t in value):
+        raise ArgumentError(
+            f"inputs must be a tensor, or a tuple of tensors, not {type(value).__name__}"
+        )
+    return tuple(tensor.to(device, non_blocking=True) for tensor in value)
+
+
+def rows_of(value: Value) -> int:
+    """Return how many rows a value holds."""
+    return len(value) if isinstance(value, torch.Tensor) else len(value[0])
+
+
+def take(value: Value, rows: torch.Tensor) -> Value:
+    """Return some rows of a value, in the order given; images stay laid out as they are."""
+    if isinstance(value, torch.Tensor):
+        return _taken(value, rows)
+    return cast("Value", tuple(_taken(tensor, rows) for tensor in value))
+
+
+def _taken(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        # Picked in the order of memory: else the next convolution would have to turn them back.
+        return tensor.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
+    return tensor.index_select(0, rows)

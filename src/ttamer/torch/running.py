@@ -1,0 +1,266 @@
+"""Running a network with a policy: rows that are done leave, and answers come back in order.
+
+Three ways, by what is wanted:
+
+- :meth:`Runner.__call__`: one batch, as soon as possible. After every exit asked the host waits for
+  the device once, to learn who goes on; survivors are regrouped where that pays.
+- :meth:`Runner.stream`: many batches, as many per second as possible. Several batches go together,
+  so that the survivors still fill the device and one wait serves them all.
+- :meth:`Runner.early`: results as soon as they are known, while the batch runs on to its end, as
+  Apparate serves. The host never waits in between, and nothing is regrouped.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ttamer.errors import ArgumentError
+from ttamer.torch.deciding import Carry, Decider
+from ttamer.torch.placing import autocast, device_of, rows_of, take, to_device
+from ttamer.torch.regrouping import Regrouping, group_sizes
+from ttamer.torch.scores import NO_ANSWER
+from ttamer.torch.tables import BeliefTables, PlainTables, tables_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from ttamer.fitted import FittedPolicy
+    from ttamer.torch.early_exit import EarlyExit, Value
+    from ttamer.torch.placing import Precision
+    from ttamer.torch.tables import Tables
+
+__all__ = ["Answers", "Runner"]
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What was answered, in the order of the inputs; all tensors are where the network is."""
+
+    logits: Tensor
+    """Shape (batch, classes): those of the exit whose answer is returned."""
+    exit: Tensor
+    """Shape (batch,): that exit's number."""
+    bits: Tensor
+    """Shape (batch,): a bit for every exit that was asked."""
+    seen: Tensor
+    """Shape (batch, exits): how sure each was; means nothing where it was not asked."""
+    said: Tensor
+    """Shape (batch, exits): what each predicted; means nothing where it was not asked."""
+
+    @property
+    def asked(self) -> Tensor:
+        """Shape (batch, exits): which exits were asked."""
+        every = torch.arange(self.seen.shape[1], device=self.bits.device)
+        return (self.bits[:, None] >> every) & 1 == 1
+
+    @property
+    def confidence(self) -> Tensor:
+        """Shape (batch, exits): how sure each exit was; NaN where it was not asked."""
+        return self.seen.where(self.asked, float("nan"))
+
+    @property
+    def prediction(self) -> Tensor:
+        """Shape (batch, exits): the class each predicts; -1 where none, or not asked."""
+        return self.said.where(self.asked, NO_ANSWER)
+
+    def __len__(self) -> int:
+        return len(self.exit)
+
+    @property
+    def unclear(self) -> int:
+        """How many answers of exits asked were NaN, and counted as the least sure."""
+        return int((self.asked & torch.isnan(self.confidence)).sum())
+
+
+class Runner:
+    """A network with exits and the policy that decides on them.
+
+    Args:
+        network: With its exits; it is put in evaluation mode.
+        policy: A fitted policy for these exits, or the tables of one.
+        classes: Names of the network's classes as the policy's trace had them; not needed where
+            it had their numbers, as :func:`ttamer.torch.trace_of` gives by default.
+        precision: What the network computes in.
+        regrouping: When survivors are regrouped; by default whenever any row has left. A measured
+            rule comes from :meth:`ttamer.torch.profiling.Profile.regrouping`.
+    """
+
+    def __init__(
+        self,
+        network: EarlyExit,
+        policy: FittedPolicy | Tables,
+        *,
+        classes: Sequence[str] | None = None,
+        precision: Precision = "fp32",
+        regrouping: Regrouping | None = None,
+    ) -> None:
+        self.network = network.eval()
+        self.precision: Precision = precision
+        self.regrouping = regrouping or Regrouping.always()
+        self._device = device_of(network)
+        if isinstance(policy, PlainTables | BeliefTables):
+            tables: Tables = policy
+            if tables.exits != len(network.names):
+                raise ArgumentError(
+                    f"the tables are for {tables.exits} exits, and the network has "
+                    f"{len(network.names)}: make them for this network"
+                )
+        else:
+            tables = tables_of(policy, network.names, classes if classes else _classes(network))
+        self._decider = decider_for(tables, self._device)
+        self._reached = tables.reached
+        self.waits = 0
+        """How often the host has waited for the device."""
+
+    @property
+    def reached(self) -> tuple[str, ...]:
+        """The exits whose ramps the policy ever asks for."""
+        return tuple(self.network.names[k] for k in self._reached)
+
+    @torch.inference_mode()
+    def __call__(self, inputs: Value) -> Answers:
+        """Run one batch as fast as possible; answers in the order of the inputs."""
+        with autocast(self._device, self.precision):
+            return self._run(to_device(inputs, self._device))
+
+    def stream(self, batches: Iterable[Value], *, window: int = 8) -> Iterator[Answers]:
+        """Run many batches, ``window`` of them together; one result per batch, in order."""
+        if window < 1:
+            raise ArgumentError(f"window is {window}; at least one batch goes at a time")
+        waiting: list[Value] = []
+        for batch in batches:
+            waiting.append(batch)
+            if len(waiting) == window:
+                yield from self._together(waiting)
+                waiting = []
+        if waiting:
+            yield from self._together(waiting)
+
+    @torch.inference_mode()
+    def early(self, inputs: Value) -> Iterator[tuple[Tensor, Answers]]:
+        """Yield (positions, answers) for the inputs that each exit settles, soonest first.
+
+        All the work is handed to the device before the first result is waited for: the batch runs
+        on whole, and a result costs no time but its own.
+        """
+        value: Any = to_device(inputs, self._device)
+        count = rows_of(value)
+        if not count:
+            return
+        rows = torch.arange(count, device=self._device)
+        ready: list[tuple[Any, Tensor, Answers]] = []
+        carry: Carry | None = None
+        with autocast(self._device, self.precision):
+            running = torch.ones(count, dtype=torch.bool, device=self._device)
+            for k, (segment, ramp) in enumerate(
+                zip(self.network.segments, self.network.exits, strict=True)
+            ):
+                value = segment(value)
+                if k not in self._reached:
+                    continue
+                logits = ramp(value)
+                if carry is None:
+                    carry = self._decider.start(count, logits.shape[1], logits.dtype)
+                self._decider.observe(carry, k, rows, logits)
+                settled = running & (carry.place < 0)
+                running = running & ~settled
+                ready.append((_event(self._device), settled, self._answers(carry)))
+        for event, settled, answers in ready:
+            if event is not None:
+                event.synchronize()
+            found = settled.nonzero()[:, 0]
+            if len(found):
+                yield found, _rows(answers, found)
+
+    def _together(self, batches: list[Value]) -> Iterator[Answers]:
+        moved: list[Any] = [to_device(batch, self._device) for batch in batches]
+        sizes = [rows_of(batch) for batch in moved]
+        if isinstance(moved[0], torch.Tensor):
+            joined: Value = torch.cat(moved)
+        else:
+            joined = tuple(torch.cat(part) for part in zip(*moved, strict=True))
+        whole = self(joined)
+        start = 0
+        for size in sizes:
+            yield _rows(whole, torch.arange(start, start + size, device=self._device))
+            start += size
+
+    def _run(self, value: Any) -> Answers:
+        count = rows_of(value)
+        rows = torch.arange(count, device=self._device)
+        sizes = group_sizes(count)
+        last = len(self.network.exits) - 1
+        carry: Carry | None = None
+        due = {self._reached[0]}
+        for k, (segment, ramp) in enumerate(
+            zip(self.network.segments, self.network.exits, strict=True)
+        ):
+            value = segment(value)
+            if k not in due and (k != last or carry is not None):
+                continue
+            logits = ramp(value)
+            if carry is None:
+                carry = self._decider.start(count, logits.shape[1], logits.dtype)
+            if not count:
+                break
+            self._decider.observe(carry, k, rows, logits)
+            if k == last:
+                break
+            self.waits += 1
+            counts = self._decider.look(carry, rows)
+            alive = sum(counts)
+            if not alive:
+                break
+            due = {j for j, some in enumerate(counts) if some}
+            size = sizes[bisect_left(sizes, alive)]
+            if self.regrouping.pays(k, min(due), len(rows), size):
+                positions, rows = self._decider.regroup(carry, rows, size)
+                value = take(value, positions)
+        if carry is None:
+            raise ArgumentError("the network has no exits to ask")
+        return self._answers(carry)
+
+    def _answers(self, carry: Carry) -> Answers:
+        return Answers(
+            logits=self._decider.answers(carry),
+            exit=carry.owner.clone(),
+            bits=carry.asked.clone(),
+            seen=carry.confidence.clone(),
+            said=carry.prediction.clone(),
+        )
+
+
+def _rows(answers: Answers, rows: Tensor) -> Answers:
+    return Answers(**{name: part[rows] for name, part in vars(answers).items()})
+
+
+def decider_for(tables: Tables, device: torch.device) -> Decider:
+    """Return what decides fastest on a device: on a GPU with Triton, a kernel of its own."""
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from ttamer.torch.kernel import KernelDecider
+
+        return KernelDecider(tables, device)
+    return Decider(tables, device)
+
+
+def _event(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _classes(network: EarlyExit) -> int:
+    """Return how many classes the head tells apart: the width of its last linear layer."""
+    layers = [m for m in network.exits[-1].modules() if isinstance(m, torch.nn.Linear)]
+    if not layers:
+        raise ArgumentError("the head has no linear layer to count classes by: give classes=")
+    return int(layers[-1].out_features)

@@ -1,0 +1,260 @@
+"""A policy as tensors, for deciding where the network runs.
+
+Exits are asked in the network's order, so a policy for them is a line or a walk that leaves some
+out. Two layouts cover all of them:
+
+- :class:`PlainTables`: the state of an exit is the bin of its confidence; what is kept of the past
+  is the best loss so far. Policies on confidence with recall, and thresholds.
+- :class:`BeliefTables`: what is kept are the log-odds, leans and predictions of the exits asked; X
+  is their belief (see :mod:`ttamer.belief`), and its bin decides.
+
+All numbers are kept as they are in the policy, in double precision where it is double, so that
+every device decides as a session does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ttamer.belief import SURE, context_of
+from ttamer.errors import ArgumentError
+from ttamer.fitted_belief import BeliefFitted
+from ttamer.walk_policy import WalkPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from ttamer.fitted import FittedPolicy
+
+__all__ = ["BeliefTables", "PlainTables", "Tables", "tables_of", "threshold_tables"]
+
+STOP = -1
+
+
+@dataclass(frozen=True, eq=False)
+class _Shared:
+    """What both layouts have."""
+
+    bounds: Tensor
+    """Shape (exits, bins - 1): increasing confidences, padded with inf. Double precision."""
+    first: int
+    """The place where every input starts: an exit, or a step."""
+    exit_of: tuple[int, ...]
+    """The exit that is asked at each place."""
+
+    def to(self, device: torch.device) -> Self:
+        """Return the same tables on a device."""
+        moved: dict[str, Any] = {
+            field.name: value.to(device)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), torch.Tensor)
+        }
+        return replace(self, **moved)
+
+    @property
+    def exits(self) -> int:
+        """How many exits the network must have."""
+        return len(self.bounds)
+
+
+@dataclass(frozen=True, eq=False)
+class PlainTables(_Shared):
+    """Places are exits."""
+
+    own: Tensor
+    """Shape (exits, bins): the column of the exit's own loss; smaller is better. int32."""
+    onward: Tensor
+    """Shape (exits, bins, columns): the exit to ask next, or -1. int32."""
+
+    @property
+    def reached(self) -> tuple[int, ...]:
+        """The exits that some input may be asked at, in order."""
+        own, onward = self.own.cpu().numpy(), self.onward.cpu().numpy()
+        # Per exit, with which best columns inputs may come; the last is for none so far.
+        come = np.zeros((self.exits, onward.shape[2] + 1), bool)
+        come[self.first, -1] = True
+        for k in range(self.first, self.exits):
+            best = np.minimum.outer(own[k], np.flatnonzero(come[k]))
+            following = np.take_along_axis(onward[k], best, axis=1)
+            for j in np.unique(following[following != STOP]):
+                come[j, best[following == j]] = True
+        return tuple(np.flatnonzero(come.any(axis=1)).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class BeliefTables(_Shared):
+    """Places are steps: the exits asked so far, or the last few of them."""
+
+    levels: Tensor
+    """Shape (exits, bins): log-odds."""
+    leans: Tensor
+    """Shape (exits, classes): what predicting a class adds."""
+    context: Tensor
+    """Shape (steps, width): the exits looked at, padded with -1. int64."""
+    own: Tensor
+    """Shape (steps, width, 3): of each answer, what its own odds and lean weigh, after a 1."""
+    others: Tensor
+    """Shape (steps, width, width, 4): of each answer and other exit, the weights of agreement, of
+    its odds in agreement, of its odds otherwise, of its lean otherwise. 0 for the answer itself."""
+    edges: Tensor
+    """Shape (steps, states - 1): increasing X, padded with inf."""
+    onward: Tensor
+    """Shape (steps, states): the step to go to next, or -1. int32."""
+
+    @property
+    def reached(self) -> tuple[int, ...]:
+        """The exits that some input may be asked at, in order."""
+        steps = _reached(self.first, [set(rows.unique().tolist()) for rows in self.onward.cpu()])
+        return tuple(sorted({self.exit_of[step] for step in steps}))
+
+
+Tables = PlainTables | BeliefTables
+
+
+def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str] | int) -> Tables:
+    """Lay a fitted policy out for a network with these exits and classes.
+
+    ``classes`` are the names of the network's classes as the trace had them, or how many there are,
+    if it had their numbers.
+    """
+    fitted, solved = policy.fitted, policy.policy
+    names = fitted.spec.names
+    if names != tuple(exits):
+        raise ArgumentError(
+            f"the policy was fitted for {len(names)} exits ({', '.join(names)}) and the network "
+            f"has {len(exits)} ({', '.join(exits)}): fit it on a trace of this network"
+        )
+    if not isinstance(solved, WalkPolicy) or not fitted.spec.is_network:
+        raise ArgumentError(
+            "the policy asks separate models; for the exits of one network use a trace with "
+            'order = "fixed", or "skip" with passing'
+        )
+    if isinstance(fitted, BeliefFitted):
+        texts = [str(k) for k in range(classes)] if isinstance(classes, int) else list(classes)
+        return _belief_tables(fitted, solved, texts)
+    columns = fitted.columns
+    if list(columns) != sorted(columns):
+        raise ArgumentError("the policy asks exits in another order than the network has")
+    return _plain_tables(fitted.quantiser.edges, solved)
+
+
+def threshold_tables(thresholds: NDArray[np.float64]) -> PlainTables:
+    """Lay out the plain rule: stop at the first exit whose confidence reaches its threshold.
+
+    ``thresholds`` has shape (exits,); the last is not looked at. ``nan`` leaves an exit's ramp out,
+    ``inf`` never stops there.
+
+    >>> tables = threshold_tables(np.array([0.9, np.nan, 0.0]))
+    >>> tables.first, tables.reached
+    (0, (0, 2))
+    """
+    count = len(thresholds)
+    kept = [k for k in range(count - 1) if not np.isnan(thresholds[k])] + [count - 1]
+    bounds = torch.full((count, 1), np.inf, dtype=torch.float64)
+    onward = torch.full((count, 2, count), STOP, dtype=torch.int32)
+    for at, following in pairwise(kept):
+        bounds[at, 0] = float(thresholds[at])
+        onward[at, 0] = following
+    own = torch.arange(count - 1, -1, -1, dtype=torch.int32)  # the last one asked answers
+    return PlainTables(
+        bounds, kept[0], tuple(range(count)), own[:, None].repeat(1, 2).contiguous(), onward
+    )
+
+
+def _plain_tables(edges: Sequence[NDArray[np.float64]], policy: WalkPolicy) -> PlainTables:
+    problem = policy.problem
+    if not policy.recall:
+        raise ArgumentError("a policy on confidence needs recall to run on a network")
+    bins = max(len(own) for own in edges) + 1
+    own = np.zeros((len(edges), bins), np.int32)
+    onward = np.full((len(edges), bins, len(problem.grid)), STOP, np.int32)
+    for k, position in enumerate(problem.grid.positions):
+        own[k, : len(position)] = position
+        onward[k, : len(position)] = policy.choices[k]
+    return PlainTables(
+        bounds=torch.from_numpy(_padded(edges)),
+        first=int(policy.choices[-1][0, -1]),
+        exit_of=tuple(range(len(edges))),
+        own=torch.from_numpy(own),
+        onward=torch.from_numpy(onward),
+    )
+
+
+def _belief_tables(
+    fitted: BeliefFitted, policy: WalkPolicy, classes: Sequence[str]
+) -> BeliefTables:
+    belief, steps = fitted.belief, fitted.steps
+    known = fitted.codes
+    if belief.knows_predictions and not any(name in known for name in classes):
+        raise ArgumentError(
+            f"the policy knows the classes {', '.join(list(known)[:5])} ... and the network's are "
+            f"{', '.join(classes[:5])} ...: name them as the trace does, with classes="
+        )
+    leans = np.zeros((len(belief.leans), len(classes)))
+    for k, own in enumerate(belief.leans):
+        leans[k] = [own.get(known.get(name, -1), 0.0) for name in classes]
+    levels = np.zeros((len(belief.levels), max(len(level) for level in belief.levels)))
+    for k, level in enumerate(belief.levels):
+        levels[k, : len(level)] = level
+    width = max(len(context_of(step)) for step in steps)
+    context = np.full((len(steps), width), -1)
+    own_weights = np.zeros((len(steps), width, 3))
+    others = np.zeros((len(steps), width, width, 4))
+    own_weights[:, :, 0] = np.inf  # nobody answers in a place that is not there
+    for s, step in enumerate(steps):
+        for a, answer in enumerate(context_of(step)):
+            context[s, a] = answer
+            if belief.sure_last and answer == len(belief.bounds) - 1:
+                own_weights[s, a] = (SURE, 0.0, 0.0)
+                continue
+            weights = belief.weights[step, answer]
+            own_weights[s, a] = weights[:3]
+            rest = [j for j in range(len(context_of(step))) if j != a]
+            if belief.knows_predictions:
+                others[s, a, rest] = weights[3:].reshape(len(rest), 4)
+            else:  # the odds count the same, whether they agree or not
+                others[s, a, rest, 1] = others[s, a, rest, 2] = weights[3:]
+    onward = np.full((len(steps), max(len(own) for own in fitted.edges) + 1), STOP, np.int32)
+    for s in range(len(steps)):
+        choice = policy.choices[s]
+        onward[s, : len(choice)] = choice[:, 0]
+    asked = np.array([max(step) for step in steps])
+    if ((onward != STOP) & (asked[onward] <= asked[:, np.newaxis])).any():
+        raise ArgumentError("the policy asks exits in another order than the network has")
+    return BeliefTables(
+        bounds=torch.from_numpy(_padded(belief.bounds)),
+        first=int(policy.choices[-1][0, -1]),
+        exit_of=tuple(asked.tolist()),
+        levels=torch.from_numpy(levels),
+        leans=torch.from_numpy(leans),
+        context=torch.from_numpy(context),
+        own=torch.from_numpy(own_weights),
+        others=torch.from_numpy(others),
+        edges=torch.from_numpy(_padded(fitted.edges)),
+        onward=torch.from_numpy(onward),
+    )
+
+
+def _padded(rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return rows of different lengths as one array, padded with what nothing reaches."""
+    padded = np.full((len(rows), max(1, *(len(row) for row in rows))), np.inf)
+    for k, row in enumerate(rows):
+        padded[k, : len(row)] = row
+    return padded
+
+
+def _reached(first: int, onward: list[set[int]]) -> tuple[int, ...]:
+    found, front = {first}, {first}
+    while front:
+        front = set().union(*(onward[place] for place in front)) - found - {STOP}
+        found |= front
+    return tuple(sorted(found))

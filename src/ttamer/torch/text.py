@@ -1,0 +1,166 @@
+"""What the exits of BERT and GPT-2 share: how tokens are kept apart, pooled, and models loaded.
+
+Inputs are a pair: token ids, shape (batch, tokens), and a mask of the same shape, true where a
+token is kept and false where there is only padding, which comes last. What layers hand on is a
+pair too: hidden states of shape (batch, tokens, width), and the mask. So rows can leave half way,
+and padding never changes an answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from ttamer.errors import ArgumentError, MissingExtra
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["Embed", "Layer", "Pool", "Pooled", "load_model", "pooled", "transformers"]
+
+Pool = Literal["first", "mean", "last"]
+POOLS = ("first", "mean", "last")
+Tokens = tuple[Tensor, Tensor]
+"""Ids or hidden states, and the mask."""
+
+
+def transformers() -> Any:
+    """Return the package transformers, loaded now: nothing else here needs it."""
+    try:
+        return importlib.import_module("transformers")
+    except ImportError:
+        raise MissingExtra("transformers", "torch") from None
+
+
+class Embed(nn.Module):
+    """Token ids to hidden states; ``longest`` is how many positions the model knows."""
+
+    def __init__(self, *, longest: int) -> None:
+        super().__init__()
+        self.longest = longest
+
+    def forward(self, inputs: Tokens) -> Tokens:
+        """Check the pair, and hand on hidden states with the mask as truth values."""
+        if not isinstance(inputs, tuple | list) or len(inputs) != 2:
+            raise ArgumentError(
+                f"inputs must be a pair (ids, mask), not {type(inputs).__name__}; the mask is true "
+                "where a token is kept"
+            )
+        ids, mask = inputs
+        if ids.ndim != 2 or ids.shape != mask.shape:
+            raise ArgumentError(
+                f"ids have shape {tuple(ids.shape)} and the mask {tuple(mask.shape)}; both must be "
+                "(batch, tokens)"
+            )
+        if not 0 < ids.shape[1] <= self.longest:
+            raise ArgumentError(
+                f"inputs are {ids.shape[1]} tokens long, and this model takes 1 to {self.longest}; "
+                "truncate them"
+            )
+        return self.embed(ids), mask.bool()
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return hidden states; each model has its own way."""
+        raise NotImplementedError
+
+
+class Layer(nn.Module):
+    """One layer of transformers', on hidden states and their mask."""
+
+    def __init__(self, layer: nn.Module, *, causal: bool) -> None:
+        super().__init__()
+        self.layer = layer
+        self.causal = causal
+
+    def forward(self, value: Tokens) -> Tokens:
+        """Attend to kept tokens only; where causal, to none that comes later."""
+        hidden, mask = value
+        seen = mask[:, None, None, :]
+        if self.causal:
+            length = mask.shape[1]
+            seen = seen & mask.new_ones(length, length).tril()
+        # Added to the scores: a form that both kinds of attention of transformers' take. Not the
+        # least number there is: in bf16 that is minus infinity, and a row of padding alone NaN.
+        unseen = max(torch.finfo(hidden.dtype).min, -1e30)
+        scores = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
+        found = self.layer(hidden, attention_mask=scores.masked_fill(~seen, unseen))
+        # Before version 5 layers returned tuples.
+        return (found[0] if isinstance(found, tuple) else found), mask
+
+
+class Pooled(nn.Module):
+    """Logits from one vector for each input, pooled from its kept tokens."""
+
+    def __init__(self, pool: Pool, *layers: nn.Module) -> None:
+        super().__init__()
+        if pool not in POOLS:
+            raise ArgumentError(f"pool must be one of {', '.join(POOLS)}, not {pool!r}")
+        self.pool = pool
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, value: Tokens) -> Tensor:
+        """Return logits of shape (batch, classes)."""
+        return cast("Tensor", self.layers(pooled(*value, self.pool)))
+
+    def extra_repr(self) -> str:
+        """Show the pooling where PyTorch prints modules."""
+        return repr(self.pool)
+
+
+def pooled(hidden: Tensor, mask: Tensor, pool: Pool) -> Tensor:
+    """Return one vector for each input: of its first or last kept token, or their mean.
+
+    >>> hidden = torch.tensor([[[1.0], [3.0], [8.0]]])
+    >>> mask = torch.tensor([[True, True, False]])
+    >>> [pooled(hidden, mask, pool).item() for pool in POOLS]
+    [1.0, 2.0, 3.0]
+    """
+    if pool == "mean":
+        kept = mask.unsqueeze(-1)
+        return (hidden * kept).sum(dim=1) / kept.sum(dim=1).clamp_min(1)
+    if pool == "first":
+        return hidden[:, 0]
+    positions = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, positions, 0).amax(dim=1)
+    return hidden[torch.arange(len(hidden), device=hidden.device), last]
+
+
+def load_model(kind: type[Any], path: str | os.PathLike[str], **options: Any) -> Any:
+    """Return a model of transformers' from a directory, in single precision.
+
+    Nothing is fetched. A directory that holds another kind of model, or lacks some of its weights,
+    is refused: transformers would go on with random ones.
+    """
+    wanted = kind.config_class.model_type
+    config = Path(path) / "config.json"
+    advice = f"give a directory that {kind.__name__}.save_pretrained wrote, or one downloaded whole"
+    try:
+        found = json.loads(config.read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArgumentError(
+            f"{path}: has no config.json that names a model_type ({type(error).__name__}); {advice}"
+        ) from None
+    if found != wanted:
+        raise ArgumentError(f"{path}: holds a model of type {found!r}, not {wanted!r}; {advice}")
+    try:
+        model, info = kind.from_pretrained(
+            Path(path),
+            local_files_only=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **options,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ArgumentError(f"{path}: cannot be loaded: {error}; {advice}") from error
+    lacking = sorted(info["missing_keys"])
+    if lacking:
+        raise ArgumentError(
+            f"{path}: lacks {len(lacking)} weights of {kind.__name__}, the first is {lacking[0]}; "
+            f"{advice}"
+        )
+    return model

@@ -1,0 +1,109 @@
+"""VGG-11, 13 and 16 with an exit after every convolution block.
+
+The layers are those of Simonyan and Zisserman (2015), with batch normalisation. ``exits_on_vgg``
+takes any network laid out as torchvision's (``features``, ``avgpool``, ``classifier``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from torch import nn
+
+from ttamer.errors import ArgumentError
+from ttamer.torch.early_exit import EarlyExit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["VGG", "exits_on_vgg", "pooled_ramp", "vgg"]
+
+LAYERS: dict[int, tuple[tuple[int, int], ...]] = {
+    11: ((64, 1), (128, 1), (256, 2), (512, 2), (512, 2)),
+    13: ((64, 2), (128, 2), (256, 2), (512, 2), (512, 2)),
+    16: ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)),
+}
+"""By depth: (channels, convolutions) of each of the five stages; each ends with a pooling."""
+MOST_POOLED = 2048
+"""A ramp sees at most so many numbers of each input."""
+
+
+class VGG(nn.Module):
+    """VGG with batch normalisation, laid out as torchvision's."""
+
+    def __init__(self, depth: int, *, classes: int, width: int = 64) -> None:
+        super().__init__()
+        if depth not in LAYERS:
+            raise ArgumentError(f"there is no VGG-{depth}; there are 11, 13 and 16")
+        features: list[nn.Module] = []
+        channels = 3
+        for wide, convolutions in LAYERS[depth]:
+            out = wide * width // 64
+            for _ in range(convolutions):
+                features += [
+                    nn.Conv2d(channels, out, 3, padding=1, bias=False),
+                    nn.BatchNorm2d(out),
+                    nn.ReLU(inplace=True),
+                ]
+                channels = out
+            features.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*features)
+        self.avgpool: nn.Module = nn.AdaptiveAvgPool2d(1)
+        self.classifier: nn.Module = nn.Linear(channels, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def vgg(depth: int, *, classes: int = 10, size: int = 32, width: int = 64) -> EarlyExit:
+    """Return VGG with an exit after every convolution block, for square images.
+
+    ``width`` is the channels of the first stage: 64 in the paper, fewer for tests.
+
+    >>> vgg(11, width=8).names
+    ('conv1', 'conv2', 'conv3', 'conv4', 'conv5', 'conv6', 'conv7', 'full')
+    """
+    return exits_on_vgg(VGG(depth, classes=classes, width=width), classes=classes, size=size)
+
+
+def exits_on_vgg(model: nn.Module, *, classes: int, size: int) -> EarlyExit:
+    """Put a ramp after every convolution block of a VGG laid out as torchvision's."""
+    parts = [getattr(model, part, None) for part in ("features", "avgpool", "classifier")]
+    if not all(isinstance(part, nn.Module) for part in parts):
+        raise ArgumentError(
+            f"{type(model).__name__} has no features, avgpool and classifier; for another layout "
+            "build EarlyExit(blocks, ramps, head) from its own parts"
+        )
+    features, avgpool, classifier = (cast("nn.Module", part) for part in parts)
+    blocks = _blocks(list(features.children()))
+    ramps, side = [], size
+    for block in blocks[:-1]:
+        channels = next(m for m in block if isinstance(m, nn.Conv2d)).out_channels
+        side //= 2 ** sum(isinstance(m, nn.MaxPool2d) for m in block)
+        ramps.append(pooled_ramp(channels, side, classes))
+    head = nn.Sequential(avgpool, nn.Flatten(), classifier)
+    names = [*(f"conv{k}" for k in range(1, len(blocks))), "full"]
+    return EarlyExit(blocks, ramps, head, names=names)
+
+
+def pooled_ramp(channels: int, side: int, classes: int) -> nn.Sequential:
+    """Return a ramp for feature maps: average pooling to a small square, then one linear layer.
+
+    >>> pooled_ramp(64, 32, 10)[2].in_features
+    1024
+    """
+    square = 1
+    while square * 2 <= side and channels * (square * 2) ** 2 <= MOST_POOLED:
+        square *= 2
+    return nn.Sequential(
+        nn.AdaptiveAvgPool2d(square), nn.Flatten(), nn.Linear(channels * square**2, classes)
+    )
+
+
+def _blocks(layers: Sequence[nn.Module]) -> list[nn.Sequential]:
+    """Cut layers before every convolution, so that pooling ends the block it follows."""
+    starts = [k for k, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
+    if not starts or starts[0] != 0:
+        raise ArgumentError("the features must begin with a convolution")
+    ends = [*starts[1:], len(layers)]
+    return [nn.Sequential(*layers[start:end]) for start, end in zip(starts, ends, strict=True)]

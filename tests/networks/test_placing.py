@@ -1,0 +1,59 @@
+"""Values and their rows, wherever they live."""
+
+import pytest
+import torch
+from torch import nn
+
+from ttamer.errors import ArgumentError
+from ttamer.torch.placing import autocast, device_of, rows_of, take, to_device
+
+ROWS = torch.tensor([4, 0, 2])
+
+
+@pytest.mark.parametrize(
+    "shape", [(6,), (6, 3), (6, 3, 4), (6, 3, 4, 5), (6, 1, 1, 1), (6, 2, 1, 1)]
+)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_rows_are_taken_in_the_order_given_and_stay_laid_out_as_they_are(shape, layout):
+    value = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    if len(shape) == 4:
+        value = value.contiguous(memory_format=layout)
+    taken = take(value, ROWS)
+    assert torch.equal(taken, value[ROWS])
+    if len(shape) == 4:
+        assert taken.is_contiguous(memory_format=layout)
+
+
+def test_rows_of_tuples_are_taken_together():
+    value = (torch.arange(6), torch.arange(12).reshape(6, 2))
+    first, second = take(value, ROWS)
+    assert first.tolist() == [4, 0, 2]
+    assert second.tolist() == [[8, 9], [0, 1], [4, 5]]
+    assert rows_of(value) == rows_of(value[0]) == 6
+    assert rows_of(take(value, ROWS[:0])) == 0
+
+
+def test_values_are_tensors_or_tuples_of_them():
+    moved = to_device([torch.zeros(2), torch.ones(2)], torch.device("meta"))
+    assert isinstance(moved, tuple)
+    assert {tensor.device.type for tensor in moved} == {"meta"}
+    for bad, name in (
+        ({"a": torch.zeros(1)}, "dict"),
+        ((torch.zeros(1), 3), "tuple"),
+        (None, "None"),
+    ):
+        with pytest.raises(ArgumentError, match=f"a tuple of tensors, not {name}"):
+            to_device(bad, torch.device("cpu"))
+
+
+def test_a_network_is_where_its_weights_are():
+    assert device_of(nn.Linear(2, 2, device="meta")).type == "meta"
+    assert device_of(nn.Identity()).type == "cpu"
+
+
+def test_mixed_precision_computes_in_half_and_plain_does_not():
+    layer = nn.Linear(2, 2)
+    with autocast(torch.device("cpu"), "bf16"):
+        assert layer(torch.zeros(1, 2)).dtype == torch.bfloat16
+    with autocast(torch.device("cpu"), "fp32"):
+        assert layer(torch.zeros(1, 2)).dtype == torch.float32

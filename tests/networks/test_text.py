@@ -1,0 +1,281 @@
+"""Exits on transformers' models: the plain model's answers, whatever the padding and the batch."""
+
+import json
+import sys
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    GPT2Config,
+    GPT2Model,
+)
+
+from ttamer.errors import ArgumentError, MissingExtra
+from ttamer.torch.bert_exits import bert, exits_on_bert
+from ttamer.torch.flops import count_flops
+from ttamer.torch.gpt2_exits import exits_on_gpt2, gpt2
+from ttamer.torch.placing import autocast, take
+from ttamer.torch.text import Pooled
+from ttamer.torch.tracing import trace_of
+from ttamer.torch.training import Recipe, train
+
+CLASSES = 3
+LENGTHS = (7, 1, 4, 5)
+
+
+def bert_config(**changes):
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 32, "max_position_embeddings": 16}
+    return BertConfig(**(sizes | changes))
+
+
+def gpt2_config(**changes):
+    sizes = {"vocab_size": 50, "n_embd": 16, "n_layer": 3, "n_head": 2, "n_positions": 16}
+    return GPT2Config(**(sizes | {"bos_token_id": 1, "eos_token_id": 2} | changes))
+
+
+def build(kind, **changes):
+    """Return a plain model and the network with exits on it; weights large enough to matter."""
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        model = GPT2Model(gpt2_config(**changes)).eval()
+    else:
+        model = BertModel(bert_config(**changes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    if kind == "gpt2":
+        return model, exits_on_gpt2(model, classes=CLASSES).eval()
+    return model, exits_on_bert(model, classes=CLASSES, pool=kind.removeprefix("bert-")).eval()
+
+
+KINDS = ("bert-first", "bert-mean", "gpt2")
+
+
+def tokens(*, width=8, padding=0):
+    """Return the same four inputs, padded on the right to a width."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.full((len(LENGTHS), width), padding)
+    mask = torch.zeros((len(LENGTHS), width), dtype=torch.bool)
+    for row, length in enumerate(LENGTHS):
+        ids[row, :length] = torch.randint(3, 50, (length,), generator=generator)
+        mask[row, :length] = True
+    return ids, mask
+
+
+def plain_vectors(kind, hidden):
+    """Pool the plain model's hidden states row by row."""
+    rows = [hidden[row, :length] for row, length in enumerate(LENGTHS)]
+    pool = {"bert-first": lambda r: r[0], "bert-mean": lambda r: r.mean(0), "gpt2": lambda r: r[-1]}
+    return torch.stack([pool[kind](row) for row in rows])
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_exit_is_what_the_plain_model_says(kind, implementation):
+    model, network = build(kind, attn_implementation=implementation)
+    ids, mask = tokens()
+    with torch.inference_mode():
+        plain = model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True)
+        logits = network((ids, mask))
+        # hidden_states[k] is what layer k returned; GPT-2's last has passed its final norm
+        for k, ramp in enumerate(network.ramps(), start=1):
+            expected = ramp.layers(plain_vectors(kind, plain.hidden_states[k]))
+            torch.testing.assert_close(logits[k - 1], expected, atol=1e-5, rtol=1e-5)
+        vectors = plain_vectors(kind, plain.last_hidden_state)
+        head = network.exits[-1].layers
+        if kind == "bert-first":
+            expected = head[2:](plain.pooler_output)
+        else:
+            expected = (head[1:] if kind == "gpt2" else head)(vectors)
+        torch.testing.assert_close(logits[-1], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(network.full((ids, mask)), logits[-1])
+    assert all(each.shape == (4, CLASSES) for each in logits)
+    assert len({tuple(each[0].tolist()) for each in logits}) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_changes_no_answer(kind):
+    _, network = build(kind)
+    with torch.inference_mode():
+        short = torch.stack(network(tokens(width=7)))
+        long = torch.stack(network(tokens(width=15, padding=9)))
+        ids, mask = tokens()
+        as_numbers = torch.stack(network((ids, mask.long())))
+        alone = [
+            torch.stack(network((ids[row : row + 1, :length], mask[row : row + 1, :length])))
+            for row, length in enumerate(LENGTHS)
+        ]
+    torch.testing.assert_close(long, short, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(as_numbers, short, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.cat(alone, dim=1), short, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_of_padding_alone_spoils_no_other(kind, precision, implementation):
+    _, network = build(kind, attn_implementation=implementation)
+    ids, mask = tokens()
+    emptied = mask.clone()
+    emptied[2] = False
+    with torch.inference_mode(), autocast(torch.device("cpu"), precision):
+        logits, expected = torch.stack(network((ids, emptied))), torch.stack(network((ids, mask)))
+    assert logits.isfinite().all()
+    rest = [0, 1, 3]
+    torch.testing.assert_close(logits[:, rest], expected[:, rest], atol=1e-5, rtol=1e-5)
+
+
+def test_gpt2_looks_back_only():
+    _, network = build("gpt2")
+    ids, mask = tokens(width=7)
+    later = ids.clone()
+    later[0, 5:] = 3
+    with torch.inference_mode():
+        hidden = network.segments[1](network.segments[0]((ids, mask)))[0]
+        changed = network.segments[1](network.segments[0]((later, mask)))[0]
+    torch.testing.assert_close(changed[0, :5], hidden[0, :5])
+    assert not torch.allclose(changed[0, 5:], hidden[0, 5:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_may_leave_half_way(kind):
+    _, network = build(kind)
+    inputs = tokens()
+    rows = torch.tensor([3, 1])
+    with torch.inference_mode():
+        everyone = network(inputs)
+        value = take(network.segments[0](inputs), rows)
+        for segment, ramp, expected in zip(
+            network.segments[1:], network.exits[1:], everyone[1:], strict=True
+        ):
+            value = segment(value)
+            torch.testing.assert_close(ramp(value), expected[rows], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_lowers_the_loss_and_ramps_leave_the_backbone_alone(kind, precision):
+    _, network = build(kind)
+    loader = [(tokens(), torch.tensor([0, 1, 2, 0]))] * 8
+    recipe = {"epochs": 4, "rate": 1e-2, "optimiser": "adamw", "clip": 1.0, "precision": precision}
+    losses = train(network, loader, Recipe("backbone", **recipe))
+    assert losses[-1] < losses[0]
+    before = network.full(tokens())
+    losses = train(network, loader, Recipe("ramps", **recipe))
+    assert losses[-1] < losses[0]
+    assert torch.equal(network.full(tokens()), before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_traces_and_costs_come_from_pairs(kind):
+    _, network = build(kind)
+    trace = trace_of(network, [(tokens(), torch.tensor([0, 1, 2, 0]))], classes=["a", "b", "c"])
+    assert (len(trace), trace.names) == (4, network.names)
+    costs = count_flops(network, tokens(width=7))
+    assert costs.segments[0] == costs.segments[1] == costs.segments[2] > 10 * costs.ramps[0] > 0
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_directory_gives_its_weights_in_single_precision(kind, half, tmp_path):
+    model, network = build(kind)
+    (model.half() if half else model).save_pretrained(tmp_path)
+    model.float()
+    if kind == "gpt2":
+        loaded = gpt2(weights=tmp_path, classes=CLASSES)
+    else:
+        loaded = bert(weights=str(tmp_path), classes=CLASSES, pool=kind.removeprefix("bert-"))
+    assert {p.dtype for p in loaded.parameters()} == {torch.float32}
+    loaded.exits.load_state_dict(network.exits.state_dict())
+    with torch.inference_mode():
+        expected, found = network(tokens()), loaded.eval()(tokens())
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_config_gives_random_weights_and_none_the_papers_size():
+    assert bert(bert_config(), classes=2).names == ("layer1", "layer2", "full")
+    assert gpt2(gpt2_config(), classes=2).names == ("block1", "block2", "full")
+    with torch.device("meta"):
+        assert len(bert(classes=2).names) == 12
+        assert len(gpt2(classes=2).names) == 12
+
+
+def test_one_layer_has_the_head_alone():
+    network = bert(bert_config(num_hidden_layers=1), classes=2)
+    assert network.names == ("full",)
+    assert not list(network.ramps())
+
+
+def test_a_model_without_pooler_gets_a_head_of_its_own():
+    model = BertModel(bert_config(), add_pooling_layer=False)
+    network = exits_on_bert(model, classes=2)
+    assert [type(layer) for layer in network.exits[-1].layers] == [
+        *(nn.Linear, nn.Tanh, nn.Dropout, nn.Linear)
+    ]
+
+
+def test_other_models_are_refused():
+    task = BertForSequenceClassification(bert_config())
+    with pytest.raises(ArgumentError, match=r"not BertForSequenceClassification.*\.bert"):
+        exits_on_bert(task, classes=2)
+    with pytest.raises(ArgumentError, match=r"not BertModel.*\.transformer"):
+        exits_on_gpt2(task.bert, classes=2)
+    with pytest.raises(ArgumentError, match="is_decoder"):
+        bert(bert_config(is_decoder=True), classes=2)
+    with pytest.raises(ArgumentError, match='"first" or "mean" for BERT, not \'last\''):
+        bert(bert_config(), classes=2, pool="last")
+    with pytest.raises(ArgumentError, match="first, mean, last, not 'max'"):
+        Pooled("max")
+
+
+@pytest.mark.parametrize(("make", "config"), [(bert, bert_config), (gpt2, gpt2_config)])
+def test_a_config_and_weights_are_one_too_many(make, config, tmp_path):
+    with pytest.raises(ArgumentError, match="not both"):
+        make(config(), classes=2, weights=tmp_path)
+
+
+def test_directories_that_hold_no_such_model_are_refused(tmp_path):
+    with pytest.raises(ArgumentError, match=r"nowhere: has no config\.json"):
+        bert(weights=tmp_path / "nowhere", classes=2)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ArgumentError, match=r"no config\.json that names a model_type"):
+        bert(weights=tmp_path, classes=2)
+    GPT2Model(gpt2_config()).save_pretrained(tmp_path)
+    with pytest.raises(ArgumentError, match="of type 'gpt2', not 'bert'"):
+        bert(weights=tmp_path, classes=2)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ArgumentError, match="cannot be loaded"):
+        gpt2(weights=tmp_path, classes=2)
+
+
+def test_weights_that_lack_a_layer_are_refused(tmp_path):
+    BertModel(bert_config(num_hidden_layers=2)).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 3}))
+    with pytest.raises(ArgumentError, match=r"lacks 16 weights.*encoder\.layer\.2"):
+        bert(weights=tmp_path, classes=2)
+
+
+@pytest.mark.parametrize("kind", ["bert-mean", "gpt2"])
+def test_inputs_that_are_no_pair_of_one_shape_are_refused(kind):
+    _, network = build(kind)
+    ids, mask = tokens()
+    with pytest.raises(ArgumentError, match=r"a pair \(ids, mask\), not Tensor"):
+        network(ids)
+    with pytest.raises(ArgumentError, match=r"shape \(4, 8\) and the mask \(4, 7\)"):
+        network((ids, mask[:, :7]))
+    with pytest.raises(ArgumentError, match="17 tokens long, and this model takes 1 to 16"):
+        network(tokens(width=17))
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingExtra, match=r"needs transformers.*ttamer\[torch\]"):
+        bert(classes=2)
+    with pytest.raises(MissingExtra, match=r"ttamer\[torch\]"):
+        exits_on_gpt2(nn.Identity(), classes=2)

@@ -1,0 +1,371 @@
+"""Training one part leaves the rest, the seed decides all, a cut run goes on to the same end."""
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ttamer.errors import ArgumentError
+from ttamer.torch.early_exit import EarlyExit
+from ttamer.torch.training import Recipe, train
+
+
+def build(seed=0, width=8, blocks=3):
+    """Return a network with batch normalisation and dropout on both sides."""
+    torch.manual_seed(seed)
+    sizes = [6] + [width] * blocks
+    parts = [
+        nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU(), nn.Dropout(0.2))
+        for a, b in pairwise(sizes)
+    ]
+    ramps = [
+        nn.Sequential(nn.BatchNorm1d(width), nn.Dropout(0.2), nn.Linear(width, 3))
+        for _ in parts[1:]
+    ]
+    return EarlyExit(parts, ramps, nn.Linear(width, 3))
+
+
+def data(rows=96, batch=32):
+    """Return a loader that shuffles; which of three numbers is the largest can be learnt."""
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(rows, 6, generator=generator)
+    labels = inputs[:, :3].argmax(dim=1)
+    return DataLoader(TensorDataset(inputs, labels), batch_size=batch, shuffle=True)
+
+
+def kept(modules):
+    """Return copies of all weights and buffers of some modules."""
+    return [t.clone() for m in modules for t in m.state_dict().values()]
+
+
+def same(one, two):
+    return len(one) == len(two) and all(map(torch.equal, one, two))
+
+
+def recipe(part="all", **changes):
+    return dataclasses.replace(Recipe(part, epochs=3, rate=0.05), **changes)
+
+
+# What is trained
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
+def test_training_the_backbone_leaves_ramps_as_they_are(optimiser):
+    network = build()
+    ramps, backbone = kept(network.ramps()), kept(network.backbone())
+    train(network, data(), recipe("backbone", optimiser=optimiser))
+    assert same(kept(network.ramps()), ramps)
+    assert not same(kept(network.backbone()), backbone)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
+def test_training_ramps_leaves_the_backbone_as_it_is_and_its_running_means_too(optimiser):
+    network = build()
+    train(network, data(), recipe("backbone"))
+    inputs = torch.randn(20, 6, generator=torch.Generator().manual_seed(6))
+    ramps, backbone = kept(network.ramps()), kept(network.backbone())
+    assert any(t.ndim == 0 for t in backbone)  # batch counters are among what is compared
+    answers = network.full(inputs)
+    train(network, data(), recipe("ramps", optimiser=optimiser))
+    assert same(kept(network.backbone()), backbone)
+    assert torch.equal(network.full(inputs), answers)
+    for before, after in zip(ramps, kept(network.ramps()), strict=True):
+        assert not torch.equal(before, after)
+
+
+def test_training_all_moves_every_weight():
+    network = build()
+    before = {name: p.clone() for name, p in network.named_parameters()}
+    train(network, data(), recipe("all"))
+    for name, parameter in network.named_parameters():
+        assert not torch.equal(parameter, before[name]), name
+
+
+def test_losses_fall_and_exits_learn():
+    network, loader = build(), data(rows=512)
+    first = train(network, loader, recipe("backbone", epochs=8, rate=0.1))
+    second = train(network, loader, recipe("ramps", epochs=8, rate=0.1))
+    assert first[-1] < 0.6 * first[0]
+    assert second[-1] < 0.6 * second[0]
+    inputs, labels = loader.dataset.tensors
+    for logits in network(inputs):
+        assert (logits.argmax(dim=1) == labels).float().mean() > 0.75  # by chance 1/3
+
+
+def test_the_loss_of_all_and_of_ramps_is_the_sum_over_exits():
+    network = build()
+    inputs, labels = data().dataset.tensors
+    # At such a rate nothing moves; without dropout the loss is that of the network as it is.
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    network.train()
+    with torch.no_grad():
+        each = [nn.functional.cross_entropy(logits, labels).item() for logits in network(inputs)]
+    whole = [(inputs, labels)]
+    small = {"epochs": 1, "rate": 1e-12, "weight_decay": 0.0}
+    assert train(network, whole, recipe("all", **small)) == pytest.approx([sum(each)], rel=1e-5)
+    assert train(network, whole, recipe("backbone", **small)) == pytest.approx(each[-1:], rel=1e-5)
+
+
+def test_afterwards_the_network_evaluates_and_everything_can_be_trained_again():
+    network = build().train()
+    for part in ("backbone", "ramps", "all"):
+        train(network, data(), recipe(part, epochs=1))
+        assert not any(module.training for module in network.modules())
+        assert all(parameter.requires_grad for parameter in network.parameters())
+
+
+def test_norms_and_biases_are_not_shrunk():
+    network = build()
+    for parameter in network.parameters():
+        nn.init.constant_(parameter, 1.0)
+    # Clipped so far that gradients move nothing: what moves was shrunk.
+    before = {n: p.clone() for n, p in network.named_parameters() if p.ndim == 1}
+    still = [(torch.zeros(4, 6), torch.tensor([0, 1, 2, 0]))]
+    train(network, still, recipe("backbone", weight_decay=10.0, rate=0.01, clip=1e-12, warmup=0.0))
+    weight = network.segments[0][0].weight
+    assert weight.max() < 0.95
+    for name, parameter in network.named_parameters():
+        if parameter.ndim == 1:
+            torch.testing.assert_close(parameter, before[name])
+
+
+def test_gradients_are_clipped():
+    loader, start = data(), kept([build()])
+    moved = []
+    for clip in (None, 1e-3):
+        network = build()
+        options = {"clip": clip, "weight_decay": 0.0, "optimiser": "sgd"}
+        train(network, loader, recipe("backbone", epochs=1, **options))
+        pairs = zip(kept([network]), start, strict=True)
+        moved.append(max(float((a - b).abs().max()) for a, b in pairs if a.ndim > 1))
+    assert moved[1] < 1e-3 < moved[0]
+
+
+def test_tuples_go_through():
+    class First(nn.Module):
+        def forward(self, value):
+            return value[0] + value[1]
+
+    torch.manual_seed(0)
+    network = EarlyExit([First(), nn.Linear(6, 6)], [nn.Linear(6, 3)], nn.Linear(6, 3))
+    inputs, labels = data().dataset.tensors
+    loader = [((inputs, inputs), labels)] * 20
+    losses = train(network, loader, recipe("all", rate=0.1))
+    assert losses[-1] < losses[0]
+
+
+def test_mixed_precision_keeps_single_precision_weights():
+    network, plain = build(), build()
+    losses = train(network, data(), recipe("all", precision="bf16"))
+    exact = train(plain, data(), recipe("all"))
+    assert {p.dtype for p in network.parameters()} == {torch.float32}
+    assert losses == pytest.approx(exact, rel=0.05)
+    assert losses != exact
+
+
+# Seeds
+
+
+def test_a_seed_gives_the_same_weights_bit_for_bit():
+    runs = []
+    for seed in (3, 3, 4):
+        network = build()
+        torch.manual_seed(999 + len(runs))  # what the caller drew before does not matter
+        losses = train(network, data(), recipe("all", seed=seed))
+        runs.append((losses, kept([network])))
+    assert runs[0][0] == runs[1][0]
+    assert same(runs[0][1], runs[1][1])
+    assert runs[0][0] != runs[2][0]
+
+
+# The recipe
+
+
+def test_the_rate_rises_over_the_warm_up_and_falls_as_a_cosine():
+    plan = recipe(warmup=0.2)
+    steps = [plan.factor(k / 10) for k in range(11)]
+    assert steps[:3] == [0.0, 0.5, 1.0]
+    assert steps[6] == pytest.approx(0.5)
+    assert steps[2:] == sorted(steps[2:], reverse=True)
+    assert steps[10] == pytest.approx(0.0)
+    assert recipe(warmup=0.0).factor(0.5) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"part": "head"}, "part must be one of backbone, ramps, all, not 'head'"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"rate": 0.0}, "rate 0.0"),
+        ({"rate": float("nan")}, "rate nan"),
+        ({"warmup": 1.0}, "warmup is 1.0"),
+        ({"warmup": -0.1}, "warmup is -0.1"),
+        ({"optimiser": "adam"}, "optimiser must be .*, not 'adam'"),
+    ],
+)
+def test_a_recipe_says_what_it_cannot_be(changes, text):
+    with pytest.raises(ArgumentError, match=text):
+        recipe(**changes)
+
+
+def test_a_network_without_ramps_has_none_to_train():
+    with pytest.raises(ArgumentError, match="no ramps to train"):
+        train(build(blocks=1), data(), recipe("ramps"))
+
+
+def test_a_loader_without_batches_is_refused():
+    with pytest.raises(ArgumentError, match="no batches"):
+        train(build(), [], recipe())
+
+
+def test_progress_is_told():
+    lines = []
+    losses = train(build(), data(), recipe("ramps"), progress=lines.append)
+    assert lines == [
+        f"ramps: epoch {k} of 3, loss {loss:.4f}" for k, loss in enumerate(losses, start=1)
+    ]
+
+
+# Losses that are no numbers
+
+
+def test_a_loss_that_is_no_number_is_said_and_not_kept(tmp_path):
+    network, path = build(), tmp_path / "run.pt"
+    good = data()
+    bad = [(torch.full((8, 6), float("nan")), torch.zeros(8, dtype=torch.int64))] * len(good)
+
+    class Turning:
+        """Good for one epoch, bad from then on."""
+
+        epoch = 0
+
+        def __len__(self):
+            return len(good)
+
+        def __iter__(self):
+            self.epoch += 1
+            return iter(good if self.epoch == 1 else bad)
+
+    with pytest.raises(ArgumentError, match=r"loss of epoch 2 is nan: lower the rate \(0.05\)"):
+        train(network, Turning(), recipe(), checkpoint=path)
+    stored = torch.load(path, weights_only=True)
+    assert stored["epoch"] == 1
+    assert all(part.isfinite().all() for part in stored["network"].values())
+
+
+# Checkpoints
+
+
+class CutError(Exception):
+    """The machine is gone."""
+
+
+def cut_after(epochs):
+    """Return a progress callback that ends the run in the epoch after so many."""
+    lines = []
+
+    def say(line):
+        lines.append(line)
+        if len(lines) > epochs:
+            raise CutError
+
+    return say
+
+
+@pytest.mark.parametrize("part", ["backbone", "ramps", "all"])
+@pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
+def test_a_run_that_was_cut_goes_on_to_the_same_weights(tmp_path, part, optimiser):
+    plan = recipe(part, epochs=4, optimiser=optimiser, clip=1.0)
+    whole = build()
+    losses = train(whole, data(), plan)
+    path = tmp_path / "run.pt"
+    with pytest.raises(CutError):
+        train(build(), data(), plan, checkpoint=path, progress=cut_after(2))
+    network = build()
+    torch.manual_seed(31)
+    lines = []
+    assert train(network, data(), plan, checkpoint=path, progress=lines.append) == losses
+    assert len(lines) == 2
+    assert same(kept([network]), kept([whole]))
+
+
+def test_a_run_that_is_done_is_only_read(tmp_path):
+    path = tmp_path / "run.pt"
+    first = build()
+    losses = train(first, data(), recipe(), checkpoint=path)
+    before = path.read_bytes()
+    second, lines = build(seed=7), []
+    assert train(second, data(), recipe(), checkpoint=path, progress=lines.append) == losses
+    assert lines == []
+    assert same(kept([second]), kept([first]))
+    assert not second.training
+    assert path.read_bytes() == before
+
+
+def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "run.pt"
+    save, saved = torch.save, []
+
+    def failing(what, where):
+        saved.append(where)
+        if len(saved) > 1:
+            where.write_bytes(b"half")
+            raise OSError("the disk is full")
+        save(what, where)
+
+    monkeypatch.setattr(torch, "save", failing)
+    with pytest.raises(OSError, match="the disk is full"):
+        train(build(), data(), recipe(), checkpoint=path)
+    assert path not in saved
+    assert torch.load(path, weights_only=True)["epoch"] == 1
+    monkeypatch.undo()
+    whole, resumed = build(), build()
+    assert train(resumed, data(), recipe(), checkpoint=path) == train(whole, data(), recipe())
+    assert same(kept([resumed]), kept([whole]))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.pt"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "empty", "tensor", "lacking"])
+def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
+    path = tmp_path / "run.pt"
+    train(build(), data(), recipe(epochs=1), checkpoint=path)
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-200])
+    elif damage == "text":
+        path.write_text("not a checkpoint")
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "tensor":
+        torch.save(torch.zeros(3), path)
+    else:
+        stored = torch.load(path, weights_only=True)
+        del stored["network"]
+        torch.save(stored, path)
+    with pytest.raises(ArgumentError, match=r"run\.pt: is no checkpoint .*remove it to start anew"):
+        train(build(), data(), recipe(epochs=1), checkpoint=path)
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):
+    path = tmp_path / "run.pt"
+    train(build(), data(), recipe(epochs=1), checkpoint=path)
+    before = path.read_bytes()
+    for other in ({"rate": 0.06}, {"seed": 1}, {"part": "ramps"}, {"epochs": 2}):
+        plan = recipe(**({"epochs": 1} | other))
+        with pytest.raises(ArgumentError, match=r"run\.pt: is a checkpoint of .*another path"):
+            train(build(), data(), plan, checkpoint=path)
+    with pytest.raises(ArgumentError, match=r"'batches': 3.*'batches': 6"):
+        train(build(), data(batch=16), recipe(epochs=1), checkpoint=path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("other", [{"width": 9}, {"blocks": 2}])
+def test_a_checkpoint_of_another_network_is_refused(tmp_path, other):
+    path = tmp_path / "run.pt"
+    train(build(), data(), recipe(epochs=1), checkpoint=path)
+    with pytest.raises(ArgumentError, match=r"run\.pt: is a checkpoint of another network"):
+        train(build(**other), data(), recipe(epochs=1), checkpoint=path)

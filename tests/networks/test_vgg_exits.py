@@ -1,0 +1,111 @@
+"""VGG with exits: the paper's layers, and any network laid out as torchvision's."""
+
+import pytest
+import torch
+from torch import nn
+
+from ttamer.errors import ArgumentError
+from ttamer.torch.vgg_exits import MOST_POOLED, VGG, exits_on_vgg, pooled_ramp, vgg
+
+
+@pytest.mark.parametrize(("depth", "convolutions"), [(11, 8), (13, 10), (16, 13)])
+def test_there_is_an_exit_after_every_convolution_block(depth, convolutions):
+    network = vgg(depth, width=8, classes=7).eval()
+    ramps = [f"conv{k}" for k in range(1, convolutions)]
+    assert network.names == (*ramps, "full")
+    for segment in network.segments:
+        assert sum(isinstance(m, nn.Conv2d) for m in segment.modules()) == 1
+        assert isinstance(segment[0], nn.Conv2d)
+    with torch.inference_mode():
+        logits = network(torch.zeros(2, 3, 32, 32))
+    assert [tuple(each.shape) for each in logits] == [(2, 7)] * convolutions
+
+
+def test_the_paper_s_widths():
+    sizes = [m.out_channels for m in VGG(16, classes=10).modules() if isinstance(m, nn.Conv2d)]
+    assert sizes == [64] * 2 + [128] * 2 + [256] * 3 + [512] * 6
+
+
+class Torchvision(nn.Module):
+    """Laid out and run as torchvision's VGG: no normalisation, a large pool, three layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2, 2),
+            nn.Conv2d(4, 6, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(6, 6, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2, 2),
+        )
+        self.avgpool = nn.AdaptiveAvgPool2d((7, 7))
+        self.classifier = nn.Sequential(
+            nn.Linear(6 * 49, 16), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(16, 5)
+        )
+
+    def forward(self, inputs):
+        return self.classifier(torch.flatten(self.avgpool(self.features(inputs)), 1))
+
+
+def test_exits_on_a_network_laid_out_as_torchvision_s_leave_its_answers_as_they_are():
+    torch.manual_seed(0)
+    model = Torchvision().eval()
+    network = exits_on_vgg(model, classes=5, size=16).eval()
+    inputs = torch.randn(3, 3, 16, 16)
+    with torch.inference_mode():
+        want = model(inputs)
+        assert torch.equal(network.full(inputs), want)
+        assert torch.equal(network(inputs)[-1], want)
+        assert [tuple(each.shape) for each in network(inputs)] == [(3, 5)] * 3
+    assert {id(p) for p in model.parameters()} == {
+        id(p) for part in network.backbone() for p in part.parameters()
+    }
+
+
+def test_the_head_s_logits_are_those_of_the_plain_vgg():
+    torch.manual_seed(0)
+    model = VGG(11, classes=10, width=8).eval()
+    inputs = torch.randn(2, 3, 64, 64)
+    with torch.inference_mode():
+        want = model.classifier(model.avgpool(model.features(inputs)).flatten(1))
+        assert torch.equal(exits_on_vgg(model, classes=10, size=64).eval()(inputs)[-1], want)
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_no_ramp_pools_to_more_places_than_there_are(size):
+    network = vgg(13, width=4, size=size).eval()
+    value, squares = torch.zeros(1, 3, size, size), []
+    with torch.inference_mode():
+        for segment, ramp in zip(network.segments, network.ramps(), strict=False):
+            value = segment(value)
+            assert ramp[0].output_size <= value.shape[-1]
+            squares.append(ramp[0].output_size)
+    assert squares[0] == 16
+    assert squares[-1] == value.shape[-1] == size // 16
+
+
+@pytest.mark.parametrize(
+    ("channels", "side", "square"), [(64, 32, 4), (512, 4, 2), (512, 1, 1), (4096, 8, 1), (8, 2, 2)]
+)
+def test_a_ramp_pools_to_the_largest_square_that_is_small_enough(channels, side, square):
+    ramp = pooled_ramp(channels, side, 3)
+    assert ramp[2].in_features == channels * square**2
+    assert square == 1 or ramp[2].in_features <= MOST_POOLED
+    assert ramp(torch.zeros(2, channels, side, side)).shape == (2, 3)
+
+
+def test_there_is_no_other_depth():
+    with pytest.raises(ArgumentError, match="there is no VGG-19; there are 11, 13 and 16"):
+        vgg(19)
+
+
+def test_other_layouts_are_refused_by_name():
+    with pytest.raises(ArgumentError, match=r"Linear has no features.*build EarlyExit\(blocks"):
+        exits_on_vgg(nn.Linear(2, 2), classes=2, size=8)
+    model = Torchvision()
+    model.features = nn.Sequential(nn.ReLU(), *model.features)
+    with pytest.raises(ArgumentError, match="must begin with a convolution"):
+        exits_on_vgg(model, classes=5, size=16)
