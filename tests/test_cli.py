@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +15,10 @@ import pytest
 
 import ttamer as tt
 from traces import answering_trace
+from ttamer import datasets
+from ttamer.cli.demo import three_numbers
 from ttamer.examples import three_models
+from ttamer.frontier import frontier
 
 
 def run(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
@@ -269,7 +275,65 @@ def test_the_demo_shows_ttamer_ahead_of_the_paper_and_of_every_threshold(demo):
 
 
 def test_an_unknown_dataset_is_refused(tmp_path):
-    assert "langid" in refuse("demo", "--trace", "nothing", "-o", tmp_path)
+    said = refuse("demo", "--trace", "nothing", "-o", tmp_path)
+    assert "there is no trace 'nothing'; the traces are langid, " in said
+    assert "vgg13-cifar10" in said
+
+
+def test_the_demo_names_its_traces():
+    text = "".join(succeed("demo", "--help").split())
+    for name in datasets.names():
+        assert name in text
+
+
+@pytest.fixture(scope="module")
+def network_demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("network")
+    done = run("demo", "--trace", "minilm-amazon", "-o", folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, folder
+
+
+def test_the_demo_of_a_network_speaks_of_its_exits_and_of_the_full_network(network_demo):
+    text, folder = network_demo
+    assert text.startswith("minilm-amazon: MiniLM on Amazon reviews: 6 exits of one network\n")
+    assert "Compared with the full network: error" in text
+    assert "alone" not in text
+    assert (folder / "minilm-amazon.html").stat().st_size > 50_000
+
+
+def test_the_demo_of_a_network_ends_with_three_numbers_and_what_to_use(network_demo):
+    _, _, ending = network_demo[0].partition("The three numbers that matter, with ttamer:\n")
+    numbers, advice, page = ending.split("\n\n")
+    first, *near = numbers.splitlines()
+    assert first.startswith("  the accuracy of the full network (")
+    assert len(near) == 2
+    for line in near:
+        assert re.fullmatch(r"  within [\d.]+ points? of it at [\d.]+% of its cost", line)
+    assert advice.startswith("What to use: ")
+    assert advice.removeprefix("What to use: ") in html.unescape(
+        re.sub("</?em>", "", Path(page.split(": ")[1].strip()).read_text("utf-8"))
+    )
+
+
+def test_the_three_numbers_say_what_is_not_reached():
+    fit, test = (datasets.load("minilm-amazon", part) for part in ("fit", "test"))
+    found = frontier(fit, test, families=["ttamer"], resamples=0)
+
+    def at(error: float) -> list[str]:
+        reference = dataclasses.replace(found.reference, error=error)
+        return three_numbers(dataclasses.replace(found, reference=reference), test)
+
+    least = min(point.result.error for point in found.of("ttamer"))
+    assert at(0.0) == [
+        f"the accuracy of the full network (100.0%) is not reached: {1 - least:.1%} at most"
+    ]
+    first, *near = at(least)
+    assert first.endswith("% of its cost")
+    assert len(near) == 2
+    [short, *near] = at(least - 0.007)
+    assert "is not reached" in short
+    assert [line.split(" of it")[0] for line in near] == ["within 1 point", "within 2 points"]
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from matplotlib.colors import to_hex
 
 from reports import NAMES, SOME, measured
 from traces import answering_trace, chain_trace
+from ttamer import datasets
 from ttamer.cascade_spec import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.figures import draw_frontier, printable
@@ -243,8 +244,21 @@ def test_many_nodes_are_shown_in_part_and_that_is_said(tmp_path):
     case = measured(chain_trace(300, nodes=15), ("paper", "always-last"), "none")
     page, *_ = write_report(*case, tmp_path / "page.html")
     text = page.read_text("utf-8")
-    assert "The first 12 of 15 are shown." in text
+    assert "right. 12 of 15 are shown." in text
     assert "The first 12 of 14 are shown." in text
+
+
+def test_many_exits_are_named_in_order_and_leave_room_for_the_bars():
+    ladder = fit(datasets.load("vgg16-cifar10", "fit").take(slice(1500)))
+    policy, names = ladder.at(0.99).policy, ladder.fitted.spec.names
+    steps = [[names[n] for n in step] for step in ladder.fitted.steps]
+    figure = draw_step_bars(policy, steps)
+    figure.draw_without_rendering()
+    assert figure.axes[0].get_position().width > 0.95
+    asked = [len(steps[node]) for node in reached_steps(policy)]
+    assert asked == sorted(asked)
+    assert len(asked) > 6
+    assert all(len(text.get_text()) < 60 for text in figure.axes[0].texts)
 
 
 def test_agreement_with_the_last_node_and_costs_per_row(tmp_path):

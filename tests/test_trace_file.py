@@ -516,6 +516,17 @@ def test_without_pyarrow_npz_works_and_the_others_say_what_to_install(tmp_path, 
             trace.write(tmp_path / f"v.{suffix}")
 
 
+def test_parquet_takes_little_room_for_numbers_that_were_single_precision(tmp_path):
+    single = np.random.default_rng(0).random((4000, 2)).astype(np.float32)
+    trace = Trace(AB, single.astype(np.float64))
+    trace.write(tmp_path / "t.parquet")
+    file = pq.ParquetFile(tmp_path / "t.parquet")
+    assert file.schema_arrow.field("a.confidence").type == pa.float64()
+    assert "BYTE_STREAM_SPLIT" in file.metadata.row_group(0).column(0).encodings
+    assert (tmp_path / "t.parquet").stat().st_size < single.nbytes
+    np.testing.assert_array_equal(Trace.read(tmp_path / "t.parquet").confidence, single)
+
+
 def test_a_member_with_records_is_refused(tmp_path):
     with pytest.warns(UserWarning, match=r"format 3\.0"):
         np.savez(tmp_path / "t.npz", **{"a.confidence": np.zeros(3, [("Ж", "f8")])})

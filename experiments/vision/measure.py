@@ -12,6 +12,7 @@ the decisions must be the same.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import platform
 import time
@@ -21,14 +22,14 @@ import numpy as np
 import torch
 from cifar import CLASSES, Images, normalised
 
+import ttamer as tt
 from ttamer.baselines import FAMILIES
 from ttamer.torch.folding import folded
-from ttamer.torch.profiling import profile, timed
-from ttamer.torch.regrouping import group_sizes
-from ttamer.torch.running import Runner, decider_for
+from ttamer.torch.profiling import full_run, profile, runner_for, timed
+from ttamer.torch.running import decider_for
 from ttamer.torch.tables import tables_of, threshold_tables
 from ttamer.torch.tracing import trace_of
-from ttamer.torch.tuning import candidates, full_run, recommend, runner_for, time_batches
+from ttamer.torch.tuning import recommend, time_batches
 from ttamer.torch.vgg_exits import vgg
 from ttamer.trace import Trace
 
@@ -109,8 +110,7 @@ class Bench:
         self.test_batches = list(images[half : half + count].split(batch))
         self.test_labels = labels[half : half + count]
         self.trace = trace.take(np.arange(half))
-        sizes = [size for size in group_sizes(batch) if size >= 8 or size == 1]
-        self.profile = profile(network, images[:batch], sizes=sizes, graphs=self.graphs)
+        self.profile = profile(network, images[:batch], sizes=(batch,), graphs=self.graphs)
 
     def lines(self):
         """Yield one dictionary per rule and level of error."""
@@ -118,12 +118,13 @@ class Bench:
         full = full_run(self.network, example, graphs=self.graphs)
         alone = time_batches(full, self.test_batches)
         yield {"batch": self.batch, "rule": "full", "error": self.error(full), **alone.to_dict(),
-               "speed_up": 1.0, "throughput_gain": 1.0}  # fmt: skip
+               "speed_up": 1.0, "throughput_gain": 1.0,
+               "profile": dataclasses.asdict(self.profile)}  # fmt: skip
         priced = self.trace.priced(self.profile.costs(self.batch).spec(skip=True))
         own = float(priced.wrong()[:, -1].mean())
         for level in LEVELS:
             rules = [setting.rule for setting in FAMILIES["threshold"].fit(priced)]
-            for plain in candidates(rules, priced, most_error=own + level, count=1):
+            for plain in cheapest(rules, priced, own + level):
                 tables = threshold_tables(np.append(plain.thresholds, np.inf))
                 runner = runner_for(self.network, tables, example, graphs=self.graphs,
                                     regrouping=self.profile.regrouping())  # fmt: skip
@@ -144,8 +145,6 @@ class Bench:
             line["tuning_seconds"] = seconds
             line["checked_rows"] = self.check(found.runner, found.policy)
             line |= self.decision_share(found.runner, found.policy, alone)
-            if self.batch > 1:
-                line |= self.streamed(found.policy)
             yield line
 
     def line(self, rule, level, runner, full):
@@ -176,11 +175,15 @@ class Bench:
             answers = runner(batch)
             asked, seen = answers.asked.cpu().numpy(), answers.confidence.cpu().numpy()
             said, owner = answers.prediction.cpu().numpy(), answers.exit.cpu().numpy()
+            names = policy.fitted.spec.names  # the ramps it may ask, and the head
+            places = [self.network.names.index(name) for name in names]
             filled = np.where(asked, seen, 0.5).astype(np.float64)
-            trace = Trace(policy.fitted.spec, filled, prediction=np.maximum(said, 0),
+            trace = Trace(policy.fitted.spec, filled[:, places],
+                          prediction=np.maximum(said, 0)[:, places],
                           label=np.zeros(len(filled), np.int32), classes=CLASSES)  # fmt: skip
             played = policy.play(trace)
-            if (played.asked != asked).any() or (played.answer != owner).any():
+            theirs = np.array(places)[played.answer]
+            if (played.asked != asked[:, places]).any() or (theirs != owner).any():
                 raise SystemExit("the device decided otherwise than the policy on the host")
             for row in range(min(len(filled), 8)):
                 turn = policy.session()
@@ -217,21 +220,12 @@ class Bench:
         return {"decision_us": once * 1e6, "waits_per_batch": waits,
                 "decision_share": once * waits / alone.mean}  # fmt: skip
 
-    def streamed(self, policy) -> dict:
-        """Time eight batches together, beside the network on batches of the two sizes."""
-        rows = torch.cat(self.test_batches)
-        count = len(rows) // (8 * self.batch) * 8 * self.batch
-        if not count or self.graphs:
-            return {}
-        whole = rows[:count]
-        runner = Runner(self.network, policy, classes=CLASSES)
-        full = full_run(self.network, whole)
-        cut = list(whole.split(self.batch))
-        ours = time_batches(lambda _: list(runner.stream(cut)), [whole], repeats=5)
-        small = time_batches(lambda _: [full(batch) for batch in cut], [whole], repeats=5)
-        large = time_batches(lambda _: [full(b) for b in whole.split(8 * self.batch)], [whole],
-                             repeats=5)  # fmt: skip
-        return {"stream_gain": small.p50 / ours.p50, "stream_gain_large": large.p50 / ours.p50}
+
+def cheapest(rules, trace, most_error) -> list:
+    """Return the cheapest rule that errs at most so much, if there is one."""
+    results = [(tt.evaluate(rule, trace, resamples=0), rule) for rule in rules]
+    able = [(result.cost, k) for k, (result, _) in enumerate(results) if result.error <= most_error]
+    return [results[min(able)[1]][1]] if able else []
 
 
 def show(precision: str, engine: str, line: dict) -> None:
@@ -239,8 +233,6 @@ def show(precision: str, engine: str, line: dict) -> None:
     more = f"{100 * line['more_error']:.0f}" if "more_error" in line else ""
     ramps = ",".join(line.get("ramps", [])) or line.get("recommended", "")
     share = f" decision {line['decision_share']:.2%}" if "decision_share" in line else ""
-    if "stream_gain" in line:
-        share += f" streamed {line['stream_gain']:.2f} ({line['stream_gain_large']:.2f})"
     print(
         f"{line['batch']:5} {precision:5} {engine:7} {more:>5} {line['rule']:10} "
         f"{line['error']:7.4f} {1e3 * line['p50']:8.3f} {1e3 * line['p99']:8.3f} "

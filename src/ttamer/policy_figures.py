@@ -42,6 +42,7 @@ __all__ = [
     "node_colours",
     "reached_steps",
     "reliability",
+    "some_of",
 ]
 
 MOST_PANELS = 12
@@ -61,8 +62,10 @@ def node_colours(nodes: Sequence[str]) -> dict[str, str]:
 
 def draw_answered(rungs: Sequence[Point], nodes: Sequence[str], marked: Sequence[Point]) -> Figure:
     """Draw, for each rung of a ladder from cheap to dear, the share answered by each node."""
+    columns = _legend_columns(nodes)
     with style():
-        figure = new_figure(WIDTH, 3.2)
+        # A long legend makes the picture taller, not the bars shorter.
+        figure = new_figure(WIDTH, 3.2 + 0.19 * max(-(-len(nodes) // columns) - 3, 0))
         axes = figure.subplots()
         plain_axes(axes, grid="y")
         at = np.arange(len(rungs))
@@ -75,7 +78,7 @@ def draw_answered(rungs: Sequence[Point], nodes: Sequence[str], marked: Sequence
         axes.set_ylim(0, 1.09)
         axes.set_yticks([0, 0.5, 1], ["0%", "50%", "100%"])
         axes.set_title("share of inputs", loc="left", color=MUTED, fontsize=9.5)
-        _legend(figure, axes, columns=4 if sum(map(len, nodes)) <= 34 else 3)
+        _legend(figure, axes, columns=columns)
     return figure
 
 
@@ -98,7 +101,7 @@ def draw_recall(rungs: Sequence[Point], marked: Sequence[Point]) -> Figure:
         gained.axhline(0, color=MUTED, lw=0.8)
         reach = max(helped.max(), hurt.max(), 0.002)
         gained.set_ylim(-max(1.2 * hurt.max(), 0.2 * reach), 1.3 * reach)
-        _cost_axis(gained, rungs, marked, top=reach)
+        _cost_axis(gained, rungs, marked, top=1.08 * reach)
         used.tick_params(labelbottom=False)
         used.set_title("inputs given an earlier answer", loc="left", color=MUTED, fontsize=9.5)
         if not (helped.any() or hurt.any() or same.any()):
@@ -162,10 +165,12 @@ def draw_step_bars(policy: Policy, steps: Sequence[Sequence[str]]) -> Figure:
             onward = [set(steps[target]) - set(steps[node]) for target in choice[choice >= 0]]
             names = list(dict.fromkeys(name for names in onward for name in sorted(names)))
             share = percent(policy.asked[policy.problem.names[node]])
-            asked = " + ".join(printable(name, 12) for name in steps[node])
+            asked = _joined([printable(name, 12) for name in steps[node]])
             then = "ask " + " or ".join(printable(name, 12) for name in names) if names else ""
-            axes.text(0, row - 0.08, f"{asked}  ({share})", color=INK, fontsize=8.5)
-            axes.text(1, row - 0.08, then, color=MUTED, fontsize=8.5, ha="right")
+            # Out of the layout: a text that is too long must not squeeze the bars.
+            axes.text(0, row - 0.08, f"{asked}  ({share})", color=INK, fontsize=8.5,
+                      in_layout=False)  # fmt: skip
+            axes.text(1, row - 0.08, then, color=MUTED, fontsize=8.5, ha="right", in_layout=False)
         axes.set_xlim(0, 1)
         axes.set_ylim(len(shown) - 0.45, -0.5)
         axes.set_xticks([0, 1], ["likely right", "likely wrong"])
@@ -182,7 +187,8 @@ def reached_steps(policy: Policy) -> list[int]:
     problem = policy.problem
     chance = list(policy.asked.values())
     ways = [node for node in problem.order if problem.outgoing[node] and chance[node] >= 1e-3]
-    return sorted(ways, key=lambda node: -chance[node])
+    # Rounded: steps that are always taken stay in their order, whatever their chances sum to.
+    return sorted(ways, key=lambda node: -round(chance[node], 9))
 
 
 def draw_index_bars(policy: IndexPolicy) -> Figure:
@@ -219,7 +225,7 @@ def draw_index_bars(policy: IndexPolicy) -> Figure:
 def draw_calibration(trace: Trace, nodes: Sequence[str]) -> Figure:
     """Draw how often each node is right, by how sure it says it is."""
     colours = node_colours(nodes)
-    shown = list(nodes)[:MOST_PANELS]
+    shown = some_of(nodes)
     across = 2 if len(shown) in (2, 4) else min(3, len(shown))
     down = -(-len(shown) // across)
     right = ~trace.wrong()
@@ -250,6 +256,17 @@ def draw_calibration(trace: Trace, nodes: Sequence[str]) -> Figure:
             if number % across == 0:
                 axes.set_ylabel("right", color=MUTED, fontsize=9)
     return figure
+
+
+def some_of(nodes: Sequence[str]) -> list[str]:
+    """Return the nodes that are given a panel: all, or as many as there is room for, spread evenly.
+
+    >>> some_of([str(k) for k in range(25)])[-3:]
+    ['20', '22', '24']
+    """
+    if len(nodes) <= MOST_PANELS:
+        return list(nodes)
+    return [nodes[round(k)] for k in np.linspace(0, len(nodes) - 1, MOST_PANELS).tolist()]
 
 
 def reliability(
@@ -324,6 +341,27 @@ def _cost_axis(axes: Axes, rungs: Sequence[Point], marked: Sequence[Point], *, t
     for number, rung in enumerate(rungs):
         if any(rung is each for each in marked):
             axes.plot([number], [1.045 * top], "v", color=INK, ms=6, clip_on=False)
+
+
+def _legend_columns(nodes: Sequence[str]) -> int:
+    """Return into how many columns the names go; those of many exits are short."""
+    columns = 4 if sum(map(len, nodes)) <= 34 else 3
+    if len(nodes) > 6:
+        columns = max(columns, 60 // (max(map(len, nodes)) + 5))
+    rows = -(-len(nodes) // columns)
+    return -(-len(nodes) // rows)
+
+
+def _joined(names: Sequence[str], longest: int = 44) -> str:
+    """Return who has been asked; of many, the first and the last.
+
+    >>> _joined(["a", "b"]), _joined(["conv1", "conv2", "conv3", "conv4"], longest=20)
+    ('a + b', 'conv1 + 2 more + conv4')
+    """
+    text = " + ".join(names)
+    if len(text) <= longest or len(names) < 3:
+        return text
+    return f"{names[0]} + {len(names) - 2} more + {names[-1]}"
 
 
 def _legend(figure: Figure, axes: Axes, *, columns: int) -> None:

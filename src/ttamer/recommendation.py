@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ttamer.frontier import Frontier, Point
     from ttamer.trace import Trace
 
-__all__ = ["Recommendation", "Share", "peeks", "recommend", "settings_at"]
+__all__ = ["Recommendation", "Share", "peeks", "recommend", "reference_in_words", "settings_at"]
 
 Outcome = Literal["wins", "ties", "loses", "unreached", "nothing"]
 
@@ -158,6 +158,11 @@ def settings_at(frontier: Frontier, family: str, more_error: float = 0.0) -> tup
     return mixed if share >= 0.5 else mixed[::-1]
 
 
+def reference_in_words(frontier: Frontier, trace: Trace) -> str:
+    """Return what families are compared with: "the full network", or "large alone"."""
+    return "the full network" if trace.spec.is_network else f"{frontier.reference.node} alone"
+
+
 def peeks(family: str) -> bool:
     """Whether a family looks at what it could not know, as the oracle does.
 
@@ -213,8 +218,7 @@ class _Words:
 
     @property
     def alone(self) -> str:
-        network = self.trace.spec.is_network
-        return "the full network" if network else f"{self.frontier.reference.node} alone"
+        return reference_in_words(self.frontier, self.trace)
 
     @property
     def place(self) -> str:

@@ -152,7 +152,7 @@ def _pictures(
             "calibration",
             "Calibration",
             "How often each node is right, by how sure it says it is, with 95% intervals. On the "
-            "dotted line confidence is the chance to be right." + _first_only(len(nodes)),
+            "dotted line confidence is the chance to be right." + _spread(len(nodes)),
             f"Reliability curves of {_listed(nodes)}.",
             drawn(draw_calibration(trace, nodes)),
         ),
@@ -210,6 +210,10 @@ def _stop_picture(fitted_policy: FittedPolicy, knob: str) -> Picture:
 
 def _first_only(count: int) -> str:
     return f" The first {MOST_PANELS} of {count} are shown." if count > MOST_PANELS else ""
+
+
+def _spread(count: int) -> str:
+    return f" {MOST_PANELS} of {count} are shown." if count > MOST_PANELS else ""
 
 
 def _tiles(frontier: Frontier, advice: Recommendation) -> list[Tile]:

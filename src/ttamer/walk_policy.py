@@ -12,7 +12,7 @@ import numpy as np
 from ttamer.batch import WalkBatch
 from ttamer.errors import ArgumentError
 from ttamer.index_policy import IndexPolicy
-from ttamer.play.walk import expected_walk, walk_future
+from ttamer.play.walk import STOP, expected_walk, walk_future
 from ttamer.policy import Policy
 from ttamer.session import LastAnswerSession, WalkSession
 from ttamer.surrogate import sweep
@@ -100,6 +100,8 @@ class WalkPolicy(Policy):
         if not edges:
             return np.inf
         if not self.recall:
+            if self.choices[place][state, 0] != STOP:
+                return float(self.phi[place][state, 0])
             return min(self._onward(edge, state) for edge in edges)
         if self.problem.is_line:
             return float(self._indices[self.problem.ends[edges[0]][1]][state])

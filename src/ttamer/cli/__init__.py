@@ -12,7 +12,18 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from ttamer._version import __version__
-from ttamer.cli import bench, collect, demo, evaluate, fit, frontier, inspect, solve, theory
+from ttamer.cli import (
+    bench,
+    collect,
+    demo,
+    evaluate,
+    fit,
+    frontier,
+    inspect,
+    networks,
+    solve,
+    theory,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +47,18 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ttamer {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, collect, fit, evaluate, frontier, bench, inspect, solve, theory):
+    for command in (
+        demo,
+        collect,
+        fit,
+        evaluate,
+        frontier,
+        bench,
+        networks,
+        inspect,
+        solve,
+        theory,
+    ):
         command.add_to(commands)
     return parser
 

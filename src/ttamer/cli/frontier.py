@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     import argparse
 
     from ttamer.frontier import Frontier
+    from ttamer.trace import Trace
 
 __all__ = ["add_to", "frontier_text"]
 
@@ -50,14 +51,14 @@ def run_frontier(args: argparse.Namespace) -> None:
 
     from ttamer.cli.show import as_json
 
-    result, _, _ = _measured(args)
+    result, _, test_trace = _measured(args)
     text = as_json(result.to_dict())
     if args.output:
         Path(args.output).write_text(text + "\n", "utf-8")
     if args.json:
         print(text)
     else:
-        print(frontier_text(result))
+        print(frontier_text(result, test_trace))
         if args.output:
             print(f"\n  written to {args.output}")
 
@@ -73,7 +74,7 @@ def run_report(args: argparse.Namespace) -> None:
     if args.json:
         print(as_json({**result.to_dict(), "written": [str(path) for path in paths]}))
     else:
-        print(frontier_text(result))
+        print(frontier_text(result, test_trace))
         print(f"\n  written to {paths[0]}")
 
 
@@ -92,12 +93,13 @@ def _measured(args: argparse.Namespace) -> tuple[Frontier, Any, Any]:
     return result, fit_trace, test_trace
 
 
-def frontier_text(result: Frontier) -> str:
+def frontier_text(result: Frontier, test_trace: Trace) -> str:
     """Return the comparison as a table."""
     from ttamer.cli.show import number, table
     from ttamer.frontier import MORE_ERROR
+    from ttamer.recommendation import reference_in_words
 
-    best = result.reference
+    best, alone = result.reference, reference_in_words(result, test_trace)
     head = ["family", *(f"+{100 * more:g}" if more else "its error" for more in MORE_ERROR)]
     rows = []
     for family in result.families:
@@ -108,7 +110,7 @@ def frontier_text(result: Frontier) -> str:
         rows.append([family, *cells, f"{result.area(family):.4f}"])
     lines = [
         f"Fitted on {result.fit_rows} rows, measured on {result.test_rows} others.",
-        f"{best.node} alone: error {best.error:.2%}, cost {number(best.cost)}.",
+        f"Compared with {alone}: error {best.error:.2%}, cost {number(best.cost)}.",
         "",
         "Cost, as a share of its, at its error and at so many points more ('-': not reached);",
         "mean error over all costs:",

@@ -136,8 +136,12 @@ class GraphRunner(Runner):
         logits = self.network.exits[end](value)
         decider = cast("KernelDecider", self._decider)
         decider.observe(self._carry, end, self._rows[size], logits, first=start == START)
-        if end < len(self.network.exits) - 1:
-            _copy(self._value(end, size, value), value)
+        if end == len(self.network.exits) - 1:
+            return
+        if (end, size) in self._values:
+            _copy(self._values[end, size], value)
+        elif torch.cuda.is_current_stream_capturing():
+            self._values[end, size] = value  # replayed, it will be written there again
 
     def _value(self, exit_: int, size: int, like: Any) -> Any:
         """Return where the value after an exit is kept for groups of one size."""

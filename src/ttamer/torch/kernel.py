@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ttamer.errors import ArgumentError
 from ttamer.torch.deciding import Carry, Decider
 from ttamer.torch.tables import BeliefTables
 
@@ -89,7 +90,7 @@ class KernelDecider(Decider):
             shape.edges if believed else tables.own,
             self.counts, positions, following,
             CLASSES=classes, CLASS_BLOCK=triton.next_power_of_2(classes),
-            EXITS=tables.exits,
+            EXITS=tables.exits, EXIT_BLOCK=triton.next_power_of_2(tables.exits),
             BOUNDS=tables.bounds.shape[1],
             BOUND_BLOCK=triton.next_power_of_2(tables.bounds.shape[1]),
             BINS=shape.levels.shape[1] if believed else tables.own.shape[1],
@@ -102,13 +103,14 @@ class KernelDecider(Decider):
         if not whole:
             _list[(1,)](
                 carry.place, self._exits32, rows, size, self.counts, positions, following,
-                EXITS=tables.exits, BLOCK=triton.next_power_of_2(size),
+                EXITS=tables.exits, EXIT_BLOCK=triton.next_power_of_2(tables.exits),
+                BLOCK=triton.next_power_of_2(size),
             )  # fmt: skip
 
     def lists(self, size: int) -> tuple[Tensor, Tensor]:
         """Return where survivors of ``size`` rows are listed: their positions, and their rows."""
         if size > MOST_LISTED:
-            raise ValueError(f"at most {MOST_LISTED} rows go together, not {size}")
+            raise ArgumentError(f"at most {MOST_LISTED} rows go together, not {size}: use less")
         if size not in self._listed:
             self._listed[size] = (
                 torch.zeros(size, dtype=torch.int64, device=self._device),
@@ -138,12 +140,16 @@ class KernelDecider(Decider):
 
 
 @triton.jit
-def _counted(place, valid, row, at, exit_of, counts, positions, following, EXITS: tl.constexpr):
+def _counted(
+    place, valid, row, at, exit_of, counts, positions, following,
+    EXITS: tl.constexpr, EXIT_BLOCK: tl.constexpr,
+):  # fmt: skip
     """Count who is due where, and list the survivors in order, then the others as none."""
     alive = valid & (place >= 0)
     due = tl.load(exit_of + place, mask=alive, other=-1)
-    for k in range(EXITS):
-        tl.store(counts + k, tl.sum((due == k).to(tl.int32), axis=0))
+    exits = tl.arange(0, EXIT_BLOCK)
+    told = tl.sum((due[:, None] == exits[None, :]).to(tl.int32), axis=0)
+    tl.store(counts + exits, told, mask=exits < EXITS)
     going = alive.to(tl.int32)
     total = tl.sum(going, axis=0)
     rank = tl.cumsum(going, axis=0) - 1
@@ -163,13 +169,14 @@ def _list(
     positions,
     following,
     EXITS: tl.constexpr,
+    EXIT_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     at = tl.arange(0, BLOCK)
     valid = at < size
     row = tl.load(rows + at, mask=valid, other=-1)
     place = tl.load(place_ + row, mask=valid & (row >= 0), other=-1)
-    _counted(place, valid, row, at, exit_of, counts, positions, following, EXITS)
+    _counted(place, valid, row, at, exit_of, counts, positions, following, EXITS, EXIT_BLOCK)
 
 
 @triton.jit
@@ -178,7 +185,7 @@ def _decide(
     place_, owner_, best_, confidence_, prediction_, odds_, lean_, asked_, logits_, answer_,
     capacity, exit_of, bounds, own_, onward, levels, leans, context, others, edges,
     counts, positions, following,
-    CLASSES: tl.constexpr, CLASS_BLOCK: tl.constexpr, EXITS: tl.constexpr,
+    CLASSES: tl.constexpr, CLASS_BLOCK: tl.constexpr, EXITS: tl.constexpr, EXIT_BLOCK: tl.constexpr,
     BOUNDS: tl.constexpr, BOUND_BLOCK: tl.constexpr,
     BINS: tl.constexpr, STATES: tl.constexpr, EDGES: tl.constexpr,
     EDGE_BLOCK: tl.constexpr, WIDTH: tl.constexpr, BELIEF: tl.constexpr,
@@ -295,4 +302,4 @@ def _decide(
     )
     if LIST:
         place = tl.where(due, following_place, place)
-        _counted(place, valid, row, at, exit_of, counts, positions, following, EXITS)
+        _counted(place, valid, row, at, exit_of, counts, positions, following, EXITS, EXIT_BLOCK)

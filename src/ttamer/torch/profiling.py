@@ -1,8 +1,9 @@
 """Measured costs: how long each segment takes, and what asking each exit adds.
 
-Asking an exit is its ramp, the decision, and the host's wait for it. A segment is timed as it runs
-in a stream of work, nobody waiting. So a policy that is fitted to these costs asks an exit only
-where that pays on this machine, at this batch size.
+Asking an exit is its ramp, the decision, and the host's wait for it: what the network takes more
+when everybody asks there and nobody stops. A segment is timed as it runs in a stream of work,
+nobody waiting. So a policy that is fitted to these costs asks an exit only where that pays on
+this machine, at this batch size.
 """
 
 from __future__ import annotations
@@ -21,22 +22,26 @@ import torch
 from ttamer.errors import ArgumentError
 from ttamer.torch.costs import Costs
 from ttamer.torch.placing import autocast, device_of, rows_of, take, to_device
-from ttamer.torch.regrouping import Regrouping
-from ttamer.torch.running import decider_for
+from ttamer.torch.regrouping import Regrouping, group_sizes
+from ttamer.torch.running import Runner
 from ttamer.torch.tables import threshold_tables
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
 
+    from torch import Tensor
+
+    from ttamer.fitted import FittedPolicy
     from ttamer.torch.early_exit import EarlyExit, Value
     from ttamer.torch.placing import Precision
+    from ttamer.torch.tables import Tables
 
 __all__ = ["Profile", "profile", "timed"]
 
 GROUPS = 5
 """The median of so many timings is kept."""
-LEAST_SECONDS = 0.01
+LEAST_SECONDS = 0.005
 """Each lasts at least so long."""
 MOST_REPEATS = 200
 
@@ -49,8 +54,10 @@ class Profile:
     """Of the exits."""
     sizes: tuple[int, ...]
     """The batch sizes measured, increasing."""
+    groups: tuple[int, ...]
+    """These, and smaller sizes that what is left of a batch may have."""
     segments: tuple[tuple[float, ...], ...]
-    """Per exit and size: of leading from the exit before to this one."""
+    """Per exit and group: of leading from the exit before to this one."""
     asking: tuple[tuple[float, ...], ...]
     """Per exit and size: of its ramp, the decision and the wait; of the head, its own time."""
     regroup: float
@@ -60,34 +67,23 @@ class Profile:
     graphs: bool
     """Whether parts were replayed as CUDA graphs."""
 
-    def costs(self, size: int, *, marginal: bool = False) -> Costs:
-        """Return the cost per input at a batch size that was measured.
-
-        With ``marginal``, what one input less saves: a device that is not full takes as long for
-        fewer. Segments only; whoever asks an exit pays for the share of all of it.
-        """
+    def costs(self, size: int) -> Costs:
+        """Return the cost per input at a batch size that was measured."""
         if size not in self.sizes:
             raise ArgumentError(
                 f"batches of {size} were not measured; there are {', '.join(map(str, self.sizes))}"
             )
-        at = self.sizes.index(size)
-        below = max((k for k in range(at) if self.sizes[k] <= size / 2), default=None)
-        if marginal and below is not None:
-            fewer = self.sizes[below]
-            saved = ((row[at] - row[below]) / (size - fewer) for row in self.segments)
-            segments = tuple(max(each, 0.0) for each in saved)
-        else:
-            segments = tuple(row[at] / size for row in self.segments)
+        at, group = self.sizes.index(size), self.groups.index(size)
         return Costs(
             self.names,
-            segments,
+            tuple(row[group] / size for row in self.segments),
             tuple(row[at] / size for row in self.asking),
             "seconds",
         )
 
     def regrouping(self) -> Regrouping:
         """Return the rule for regrouping that these times make."""
-        return Regrouping(self.sizes, self.segments, self.regroup)
+        return Regrouping(self.groups, self.segments, self.regroup)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile as JSON."""
@@ -98,7 +94,7 @@ class Profile:
         """Read a profile."""
         try:
             stored = json.loads(Path(path).read_text("utf-8"))
-            for name in ("names", "sizes"):
+            for name in ("names", "sizes", "groups"):
                 stored[name] = tuple(stored[name])
             for name in ("segments", "asking"):
                 stored[name] = tuple(tuple(map(float, row)) for row in stored[name])
@@ -130,20 +126,22 @@ def profile(
         raise ArgumentError(f"batch sizes are {sizes}; name at least one, all of 1 or more")
     if graphs and device.type != "cuda":
         raise ArgumentError("CUDA graphs need a network on a GPU")
+    groups = tuple(sorted({*sizes, *group_sizes(sizes[-1], least=sizes[-1] // 16)}))
     table: tuple[list[tuple[float, ...]], list[tuple[float, ...]]] = ([], [])
     regroup = 0.0
     with autocast(device, precision):
-        for size in sizes:
+        for size in groups:
             if progress is not None:
                 progress(f"timing batches of {size}")
             rows = torch.arange(size, device=device) % rows_of(example)
             parts = _Parts(network, take(to_device(example, device), rows), graphs=graphs)
             table[0].append(parts.segments())
-            table[1].append(parts.asking())
+            if size in sizes:
+                table[1].append(parts.asking(precision))
             regroup = parts.regrouping()
     segments, asking = (tuple(zip(*rows, strict=True)) for rows in table)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return Profile(network.names, sizes, segments, asking, regroup, name, precision, graphs)
+    return Profile(network.names, sizes, groups, segments, asking, regroup, name, precision, graphs)
 
 
 class _Parts:
@@ -162,31 +160,25 @@ class _Parts:
         pairs = zip(self._network.segments, self._values, strict=False)
         return tuple(self._flowing(partial(segment, value)) for segment, value in pairs)
 
-    def asking(self) -> tuple[float, ...]:
-        """Time every ramp with its decision, the host waiting; the head alone, flowing."""
-        count = len(self._network.exits)
-        # Nobody is ever sure enough, so that every exit finds its rows.
-        decider = decider_for(threshold_tables(np.full(count, np.inf)), self._device)
-        logits = self._network.exits[0](self._values[1])
-        carry = decider.start(self._size, logits.shape[1], logits.dtype)
-        rows = torch.arange(self._size, device=self._device)
+    def asking(self, precision: Precision) -> tuple[float, ...]:
+        """Time the network asking one exit after the other, nobody ever stopping there."""
+        value, count = self._values[0], len(self._network.exits)
+        options: dict[str, Any] = {"precision": precision, "graphs": self._graphs}
+        full = full_run(self._network, value, **options)
+
+        def run_full() -> None:
+            full(value)
+            _wait(self._device)
+
+        alone = timed(run_full, self._device)
         times = []
-        for k, (ramp, value) in enumerate(zip(self._network.exits, self._values[1:], strict=True)):
-            if k == count - 1:
-                times.append(self._flowing(partial(ramp, value)))
-                break
-
-            def ask(k: int = k, ramp: Any = ramp, value: Any = value) -> None:
-                decider.observe(carry, k, rows, ramp(value))
-
-            act = self._replayed(ask)
-
-            def ask_and_wait(act: Callable[[], object] = act) -> None:
-                act()
-                decider.look(carry, rows)
-
-            times.append(timed(ask_and_wait, self._device))
-        return tuple(times)
+        for k in range(count - 1):
+            only = np.full(count, np.nan)
+            only[k] = np.inf
+            runner = runner_for(self._network, threshold_tables(only), value, **options)
+            times.append(timed(partial(runner, value), self._device) - alone)
+        head = partial(self._network.exits[-1], self._values[-1])
+        return (*(max(each, 0.0) for each in times), self._flowing(head))
 
     def regrouping(self) -> float:
         """Time taking half of the rows out of the first value."""
@@ -202,6 +194,49 @@ class _Parts:
         from ttamer.torch.graphs import captured
 
         return captured(work)
+
+
+def runner_for(
+    network: EarlyExit,
+    policy: FittedPolicy | Tables,
+    example: Value,
+    *,
+    classes: Sequence[str] | None = None,
+    precision: Precision = "fp32",
+    regrouping: Regrouping | None = None,
+    graphs: bool = False,
+) -> Runner:
+    """Return a runner, with or without CUDA graphs."""
+    if not graphs:
+        return Runner(network, policy, classes=classes, precision=precision, regrouping=regrouping)
+    from ttamer.torch.graphs import GraphRunner
+
+    return GraphRunner(
+        network, policy, example, classes=classes, precision=precision, regrouping=regrouping
+    )
+
+
+def full_run(
+    network: EarlyExit, example: Value, *, precision: Precision = "fp32", graphs: bool = False
+) -> Callable[[Any], Tensor]:
+    """Return the network as it was, run the same way as a runner: for batches like the example."""
+    device = device_of(network)
+
+    @torch.inference_mode()
+    def plain(value: Value) -> Tensor:
+        with autocast(device, precision):
+            return network.full(to_device(value, device))
+
+    if not graphs:
+        return plain
+    from ttamer.torch.graphs import full_graph
+
+    return full_graph(network, example, precision=precision)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:

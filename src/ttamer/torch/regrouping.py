@@ -57,7 +57,7 @@ class Regrouping:
         return seconds[at - 1] + share * (seconds[at] - seconds[at - 1])
 
 
-def group_sizes(batch: int) -> list[int]:
+def group_sizes(batch: int, least: int = 1) -> list[int]:
     """Return the sizes of groups: powers of two and half way between them, up to a batch.
 
     Libraries choose how to compute for every new size, so there are few; a group is filled up.
@@ -69,4 +69,4 @@ def group_sizes(batch: int) -> list[int]:
     while power <= batch:
         sizes |= {power, power * 3 // 2} if power >= 4 else {power}
         power *= 2
-    return sorted(size for size in sizes if size <= batch)
+    return sorted(size for size in sizes if least <= size <= batch)

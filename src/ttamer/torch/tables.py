@@ -66,6 +66,13 @@ class _Shared:
         return len(self.bounds)
 
 
+def _at(tensor: Tensor, places: Sequence[int], count: int, filling: float) -> Tensor:
+    """Return a tensor whose rows stand at some places among more of them."""
+    spread = torch.full((count, *tensor.shape[1:]), filling, dtype=tensor.dtype)
+    spread[list(places)] = tensor
+    return spread
+
+
 @dataclass(frozen=True, eq=False)
 class PlainTables(_Shared):
     """Places are exits."""
@@ -74,6 +81,17 @@ class PlainTables(_Shared):
     """Shape (exits, bins): the column of the exit's own loss; smaller is better. int32."""
     onward: Tensor
     """Shape (exits, bins, columns): the exit to ask next, or -1. int32."""
+
+    def spread(self, places: Sequence[int], count: int) -> PlainTables:
+        """Return the same tables for a network where these exits are some among others."""
+        number = torch.tensor([*places, STOP], dtype=torch.int32)  # the last: stop
+        return PlainTables(
+            bounds=_at(self.bounds, places, count, np.inf),
+            first=places[self.first],
+            exit_of=tuple(range(count)),
+            own=_at(self.own, places, count, 0),
+            onward=_at(number[self.onward.long()], places, count, STOP),
+        )
 
     @property
     def reached(self) -> tuple[int, ...]:
@@ -110,6 +128,18 @@ class BeliefTables(_Shared):
     onward: Tensor
     """Shape (steps, states): the step to go to next, or -1. int32."""
 
+    def spread(self, places: Sequence[int], count: int) -> BeliefTables:
+        """Return the same tables for a network where these exits are some among others."""
+        number = torch.tensor([*places, -1])  # the last: none
+        return replace(
+            self,
+            bounds=_at(self.bounds, places, count, np.inf),
+            exit_of=tuple(places[k] for k in self.exit_of),
+            levels=_at(self.levels, places, count, 0.0),
+            leans=_at(self.leans, places, count, 0.0),
+            context=number[self.context],
+        )
+
     @property
     def reached(self) -> tuple[int, ...]:
         """The exits that some input may be asked at, in order."""
@@ -123,12 +153,14 @@ Tables = PlainTables | BeliefTables
 def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str] | int) -> Tables:
     """Lay a fitted policy out for a network with these exits and classes.
 
-    ``classes`` are the names of the network's classes as the trace had them, or how many there are,
-    if it had their numbers.
+    The policy may be for some of the exits only: the others are never asked. ``classes`` are the
+    names of the network's classes as the trace had them, or how many there are, if it had their
+    numbers.
     """
     fitted, solved = policy.fitted, policy.policy
     names = fitted.spec.names
-    if names != tuple(exits):
+    places = [list(exits).index(name) for name in names if name in exits]
+    if len(places) < len(names) or places != sorted(places):
         raise ArgumentError(
             f"the policy was fitted for {len(names)} exits ({', '.join(names)}) and the network "
             f"has {len(exits)} ({', '.join(exits)}): fit it on a trace of this network"
@@ -140,11 +172,11 @@ def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str]
         )
     if isinstance(fitted, BeliefFitted):
         texts = [str(k) for k in range(classes)] if isinstance(classes, int) else list(classes)
-        return _belief_tables(fitted, solved, texts)
+        return _belief_tables(fitted, solved, texts).spread(places, len(exits))
     columns = fitted.columns
     if list(columns) != sorted(columns):
         raise ArgumentError("the policy asks exits in another order than the network has")
-    return _plain_tables(fitted.quantiser.edges, solved)
+    return _plain_tables(fitted.quantiser.edges, solved).spread(places, len(exits))
 
 
 def threshold_tables(thresholds: NDArray[np.float64]) -> PlainTables:

@@ -1,63 +1,76 @@
-"""Which policy to run: candidates are run on real inputs, and the clock decides.
+"""Which policy to run: predicted from measured parts, and then decided by the clock.
 
-Costs that were measured part by part say which policies are worth trying. What a batch takes in the
-end also depends on how many leave when, so the few best are timed whole, beside the network as it
-was. It is what is recommended where nothing beats it.
+Costs per input say what going on is worth to one input. What a batch takes also depends on how many
+leave when: a ramp is run, and waited for, if a single input asks it. So policies are fitted for
+several small sets of ramps, what a batch would take with each is predicted from the profile, and
+the few best are timed whole, beside the network as it was. It is what is recommended where nothing
+beats it.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ttamer.errors import ArgumentError
-from ttamer.evaluation import measure
 from ttamer.fitting import fit
-from ttamer.replay import Rule
-from ttamer.torch.placing import autocast, device_of, rows_of, to_device
-from ttamer.torch.profiling import profile
+from ttamer.torch.placing import rows_of
+from ttamer.torch.profiling import full_run, profile, runner_for
 from ttamer.torch.regrouping import group_sizes
-from ttamer.torch.running import Runner
+from ttamer.trace_nodes import restrict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from ttamer.fitted import FittedPolicy
     from ttamer.torch.early_exit import EarlyExit, Value
     from ttamer.torch.placing import Precision
     from ttamer.torch.profiling import Profile
-    from ttamer.torch.regrouping import Regrouping
-    from ttamer.torch.tables import Tables
+    from ttamer.torch.running import Runner
     from ttamer.trace import Trace
 
-AnyRule = TypeVar("AnyRule", bound=Rule)
-STATES = {"full": None, "calibrated": 16}
+__all__ = ["Candidate", "Recommendation", "Timing", "predicted", "recommend", "time_batches"]
 
-__all__ = ["Recommendation", "Timing", "candidates", "fastest", "recommend", "time_batches"]
-
-TRIED = 8
+TRIED = 4
 """Policies that are timed whole."""
+MOST_RAMPS = 3
+ENOUGH = 0.97
+"""What a policy may take of the network's time to be worth it: less is within the noise."""
+RUNGS = 48
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long batches took, one after another, each waited for."""
+    """How long batches took, one after another, each waited for; in seconds."""
 
     p50: float
     p99: float
     mean: float
-    """Seconds per batch."""
     rows_per_second: float
 
     def to_dict(self) -> dict[str, float]:
         """Return plain values."""
         return dict(vars(self))
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A policy, with what it would take and how often it would err."""
+
+    policy: FittedPolicy
+    seconds: float
+    """Predicted, per batch."""
+    error: float
+    """On the trace."""
+    ramps: tuple[int, ...]
+    """The exits it asks, but for the head."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +87,13 @@ class Recommendation:
     full_error: float
     timing: Timing
     full_timing: Timing
-    tried: int
-    """How many policies were timed."""
+    tried: tuple[Candidate, ...]
+    """The policies that were timed."""
 
     @property
     def speed_up(self) -> float:
-        """How many times faster than the network as it was: the ratio of median times."""
-        return self.full_timing.p50 / self.timing.p50
+        """How many times faster than the network as it was: the ratio of mean times."""
+        return self.full_timing.mean / self.timing.mean
 
 
 def recommend(
@@ -114,93 +127,130 @@ def recommend(
     cut = [part for part in _split(inputs, batch) if rows_of(part) == batch]
     if not cut:
         raise ArgumentError(
-            f"there are {rows_of(inputs)} inputs to time on; bring at least {batch}"
+            f"there are {rows_of(inputs)} inputs to time on; bring at least one batch of {batch}"
         )
     if measured is None:
-        sizes = [size for size in group_sizes(batch) if size >= 8 or size == 1]
         measured = profile(
-            network, cut[0], sizes=sizes, precision=precision, graphs=graphs, progress=say
+            network, cut[0], sizes=(batch,), precision=precision, graphs=graphs, progress=say
         )
-    rules: list[FittedPolicy] = []
-    for marginal in (False, True):
-        priced = trace.priced(measured.costs(batch, marginal=marginal).spec(skip=True))
-        for belief in ("full", "calibrated"):
-            say(f"fitting belief {belief}")
-            rules += fit(priced, belief=belief, order="skip", states=STATES[belief])
-    priced = trace.priced(measured.costs(batch).spec(skip=True))
     own = float(trace.wrong()[:, -1].mean())
-    chosen = candidates(rules, priced, most_error=own + more_error, count=TRIED)
+    chosen = search(trace, measured, batch, most_error=own + more_error, progress=say)
     rule = measured.regrouping()
     runners = [
         runner_for(
-            network, policy, cut[0], classes=classes, precision=precision, regrouping=rule,
+            network, each.policy, cut[0], classes=classes, precision=precision, regrouping=rule,
             graphs=graphs,
         )
-        for policy in chosen
+        for each in chosen
     ]  # fmt: skip
-    say(f"timing {len(runners)} policies")
+    say(f"timing {len(runners)} policies beside the network")
     full = full_run(network, cut[0], precision=precision, graphs=graphs)
-    best, alone, times = fastest(full, runners, cut)
-    if best is None:
-        return Recommendation(full, None, None, own, own, alone, alone, len(runners))
-    runner, policy = runners[best], chosen[best]
-    error = measure(policy.play(priced), priced, resamples=0).error
+    alone = time_batches(full, cut)
+    times = [time_batches(run, cut) for run in runners]
+    again = time_batches(full, cut)
+    alone = min(alone, again, key=lambda timing: timing.mean)
+    best = min(range(len(times)), key=lambda k: times[k].mean, default=None)
+    if best is None or times[best].mean > ENOUGH * alone.mean:
+        return Recommendation(full, None, None, own, own, alone, alone, tuple(chosen))
+    runner = runners[best]
     return Recommendation(
         lambda value: runner(value).logits,
-        runner, policy, error, own, times[best], alone, len(runners),
+        runner, chosen[best].policy, chosen[best].error, own, times[best], alone, tuple(chosen),
     )  # fmt: skip
 
 
-def runner_for(
-    network: EarlyExit,
-    policy: FittedPolicy | Tables,
-    example: Value,
+def search(
+    trace: Trace,
+    measured: Profile,
+    batch: int,
     *,
-    classes: Sequence[str] | None = None,
-    precision: Precision = "fp32",
-    regrouping: Regrouping | None = None,
-    graphs: bool = False,
-) -> Runner:
-    """Return a runner, with or without CUDA graphs."""
-    if not graphs:
-        return Runner(network, policy, classes=classes, precision=precision, regrouping=regrouping)
-    from ttamer.torch.graphs import GraphRunner
+    most_error: float,
+    progress: Callable[[str], None] | None = None,
+) -> list[Candidate]:
+    """Return the policies of least predicted time that err at most so much, soonest first.
 
-    return GraphRunner(
-        network, policy, example, classes=classes, precision=precision, regrouping=regrouping
-    )
+    Sets of ramps grow one at a time, each time by the one that helps most.
+    """
+    found: list[Candidate] = []
+    kept: tuple[int, ...] = ()
+    exits = range(len(measured.names) - 1)
+    for _ in range(min(MOST_RAMPS, len(exits))):
+        best: Candidate | None = None
+        grown = kept
+        for ramp in exits:
+            if ramp in kept:
+                continue
+            ramps = tuple(sorted((*kept, ramp)))
+            if progress is not None:
+                progress(f"ramps {', '.join(measured.names[k] for k in ramps)}")
+            able = [each for each in fitted_for(trace, measured, batch, ramps)
+                    if each.error <= most_error]  # fmt: skip
+            fast = min(able, key=lambda each: each.seconds, default=None)
+            if fast is not None and (best is None or fast.seconds < best.seconds):
+                best, grown = fast, ramps
+            found += [] if fast is None or fast.ramps in {each.ramps for each in found} else [fast]
+        if best is None:
+            break
+        kept = grown
+    found.sort(key=lambda each: each.seconds)
+    return found[:TRIED]
 
 
-def full_run(
-    network: EarlyExit, example: Value, *, precision: Precision = "fp32", graphs: bool = False
-) -> Callable[[Any], Tensor]:
-    """Return the network as it was, run the same way as a runner: for batches like the example."""
-    device = device_of(network)
+def fitted_for(
+    trace: Trace, measured: Profile, batch: int, ramps: tuple[int, ...]
+) -> list[Candidate]:
+    """Fit a ladder for these ramps and the head alone, and predict what its policies take."""
+    spec = measured.costs(batch).spec(target=trace.spec.target, skip=True)
+    places = np.array([*ramps, len(spec) - 1])
+    fewer = restrict(trace.priced(spec), [spec.names[k] for k in places])
+    ladder = fit(fewer, order="skip", tradeoffs=_tradeoffs())
+    wrong = fewer.wrong()
+    rows = np.arange(len(fewer))
+    found = []
+    for policy, played in zip(ladder, ladder.play_all(fewer), strict=True):
+        error = float(wrong[rows, played.answer].mean())
+        asked = np.zeros((len(fewer), len(spec)), bool)
+        asked[:, places] = played.asked
+        seconds = predicted(asked, places[played.last], measured, batch)
+        used = tuple(np.flatnonzero(asked[:, :-1].any(axis=0)).tolist())
+        found.append(Candidate(policy, seconds, error, used))
+    return found
 
-    @torch.inference_mode()
-    def plain(value: Value) -> Tensor:
-        with autocast(device, precision):
-            return network.full(to_device(value, device))
 
-    if not graphs:
-        return plain
-    from ttamer.torch.graphs import full_graph
+def predicted(
+    asked: NDArray[np.bool_], last: NDArray[np.intp], measured: Profile, batch: int
+) -> float:
+    """Return the seconds a batch takes when its rows do on average as those of a trace.
 
-    return full_graph(network, example, precision=precision)
-
-
-def _split(value: Value, size: int) -> list[Value]:
-    if isinstance(value, torch.Tensor):
-        return list(torch.split(value, size))
-    return list(zip(*(torch.split(tensor, size) for tensor in value), strict=True))
+    ``asked`` has shape (T, exits), ``last``, the exit asked last, shape (T,). Every segment takes
+    what it takes for the rows that still go on, and every exit that somebody asks what asking it
+    adds.
+    """
+    rule, sizes = measured.regrouping(), group_sizes(batch)
+    at = measured.sizes.index(batch)
+    total, size = 0.0, batch
+    for k in range(len(measured.names)):
+        going = float((last >= k).mean())
+        if going == 0:
+            break
+        some = 1 - (1 - going) ** batch  # the chance that any row of the batch is still there
+        left = going * batch / some  # how many are, if any
+        size = min(size, next(each for each in sizes if each >= left - 1e-9))
+        total += some * rule.time(k, size)
+        total += (1 - (1 - float(asked[:, k].mean())) ** batch) * measured.asking[k][at]
+    return total
 
 
 def time_batches(
-    run: Callable[[Any], object], batches: Sequence[Value], *, repeats: int = 3, warm_ups: int = 3
+    run: Callable[[Any], object], batches: Sequence[Value], *, repeats: int = 3, warm_ups: int = 5
 ) -> Timing:
-    """Run batches one after another, waiting for each, and time them."""
-    for batch in list(batches)[:warm_ups]:
-        run(batch)
+    """Run batches one after another, waiting for each, and time them.
+
+    What takes longest, one in a hundred, is left out of the mean: it is the machine's own doing.
+    """
+    for _ in range(max(1, warm_ups // len(batches))):
+        for batch in list(batches):
+            run(batch)
     _wait()
     seconds, rows = [], 0
     for _ in range(repeats):
@@ -209,54 +259,26 @@ def time_batches(
             run(batch)
             _wait()
             seconds.append(time.perf_counter() - start)
-            rows += len(batch if isinstance(batch, torch.Tensor) else batch[0])
+            rows += rows_of(batch)
+    usual = np.sort(seconds)[: max(1, int(0.99 * len(seconds)))]
     return Timing(
         p50=float(np.quantile(seconds, 0.5)),
         p99=float(np.quantile(seconds, 0.99)),
-        mean=float(np.mean(seconds)),
-        rows_per_second=rows / sum(seconds),
+        mean=float(usual.mean()),
+        rows_per_second=rows / len(seconds) / float(usual.mean()),
     )
 
 
-def candidates(
-    rules: Iterable[AnyRule], trace: Trace, *, most_error: float, count: int = TRIED
-) -> list[AnyRule]:
-    """Return the few cheapest rules that err at most so much on a trace, cheapest first."""
-    found: list[tuple[float, float, AnyRule]] = []
-    seen: set[tuple[bytes, bytes]] = set()
-    for rule in rules:
-        played = rule.play(trace)
-        key = (played.answer.tobytes(), played.asked.tobytes())
-        if key in seen:
-            continue
-        seen.add(key)
-        result = measure(played, trace, resamples=0)
-        if result.error <= most_error:
-            found.append((result.cost, result.error, rule))
-    found.sort(key=lambda each: each[:2])
-    return [rule for _, _, rule in found[:count]]
+def _tradeoffs() -> list[float]:
+    """Return tradeoffs that price the whole network from a hundredth of an error to ten."""
+    prices = np.geomspace(0.01, 3.0, RUNGS)
+    return sorted(float(1 / (1 + price)) for price in prices)
 
 
-def fastest(
-    full: Callable[[Any], object],
-    runners: Sequence[Callable[[Any], object]],
-    batches: Sequence[Value],
-    *,
-    repeats: int = 2,
-) -> tuple[int | None, Timing, list[Timing]]:
-    """Time runners beside the network as it was; return the number of the fastest.
-
-    ``None`` where none is faster than the network: then run that. What is compared is the median
-    time of a batch.
-    """
-    if not batches:
-        raise ArgumentError("there are no batches to time on; bring some real inputs")
-    alone = time_batches(full, batches, repeats=repeats)
-    times = [time_batches(run, batches, repeats=repeats) for run in runners]
-    best = min(range(len(times)), key=lambda k: times[k].p50, default=None)
-    if best is None or times[best].p50 >= alone.p50:
-        return None, alone, times
-    return best, alone, times
+def _split(value: Value, size: int) -> list[Value]:
+    if isinstance(value, torch.Tensor):
+        return list(torch.split(value, size))
+    return list(zip(*(torch.split(tensor, size) for tensor in value), strict=True))
 
 
 def _wait() -> None:

@@ -1,0 +1,374 @@
+"""The paper's experiments on early exits, from trace to figure.
+
+    python experiments/early_exit/frontiers.py vision   [--out docs/img] [--json FILE]
+    python experiments/early_exit/frontiers.py language [--out docs/img] [--json FILE]
+
+Every trace is cut in halves by ``numpy.random.default_rng(0).permutation``: the first is fitted to,
+the second measured on. Each is played twice: against the label, and against the backbone, whose own
+answer then counts as right (the paper's metric). Latency is counted operations, 1 being the network
+without ramps. Every number of README.md is printed by these two commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer import datasets
+from ttamer.bench import SUFFIXES, bench_trace
+from ttamer.cli.show import table
+from ttamer.envelope import lower_envelope
+from ttamer.errors import ArgumentError
+from ttamer.figures import FAINT, MUTED, PAPER, new_figure, plain_axes, style
+from ttamer.plot import GO_COLOUR, INK, STOP_COLOUR
+from ttamer.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ttamer.bench import Duel
+    from ttamer.frontier import Frontier
+
+GROUPS = {
+    "vision": (("vgg11-cifar10", "vgg13-cifar10", "vgg16-cifar10"),),
+    "language": (
+        ("minilm-imdb", "bert-base-imdb", "gpt2-medium-imdb"),
+        ("minilm-amazon", "bert-base-amazon", "gpt2-medium-amazon"),
+    ),
+}
+"""Traces by group, in the rows in which they are drawn."""
+TARGETS = {"label": "label", "backbone": "last"}
+"""What counts as right, as this page calls it and as the cascade does."""
+OURS, AS_WRITTEN = "ttamer", "paper"
+THRESHOLDS = ("threshold", "threshold-per-exit", "margin")
+FAMILIES = (OURS, AS_WRITTEN, *THRESHOLDS, "patience")
+MORE_ERROR = (0.0, 0.005, 0.01, 0.02)
+CLAIMED = {"vision": 0.45, "language": 0.10}
+"""Latencies of which the paper says what they cost in accuracy."""
+LOOKS: dict[str, dict[str, Any]] = {
+    "patience": {"color": FAINT, "lw": 1.4, "zorder": 2},
+    "threshold": {"color": "#8e5572", "lw": 1.6, "zorder": 4},
+    "threshold-per-exit": {"color": "#8e5572", "lw": 1.4, "ls": (0, (3, 1.5)), "zorder": 4},
+    "margin": {"color": "#3d6fa5", "lw": 1.4, "zorder": 5},
+    AS_WRITTEN: {"color": GO_COLOUR, "lw": 1.8, "zorder": 3},
+    OURS: {"color": STOP_COLOUR, "lw": 2.4, "zorder": 6},
+}
+_WORDS = {
+    "vgg11": "VGG-11", "vgg13": "VGG-13", "vgg16": "VGG-16", "cifar10": "CIFAR-10",
+    "minilm": "MiniLM", "bert-base": "BERT-base", "gpt2-medium": "GPT-2 medium",
+    "imdb": "IMDB", "amazon": "Amazon",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """All families on one trace, under one target."""
+
+    trace: str
+    target: str
+    frontier: Frontier
+    duels: tuple[Duel, ...]
+
+    @property
+    def title(self) -> str:
+        """The network and the data, as people write them."""
+        network, _, data = self.trace.rpartition("-")
+        return ", ".join(_WORDS.get(part, part) for part in (network, data) if part)
+
+    @property
+    def best_threshold(self) -> str:
+        """The threshold of the least area on the test rows: chosen there, to its advantage."""
+        kinds = [family for family in THRESHOLDS if family in self.frontier.families]
+        return min(kinds, key=self.frontier.area)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return one line of numbers for each family."""
+        found, best = self.frontier, self.frontier.area(self.best_threshold)
+        duels = {duel.rival: duel for duel in self.duels}
+        lines = []
+        for family in found.families:
+            duel = duels.get(family)
+            lines.append({
+                "trace": self.trace, "target": self.target, "family": family,
+                "latency": {f"+{100 * m:g}": found.cost_at(family, m) for m in MORE_ERROR},
+                "lowest_error": min(found.curve(family)[1]),
+                "area": found.area(family),
+                "area_to_best_threshold": found.area(family) / best - 1,
+                "gain_of_ours": None if duel is None else duel.gain,
+                "gain_interval": None if duel is None else list(duel.interval),
+                "verdict": None if duel is None else duel.verdict,
+            })  # fmt: skip
+        return lines
+
+    def more_error(self, family: str, latency: float) -> float | None:
+        """Return how much more than the full network a family errs at a latency."""
+        error = self.frontier.error_at(family, latency)
+        return None if error is None else error - self.frontier.reference.error
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print and draw one group."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("group", choices=GROUPS)
+    parser.add_argument("--out", type=Path, default=Path("docs/img"), help="folder of the figures")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here")
+    parser.add_argument("--traces", type=Path, metavar="FOLDER",
+                        help="read the traces from here, not from the package")  # fmt: skip
+    parser.add_argument("--resamples", type=int, default=1000, metavar="N",
+                        help="of the test rows, for the intervals (default 1000)")  # fmt: skip
+    args = parser.parse_args(arguments)
+    traces = {}
+    for name in (name for row in GROUPS[args.group] for name in row):
+        trace = find(name, args.traces)
+        if trace is None:
+            print(f"{name}: left out, for there is no such trace in {args.traces or 'the package'}")
+        else:
+            traces[name] = trace
+    if not traces:
+        sys.exit("nothing to draw")
+    done = {target: [play(name, trace, target, resamples=args.resamples)
+                     for name, trace in traces.items()] for target in TARGETS}  # fmt: skip
+    for played in done.values():
+        for each in played:
+            print(f"\n{said(each)}")
+    every = [each for played in done.values() for each in played]
+    print(f"\n{LEGEND}\n\n{counted(every)}\n\n{claim(args.group, every)}\n")
+    args.out.mkdir(parents=True, exist_ok=True)
+    for target, played in done.items():
+        path = args.out / f"early-exit-{args.group}-{target}.png"
+        save(draw(played, GROUPS[args.group]), path)
+        print(f"wrote {path}")
+    if args.json:
+        lines = [line for each in every for line in each.lines()]
+        args.json.write_text(json.dumps(lines, indent=1) + "\n", "utf-8")
+
+
+def find(name: str, folder: Path | None = None) -> Trace | None:
+    """Return a trace that comes with the package, or one of a folder; None where there is none."""
+    if folder is None:
+        try:
+            return datasets.load(name)
+        except ArgumentError:
+            return None
+    paths = (folder / f"{name}{suffix}" for suffix in SUFFIXES)
+    path = next((path for path in paths if path.exists()), None)
+    return None if path is None else Trace.read(path)
+
+
+def play(name: str, trace: Trace, target: str, *, resamples: int) -> Played:
+    """Fit every family on one half under a target, and measure it on the other."""
+    spec = dataclasses.replace(trace.spec, target=TARGETS[target])
+    aimed = dataclasses.replace(trace, spec=spec)
+    found = bench_trace(name, aimed, families=FAMILIES, resamples=resamples)
+    return Played(name, target, found.frontier, found.duels)
+
+
+# Numbers
+
+LEGEND = """\
+Latency, 100% being the network without ramps, at which a family errs at most so many points more
+than the full network; "-": no setting of its own does, only the network itself. Area: mean error
+over all latencies, two settings mixed where it pays. To best: area over that of the best of the
+thresholds (marked *), chosen on the test rows. Gain of ttamer: how much smaller its area is than
+this family's, with the 95% interval over resampled test rows."""
+
+
+def said(played: Played) -> str:
+    """Return one trace's numbers as a table under a heading."""
+    found, rows = played.frontier, []
+    for line in played.lines():
+        cells = [share(cost, 1) for cost in line["latency"].values()]
+        low_high = line["gain_interval"]
+        mark = " *" if line["family"] == played.best_threshold else ""
+        rows.append([
+            line["family"] + mark, *cells, share(line["lowest_error"]), share(line["area"]),
+            f"{line['area_to_best_threshold']:+.1%}",
+            "" if low_high is None else f"{line['gain_of_ours']:+.1%}",
+            "" if low_high is None else f"{low_high[0]:+.1%} to {low_high[1]:+.1%}",
+            line["verdict"] or "",
+        ])  # fmt: skip
+    error, count = found.reference.error, found.test_rows
+    spread = f" (± {100 * 1.96 * (error * (1 - error) / count) ** 0.5:.2f})" if error else ""
+    head = ["family", *(f"+{100 * more:g}" for more in MORE_ERROR), "lowest", "area", "to best",
+            "gain of ttamer", "95%", ""]  # fmt: skip
+    missing = "".join(f"\n  without {family}: {why}" for family, why in found.left_out.items())
+    return (
+        f"{played.trace}, error against the {played.target}: {found.fit_rows} rows to fit, "
+        f"{count} to test; full network {error:.2%}{spread}; first exit {found.cheapest[1]:.2%} "
+        f"at {found.cheapest[0]:.1%}\n\n{table(head, rows)}{missing}"
+    )
+
+
+def counted(played: Sequence[Played]) -> str:
+    """Return how often ours wins in area, by family, over some traces and targets."""
+    verdicts: dict[str, list[str]] = {}
+    for each in played:
+        for duel in each.duels:
+            verdicts.setdefault(duel.rival, []).append(duel.verdict)
+            if duel.rival == each.best_threshold:
+                verdicts.setdefault("best threshold", []).append(duel.verdict)
+    order = [name for name in (*FAMILIES, "best threshold") if name in verdicts]
+    rows = [[name, *(str(verdicts[name].count(v)) for v in ("win", "tie", "loss"))]
+            for name in order]  # fmt: skip
+    return table(["ttamer's area against", "wins", "ties", "losses"], rows)
+
+
+def claim(group: str, played: Iterable[Played]) -> str:
+    """Return what the paper says about a group, and what comes out here."""
+    latency = CLAIMED[group]
+    what = {
+        "vision": 'The paper: "latency is reduced to 45% of the original, while sacrificing less '
+        'than 7%\naccuracy" (VGG-13, Auburn video, against the backbone).',
+        "language": 'The paper: "latency is reduced by up to 90%" (text, against the backbone).',
+    }[group]
+    families, rows = (AS_WRITTEN, OURS, *THRESHOLDS), []
+    for each in played:
+        low = each.frontier.cheapest[0]
+        cells = [points(each.more_error(family, latency)) if family in each.frontier.families
+                 else "" for family in families]  # fmt: skip
+        if latency < low:
+            cells = [f"the first exit is at {low:.1%}", *[""] * (len(families) - 1)]
+        rows.append([f"{each.trace}, {each.target}", *cells])
+    head = [f"points of error more at {latency:.0%} latency", *families]
+    return f"{what}\n\n{table(head, rows)}"
+
+
+def share(value: float | None, digits: int = 2) -> str:
+    """Return a share in percent; "-" where there is none."""
+    return "-" if value is None else f"{100 * value:.{digits}f}%"
+
+
+def points(value: float | None) -> str:
+    """Return a difference of shares in points; "-" where there is none."""
+    return "-" if value is None else f"{100 * value:+.2f}"
+
+
+# Figures
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a small PNG: few colours are drawn, so a palette holds them."""
+    from PIL import Image
+
+    whole = io.BytesIO()
+    with style():
+        figure.savefig(whole, format="png", dpi=120)
+    colours = Image.open(whole).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    colours.save(path, optimize=True)
+
+
+def draw(played: Sequence[Played], layout: Sequence[Sequence[str]]) -> Figure:
+    """Draw one target: a frontier for each trace, and below it what sets families apart.
+
+    ``layout`` is the rows of traces; one that was not played leaves no gap.
+    """
+    found = {each.trace: each for each in played}
+    rows = [[found[name] for name in row if name in found] for row in layout]
+    rows = [row for row in rows if row]
+    columns = max(map(len, rows))
+    with style():
+        figure = new_figure(max(3.6 * columns, 6.4), 4.4 * len(rows) + 0.5)
+        axes = figure.subplots(
+            2 * len(rows), columns, squeeze=False, sharex=True, sharey="row",
+            height_ratios=[2.3, 1] * len(rows),
+        )  # fmt: skip
+        figure.get_layout_engine().set(h_pad=0.06, w_pad=0.12)
+        for i, row in enumerate(rows):
+            above, below = axes[2 * i], axes[2 * i + 1]
+            for column in range(columns):
+                if column < len(row):
+                    _frontier(row[column], above[column])
+                    _apart(row[column], below[column])
+                else:
+                    above[column].set_axis_off()
+                    below[column].set_axis_off()
+            _ranges(row, above[0], below[0])
+        for each in axes[-1]:
+            each.set_xlabel("latency, of the full network's", color=MUTED, fontsize=9)
+        _legend(figure, axes)
+    return figure
+
+
+def _frontier(played: Played, axes: Axes) -> None:
+    """Lower envelopes, ours with its settings, and the full network."""
+    plain_axes(axes, grid="both")
+    found = played.frontier
+    for family, look in LOOKS.items():
+        if family not in found.families:
+            continue
+        costs, errors = found.curve(family)
+        kept = lower_envelope(costs, errors)
+        x, y = np.array(costs)[kept], np.array(errors)[kept]
+        dots = {"marker": "o", "ms": 4, "mec": PAPER, "mew": 0.6} if family == OURS else {}
+        axes.plot(x, y, label=family, solid_joinstyle="round", **look, **dots)
+    axes.axhline(found.reference.error, color=MUTED, lw=0.8, ls=(0, (1, 3)), zorder=1)
+    axes.plot(
+        [1.0], [found.reference.error], "o", ms=8, mfc="none", mec=INK, mew=1.6, ls="none",
+        zorder=8, label="full network", clip_on=False,
+    )  # fmt: skip
+    axes.set_title(played.title, color=INK, fontsize=10.5, loc="left")
+
+
+def _apart(played: Played, axes: Axes) -> None:
+    """Points of error that families have more than one threshold for all, at the same latency."""
+    plain_axes(axes, grid="both")
+    found = played.frontier
+    at = np.linspace(*found.cost_range, 400)
+    for family, look in LOOKS.items():
+        if family in found.families:
+            gaps = [_gap(found, family, cost) for cost in at]
+            axes.plot(at, gaps, label=family, **look)
+
+
+def _gap(found: Frontier, family: str, cost: float) -> float:
+    one, other = found.error_at(family, cost), found.error_at("threshold", cost)
+    return np.nan if one is None or other is None else 100 * (one - other)
+
+
+def _ranges(row: Sequence[Played], above: Axes, below: Axes) -> None:
+    """Ticks and words; the lower axes show whole what is neither patience nor as written."""
+    error = {"label": "error", "backbone": "disagreement with\nthe full network"}
+    above.set_ylabel(error[row[0].target], color=MUTED, fontsize=9)
+    below.set_ylabel("points more than\none threshold", color=MUTED, fontsize=8)
+    for axis in (above.xaxis, above.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
+    above.set_xlim(-0.02, 1.05)
+    above.set_xticks([0, 0.25, 0.5, 0.75, 1])
+    errors = [error for each in row for family in each.frontier.families
+              for error in each.frontier.curve(family)[1]]  # fmt: skip
+    errors += [each.frontier.reference.error for each in row]
+    low, high = min(errors), max(errors)
+    above.set_ylim(max(low - 0.1 * (high - low), -0.02 * high), high + 0.04 * (high - low))
+    strong = [gap for each in row for family in each.frontier.families
+              if family in (OURS, *THRESHOLDS)
+              for cost in np.linspace(*each.frontier.cost_range, 100)
+              if not np.isnan(gap := _gap(each.frontier, family, cost))]  # fmt: skip
+    most = max(max(map(abs, strong)), 0.5)
+    below.set_ylim(-1.15 * most, 2 * most)
+
+
+def _legend(figure: Figure, axes: Any) -> None:
+    handles = {}
+    for each in axes.flat:
+        for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    order = [name for name in (*FAMILIES, "full network") if name in handles]
+    figure.legend(
+        [handles[name] for name in order], order, loc="outside lower center", ncols=len(order),
+        frameon=False, fontsize=8.5, handlelength=1.6, columnspacing=1.1, labelcolor=INK,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""``ttamer torch``: early-exit networks, measured where they run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_to"]
+
+BUILT_IN = ("vgg11", "vgg13", "vgg16", "bert-base", "gpt2-medium")
+
+
+def add_to(commands: Any) -> None:
+    """Add the commands to the parser."""
+    parser = commands.add_parser(
+        "torch",
+        help="early-exit networks: what their parts cost on this machine",
+        description="Early-exit networks in PyTorch (extra [torch]).",
+        allow_abbrev=False,
+    )
+    which = parser.add_subparsers(title="commands", metavar="NAME", required=True)
+    profile = which.add_parser(
+        "profile",
+        help="time every segment, and what asking every exit adds",
+        description="Time every segment of a network, and what asking each exit adds: its ramp, "
+        "the decision, and the wait for it. The cascade written with --cascade has these costs, so "
+        "that a policy fitted to it asks an exit only where that pays on this machine.",
+        allow_abbrev=False,
+    )
+    profile.add_argument(
+        "network",
+        help=f"one of {', '.join(BUILT_IN)} (random weights), or module:function, a function of "
+        "yours that returns (network, example inputs)",
+    )
+    profile.add_argument("--batch", type=int, nargs="+", default=[1, 32], metavar="N",
+                         help="batch sizes (default 1 32)")  # fmt: skip
+    profile.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
+    profile.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
+    profile.add_argument("--graphs", action="store_true", help="run parts as CUDA graphs")
+    profile.add_argument("--threads", type=int, metavar="N", help="of the CPU")
+    profile.add_argument("-o", "--output", metavar="FILE", help="write the profile as JSON")
+    profile.add_argument("--cascade", metavar="FILE",
+                         help="write cascade.toml with the costs at the largest batch")  # fmt: skip
+    profile.add_argument("--json", action="store_true", help="print JSON")
+    profile.set_defaults(run=run_profile)
+
+
+def run_profile(args: argparse.Namespace) -> None:
+    """Measure and print."""
+    from dataclasses import asdict
+
+    from ttamer.cli.progress import teller
+    from ttamer.cli.show import as_json
+    from ttamer.errors import ArgumentError, MissingExtra
+
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise MissingExtra("torch", "torch") from None
+    from ttamer.torch.placing import to_device
+    from ttamer.torch.profiling import profile
+
+    if args.threads is not None:
+        if args.threads < 1:
+            raise ArgumentError(f"--threads is {args.threads}; at least 1 is needed")
+        torch.set_num_threads(args.threads)
+    try:
+        device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        network, example = _network(args.network)
+        network = network.to(device)
+    except (RuntimeError, AssertionError) as error:  # no such device
+        first = str(error).splitlines()[0]
+        raise ArgumentError(f"--device {args.device}: cannot be used: {first}") from None
+    tell = teller()
+    measured = profile(
+        network,
+        to_device(example, device),
+        sizes=args.batch,
+        precision=args.precision,
+        graphs=args.graphs,
+        progress=tell,
+    )
+    tell("")
+    if args.output:
+        measured.save(args.output)
+    if args.cascade:
+        measured.costs(max(measured.sizes)).spec(skip=True).to_file(args.cascade)
+    print(as_json(asdict(measured)) if args.json else _text(args.network, measured))
+
+
+def _text(name: str, measured: Any) -> str:
+    from ttamer.cli.show import number, table
+
+    head = ["milliseconds"]
+    for size in measured.sizes:
+        head += [f"reach, {size}", f"ask, {size}"]
+    rows = []
+    for exit_, reach, ask in zip(measured.names, measured.segments, measured.asking, strict=True):
+        cells = [exit_]
+        for k in range(len(measured.sizes)):
+            cells += [number(1e3 * reach[k]), number(1e3 * ask[k])]
+        rows.append(cells)
+    total = ["the network, no ramps"]
+    for size in measured.sizes:
+        total += [number(1e3 * size * measured.costs(size).full), ""]
+    how = f"{measured.device}, {measured.precision}{', CUDA graphs' if measured.graphs else ''}"
+    return (
+        f"{name} on {how}\n"
+        "reach: from the exit before; ask: ramp, decision and wait, for a batch of so many\n\n"
+        + table(head, [*rows, total])
+    )
+
+
+def _network(name: str) -> tuple[Any, Any]:
+    """Return a network by name, and an example of its inputs."""
+    import torch
+
+    from ttamer import torch as exits
+    from ttamer.errors import ArgumentError
+
+    if name.startswith("vgg") and name in BUILT_IN:
+        return exits.vgg(int(name[3:])), torch.randn(8, 3, 32, 32)
+    if name in BUILT_IN:
+        words = (torch.randint(5, 1000, (8, 128)), torch.ones(8, 128, dtype=torch.bool))
+        return (exits.bert if name == "bert-base" else exits.gpt2)(classes=2), words
+    module, _, function = name.partition(":")
+    if not function:
+        raise ArgumentError(
+            f"there is no network {name!r}; there are {', '.join(BUILT_IN)}, or name a function "
+            "of yours as module:function"
+        )
+    return _made(module, function)
+
+
+def _made(module: str, function: str) -> tuple[Any, Any]:
+    """Call a function of the user's, found from where the command is run."""
+    import sys
+    from importlib import import_module
+
+    from ttamer.errors import ArgumentError
+    from ttamer.torch.early_exit import EarlyExit
+
+    sys.path.insert(0, "")
+    try:
+        made = getattr(import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise ArgumentError(f"{module}:{function} cannot be found: {error}") from None
+    finally:
+        sys.path.remove("")
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], EarlyExit):
+        raise ArgumentError(
+            f"{module}:{function} returned {type(made).__name__}; it must return an EarlyExit "
+            "and an example of its inputs"
+        )
+    return made
