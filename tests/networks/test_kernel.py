@@ -1,4 +1,4 @@
-"""The kernels of the GPU, interpreted, decide as PyTorch's operations do."""
+"""The kernels of the GPU, interpreted, and NumPy on the CPU decide as PyTorch's operations do."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from ttamer.cascade_spec import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.fitting import fit
 from ttamer.torch.deciding import Decider
+from ttamer.torch.host import HostDecider
 from ttamer.torch.kernel import BLOCK, KernelDecider
 from ttamer.torch.tables import tables_of, threshold_tables
 from ttamer.trace import Trace
@@ -50,7 +51,8 @@ def fitted(belief, *, skip, predictions=True):
 
 
 def assert_same(tables, logits, *, padding=0):
-    """Both deciders, exit by exit, come to the same places, owners, counts, groups and answers."""
+    """All deciders, exit by exit, come to the same places, owners, counts, groups and answers."""
+    assert_host_same(tables, logits)
     size = logits.shape[1]
     plain, kernel = Decider(tables, CPU), KernelDecider(tables, CPU)
     one = plain.start(size, CLASSES, logits.dtype)
@@ -86,6 +88,23 @@ def assert_same(tables, logits, *, padding=0):
     mine, theirs = plain.answers(one), kernel.answers(two)
     assert torch.equal(torch.nan_to_num(mine, nan=9.0), torch.nan_to_num(theirs, nan=9.0))
     return one
+
+
+def assert_host_same(tables, logits):
+    size = logits.shape[1]
+    plain, host = Decider(tables, CPU), HostDecider(tables, CPU)
+    one, two = (each.start(size, CLASSES, logits.dtype) for each in (plain, host))
+    rows = torch.arange(size).flip(0)
+    for k in tables.reached:
+        plain.observe(one, k, rows, logits[k])
+        host.observe(two, k, rows, logits[k])
+        for name in ("place", "owner", "asked", "prediction", "confidence"):
+            mine, theirs = (torch.nan_to_num(getattr(each, name)) for each in (one, two))
+            assert torch.equal(mine, theirs), name
+        assert host.look(two, rows) == plain.look(one, rows)
+    assert torch.equal(
+        torch.nan_to_num(plain.answers(one), nan=9.0), torch.nan_to_num(host.answers(two), nan=9.0)
+    )
 
 
 @pytest.mark.parametrize("size", [1, 3, BLOCK, BLOCK + 9])

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -79,7 +80,7 @@ class KernelDecider(Decider):
         believed = isinstance(tables, BeliefTables)
         shape: Any = tables  # the fields of either layout, by name
         _decide[(triton.cdiv(size, block),)](
-            logits, logits.stride(0), logits.stride(1), rows, size, exit_, 1 << exit_, tables.first,
+            logits, logits.stride(0), logits.stride(1), rows, size, exit_, int(np.int64(1) << np.int64(exit_)), tables.first,
             carry.place, carry.owner, carry.best, carry.confidence, carry.prediction,
             carry.odds, carry.lean, carry.asked, carry.logits, carry.answer,
             len(carry.owner), self._exits32, tables.bounds, tables.own, tables.onward,

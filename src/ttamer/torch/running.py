@@ -21,6 +21,7 @@ import torch
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.deciding import Carry, Decider
+from ttamer.torch.host import HostDecider
 from ttamer.torch.placing import autocast, device_of, rows_of, take, to_device
 from ttamer.torch.regrouping import Regrouping, group_sizes
 from ttamer.torch.scores import NO_ANSWER
@@ -243,6 +244,8 @@ def _rows(answers: Answers, rows: Tensor) -> Answers:
 
 def decider_for(tables: Tables, device: torch.device) -> Decider:
     """Return what decides fastest on a device: on a GPU with Triton, a kernel of its own."""
+    if device.type == "cpu":
+        return HostDecider(tables, device)
     if device.type == "cuda" and find_spec("triton") is not None:
         from ttamer.torch.kernel import KernelDecider
 

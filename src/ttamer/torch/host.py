@@ -1,0 +1,97 @@
+"""Decisions on the CPU, with NumPy: for a few rows an operation of PyTorch costs several of its.
+
+:class:`HostDecider` decides as :class:`ttamer.torch.deciding.Decider` does, on the same tables and
+in the same memory, and looks only at the rows that are to be asked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer.torch.deciding import STOP, Carry, Decider, sureness
+from ttamer.torch.scores import NO_ANSWER
+from ttamer.torch.tables import BeliefTables
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from ttamer.torch.tables import Tables
+
+__all__ = ["HostDecider"]
+
+
+class HostDecider(Decider):
+    """Decides by the same tables, on the CPU."""
+
+    def __init__(self, tables: Tables, device: torch.device) -> None:
+        super().__init__(tables, device)
+        self._places = np.array([*tables.exit_of, STOP])  # the last: stopped
+        self._arrays: dict[str, NDArray[Any]] = {
+            name: part.numpy() for name, part in vars(self.tables).items() if hasattr(part, "numpy")
+        }
+
+    def observe(self, carry: Carry, exit_: int, rows: Tensor, logits: Tensor) -> None:
+        """Take in what one exit said of some rows, and move those on that were to be asked."""
+        carry.logits[exit_].index_copy_(0, rows, logits)
+        confidence, prediction = (part.numpy() for part in sureness(logits))
+        places, owners, row = carry.place.numpy(), carry.owner.numpy(), rows.numpy()
+        due = self._places[places[row]] == exit_
+        if not due.all():
+            row, confidence, prediction = row[due], confidence[due], prediction[due]
+        carry.confidence.numpy()[row, exit_] = confidence
+        carry.prediction.numpy()[row, exit_] = prediction
+        carry.asked.numpy()[row] |= np.int64(1) << np.int64(exit_)
+        tables = self._arrays
+        bins = np.searchsorted(tables["bounds"][exit_], confidence.astype(np.float64), "right")
+        bins[np.isnan(confidence)] = 0
+        if isinstance(self.tables, BeliefTables):
+            owners[row], places[row] = self._belief(carry, exit_, row, bins, prediction)
+            return
+        own, best = tables["own"][exit_, bins], carry.best.numpy()
+        before = best[row]
+        owners[row] = np.where(own < before, exit_, owners[row])
+        best[row] = before = np.minimum(own, before)
+        places[row] = tables["onward"][exit_, bins, before]
+
+    def _belief(
+        self,
+        carry: Carry,
+        exit_: int,
+        row: NDArray[np.int64],
+        bins: NDArray[np.intp],
+        prediction: NDArray[np.int32],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Return the owner and the next place of rows, by the belief at each one's step."""
+        tables = self._arrays
+        every_odds, every_lean = carry.odds.numpy(), carry.lean.numpy()
+        every_odds[row, exit_] = tables["levels"][exit_, bins]
+        lean = tables["leans"][exit_, prediction]  # no answer reads the last, and is put right
+        every_lean[row, exit_] = np.where(prediction == NO_ANSWER, 0.0, lean)
+        step = carry.place.numpy()[row]
+        context = tables["context"][step]
+        line = row[:, np.newaxis]
+        odds, lean = every_odds[line, context], every_lean[line, context]
+        said = carry.prediction.numpy()[line, context]
+        own, others = tables["own"][step], tables["others"][step]
+        # Exact in any order: see ttamer.belief.
+        totals = own[:, :, 0] + own[:, :, 1] * odds + own[:, :, 2] * lean
+        if context.shape[1] > 1:
+            odds, lean = odds[:, np.newaxis], lean[:, np.newaxis]
+            agreed = others[..., 0] + others[..., 1] * odds
+            differed = others[..., 2] * odds + others[..., 3] * lean
+            same = said[:, :, np.newaxis] == said[:, np.newaxis]
+            totals += np.where(same, agreed, differed).sum(axis=2)
+        best = totals.argmin(axis=1)  # of equals the first
+        every = np.arange(len(row))
+        state = (tables["edges"][step] <= totals[every, best, np.newaxis]).sum(axis=1)
+        return context[every, best], tables["onward"][step, state]
+
+    def look(self, carry: Carry, rows: Tensor) -> list[int]:
+        """Return how many of the rows are to be asked at each exit."""
+        where = self._places[carry.place.numpy()[rows.numpy()]]
+        counts: list[int] = np.bincount(where + 1, minlength=self.tables.exits + 1)[1:].tolist()
+        return counts
