@@ -55,7 +55,7 @@ class GraphRunner(Runner):
         super().__init__(
             network, policy, classes=classes, precision=precision, regrouping=regrouping
         )
-        if self._device.type != "cuda" or not isinstance(self._decider, KernelDecider):
+        if not isinstance(self._decider, KernelDecider):
             raise ArgumentError("CUDA graphs need a GPU and Triton; use Runner here")
         batch = rows_of(example)
         self._sizes = group_sizes(batch) if sizes is None else sorted({*sizes, batch})

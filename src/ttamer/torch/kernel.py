@@ -78,9 +78,10 @@ class KernelDecider(Decider):
         whole = size <= BLOCK
         block = triton.next_power_of_2(size) if whole else BLOCK
         believed = isinstance(tables, BeliefTables)
+        bit = int(np.int64(1) << np.int64(exit_))
         shape: Any = tables  # the fields of either layout, by name
         _decide[(triton.cdiv(size, block),)](
-            logits, logits.stride(0), logits.stride(1), rows, size, exit_, int(np.int64(1) << np.int64(exit_)), tables.first,
+            logits, logits.stride(0), logits.stride(1), rows, size, exit_, bit, tables.first,
             carry.place, carry.owner, carry.best, carry.confidence, carry.prediction,
             carry.odds, carry.lean, carry.asked, carry.logits, carry.answer,
             len(carry.owner), self._exits32, tables.bounds, tables.own, tables.onward,
