@@ -56,8 +56,10 @@ def test_graphs_decide_as_sessions_do():
     policy = fitted("full", skip=False).at(0.97)
     inputs = evidence(24, seed=9)[0]
     answers = GraphRunner(adding_network(), policy, inputs)(inputs)
-    for row in range(24):
-        assert by_session(policy, answers, row)
+    names = adding_network().names
+    for row, (asked, answer, _) in enumerate(by_session(policy, names, answers)):
+        assert asked == tuple(names[k] for k in torch.nonzero(answers.asked[row])[:, 0])
+        assert answer == names[answers.exit[row]]
 
 
 @pytest.mark.usefixtures("replayed")
