@@ -141,3 +141,16 @@ def test_logit_at_the_extremes_and_between():
     np.testing.assert_allclose(ends, [-most, most, -most, most])
     chances = np.linspace(0.001, 0.999, 99)
     np.testing.assert_allclose(sigmoid(logit(chances)), chances, atol=1e-12)
+
+
+def test_weights_are_shrunk_towards_the_prior():
+    features, outcomes = drawn()
+    prior = np.array([0.0, 1.0, -2.0, 0.5, 0.0])
+    near = fit_logistic(features, outcomes, ridge=1e9, prior=prior)
+    np.testing.assert_allclose(near[1:], prior[1:], atol=1e-4)
+    free = fit_logistic(features, outcomes, ridge=0.0)
+    np.testing.assert_allclose(
+        fit_logistic(features, outcomes, ridge=0.0, prior=prior), free, atol=1e-4
+    )
+    half = fit_logistic(features, outcomes, ridge=50.0, prior=prior)
+    assert ((half - free)[1:] * (prior - free)[1:] > 0).all()

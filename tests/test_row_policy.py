@@ -104,9 +104,7 @@ def test_the_ends_of_the_ladder():
     cheapest, best = solve_rows(problem, found, lost, [0.0, 1.0], width=0.0)
     assert all((table < 0).all() for table in cheapest.choices[:-1])
     assert cheapest.value == pytest.approx(0.1)
-    least = min(
-        followed(found, lost, cuts, 1.0, 0).mean() for cuts in product(range(7), repeat=2)
-    )
+    least = min(followed(found, lost, cuts, 1.0, 0).mean() for cuts in product(range(7), repeat=2))
     assert least - 1e-9 <= best.value <= lost.mean(axis=0).min()
 
 
@@ -133,7 +131,9 @@ def test_few_tradeoffs_at_a_time_come_to_the_same(monkeypatch):
     found, lost, problem = rows_of(4)
     whole = solve_rows(problem, found, lost, TRADEOFFS, width=0.05)
     monkeypatch.setattr("ttamer.row_policy.MOST_CELLS", 2 * lost.size)
-    for one, two in zip(whole, solve_rows(problem, found, lost, TRADEOFFS, width=0.05), strict=True):
+    for one, two in zip(
+        whole, solve_rows(problem, found, lost, TRADEOFFS, width=0.05), strict=True
+    ):
         assert one.value == pytest.approx(two.value)
         for mine, theirs in zip(one.choices, two.choices, strict=True):
             np.testing.assert_array_equal(mine, theirs)

@@ -8,7 +8,9 @@ be wrong: a logistic regression on
 - for every other node of the step, whether it agrees, and how sure it is of that.
 
 X, the least of these, is what the answer in hand loses; its owner is whose answer to return. Recall
-is inside X.
+is inside X. The least of several noisy estimates is too low, the more so the more there are; so an
+answer given by several nodes is judged once, by the one of them that errs least: the others carry
+a weight that lifts them out of reach wherever it agrees.
 
 X is kept as log-odds, and all that goes into it are multiples of ``GRAIN`` of modest size: products
 and sums of such numbers are exact in double precision, whatever their order. So a server in
@@ -23,11 +25,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.isotonic import falling
-from ttamer.logistic import fit_logistic, logit
+from ttamer.logistic import fit_logistic, logit, sigmoid
 from ttamer.quantiser import Quantiser
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -40,16 +42,25 @@ Step = tuple[int, ...]
 
 MOST_CONTEXT = 6
 """Of a longer step only the last so many nodes asked are looked at."""
-LEVELS = 32
 BINS = 128
 """Confidences are told apart in at most so many bins."""
+KNOTS = 10
+"""The log-odds of being wrong bend at most so often over the ranks of confidence ..."""
+STIFFNESS = 3.0
+"""... and so much against bending, ..."""
+CALM = 0.1
+"""... and against leaving the node's own share of wrong answers."""
 GRAIN = 2.0**-12
 MOST_WEIGHT = 256.0
 SURE = -64.0
 """The log-odds of an answer that is right by definition."""
-SHRINKAGE = 4.0
-CLASS_SHRINKAGE = 20.0
-RIDGE = 2.0
+LIFT = 128.0
+"""The log-odds added to an answer that a better node gives too."""
+CLASS_RIDGE = 2.0
+RIDGE = 4.0
+ALONE_RIDGE = 20.0
+"""Where better nodes contradict an answer: such rows are few."""
+ROUNDS = 25
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,44 +126,55 @@ class Belief:
         return features_of(seen, step, answer) @ self.weights[step, answer]
 
 
-def believe(
-    trace: Trace,
-    wrong: NDArray[np.bool_],
-    steps: Sequence[Step],
-    *,
-    like: Belief | None = None,
-) -> Belief:
-    """Fit a belief to a trace; ``like`` is one to start the regressions from."""
+def believe(trace: Trace, wrong: NDArray[np.bool_], steps: Sequence[Step]) -> Belief:
+    """Fit a belief to a trace."""
     nodes = wrong.shape[1]
     sure_last = trace.spec.target == "last"
-    quantiser = Quantiser.fit(trace.confidence, states=LEVELS, method="quantile")
-    states = quantiser.states(trace.confidence)
-    fine = Quantiser.fit(trace.confidence, states=BINS, method="quantile")
-    bins = fine.states(trace.confidence)
+    said = predictions_of(trace)
+    quantiser = Quantiser.fit(trace.confidence, states=BINS, method="quantile")
+    bins = quantiser.states(trace.confidence)
     levels, leans = [], []
     for v in range(nodes):
-        size = quantiser.counts[v]
-        weight = np.bincount(states[:, v], minlength=size).astype(np.float64)
-        share = wrong[:, v].mean()
-        raw = np.bincount(states[:, v], wrong[:, v], minlength=size) + SHRINKAGE * share
-        knots = _means(trace.confidence[:, v], states[:, v], size)
-        odds = logit(falling(raw / (weight + SHRINKAGE), weight + SHRINKAGE))
-        places = _means(trace.confidence[:, v], bins[:, v], fine.counts[v])
-        levels.append(_grained(np.interp(places, knots, odds)))
-        leans.append(_leans(trace, wrong, v))
-    rough = Belief(fine.edges, tuple(levels), tuple(leans), {}, sure_last)
-    seen = rough.evidence(trace.confidence, predictions_of(trace))
+        levels.append(_levels(bins[:, v], wrong[:, v]))
+        own = levels[v][bins[:, v]]
+        leans.append({} if said is None else _leans(said[:, v], own, wrong[:, v]))
+    rough = Belief(quantiser.edges, tuple(levels), tuple(leans), {}, sure_last)
+    seen = rough.evidence(trace.confidence, said)
+    errors = wrong.mean(axis=0)
     weights = {}
     for step in steps:
         for answer in context_of(step):
             if sure_last and answer == nodes - 1:
                 continue
-            key = (step, answer)
-            start = None if like is None else like.weights[key]
+            ranked = sorted(context_of(step), key=errors.__getitem__)  # of equals, the first asked
+            others = [node for node in context_of(step) if node != answer]
+            better = [ranked.index(node) < ranked.index(answer) for node in others]
             features = features_of(seen, step, answer)
-            found = fit_logistic(features, wrong[:, answer], ridge=RIDGE, start=start)
-            weights[key] = _grained(np.clip(found, -MOST_WEIGHT, MOST_WEIGHT))
+            weights[step, answer] = _weights(
+                features, wrong[:, answer], np.flatnonzero(better) if said is not None else []
+            )
     return Belief(rough.bounds, rough.levels, rough.leans, weights, sure_last)
+
+
+def _weights(
+    features: NDArray[np.float64], wrong: NDArray[np.bool_], better: Iterable[int]
+) -> NDArray[np.float64]:
+    """Return the weights of an answer; ``better`` are the other nodes that err less, by place.
+
+    They are shrunk towards what the node knows by itself.
+    """
+    prior = np.zeros(features.shape[1])
+    prior[1:3] = 1.0
+    agree = [3 + 4 * place for place in better]
+    ridge = ALONE_RIDGE if agree else RIDGE
+    alone = ~features[:, agree].any(axis=1)
+    found = prior
+    if alone.any():
+        found = fit_logistic(features[alone], wrong[alone], ridge=ridge, prior=prior)
+    found = np.clip(found, -LIFT, LIFT)
+    for place in agree:
+        found[place : place + 2] = LIFT, 0.0
+    return _grained(found)
 
 
 def context_of(step: Step) -> Step:
@@ -182,27 +204,49 @@ def predictions_of(trace: Trace) -> NDArray[np.int32] | None:
     return None if said is None or said.max(initial=-1) < 0 else said
 
 
-def _leans(trace: Trace, wrong: NDArray[np.bool_], node: int) -> dict[int, float]:
-    said = predictions_of(trace)
-    if said is None:
-        return {}
-    codes = said[:, node]
-    known = codes >= 0
-    count = np.bincount(codes[known], minlength=len(trace.classes))
-    bad = np.bincount(codes[known], wrong[known, node], minlength=len(trace.classes))
-    share = float(np.clip(wrong[:, node].mean(), 1e-6, 1 - 1e-6))
-    shrunk = (bad + CLASS_SHRINKAGE * share) / (count + CLASS_SHRINKAGE)
-    lean = _grained(logit(shrunk) - logit(np.array(share)))
-    return {int(code): float(lean[code]) for code in np.flatnonzero(count)}
+def _levels(bins: NDArray[np.uint8], wrong: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the log-odds of being wrong in each bin of confidence, never rising.
+
+    They are piecewise linear in the log-odds of the rank, by penalised logistic regression: steps
+    would lose the order of confidences within them.
+    """
+    rows = np.bincount(bins).astype(np.float64)
+    bad = np.bincount(bins, wrong)
+    rank = (np.cumsum(rows) - rows / 2) / rows.sum()
+    place = np.log(rank) - np.log1p(-rank)
+    knots = np.linspace(place[0], place[-1], min(KNOTS, len(place)))
+    tents = np.stack([np.interp(place, knots, tent) for tent in np.eye(len(knots))], axis=1)
+    bends = np.diff(np.eye(len(knots)), 2, axis=0)
+    penalty = STIFFNESS * bends.T @ bends + CALM * np.eye(len(knots))
+    share = float(logit(np.array((bad.sum() + 0.5) / (rows.sum() + 1))))
+    height = np.zeros(len(knots))
+    for _ in range(ROUNDS):
+        chance = sigmoid(share + tents @ height)
+        slope = tents.T @ (rows * chance - bad) + penalty @ height
+        bend = (tents * (rows * chance * (1 - chance))[:, np.newaxis]).T @ tents + penalty
+        height -= _modest(np.linalg.solve(bend, slope))
+    most = float(logit(np.array(1.0)))
+    return _grained(np.clip(falling(share + tents @ height, rows), -most, most))
 
 
-def _means(
-    values: NDArray[np.float64], groups: NDArray[np.uint8], count: int
-) -> NDArray[np.float64]:
-    """Return the mean of the values in each group, none of them empty."""
-    scale = float(np.abs(values).max()) or 1.0  # sums must not overflow
-    sums = np.bincount(groups, values / scale, minlength=count)
-    return np.asarray(sums / np.bincount(groups, minlength=count) * scale)
+def _leans(
+    codes: NDArray[np.int32], odds: NDArray[np.float64], wrong: NDArray[np.bool_]
+) -> dict[int, float]:
+    """Return what each predicted class adds to the log-odds that confidence gives."""
+    count = np.bincount(codes + 1)  # the first is no answer
+    lean = np.zeros(len(count))
+    for _ in range(ROUNDS):
+        chance = sigmoid(odds + lean[codes + 1])
+        slope = np.bincount(codes + 1, chance - wrong) + CLASS_RIDGE * lean
+        bend = np.bincount(codes + 1, chance * (1 - chance)) + CLASS_RIDGE
+        lean -= _modest(slope / bend)
+    lean = _grained(lean)
+    return {int(code): float(lean[code + 1]) for code in np.flatnonzero(count[1:])}
+
+
+def _modest(step: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a step of Newton's, cut so that it cannot run away."""
+    return np.clip(step, -2.0, 2.0)
 
 
 def _grained(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,11 +1,13 @@
 """From beliefs to a ladder: X becomes the state of a walk over steps.
 
 A step is the set of nodes asked so far. After each step X is known, the least chance to be wrong of
-any answer in hand; it is quantised, its transitions are counted on the trace, and the problem is
-a walk *without* recall over the steps, since recall is inside X.
+any answer in hand; it is quantised, and the problem is a walk *without* recall over the steps,
+since recall is inside X. The policies are found on the rows of the trace themselves
+(row_policy.py); the transitions counted say what to expect of them.
 
 X is computed for every row by regressions that were not fitted to it (cross-fitting), so that
-what is counted is what will be met on new rows.
+what is counted is what will be met on new rows. What a row would lose by stopping is half what X
+says and half what happened: the one has little spread, the other no bias.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.belief import SURE, Belief, Step, believe, predictions_of
+from ttamer.belief import SURE, Step, believe, predictions_of
 from ttamer.fitted import FittedLadder
 from ttamer.fitted_belief import BeliefFitted
 from ttamer.isotonic import rising
 from ttamer.logistic import sigmoid
 from ttamer.problem import Edge, Node, Problem
 from ttamer.quantiser import edges_of
-from ttamer.solvers import solve_ladder
+from ttamer.row_policy import smoother, solve_rows, width_of
 from ttamer.solvers.blas import one_thread
 
 if TYPE_CHECKING:
@@ -40,8 +42,10 @@ MOST_ANY = 6
 """Up to so many separate models may be asked in any order: 63 steps."""
 WINDOW = 2
 """Of a longer cascade with exits left out, a step is the last so many asked."""
-SHRINKAGE = 4.0
-SMOOTHING = 1.0
+ROWS_PER_STATE = 40
+MOST_STATES = 64
+MOST_WAYS = 64
+"""With more ways on there are half as many states: a file holds a matrix for each."""
 
 
 def steps_of(
@@ -103,14 +107,17 @@ def build_belief(
     steps, ways = steps_of(trace, order)
     with one_thread():
         belief = believe(trace, wrong, steps)
-        least, owner = _cross_fitted(trace, wrong, steps, belief, seed)
-    count = states or int(np.clip(len(trace) // 150, 4, 32))
+        least, owner = _cross_fitted(trace, wrong, steps, seed)
+    most = MOST_STATES if len(ways) <= MOST_WAYS else MOST_STATES // 2
+    count = states or int(np.clip(len(trace) // ROWS_PER_STATE, 4, most))
     edges = [edges_of(least[:, k], states=count, method="quantile") for k in range(len(steps))]
     found = np.stack(
         [np.searchsorted(edges[k], least[:, k], side="right") for k in range(len(steps))], axis=1
     )
-    lost = wrong[np.arange(len(trace))[:, np.newaxis], owner]
-    problem = _problem(trace, steps, ways, [len(own) + 1 for own in edges], found, least, lost)
+    lost = 0.5 * (sigmoid(least) + wrong[np.arange(len(trace))[:, np.newaxis], owner])
+    lost[:, (least == SURE).all(axis=0)] = 0.0  # right by definition
+    width = width_of(len(trace))
+    problem = _problem(trace, steps, ways, found, lost, width)
     fitted = BeliefFitted(
         spec=trace.spec,
         belief=belief,
@@ -121,11 +128,11 @@ def build_belief(
         trace_digest=trace.digest,
         rows=len(trace),
     )
-    return FittedLadder(solve_ladder(problem, tradeoffs, recall=False), fitted)
+    return FittedLadder(solve_rows(problem, found, lost, tradeoffs, width=width), fitted)
 
 
 def _cross_fitted(
-    trace: Trace, wrong: NDArray[np.bool_], steps: Sequence[Step], belief: Belief, seed: int
+    trace: Trace, wrong: NDArray[np.bool_], steps: Sequence[Step], seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
     """Return X and its owner on every row, shape (T, steps), by regressions that did not see it."""
     rows = np.random.default_rng([seed, 2]).permutation(len(trace))
@@ -134,7 +141,7 @@ def _cross_fitted(
     owner = np.empty(least.shape, np.intp)
     for part in np.array_split(rows, FOLDS):
         rest = np.setdiff1d(rows, part)
-        other = believe(trace.take(rest), wrong[rest], steps, like=belief)
+        other = believe(trace.take(rest), wrong[rest], steps)
         seen = other.evidence(trace.confidence[part], None if said is None else said[part])
         for k, step in enumerate(steps):
             least[part, k], owner[part, k] = other.least(seen, step)
@@ -145,40 +152,36 @@ def _problem(
     trace: Trace,
     steps: Sequence[Step],
     ways: Sequence[tuple[int, int, int]],
-    sizes: Sequence[int],
     found: NDArray[np.intp],
-    least: NDArray[np.float64],
-    lost: NDArray[np.bool_],
+    lost: NDArray[np.float64],
+    width: float,
 ) -> Problem:
+    """Build the walk over steps, given the states of X and what stopping loses on every row."""
     names = [" + ".join(trace.names[node] for node in step) for step in steps]
     if len(set(names)) < len(names):
         names = [f"step {k}" for k in range(len(steps))]
-    nodes = []
-    for k, size in enumerate(sizes):
-        weight = np.bincount(found[:, k], minlength=size).astype(np.float64)
-        mean = np.bincount(found[:, k], sigmoid(least[:, k]), minlength=size) / weight
-        share = np.bincount(found[:, k], lost[:, k], minlength=size) + SHRINKAGE * mean
-        losses = rising(share / (weight + SHRINKAGE), weight + SHRINKAGE)
-        if (least[:, k] == SURE).all():
-            losses = np.zeros(size)  # right by definition
-        nodes.append(Node(names[k], losses))
+    counts = [np.bincount(found[:, k]) for k in range(len(steps))]
+    nodes = [
+        Node(names[k], rising(np.bincount(found[:, k], lost[:, k]) / rows, rows.astype(float)))
+        for k, rows in enumerate(counts)
+    ]
     costs = trace.costs.mean(axis=0)
     passing = np.concatenate([[0.0], np.cumsum(trace.spec.passing)])
     edges = []
     for source, target, node in ways:
-        law = np.bincount(found[:, target], minlength=sizes[target]) / len(found)
+        size = len(counts[target])
         if source < 0:
-            rows = law[np.newaxis]
+            table = counts[target][np.newaxis] / len(found)
         else:
-            code = found[:, source] * sizes[target] + found[:, target]
-            table = np.bincount(code, minlength=sizes[source] * sizes[target])
-            rows = table.reshape(sizes[source], sizes[target]) + SMOOTHING * law
-        rows = rows / rows.sum(axis=1, keepdims=True)
+            code = found[:, source] * size + found[:, target]
+            moves = np.bincount(code, minlength=len(counts[source]) * size).reshape(-1, size)
+            table = smoother(counts[source], width) @ (moves / counts[source][:, np.newaxis])
         before = None if source < 0 else names[source]
         cost = float(costs[node])
         if trace.spec.has_passing:  # then exits stand, and are asked, in their order
             last = -1 if source < 0 else steps[source][-1]
             cost += float(passing[node] - passing[last + 1])
+        rows = table / table.sum(axis=1, keepdims=True)
         edges.append(Edge(before, names[target], cost=cost, probabilities=rows))
     return Problem("walk", tuple(nodes), tuple(edges))
 

@@ -42,25 +42,29 @@ def fit_logistic(
     outcomes: NDArray[np.bool_],
     *,
     ridge: float,
+    prior: NDArray[np.float64] | None = None,
     start: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
     """Return weights w so that ``sigmoid(features @ w)`` is the chance of each outcome.
 
     ``features`` has shape (T, d) with a first column of ones, whose weight is not penalised; the
-    others are penalised by ``ridge`` times the square of weight times spread.
+    others are penalised by ``ridge`` times the square of weight times spread. With a ``prior``
+    it is how far a weight is from there that is penalised.
     """
     rows, width = features.shape
     spread = features.std(axis=0)
     spread[0] = 0.0
     penalty = ridge * spread**2 + 1e-9 * rows  # a column without spread keeps a weight near zero
     penalty[0] = 1e-9 * rows
-    weights = np.zeros(width) if start is None else start.copy()
+    middle = np.zeros(width) if prior is None else prior
+    weights = (middle if start is None else start).copy()
     wanted = outcomes.astype(float)
     best = np.inf
     step = np.zeros(width)
     for _ in range(ROUNDS):
         odds = features @ weights
-        loss = float(np.logaddexp(0, odds).sum() - wanted @ odds + 0.5 * penalty @ weights**2)
+        far = weights - middle
+        loss = float(np.logaddexp(0, odds).sum() - wanted @ odds + 0.5 * penalty @ far**2)
         if loss > best + 1e-9 * abs(best):  # too long a step: half of it
             step *= 0.5
             weights = weights - step
@@ -70,7 +74,7 @@ def fit_logistic(
         if settled:
             break
         chances = sigmoid(odds)
-        slope = features.T @ (chances - wanted) + penalty * weights
+        slope = features.T @ (chances - wanted) + penalty * far
         bend = (features * (chances * (1 - chances))[:, np.newaxis]).T @ features
         step = -np.linalg.solve(bend + np.diag(penalty), slope)
         weights = weights + step
