@@ -591,3 +591,16 @@ def test_tables_may_be_given_instead_of_the_policy():
     network, policy = adding_network(), fitted("full", skip=True).at(0.97)
     tables = tables_of(policy, network.names, CLASSES)
     assert_same(Runner(network, tables)(inputs), Runner(network, policy)(inputs))
+
+
+def test_compiled_parts_answer_the_same():
+    """Dynamo traces the parts; what it hands on is run as it is, which takes no compiler."""
+    network, policy = adding_network(), fitted("full", skip=True).at(0.97)
+    inputs, _ = evidence(40, seed=12)
+    plain = Runner(network, policy)(inputs)
+    for part in (*network.segments, *network.exits):
+        part.compile(backend="eager", dynamic=True)
+    compiled = Runner(network, policy)(inputs)
+    assert torch.equal(plain.exit, compiled.exit)
+    assert torch.equal(plain.logits, compiled.logits)
+    assert len(plain.exit.unique()) > 1

@@ -3,6 +3,7 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,6 +20,9 @@ from ttamer.torch.bert_exits import bert, exits_on_bert
 from ttamer.torch.flops import count_flops
 from ttamer.torch.gpt2_exits import exits_on_gpt2, gpt2
 from ttamer.torch.placing import autocast, take
+from ttamer.torch.running import Runner
+from ttamer.torch.scores import scores_of
+from ttamer.torch.tables import threshold_tables
 from ttamer.torch.text import Pooled
 from ttamer.torch.tracing import trace_of
 from ttamer.torch.training import Recipe, train
@@ -279,3 +283,20 @@ def test_without_transformers_the_extra_is_named(monkeypatch):
         bert(classes=2)
     with pytest.raises(MissingExtra, match=r"ttamer\[torch\]"):
         exits_on_gpt2(nn.Identity(), classes=2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_of_any_length_leave_a_batch_as_they_are_done(kind):
+    """Padding and masks travel with their rows: regrouped, every text is answered as if alone."""
+    _, network = build(kind)
+    ids, mask = tokens(width=8, padding=3)
+    with torch.inference_mode():
+        every = [scores_of(logits).confidence for logits in network((ids, mask))]
+    middles = [float(confidence.median()) for confidence in every]
+    runner = Runner(network, threshold_tables(np.array(middles)))
+    answers = runner((ids, mask))
+    assert len(answers.exit.unique()) > 1
+    for row in range(len(ids)):
+        kept = int(mask[row].sum())
+        alone = runner((ids[row : row + 1, :kept], mask[row : row + 1, :kept]))
+        torch.testing.assert_close(answers.logits[row], alone.logits[0], rtol=1e-4, atol=1e-5)
