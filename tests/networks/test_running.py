@@ -604,3 +604,23 @@ def test_compiled_parts_answer_the_same():
     assert torch.equal(plain.exit, compiled.exit)
     assert torch.equal(plain.logits, compiled.logits)
     assert len(plain.exit.unique()) > 1
+
+
+def test_exits_may_compute_in_different_precisions():
+    """Under mixed precision a ramp may return half precision and the head not."""
+
+    class Half(nn.Module):
+        def __init__(self, ramp):
+            super().__init__()
+            self.ramp = ramp
+
+        def forward(self, value):
+            return self.ramp(value).bfloat16()
+
+    network, policy = adding_network(), fitted("full").at(0.97)
+    inputs, _ = evidence(30, seed=3)
+    plain = Runner(network, policy)(inputs)
+    network.exits[1] = Half(network.exits[1])  # the numbers are small and whole: nothing is lost
+    mixed = Runner(network, policy)(inputs)
+    assert torch.equal(plain.exit, mixed.exit)
+    assert torch.equal(plain.logits, mixed.logits)

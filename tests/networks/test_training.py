@@ -367,5 +367,18 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):
 def test_a_checkpoint_of_another_network_is_refused(tmp_path, other):
     path = tmp_path / "run.pt"
     train(build(), data(), recipe(epochs=1), checkpoint=path)
-    with pytest.raises(ArgumentError, match=r"run\.pt: is a checkpoint of another network"):
-        train(build(**other), data(), recipe(epochs=1), checkpoint=path)
+    network = build(**other)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    with pytest.raises(ArgumentError, match=r"run\.pt: is a checkpoint of another network; .* has"):
+        train(network, data(), recipe(epochs=1), checkpoint=path)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_a_loader_that_cannot_be_gone_through_again_is_refused():
+    with pytest.raises(ArgumentError, match="generator does not know how many batches it has"):
+        train(build(), (batch for batch in data()), recipe())
+
+
+def test_a_checkpoint_needs_a_folder_before_the_work_begins(tmp_path):
+    with pytest.raises(ArgumentError, match="there is no folder"):
+        train(build(), data(), recipe(), checkpoint=tmp_path / "nowhere" / "run.pt")

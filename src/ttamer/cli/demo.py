@@ -30,7 +30,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("-o", "--output", default="out", metavar="FOLDER",
                         help="where the report goes (default out)")  # fmt: skip
     parser.add_argument("--live", action="store_true",
-                        help="ask real detectors about what you type (extra [live])")  # fmt: skip
+                        help="ask real detectors about what you type (extra [demo])")  # fmt: skip
     parser.set_defaults(run=run)
 
 

@@ -97,7 +97,7 @@ class Decider:
         """
         due = self._exit_of[carry.place[rows]] == exit_
         confidence, prediction = sureness(logits)
-        carry.logits[exit_].index_copy_(0, rows, logits)
+        carry.logits[exit_].index_copy_(0, rows, logits.to(carry.logits.dtype))
         carry.confidence[rows, exit_] = confidence.where(due, carry.confidence[rows, exit_])
         carry.prediction[rows, exit_] = prediction.where(due, carry.prediction[rows, exit_])
         carry.asked[rows] |= due.long() << exit_

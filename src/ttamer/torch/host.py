@@ -36,7 +36,7 @@ class HostDecider(Decider):
 
     def observe(self, carry: Carry, exit_: int, rows: Tensor, logits: Tensor) -> None:
         """Take in what one exit said of some rows, and move those on that were to be asked."""
-        carry.logits[exit_].index_copy_(0, rows, logits)
+        carry.logits[exit_].index_copy_(0, rows, logits.to(carry.logits.dtype))
         confidence, prediction = (part.numpy() for part in sureness(logits))
         places, owners, row = carry.place.numpy(), carry.owner.numpy(), rows.numpy()
         due = self._places[places[row]] == exit_

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sized
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -97,8 +98,15 @@ def train(
     its length, as PyTorch's loaders do. Where ``checkpoint`` exists, training goes on from it; it
     is written after every epoch.
     """
-    learner = _Learner(network, recipe, len(loader))  # type: ignore[arg-type]
+    if not isinstance(loader, Sized):
+        raise ArgumentError(
+            f"a {type(loader).__name__} does not know how many batches it has, nor can it be gone "
+            "through twice; make a list of it, or use a DataLoader"
+        )
     path = None if checkpoint is None else Path(checkpoint)
+    if path is not None and not path.parent.is_dir():
+        raise ArgumentError(f"{path}: there is no folder {path.parent} to write checkpoints to")
+    learner = _Learner(network, recipe, len(loader))
     if path is not None and path.exists():
         learner.resume(path)
     for epoch in range(learner.epoch, recipe.epochs):
@@ -230,10 +238,18 @@ class _Learner:
                 f"{path}: is a checkpoint of {theirs}, and this is {mine}; use another path, or "
                 "remove it to start anew"
             )
-        try:
-            self.network.load_state_dict(rest["network"])
-        except RuntimeError as error:
-            raise ArgumentError(f"{path}: is a checkpoint of another network: {error}") from None
+        # Compared before anything is loaded: a refused checkpoint must leave the network alone.
+        ours, other = (
+            {name: tuple(value.shape) for name, value in each.items()}
+            for each in (self.network.state_dict(), rest["network"])
+        )
+        if ours != other:
+            odd = sorted(name for name in {*ours, *other} if ours.get(name) != other.get(name))
+            raise ArgumentError(
+                f"{path}: is a checkpoint of another network; {odd[0]} has shape "
+                f"{other.get(odd[0], 'none')} there and {ours.get(odd[0], 'none')} here"
+            )
+        self.network.load_state_dict(rest["network"])
         self.optimiser.load_state_dict(rest["optimiser"])
         self.epoch = rest["epoch"]
         self.losses = rest["losses"]
