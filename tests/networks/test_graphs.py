@@ -39,15 +39,18 @@ def same(one, two):
 
 
 @pytest.mark.usefixtures("replayed")
-@pytest.mark.parametrize("regrouping", [Regrouping.always(), Regrouping.never()], ids=str)
-@pytest.mark.parametrize("tradeoff", [0.8, 0.97, 1.0])
+@pytest.mark.parametrize(
+    ("regrouping", "tradeoff"),
+    [(Regrouping.always(), 0.97), (Regrouping.always(), 1.0), (Regrouping.never(), 0.97)],
+    ids=str,
+)
 def test_graphs_answer_as_a_plain_runner_does(regrouping, tradeoff):
     network, policy = adding_network(), fitted("full", skip=True).at(tradeoff)
-    batches = [evidence(rows, seed=seed, broken=0.1)[0] for seed, rows in enumerate([20, 20, 7, 1])]
+    batches = [evidence(rows, seed=seed, broken=0.1)[0] for seed, rows in enumerate([20, 7, 1])]
     runner = GraphRunner(network, policy, batches[0], regrouping=regrouping)
     assert runner.batch == 20
     plain = Runner(network, policy)
-    for batch in (*batches, *batches):  # what a batch leaves behind must not matter to the next
+    for batch in (*batches, batches[0]):  # what a batch leaves behind must not matter to the next
         same(plain(batch), runner(batch))
 
 

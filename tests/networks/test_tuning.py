@@ -30,6 +30,12 @@ def made(asking, *, batch=4, segment=1.0):
     )
 
 
+@pytest.fixture(autouse=True)
+def few_rungs(monkeypatch):
+    """Fewer tradeoffs than a user would want: the tests are of the search, not of the fit."""
+    monkeypatch.setattr(tuning, "RUNGS", 6)
+
+
 @pytest.fixture(scope="module")
 def trace():
     return trace_of(adding_network(), [evidence(1500, seed=0)])
