@@ -20,6 +20,7 @@ Python, a batch in NumPy and a kernel on a GPU come to the same X, and decide al
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -95,14 +96,14 @@ class Belief:
         """Whether it was fitted to rows with predictions."""
         return any(self.leans)
 
+    @cached_property
+    def _quantiser(self) -> Quantiser:
+        return Quantiser(self.bounds)
+
     def evidence(self, confidence: NDArray[np.float64], said: NDArray[np.int32] | None) -> Evidence:
         """Return what the regressions see of rows, shape (T, n) each; -1 is no answer."""
-        columns = []
-        for v, bounds in enumerate(self.bounds):
-            level = np.searchsorted(bounds, confidence[:, v], side="right")
-            level[np.isnan(confidence[:, v])] = 0
-            columns.append(self.levels[v][level])
-        odds = np.stack(columns, axis=1)
+        bins = self._quantiser.states(confidence)
+        odds = np.stack([levels[bins[:, v]] for v, levels in enumerate(self.levels)], axis=1)
         lean = np.zeros(odds.shape)
         if said is not None and said.size:
             for v, leans in enumerate(self.leans):

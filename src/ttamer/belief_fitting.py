@@ -166,7 +166,6 @@ def _problem(
         for k, rows in enumerate(counts)
     ]
     costs = trace.costs.mean(axis=0)
-    passing = np.concatenate([[0.0], np.cumsum(trace.spec.passing)])
     edges = []
     for source, target, node in ways:
         size = len(counts[target])
@@ -180,7 +179,7 @@ def _problem(
         cost = float(costs[node])
         if trace.spec.has_passing:  # then exits stand, and are asked, in their order
             last = -1 if source < 0 else steps[source][-1]
-            cost += float(passing[node] - passing[last + 1])
+            cost += trace.spec.passed(last, node)
         rows = table / table.sum(axis=1, keepdims=True)
         edges.append(Edge(before, names[target], cost=cost, probabilities=rows))
     return Problem("walk", tuple(nodes), tuple(edges))

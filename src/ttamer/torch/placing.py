@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ttamer.torch.early_exit import Value
 
-__all__ = ["Precision", "autocast", "device_of", "rows_of", "take", "to_device"]
+__all__ = ["Precision", "autocast", "device_of", "rows_of", "take", "to_device", "wait"]
 
 Precision = Literal["fp32", "bf16"]
 
@@ -45,6 +45,12 @@ def to_device(value: Value, device: torch.device) -> Value:
             f"inputs must be a tensor, or a tuple of tensors, not {type(value).__name__}"
         )
     return tuple(tensor.to(device, non_blocking=True) for tensor in value)
+
+
+def wait(device: torch.device | None = None) -> None:
+    """Let the host wait until a GPU is done: the one named, or the current one if there is any."""
+    if torch.cuda.is_available() and (device is None or device.type == "cuda"):
+        torch.cuda.synchronize(device)
 
 
 def rows_of(value: Value) -> int:

@@ -21,7 +21,7 @@ import torch
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.costs import Costs
-from ttamer.torch.placing import autocast, device_of, rows_of, take, to_device
+from ttamer.torch.placing import autocast, device_of, rows_of, take, to_device, wait
 from ttamer.torch.regrouping import Regrouping, group_sizes
 from ttamer.torch.running import Runner
 from ttamer.torch.tables import threshold_tables
@@ -128,7 +128,6 @@ def profile(
         raise ArgumentError("CUDA graphs need a network on a GPU")
     groups = tuple(sorted({*sizes, *group_sizes(sizes[-1], least=sizes[-1] // 16)}))
     table: tuple[list[tuple[float, ...]], list[tuple[float, ...]]] = ([], [])
-    regroup = 0.0
     with autocast(device, precision):
         for size in groups:
             if progress is not None:
@@ -138,7 +137,7 @@ def profile(
             table[0].append(parts.segments())
             if size in sizes:
                 table[1].append(parts.asking(precision))
-            regroup = parts.regrouping()
+        regroup = parts.regrouping()  # of the largest
     segments, asking = (tuple(zip(*rows, strict=True)) for rows in table)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return Profile(network.names, sizes, groups, segments, asking, regroup, name, precision, graphs)
@@ -168,7 +167,7 @@ class _Parts:
 
         def run_full() -> None:
             full(value)
-            _wait(self._device)
+            wait(self._device)
 
         alone = timed(run_full, self._device)
         times = []
@@ -234,11 +233,6 @@ def full_run(
     return full_graph(network, example, precision=precision)
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def timed(work: Callable[[], object], device: torch.device) -> float:
     """Return how long work takes when it is done again and again: the median of a few timings."""
 
@@ -246,8 +240,7 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
         start = time.perf_counter()
         for _ in range(repeats):
             work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait(device)
         return (time.perf_counter() - start) / repeats
 
     once(2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -37,7 +38,7 @@ def transformers() -> Any:
         raise MissingExtra("transformers", "torch") from None
 
 
-class Embed(nn.Module):
+class Embed(nn.Module, ABC):
     """Token ids to hidden states; ``longest`` is how many positions the model knows."""
 
     def __init__(self, *, longest: int) -> None:
@@ -64,9 +65,9 @@ class Embed(nn.Module):
             )
         return self.embed(ids), mask.bool()
 
+    @abstractmethod
     def embed(self, ids: Tensor) -> Tensor:
         """Return hidden states; each model has its own way."""
-        raise NotImplementedError
 
 
 class Layer(nn.Module):

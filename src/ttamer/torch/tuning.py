@@ -18,7 +18,7 @@ import torch
 
 from ttamer.errors import ArgumentError
 from ttamer.fitting import fit
-from ttamer.torch.placing import rows_of
+from ttamer.torch.placing import rows_of, wait
 from ttamer.torch.profiling import full_run, profile, runner_for
 from ttamer.torch.regrouping import group_sizes
 from ttamer.trace_nodes import restrict
@@ -251,13 +251,13 @@ def time_batches(
     for _ in range(max(1, warm_ups // len(batches))):
         for batch in list(batches):
             run(batch)
-    _wait()
+    wait()
     seconds, rows = [], 0
     for _ in range(repeats):
         for batch in batches:
             start = time.perf_counter()
             run(batch)
-            _wait()
+            wait()
             seconds.append(time.perf_counter() - start)
             rows += rows_of(batch)
     usual = np.sort(seconds)[: max(1, int(0.99 * len(seconds)))]
@@ -270,7 +270,7 @@ def time_batches(
 
 
 def _tradeoffs() -> list[float]:
-    """Return tradeoffs that price the whole network from a hundredth of an error to ten."""
+    """Return tradeoffs that price the whole network from a hundredth of an error to three."""
     prices = np.geomspace(0.01, 3.0, RUNGS)
     return sorted(float(1 / (1 + price)) for price in prices)
 
@@ -279,8 +279,3 @@ def _split(value: Value, size: int) -> list[Value]:
     if isinstance(value, torch.Tensor):
         return list(torch.split(value, size))
     return list(zip(*(torch.split(tensor, size) for tensor in value), strict=True))
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

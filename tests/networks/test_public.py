@@ -1,0 +1,35 @@
+"""The names of ``ttamer.torch``: frozen, and each of them there."""
+
+from ttamer import torch as exits
+
+NAMES = [
+    "Answers",
+    "Costs",
+    "EarlyExit",
+    "GraphRunner",
+    "Profile",
+    "Recipe",
+    "Recommendation",
+    "Regrouping",
+    "Runner",
+    "bert",
+    "count_flops",
+    "exits_on_bert",
+    "exits_on_gpt2",
+    "exits_on_vgg",
+    "folded",
+    "gpt2",
+    "pooled_ramp",
+    "profile",
+    "recommend",
+    "threshold_tables",
+    "trace_of",
+    "train",
+    "vgg",
+]
+
+
+def test_the_public_names():
+    assert exits.__all__ == NAMES == dir(exits)
+    for name in NAMES:
+        assert callable(getattr(exits, name))
