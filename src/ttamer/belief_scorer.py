@@ -51,11 +51,18 @@ class Scorer:
         return bisect_right(self._edges[step], least)
 
     def least(
-        self, step: int, odds: list[float], lean: list[float], said: list[int]
+        self,
+        step: int,
+        odds: list[float],
+        lean: list[float],
+        said: list[int],
+        failed: tuple[int, ...] = (),
     ) -> tuple[float, int]:
-        """Return X as log-odds, and whose answer it is."""
+        """Return X as log-odds, and whose answer it is; those who failed have none."""
         best, owner = float("inf"), -1
         for answer, own, others in self._terms[step]:
+            if answer in failed:
+                continue
             if not own:
                 total = SURE
             else:

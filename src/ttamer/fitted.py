@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer.capped import CappedSession
 from ttamer.errors import ArgumentError, ObservationError
 from ttamer.replay import Played
 from ttamer.replay_states import play_states
@@ -87,9 +88,17 @@ class FittedPolicy:
         states: Any = self.fitted.states(trace)
         return self.fitted.played(self.policy, states)
 
-    def session(self) -> FittedSession | BeliefSession:
-        """Start deciding for one input."""
-        return self.fitted.session(self.policy)
+    def session(
+        self, *, max_cost: float | None = None, key: str | int | None = None
+    ) -> FittedSession | BeliefSession | CappedSession:
+        """Start deciding for one input.
+
+        With ``max_cost`` nobody is asked who would take the cost above it. ``key`` matters to
+        mixtures alone, and is taken so that all policies can be told the same things.
+        """
+        del key
+        turn = self.fitted.session(self.policy)
+        return turn if max_cost is None else CappedSession(turn, max_cost)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +176,25 @@ class FittedSession:
             ) from None
         self.unclear += confidence != confidence
         session.observe(state)
+
+    def fail(self) -> None:
+        """Say that ``next`` was asked and gave no answer, and move on."""
+        self._session.fail()
+
+    def start_with(self, node: str) -> None:
+        """Ask this one of ``starts`` first, whatever the policy says."""
+        self._session.start_with(self._session.names.index(node))
+
+    @property
+    def starts(self) -> dict[str, float]:
+        """The nodes that may be asked first, and what each costs."""
+        names = self._session.names
+        return {names[node]: cost for node, cost in self._session.starts.items()}
+
+    @property
+    def price(self) -> float:
+        """What asking ``next`` costs, in the cascade's units; 0 once stopped."""
+        return self._session.price
 
     @property
     def next(self) -> str | None:

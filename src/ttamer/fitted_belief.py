@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ttamer.errors import ArgumentError, ObservationError, TraceError
 from ttamer.logistic import sigmoid
 from ttamer.replay import Played
 from ttamer.replay_states import play_states
-from ttamer.session import Explanation
+from ttamer.session import Explanation, LastAnswerSession
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ttamer.belief import Belief, Step
     from ttamer.cascade_spec import CascadeSpec
     from ttamer.policy import Policy
-    from ttamer.session import Session
     from ttamer.trace import Trace
+    from ttamer.walk_policy import WalkPolicy
 
 __all__ = ["BeliefFitted", "BeliefSession"]
 
@@ -63,7 +63,7 @@ class BeliefFitted:
 
     def session(self, policy: Policy) -> BeliefSession:
         """Start deciding for one input."""
-        return BeliefSession(self, policy.session())
+        return BeliefSession(self, LastAnswerSession(cast("WalkPolicy", policy)))
 
     @cached_property
     def scorer(self) -> Scorer:
@@ -112,10 +112,10 @@ class BeliefSession:
         turn.answer                                        # whose answer to return
     """
 
-    __slots__ = ("_asked", "_fitted", "_lean", "_least", "_odds", "_owner", "_said", "_session",
-                 "_unknown", "unclear")  # fmt: skip
+    __slots__ = ("_asked", "_failed", "_fitted", "_lean", "_least", "_odds", "_owner", "_said",
+                 "_session", "_unknown", "unclear")  # fmt: skip
 
-    def __init__(self, fitted: BeliefFitted, session: Session) -> None:
+    def __init__(self, fitted: BeliefFitted, session: LastAnswerSession) -> None:
         count = len(fitted.spec.names)
         self._fitted = fitted
         self._session = session
@@ -125,7 +125,8 @@ class BeliefSession:
         self._said = [-1] * count
         self._unknown: dict[str, int] = {}
         self._owner = -1
-        self._least = 0.0
+        self._least = float("inf")
+        self._failed: tuple[int, ...] = ()
         self.unclear = 0
         """How many confidences were not a number, and counted as the least sure."""
 
@@ -162,8 +163,38 @@ class BeliefSession:
             self._lean[node] = scorer.leans[node].get(code, 0.0)
         self._asked.append(node)
         step = self._session.number
-        self._least, self._owner = scorer.least(step, self._odds, self._lean, self._said)
+        self._least, self._owner = scorer.least(
+            step, self._odds, self._lean, self._said, self._failed
+        )
         self._session.observe(scorer.state(step, self._least))
+
+    def fail(self) -> None:
+        """Say that ``next`` was asked and gave no answer, and move on.
+
+        What is known of the answers in hand stays as it was.
+        """
+        node = self._next_node()
+        if node < 0:
+            raise ObservationError("the session has stopped: start a new one")
+        scorer, step = self._fitted.scorer, self._session.number
+        self._odds[node] = scorer.odds(node, float("nan"))
+        self._failed = (*self._failed, node)
+        self._asked.append(node)
+        self._session.observe(scorer.state(step, self._least))
+        if self._owner < 0:
+            self._session.go_on()
+
+    def start_with(self, node: str) -> None:
+        """Ask this one of ``starts`` first, whatever the policy says."""
+        number = self._fitted.spec.names.index(node)
+        self._session.start_with(self._fitted.steps.index((number,)))
+
+    @property
+    def starts(self) -> dict[str, float]:
+        """The nodes that may be asked first, and what each costs."""
+        spec, steps = self._fitted.spec, self._fitted.steps
+        nodes = [steps[step][0] for step in self._session.starts]
+        return {spec.names[node]: self._fare(-1, node) for node in nodes}
 
     def _next_node(self) -> int:
         step = self._session.number
@@ -199,6 +230,16 @@ class BeliefSession:
         last = self._asked[-1] if self._asked else -1
         passed = [node for node in range(last) if node not in self._asked]
         return float(spec.costs[self._asked].sum() + spec.passing[passed].sum())
+
+    @property
+    def price(self) -> float:
+        """What asking ``next`` costs, in the cascade's units; 0 once stopped."""
+        node = self._next_node()
+        return 0.0 if node < 0 else self._fare(self._asked[-1] if self._asked else -1, node)
+
+    def _fare(self, last: int, node: int) -> float:
+        spec = self._fitted.spec
+        return float(spec.costs[node]) + (spec.passed(last, node) if spec.has_passing else 0.0)
 
     def _chance(self) -> str:
         """Say how likely the answer in hand is wrong."""

@@ -79,8 +79,26 @@ class Session(ABC):
         """Say which state ``next`` was seen in, and move on."""
 
     @abstractmethod
+    def fail(self) -> None:
+        """Say that ``next`` was asked and gave no answer, and move on.
+
+        It counts as seen in its worst state, and its answer is never returned. While there is no
+        answer in hand, somebody is asked as long as somebody is left.
+        """
+
+    @abstractmethod
+    def start_with(self, node: int) -> None:
+        """Ask this one of ``starts`` first, whatever the policy says."""
+
+    @abstractmethod
     def explain(self) -> Explanation:
         """Say why the session stands where it stands."""
+
+    @property
+    def starts(self) -> dict[int, float]:
+        """The nodes that may be asked first, by number, and what each costs."""
+        problem = self._policy.problem
+        return {problem.ends[e][1]: problem.edges[e].cost for e in problem.starts}
 
     def observe_loss(self, loss: float) -> None:
         """Say which loss ``next`` was seen with, where no two of its states share it."""
@@ -93,6 +111,11 @@ class Session(ABC):
                 f"state's number, or one of its losses, {', '.join(map(repr, losses))}"
             )
         self.observe(losses.index(loss))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The nodes of the problem, in order."""
+        return self._policy.problem.names
 
     @property
     def number(self) -> int:
@@ -117,13 +140,25 @@ class Session(ABC):
     @property
     def cost(self) -> float:
         """What they cost, in the problem's units."""
-        problem, total, last = self._policy.problem, 0.0, -1
+        total, last = 0.0, -1
         for node, _ in self._path:
-            from_last = [e for e in problem.incoming[node] if problem.ends[e][0] == last]
-            edge = from_last[0] if problem.moves == "walk" else problem.incoming[node][0]
-            total += problem.edges[edge].cost
+            total += self._fare(last, node)
             last = node
         return total
+
+    @property
+    def price(self) -> float:
+        """What asking ``next`` costs; 0 once stopped."""
+        if self.next is None:
+            return 0.0
+        return self._fare(self._path[-1][0] if self._path else -1, self._node)
+
+    def _fare(self, last: int, node: int) -> float:
+        problem = self._policy.problem
+        edges = problem.incoming[node]
+        if problem.moves == "walk":
+            edges = tuple(e for e in edges if problem.ends[e][0] == last)
+        return problem.edges[edges[0]].cost
 
     def _ended(self) -> ObservationError:
         return ObservationError(
@@ -151,6 +186,10 @@ class Session(ABC):
         else:
             why = f"the answer of {answer!r} loses {loses}, at or below {index:.4g}: stop"
         return Explanation(self.next, answer, best, index, why)
+
+    def _worst(self) -> int:
+        """The state of ``next`` that loses most."""
+        return int(self._policy.problem.nodes[self._node].losses.argmax())
 
     def _last(self) -> tuple[str | None, int]:
         """The node asked last and its state."""
@@ -192,6 +231,19 @@ class WalkSession(Session):
         self._path.append((node, state))
         self.next = self._names[following]
 
+    def fail(self) -> None:
+        """Say that ``next`` was asked and gave no answer, and move on."""
+        if self.next is None:
+            raise self._ended()
+        node, state = self._node, self._worst()
+        self._node = self._tables[node][1][state][self._best]
+        self._path.append((node, state))
+        self.next = self._names[self._node]
+
+    def start_with(self, node: int) -> None:
+        """Ask this one of ``starts`` first, whatever the policy says."""
+        self._node, self.next = node, self._names[node]
+
     def explain(self) -> Explanation:
         """Say why the session stands where it stands."""
         after, state = self._last()
@@ -226,6 +278,24 @@ class LastAnswerSession(Session):
         self._answer = node if answers else -1
         self._path.append((node, state))
         self.next = self._names[following]
+
+    def fail(self) -> None:
+        """Say that ``next`` was asked and gave no answer, and move on."""
+        if self.next is None:
+            raise self._ended()
+        self.observe(self._worst())
+        self._answer = -1
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Where the policy stops, ask whom it would rather ask, if anybody is left."""
+        if self.next is None:
+            self._node = self._policy.onward(*self._path[-1])
+            self.next = self._names[self._node]
+
+    def start_with(self, node: int) -> None:
+        """Ask this one of ``starts`` first, whatever the policy says."""
+        self._node, self.next = node, self._names[node]
 
     def explain(self) -> Explanation:
         """Say why the session stands where it stands."""
@@ -280,6 +350,25 @@ class IndexSession(Session):
         self._path.append((node, state))
         self._node = following
         self.next = self._names[following]
+
+    def fail(self) -> None:
+        """Say that ``next`` was asked and gave no answer, and move on."""
+        if self.next is None:
+            raise self._ended()
+        best, answer = self._best, self._answer
+        self._best = -INFINITY  # no loss is below it
+        self.observe(self._worst())
+        self._best, self._answer = best, answer
+        least = min(self._roots[-1], *self._below) if self._below else self._roots[-1]
+        self._node = least[1] if best > least[0] else -1
+        self.next = self._names[self._node]
+
+    def start_with(self, node: int) -> None:
+        """Ask this one of ``starts`` first, whatever the policy says."""
+        first = next(root for root in self._roots if root[1] == node)
+        self._roots.remove(first)
+        self._roots.append(first)  # the one to ask stands last; the others keep their order
+        self._node, self.next = node, self._names[node]
 
     def explain(self) -> Explanation:
         """Say why the session stands where it stands."""

@@ -107,6 +107,13 @@ class WalkPolicy(Policy):
             return float(self._indices[self.problem.ends[edges[0]][1]][state])
         return float(self.threshold(after)[state])
 
+    def onward(self, place: int, state: int) -> int:
+        """Return whom to ask next at a place if stopping is no choice, without recall; or -1."""
+        edges = self.problem.outgoing[place]
+        if not edges:
+            return STOP
+        return self.problem.ends[min(edges, key=lambda edge: self._onward(edge, state))][1]
+
     @cached_property
     def layout(self) -> Layout:
         """The tables as a session reads them."""
