@@ -51,6 +51,12 @@ def tree():
     )
 
 
+def with_promise():
+    ladder = fit(answering_trace(90), belief="calibrated", order="skip", states=3,
+                 tradeoffs=[0.5, 0.9, 1.0], hold_out=0.3)  # fmt: skip
+    return ladder.promising(ladder.for_error(0.9))
+
+
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
     """Sound files, as bytes."""
@@ -63,6 +69,7 @@ def sound(tmp_path_factory):
                    tradeoffs=[0.9]),
         "passing": fit(passing_trace(60), belief="calibrated", states=3, tradeoffs=[0.9]),
         "belief": build_belief(answering_trace(60), np.array([0.9]), states=3),
+        "record": with_promise(),
     }  # fmt: skip
     path = tmp_path_factory.mktemp("sound") / "file.ttamer"
     files = {}

@@ -45,9 +45,11 @@ if TYPE_CHECKING:
     from ttamer.grid import LossGrid
     from ttamer.index_policy import IndexPolicy
     from ttamer.ladder import Ladder
+    from ttamer.mixture import Mixture
     from ttamer.play.future import Future
     from ttamer.policy import Policy
     from ttamer.problem import Edge, Node, Problem
+    from ttamer.promise import Promise
     from ttamer.session import Explanation, Session
     from ttamer.simulation import Simulation, simulate
     from ttamer.solvers import solve, solve_ladder
@@ -79,9 +81,11 @@ _HOMES = {
     "ttamer.grid": ("LossGrid",),
     "ttamer.index_policy": ("IndexPolicy",),
     "ttamer.ladder": ("Ladder",),
+    "ttamer.mixture": ("Mixture",),
     "ttamer.play.future": ("Future",),
     "ttamer.policy": ("Policy",),
     "ttamer.problem": ("Edge", "Node", "Problem"),
+    "ttamer.promise": ("Promise",),
     "ttamer.session": ("Explanation", "Session"),
     "ttamer.simulation": ("Simulation", "simulate"),
     "ttamer.solvers": ("solve", "solve_ladder"),
@@ -107,12 +111,14 @@ __all__ = [
     "Ladder",
     "LossGrid",
     "MissingExtra",
+    "Mixture",
     "Node",
     "ObservationError",
     "Optima",
     "Policy",
     "Problem",
     "ProblemError",
+    "Promise",
     "Result",
     "Session",
     "Simulation",

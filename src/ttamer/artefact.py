@@ -19,12 +19,14 @@ from ttamer._version import __version__
 from ttamer.artefact_belief import describe_belief, restore_belief
 from ttamer.artefact_fit import describe_fit, restore_fit
 from ttamer.artefact_layout import DTYPES, VERSION, pack, read, write
+from ttamer.artefact_record import describe_record, restore_record
 from ttamer.artefact_rules import TABLES, Saved, check, cut
 from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError
 from ttamer.fitted import FittedLadder, FittedPolicy
 from ttamer.fitted_belief import BeliefFitted
 from ttamer.index_policy import IndexPolicy
 from ttamer.ladder import Ladder
+from ttamer.mixture import Mixture
 from ttamer.policy import Policy
 from ttamer.walk_policy import WalkPolicy
 
@@ -35,7 +37,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.fitted import Fitted
+    from ttamer.held_out import HeldOut
     from ttamer.problem import Problem
+    from ttamer.promise import Promise
+    from ttamer.rungs import Rungs
 
 __all__ = ["inspect", "load", "save"]
 
@@ -70,7 +75,8 @@ def save(
     """
     header, arrays = _describe(policy, dict(notes or {}))
     try:
-        _checked(header, arrays)
+        _, fitted = _checked(header, arrays)
+        _record(header, arrays, fitted)
         parts = pack(header, arrays)
     except ArtefactDamaged as error:
         raise ArgumentError(f"this cannot be saved: {_shown(error)}") from None
@@ -93,9 +99,10 @@ def load(path: str | os.PathLike[str]) -> Savable:
         contents = read(path)
         saved, fitted = _checked(contents.header, contents.arrays)
         policies = _policies(saved)
+        record = _record(contents.header, contents.arrays, fitted)
     if saved.kind == "ladder":
         ladder = Ladder(policies)
-        return ladder if fitted is None else FittedLadder(ladder, fitted)
+        return ladder if fitted is None else FittedLadder(ladder, fitted, *record)
     return policies[0] if fitted is None else FittedPolicy(policies[0], fitted)
 
 
@@ -134,7 +141,24 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
     }
     if fitted is not None:
         facts["fit"] = {**fitted.plan, "rows": fitted.rows, "trace": fitted.trace_digest}
+        with _about(path):
+            rungs, held, promises = _record(contents.header, contents.arrays, fitted)
+        if rungs is not None:
+            facts["rungs"] = {"errors": rungs.errors.tolist(), "costs": rungs.costs.tolist()}
+            facts["held_out"] = held and {"rows": held.rows, "trace": held.trace_digest}
+            facts["promises"] = [str(each) for each in promises]
     return facts
+
+
+def _record(
+    header: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
+    fitted: Fitted | BeliefFitted | None,
+) -> tuple[Rungs | None, HeldOut | None, tuple[Promise, ...]]:
+    """Return how the policies of a ladder did, where the file says."""
+    if fitted is None or "record" not in header:
+        return None, None, ()
+    return restore_record(header["record"], arrays, arrays["tradeoffs"].size, fitted.spec.names)
 
 
 def _checked(
@@ -180,7 +204,15 @@ def _describe(
             header["belief"], more = describe_belief(given.fitted)
         else:
             header["fit"], more = describe_fit(given.fitted)
+        if isinstance(given, FittedLadder) and given.rungs is not None:
+            header["record"], record = describe_record(given)
+            more = {**more, **record}
         return header, {**arrays, **{name: _stored(name, array) for name, array in more.items()}}
+    if isinstance(given, Mixture):
+        raise ArgumentError(
+            "a mixture is two policies of a ladder: save the ladder, and ask it again once loaded "
+            "(for_budget, for_error, for_drop; ladder.promising keeps a promise in the file)"
+        )
     if not isinstance(given, Policy | Ladder):
         raise ArgumentError(f"a policy or a ladder can be saved, not a {type(given).__name__}")
     for word in (*notes, *notes.values()):

@@ -43,8 +43,12 @@ MORE_ARRAYS = {
     ),
 }
 """What a fit adds, by its field of the header; artefact_fit and artefact_belief check it."""
-OPTIONAL_ARRAYS = {"fit": ("fit_passing",), "belief": ("belief_passing",)}
-"""What a fit may add: only where the nodes of its cascade are passed at a cost."""
+OPTIONAL_ARRAYS = {
+    "fit": ("fit_passing",),
+    "belief": ("belief_passing",),
+    "record": ("record_rungs", "record_held", "record_promises"),
+}
+"""What a fit may add, where the nodes of its cascade are passed at a cost; and the record."""
 TABLES = {"precedence": ("sigma",), "walk": ("choices", "phi")}
 """The tables of a policy, by the kind of moves."""
 
@@ -71,6 +75,8 @@ def check(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Save
     fits = tuple(name for name in MORE_ARRAYS if name in header)
     if len(fits) > 1:
         raise ArtefactDamaged("the header has two fits")
+    if fits and "record" in header and header.get("kind") == "ladder":
+        fits = (*fits, "record")
     fields_of(header, "the header", ("kind", "problem", "provenance", "recall", *fits))
     kind, recall = header["kind"], header["recall"]
     if kind not in ("policy", "ladder"):
@@ -92,7 +98,7 @@ def check(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Save
         raise ArtefactDamaged(f"the moves must be 'precedence' or 'walk', not {moves!r}")
     if moves == "precedence" and not recall:
         raise ArtefactDamaged("a policy under precedence always has recall, and recall is false")
-    more = tuple(array for name in fits for array in MORE_ARRAYS[name])
+    more = tuple(array for name in fits for array in MORE_ARRAYS.get(name, ()))
     more += tuple(a for name in fits for a in OPTIONAL_ARRAYS.get(name, ()) if a in arrays)
     fields_of(arrays, "the list of arrays", (*NUMBERS, *TABLES[moves], *more))
     for name, array in arrays.items():

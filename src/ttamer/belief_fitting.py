@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.belief import SURE, Step, believe, predictions_of
+from ttamer.evaluation import measure
 from ttamer.fitted import FittedLadder
 from ttamer.fitted_belief import BeliefFitted
 from ttamer.isotonic import rising
@@ -25,6 +26,7 @@ from ttamer.logistic import sigmoid
 from ttamer.problem import Edge, Node, Problem
 from ttamer.quantiser import edges_of
 from ttamer.row_policy import smoother, solve_rows, width_of
+from ttamer.rungs import Rungs
 from ttamer.solvers.blas import one_thread
 
 if TYPE_CHECKING:
@@ -128,7 +130,12 @@ def build_belief(
         trace_digest=trace.digest,
         rows=len(trace),
     )
-    return FittedLadder(solve_rows(problem, found, lost, tradeoffs, width=width), fitted)
+    ladder = solve_rows(problem, found, lost, tradeoffs, width=width)
+    states_met = (found.astype(np.uint8), owner)
+    played = [fitted.played(policy, states_met) for policy in ladder]
+    met = [measure(each, trace, resamples=0) for each in played]
+    rungs = Rungs(np.array([each.error for each in met]), np.array([each.cost for each in met]))
+    return FittedLadder(ladder, fitted, rungs)
 
 
 def _cross_fitted(

@@ -6,6 +6,7 @@ They decide for traces (:meth:`FittedPolicy.play`) and for single inputs
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ import numpy as np
 
 from ttamer.capped import CappedSession
 from ttamer.errors import ArgumentError, ObservationError
+from ttamer.held_out import HeldOut
+from ttamer.mixture import Mixture
+from ttamer.promise import make_promise
 from ttamer.replay import Played
 from ttamer.replay_states import play_states
 
@@ -25,7 +29,9 @@ if TYPE_CHECKING:
     from ttamer.fitted_belief import BeliefFitted, BeliefSession
     from ttamer.ladder import Ladder
     from ttamer.policy import Policy
+    from ttamer.promise import Kind, Promise
     from ttamer.quantiser import Quantiser
+    from ttamer.rungs import Mix, Rungs
     from ttamer.session import Explanation, Session
     from ttamer.trace import Trace
 
@@ -107,6 +113,12 @@ class FittedLadder:
 
     ladder: Ladder
     fitted: Fitted | BeliefFitted
+    rungs: Rungs | None = None
+    """What each policy does on rows it was not fitted to, by cross-fitting."""
+    held: HeldOut | None = None
+    """What they did on rows held out, on which promises are tested."""
+    promises: tuple[Promise, ...] = ()
+    """The promises made so far: they are saved with the ladder."""
 
     def __len__(self) -> int:
         return len(self.ladder)
@@ -128,6 +140,98 @@ class FittedLadder:
     def at(self, tradeoff: float) -> FittedPolicy:
         """Return the policy solved for the nearest tradeoff."""
         return FittedPolicy(self.ladder.at(tradeoff), self.fitted)
+
+    def for_budget(self, cost: float, *, seed: int = 0) -> Mixture:
+        """Return what errs least at so much cost per input, in expectation exactly.
+
+        Two neighbouring policies are mixed: each input is given to one of them, drawn by the seed
+        and the key of the input (``policy.session(key=...)``).
+        """
+        rungs = self.require_rungs()
+        return self._mixed(rungs.for_budget(cost), seed)
+
+    def for_error(
+        self, at_most: float, *, confidence: float = 0.95, on: Trace | None = None, seed: int = 0
+    ) -> Mixture:
+        """Return the cheapest mixture whose error is at most so much, with this confidence.
+
+        It is tested on the rows held out from the fit (``hold_out``), or on those given. Where the
+        promise cannot be certified, the safest policy is returned and its ``promise`` says so, and
+        how many rows would do.
+        """
+        return self._promised("error", at_most, confidence, self._held(on, None), seed)
+
+    def for_drop(
+        self,
+        at_most: float,
+        *,
+        against: str = "last",
+        confidence: float = 0.95,
+        on: Trace | None = None,
+        seed: int = 0,
+    ) -> Mixture:
+        """Return the cheapest mixture that errs at most so much more than a node does by itself.
+
+        ``against`` is ``"last"``, the last node, or with rows given (``on``) any node's name; all
+        else as for :meth:`for_error`.
+        """
+        return self._promised("drop", at_most, confidence, self._held(on, against), seed)
+
+    def tested(self, trace: Trace) -> FittedLadder:
+        """Return the ladder with what it did on rows it was not fitted to, for promises."""
+        return dataclasses.replace(self, held=HeldOut.of(self, trace))
+
+    def promising(self, policy: Mixture) -> FittedLadder:
+        """Return the ladder with a mixture's promise kept in it, to be saved and checked again."""
+        if policy.promise is None:
+            raise ArgumentError("this mixture has no promise: make one with for_error or for_drop")
+        return dataclasses.replace(self, promises=(*self.promises, policy.promise))
+
+    def keeping(self, promise: Promise, *, seed: int = 0) -> Mixture:
+        """Return the mixture that a promise is about."""
+        return dataclasses.replace(self._mixed(promise.mix, seed), promise=promise)
+
+    def require_rungs(self) -> Rungs:
+        """Return what is known of the rungs, or say that nothing is."""
+        if self.rungs is None:
+            raise ArgumentError(
+                "this ladder does not know what its policies do on new rows, so it cannot be asked "
+                "by budget or error: fit it again with ttamer.fit"
+            )
+        return self.rungs
+
+    def _mixed(self, mix: Mix, seed: int) -> Mixture:
+        rungs = self.require_rungs()
+        return Mixture(
+            self[mix.cheap],
+            self[mix.dear],
+            mix.share,
+            seed,
+            error=rungs.error_of(mix),
+            cost=rungs.cost_of(mix),
+        )
+
+    def _held(self, on: Trace | None, against: str | None) -> HeldOut:
+        last = self.fitted.spec.names[-1]
+        node = last if against in (None, "last") else against
+        if on is not None:
+            return HeldOut.of(self, on, against=node)
+        if self.held is None:
+            raise ArgumentError(
+                "a promise needs rows the ladder was not fitted to: fit with hold_out=0.2, or give "
+                "some to test on (on=trace)"
+            )
+        if against is not None and node != self.held.against:
+            raise ArgumentError(
+                f"the rows held out were compared with {self.held.against!r}; to compare with "
+                f"{node!r}, give rows to test on (on=trace)"
+            )
+        return self.held
+
+    def _promised(
+        self, kind: Kind, at_most: float, confidence: float, held: HeldOut, seed: int
+    ) -> Mixture:
+        return self.keeping(make_promise(held, kind, at_most, confidence), seed=seed)
 
     def play_all(self, trace: Trace) -> Iterator[Played]:
         """Play every policy on a trace, quantising it once."""

@@ -17,6 +17,7 @@ What a state loses is the ``belief``:
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +31,7 @@ from ttamer.fitted import Fitted, FittedLadder
 from ttamer.isotonic import falling
 from ttamer.problem import Edge, Node, Problem
 from ttamer.quantiser import METHODS, MOST_STATES, Quantiser
+from ttamer.rungs import Rungs
 from ttamer.solvers import solve_ladder
 from ttamer.trace import require_rows
 from ttamer.tradeoff import check_tradeoffs
@@ -52,6 +54,7 @@ __all__ = [
     "columns_of",
     "default_tradeoffs",
     "fit",
+    "held_out_rungs",
     "pairs_of",
 ]
 
@@ -94,6 +97,7 @@ def fit(
     tradeoffs: Iterable[float] | None = None,
     folds: int = 5,
     seed: int = 0,
+    hold_out: float = 0.0,
     progress: Callable[[str], None] | None = None,
 ) -> FittedLadder:
     """Fit a ladder of policies to a trace.
@@ -108,10 +112,15 @@ def fit(
         smoothing: How many rows of a node's own law are added to each row of transitions.
         tradeoffs: For which to solve; by default a range that spans the frontier.
         folds: For cross-validation.
-        seed: For the folds.
+        seed: For the folds, and for which rows are held out.
+        hold_out: The share of rows kept aside to test the ladder on, which promises need
+            (``ladder.for_error``, ``ladder.for_drop``); at most half.
         progress: Called with a line of text as the fit moves on.
     """
-    best, weights = choose_plan(
+    kept = None
+    if hold_out:
+        trace, kept = _split(trace, hold_out, seed)
+    best, weights, rungs = choose_plan(
         trace,
         belief=belief,
         order=order,
@@ -123,7 +132,20 @@ def fit(
         seed=seed,
         progress=progress,
     )
-    return build(trace, best, weights)
+    ladder = build(trace, best, weights)
+    if ladder.rungs is None or rungs is not None:
+        rungs = rungs or held_out_rungs(trace, best, weights, folds=folds, seed=seed)
+        ladder = dataclasses.replace(ladder, rungs=rungs)
+    return ladder if kept is None else ladder.tested(kept)
+
+
+def _split(trace: Trace, share: float, seed: int) -> tuple[Trace, Trace]:
+    """Return the rows to fit and those to hold out, each in their order."""
+    if not 0 < share <= 0.5:
+        raise ArgumentError(f"hold_out is {share!r}; it must be from 0 to 0.5")
+    rows = np.random.default_rng([seed, 3]).permutation(len(trace))
+    count = max(1, round(share * len(trace)))
+    return trace.take(np.sort(rows[count:])), trace.take(np.sort(rows[:count]))
 
 
 def choose_plan(
@@ -138,8 +160,11 @@ def choose_plan(
     folds: int,
     seed: int,
     progress: Callable[[str], None] | None,
-) -> tuple[Plan, NDArray[np.float64]]:
-    """Check the options of a fit, and choose by cross-validation what they leave open."""
+) -> tuple[Plan, NDArray[np.float64], Rungs | None]:
+    """Check the options of a fit, and choose by cross-validation what they leave open.
+
+    Where it came to that, what the ladder does on rows held out comes with it.
+    """
     require_rows(trace, LEAST_ROWS, "fitting")
     if belief not in BELIEFS:
         raise ArgumentError(f"belief must be one of {', '.join(BELIEFS)}, not {belief!r}")
@@ -160,16 +185,18 @@ def choose_plan(
     say = progress or (lambda _: None)
     weights = default_tradeoffs(trace) if tradeoffs is None else check_tradeoffs(tradeoffs)
     plans = _plans(trace, belief, order, states, quantise, smoothing)
-    best = plans[0]
+    best, rungs = plans[0], None
     if len(plans) > 1:
-        scores = []
+        found = []
         for number, plan in enumerate(plans, start=1):
-            scores.append(_held_out(trace, plan, weights, folds=folds, seed=seed))
+            found.append(held_out_rungs(trace, plan, weights, folds=folds, seed=seed))
             what = f"{plan.belief}, {plan.order}, {plan.states} states"
             say(f"tried {number} of {len(plans)}: {what}")
-        best = plans[int(np.argmin(scores))]
+        full = full_cost(trace.spec, trace)
+        least = int(np.argmin([_objective(each, weights, full) for each in found]))
+        best, rungs = plans[least], found[least]
     say(f"fitting belief {best.belief}, {len(weights)} tradeoffs")
-    return best, weights
+    return best, weights, rungs
 
 
 def _plans(
@@ -330,20 +357,23 @@ def pairs_of(spec: CascadeSpec, columns: Sequence[int], plan: Plan) -> list[Pair
     return starts + [(u, v) for i, u in enumerate(columns) for v in columns[i + 1 :]]
 
 
-def _held_out(
+def held_out_rungs(
     trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64], *, folds: int, seed: int
-) -> float:
-    """Return the mean held-out objective over the ladder, costs as shares of the full model's."""
+) -> Rungs:
+    """Return what the policies of a plan do on rows they were not fitted to, fold by fold."""
     rows = np.random.default_rng(seed).permutation(len(trace))
-    parts = np.array_split(rows, min(folds, len(trace)))
-    full = full_cost(trace.spec, trace)
-    weight = tradeoffs / (tradeoffs + (1 - tradeoffs) * full)  # of loss, against relative cost
-    total = 0.0
-    for part in parts:
-        rest = np.setdiff1d(rows, part)
-        ladder = build(trace.take(rest), plan, tradeoffs)
+    errors, costs = np.zeros(len(tradeoffs)), np.zeros(len(tradeoffs))
+    for part in np.array_split(rows, min(folds, len(trace))):
+        ladder = build(trace.take(np.setdiff1d(rows, part)), plan, tradeoffs)
         held = trace.take(part)
-        for share, played in zip(weight, ladder.play_all(held), strict=True):
+        for rung, played in enumerate(ladder.play_all(held)):
             result = measure(played, held, resamples=0)
-            total += len(part) * (share * result.error + (1 - share) * result.cost / full)
-    return total / len(trace)
+            errors[rung] += len(part) * result.error
+            costs[rung] += len(part) * result.cost
+    return Rungs(errors / len(trace), costs / len(trace))
+
+
+def _objective(rungs: Rungs, tradeoffs: NDArray[np.float64], full: float) -> float:
+    """Return the mean objective over the ladder, costs as shares of the full model's."""
+    weight = tradeoffs / (tradeoffs + (1 - tradeoffs) * full)  # of loss, against relative cost
+    return float((weight * rungs.errors + (1 - weight) * rungs.costs / full).mean())

@@ -7,6 +7,7 @@ rows. Memory is bounded by the sample and one batch, whatever the length of the 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from ttamer.counts import Counts
 from ttamer.errors import TraceError
-from ttamer.fitting import build_from, choose_plan, columns_of, pairs_of
+from ttamer.fitting import build_from, choose_plan, columns_of, held_out_rungs, pairs_of
 from ttamer.quantiser import Quantiser
 from ttamer.trace import Trace
 
@@ -67,7 +68,10 @@ def fit_batches(
     sample, rows, digest = _sample(batches(), sample_rows, chosen["seed"], say)
     if chosen["belief"] == "full":  # its counts need more than one pass: the sample must do
         chosen["belief"] = "calibrated"
-    plan, weights = choose_plan(sample, **chosen)
+    plan, weights, rungs = choose_plan(sample, **chosen)
+    if rungs is None:
+        folds, seed = chosen["folds"], chosen["seed"]
+        rungs = held_out_rungs(sample, plan, weights, folds=folds, seed=seed)
     quantiser = Quantiser.fit(sample.confidence, states=plan.states, method=plan.quantise)
     columns = columns_of(sample, plan)
     pairs = pairs_of(sample.spec, columns, plan)
@@ -78,7 +82,8 @@ def fit_batches(
         say(f"counted {int(counts.rows)} of {rows} rows")
     if counts is None or counts.rows != rows:
         raise TraceError("the second reading gave other rows than the first: the file has changed")
-    return build_from(counts, quantiser, sample.spec, columns, plan, weights, trace_digest=digest)
+    ladder = build_from(counts, quantiser, sample.spec, columns, plan, weights, trace_digest=digest)
+    return dataclasses.replace(ladder, rungs=rungs)
 
 
 def _sample(

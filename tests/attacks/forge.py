@@ -111,6 +111,29 @@ def entry_changed(file: bytes, name: str, **changes: Any) -> bytes:
     return put(header, data)
 
 
+def without_array(file: bytes, name: str) -> bytes:
+    """Take an array out, and close the gap."""
+    header, data = take(file)
+    kept = sorted(header["arrays"].items(), key=lambda item: item[1]["offset"])
+    parts, offset = [], 0
+    for key, entry in kept:
+        size = math.prod(entry["shape"]) * SIZES[entry["dtype"]]
+        size += -size % 8
+        if key != name:
+            parts.append(data[entry["offset"] : entry["offset"] + size])
+            entry["offset"] = offset
+            offset += size
+    del header["arrays"][name]
+    return put(header, b"".join(parts))
+
+
+def promise_changed(file: bytes, **changes: Any) -> bytes:
+    """Change the first promise of a record."""
+    header, data = take(file)
+    header["record"]["promises"][0] |= changes
+    return put(header, data)
+
+
 def swapped_offsets(file: bytes) -> bytes:
     """Let two arrays share their bytes."""
     header, data = take(file)
@@ -548,6 +571,108 @@ ATTACKS: dict[str, tuple[str, str, Any]] = {
     "two fits": ("the header has two fits", "belief", lambda f: edited(f, fit={})),
     "a fit without its arrays": ("lacks", "line", lambda f: edited(f, fit={})),
     "a belief without its arrays": ("lacks", "line", lambda f: edited(f, belief={})),
+    "a record of no fit": ("has an unknown", "ladder", lambda f: edited(f, record={})),
+    "a record of a list": ("must be an object", "record", lambda f: edited(f, record=[])),
+    "a record without its arrays": (
+        "the record lacks the array",
+        "record",
+        lambda f: without_array(f, "record_rungs"),
+    ),
+    "an error of minus one": (
+        "must have a finite error and cost for each policy",
+        "record",
+        lambda f: poked(f, "record_rungs", 0, -1.0),
+    ),
+    "a cost that is none": (
+        "must have a finite error and cost for each policy",
+        "record",
+        lambda f: poked(f, "record_rungs", 3, math.nan),
+    ),
+    "counts of nothing": (
+        "has counts of no rows held out",
+        "record",
+        lambda f: edited(f, record__held={}),
+    ),
+    "counts of another shape": (
+        "must have eight counts for each pair of corners",
+        "record",
+        lambda f: with_arrays(f, record_held=("f64", [1, 4], [1, 1, 1, 1])),
+    ),
+    "no counts": (
+        "must have eight counts for each pair of corners",
+        "record",
+        lambda f: without_array(f, "record_held"),
+    ),
+    "half a row": (
+        "must be whole, and add up to the rows",
+        "record",
+        lambda f: poked(f, "record_held", 0, 0.5),
+    ),
+    "counts of other rows": (
+        "must be whole, and add up to the rows",
+        "record",
+        lambda f: edited(f, record__held__rows=7),
+    ),
+    "held out of minus one row": (
+        "must hold whole numbers",
+        "record",
+        lambda f: edited(f, record__held__rows=-1),
+    ),
+    "seventeen promises": (
+        "a list of at most 16",
+        "record",
+        lambda f: edited(f, record__promises=[{}] * 17),
+    ),
+    "numbers of no promise": (
+        "must have five finite numbers for each promise",
+        "record",
+        lambda f: edited(f, record__promises=[]),
+    ),
+    "a promise of infinity": (
+        "must have five finite numbers for each promise",
+        "record",
+        lambda f: poked(f, "record_promises", 0, math.inf),
+    ),
+    "a promise of luck": (
+        "is of 'error' or 'drop', certified or not",
+        "record",
+        lambda f: promise_changed(f, kind="luck"),
+    ),
+    "a promise of a list": (
+        "is of 'error' or 'drop', certified or not",
+        "record",
+        lambda f: promise_changed(f, kind=["error"]),
+    ),
+    "certified by a word": (
+        "is of 'error' or 'drop', certified or not",
+        "record",
+        lambda f: promise_changed(f, certified="yes"),
+    ),
+    "certain beyond doubt": (
+        "has a confidence below 1 and a share from 0 to 1",
+        "record",
+        lambda f: poked(f, "record_promises", 1, 1.0),
+    ),
+    "a share of two": (
+        "has a confidence below 1 and a share from 0 to 1",
+        "record",
+        lambda f: poked(f, "record_promises", 2, 2.0),
+    ),
+    "a promise of no policy": (
+        "must hold whole numbers",
+        "record",
+        lambda f: promise_changed(f, dear=999),
+    ),
+    "a promise against nobody": (
+        "compares with a node that the cascade has not",
+        "record",
+        lambda f: promise_changed(f, against="nobody"),
+    ),
+    "held out against nobody": (
+        "compares with a node that the cascade has not",
+        "record",
+        lambda f: edited(f, record__held__against="nobody"),
+    ),
     "a fit unsaid": ("has an unknown", "fit", lambda f: edited(f, fit=...)),
     "fit a list": ("must be an object", "fit", lambda f: edited(f, fit=[])),
     "belief a string": ("must be an object", "belief", lambda f: edited(f, belief="full")),

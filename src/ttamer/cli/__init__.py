@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ttamer._version import __version__
 from ttamer.cli import (
     bench,
+    certify,
     collect,
     demo,
     evaluate,
@@ -52,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
         collect,
         fit,
         evaluate,
+        certify,
         frontier,
         bench,
         networks,
@@ -67,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     args = build_parser().parse_args(argv)
     try:
-        args.run(args)
+        code = args.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
@@ -79,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"ttamer: error: {_one_line(error)}", file=sys.stderr)
         return 2
-    return 0
+    return int(code or 0)
 
 
 def _one_line(error: Exception) -> str:

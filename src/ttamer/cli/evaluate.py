@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
+    from ttamer.fitted import FittedPolicy
+    from ttamer.mixture import Mixture
+
 __all__ = ["add_to"]
 
 
@@ -20,8 +23,11 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("policy", help="a .ttamer file made by ttamer fit")
     parser.add_argument("trace", help="rows to measure on: a Parquet, CSV or NPZ file")
-    parser.add_argument("--tradeoff", type=float, metavar="L",
-                        help="one policy of the ladder (default: all of them)")  # fmt: skip
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--tradeoff", type=float, metavar="L",
+                       help="one policy of the ladder (default: all of them)")  # fmt: skip
+    which.add_argument("--budget", type=float, metavar="C",
+                       help="the mixture that costs C per input in expectation")  # fmt: skip
     parser.add_argument("--target", choices=("label", "last"), help="overrides the cascade's")
     parser.add_argument("--leave-out", action="store_true",
                         help="leave out rows that cannot be used, and say how many")  # fmt: skip
@@ -46,20 +52,23 @@ def run(args: argparse.Namespace) -> None:
         )
     args.cascade = loaded.fitted.spec
     trace = read(args.trace, args)
+    policies: list[FittedPolicy | Mixture]
     if isinstance(loaded, FittedPolicy):
         policies = [loaded]
+    elif args.budget is not None:
+        policies = [loaded.for_budget(args.budget)]
     else:
         policies = list(loaded) if args.tradeoff is None else [loaded.at(args.tradeoff)]
     results = [evaluate(policy, trace, target=args.target) for policy in policies]
     if args.json:
         facts = [
-            {"tradeoff": policy.tradeoff, **result.to_dict()}
+            {**_named(policy), **result.to_dict()}
             for policy, result in zip(policies, results, strict=True)
         ]
         print(as_json({"rows": len(trace), "policies": facts}))
         return
     rows = [
-        [f"{policy.tradeoff:.5g}", f"{r.error:.2%}", _interval(r.error_interval, "{:.2%}"),
+        [_short(policy), f"{r.error:.2%}", _interval(r.error_interval, "{:.2%}"),
          number(r.cost), f"{r.relative_cost:.1%}", f"{r.recalled:.1%}", f"{r.recall_helped:.1%}",
          f"{r.recall_hurt:.1%}"]
         for policy, r in zip(policies, results, strict=True)
@@ -74,6 +83,20 @@ def run(args: argparse.Namespace) -> None:
             [name, f"{shares.asked[name]:.1%}", f"{shares.answered[name]:.1%}"]
             for name in trace.names
         ]))  # fmt: skip
+
+
+def _named(policy: FittedPolicy | Mixture) -> dict[str, Any]:
+    """Say which policy it is, in plain values."""
+    if hasattr(policy, "tradeoff"):
+        return {"tradeoff": policy.tradeoff}
+    mixed = (policy.cheap.tradeoff, policy.dear.tradeoff)
+    return {"mixed": mixed, "share": policy.share, "expected_cost": policy.cost}
+
+
+def _short(policy: FittedPolicy | Mixture) -> str:
+    if hasattr(policy, "tradeoff"):
+        return f"{policy.tradeoff:.5g}"
+    return f"{policy.cheap.tradeoff:.4g}, {policy.share:.0%} {policy.dear.tradeoff:.4g}"
 
 
 def _interval(ends: tuple[float, float], form: str) -> str:

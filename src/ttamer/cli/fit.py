@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
+
+    from ttamer.fitted import FittedLadder
 
 __all__ = ["add_to"]
 
@@ -39,6 +42,8 @@ def add_fit_options(parser: Any) -> None:
                         help="states per node (default: by cross-validation)")  # fmt: skip
     parser.add_argument("--quantise", choices=("quantile", "uniform", "kmeans"),
                         default="quantile", help="how confidences become states")  # fmt: skip
+    parser.add_argument("--hold-out", type=float, default=0.0, metavar="SHARE",
+                        help="keep this share of the rows aside, for promises")  # fmt: skip
     parser.add_argument("--stream", action="store_true",
                         help="read in batches: for files larger than memory")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the cross-validation (default 0)")
@@ -54,56 +59,67 @@ def run(args: argparse.Namespace) -> None:
     """Fit, save, and say what was fitted."""
     from ttamer.artefact import save
     from ttamer.cli.progress import teller
-    from ttamer.cli.show import as_json, number, table
-    from ttamer.cli.traces import read
-    from ttamer.evaluation import measure
-    from ttamer.fitting import fit
+    from ttamer.cli.show import as_json
 
     tell = teller(quiet=args.json)
-    if args.stream:
-        _run_stream(args, tell)
-        return
-    trace = read(args.trace, args)
-    ladder = fit(trace, progress=tell, **fit_options(args))
+    ladder = _fitted(args, tell)
     tell("")
     save(ladder, args.output)
-    results = [measure(played, trace, resamples=0) for played in ladder.play_all(trace)]
-    facts = {
-        "output": args.output,
-        "rows": len(trace),
-        "plan": dict(ladder.fitted.plan),
-        "policies": [
-            {"tradeoff": policy.tradeoff, "error": result.error, "cost": result.cost}
-            for policy, result in zip(ladder, results, strict=True)
-        ],
-    }
+    rungs = ladder.require_rungs()
+    plan, rows, held = ladder.fitted.plan, ladder.fitted.rows, ladder.held
     if args.json:
+        policies = zip(ladder, rungs.errors.tolist(), rungs.costs.tolist(), strict=True)
+        facts = {
+            "output": args.output,
+            "rows": rows,
+            "held_out": held and held.rows,
+            "plan": dict(plan),
+            "policies": [
+                {"tradeoff": policy.tradeoff, "error": error, "cost": cost}
+                for policy, error, cost in policies
+            ],
+        }
         print(as_json(facts))
         return
-    plan = ladder.fitted.plan
-    print(f"{len(trace)} rows, {len(trace.names)} nodes: order {plan['order']}, "
+    nodes = len(ladder.fitted.spec.names)
+    aside = f" ({held.rows} more held out)" if held else ""
+    print(f"{rows} rows{aside}, {nodes} nodes: order {plan['order']}, "
           f"{plan['states']} states per node, belief {plan['belief']}\n")  # fmt: skip
-    rows, seen = [], set()
-    for policy, result in zip(ladder, results, strict=True):
-        line = [f"{result.error:.2%}", number(result.cost), f"{result.relative_cost:.1%}"]
-        if tuple(line) not in seen:
-            seen.add(tuple(line))
-            rows.append([f"{policy.tradeoff:.5g}", *line])
-    print(table(["tradeoff", "error", "cost", "of full"], rows))
-    print(f"\nOn the rows fitted to; measure on others with: ttamer evaluate {args.output} TRACE")
-    print(f"  written to {args.output}")
+    _show(ladder)
+    print("\nWhat to expect on new rows, by cross-fitting. Then:")
+    print(f"  ttamer evaluate {args.output} TRACE     measure on rows kept aside")
+    where = "" if held else " TRACE"
+    print(
+        f"  ttamer certify {args.output}{where} --error 0.1     promise an error, with a certainty"
+    )
+    print(f"written to {args.output}")
 
 
-def _run_stream(args: argparse.Namespace, tell: Any) -> None:
-    from ttamer.artefact import save
-    from ttamer.cli.show import as_json
+def _fitted(args: argparse.Namespace, tell: Callable[[str], None]) -> FittedLadder:
+    from ttamer.cli.traces import read
+    from ttamer.errors import ArgumentError
+    from ttamer.fitting import fit
     from ttamer.streaming import fit_file
 
-    ladder = fit_file(args.trace, args.cascade, progress=tell, **fit_options(args))
-    tell("")
-    save(ladder, args.output)
-    facts = {"output": args.output, "rows": ladder.fitted.rows, "plan": dict(ladder.fitted.plan)}
-    if args.json:
-        print(as_json(facts))
-    else:
-        print(f"{ladder}\n  written to {args.output}")
+    options = fit_options(args)
+    if not args.stream:
+        return fit(read(args.trace, args), progress=tell, hold_out=args.hold_out, **options)
+    if args.hold_out:
+        raise ArgumentError(
+            "--hold-out cannot be had with --stream: keep rows in a file of their own, and give "
+            "them to ttamer certify"
+        )
+    return fit_file(args.trace, args.cascade, progress=tell, **options)
+
+
+def _show(ladder: FittedLadder) -> None:
+    """Print the corners of the frontier."""
+    from ttamer.cli.show import number, table
+
+    rungs = ladder.require_rungs()
+    dearest = float(rungs.costs.max())
+    print(table(["tradeoff", "error", "cost", "of the dearest"], [
+        [f"{ladder[rung].tradeoff:.5g}", f"{rungs.errors[rung]:.2%}", number(rungs.costs[rung]),
+         f"{rungs.costs[rung] / dearest if dearest else 1:.1%}"]
+        for rung in rungs.corners
+    ]))  # fmt: skip

@@ -1,0 +1,130 @@
+"""Exact tests of whether a mean between 0 and 1 is at most so much.
+
+Two of them. :func:`binomial_p` is for rows that are wrong or not: the exact binomial tail.
+:func:`betting_p` is for rows that lose something between 0 and 1: a gambler who bets, row after
+row, that the mean is lower than claimed multiplies his stake by ``1 / p`` with a chance of at most
+``p`` if it is not (Waudby-Smith and Ramdas, 2020, by Ville's inequality). Both hold for any number
+of rows; both assume that rows are drawn alike and independently, and nothing else.
+
+Rows enter as counts of distinct values. Rows drawn alike are as likely in any order, so the
+gambler meets them in orders drawn by a seed, which must know nothing of how the rows came out, and
+what counts is the mean of what he ends with; the counts are all that need be kept.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ttamer.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["betting_p", "betting_upper", "binomial_p", "binomial_upper", "check_confidence"]
+
+BOLDEST = 0.9
+"""A bet risks at most this share of the stake."""
+HALVINGS = 40
+MOST_ORDERS = 16
+MOST_DRAWN = 2**18
+"""Orders times rows: of many rows one order is as good as another."""
+
+
+def check_confidence(confidence: float) -> float:
+    """Return how often a promise may be broken, 1 - confidence."""
+    if not 0.5 <= confidence < 1:
+        raise ArgumentError(f"confidence is {confidence!r}; it must be from 0.5 to below 1")
+    return 1 - float(confidence)
+
+
+def binomial_p(wrong: int, rows: int, at_most: float) -> float:
+    """Return the chance of so few wrong rows, or fewer, if the error were above ``at_most``.
+
+    >>> round(binomial_p(0, 3, 0.5), 12)
+    0.125
+    """
+    if wrong >= rows or at_most >= 1:
+        return 1.0 if wrong >= rows else 0.0
+    if at_most <= 0:
+        return 1.0
+    k = np.arange(wrong)
+    odds = math.log(at_most) - math.log1p(-at_most)
+    ratios = np.log(rows - k) - np.log(k + 1) + odds
+    logs = rows * math.log1p(-at_most) + np.concatenate([[0.0], np.cumsum(ratios)])
+    top = logs.max()
+    return float(min(1.0, math.exp(top) * np.exp(logs - top).sum()))
+
+
+def binomial_upper(wrong: int, rows: int, alpha: float) -> float:
+    """Return the least error that so few wrong rows refute at level ``alpha``.
+
+    >>> round(binomial_upper(0, 100, 0.05), 4)  # about three in a hundred
+    0.0295
+    """
+    return _least_refuted(lambda at_most: binomial_p(wrong, rows, at_most), wrong / rows, alpha)
+
+
+def betting_p(
+    values: ArrayLike, counts: ArrayLike, at_most: float, *, alpha: float, seed: int = 0
+) -> float:
+    """Return one over what a gambler's stake grew to, betting that the mean is at most so much.
+
+    ``counts`` says how many rows have each of ``values``, numbers from 0 to 1. The bets are sized
+    for a test at level ``alpha``, from the rows before; the result is a p-value whatever that is.
+
+    >>> betting_p([0.0, 1.0], [400, 4], 0.05, alpha=0.05) < 0.05
+    True
+    >>> betting_p([0.0, 1.0], [96, 4], 0.04, alpha=0.05) > 0.05
+    True
+    """
+    return _betting_p(_drawn(values, counts, seed), at_most, alpha)
+
+
+def betting_upper(values: ArrayLike, counts: ArrayLike, *, alpha: float, seed: int = 0) -> float:
+    """Return the least mean that these rows refute at level ``alpha``.
+
+    >>> round(betting_upper([0.0, 1.0], [396, 4], alpha=0.05), 3)
+    0.033
+    """
+    rows = _drawn(values, counts, seed)
+    mean = float(rows[0].mean())
+    return _least_refuted(lambda at_most: _betting_p(rows, at_most, alpha), mean, alpha)
+
+
+def _drawn(values: ArrayLike, counts: ArrayLike, seed: int) -> NDArray[np.float64]:
+    """Return every row's value, in some orders drawn by the seed; shape (orders, rows)."""
+    rows = np.repeat(np.asarray(values, np.float64), np.asarray(counts, np.intp))
+    orders = int(np.clip(MOST_DRAWN // len(rows), 1, MOST_ORDERS))
+    return np.random.default_rng(seed).permuted(np.tile(rows, (orders, 1)), axis=1)
+
+
+def _betting_p(rows: NDArray[np.float64], at_most: float, alpha: float) -> float:
+    if at_most >= 1:
+        return 0.0
+    count = np.arange(1, rows.shape[1] + 1)
+    means = (0.5 + np.cumsum(rows, axis=1)) / (count + 1)
+    spread = (0.25 + np.cumsum((rows - means) ** 2, axis=1)) / (count + 1)
+    before = np.concatenate([np.full((len(rows), 1), 0.25), spread[:, :-1]], axis=1)
+    bets = np.sqrt(2 * math.log(1 / alpha) / (len(count) * before))
+    bets = np.minimum(bets, BOLDEST / (1 - at_most))
+    grown = np.log1p(bets * (at_most - rows)).sum(axis=1)
+    top = float(grown.max())
+    log_mean = top + math.log(np.exp(grown - top).mean())
+    return math.exp(-max(0.0, log_mean))
+
+
+def _least_refuted(p_value: Callable[[float], float], low: float, alpha: float) -> float:
+    """Return, by halving, the least mean from ``low`` to 1 whose p-value is at most ``alpha``."""
+    high = 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if p_value(middle) <= alpha:
+            high = middle
+        else:
+            low = middle
+    return high

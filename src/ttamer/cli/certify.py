@@ -1,0 +1,115 @@
+"""``ttamer certify``: promise an error or a drop, or check again what was promised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ttamer.fitted import FittedLadder
+    from ttamer.promise import Promise
+    from ttamer.trace import Trace
+
+__all__ = ["add_to"]
+
+UNCERTAIN = 1
+"""The exit code where a promise is not certified, or is broken."""
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "certify",
+        help="promise an error or a drop with a stated confidence, or check a promise again",
+        description="Find the cheapest policy of a ladder whose error (or whose drop against a "
+        "node) is at most so much, tested on rows it was not fitted to. Without --error or --drop, "
+        "check the promises in the file on new rows. Exit code 1: not certified, or broken.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("policy", help="a .ttamer file made by ttamer fit")
+    parser.add_argument("trace", nargs="?",
+                        help="rows not fitted to (default: those held out by the fit)")  # fmt: skip
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--error", type=float, metavar="E", help="promise an error of at most E")
+    asked.add_argument("--drop", type=float, metavar="D",
+                       help="promise an error at most D above that of --against")  # fmt: skip
+    parser.add_argument("--against", default="last", metavar="NODE",
+                        help="the node a drop is measured from (default: the last)")  # fmt: skip
+    parser.add_argument("--confidence", type=float, default=0.95, metavar="C",
+                        help="how certain the promise must be (default 0.95)")  # fmt: skip
+    parser.add_argument("-o", "--output", metavar="FILE",
+                        help="write the policies with the promise in them")  # fmt: skip
+    parser.add_argument("--leave-out", action="store_true",
+                        help="leave out rows that cannot be used, and say how many")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Promise or check, print, and say by the exit code whether it holds."""
+    from ttamer.artefact import load, save
+    from ttamer.cli.show import as_json
+    from ttamer.cli.traces import read
+    from ttamer.errors import ArgumentError
+    from ttamer.fitted import FittedLadder
+
+    ladder = load(args.policy)
+    if not isinstance(ladder, FittedLadder):
+        raise ArgumentError(f"{args.policy} is no ladder made by ttamer fit: nothing to promise")
+    args.cascade = ladder.fitted.spec
+    trace = read(args.trace, args) if args.trace else None
+    if args.error is None and args.drop is None:
+        promises = _checked(ladder, trace, args.policy)
+    else:
+        ladder, promises = _promised(ladder, trace, args)
+    if args.output:
+        save(ladder, args.output)
+    if args.json:
+        print(as_json({"promises": [each.to_dict() for each in promises], "output": args.output}))
+    else:
+        for each in promises:
+            _show(ladder, each)
+        if args.output:
+            print(f"  written to {args.output}")
+    return 0 if all(each.certified for each in promises) else UNCERTAIN
+
+
+def _promised(
+    ladder: FittedLadder, trace: Trace | None, args: argparse.Namespace
+) -> tuple[FittedLadder, list[Promise]]:
+    if args.error is not None:
+        policy = ladder.for_error(args.error, confidence=args.confidence, on=trace)
+    else:
+        policy = ladder.for_drop(
+            args.drop, against=args.against, confidence=args.confidence, on=trace
+        )
+    assert policy.promise is not None  # noqa: S101 - for_error and for_drop make one
+    if trace is not None:
+        ladder = ladder.tested(trace)
+    return ladder.promising(policy), [policy.promise]
+
+
+def _checked(ladder: FittedLadder, trace: Trace | None, name: str) -> list[Promise]:
+    from ttamer.errors import ArgumentError
+    from ttamer.held_out import HeldOut
+    from ttamer.promise import check_promise
+
+    if not ladder.promises:
+        raise ArgumentError(f"{name} holds no promise: make one with --error or --drop, and -o")
+    if trace is None:
+        return list(ladder.promises)
+    return [
+        check_promise(each, HeldOut.of(ladder, trace, against=each.against))
+        for each in ladder.promises
+    ]
+
+
+def _show(ladder: FittedLadder, promise: Promise) -> None:
+    from ttamer.cli.show import number
+
+    policy = ladder.keeping(promise)
+    print(promise)
+    print(f"  {policy}")
+    if policy.cost is not None:
+        print(f"  expected cost {number(policy.cost)} per input")
