@@ -74,7 +74,7 @@ def test_inspect_tells_where_a_belief_comes_from(tmp_path):
     trace = answering_trace(200)
     tt.save(build_belief(trace, SOME), tmp_path / "belief.ttamer")
     assert tt.inspect(tmp_path / "belief.ttamer")["fit"] == {
-        "belief": "full", "order": "any", "states": "5", "rows": 200, "trace": trace.digest,
+        "belief": "full", "order": "any", "states": "20", "rows": 200, "trace": trace.digest,
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from math import comb
 
 import numpy as np
 import pytest
@@ -10,14 +11,24 @@ from hypothesis import given, settings
 
 import ttamer as tt
 from traces import answering_trace, chain_trace, small_traces
-from ttamer.belief import GRAIN, MOST_WEIGHT, SURE, Evidence, believe, context_of, features_of
+from ttamer.artefact import load, save
+from ttamer.belief import (
+    GRAIN,
+    MOST_WEIGHT,
+    SURE,
+    Evidence,
+    Shrinkage,
+    believe,
+    context_of,
+    features_of,
+)
 from ttamer.belief_fitting import MOST_ANY, _cross_fitted, build_belief, steps_of
 from ttamer.cascade_spec import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.evaluation import evaluate
 from ttamer.fitted import FittedLadder
 from ttamer.fitted_belief import BeliefFitted, BeliefSession
-from ttamer.fitting import fit
+from ttamer.fitting import Plan, _chosen, fit
 from ttamer.frontier import frontier
 from ttamer.logistic import sigmoid
 from ttamer.trace import Trace
@@ -244,12 +255,40 @@ def test_steps_of_any_order():
 
 def test_steps_of_more_models_than_any_order_allows_are_cheapest_first():
     trace = many_models(MOST_ANY + 1, rows=20)
-    costs = [5.0, 1.0, 4.0, 2.0, 2.0, 9.0, 0.5]
-    steps, ways = steps_of(renamed(trace, order="any", costs=costs))
-    order = [6, 1, 3, 4, 2, 0, 5]
+    costs = [5.0, 1.0, 4.0, 2.0, 2.0, 9.0, 0.5, 11.0, 12.0, 13.0, 10.0]
+    steps, ways = steps_of(renamed(trace, order="auto", costs=costs))
+    order = [6, 1, 3, 4, 2, 0, 5, 10, 7, 8, 9]
     assert [node for *_, node in ways] == order
-    assert steps == [tuple(order[: k + 1]) for k in range(7)]
-    assert len(steps_of(many_models(MOST_ANY, rows=20))[0]) == 2**MOST_ANY - 1
+    assert steps == [tuple(order[: k + 1]) for k in range(11)]
+    with pytest.raises(ArgumentError, match="at most 10 models in any order"):
+        fit(trace, order="any")
+    auto = renamed(trace, order="auto")
+    assert fit(auto, tradeoffs=[0.9]).fitted.plan["order"] == "fixed"
+
+
+@pytest.mark.parametrize(("nodes", "most"), [(6, 6), (7, 6), (8, 4), (9, 3), (10, 3)])
+def test_of_many_models_some_are_asked_of_one_input(nodes, most):
+    steps, ways = steps_of(many_models(nodes, rows=20), "any")
+    assert len(steps) == sum(comb(nodes, size) for size in range(1, most + 1))
+    assert max(map(len, steps)) == most
+    for source, target, node in ways:
+        before = set() if source < 0 else set(steps[source])
+        assert set(steps[target]) == before | {node}
+        assert node not in before
+
+
+def test_ten_models_in_any_order(tmp_path):
+    trace = many_models(10, rows=300)
+    ladder = fit(trace, order="any", tradeoffs=[0.9, 1.0])
+    assert ladder.fitted.plan["order"] == "any"
+    save(ladder, tmp_path / "ten.ttamer")
+    played, again = ladder[1].play(trace), load(tmp_path / "ten.ttamer")[1].play(trace)
+    assert played.asked.sum(axis=1).max() <= 3
+    np.testing.assert_array_equal(played.answer, again.answer)
+    turn = ladder[1].session()
+    while turn.next is not None:
+        turn.observe(confidence=0.1, prediction="c0")
+    assert 1 <= len(turn.asked) <= 3
 
 
 def test_steps_of_an_order_that_may_skip_go_on_only():
@@ -565,9 +604,34 @@ def test_fewer_rows_choose_by_cross_validation():
     assert [line.split(",")[0] for line in lines] == [
         "tried 1 of 2: full", "tried 2 of 2: calibrated", "fitting belief full",
     ]  # fmt: skip
-    # Exits without predictions, each as sure as it should be: there is nothing more to know.
-    ladder = fit(chain_trace(40, seed=0), states=3)
-    assert ladder.fitted.plan["belief"] == "calibrated"
+
+
+def test_another_plan_must_be_better_beyond_doubt():
+    full, other = (Plan(belief, "any", 4, "quantile", 1.0) for belief in ("full", "calibrated"))
+    noise = np.random.default_rng(0).normal(size=400)
+    level = np.full(400, 1.0)
+    assert _chosen([full, other], [level, level - 0.05 + noise]) == 0  # luck, as like as not
+    assert _chosen([full, other], [level, level - 0.25 + noise]) == 1
+    assert _chosen([full, other], [level, level - 0.01]) == 1  # on every row
+    assert _chosen([full, other], [level, level]) == 0
+    assert _chosen([other, other], [level, level - 0.05 + noise]) == 1  # nobody has a head start
+
+
+def test_few_rows_of_a_network_look_back_less_and_are_shrunk_more():
+    few, many = Shrinkage.of(300, network=True), Shrinkage.of(50_000, network=True)
+    models = Shrinkage.of(300, network=False)
+    assert few.memory < many.memory == models.memory
+    assert few.ridge > models.ridge > many.ridge
+    trace = chain_trace(300, nodes=5)
+    belief = believe(trace, trace.wrong(), [tuple(range(5))])
+    step = tuple(range(5))
+    seen = belief.evidence(trace.confidence, None)
+    least, owner = belief.least(seen, step)
+    assert set(owner.tolist()) <= {3, 4}  # earlier answers are not to be had
+    changed = trace.confidence.copy()
+    changed[:, :3] = 0.0
+    again, _ = belief.least(belief.evidence(changed, None), step)
+    np.testing.assert_array_equal(least, again)  # nor looked at
 
 
 def test_a_tree_is_not_fitted_with_full_beliefs():

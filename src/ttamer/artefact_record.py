@@ -34,7 +34,11 @@ PROMISE_FIELDS = ("kind", "cheap", "dear", "certified", "rows", "trace", "agains
 def describe_record(ladder: FittedLadder) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return what the header and the arrays say of how a ladder did."""
     rungs = ladder.require_rungs()
-    arrays: dict[str, NDArray[Any]] = {"record_rungs": np.stack([rungs.errors, rungs.costs])}
+    arrays: dict[str, NDArray[Any]] = {
+        "record_rungs": np.stack(
+            [rungs.errors, rungs.costs, rungs.errors if rungs.calm is None else rungs.calm]
+        )
+    }
     described: dict[str, Any] = {"held": {}, "promises": []}
     if ladder.held is not None:
         held = ladder.held
@@ -82,9 +86,9 @@ def _rungs(arrays: Mapping[str, NDArray[Any]], count: int) -> Rungs:
     if "record_rungs" not in arrays:
         raise ArtefactDamaged("the record lacks the array 'record_rungs'")
     table = arrays["record_rungs"]
-    if table.shape != (2, count) or not np.isfinite(table).all() or (table < 0).any():
+    if table.shape != (3, count) or not np.isfinite(table).all() or (table < 0).any():
         raise ArtefactDamaged("the record must have a finite error and cost for each policy")
-    return Rungs(table[0], table[1])
+    return Rungs(table[0], table[1], table[2])
 
 
 def _held(

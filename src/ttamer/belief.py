@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from ttamer.trace import Trace
 
-__all__ = ["Belief", "Evidence", "Step", "believe", "context_of", "predictions_of"]
+__all__ = ["Belief", "Evidence", "Shrinkage", "Step", "believe", "context_of", "predictions_of"]
 
 Step = tuple[int, ...]
 """The nodes asked: on a line in the order of asking, else in increasing order."""
@@ -50,7 +50,9 @@ KNOTS = 10
 STIFFNESS = 3.0
 """... and so much against bending, ..."""
 CALM = 0.1
-"""... and against leaving the node's own share of wrong answers."""
+"""... and against leaving the node's own share of wrong answers, ..."""
+POOLED_CALM = 1.0
+"""... or, for exits of one network, what all exits together have at that confidence."""
 GRAIN = 2.0**-12
 MOST_WEIGHT = 256.0
 SURE = -64.0
@@ -58,9 +60,10 @@ SURE = -64.0
 LIFT = 128.0
 """The log-odds added to an answer that a better node gives too."""
 CLASS_RIDGE = 2.0
-RIDGE = 4.0
-ALONE_RIDGE = 20.0
-"""Where better nodes contradict an answer: such rows are few."""
+FEW_ROWS = 2000
+"""Up to so many rows, of exits of one network, ..."""
+SHORT_MEMORY = 2
+"""... only the last so many asked count."""
 ROUNDS = 25
 
 
@@ -135,30 +138,71 @@ def believe(trace: Trace, wrong: NDArray[np.bool_], steps: Sequence[Step]) -> Be
     quantiser = Quantiser.fit(trace.confidence, states=BINS, method="quantile")
     bins = quantiser.states(trace.confidence)
     levels, leans = [], []
+    network = trace.spec.is_network
+    pooled = _pooled(trace.confidence, wrong, bins) if network else None
     for v in range(nodes):
-        levels.append(_levels(bins[:, v], wrong[:, v]))
+        levels.append(_levels(bins[:, v], wrong[:, v], None if pooled is None else pooled[v]))
         own = levels[v][bins[:, v]]
         leans.append({} if said is None else _leans(said[:, v], own, wrong[:, v]))
     rough = Belief(quantiser.edges, tuple(levels), tuple(leans), {}, sure_last)
     seen = rough.evidence(trace.confidence, said)
     errors = wrong.mean(axis=0)
     weights = {}
+    shrinkage = Shrinkage.of(len(trace), network=network)
     for step in steps:
         for answer in context_of(step):
             if sure_last and answer == nodes - 1:
                 continue
-            ranked = sorted(context_of(step), key=errors.__getitem__)  # of equals, the first asked
-            others = [node for node in context_of(step) if node != answer]
-            better = [ranked.index(node) < ranked.index(answer) for node in others]
             features = features_of(seen, step, answer)
+            recent = context_of(step)[-shrinkage.memory :]
+            if answer not in recent:
+                weights[step, answer] = _never(features.shape[1])
+                continue
+            ranked = sorted(recent, key=errors.__getitem__)  # of equals, the first asked
+            others = [node for node in context_of(step) if node != answer]
+            better = [node in ranked[: ranked.index(answer)] for node in others]
+            width = (features.shape[1] - 3) // max(1, len(others))
+            kept = np.repeat([node in recent for node in others], width)
+            features[:, 3:] *= kept
             weights[step, answer] = _weights(
-                features, wrong[:, answer], np.flatnonzero(better) if said is not None else []
+                features,
+                wrong[:, answer],
+                np.flatnonzero(better) if said is not None else [],
+                shrinkage,
             )
     return Belief(rough.bounds, rough.levels, rough.leans, weights, sure_last)
 
 
+@dataclass(frozen=True)
+class Shrinkage:
+    """How far weights are drawn towards what a node knows by itself: further with fewer rows."""
+
+    ridge: float
+    alone: float
+    """Where better nodes contradict an answer: such rows are few."""
+    memory: int
+    """Of a step, so many of the last nodes asked have a weight."""
+
+    @classmethod
+    def of(cls, rows: int, *, network: bool) -> Shrinkage:
+        """Return what suits so many rows. Exits of one network differ less, and are shrunk more."""
+        more = 3.0 if network else 1.0
+        memory = SHORT_MEMORY if network and rows <= FEW_ROWS else MOST_CONTEXT
+        return cls(4.0 + more * 5000 / rows, 20.0 + more * 6000 / rows, memory)
+
+
+def _never(width: int) -> NDArray[np.float64]:
+    """Return the weights of an answer that is not to be had."""
+    weights = np.zeros(width)
+    weights[0] = LIFT
+    return weights
+
+
 def _weights(
-    features: NDArray[np.float64], wrong: NDArray[np.bool_], better: Iterable[int]
+    features: NDArray[np.float64],
+    wrong: NDArray[np.bool_],
+    better: Iterable[int],
+    shrinkage: Shrinkage,
 ) -> NDArray[np.float64]:
     """Return the weights of an answer; ``better`` are the other nodes that err less, by place.
 
@@ -167,7 +211,7 @@ def _weights(
     prior = np.zeros(features.shape[1])
     prior[1:3] = 1.0
     agree = [3 + 4 * place for place in better]
-    ridge = ALONE_RIDGE if agree else RIDGE
+    ridge = shrinkage.alone if agree else shrinkage.ridge
     alone = ~features[:, agree].any(axis=1)
     found = prior
     if alone.any():
@@ -205,8 +249,24 @@ def predictions_of(trace: Trace) -> NDArray[np.int32] | None:
     return None if said is None or said.max(initial=-1) < 0 else said
 
 
-def _levels(bins: NDArray[np.uint8], wrong: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _pooled(
+    confidence: NDArray[np.float64], wrong: NDArray[np.bool_], bins: NDArray[np.uint8]
+) -> list[NDArray[np.float64]]:
+    """Return, per node and bin, the log-odds that all nodes together have at its confidences."""
+    every = confidence.reshape(-1, 1)
+    own = Quantiser.fit(every, states=BINS, method="quantile").states(every)[:, 0]
+    odds = _levels(own, wrong.ravel())[own].reshape(confidence.shape)
+    return [
+        np.bincount(bins[:, v], odds[:, v]) / np.bincount(bins[:, v]) for v in range(bins.shape[1])
+    ]
+
+
+def _levels(
+    bins: NDArray[np.uint8], wrong: NDArray[np.bool_], pooled: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
     """Return the log-odds of being wrong in each bin of confidence, never rising.
+
+    They are shrunk towards the node's own share of wrong answers, or towards ``pooled``.
 
     They are piecewise linear in the log-odds of the rank, by penalised logistic regression: steps
     would lose the order of confidences within them.
@@ -218,8 +278,9 @@ def _levels(bins: NDArray[np.uint8], wrong: NDArray[np.bool_]) -> NDArray[np.flo
     knots = np.linspace(place[0], place[-1], min(KNOTS, len(place)))
     tents = np.stack([np.interp(place, knots, tent) for tent in np.eye(len(knots))], axis=1)
     bends = np.diff(np.eye(len(knots)), 2, axis=0)
-    penalty = STIFFNESS * bends.T @ bends + CALM * np.eye(len(knots))
-    share = float(logit(np.array((bad.sum() + 0.5) / (rows.sum() + 1))))
+    calm = CALM if pooled is None else POOLED_CALM
+    penalty = STIFFNESS * bends.T @ bends + calm * np.eye(len(knots))
+    share = logit((bad.sum() + 0.5) / (rows.sum() + 1)) if pooled is None else pooled
     height = np.zeros(len(knots))
     for _ in range(ROUNDS):
         chance = sigmoid(share + tents @ height)

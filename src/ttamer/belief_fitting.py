@@ -13,6 +13,7 @@ says and half what happened: the one has little spread, the other no bias.
 from __future__ import annotations
 
 from itertools import combinations
+from math import comb
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,7 @@ from ttamer.isotonic import rising
 from ttamer.logistic import sigmoid
 from ttamer.problem import Edge, Node, Problem
 from ttamer.quantiser import edges_of
+from ttamer.replay_states import play_states
 from ttamer.row_policy import smoother, solve_rows, width_of
 from ttamer.rungs import Rungs
 from ttamer.solvers.blas import one_thread
@@ -35,16 +37,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.cascade_spec import Order
+    from ttamer.ladder import Ladder
     from ttamer.trace import Trace
 
 __all__ = ["build_belief", "steps_of"]
 
 FOLDS = 3
-MOST_ANY = 6
-"""Up to so many separate models may be asked in any order: 63 steps."""
+REALISED = 0.5
+"""What a row would lose by stopping is so much what happened, and for the rest what X says ..."""
+FEW_ROWS = 300
+"""... and half as much with so few rows."""
+MOST_ANY = 10
+"""Up to so many separate models may be asked in any order, ..."""
+MOST_STEPS = 175
+"""... as many of them of one input as makes no more steps than this, and at most ..."""
+MOST_ASKED = 6
+"""... so many, all of which a belief looks at."""
 WINDOW = 2
 """Of a longer cascade with exits left out, a step is the last so many asked."""
-ROWS_PER_STATE = 40
+ROWS_PER_STATE = 10
 MOST_STATES = 64
 MOST_WAYS = 64
 """With more ways on there are half as many states: a file holds a matrix for each."""
@@ -56,12 +67,13 @@ def steps_of(
     """Return the steps, and (from, to, node asked) for each way on; the start is -1.
 
     Exits are asked in their order, separate models in any (with order "skip" in increasing order,
-    some left out). Where there are more than ``MOST_ANY``, separate models are asked cheapest
-    first, and with order "skip" a step is the last ``WINDOW`` asked.
+    some left out). Of more than six in any order, only some are asked of one input; of more than
+    ``MOST_ANY``, all are asked cheapest first. Of more than six with order "skip", a step is the
+    last ``WINDOW`` asked.
     """
     nodes = list(range(len(trace.names)))
     order = order or trace.spec.order
-    if order == "skip" and len(nodes) > MOST_ANY:
+    if order == "skip" and len(nodes) > MOST_ASKED:
         return _windows(len(nodes))
     if order == "fixed" or len(nodes) > MOST_ANY:
         if trace.spec.order != "skip" and not trace.spec.is_network:
@@ -69,17 +81,31 @@ def steps_of(
             nodes.sort(key=lambda node: (means[node], node))
         line = [tuple(nodes[: k + 1]) for k in range(len(nodes))]
         return line, [(k - 1, k, node) for k, node in enumerate(nodes)]
-    steps = [step for size in range(1, len(nodes) + 1) for step in combinations(nodes, size)]
+    steps = [step for size in _sizes(len(nodes)) for step in combinations(nodes, size)]
     number = {step: k for k, step in enumerate(steps)}
     ways = [(-1, number[(node,)], node) for node in nodes]
     onward = order == "skip"  # then only nodes further on may follow
     ways += [
-        (number[step], number[tuple(sorted((*step, node)))], node)
+        (number[step], number[wider], node)
         for step in steps
         for node in nodes
         if node not in step and (node > step[-1] or not onward)
+        if (wider := tuple(sorted((*step, node)))) in number
     ]
     return steps, ways
+
+
+def _sizes(nodes: int) -> range:
+    """Return how many of the nodes may be asked of one input.
+
+    >>> [max(_sizes(nodes)) for nodes in range(1, 11)]
+    [1, 2, 3, 4, 5, 6, 6, 4, 3, 3]
+    """
+    size, steps = 1, nodes
+    while size < min(nodes, MOST_ASKED) and steps + comb(nodes, size + 1) <= MOST_STEPS:
+        size += 1
+        steps += comb(nodes, size)
+    return range(1, size + 1)
 
 
 def _windows(nodes: int) -> tuple[list[Step], list[tuple[int, int, int]]]:
@@ -116,7 +142,9 @@ def build_belief(
     found = np.stack(
         [np.searchsorted(edges[k], least[:, k], side="right") for k in range(len(steps))], axis=1
     )
-    lost = 0.5 * (sigmoid(least) + wrong[np.arange(len(trace))[:, np.newaxis], owner])
+    met = wrong[np.arange(len(trace))[:, np.newaxis], owner]
+    share = REALISED * len(trace) / (len(trace) + FEW_ROWS)
+    lost = (1 - share) * sigmoid(least) + share * met
     lost[:, (least == SURE).all(axis=0)] = 0.0  # right by definition
     width = width_of(len(trace))
     problem = _problem(trace, steps, ways, found, lost, width)
@@ -131,11 +159,27 @@ def build_belief(
         rows=len(trace),
     )
     ladder = solve_rows(problem, found, lost, tradeoffs, width=width)
-    states_met = (found.astype(np.uint8), owner)
-    played = [fitted.played(policy, states_met) for policy in ladder]
-    met = [measure(each, trace, resamples=0) for each in played]
-    rungs = Rungs(np.array([each.error for each in met]), np.array([each.cost for each in met]))
-    return FittedLadder(ladder, fitted, rungs)
+    return FittedLadder(ladder, fitted, _rungs(ladder, fitted, trace, found, owner, lost))
+
+
+def _rungs(
+    ladder: Ladder,
+    fitted: BeliefFitted,
+    trace: Trace,
+    found: NDArray[np.intp],
+    owner: NDArray[np.intp],
+    lost: NDArray[np.float64],
+) -> Rungs:
+    """Return what each policy does where X comes from regressions that did not see the row."""
+    states = found.astype(np.uint8)
+    rows = np.arange(len(trace))
+    errors, costs, calm = [], [], []
+    for policy in ladder:
+        result = measure(fitted.played(policy, (states, owner)), trace, resamples=0)
+        errors.append(result.error)
+        costs.append(result.cost)
+        calm.append(lost[rows, play_states(policy, states)[0]].mean())
+    return Rungs(np.array(errors), np.array(costs), np.array(calm))
 
 
 def _cross_fitted(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ttamer.baselines import FAMILIES, Unsuitable
-from ttamer.baselines.selection import worth_having
 from ttamer.errors import ArgumentError
 from ttamer.fitting import fit
 from ttamer.replay import Setting
@@ -31,13 +30,12 @@ class FitFamily:
         self._options = options
 
     def fit(self, trace: Trace) -> list[Setting]:
-        """Fit a ladder; its policies on the lower envelope of the fit rows are the settings."""
+        """Fit a ladder; its policies are the settings: their tradeoffs are chosen on no rows."""
         try:
             ladder = fit(trace, **self._options)
         except ArgumentError as error:
             raise Unsuitable(str(error)) from None
-        settings = [Setting({"tradeoff": policy.tradeoff}, policy) for policy in ladder]
-        return worth_having(trace, settings)
+        return [Setting({"tradeoff": policy.tradeoff}, policy) for policy in ladder]
 
 
 OURS: dict[str, Family] = {

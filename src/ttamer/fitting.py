@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ttamer.belief_fitting import build_belief
+from ttamer.belief_fitting import MOST_ANY, build_belief
 from ttamer.counts import Counts, Pair
 from ttamer.errors import ArgumentError
-from ttamer.evaluation import full_cost, measure
+from ttamer.evaluation import full_cost, paid
 from ttamer.fitted import Fitted, FittedLadder
 from ttamer.isotonic import falling
 from ttamer.problem import Edge, Node, Problem
@@ -65,7 +65,9 @@ LEAST_ROWS = 10
 MOST_BELIEVED = 60
 """Beyond so many nodes the default is ``"calibrated"``: a file writes steps as sets of bits."""
 ENOUGH_ROWS = 2000
-"""From so many rows on a full belief needs no proof by cross-validation."""
+"""From so many rows on a full belief in the widest order needs no proof by cross-validation."""
+DOUBT = 2.0
+"""With fewer, another plan must be better by so many standard errors."""
 RUNGS = 48
 SHRINKAGE = 4.0
 """A state's share of wrong answers counts as if this many rows of the node's mean were added."""
@@ -189,12 +191,11 @@ def choose_plan(
     if len(plans) > 1:
         found = []
         for number, plan in enumerate(plans, start=1):
-            found.append(held_out_rungs(trace, plan, weights, folds=folds, seed=seed))
+            found.append(_held_out(trace, plan, weights, folds=folds, seed=seed))
             what = f"{plan.belief}, {plan.order}, {plan.states} states"
             say(f"tried {number} of {len(plans)}: {what}")
-        full = full_cost(trace.spec, trace)
-        least = int(np.argmin([_objective(each, weights, full) for each in found]))
-        best, rungs = plans[least], found[least]
+        chosen = _chosen(plans, [objective for _, objective in found])
+        best, rungs = plans[chosen], found[chosen][0]
     say(f"fitting belief {best.belief}, {len(weights)} tradeoffs")
     return best, weights, rungs
 
@@ -213,11 +214,12 @@ def _plans(
     way = order or trace.spec.order
     kept: list[Plan] = []
     if full:
-        widest: Literal["skip", "any"] = "skip" if trace.spec.has_passing else "any"
-        chosen = widest if way == "auto" else way
-        kept.append(Plan("full", chosen, states or 0, quantise, smoothing))
+        kept = [
+            Plan("full", each, states or 0, quantise, smoothing)
+            for each in _believed_orders(trace.spec, way)
+        ]
         if len(trace) >= ENOUGH_ROWS:
-            return kept
+            return kept[:1]
     if belief == "full":
         belief = "calibrated"
     return kept + [
@@ -225,6 +227,22 @@ def _plans(
         for each in _orders(trace.spec, way)
         for count in ((states,) if states is not None else _states_tried(len(trace)))
     ]
+
+
+def _believed_orders(
+    spec: CascadeSpec, order: Order
+) -> tuple[Literal["fixed", "skip", "any"], ...]:
+    """Return the orders that a full belief may take, the widest first."""
+    if order == "any" and len(spec) > MOST_ANY:
+        raise ArgumentError(
+            f'order is "any", and beliefs route among at most {MOST_ANY} models in any order; here '
+            f'are {len(spec)}: use "fixed" or "auto" (cheapest first), or belief="calibrated"'
+        )
+    if order != "auto":
+        return (order,)
+    if spec.has_passing:
+        return ("skip", "fixed")
+    return ("any", "fixed") if 1 < len(spec) <= MOST_ANY else ("fixed",)
 
 
 def build(trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64]) -> FittedLadder:
@@ -361,19 +379,45 @@ def held_out_rungs(
     trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64], *, folds: int, seed: int
 ) -> Rungs:
     """Return what the policies of a plan do on rows they were not fitted to, fold by fold."""
+    return _held_out(trace, plan, tradeoffs, folds=folds, seed=seed)[0]
+
+
+def _held_out(
+    trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64], *, folds: int, seed: int
+) -> tuple[Rungs, NDArray[np.float64]]:
+    """Return, of rows not fitted to, each policy's error and cost, and each row's objective.
+
+    A row's objective is its mean over the ladder, costs as shares of the full model's.
+    """
     rows = np.random.default_rng(seed).permutation(len(trace))
+    full = full_cost(trace.spec, trace)
+    weight = tradeoffs / (tradeoffs + (1 - tradeoffs) * full)  # of loss, against relative cost
     errors, costs = np.zeros(len(tradeoffs)), np.zeros(len(tradeoffs))
+    objective = np.zeros(len(trace))
     for part in np.array_split(rows, min(folds, len(trace))):
         ladder = build(trace.take(np.setdiff1d(rows, part)), plan, tradeoffs)
         held = trace.take(part)
+        wrong = held.wrong()
         for rung, played in enumerate(ladder.play_all(held)):
-            result = measure(played, held, resamples=0)
-            errors[rung] += len(part) * result.error
-            costs[rung] += len(part) * result.cost
-    return Rungs(errors / len(trace), costs / len(trace))
+            mine = wrong[np.arange(len(part)), played.answer]
+            cost = paid(played.asked, held)
+            errors[rung] += mine.sum()
+            costs[rung] += cost.sum()
+            objective[part] += weight[rung] * mine + (1 - weight[rung]) * cost / full
+    count = len(trace)
+    return Rungs(errors / count, costs / count), objective / len(tradeoffs)
 
 
-def _objective(rungs: Rungs, tradeoffs: NDArray[np.float64], full: float) -> float:
-    """Return the mean objective over the ladder, costs as shares of the full model's."""
-    weight = tradeoffs / (tradeoffs + (1 - tradeoffs) * full)  # of loss, against relative cost
-    return float((weight * rungs.errors + (1 - weight) * rungs.costs / full).mean())
+def _chosen(plans: Sequence[Plan], objectives: Sequence[NDArray[np.float64]]) -> int:
+    """Return which plan to take, given each row's objective under each.
+
+    The least mean. But a full belief stays unless another is better beyond doubt: of many plans
+    tried on few rows some look better by luck.
+    """
+    means = [float(each.mean()) for each in objectives]
+    best = int(np.argmin(means))
+    if plans[0].belief == "full" and best:
+        gain = objectives[0] - objectives[best]
+        if gain.mean() <= DOUBT * gain.std() / len(gain) ** 0.5:
+            return 0
+    return best

@@ -41,11 +41,12 @@ __all__ = ["smoother", "solve_rows", "width_of"]
 MOST_CELLS = 1 << 25
 """Rows times steps times tradeoffs worked on at once: a quarter of a GiB."""
 WIDTH = 0.22
+FEW_ROWS = 250
 
 
 def width_of(rows: int) -> float:
     """Return how far to smooth over states, as a share of all rows: less with more of them."""
-    return float(WIDTH * rows**-0.2)
+    return float(WIDTH * (1 + FEW_ROWS / rows) * rows**-0.2)
 
 
 def smoother(counts: NDArray[np.intp], width: float) -> NDArray[np.float64]:

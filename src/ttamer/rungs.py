@@ -35,11 +35,14 @@ class Rungs:
 
     errors: NDArray[np.float64]
     costs: NDArray[np.float64]
+    calm: NDArray[np.float64] | None = None
+    """The errors with less noise and perhaps some bias, to tell which rungs are corners."""
 
     @cached_property
     def corners(self) -> tuple[int, ...]:
         """The rungs on the lower convex envelope, the cheapest first."""
-        return tuple(lower_envelope(self.costs, self.errors).tolist())
+        errors = self.errors if self.calm is None else self.calm
+        return tuple(lower_envelope(self.costs, errors).tolist())
 
     def error_of(self, mix: Mix) -> float:
         """Return the expected error of a mix."""
