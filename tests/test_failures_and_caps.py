@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traces import answering_trace, chain_trace, passing_trace
 
 import ttamer as tt
+from traces import answering_trace, chain_trace, passing_trace
 from ttamer.cascade_spec import CascadeNode, CascadeSpec
 from ttamer.errors import ArgumentError, ObservationError
-from ttamer.trace import Trace
+
+if TYPE_CHECKING:
+    from ttamer.trace import Trace
 
 ROWS = 400
 
@@ -106,7 +109,8 @@ def test_a_cap_holds_whatever_happens(fitted, data):
         assert turn.cost == pytest.approx(before + price)
         assert turn.cost <= cap * (1 + 1e-6)
     assert turn.answer in told if told else turn.answer is None
-    assert turn.stopped and turn.price == 0.0
+    assert turn.stopped
+    assert turn.price == 0.0
     with pytest.raises(ObservationError, match="stopped"):
         turn.observe(confidence=0.5)
 
