@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from math import comb
 
 import numpy as np
@@ -799,3 +800,43 @@ def test_exits_passed_come_back_from_a_file(tmp_path):
     for one, two in zip(ladder.play_all(trace), loaded.play_all(trace), strict=True):
         np.testing.assert_array_equal(one.asked, two.asked)
         np.testing.assert_array_equal(one.answer, two.answer)
+
+
+# Explanations.
+
+
+def test_an_explanation_tells_every_belief_gain_and_price():
+    trace = answering_trace(3000, order="any")
+    policy = fit(trace).at(0.99)
+    turn = policy.session()
+    first = turn.explain()
+    assert first.beliefs == {}
+    assert first.gain is None
+    assert first.price == dict(zip(trace.names, trace.spec.costs, strict=True))[first.next]
+    while turn.next is not None:
+        turn.observe(confidence=0.5, prediction=f"c{len(turn.asked)}")  # nobody agrees
+        told = turn.explain()
+        assert set(told.beliefs) == set(turn.asked)
+        assert next(iter(told.beliefs)) == turn.answer  # the likeliest right
+        assert all(0 < chance < 1 for chance in told.beliefs.values())
+        assert list(told.beliefs.values()) == sorted(told.beliefs.values())
+        assert f"{told.beliefs[turn.answer]:.2%}" in told.why or turn.next is None
+        if turn.next is not None:
+            assert told.gain > 0
+            assert told.price > 0
+    assert told.price == 0
+    plain = told.to_dict()
+    assert json.loads(json.dumps(plain)) == plain
+    assert plain["beliefs"] == told.beliefs
+
+
+def test_an_answer_that_several_gave_is_judged_once():
+    trace = answering_trace(3000, order="fixed")
+    turn = fit(trace, tradeoffs=[1.0])[0].session()
+    turn.observe(confidence=0.5, prediction="c1")
+    turn.observe(confidence=0.5, prediction="c1")
+    assert list(turn.explain().beliefs) == ["middle"]  # it errs less than small
+    turn = fit(trace, tradeoffs=[1.0])[0].session()
+    turn.observe(confidence=0.5, prediction="c1")
+    turn.fail()
+    assert list(turn.explain().beliefs) == ["small"]

@@ -60,23 +60,41 @@ class Scorer:
     ) -> tuple[float, int]:
         """Return X as log-odds, and whose answer it is; those who failed have none."""
         best, owner = float("inf"), -1
-        for answer, own, others in self._terms[step]:
-            if answer in failed:
+        for terms in self._terms[step]:
+            if terms[0] in failed:
                 continue
-            if not own:
-                total = SURE
-            else:
-                total = own[0] + own[1] * odds[answer] + own[2] * lean[answer]
-                for other, weights in others:
-                    if not self._told:
-                        total += weights[0] * odds[other]
-                    elif said[other] == said[answer]:
-                        total += weights[0] + weights[1] * odds[other]
-                    else:
-                        total += weights[2] * odds[other] + weights[3] * lean[other]
+            total = self._odds_of(terms, odds, lean, said)
             if total < best:
-                best, owner = total, answer
+                best, owner = total, terms[0]
         return best, owner
+
+    def every(
+        self,
+        step: int,
+        odds: list[float],
+        lean: list[float],
+        said: list[int],
+        failed: tuple[int, ...] = (),
+    ) -> dict[int, float]:
+        """Return the log-odds that each answer looked at is wrong."""
+        answers = (terms for terms in self._terms[step] if terms[0] not in failed)
+        return {terms[0]: self._odds_of(terms, odds, lean, said) for terms in answers}
+
+    def _odds_of(
+        self, terms: Terms, odds: list[float], lean: list[float], said: list[int]
+    ) -> float:
+        answer, own, others = terms
+        if not own:
+            return SURE
+        total = own[0] + own[1] * odds[answer] + own[2] * lean[answer]
+        for other, weights in others:
+            if not self._told:
+                total += weights[0] * odds[other]
+            elif said[other] == said[answer]:
+                total += weights[0] + weights[1] * odds[other]
+            else:
+                total += weights[2] * odds[other] + weights[3] * lean[other]
+        return total
 
 
 def _terms(belief: Belief, step: Step, answer: int) -> Terms:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from ttamer.belief import LIFT
 from ttamer.belief_scorer import Scorer
 from ttamer.class_codes import class_text
 from ttamer.errors import ArgumentError, ObservationError, TraceError
@@ -113,7 +114,7 @@ class BeliefSession:
     """
 
     __slots__ = ("_asked", "_failed", "_fitted", "_lean", "_least", "_odds", "_owner", "_said",
-                 "_session", "_unknown", "unclear")  # fmt: skip
+                 "_session", "_step", "_unknown", "unclear")  # fmt: skip
 
     def __init__(self, fitted: BeliefFitted, session: LastAnswerSession) -> None:
         count = len(fitted.spec.names)
@@ -127,6 +128,7 @@ class BeliefSession:
         self._owner = -1
         self._least = float("inf")
         self._failed: tuple[int, ...] = ()
+        self._step = -1
         self.unclear = 0
         """How many confidences were not a number, and counted as the least sure."""
 
@@ -162,7 +164,7 @@ class BeliefSession:
             self._said[node] = code
             self._lean[node] = scorer.leans[node].get(code, 0.0)
         self._asked.append(node)
-        step = self._session.number
+        step = self._step = self._session.number
         self._least, self._owner = scorer.least(
             step, self._odds, self._lean, self._said, self._failed
         )
@@ -176,7 +178,8 @@ class BeliefSession:
         node = self._next_node()
         if node < 0:
             raise ObservationError("the session has stopped: start a new one")
-        scorer, step = self._fitted.scorer, self._session.number
+        scorer = self._fitted.scorer
+        step = self._step = self._session.number
         self._odds[node] = scorer.odds(node, float("nan"))
         self._failed = (*self._failed, node)
         self._asked.append(node)
@@ -259,4 +262,21 @@ class BeliefSession:
         else:
             on = f"asking on would come to {inner.index:.4g}, its {inner.best:.4g} is no more"
             why = f"{self._chance()}; {on}: stop"
-        return Explanation(self.next, self.answer, inner.best, inner.index, why)
+        return Explanation(
+            self.next, self.answer, inner.best, inner.index, why, self.price, self.beliefs
+        )
+
+    @property
+    def beliefs(self) -> dict[str, float]:
+        """The chance that each answer in hand is wrong, the likeliest right first.
+
+        An answer that several nodes gave is judged once, by the one of them that errs least.
+        """
+        if self._step < 0:
+            return {}
+        names = self._fitted.spec.names
+        odds = self._fitted.scorer.every(
+            self._step, self._odds, self._lean, self._said, self._failed
+        )
+        chances = {v: float(sigmoid(np.array(x))) for v, x in odds.items() if x < LIFT / 2}
+        return {names[v]: chances[v] for v in sorted(chances, key=chances.__getitem__)}

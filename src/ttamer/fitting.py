@@ -56,6 +56,7 @@ __all__ = [
     "fit",
     "held_out_rungs",
     "pairs_of",
+    "with_rungs",
 ]
 
 Belief = Literal["none", "calibrated", "full"]
@@ -137,8 +138,19 @@ def fit(
     ladder = build(trace, best, weights)
     if ladder.rungs is None or rungs is not None:
         rungs = rungs or held_out_rungs(trace, best, weights, folds=folds, seed=seed)
-        ladder = dataclasses.replace(ladder, rungs=rungs)
+        ladder = with_rungs(ladder, rungs.errors, trace)
     return ladder if kept is None else ladder.tested(kept)
+
+
+def with_rungs(ladder: FittedLadder, errors: NDArray[np.float64], trace: Trace) -> FittedLadder:
+    """Return the ladder with these errors on new rows, and what its policies cost on a trace.
+
+    Errors are those of policies fitted without the row; the policies of another fit cost something
+    else, so costs are those of the ladder itself.
+    """
+    costs = np.array([paid(each.asked, trace).mean() for each in ladder.play_all(trace)])
+    calm = None if ladder.rungs is None else ladder.rungs.calm
+    return dataclasses.replace(ladder, rungs=Rungs(errors, costs, calm))
 
 
 def _split(trace: Trace, share: float, seed: int) -> tuple[Trace, Trace]:

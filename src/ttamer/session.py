@@ -14,7 +14,7 @@ several times faster to read than arrays.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ from ttamer.errors import ObservationError
 from ttamer.tradeoff import weigh_losses
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ttamer.index_policy import IndexPolicy
     from ttamer.policy import Policy
     from ttamer.walk_policy import WalkPolicy
@@ -49,10 +51,24 @@ class Explanation:
     """
     why: str
     """The decision in words."""
+    price: float = 0.0
+    """What asking ``next`` costs, in the problem's units; 0 once stopped."""
+    beliefs: Mapping[str, float] = field(default_factory=dict)
+    """The chance that each answer in hand is wrong, where the policy is one on beliefs."""
+
+    @property
+    def gain(self) -> float | None:
+        """What asking on is expected to gain over stopping, price paid, weighed by the tradeoff.
+
+        Negative where it stops; ``None`` where there is nothing to compare.
+        """
+        if INFINITY in (self.best, self.index):
+            return None
+        return self.best - self.index
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; infinite ones as ``None``, since JSON has none."""
-        fields = vars(self).items()
+        fields = {**vars(self), "beliefs": dict(self.beliefs), "gain": self.gain}.items()
         return {k: None if isinstance(v, float) and abs(v) == INFINITY else v for k, v in fields}
 
 
@@ -185,7 +201,7 @@ class Session(ABC):
             why = f"nobody is left to ask: answer with {answer!r}"
         else:
             why = f"the answer of {answer!r} loses {loses}, at or below {index:.4g}: stop"
-        return Explanation(self.next, answer, best, index, why)
+        return Explanation(self.next, answer, best, index, why, self.price)
 
     def _worst(self) -> int:
         """The state of ``next`` that loses most."""

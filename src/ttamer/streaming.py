@@ -7,7 +7,6 @@ rows. Memory is bounded by the sample and one batch, whatever the length of the 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from ttamer.counts import Counts
 from ttamer.errors import TraceError
-from ttamer.fitting import build_from, choose_plan, columns_of, held_out_rungs, pairs_of
+from ttamer.fitting import build_from, choose_plan, columns_of, held_out_rungs, pairs_of, with_rungs
 from ttamer.quantiser import Quantiser
 from ttamer.trace import Trace
 
@@ -83,7 +82,7 @@ def fit_batches(
     if counts is None or counts.rows != rows:
         raise TraceError("the second reading gave other rows than the first: the file has changed")
     ladder = build_from(counts, quantiser, sample.spec, columns, plan, weights, trace_digest=digest)
-    return dataclasses.replace(ladder, rungs=rungs)
+    return with_rungs(ladder, rungs.errors, sample)
 
 
 def _sample(
