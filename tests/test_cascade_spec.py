@@ -65,7 +65,8 @@ SKIP, FIXED = "[cascade]\norder = 'skip'\n", "[cascade]\norder = 'fixed'\n"
         ("[node]\nname = 'a'\ncost = 1", "two brackets"),
         ("node = [1]", "[[node]] 1 must be a table"),
         ("cascade = 3\n" + NODE, "[cascade] must be a table"),
-        ("[serve]\nport = 1\n" + NODE, "unknown table 'serve'"),
+        ("serve = 3\n" + NODE, "[serve] must be a table, not 3"),
+        ("[server]\nport = 1\n" + NODE, "unknown table 'server'"),
         ("[[nodes]]\nname = 'a'", "unknown table 'nodes'"),
         ("[cascade]\nordre = 'any'\n" + NODE, "unknown key 'ordre'"),
         ("[cascade]\norder = 'some'\n" + NODE, '"fixed", "skip", "any", "auto"'),
@@ -141,6 +142,19 @@ def test_options_cannot_hide_a_cost():
         CascadeSpec((CascadeNode("a", 1, None, {"key": "\ud800"}),)).to_toml()
     with pytest.raises(CascadeError, match="is not text"):
         CascadeSpec((CascadeNode("a", 1, None, {1: 2}),)).to_toml()
+
+
+def test_a_serve_table_is_kept_as_it_stands():
+    spec = CascadeSpec.from_toml("[serve]\nallow = ['budget']\nlimits = {body = 1}\n" + NODE)
+    assert spec.serve == {"allow": ["budget"], "limits": {"body": 1}}
+    assert CascadeSpec.from_toml(spec.to_toml()) == spec
+    assert CascadeSpec.from_dict(spec.to_dict()) == spec
+    assert spec.with_costs({"a": 9}).serve == spec.serve
+    plain = CascadeSpec.from_toml(NODE)
+    assert plain.serve == {}
+    assert "serve" not in plain.to_dict()
+    assert len({spec, plain}) == 2
+    assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301 - our own
 
 
 def test_other_costs_and_names():

@@ -25,6 +25,7 @@ from ttamer._version import __version__
 
 if TYPE_CHECKING:
     from ttamer.artefact import inspect, load, save
+    from ttamer.cascade import Cascade
     from ttamer.cascade_spec import CascadeSpec
     from ttamer.collecting import collect
     from ttamer.errors import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from ttamer.index_policy import IndexPolicy
     from ttamer.ladder import Ladder
     from ttamer.mixture import Mixture
+    from ttamer.outcome import CascadeFailed, Outcome
     from ttamer.play.future import Future
     from ttamer.policy import Policy
     from ttamer.problem import Edge, Node, Problem
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
 # never loads the solvers, and ``import ttamer`` costs next to nothing.
 _HOMES = {
     "ttamer.artefact": ("inspect", "load", "save"),
+    "ttamer.cascade": ("Cascade",),
     "ttamer.cascade_spec": ("CascadeSpec",),
     "ttamer.collecting": ("collect",),
     "ttamer.errors": (
@@ -82,6 +85,7 @@ _HOMES = {
     "ttamer.index_policy": ("IndexPolicy",),
     "ttamer.ladder": ("Ladder",),
     "ttamer.mixture": ("Mixture",),
+    "ttamer.outcome": ("CascadeFailed", "Outcome"),
     "ttamer.play.future": ("Future",),
     "ttamer.policy": ("Policy",),
     "ttamer.problem": ("Edge", "Node", "Problem"),
@@ -100,7 +104,9 @@ __all__ = [
     "ArtefactDamaged",
     "ArtefactError",
     "ArtefactTooNew",
+    "Cascade",
     "CascadeError",
+    "CascadeFailed",
     "CascadeSpec",
     "Edge",
     "Explanation",
@@ -115,6 +121,7 @@ __all__ = [
     "Node",
     "ObservationError",
     "Optima",
+    "Outcome",
     "Policy",
     "Problem",
     "ProblemError",

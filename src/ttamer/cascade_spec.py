@@ -25,6 +25,8 @@ Exits of one network may be passed without running their ramp, where passing is 
     name = "exit 1"
     cost = 3.0               # its blocks, its ramp, the decision
     passing = 2.5            # its blocks alone: going past it without asking it
+
+A ``[serve]`` table is kept as it stands for the serving layer, like further keys of a node.
 """
 
 from __future__ import annotations
@@ -91,6 +93,8 @@ class CascadeSpec:
     order: Order = "auto"
     target: Target = "label"
     name: str | None = None
+    serve: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """The ``[serve]`` table, kept as it stands for the serving layer."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", tuple(self.nodes))
@@ -98,6 +102,7 @@ class CascadeSpec:
         _one_of(self.target, "target", _TARGETS)
         if self.name is not None and not isinstance(self.name, str):
             raise CascadeError(f"[cascade]: name must be text, not {self.name!r}")
+        object.__setattr__(self, "serve", dict(self.serve))
         if not self.nodes:
             raise CascadeError("there are no nodes: add one [[node]] table for each model or exit")
         checked = []
@@ -296,9 +301,10 @@ class CascadeSpec:
         if not isinstance(data, dict):
             raise CascadeError("a cascade must be a table with [[node]] tables inside")
         for key in data:
-            if key not in ("cascade", "node"):
+            if key not in ("cascade", "serve", "node"):
                 raise CascadeError(
-                    f"there is an unknown table {key!r}; a cascade has [cascade] and [[node]]"
+                    f"there is an unknown table {key!r}; a cascade has [cascade], [serve] and "
+                    "[[node]]"
                 )
         head = data.get("cascade", {})
         if not isinstance(head, dict):
@@ -308,6 +314,9 @@ class CascadeSpec:
                 raise CascadeError(
                     f"[cascade] has an unknown key {key!r}; it may have order, target, name"
                 )
+        serve = data.get("serve", {})
+        if not isinstance(serve, dict):
+            raise CascadeError(f"[serve] must be a table, not {serve!r}")
         tables = data.get("node", [])
         if not isinstance(tables, list):
             raise CascadeError("nodes must be written as [[node]], with two brackets")
@@ -327,7 +336,11 @@ class CascadeSpec:
                 )
             )
         return cls(
-            tuple(nodes), head.get("order", "auto"), head.get("target", "label"), head.get("name")
+            tuple(nodes),
+            head.get("order", "auto"),
+            head.get("target", "label"),
+            head.get("name"),
+            serve,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -342,7 +355,8 @@ class CascadeSpec:
             if node.passing is not None:
                 table["passing"] = node.passing
             nodes.append(table | dict(node.options))
-        return {"cascade": head, "node": nodes}
+        serve = {"serve": dict(self.serve)} if self.serve else {}
+        return {"cascade": head, **serve, "node": nodes}
 
     def to_toml(self) -> str:
         """Return text that reads back to an equal cascade.
@@ -360,6 +374,8 @@ class CascadeSpec:
         data = self.to_dict()
         try:
             parts = ["[cascade]\n" + toml_text(data["cascade"])]
+            if self.serve:
+                parts.append("[serve]\n" + toml_text(data["serve"]))
             parts += ["[[node]]\n" + toml_text(table) for table in data["node"]]
         except ValueError as error:
             raise CascadeError(f"cannot be written as TOML: {error}") from None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ttamer.trace import OnBad, Trace
 
-__all__ = ["open_source", "read_batches", "read_source", "read_trace", "write_trace"]
+__all__ = ["open_source", "read_batches", "read_source", "read_trace", "suffix_of", "write_trace"]
 
 _SUFFIXES = (".parquet", ".csv", ".csv.gz", ".npz")
 
@@ -142,7 +142,7 @@ def _check_rows(place: str, read: int, kept: int) -> None:
 def open_source(path: str | os.PathLike[str]) -> Source:
     """Open a trace file by its suffix, and read what it says of itself."""
     path = Path(path)
-    suffix = _suffix(path)
+    suffix = suffix_of(path)
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -213,7 +213,7 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     write it beside with ``trace.spec.to_file``.
     """
     path = Path(path)
-    suffix = _suffix(path)
+    suffix = suffix_of(path)
     if not len(trace):
         raise TraceError(f"{path}: a trace of no rows is not written")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -237,8 +237,13 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
         part.unlink(missing_ok=True)
 
 
-def _suffix(path: Path) -> str:
-    name = path.name.lower()
+def suffix_of(path: str | os.PathLike[str]) -> str:
+    """Return the suffix that says a file's format, or refuse the name.
+
+    >>> suffix_of("log.CSV.gz")
+    '.csv.gz'
+    """
+    name = Path(path).name.lower()
     for suffix in _SUFFIXES:
         if name.endswith(suffix):
             return suffix

@@ -22,6 +22,7 @@ from ttamer.cli import (
     frontier,
     inspect,
     networks,
+    serve,
     solve,
     theory,
 )
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         certify,
         frontier,
         bench,
+        serve,
         networks,
         inspect,
         solve,

@@ -1,4 +1,4 @@
-"""``ttamer collect``: a trace from Python callables."""
+"""``ttamer collect``: a trace from the upstreams of a cascade, or from Python callables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
+    from ttamer.trace import Trace
+
 __all__ = ["add_to"]
 
 
@@ -15,34 +17,113 @@ def add_to(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "collect",
-        help="make a trace by asking Python callables",
-        description="Ask every model about every input, measure the time each call takes, and "
-        "write the trace and its cascade.",
+        help="make a trace by asking: upstreams, or Python callables",
+        description="Ask every model about every input, and write the trace and its cascade. The "
+        "models are the upstreams of a cascade.toml, or Python callables, whose calls are timed.",
         allow_abbrev=False,
     )
-    parser.add_argument("models", nargs="+", metavar="NAME=MODULE:FUNCTION",
-                        help="a callable: input -> (prediction, confidence)")  # fmt: skip
-    parser.add_argument("--inputs", required=True, metavar="FILE", help="text, one input a line")
-    parser.add_argument("--labels", metavar="FILE", help="text, one right answer a line")
-    parser.add_argument("--repeat", type=int, default=1, metavar="N",
-                        help="calls per input; the median time counts (default 1)")  # fmt: skip
+    parser.add_argument("models", nargs="+", metavar="CASCADE.toml | NAME=MODULE:FUNCTION",
+                        help="a cascade with upstreams, or callables: input -> (prediction, "
+                        "confidence)")  # fmt: skip
     parser.add_argument("-o", "--output", default="trace.parquet", metavar="FILE",
                         help="Parquet, CSV or NPZ; its cascade goes beside it")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
+    upstreams = parser.add_argument_group("with a cascade.toml")
+    upstreams.add_argument("--prompts", metavar="FILE",
+                           help="JSON lines, CSV, or text with one prompt a line")  # fmt: skip
+    upstreams.add_argument("--label", default="label", metavar="FIELD",
+                           help="where the reference answer stands (default label)")  # fmt: skip
+    upstreams.add_argument("--endpoint", default="chat/completions",
+                           choices=("chat/completions", "completions", "classify"),
+                           help="what is asked of the upstreams")  # fmt: skip
+    upstreams.add_argument("--max-tokens", type=int, default=256, metavar="N",
+                           help="of an answer (default 256)")  # fmt: skip
+    upstreams.add_argument("--leave-out", action="store_true",
+                           help="leave out prompts for which a node failed")  # fmt: skip
+    upstreams.add_argument("--journal", metavar="FILE",
+                           help="keeps the answers (default: beside the output)")  # fmt: skip
+    callables = parser.add_argument_group("with callables")
+    callables.add_argument("--inputs", metavar="FILE", help="text, one input a line")
+    callables.add_argument("--labels", metavar="FILE", help="text, one right answer a line")
+    callables.add_argument("--repeat", type=int, default=1, metavar="N",
+                           help="calls per input; the median time counts (default 1)")  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Ask, write, and say what was found."""
+    from pathlib import Path
+
+    from ttamer.cli.show import as_json, number, table
+    from ttamer.trace_file import suffix_of
+
+    suffix_of(args.output)  # refuse others before anything is paid for
+    of_cascade = args.models[0].endswith(".toml")
+    trace = _from_upstreams(args) if of_cascade else _from_callables(args)
+    trace.write(args.output)
+    written = [args.output]
+    cascade = Path(args.output).with_suffix(".toml")
+    if not of_cascade or cascade.resolve() != Path(args.models[0]).resolve():
+        trace.spec.to_file(cascade)
+        written.append(str(cascade))
+    costs = dict(zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True))
+    if args.json:
+        facts = {"rows": len(trace), "costs": costs, "left_out": dict(trace.left_out)}
+        print(as_json({**facts, "written": written}))
+        return
+    print(f"{len(trace)} rows\n")
+    print(table(["node", "mean cost"], [[name, number(cost)] for name, cost in costs.items()]))
+    for reason, count in trace.left_out.items():
+        print(f"\n  {count} prompts left out: {reason}")
+    print(f"\n  written to {' and '.join(written)}")
+
+
+def _from_upstreams(args: argparse.Namespace) -> Trace:
+    from ttamer.cli.progress import teller
+    from ttamer.errors import ArgumentError
+    from ttamer.serve.collecting import collect_upstreams
+    from ttamer.serve.prompts import read_prompts
+    from ttamer.serve.settings import read_settings
+
+    if len(args.models) > 1:
+        raise ArgumentError(f"one cascade.toml is asked at a time, not {' '.join(args.models)}")
+    if args.prompts is None:
+        raise ArgumentError("say what to ask: --prompts FILE")
+    settings = read_settings(args.models[0])
+    request = {"temperature": 0, "max_tokens": args.max_tokens}
+    prompts = read_prompts(
+        args.prompts,
+        label=args.label,
+        endpoint=args.endpoint,
+        request={} if args.endpoint == "classify" else request,
+    )
+    tell = teller(quiet=args.json)
+    trace = collect_upstreams(
+        settings,
+        prompts,
+        args.journal or f"{args.output}.journal",
+        endpoint=args.endpoint,
+        on_error="leave_out" if args.leave_out else "refuse",
+        progress=lambda done, total, failed: tell(
+            f"{done} of {total} answers" + (f", {failed} failed" if failed else "")
+        ),
+    )
+    tell("")
+    return trace
+
+
+def _from_callables(args: argparse.Namespace) -> Trace:
     import sys
     from pathlib import Path
 
     from ttamer.cli.progress import teller
-    from ttamer.cli.show import as_json, number, table
     from ttamer.collecting import collect
+    from ttamer.errors import ArgumentError
 
     sys.path.insert(0, "")  # a module beside the user
     models = dict(_model(text) for text in args.models)
+    if args.inputs is None:
+        raise ArgumentError("say what to ask: --inputs FILE")
     inputs = Path(args.inputs).read_text("utf-8").splitlines()
     labels = Path(args.labels).read_text("utf-8").splitlines() if args.labels else None
     tell = teller(quiet=args.json)
@@ -54,16 +135,7 @@ def run(args: argparse.Namespace) -> None:
         progress=lambda done, total: tell(f"asked about {done} of {total} inputs"),
     )
     tell("")
-    trace.write(args.output)
-    cascade = Path(args.output).with_suffix(".toml")
-    trace.spec.to_file(cascade)
-    costs = dict(zip(trace.names, trace.spec.costs.tolist(), strict=True))
-    if args.json:
-        print(as_json({"rows": len(trace), "costs": costs, "written": [args.output, str(cascade)]}))
-        return
-    print(f"{len(trace)} rows\n")
-    print(table(["node", "mean cost"], [[name, number(cost)] for name, cost in costs.items()]))
-    print(f"\n  written to {args.output} and {cascade}")
+    return trace
 
 
 def _model(text: str) -> tuple[str, Callable[[Any], Any]]:

@@ -1,0 +1,331 @@
+"""What the gateway adds: beside a bare pass-through proxy, and beside LiteLLM's, in one run.
+
+``python benchmarks/serving.py [--litellm PYTHON] [--rounds N] [--json FILE]``
+
+Four servers run at once, each in a process of its own: an upstream that answers at once, a bare
+proxy in front of it (Starlette, uvicorn, aiohttp: the gateway's own stack), ``ttamer serve`` with a
+cascade of one node, and, if the interpreter of an installation is given, LiteLLM's proxy. One
+client loads them in turn, in rounds; a ratio is the median, over rounds, of ratios taken within one
+round. Latency is measured one request at a time; what a proxy adds is its latency less that of
+the upstream asked directly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONNECTIONS = 32
+REQUESTS = 1500
+SINGLE = 300
+KEY = "sk-benchmark-0123456789abcdef0123456789abcdef"
+BODY = json.dumps(
+    {"model": "ttamer", "messages": [{"role": "user", "content": "What is two and two? " * 20}]}
+).encode()
+ANSWER = json.dumps(
+    {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "model",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Two and two is four. " * 20},
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 120, "total_tokens": 220},
+    }
+).encode()
+
+
+def upstream() -> object:
+    """Return an application that answers at once."""
+    head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(ANSWER))]
+
+    async def app(scope: dict, receive: object, send: object) -> None:
+        if scope["type"] == "http":
+            while (await receive()).get("more_body"):
+                pass
+            await send({"type": "http.response.start", "status": 200, "headers": head})
+            await send({"type": "http.response.body", "body": ANSWER})
+
+    return app
+
+
+def bare_proxy(target: str) -> object:
+    """Return a proxy that hands request and response on, and nothing else."""
+    import aiohttp
+    from starlette.applications import Starlette
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> object:
+        connector = aiohttp.TCPConnector(limit=512)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            app.state.session = session
+            yield
+
+    async def relay(request: object) -> Response:
+        body = await request.body()
+        headers = {"content-type": "application/json"}
+        url = f"{target}/v1/chat/completions"
+        async with request.app.state.session.post(url, data=body, headers=headers) as response:
+            content = await response.read()
+            kind = response.headers["content-type"]
+            return Response(content, response.status, {"content-type": kind})
+
+    route = Route("/v1/chat/completions", relay, methods=["POST"])
+    return Starlette(routes=[route], lifespan=lifespan)
+
+
+def serve(what: str, port: int, target: str) -> None:
+    """Run one of the two applications above: what the benchmark's children do."""
+    import uvicorn
+
+    app = upstream() if what == "upstream" else bare_proxy(target)
+    lifespan = "off" if what == "upstream" else "on"
+    uvicorn.run(app, port=port, log_level="error", access_log=False, lifespan=lifespan)
+
+
+class Line:
+    """One connection that is kept open, over which one request at a time is made."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n"
+            f"authorization: Bearer {KEY}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(BODY)}\r\n\r\n"
+        )
+        self._request = head.encode() + BODY
+
+    async def open(self) -> Line:
+        """Connect."""
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        return self
+
+    def close(self) -> None:
+        """Hang up."""
+        self._writer.close()
+
+    async def ask(self) -> float:
+        """Make one request; return how long it took."""
+        start = time.perf_counter()
+        self._writer.write(self._request)
+        head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        size = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
+        content = await self._reader.readexactly(size)
+        if not head.startswith(b"http/1.1 200"):
+            raise RuntimeError(f"port {self._port} answered {head[:40]!r} {content[:200]!r}")
+        return time.perf_counter() - start
+
+
+async def load(port: int, connections: int, requests: int) -> tuple[float, list[float]]:
+    """Return requests per second, and how long each took."""
+    lines = await asyncio.gather(*(Line(port).open() for _ in range(connections)))
+    seconds: list[float] = []
+
+    async def work(line: Line) -> None:
+        seconds.extend([await line.ask() for _ in range(requests // connections)])
+
+    await asyncio.gather(*(line.ask() for line in lines))
+    start = time.perf_counter()
+    await asyncio.gather(*map(work, lines))
+    rate = len(seconds) / (time.perf_counter() - start)
+    for line in lines:
+        line.close()
+    return rate, seconds
+
+
+def cascade_files(folder: Path, port: int) -> list[str]:
+    """Write a cascade of one node and its policy; return their paths."""
+    import ttamer as tt
+
+    spec = tt.CascadeSpec.of({"model": 1.0})
+    rng = np.random.default_rng(0)
+    right = rng.random(200) < 0.8
+    trace = tt.Trace(
+        spec, 0.5 * right[:, None] + 0.5 * rng.random((200, 1)), correct=right[:, None]
+    )
+    tt.save(tt.fit(trace, belief="none"), folder / "policy.ttamer")
+    (folder / "cascade.toml").write_text(
+        '[serve]\nkeys_env = "BENCHMARK_KEYS"\n\n[[node]]\nname = "model"\ncost = 1.0\n'
+        f'upstream = "http://127.0.0.1:{port}/v1"\n'
+    )
+    return [str(folder / "cascade.toml"), str(folder / "policy.ttamer")]
+
+
+def litellm_file(folder: Path, port: int) -> str:
+    """Write LiteLLM's configuration; return its path."""
+    path = folder / "litellm.json"  # YAML takes JSON
+    params = {"model": "openai/model", "api_base": f"http://127.0.0.1:{port}/v1", "api_key": "x"}
+    models = [{"model_name": "ttamer", "litellm_params": params}]
+    path.write_text(json.dumps({"model_list": models, "litellm_settings": {"telemetry": False}}))
+    return str(path)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on."""
+    import socket
+
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@contextlib.contextmanager
+def children(litellm: str | None) -> Iterator[dict[str, int]]:
+    """Start all servers; give their ports by name."""
+    ports = dict(zip(("direct", "bare", "ttamer", "litellm"), free_ports(4), strict=True))
+    target = f"http://127.0.0.1:{ports['direct']}"
+    own = [sys.executable, str(Path(__file__).resolve())]
+    environment = {**os.environ, "BENCHMARK_KEYS": KEY, "LITELLM_MASTER_KEY": KEY}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        files = cascade_files(folder, ports["direct"])
+        commands = {
+            "direct": [*own, "--child", "upstream", str(ports["direct"])],
+            "bare": [*own, "--child", "bare", str(ports["bare"]), target],
+            "ttamer": [sys.executable, "-m", "ttamer", "serve", *files,
+                       "--port", str(ports["ttamer"])],
+        }  # fmt: skip
+        if litellm is None:
+            del ports["litellm"]
+        else:
+            program = str(Path(litellm).with_name("litellm"))
+            config = litellm_file(folder, ports["direct"])
+            commands["litellm"] = [program, "--config", config, "--port", str(ports["litellm"]),
+                                   "--host", "127.0.0.1", "--telemetry", "False"]  # fmt: skip
+        for command in commands.values():
+            child = subprocess.Popen(
+                command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                cwd=folder,
+            )  # fmt: skip
+            stack.callback(child.wait)
+            stack.callback(child.terminate)
+        for port in ports.values():
+            wait_for(port)
+        yield ports
+
+
+def wait_for(port: int, seconds: float = 90.0) -> None:
+    """Wait until a server answers the request that will be made."""
+    end = time.monotonic() + seconds
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions", BODY,
+        {"content-type": "application/json", "authorization": f"Bearer {KEY}"},
+    )  # fmt: skip
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=5):  # noqa: S310 - our own server
+                return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+
+
+async def measured(ports: dict[str, int], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Return, by server, rates and latencies of every round."""
+    found = {name: {"rate": [], "p50": [], "p99": []} for name in ports}
+    for port in ports.values():
+        await load(port, CONNECTIONS, REQUESTS // 3)  # warm
+    for number in range(rounds):
+        names = list(ports) if number % 2 else list(ports)[::-1]
+        for name in names:
+            fewer = 4 if name == "litellm" else 1
+            rate, _ = await load(ports[name], CONNECTIONS, REQUESTS // fewer)
+            _, seconds = await load(ports[name], 1, SINGLE // fewer)
+            found[name]["rate"].append(rate)
+            found[name]["p50"].append(float(np.quantile(seconds, 0.5)))
+            found[name]["p99"].append(float(np.quantile(seconds, 0.99)))
+    return found
+
+
+def ratio(above: list[float], below: list[float]) -> tuple[float, float, float]:
+    """Return the median of ratios within rounds, and their quartiles."""
+    each = [a / b for a, b in zip(above, below, strict=True)]
+    low, middle, high = np.quantile(each, [0.25, 0.5, 0.75]).tolist()
+    return middle, low, high
+
+
+def added(found: dict[str, dict[str, list[float]]], name: str, what: str) -> list[float]:
+    """Return, per round, the latency that a proxy adds."""
+    pairs = zip(found[name][what], found["direct"][what], strict=True)
+    return [through - direct for through, direct in pairs]
+
+
+def verdicts(found: dict[str, dict[str, list[float]]]) -> list[dict[str, object]]:
+    """Return each aim, what was found, and whether it is met."""
+    rows = [
+        ("throughput / bare proxy's", *ratio(found["ttamer"]["rate"], found["bare"]["rate"]),
+         ">=", 0.8),
+        ("added p50 / bare proxy's", *ratio(added(found, "ttamer", "p50"),
+         added(found, "bare", "p50")), "<=", 1.3),
+    ]  # fmt: skip
+    if "litellm" in found:
+        faster = ratio(found["ttamer"]["rate"], found["litellm"]["rate"])
+        rows.append(("throughput / LiteLLM's", *faster, ">=", 3.0))
+    keys = ("what", "ratio", "low", "high", "sign", "aim")
+    named = [dict(zip(keys, row, strict=True)) for row in rows]
+    for row in named:
+        met = row["ratio"] >= row["aim"] if row["sign"] == ">=" else row["ratio"] <= row["aim"]
+        row["met"] = bool(met)
+    return named
+
+
+def main() -> None:
+    """Measure, print a table, say which aims are met."""
+    parser = argparse.ArgumentParser(description="What the gateway adds, beside other proxies.")
+    parser.add_argument("--litellm", metavar="PYTHON", help="interpreter of a LiteLLM installation")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers")
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        what, port, *target = options.child
+        serve(what, int(port), *target or [""])
+        return
+    with children(options.litellm) as ports:
+        found = asyncio.run(measured(ports, options.rounds))
+    heads = ("requests/s", "p50 ms", "p99 ms", "added p50", "added p99")
+    print(" " * 10 + "".join(f"{head:>12}" for head in heads))
+    for name, values in found.items():
+        cells = [1000 * statistics.median(values[what]) for what in ("p50", "p99")]
+        cells += [1000 * statistics.median(added(found, name, what)) for what in ("p50", "p99")]
+        rate = statistics.median(values["rate"])
+        print(f"{name:10}{rate:12.0f}" + "".join(f"{cell:12.2f}" for cell in cells))
+    rows = verdicts(found)
+    for row in rows:
+        verdict = f"aim {row['sign']} {row['aim']}: {'met' if row['met'] else 'not met'}"
+        spread = f"({row['low']:.2f} to {row['high']:.2f})"
+        print(f"{row['what']:28}{row['ratio']:8.2f}  {spread}   {verdict}")
+    load_now = " ".join(f"{each:.1f}" for each in os.getloadavg())
+    print(f"{options.rounds} rounds, load {load_now} on {os.cpu_count()} cores")
+    if options.json:
+        options.json.write_text(json.dumps({"rounds": found, "aims": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

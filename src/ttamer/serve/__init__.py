@@ -1,0 +1,1 @@
+"""The edge that serves a cascade over HTTP; needs the extra ``[serve]``."""

@@ -1,0 +1,225 @@
+"""One request's life.
+
+key -> body -> a place -> what it asks -> who may answer -> the answer, in OpenAI's shape. Whatever
+happens, a request gets one response, and those who watch are told once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from contextlib import aclosing, suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from ttamer.outcome import CascadeFailed
+from ttamer.serve import chat
+from ttamer.serve.exchange import Guard
+from ttamer.serve.gateway import Errand, NodeFailed
+from ttamer.serve.limits import Busy, ClientGone, Refused, parse_json, read_body
+from ttamer.serve.refusing import INTERNAL, Rejected, check_key, send_refusal
+from ttamer.serve.relaying import relayed_events
+from ttamer.serve.served import Served
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from ttamer.outcome import Asked, Outcome
+    from ttamer.serve.chat import Kind, Question
+    from ttamer.serve.exchange import Exchange
+    from ttamer.serve.gateway import Gateway
+    from ttamer.serve.tracing import RequestSpan
+
+__all__ = ["Life"]
+
+GRACE = 5.0
+"""Seconds beyond its deadline in which a response must have been sent."""
+CHOICES = {name: f"x-ttamer-{name}".encode() for name in ("tradeoff", "budget", "error")}
+_JSON = {"content-type": "application/json"}
+_LATE = Rejected(504, "deadline", "no model answered in time")
+_SLOW_BODY = Rejected(408, "request_timeout", "the body did not come in time")
+
+
+class Life:
+    """One request that asks nodes, from its first byte to its last."""
+
+    def __init__(self, gateway: Gateway, exchange: Exchange, kind: Kind) -> None:
+        self._gateway, self._exchange, self._kind = gateway, exchange, kind
+        self._generation = gateway.reloader.current  # it finishes on the policy it began with
+        self._asked: tuple[Asked, ...] = ()
+        self._outcome: Outcome | None = None
+        self._error: str | None = None
+        self._has_body = False
+
+    async def live(self) -> None:
+        """See it through."""
+        gateway, exchange = self._gateway, self._exchange
+        gateway.metrics.started()
+        span = gateway.tracing.request(
+            f"/v1{self._kind.path}",
+            traceparent=exchange.header(b"traceparent"),
+            tracestate=exchange.header(b"tracestate"),
+        )
+        try:
+            async with Guard(exchange.receive, gateway.settings.serve.timeout + GRACE) as guard:
+                await self._serve(span, guard)
+        except Refused as error:
+            await self._refuse(error)
+        except TimeoutError:
+            await self._refuse(_LATE if self._has_body else _SLOW_BODY)
+        except asyncio.CancelledError:
+            self._error = "cancelled"
+            raise
+        except Exception as error:
+            gateway.log.failure(exchange.request_id, error)
+            self._error = "internal"
+            if not exchange.status:
+                await exchange.send_json(500, INTERNAL)
+        finally:
+            gateway.finished(self._served(), span)
+
+    async def _serve(self, span: RequestSpan, guard: Guard) -> None:
+        gateway, exchange, serve = self._gateway, self._exchange, self._gateway.settings.serve
+        check_key(gateway.keys, exchange)
+        question = await self._read()
+        guard.look_out()
+        errand = Errand(question, exchange.request_id, exchange.start + serve.timeout, span)
+        alone = gateway.alone(question.model)
+        exchange.more_headers["x-ttamer-policy"] = self._generation.short
+        async with gateway.gate.place(errand.left):
+            if alone is not None and question.stream:
+                await self._relay(errand, alone)
+            else:
+                await self._answer(errand, alone)
+
+    async def _read(self) -> Question:
+        """Read all of the request, and check it."""
+        exchange, serve = self._exchange, self._gateway.settings.serve
+        content_type = exchange.header(b"content-type") or ""
+        if content_type.partition(";")[0].strip().lower() != "application/json":
+            raise Rejected(415, "unsupported_media_type", "send application/json")
+        body = await read_body(
+            exchange.receive, most=serve.max_body, content_length=exchange.header(b"content-length")
+        )
+        self._has_body = True
+        question = chat.question_from(parse_json(body, deepest=serve.max_depth), self._kind)
+        return _with_header_choice(question, exchange)
+
+    async def _answer(self, errand: Errand, alone: str | None) -> None:
+        exchange, question = self._exchange, errand.question
+        try:
+            self._outcome = outcome = await self._gateway.answer(errand, self._generation, alone)
+        except CascadeFailed as error:
+            self._asked = error.asked
+            raise _failure(error, errand) from None
+        self._asked = outcome.asked
+        exchange.more_headers |= _told(outcome)
+        content = getattr(outcome.answer, "content", b"")
+        if content:
+            await exchange.send_bytes(200, content, _JSON)  # one node's own bytes
+            return
+        whole = chat.completed(question, outcome, exchange.request_id)
+        if question.stream:
+            await exchange.send_events(_each(chat.events(question, whole)))
+        else:
+            await exchange.send_json(200, whole)
+
+    async def _relay(self, errand: Errand, name: str) -> None:
+        """Hand one node's stream on as it comes."""
+        exchange = self._exchange
+        async with relayed_events(self._gateway, errand, name) as relayed:
+            try:
+                chunks, content_type = await relayed.begin()
+                exchange.more_headers |= _path_headers(name, (name,), relayed.cost)
+                async with aclosing(chunks):
+                    await exchange.send_events(chunks, content_type)
+            except NodeFailed as error:
+                failed = CascadeFailed(f"no node gave an answer: {error}", late=errand.left <= 0)
+                raise _failure(failed, errand) from None
+            finally:
+                self._asked = (relayed.asked(),)
+                self._outcome = relayed.outcome()
+
+    async def _refuse(self, error: Refused) -> None:
+        exchange = self._exchange
+        self._error = error.code
+        if isinstance(error, ClientGone):
+            return
+        if isinstance(error, Busy):
+            self._gateway.metrics.refused()
+        if not exchange.status:
+            await send_refusal(exchange, error)
+        elif exchange.is_stream:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GRACE):
+                    await exchange.send_error_event(chat.error_of(error))
+
+    def _served(self) -> Served:
+        exchange, outcome = self._exchange, self._outcome
+        gone = self._error == ClientGone.code
+        return Served(
+            request_id=exchange.request_id,
+            endpoint=f"/v1{self._kind.path}",
+            status=ClientGone.status if gone else exchange.status or 500,
+            seconds=exchange.seconds,
+            policy=self._generation.short,
+            asked=self._asked,
+            by=None if outcome is None else outcome.by,
+            cost=math.fsum(one.cost for one in self._asked),
+            capped=outcome is not None and outcome.capped,
+            hedged=sum(one.calls - 1 for one in self._asked),
+            error=self._error,
+        )
+
+
+def _with_header_choice(question: Question, exchange: Exchange) -> Question:
+    """Take what the headers choose; twice over is refused."""
+    choices = [] if question.choice is None else [question.choice]
+    for name, header in CHOICES.items():
+        text = exchange.header(header)
+        if text is None:
+            continue
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise Rejected(400, "bad_header", f"the header x-ttamer-{name} must be a number")
+        choices.append((name, value))
+    if len(choices) > 1:
+        raise Rejected(400, "bad_choice", "choose one of tradeoff, budget and error, once")
+    return dataclasses.replace(question, choice=choices[0]) if choices else question
+
+
+def _failure(error: CascadeFailed, errand: Errand) -> Refused:
+    """Return what the client is told when no node answered: how many, never what they said."""
+    nodes = [one.node for one in error.asked]
+    if nodes and errand.clients_fault >= set(nodes):
+        return Rejected(400, "refused_upstream", "the model refused the request as malformed")
+    if error.late:
+        return _LATE
+    return Rejected(502, "upstream_failed", "no model gave an answer that can be used")
+
+
+def _told(outcome: Outcome) -> dict[str, str]:
+    return _path_headers(outcome.by, outcome.path, outcome.cost)
+
+
+def _path_headers(by: str, path: tuple[str, ...], cost: float) -> dict[str, str]:
+    return {
+        "x-ttamer-answered-by": _quoted(by),
+        "x-ttamer-path": ",".join(map(_quoted, path)),
+        "x-ttamer-cost": f"{cost:.10g}",
+    }
+
+
+@lru_cache(maxsize=1024)
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+async def _each(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk

@@ -1,0 +1,122 @@
+"""Run a gateway until it is told to stop; requests in progress are finished first."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import ipaddress
+import logging
+import signal
+import socket
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ttamer.errors import ArgumentError, MissingExtra
+
+try:
+    import uvicorn
+except ImportError:  # pragma: no cover - the tests have it
+    raise MissingExtra("uvicorn", "serve") from None
+
+from ttamer.serve.app import make_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from ttamer.serve.gateway import Gateway
+
+__all__ = ["check_open", "listen", "run"]
+
+BACKLOG = 2048
+
+
+def run(gateway: Gateway, listener: socket.socket, started: Callable[[], None]) -> None:
+    """Serve on a listening socket until SIGTERM or SIGINT; ``started`` is called once ready.
+
+    A first signal lets requests in progress finish, for as long as ``[serve] drain`` says; a second
+    one does not.
+    """
+    config = uvicorn.Config(
+        make_app(gateway),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        ws="none",
+        server_header=False,
+        proxy_headers=False,  # who asks is known by key, not by address
+        timeout_graceful_shutdown=max(1, round(gateway.settings.serve.drain)),
+    )
+
+    async def serve() -> None:
+        async with gateway:
+            gc.collect()
+            gc.freeze()  # what was loaded so far stays: no need to look through it again
+            gc.set_threshold(100_000)  # by default collecting took a tenth of the time
+            started()
+            await _Server(config, gateway).serve(sockets=[listener])
+
+    for name in ("uvicorn", "asyncio"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.WARNING)
+        logger.handlers, logger.propagate = [gateway.log.handler()], False
+    with _signals_survived(), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(serve())
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; port 0 takes one that is free."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(
+            f"cannot listen on {host}, port {port}: {reason}; choose others with --host and --port"
+        ) from None
+    listener.set_inheritable(False)
+    return listener
+
+
+def check_open(host: str, *, has_keys: bool, is_open: bool) -> None:
+    """Refuse to serve without keys to anybody but this machine, unless that is wanted."""
+    if has_keys or is_open or _is_loopback(host):
+        return
+    raise ArgumentError(
+        f"without API keys only this machine is served, and --host is {host}; set keys_env in "
+        "[serve], or say --open to serve anybody"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Server(uvicorn.Server):
+    """A server that is no longer ready as soon as it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._gateway.ready = False
+        super().handle_exit(sig, frame)
+
+
+@contextmanager
+def _signals_survived() -> Iterator[None]:
+    """The server raises the signal that ended it once more; by then it has been obeyed."""
+
+    def obeyed(*_: Any) -> None:
+        pass
+
+    before = {sig: signal.signal(sig, obeyed) for sig in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for sig, handler in before.items():
+            signal.signal(sig, handler)

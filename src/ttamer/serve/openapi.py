@@ -1,0 +1,173 @@
+"""The OpenAPI description served at ``/openapi.json``."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ttamer._version import __version__
+from ttamer.serve.chat import CASCADE, KINDS
+
+if TYPE_CHECKING:
+    from ttamer.serve.chat import Kind
+    from ttamer.serve.settings import Settings
+
+__all__ = ["description"]
+
+_TEXT = {"type": "string"}
+_WHOLE = {"type": "integer"}
+_CALLED = {
+    "x-request-id": "The request's id: the caller's own, where it sent a harmless one.",
+    "x-ttamer-answered-by": "The node whose answer this is, percent-encoded.",
+    "x-ttamer-path": "The nodes asked, in order, percent-encoded, with commas between.",
+    "x-ttamer-cost": "What they cost, in the cascade's units.",
+    "x-ttamer-policy": "The first 16 digits of the policy's SHA-256.",
+}
+_SUMMARIES = {
+    "/chat/completions": "Answer a chat by the cascade.",
+    "/completions": "Continue a text by the cascade.",
+    "/classify": "Label a text by the cascade.",
+}
+_ERRORS = {
+    "400": "The request is not as described, or every model refused it.",
+    "401": "No key, or a wrong one.",
+    "404": "There is no such model.",
+    "408": "The body did not come in time.",
+    "413": "The body is too large.",
+    "415": "The body is not declared as application/json.",
+    "429": "Too many requests at once: try again after Retry-After.",
+    "502": "No model gave an answer that can be used.",
+    "504": "No model answered in time.",
+}
+
+
+def description(settings: Settings) -> dict[str, Any]:
+    """Return what a gateway of these settings serves, as OpenAPI 3.1."""
+    serve = settings.serve
+    has_keys = serve.keys_env is not None or serve.keys_file is not None
+    security: list[Any] = [{"key": []}] if has_keys else []
+    paths: dict[str, Any] = {
+        f"/v1{kind.path}": {"post": _post(kind.path, _schema(kind, settings), security)}
+        for kind in KINDS
+    }
+    paths["/v1/models"] = {"get": _get("List what may be asked.", "ModelList", security)}
+    paths["/healthz"] = {"get": _get("Say that the process lives.", "Health", [])}
+    ready = _get("Say whether requests are taken.", "Health", [])
+    ready["responses"]["503"] = _response("Not yet, or no longer.", "Health")
+    paths["/readyz"] = {"get": ready}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": settings.spec.name or "ttamer gateway",
+            "version": __version__,
+            "description": "An OpenAI-compatible gateway in front of a cascade of models.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": _SCHEMAS,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _schema(kind: Kind, settings: Settings) -> dict[str, Any]:
+    """Return what this very gateway takes: its models, and the choices that it allows."""
+    serve, fields = settings.serve, dict(kind.schema["properties"])
+    names = [settings.spec.name or CASCADE, CASCADE]
+    names += settings.spec.names if serve.direct else ()
+    fields["model"] = {"type": "string", "enum": list(dict.fromkeys(names))}
+    choices = {}
+    for name in serve.allow:
+        low, high = getattr(serve, f"{name}_range")
+        top = {} if high == math.inf else {"maximum": high}
+        choices[name] = {"type": "number", "minimum": low, **top}
+    most = {"maxProperties": min(1, len(choices))}
+    fields["ttamer"] = {**fields["ttamer"], "properties": choices, **most}
+    return {**kind.schema, "properties": fields}
+
+
+def _post(path: str, schema: dict[str, Any], security: list[Any]) -> dict[str, Any]:
+    answer = _response("The answer.", _ANSWERS[path])
+    answer["headers"] = {
+        name: {"description": text, "schema": _TEXT} for name, text in _CALLED.items()
+    }
+    if path != "/classify":
+        answer["content"]["text/event-stream"] = {"schema": _object({"data": _TEXT})}
+    errors = {code: _response(text, "Error") for code, text in _ERRORS.items()}
+    errors["429"]["headers"] = {"retry-after": {"schema": _WHOLE}}
+    return {
+        "summary": _SUMMARIES[path],
+        "operationId": path.strip("/").replace("/", "_"),
+        "security": security,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {"200": answer, **errors},
+    }
+
+
+def _get(summary: str, schema: str, security: list[Any]) -> dict[str, Any]:
+    responses = {"200": _response("It is so.", schema)}
+    if security:
+        responses["401"] = _response(_ERRORS["401"], "Error")
+    return {"summary": summary, "security": security, "responses": responses}
+
+
+def _response(text: str, schema: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    return {"description": text, "content": content}
+
+
+def _object(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
+    properties = {**required, **optional}
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+def _list(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+_ANSWERS = {
+    "/chat/completions": "ChatCompletion",
+    "/completions": "Completion",
+    "/classify": "Classification",
+}
+_HEAD = {"id": _TEXT, "object": _TEXT, "created": _WHOLE, "model": _TEXT}
+_MESSAGE = _object({"role": _TEXT}, content={"type": ["string", "null"]})
+_CHOICE = {"index": _WHOLE, "finish_reason": {"type": ["string", "null"]}}
+_SCHEMAS = {
+    "ChatCompletion": _object(
+        {**_HEAD, "choices": _list(_object({**_CHOICE, "message": _MESSAGE}))},
+        usage={"type": "object"},
+    ),
+    "Completion": _object(
+        {**_HEAD, "choices": _list(_object({**_CHOICE, "text": _TEXT}))}, usage={"type": "object"}
+    ),
+    "Classification": _object(
+        {
+            **_HEAD,
+            "label": _TEXT,
+            "confidence": {"type": "number"},
+            "cost": {"type": "number"},
+            "path": _list(_TEXT),
+            "why": _TEXT,
+        }
+    ),
+    "ModelList": _object(
+        {
+            "object": _TEXT,
+            "data": _list(_object({"id": _TEXT, "object": _TEXT, "owned_by": _TEXT})),
+        }
+    ),
+    "Health": _object({"status": _TEXT}),
+    "Error": _object(
+        {
+            "error": _object(
+                {
+                    "message": _TEXT,
+                    "type": _TEXT,
+                    "param": {"type": ["string", "null"]},
+                    "code": {"type": ["string", "null"]},
+                }
+            )
+        }
+    ),
+}

@@ -1,0 +1,212 @@
+"""The status page: traffic per node, the operating point on the frontier, the bill.
+
+The page (``status.html``) holds no data and may be shown to anybody; it asks for ``status.json``
+every two seconds, with a key where one is needed. All text from outside is put into it as text.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from ttamer.fitted import FittedLadder, FittedPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ttamer.mixture import Mixture
+    from ttamer.serve.served import Served
+
+__all__ = ["PAGE", "PAGE_HEADERS", "Frontier", "Rung", "Status", "frontier_of"]
+
+MOST_EVENTS = 50
+RECENT = 500
+"""How many requests the live mean cost is taken over."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What a policy is expected to cost, and how often to be wrong."""
+
+    tradeoff: float
+    cost: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The rungs of an artefact, and the one that serves."""
+
+    rungs: tuple[Rung, ...]
+    operating: Rung
+
+
+def frontier_of(artefact: FittedLadder | FittedPolicy, policy: FittedPolicy | Mixture) -> Frontier:
+    """Say what each policy of an artefact is expected to do, and the one that serves.
+
+    What was measured on rows not fitted to, where the artefact knows it; else what the fit itself
+    expects.
+    """
+    rungs = _rungs(artefact)
+    if isinstance(policy, FittedPolicy):
+        operating = rungs.get(policy.tradeoff) or _rung(policy)
+    else:
+        cheap, dear = (rungs[each.tradeoff] for each in (policy.cheap, policy.dear))
+        operating = _mixed(cheap, dear, policy.share)
+    distinct = {(round(r.cost, 9), round(r.error, 9)): r for r in reversed(rungs.values())}
+    return Frontier(tuple(reversed(distinct.values())), operating)
+
+
+def _rungs(artefact: FittedLadder | FittedPolicy) -> dict[float, Rung]:
+    """By tradeoff, in increasing order."""
+    if isinstance(artefact, FittedPolicy):
+        return {artefact.tradeoff: _rung(artefact)}
+    if artefact.rungs is None:
+        return {policy.tradeoff: _rung(policy) for policy in artefact}
+    tradeoffs = artefact.ladder.tradeoffs
+    measured = zip(artefact.rungs.costs.tolist(), artefact.rungs.errors.tolist(), strict=True)
+    return {t: Rung(t, *point) for t, point in zip(tradeoffs, measured, strict=True)}
+
+
+def _rung(policy: FittedPolicy) -> Rung:
+    inner = policy.policy
+    return Rung(policy.tradeoff, inner.expected_cost, inner.expected_loss)
+
+
+def _mixed(cheap: Rung, dear: Rung, share: float) -> Rung:
+    ends = zip(asdict(cheap).values(), asdict(dear).values(), strict=True)
+    return Rung(*((1 - share) * low + share * high for low, high in ends))
+
+
+@dataclass
+class _Traffic:
+    """What one node did."""
+
+    asked: int = 0
+    answered: int = 0
+    failed: int = 0
+    spent: float = 0.0
+
+
+class Status:
+    """What the page shows, counted as requests finish.
+
+    >>> status = Status({"small": 1.0, "large": 12.5})
+    >>> status.event("start", "two nodes")
+    """
+
+    def __init__(
+        self,
+        costs: Mapping[str, float],
+        name: str = "cascade",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._costs = dict(costs)
+        self._name = name
+        self._clock = clock
+        self._since = clock()
+        self._nodes = {node: _Traffic() for node in costs}
+        self._requests = self._decided = self._refused = self._failed = 0
+        self._spent = 0.0
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+
+    def finished(self, served: Served) -> None:
+        """Count one request."""
+        self._requests += 1
+        self._refused += served.status == 429
+        self._failed += served.status >= 500
+        if not served.asked:
+            return
+        for seen in served.asked:
+            node = self._nodes.get(seen.node)
+            if node is not None:
+                node.asked += 1
+                node.failed += seen.error is not None
+                node.spent += _sum(seen.cost)
+        answered = self._nodes.get(served.by or "")
+        if answered is not None:
+            answered.answered += 1
+        self._decided += 1
+        self._spent += _sum(served.cost)
+        self._recent.append(_sum(served.cost))
+
+    def event(self, kind: str, text: str, *, ok: bool = True) -> None:
+        """Remember that something happened to the gateway."""
+        self._events.append({"time": self._clock(), "kind": kind, "text": text, "ok": ok})
+
+    def to_dict(
+        self,
+        frontier: Frontier,
+        *,
+        version: str,
+        running: int = 0,
+        waiting: int = 0,
+        rows_lost: int = 0,
+    ) -> dict[str, Any]:
+        """Return all the page shows, in plain values."""
+        dearest = max(self._costs, key=self._costs.__getitem__)
+        always = self._costs[dearest] * self._decided
+        return {
+            "name": self._name,
+            "version": version,
+            "now": self._clock(),
+            "since": self._since,
+            "requests": {
+                "all": self._requests,
+                "decided": self._decided,
+                "refused": self._refused,
+                "failed": self._failed,
+                "running": running,
+                "waiting": waiting,
+            },
+            "nodes": [
+                {"name": name, "cost": self._costs[name], **vars(traffic)}
+                for name, traffic in self._nodes.items()
+            ],
+            "bill": {
+                "spent": self._spent,
+                "mean": self._spent / self._decided if self._decided else None,
+                "recent_mean": sum(self._recent) / len(self._recent) if self._recent else None,
+                "dearest": dearest,
+                "always_dearest": always,
+                "saved": 1 - self._spent / always if always else None,
+            },
+            "frontier": [asdict(rung) for rung in frontier.rungs],
+            "operating": asdict(frontier.operating),
+            "rows_lost": rows_lost,
+            "events": list(reversed(self._events)),
+        }
+
+
+def _sum(cost: float) -> float:
+    return cost if isfinite(cost) else 0.0
+
+
+def _allowed(page: str, tag: str) -> str:
+    """The hash by which a browser knows the one inline script or style of the page."""
+    (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+    digest = hashlib.sha256(inside.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+_HTML = files("ttamer.serve").joinpath("status.html").read_text("utf-8")
+PAGE = _HTML.encode()
+PAGE_HEADERS = {
+    "content-type": "text/html; charset=utf-8",
+    "cache-control": "no-store",
+    "content-security-policy": (
+        f"default-src 'none'; script-src {_allowed(_HTML, 'script')}; "
+        f"style-src {_allowed(_HTML, 'style')}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    ),
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}

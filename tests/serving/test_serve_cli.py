@@ -1,0 +1,173 @@
+"""``ttamer serve`` as a process: it starts, serves, drains on SIGTERM, and reloads on SIGHUP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2 as httpx
+import pytest
+
+import ttamer as tt
+
+ASK = {"model": "ttamer", "messages": [{"role": "user", "content": "Which letter?"}]}
+
+
+class Process:
+    """A gateway in a process of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "ttamer", "serve", *arguments, "--port", "0", "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONWARNINGS": "error"},
+        )
+        self.lines: list[dict] = []
+        self._heard = threading.Condition()
+        line = self.child.stdout.readline()
+        if not line:
+            _, said = self.child.communicate(timeout=30)
+            raise RuntimeError(said)
+        self.url = json.loads(line)["url"]
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.child.stderr:
+            with self._heard:
+                self.lines.append(json.loads(line))
+                self._heard.notify_all()
+
+    def wait_for(self, event: str, count: int = 1) -> dict:
+        """Wait until so many of these events were logged; return the last."""
+
+        def found():
+            return [line for line in self.lines if line["event"] == event]
+
+        with self._heard:
+            assert self._heard.wait_for(lambda: len(found()) >= count, 30), self.lines
+            return found()[-1]
+
+    def post(self, **fields):
+        return httpx.post(f"{self.url}/v1/chat/completions", json={**ASK, **fields}, timeout=30.0)
+
+    def end(self, sent: int = signal.SIGTERM) -> int:
+        self.child.send_signal(sent)
+        return self.child.wait(30)
+
+
+@pytest.fixture
+def start():
+    started: list[Process] = []
+
+    def start(served, *arguments: str) -> Process:
+        started.append(Process(str(served.cascade), str(served.artefact), *arguments))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.child.kill()
+        process.child.wait(30)
+        process.child.stdout.close()
+        process._reader.join(30)
+        process.child.stderr.close()
+
+
+def test_it_serves_and_ends_well(served, start):
+    gateway = start(served)
+    assert gateway.post().status_code == 200
+    assert httpx.get(f"{gateway.url}/readyz").status_code == 200
+    assert gateway.end() == 0
+    assert gateway.wait_for("stop")["running"] == 0
+
+
+def test_sigterm_lets_what_runs_finish_and_takes_nothing_new(served, start):
+    gateway = start(served)
+    for upstream in served.upstreams.values():
+        upstream.mode = "slow"
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(gateway.post) for _ in range(4)]
+        while sum(upstream.open for upstream in served.upstreams.values()) < 4:
+            threading.Event().wait(0.01)
+        gateway.child.send_signal(signal.SIGTERM)
+        _until_refused(gateway.url)
+        assert gateway.child.poll() is None
+        for upstream in served.upstreams.values():
+            upstream.mode = "ok"
+            upstream.release()
+        assert [reply.result(30).status_code for reply in running] == [200] * 4
+    assert gateway.child.wait(30) == 0
+
+
+def _until_refused(url: str) -> None:
+    for _ in range(2000):
+        try:
+            httpx.get(f"{url}/healthz", timeout=1.0)
+        except httpx.TransportError:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("new connections are still taken")
+
+
+def test_the_drain_has_an_end(make_served, start):
+    served = make_served(2, serve={"drain": 1.0})
+    gateway = start(served)
+    for upstream in served.upstreams.values():
+        upstream.mode = "slow"
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(gateway.post)
+        while not any(upstream.open for upstream in served.upstreams.values()):
+            threading.Event().wait(0.01)
+        assert gateway.end() == 0
+        assert running.exception(30) is not None or running.result().status_code >= 500
+
+
+def test_sighup_loads_the_policy_again(served, start):
+    gateway = start(served)
+    before = gateway.post().headers["x-ttamer-policy"]
+    tt.save(served.ladder, served.artefact, notes={"second": "time"})
+    gateway.child.send_signal(signal.SIGHUP)
+    assert gateway.wait_for("policy", 2)["ok"]
+    assert gateway.post().headers["x-ttamer-policy"] != before
+    served.artefact.write_bytes(b"garbage")
+    gateway.child.send_signal(signal.SIGHUP)
+    assert not gateway.wait_for("policy", 3)["ok"]
+    assert gateway.post().status_code == 200
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ttamer", "serve", *arguments],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_check_reads_both_files_and_ends(served):
+    done = run(str(served.cascade), str(served.artefact), "--check")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "can be served" in done.stdout
+
+
+def test_what_cannot_be_served_is_one_line(served, tmp_path):
+    cascade, artefact = str(served.cascade), str(served.artefact)
+    (tmp_path / "bad.ttamer").write_bytes(b"garbage")
+    (tmp_path / "bare.toml").write_text('[[node]]\nname = "a"\ncost = 1\n')
+    cases = {
+        "lacks upstream": [str(tmp_path / "bare.toml"), artefact],
+        "is not a ttamer file": [cascade, str(tmp_path / "bad.ttamer")],
+        "cannot be read": [cascade, str(tmp_path / "none.ttamer")],
+        "--open": [cascade, artefact, "--host", "0.0.0.0"],  # noqa: S104
+        "cannot listen": [cascade, artefact, "--port", "99999"],
+    }
+    for message, arguments in cases.items():
+        done = run(*arguments)
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1

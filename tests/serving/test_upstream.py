@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from ttamer.serve import upstream as module
+from ttamer.serve.settings import NodeSettings
+from ttamer.serve.upstream import Upstream, UpstreamFailed, open_session
+
+BODY = {"messages": [{"role": "user", "content": "Which?"}]}
+CHAT = "/chat/completions"
+
+
+def settings(url, **options) -> NodeSettings:
+    return NodeSettings(**({"name": "small", "cost": 1.0, "upstream": url, "model": "m"} | options))
+
+
+def ask(node: NodeSettings, **options):
+    async def go():
+        async with open_session() as session:
+            return await Upstream(node, session).ask(CHAT, BODY, **options)
+
+    return asyncio.run(go())
+
+
+def failure(node: NodeSettings, **options) -> UpstreamFailed:
+    with pytest.raises(UpstreamFailed) as caught:
+        ask(node, **options)
+    return caught.value
+
+
+@pytest.fixture
+def small(start_upstream):
+    return start_upstream("small")
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch):
+    monkeypatch.setattr(module, "FIRST_PAUSE", 0.001)
+
+
+def test_an_answer_is_the_json_that_came(small):
+    reply = ask(settings(small.url))
+    assert reply.body["choices"][0]["message"]["content"] in "ABCD"
+    assert (reply.tries, reply.by_fallback) == (1, False)
+    assert small.requests == [{**BODY, "model": "m"}]
+
+
+def test_an_answer_is_asked_for_whole(small):
+    async def go():
+        async with open_session() as session:
+            body = {**BODY, "stream": True, "stream_options": {"include_usage": True}}
+            return await Upstream(settings(small.url), session).ask(CHAT, body)
+
+    assert asyncio.run(go()).body["choices"]
+    assert small.requests == [{**BODY, "model": "m"}]
+
+
+def test_the_key_comes_from_the_environment_and_no_header_replaces_it(small, monkeypatch):
+    monkeypatch.setenv("SMALL_KEY", "sk-1")
+    ask(
+        settings(small.url, key_env="SMALL_KEY"),
+        headers={"x-request-id": "r7", "Authorization": "Bearer theirs"},
+    )
+    sent = small.request_headers[0]
+    assert sent["authorization"] == "Bearer sk-1"
+    assert sent["x-request-id"] == "r7"
+
+
+@pytest.mark.parametrize("name", ["Authorization", "authorization", "AUTHORIZATION"])
+def test_the_callers_key_is_never_passed_on(small, name):
+    ask(settings(small.url), headers={name: "Bearer theirs"})
+    assert "authorization" not in small.request_headers[0]
+
+
+@pytest.mark.parametrize("value", [None, "", "a\nb"])
+def test_a_key_that_is_not_there_is_said_at_once(value, monkeypatch):
+    monkeypatch.delenv("SMALL_KEY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("SMALL_KEY", value)
+    with pytest.raises(module.CascadeError, match="key_env names SMALL_KEY"):
+        Upstream(settings("http://x/v1", key_env="SMALL_KEY"), None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "paid"),
+    [
+        ("error", "error", True),
+        ("garbage", "garbage", True),
+        ("truncated", "cut", True),
+        ("reset", "cut", True),
+        ("refuse", "connect", False),
+    ],
+)
+def test_each_fault_has_its_name(small, mode, kind, paid):
+    small.mode = mode
+    failed = failure(settings(small.url))
+    assert (failed.kind, failed.node, failed.paid) == (kind, "small", paid)
+    assert "'small'" in str(failed)
+    assert "sk-secret" not in str(failed)
+    small.mode = "ok"
+    assert ask(settings(small.url)).tries == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, "refused"), (404, "refused"), (401, "refused"), (408, "error"), (302, "error"),
+     (429, "busy"), (503, "busy"), (502, "error"), (204, "error")],
+)  # fmt: skip
+def test_a_status_says_whose_fault_it_is(small, status, kind):
+    small.mode, small.status = "error", status
+    failed = failure(settings(small.url))
+    assert (failed.kind, failed.status) == (kind, status)
+
+
+def test_a_redirect_is_not_followed(small, start_upstream):
+    other = start_upstream("other")
+    small.mode, small.status = "error", 307
+    small.headers = {"location": f"{other.url}{CHAT}"}
+    assert failure(settings(small.url)).kind == "error"
+    assert other.count == 0
+
+
+def test_a_slow_node_is_left_after_its_time(small):
+    small.mode = "slow"
+    failed = failure(settings(small.url, timeout=0.05, retries=3))
+    assert failed.kind == "timeout"
+    assert small.count == 1  # a timeout is not tried again on the same server
+    small.release()
+
+
+def test_the_time_of_the_request_comes_before_the_nodes(small):
+    small.mode = "slow"
+    assert failure(settings(small.url, timeout=60.0), timeout=0.05).kind == "timeout"
+    small.release()
+
+
+def test_no_time_is_a_timeout(small):
+    assert failure(settings(small.url), timeout=0.0).kind == "timeout"
+
+
+@pytest.mark.parametrize("mode", ["error", "reset", "truncated"])
+def test_what_may_pass_is_tried_again(small, mode):
+    small.plan = [mode, mode]
+    reply = ask(settings(small.url, retries=2))
+    assert (reply.tries, small.count, small.answered) == (3, 3, 1)
+
+
+def test_there_are_only_so_many_tries(small):
+    small.mode = "error"
+    assert failure(settings(small.url, retries=2)).status == 500
+    assert small.count == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422])
+def test_a_refused_request_is_not_sent_again_nor_elsewhere(small, start_upstream, status):
+    other = start_upstream("other")
+    small.mode, small.status = "error", status
+    failure(settings(small.url, retries=2, fallback=other.url))
+    assert (small.count, other.count) == (1, 0)
+
+
+def test_a_retry_waits_as_long_as_it_is_told(small, start_upstream, monkeypatch):
+    other = start_upstream("other")
+    waited = []
+
+    async def sleep(seconds):
+        waited.append(seconds)
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    small.plan, small.status, small.headers = ["error", "error"], 429, {"retry-after": "7"}
+    ask(settings(small.url, retries=2))
+    assert waited == [7.0, 7.0]
+    small.plan = ["error"]
+    assert failure(settings(small.url, retries=2), timeout=5.0).kind == "busy"
+    assert waited == [7.0, 7.0]  # there was no time left for it
+    small.plan = ["error"]
+    reply = ask(settings(small.url, retries=2, fallback=other.url), timeout=5.0)
+    assert (reply.tries, reply.by_fallback) == (2, True)
+    assert waited == [7.0, 7.0]
+
+
+@pytest.mark.parametrize("mode", ["error", "garbage", "truncated", "reset", "refuse", "slow"])
+def test_the_fallback_answers_for_a_node_that_fails(small, start_upstream, mode):
+    other = start_upstream("other")
+    small.mode = mode
+    reply = ask(settings(small.url, fallback=other.url, timeout=1.0 if mode == "slow" else 30.0))
+    assert reply.by_fallback
+    assert other.answered == 1
+    small.release()
+
+
+def test_both_may_fail(small, dead_url):
+    small.mode = "garbage"
+    assert failure(settings(small.url, fallback=dead_url)).kind == "connect"
+
+
+def test_a_response_too_large_is_not_kept(small):
+    assert failure(settings(small.url, max_response=100)).kind == "too_large"
+
+
+@pytest.mark.parametrize("content", [b"[]", b"1", b"null", b"[" * 100_000])
+def test_only_a_json_object_is_an_answer(content):
+    node = Upstream(settings("http://127.0.0.1:1/v1"), None)
+    with pytest.raises(UpstreamFailed, match="JSON") as caught:
+        node._parsed(content)
+    assert caught.value.kind == "garbage"
+
+
+def test_loss_is_made_good_by_retries(start_upstream):
+    lossy = start_upstream("lossy", seed=3)
+    lossy.mode = "loss"
+    node = settings(lossy.url, retries=10)
+
+    async def go():
+        async with open_session() as session:
+            upstream = Upstream(node, session)
+            return await asyncio.gather(*(upstream.ask(CHAT, BODY) for _ in range(40)))
+
+    replies = asyncio.run(go())
+    assert len(replies) == lossy.answered == 40
+    assert lossy.count == sum(reply.tries for reply in replies) > 40
+
+
+def relay(node: NodeSettings, content: bytes, **options):
+    async def go():
+        async with open_session() as session:
+            seen = []
+            async with Upstream(node, session).relay(CHAT, content, **options) as relayed:
+                seen += [part async for part in relayed.chunks]
+            return relayed.status, relayed.content_type, b"".join(seen)
+
+    return asyncio.run(go())
+
+
+STREAM = b'{"messages": [{"role": "user", "content": "Which?"}], "stream": true}'
+
+
+def test_a_stream_is_relayed_as_it_is(small):
+    small.answer = lambda prompt, sample: ("a longer answer", 0.9)
+    status, kind, content = relay(settings(small.url), STREAM)
+    assert (status, kind) == (200, "text/event-stream; charset=utf-8")
+    assert content.startswith(b"data: ")
+    assert content.endswith(b"data: [DONE]\n\n")
+    assert small.requests[0]["stream"] is True
+
+
+def test_an_error_is_not_relayed_but_named(small):
+    small.mode, small.status = "error", 422
+    with pytest.raises(UpstreamFailed) as caught:
+        relay(settings(small.url), STREAM)
+    assert (caught.value.kind, caught.value.status) == ("refused", 422)
+
+
+def test_a_relay_is_tried_again_until_it_has_begun(small, start_upstream):
+    other = start_upstream("other")
+    small.plan = ["error", "reset"]
+    assert relay(settings(small.url, retries=2), STREAM)[0] == 200
+    assert small.count == 3
+    small.mode = "error"
+    assert relay(settings(small.url, fallback=other.url), STREAM)[0] == 200
+    assert other.answered == 1
+    small.mode = "truncated"
+    with pytest.raises(UpstreamFailed):
+        relay(settings(small.url, retries=2, fallback=other.url), STREAM)
+    assert (small.count, other.answered) == (5, 1)
+
+
+def test_a_stream_that_breaks_is_a_failure(small):
+    small.mode = "truncated"
+    with pytest.raises(UpstreamFailed) as caught:
+        relay(settings(small.url), STREAM)
+    assert caught.value.kind == "cut"
+
+
+def test_a_relay_goes_to_the_fallback_where_nobody_answers(small, dead_url):
+    status, *_ = relay(settings(dead_url, fallback=small.url), STREAM)
+    assert (status, small.answered) == (200, 1)
+    with pytest.raises(UpstreamFailed, match="nobody answers"):
+        relay(settings(dead_url), STREAM)
+
+
+def test_a_relay_has_its_time(small):
+    small.mode = "slow"
+    with pytest.raises(UpstreamFailed, match="in time"):
+        relay(settings(small.url, timeout=0.05), STREAM)
+    with pytest.raises(UpstreamFailed, match="in time"):
+        relay(settings(small.url), STREAM, timeout=0.05)
+    small.release()
+
+
+def test_a_reply_cannot_be_altered():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        module.Reply({}, 0.0).seconds = 1.0
