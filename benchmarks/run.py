@@ -17,7 +17,7 @@ from pathlib import Path
 
 from result import Result, show
 
-QUESTIONS = ("solve", "ladder", "growth", "decide", "importing", "traces")
+QUESTIONS = ("solve", "ladder", "growth", "decide", "believe", "importing", "traces")
 
 
 def measure(question: str) -> list[Result]:

@@ -593,7 +593,8 @@ def test_enough_rows_need_no_proof():
     lines: list[str] = []
     ladder = fit(answering_trace(2000), progress=lines.append)
     assert ladder.fitted.plan["belief"] == "full"
-    assert len(lines) == 1
+    assert not any("tried" in line for line in lines)
+    assert lines[-1].startswith("finding policies")
     assert isinstance(ladder.fitted, BeliefFitted)
 
 
@@ -602,7 +603,7 @@ def test_fewer_rows_choose_by_cross_validation():
     # Models whose errors have nothing to do with one another: who agrees tells nearly all.
     ladder = fit(many_models(4, rows=700), states=4, progress=lines.append)
     assert ladder.fitted.plan["belief"] == "full"
-    assert [line.split(",")[0] for line in lines] == [
+    assert [line.split(",")[0] for line in lines[:3]] == [
         "tried 1 of 2: full", "tried 2 of 2: calibrated", "fitting belief full",
     ]  # fmt: skip
 

@@ -32,7 +32,7 @@ from ttamer.rungs import Rungs
 from ttamer.solvers.blas import one_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -129,13 +129,17 @@ def build_belief(
     order: Order | None = None,
     states: int | None = None,
     seed: int = 0,
+    progress: Callable[[str], None] | None = None,
 ) -> FittedLadder:
     """Fit beliefs to a trace, and policies on them for several tradeoffs."""
+    say = progress or (lambda _: None)
     wrong = trace.wrong()
     steps, ways = steps_of(trace, order)
     with one_thread():
+        say(f"fitting beliefs after {len(steps)} steps (1 of {FOLDS + 1} times)")
         belief = believe(trace, wrong, steps)
-        least, owner = _cross_fitted(trace, wrong, steps, seed)
+        least, owner = _cross_fitted(trace, wrong, steps, seed, say)
+    say(f"finding policies for {len(tradeoffs)} tradeoffs")
     most = MOST_STATES if len(ways) <= MOST_WAYS else MOST_STATES // 2
     count = states or int(np.clip(len(trace) // ROWS_PER_STATE, 4, most))
     edges = [edges_of(least[:, k], states=count, method="quantile") for k in range(len(steps))]
@@ -189,14 +193,19 @@ def _rungs(
 
 
 def _cross_fitted(
-    trace: Trace, wrong: NDArray[np.bool_], steps: Sequence[Step], seed: int
+    trace: Trace,
+    wrong: NDArray[np.bool_],
+    steps: Sequence[Step],
+    seed: int,
+    say: Callable[[str], object] = str,
 ) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
     """Return X and its owner on every row, shape (T, steps), by regressions that did not see it."""
     rows = np.random.default_rng([seed, 2]).permutation(len(trace))
     said = predictions_of(trace)
     least = np.empty((len(trace), len(steps)))
     owner = np.empty(least.shape, np.intp)
-    for part in np.array_split(rows, FOLDS):
+    for number, part in enumerate(np.array_split(rows, FOLDS), start=2):
+        say(f"fitting beliefs after {len(steps)} steps ({number} of {FOLDS + 1} times)")
         rest = np.setdiff1d(rows, part)
         other = believe(trace.take(rest), wrong[rest], steps)
         seen = other.evidence(trace.confidence[part], None if said is None else said[part])

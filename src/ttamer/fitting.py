@@ -135,7 +135,7 @@ def fit(
         seed=seed,
         progress=progress,
     )
-    ladder = build(trace, best, weights)
+    ladder = build(trace, best, weights, progress=progress)
     if ladder.rungs is None or rungs is not None:
         rungs = rungs or held_out_rungs(trace, best, weights, folds=folds, seed=seed)
         ladder = with_rungs(ladder, rungs.errors, trace)
@@ -257,10 +257,18 @@ def _believed_orders(
     return ("any", "fixed") if 1 < len(spec) <= MOST_ANY else ("fixed",)
 
 
-def build(trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64]) -> FittedLadder:
+def build(
+    trace: Trace,
+    plan: Plan,
+    tradeoffs: NDArray[np.float64],
+    *,
+    progress: Callable[[str], None] | None = None,
+) -> FittedLadder:
     """Fit a trace by one plan, for several tradeoffs."""
     if plan.belief == "full":
-        return build_belief(trace, tradeoffs, order=plan.order, states=plan.states or None)
+        return build_belief(
+            trace, tradeoffs, order=plan.order, states=plan.states or None, progress=progress
+        )
     quantiser = Quantiser.fit(trace.confidence, states=plan.states, method=plan.quantise)
     columns = columns_of(trace, plan)
     counts = Counts.of(trace, quantiser, pairs_of(trace.spec, columns, plan))
