@@ -5,6 +5,7 @@ What is raised gives the reason alone; :mod:`ttamer.artefact` adds the file.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ttamer.belief import GRAIN, MOST_WEIGHT, Belief, Step, context_of
 from ttamer.errors import ArtefactDamaged
 from ttamer.fitted_belief import BeliefFitted
 from ttamer.quantiser import MOST_STATES
+from ttamer.signals import Signals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +34,7 @@ EXACT = ("belief_levels", "belief_leans", "belief_weights")
 """What X is added up from: exact in double precision only if made of such numbers."""
 FIELDS = ("names", "order", "target", "predictions", "classes", "steps", "edges", "levels",
           "leans", "plan", "trace", "rows")  # fmt: skip
+SIGNAL_FIELDS = ("signals", "signal_bins")
 
 
 def describe_belief(fitted: BeliefFitted) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -64,6 +67,12 @@ def describe_belief(fitted: BeliefFitted) -> tuple[dict[str, Any], dict[str, NDA
     }
     if spec.has_passing:
         arrays["belief_passing"] = np.array(spec.passing, float)
+    if belief.signals is not None:
+        described["signals"] = list(belief.signals.names)
+        described["signal_bins"] = [len(doubt) for doubt in belief.signals.doubts]
+        arrays["belief_signal_bounds"] = np.concatenate([*belief.signals.bounds, pad])
+        arrays["belief_signal_leans"] = np.concatenate(belief.signals.leans)
+        arrays["belief_signal_doubts"] = np.concatenate(belief.signals.doubts)
     return described, arrays
 
 
@@ -73,7 +82,8 @@ def restore_belief(
     """Check what a file says of a fit on beliefs against its problem, and return it."""
     if problem.moves != "walk" or recall:
         raise ArtefactDamaged("a belief needs a walk without recall: recall is inside it")
-    fields = fields_of(described, "the belief", FIELDS)
+    told = isinstance(described, dict) and "signals" in described
+    fields = fields_of(described, "the belief", (*FIELDS, *SIGNAL_FIELDS) if told else FIELDS)
     names = texts_of(fields["names"], "names")
     count = len(names)
     if count > MOST_NODES:
@@ -90,11 +100,12 @@ def restore_belief(
         text_of(each, "a class")
     if len(set(classes)) < len(classes):
         raise ArtefactDamaged("a class stands twice")
-    steps = _steps(fields["steps"], count, problem)
+    steps = _steps(fields["steps"], count, problem, routed=told)
+    signals = _signals(fields, arrays, count) if told else None
     belief = _belief(fields, arrays, steps, count, len(classes), sure_last=spec.target == "last")
     return BeliefFitted(
         spec=spec,
-        belief=belief,
+        belief=dataclasses.replace(belief, signals=signals),
         steps=tuple(steps),
         edges=_edges(fields["edges"], arrays["belief_edges"], problem),
         classes=tuple(classes),
@@ -114,13 +125,15 @@ def _answers(steps: Sequence[Step], nodes: int, *, sure_last: bool) -> list[tupl
     ]
 
 
-def _steps(item: object, nodes: int, problem: Problem) -> list[Step]:
-    bits = integers_of(item, "the steps", least=1, most=(1 << nodes) - 1)
+def _steps(item: object, nodes: int, problem: Problem, *, routed: bool) -> list[Step]:
+    bits = integers_of(item, "the steps", least=0 if routed else 1, most=(1 << nodes) - 1)
     if len(bits) != len(problem.nodes) or len(set(bits)) < len(bits):
         raise ArtefactDamaged(
             "the belief must have one step of its own for each node of the problem"
         )
     for source, target in problem.ends:
+        if source < 0 and not bits[target] and _cannot_answer(problem, target):
+            continue  # a router, which only signals come before
         before = bits[source] if source >= 0 else 0
         added = bits[target] & ~before
         left = before & ~bits[target]
@@ -135,6 +148,41 @@ def _steps(item: object, nodes: int, problem: Problem) -> list[Step]:
             asked = (*asked, *(v for v in steps[place] if v not in asked))
             steps[place] = asked
     return steps
+
+
+def _cannot_answer(problem: Problem, node: int) -> bool:
+    return bool(np.isinf(problem.nodes[node].losses).all()) and bool(problem.outgoing[node])
+
+
+def _signals(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], nodes: int) -> Signals:
+    names = texts_of(fields["signals"], "signals")
+    bins = integers_of(fields["signal_bins"], "the bins of signals", least=1, most=MOST_STATES)
+    if not names or len(bins) != len(names) or len(set(names)) < len(names):
+        raise ArtefactDamaged("the belief must name each signal once, and how many bins it has")
+    shapes = {
+        "belief_signal_bounds": (sum(bins) - len(bins) + 1,),
+        "belief_signal_leans": (sum(bins), nodes),
+        "belief_signal_doubts": (sum(bins),),
+    }
+    for name, shape in shapes.items():
+        array = arrays.get(name)
+        if array is None or array.shape != shape or not np.isfinite(array).all():
+            raise ArtefactDamaged(f"array {name!r} must hold finite numbers, of shape {shape}")
+        if name != "belief_signal_bounds" and (
+            np.abs(array).max() > MOST_WEIGHT or (array % GRAIN != 0).any()
+        ):
+            raise ArtefactDamaged(
+                f"array {name!r} must hold multiples of {GRAIN:g} up to {MOST_WEIGHT:g}"
+            )
+    bounds = cut(arrays["belief_signal_bounds"][:-1], [count - 1 for count in bins])
+    if any((np.diff(own) <= 0).any() for own in bounds) or arrays["belief_signal_bounds"][-1]:
+        raise ArtefactDamaged("the bounds of signals must increase, and end with 0")
+    return Signals(
+        tuple(names),
+        bounds,
+        cut(arrays["belief_signal_leans"], bins),
+        cut(arrays["belief_signal_doubts"], bins),
+    )
 
 
 def _edges(item: object, stored: NDArray[Any], problem: Problem) -> tuple[NDArray[np.float64], ...]:

@@ -45,7 +45,12 @@ MORE_ARRAYS = {
 """What a fit adds, by its field of the header; artefact_fit and artefact_belief check it."""
 OPTIONAL_ARRAYS = {
     "fit": ("fit_passing",),
-    "belief": ("belief_passing",),
+    "belief": (
+        "belief_passing",
+        "belief_signal_bounds",
+        "belief_signal_leans",
+        "belief_signal_doubts",
+    ),
     "record": ("record_rungs", "record_held", "record_promises"),
 }
 """What a fit may add, where the nodes of its cascade are passed at a cost; and the record."""

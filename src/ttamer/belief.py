@@ -5,7 +5,8 @@ be wrong: a logistic regression on
 
 - the node's own confidence, as the log-odds of being wrong that this confidence had on the rows
   fitted to (so no scale of confidence is assumed), and the class it predicts;
-- for every other node of the step, whether it agrees, and how sure it is of that.
+- for every other node of the step, whether it agrees, and how sure it is of that;
+- signals known before anybody is asked (signals.py), with the class.
 
 X, the least of these, is what the answer in hand loses; its owner is whose answer to return. Recall
 is inside X. The least of several noisy estimates is too low, the more so the more there are; so an
@@ -19,6 +20,7 @@ Python, a batch in NumPy and a kernel on a GPU come to the same X, and decide al
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -28,6 +30,7 @@ import numpy as np
 from ttamer.isotonic import falling
 from ttamer.logistic import fit_logistic, logit, sigmoid
 from ttamer.quantiser import Quantiser
+from ttamer.signals import MOST_BINS, Signals, signal_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -96,6 +99,8 @@ class Belief:
     weights: Mapping[tuple[Step, int], NDArray[np.float64]]
     sure_last: bool
     """Whether the last node is right by definition."""
+    signals: Signals | None = None
+    """What is known before anybody is asked, where the trace had signals."""
 
     @property
     def knows_predictions(self) -> bool:
@@ -106,8 +111,16 @@ class Belief:
     def _quantiser(self) -> Quantiser:
         return Quantiser(self.bounds)
 
-    def evidence(self, confidence: NDArray[np.float64], said: NDArray[np.int32] | None) -> Evidence:
-        """Return what the regressions see of rows, shape (T, n) each; -1 is no answer."""
+    def evidence(
+        self,
+        confidence: NDArray[np.float64],
+        said: NDArray[np.int32] | None,
+        signals: NDArray[np.float64] | None = None,
+    ) -> Evidence:
+        """Return what the regressions see of rows, shape (T, n) each; -1 is no answer.
+
+        Signals have shape (T, k), in the order of ``self.signals.names``.
+        """
         bins = self._quantiser.states(confidence)
         odds = np.empty(confidence.shape, order="F")  # a node's numbers lie side by side
         lean = np.zeros(confidence.shape, order="F")
@@ -121,6 +134,8 @@ class Belief:
                 for code, value in leans.items():
                     table[code] = value
                 lean[:, v] = table[said[:, v]]
+        if self.signals is not None and signals is not None:
+            lean += self.signals.lean(signals)
         return Evidence(odds, lean, said)
 
     def least(self, seen: Evidence, step: Step) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
@@ -181,7 +196,12 @@ def believe(trace: Trace, wrong: NDArray[np.bool_], steps: Sequence[Step]) -> Be
         own = levels[v][bins[:, v]]
         leans.append({} if said is None else _leans(said[:, v], own, wrong[:, v]))
     rough = Belief(quantiser.edges, tuple(levels), tuple(leans), {}, sure_last)
-    seen = rough.evidence(trace.confidence, said)
+    values = signal_values(trace, tuple(trace.signals)) if trace.signals else None
+    if values is not None:
+        before = rough.evidence(trace.confidence, said)
+        signals = _signals(tuple(trace.signals), values, before.odds + before.lean, wrong)
+        rough = dataclasses.replace(rough, signals=signals)
+    seen = rough.evidence(trace.confidence, said, values)
     errors = wrong.mean(axis=0)
     weights = {}
     shrinkage = Shrinkage.of(len(trace), network=network)
@@ -206,7 +226,36 @@ def believe(trace: Trace, wrong: NDArray[np.bool_], steps: Sequence[Step]) -> Be
                 np.flatnonzero(better) if said is not None else [],
                 shrinkage,
             )
-    return Belief(rough.bounds, rough.levels, rough.leans, weights, sure_last)
+    return dataclasses.replace(rough, weights=weights)
+
+
+def _signals(
+    names: tuple[str, ...],
+    values: NDArray[np.float64],
+    odds: NDArray[np.float64],
+    wrong: NDArray[np.bool_],
+) -> Signals:
+    """Fit what signals tell, one after the other: each what those before left untold."""
+    quantiser = Quantiser.fit(values, states=MOST_BINS, method="quantile")
+    bins = quantiser.states(values).astype(np.int32)
+    nodes = wrong.shape[1]
+    told, guess = odds.copy(), np.tile(logit(wrong.mean(axis=0)), (len(wrong), 1))
+    leans, doubts = [], []
+    for k, bounds in enumerate(quantiser.edges):
+        own = bins[:, k]
+        lean = np.zeros((len(bounds) + 1, nodes))
+        for v in range(nodes):
+            for code, value in _leans(own, told[:, v], wrong[:, v]).items():
+                lean[code, v] = value
+        doubt = np.zeros(len(bounds) + 1)
+        every = np.repeat(own, nodes)
+        for code, value in _leans(every, guess.ravel(), wrong.ravel()).items():
+            doubt[code] = value
+        told += lean[own]
+        guess += doubt[own][:, np.newaxis]
+        leans.append(lean)
+        doubts.append(doubt)
+    return Signals(names, quantiser.edges, tuple(leans), tuple(doubts))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from ttamer.quantiser import edges_of
 from ttamer.replay_states import play_states
 from ttamer.row_policy import smoother, solve_rows, width_of
 from ttamer.rungs import Rungs
+from ttamer.signals import signal_values
 from ttamer.solvers.blas import one_thread
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = ["build_belief", "steps_of"]
 
+ROUTER: Step = ()
+"""The step before anybody is asked, where signals are known."""
+NOBODY = -1
 FOLDS = 3
 REALISED = 0.5
 """What a row would lose by stopping is so much what happened, and for the rest what X says ..."""
@@ -82,12 +86,15 @@ def steps_of(
         line = [tuple(nodes[: k + 1]) for k in range(len(nodes))]
         return line, [(k - 1, k, node) for k, node in enumerate(nodes)]
     steps = [step for size in _sizes(len(nodes)) for step in combinations(nodes, size)]
+    router = [ROUTER] if trace.signals and len(nodes) > 1 else []
+    steps = router + steps
     number = {step: k for k, step in enumerate(steps)}
-    ways = [(-1, number[(node,)], node) for node in nodes]
+    ways = [(-1, 0, NOBODY)] if router else []
+    ways += [(-1 if not router else 0, number[(node,)], node) for node in nodes]
     onward = order == "skip"  # then only nodes further on may follow
     ways += [
         (number[step], number[wider], node)
-        for step in steps
+        for step in steps[len(router) :]
         for node in nodes
         if node not in step and (node > step[-1] or not onward)
         if (wider := tuple(sorted((*step, node)))) in number
@@ -150,6 +157,7 @@ def build_belief(
     share = REALISED * len(trace) / (len(trace) + FEW_ROWS)
     lost = (1 - share) * sigmoid(least) + share * met
     lost[:, (least == SURE).all(axis=0)] = 0.0  # right by definition
+    lost[:, [k for k, step in enumerate(steps) if step == ROUTER]] = np.inf
     width = width_of(len(trace))
     problem = _problem(trace, steps, ways, found, lost, width)
     fitted = BeliefFitted(
@@ -208,9 +216,13 @@ def _cross_fitted(
         say(f"fitting beliefs after {len(steps)} steps ({number} of {FOLDS + 1} times)")
         rest = np.setdiff1d(rows, part)
         other = believe(trace.take(rest), wrong[rest], steps)
-        seen = other.evidence(trace.confidence[part], None if said is None else said[part])
+        known = signal_values(trace.take(part), tuple(trace.signals)) if trace.signals else None
+        seen = other.evidence(trace.confidence[part], None if said is None else said[part], known)
         for k, step in enumerate(steps):
-            least[part, k], owner[part, k] = other.least(seen, step)
+            if step != ROUTER:
+                least[part, k], owner[part, k] = other.least(seen, step)
+            elif other.signals is not None and known is not None:
+                least[part, k], owner[part, k] = other.signals.doubt(known), 0
     return least, owner
 
 
@@ -223,13 +235,15 @@ def _problem(
     width: float,
 ) -> Problem:
     """Build the walk over steps, given the states of X and what stopping loses on every row."""
-    names = [" + ".join(trace.names[node] for node in step) for step in steps]
+    names = [" + ".join(trace.names[node] for node in step) or "signals" for step in steps]
     if len(set(names)) < len(names):
         names = [f"step {k}" for k in range(len(steps))]
     counts = [np.bincount(found[:, k]) for k in range(len(steps))]
     nodes = [
-        Node(names[k], rising(np.bincount(found[:, k], lost[:, k]) / rows, rows.astype(float)))
-        for k, rows in enumerate(counts)
+        Node(name, np.full(len(rows), np.inf))
+        if step == ROUTER
+        else Node(name, rising(np.bincount(found[:, k], lost[:, k]) / rows, rows.astype(float)))
+        for k, (name, step, rows) in enumerate(zip(names, steps, counts, strict=True))
     ]
     costs = trace.costs.mean(axis=0)
     edges = []
@@ -242,9 +256,9 @@ def _problem(
             moves = np.bincount(code, minlength=len(counts[source]) * size).reshape(-1, size)
             table = smoother(counts[source], width) @ (moves / counts[source][:, np.newaxis])
         before = None if source < 0 else names[source]
-        cost = float(costs[node])
+        cost = 0.0 if node == NOBODY else float(costs[node])
         if trace.spec.has_passing:  # then exits stand, and are asked, in their order
-            last = -1 if source < 0 else steps[source][-1]
+            last = steps[source][-1] if source >= 0 and steps[source] else -1
             cost += trace.spec.passed(last, node)
         rows = table / table.sum(axis=1, keepdims=True)
         edges.append(Edge(before, names[target], cost=cost, probabilities=rows))

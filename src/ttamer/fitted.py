@@ -60,8 +60,9 @@ class Fitted:
             )
         return self.quantiser.states(trace.confidence)[:, list(self.columns)]
 
-    def session(self, policy: Policy) -> FittedSession:
-        """Start deciding for one input."""
+    def session(self, policy: Policy, signals: Mapping[str, float] | None = None) -> FittedSession:
+        """Start deciding for one input, on confidence alone: signals are passed over."""
+        del signals
         return FittedSession(self, policy.session())
 
     def played(self, policy: Policy, states: NDArray[np.uint8]) -> Played:
@@ -95,15 +96,20 @@ class FittedPolicy:
         return self.fitted.played(self.policy, states)
 
     def session(
-        self, *, max_cost: float | None = None, key: str | int | None = None
+        self,
+        *,
+        max_cost: float | None = None,
+        key: str | int | None = None,
+        signals: Mapping[str, float] | None = None,
     ) -> FittedSession | BeliefSession | CappedSession:
         """Start deciding for one input.
 
-        With ``max_cost`` nobody is asked who would take the cost above it. ``key`` matters to
+        With ``max_cost`` nobody is asked who would take the cost above it. ``signals`` are what is
+        known before anybody is asked, where the policy was fitted with them. ``key`` matters to
         mixtures alone, and is taken so that all policies can be told the same things.
         """
         del key
-        turn = self.fitted.session(self.policy)
+        turn = self.fitted.session(self.policy, signals)
         return turn if max_cost is None else CappedSession(turn, max_cost)
 
 

@@ -16,6 +16,7 @@ from ttamer.logistic import sigmoid
 from ttamer.replay import Played
 from ttamer.replay_states import play_states
 from ttamer.session import Explanation, LastAnswerSession
+from ttamer.signals import signal_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ttamer.belief import Belief, Step
     from ttamer.cascade_spec import CascadeSpec
     from ttamer.policy import Policy
+    from ttamer.signals import Signals
     from ttamer.trace import Trace
     from ttamer.walk_policy import WalkPolicy
 
@@ -54,17 +56,22 @@ class BeliefFitted:
                 f"the policy was fitted for {', '.join(self.spec.names)}, and the trace has "
                 f"{', '.join(trace.names)}: use the same cascade.toml for both"
             )
-        seen = self.belief.evidence(trace.confidence, self._said(trace))
+        signals = self.belief.signals
+        known = None if signals is None else signal_values(trace, signals.names)
+        seen = self.belief.evidence(trace.confidence, self._said(trace), known)
         found = np.empty((len(trace), len(self.steps)), np.uint8)
-        owner = np.empty(found.shape, np.intp)
+        owner = np.zeros(found.shape, np.intp)
         for k, step in enumerate(self.steps):
-            least, owner[:, k] = self.belief.least(seen, step)
+            if step:
+                least, owner[:, k] = self.belief.least(seen, step)
+            else:
+                least = _router_state(signals, known)
             found[:, k] = np.searchsorted(self.edges[k], least, side="right")
         return found, owner
 
-    def session(self, policy: Policy) -> BeliefSession:
+    def session(self, policy: Policy, signals: Mapping[str, float] | None = None) -> BeliefSession:
         """Start deciding for one input."""
-        return BeliefSession(self, LastAnswerSession(cast("WalkPolicy", policy)))
+        return BeliefSession(self, LastAnswerSession(cast("WalkPolicy", policy)), signals)
 
     @cached_property
     def scorer(self) -> Scorer:
@@ -102,6 +109,14 @@ class BeliefFitted:
         return Played(owner[np.arange(len(step)), step], earlier | members[step], last)
 
 
+def _router_state(
+    signals: Signals | None, known: NDArray[np.float64] | None
+) -> NDArray[np.float64]:
+    if signals is None or known is None:
+        raise ArgumentError("this policy has a router and no signals to route by: fit it again")
+    return signals.doubt(known)
+
+
 class BeliefSession:
     """One input's way through a policy on beliefs.
 
@@ -116,7 +131,12 @@ class BeliefSession:
     __slots__ = ("_asked", "_failed", "_fitted", "_lean", "_least", "_odds", "_owner", "_said",
                  "_session", "_step", "_unknown", "unclear")  # fmt: skip
 
-    def __init__(self, fitted: BeliefFitted, session: LastAnswerSession) -> None:
+    def __init__(
+        self,
+        fitted: BeliefFitted,
+        session: LastAnswerSession,
+        signals: Mapping[str, float] | None = None,
+    ) -> None:
         count = len(fitted.spec.names)
         self._fitted = fitted
         self._session = session
@@ -130,7 +150,14 @@ class BeliefSession:
         self._failed: tuple[int, ...] = ()
         self._step = -1
         self.unclear = 0
-        """How many confidences were not a number, and counted as the least sure."""
+        """How many confidences were not a number, and counted as the least sure; and how many
+        signals were not known, and told nothing."""
+        known = fitted.belief.signals
+        if known is not None:
+            self._lean, doubt, self.unclear = known.told(signals or {})
+            router = session.number
+            if not fitted.steps[router]:
+                session.observe(fitted.scorer.state(router, doubt))
 
     def __repr__(self) -> str:
         return f"BeliefSession(next={self.next!r}, answer={self.answer!r})"
@@ -162,7 +189,7 @@ class BeliefSession:
             new = len(known) + len(self._unknown)  # a class of its own, for this input
             code = known[text] if text in known else self._unknown.setdefault(text, new)
             self._said[node] = code
-            self._lean[node] = scorer.leans[node].get(code, 0.0)
+            self._lean[node] += scorer.leans[node].get(code, 0.0)
         self._asked.append(node)
         step = self._step = self._session.number
         self._least, self._owner = scorer.least(
@@ -196,8 +223,10 @@ class BeliefSession:
     def starts(self) -> dict[str, float]:
         """The nodes that may be asked first, and what each costs."""
         spec, steps = self._fitted.spec, self._fitted.steps
-        nodes = [steps[step][0] for step in self._session.starts]
-        return {spec.names[node]: self._fare(-1, node) for node in nodes}
+        first = [steps[step] for step in self._session.starts]
+        if first == [()]:  # a router comes before them
+            first = [step for step in steps if len(step) == 1]
+        return {spec.names[step[0]]: self._fare(-1, step[0]) for step in first}
 
     def _next_node(self) -> int:
         step = self._session.number

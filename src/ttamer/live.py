@@ -304,11 +304,17 @@ def _said(trace: Trace, column: int) -> list[str | None]:
 
 
 def _at_speed(trace: Trace, slower: Mapping[str, float]) -> Trace:
-    """Return the trace at the costs of a machine on which each node is so many times slower."""
+    """Return the trace at the costs of a machine on which each node is so many times slower.
+
+    Signals are left out: detectors are asked about bare text.
+    """
     times = np.array([slower[name] for name in trace.names])
     costs = dict(zip(trace.names, (trace.spec.costs * times).tolist(), strict=True))
     return dataclasses.replace(
-        trace, spec=trace.spec.with_costs(costs), cost=np.asfortranarray(trace.costs * times)
+        trace,
+        spec=trace.spec.with_costs(costs),
+        cost=np.asfortranarray(trace.costs * times),
+        signals={},
     )
 
 

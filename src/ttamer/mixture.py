@@ -16,7 +16,7 @@ import numpy as np
 from ttamer.replay import Played
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -62,11 +62,15 @@ class Mixture:
         return self.dear if self._draw(key) < self.share else self.cheap
 
     def session(
-        self, *, max_cost: float | None = None, key: str | int | None = None
+        self,
+        *,
+        max_cost: float | None = None,
+        key: str | int | None = None,
+        signals: Mapping[str, float] | None = None,
     ) -> FittedSession | BeliefSession | CappedSession:
         """Start deciding for one input, by the policy its key draws."""
         policy = self.drawn(next(self._numbers) if key is None else key)
-        return policy.session(max_cost=max_cost)
+        return policy.session(max_cost=max_cost, signals=signals)
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace; rows are numbered as they stand."""

@@ -10,7 +10,7 @@ rows of a state of
 
 smoothed over neighbouring states; where only one way leads on, made rising in the state, so that
 the policy is a threshold: the one that is best on the smoothed rows. It goes on along the way of
-most gain, where that is positive.
+most gain, where that is positive; a node that cannot answer always goes on.
 
 The paper's factor T, with rows in place of a fitted chain: no Markov property is needed.
 """
@@ -104,9 +104,17 @@ def _solve(
 
     for place in reversed(problem.order):
         here, edges = states[:, place], problem.outgoing[place]
-        stopping = weights * lost[:, place, np.newaxis]
-        stop = weights * problem.nodes[place].losses[:, np.newaxis]
-        gain = np.zeros(stop.shape)
+        routes = bool(np.isinf(problem.nodes[place].losses).all())  # it cannot answer
+        losses = problem.nodes[place].losses[:, np.newaxis]
+        if routes:  # stopping is no choice: what comes is measured from nothing
+            stopping, stop = (
+                np.zeros((len(here), len(weights))),
+                np.zeros((len(losses), len(weights))),
+            )
+            gain = np.full(stop.shape, -np.inf)
+        else:
+            stopping, stop = weights * lost[:, place, np.newaxis], weights * losses
+            gain = np.zeros(stop.shape)
         towards = np.full(stop.shape, STOP, np.int32)
         if edges:
             mean = _Means(here)
@@ -119,7 +127,8 @@ def _solve(
                 better = own > gain + slack
                 gain = np.where(better, own, gain)
                 towards = np.where(better, np.int32(problem.ends[edge][1]), towards)
-            towards[stop <= slack] = STOP  # nothing is left to gain
+            if not routes:
+                towards[stop <= slack] = STOP  # nothing is left to gain
         goes_on = towards != STOP
         phi[place] = np.where(goes_on, np.maximum(stop - gain, 0.0), stop)
         choices[place] = towards

@@ -170,6 +170,11 @@ def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str]
             "the policy asks separate models; for the exits of one network use a trace with "
             'order = "fixed", or "skip" with passing'
         )
+    if isinstance(fitted, BeliefFitted) and fitted.belief.signals is not None:
+        raise ArgumentError(
+            "the policy was fitted with signals, and a network knows no signals of its inputs: fit "
+            "it on a trace without signal columns"
+        )
     if isinstance(fitted, BeliefFitted):
         texts = [str(k) for k in range(classes)] if isinstance(classes, int) else list(classes)
         return _belief_tables(fitted, solved, texts).spread(places, len(exits))
