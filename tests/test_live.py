@@ -6,6 +6,8 @@ wherever it runs; py3langid comes with the dev extra.
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from ttamer import datasets, detectors, evaluation, fitting, live
@@ -136,7 +138,7 @@ def test_by_default_the_policy_errs_least_at_a_quarter_of_the_dearest(monkeypatc
     again = tuple(live.Again(name, 1, 1, 1.0, 1.0) for name in models)  # as fast as in the trace
     monkeypatch.setattr(live, "ask_again", lambda *_, **__: again)
     ready = live.prepare(models, states=8, order="fixed")
-    fit = restrict(datasets.load("langid", "fit"), models)
+    fit = dataclasses.replace(restrict(datasets.load("langid", "fit"), models), signals={})
     limit = fit.costs.mean(axis=0).max() / 4
     ladder = fitting.fit(fit, states=8, order="fixed")
     results = [evaluation.measure(played, fit, resamples=0) for played in ladder.play_all(fit)]
