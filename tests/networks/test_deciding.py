@@ -160,11 +160,11 @@ def test_exits_may_be_told_of_rows_in_any_order_and_of_rows_that_have_stopped(dr
 @pytest.mark.parametrize("belief", ["full", "calibrated", "none"])
 def test_of_exits_that_are_equally_good_the_first_one_answers(belief):
     generator = np.random.default_rng(0)
-    logits = some_logits(generator, 2000, 3, 3)
+    logits = some_logits(generator, 2500, 3, 3)
     logits[:, 1] = logits[:, 0]
     seen = said(logits).confidence
     pick = torch.where(seen[:, 0] > seen[:, 2], 0, 2)  # the surer exit is right
-    label = logits[torch.arange(2000), pick].argmax(dim=1)
+    label = logits[torch.arange(2500), pick].argmax(dim=1)
     spec = Costs(told_network(3).names, (1.0,) * 3, (0.0,) * 3, "seconds").spec()
     trace = trace_of(told_network(3), [(logits, label)], spec=spec)
     policy = fit(trace, belief=belief, states=4, tradeoffs=[1.0])[0]
