@@ -46,6 +46,8 @@ def add_fit_options(parser: Any) -> None:
                         help="keep this share of the rows aside, for promises")  # fmt: skip
     parser.add_argument("--stream", action="store_true",
                         help="read in batches: for files larger than memory")  # fmt: skip
+    parser.add_argument("--ray", metavar="ADDRESS",
+                        help="count on a Ray cluster (local: one on this machine)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the cross-validation (default 0)")
 
 
@@ -102,13 +104,17 @@ def _fitted(args: argparse.Namespace, tell: Callable[[str], None]) -> FittedLadd
     from ttamer.streaming import fit_file
 
     options = fit_options(args)
-    if not args.stream:
+    if not (args.stream or args.ray):
         return fit(read(args.trace, args), progress=tell, hold_out=args.hold_out, **options)
     if args.hold_out:
         raise ArgumentError(
-            "--hold-out cannot be had with --stream: keep rows in a file of their own, and give "
-            "them to ttamer certify"
+            "--hold-out cannot be had with --stream or --ray: keep rows in a file of their own, "
+            "and give them to ttamer certify"
         )
+    if args.ray:
+        from ttamer.ray import fit_parquet
+
+        return fit_parquet(args.trace, args.cascade, address=args.ray, progress=tell, **options)
     return fit_file(args.trace, args.cascade, progress=tell, **options)
 
 

@@ -1,0 +1,247 @@
+"""Fitting Parquet files on a cluster, bit for bit as a local streaming fit would.
+
+Two rounds of tasks, each over all blocks (blocks.py). The first keeps a uniform sample: a row's key
+is a function of the seed and of its number among all rows, so that any task can tell which of its
+rows are in the sample. Plan and states are chosen from the sample, here. The second counts. Counts
+are added up, and digests joined, in the order of the blocks: neither the number of workers, nor who
+is done first, nor a task done twice changes a bit of the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+
+from ttamer import streaming
+from ttamer.class_codes import ClassCodes
+from ttamer.counts import Counts
+from ttamer.errors import TraceError
+from ttamer.fitting import (
+    build_from,
+    choose_plan,
+    columns_of,
+    held_out_rungs,
+    pairs_of,
+    with_rungs,
+)
+from ttamer.quantiser import Quantiser
+from ttamer.ray.blocks import files_of, spec_of, stretches
+from ttamer.ray.cluster import RETRIES, cpus, in_order, joined
+from ttamer.ray.paying import hint
+from ttamer.trace import Trace
+from ttamer.trace_builder import Agreement
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from ttamer.cascade_spec import CascadeSpec
+    from ttamer.counts import Pair
+    from ttamer.fitted import FittedLadder
+    from ttamer.ray.blocks import Paths, Stretch
+
+__all__ = ["fit_parquet"]
+
+BLOCKS_IN_A_TASK = 8
+"""At most, unless row groups are longer."""
+TASKS_PER_CORE = 4
+"""At least, where there are so many blocks: the last tasks should not be waited for long."""
+SPARE = 6.0
+"""Standard deviations of the sample's size that are kept above it."""
+
+_log = logging.getLogger(__name__)
+
+
+def fit_parquet(
+    paths: Paths,
+    cascade: CascadeSpec | str | os.PathLike[str] | None = None,
+    *,
+    address: str | None = None,
+    sample_rows: int = streaming.SAMPLE_ROWS,
+    **options: Any,
+) -> FittedLadder:
+    """Fit Parquet files of any length on a Ray cluster; options as for :func:`ttamer.fit`.
+
+    ``paths`` is a file, a folder, or several; every machine of the cluster must see them under the
+    same names. They count as one log, in that order. ``address`` is the cluster's, where this
+    process is not connected to one: see :func:`ttamer.ray.joined`. The result is that of
+    ``ttamer.streaming.fit_file`` to the last bit. A worker that dies is replaced, and what it did
+    is done again.
+    """
+    chosen = {**streaming.DEFAULTS, **options}
+    say = chosen["progress"] or (lambda _: None)
+    if chosen["belief"] == "full":  # its counts need more than one pass: the sample must do
+        chosen["belief"] = "calibrated"
+    files = files_of(paths)
+    spec = spec_of(cascade, files[0])
+    new_cluster = address in (None, "local") and not ray.is_initialized()
+    with joined(address):
+        workers = cpus()
+        work = stretches(files, spec, rows=streaming.BATCH_ROWS, blocks=1)
+        rows = work[-1].first + work[-1].rows
+        if line := hint(rows, workers, new_cluster=new_cluster):
+            _log.warning(line)
+        work = _grouped(work, workers)
+        sample = _sample(work, rows, sample_rows, chosen["seed"], say)
+        plan, weights, rungs = choose_plan(sample, **chosen)
+        if rungs is None:
+            folds, seed = chosen["folds"], chosen["seed"]
+            rungs = held_out_rungs(sample, plan, weights, folds=folds, seed=seed)
+        quantiser = Quantiser.fit(sample.confidence, states=plan.states, method=plan.quantise)
+        columns = columns_of(sample, plan)
+        counts, digest = _count(work, quantiser, pairs_of(spec, columns, plan), rows, say)
+    ladder = build_from(counts, quantiser, spec, columns, plan, weights, trace_digest=digest)
+    return with_rungs(ladder, rungs.errors, sample)
+
+
+def _grouped(work: Sequence[Stretch], workers: int) -> list[Stretch]:
+    """Join neighbours, so that a task is worth its start and every core has several."""
+    blocks = sum(len(each.blocks) for each in work)
+    most = min(BLOCKS_IN_A_TASK, math.ceil(blocks / (TASKS_PER_CORE * workers)))
+    found = [work[0]]
+    for each in work[1:]:
+        last = found[-1]
+        if each.file == last.file and len(last.blocks) + len(each.blocks) <= most:
+            found[-1] = dataclasses.replace(last, cuts=last.cuts + each.cuts[1:])
+        else:
+            found.append(each)
+    return found
+
+
+def _sample(
+    work: Sequence[Stretch], rows: int, most: int, seed: int, say: Callable[[str], None]
+) -> Trace:
+    """Return the rows of the smallest keys, in their order: a uniform sample."""
+    share = 1.0 if rows <= most else min(1.0, (most + SPARE * most**0.5 + SPARE**2) / rows)
+    while True:
+        parts: list[Trace] = []
+        keys: list[NDArray[np.float64]] = []
+        sampled = partial(_submit_sampling, seed, share)
+        for part, its_keys in in_order(sampled, work):
+            if part is not None:
+                parts.append(part)
+                keys.append(its_keys)
+            say(f"sampled {sum(map(len, keys))} of {rows} rows")
+        found = np.concatenate(keys) if keys else np.empty(0)
+        if len(found) >= min(most, rows):
+            break
+        share = min(1.0, 2 * share)
+    kept = Trace.concat(parts)
+    if rows > most:
+        inside = np.argpartition(found, most)[:most] if len(found) > most else np.arange(most)
+        kept = kept.take(np.sort(inside))
+    return kept
+
+
+def _submit_sampling(seed: int, share: float, stretch: Stretch) -> Any:
+    return _sampled.remote(stretch, seed, share)
+
+
+@ray.remote(max_retries=RETRIES)
+def _sampled(
+    stretch: Stretch, seed: int, share: float
+) -> tuple[Trace | None, NDArray[np.float64] | None]:
+    """Return the rows of a stretch whose keys are below a share, and their keys."""
+    bits = np.random.PCG64(np.random.SeedSequence([seed, 1]))  # as the local fit draws them
+    bits.advance(stretch.first + stretch.cuts[0])  # one number a row
+    generator = np.random.Generator(bits)
+    keys = [generator.random(stop - start) for start, stop in stretch.blocks]
+    inside = [np.flatnonzero(each < share) for each in keys]
+    wanted = [rows.size > 0 for rows in inside]
+    if not any(wanted):
+        return None, None
+    picks = [(rows, key[rows]) for rows, key in zip(inside, keys, strict=True) if rows.size]
+    parts = [
+        part if len(rows) == len(part) else part.take(rows)
+        for part, (rows, _) in zip(stretch.read(wanted), picks, strict=True)
+    ]
+    return Trace.concat(parts), np.concatenate([key for _, key in picks])
+
+
+def _count(
+    work: Sequence[Stretch],
+    quantiser: Quantiser,
+    pairs: list[Pair],
+    rows: int,
+    say: Callable[[str], None],
+) -> tuple[Counts, str]:
+    """Return the counts of all rows and their digest, both made in the order of the rows."""
+    counts: Counts | None = None
+    digest = hashlib.sha256()
+    agreements = _Agreements()
+    shared = ray.put((quantiser, pairs))
+    results = in_order(lambda piece: _counted.remote(piece, shared), work)
+    for piece, (found, said) in zip(work, results, strict=True):
+        agreements.note(piece, said)
+        for more, its_digest in found:
+            counts = more if counts is None else counts + more
+            digest.update(its_digest.encode())
+            say(f"counted {int(counts.rows)} of {rows} rows")
+    agreements.check()
+    if counts is None or counts.rows != rows:
+        raise TraceError("the second reading gave other rows than the first: the file has changed")
+    return counts, f"batches:{digest.hexdigest()}"
+
+
+@ray.remote(max_retries=RETRIES)
+def _counted(
+    stretch: Stretch, shared: tuple[Quantiser, list[Pair]]
+) -> tuple[list[tuple[Counts, str]], _Said]:
+    """Return the counts and the digest of each block, and which classes were spoken of."""
+    quantiser, pairs = shared
+    agreement = Agreement()
+    classes: tuple[str, ...] = ()
+    found = []
+    for block in stretch.read():
+        found.append((Counts.of(block, quantiser, pairs), block.digest))
+        agreement.note(block)
+        classes = block.classes
+    if agreement.met:
+        return found, None
+    return found, (
+        [classes[code] for code in sorted(agreement.said)],
+        [classes[code] for code in sorted(agreement.labels)],
+    )
+
+
+_Said = tuple[list[str], list[str]] | None
+"""Classes predicted, and classes of labels; ``None`` once a label was predicted."""
+
+
+class _Agreements:
+    """Whether predictions and labels speak of the same classes, file by file."""
+
+    def __init__(self) -> None:
+        self._piece: Stretch | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._codes, self._agreement = ClassCodes(), Agreement()
+
+    def note(self, piece: Stretch, said: _Said) -> None:
+        """Take one more stretch into account; with the next file the last one is checked."""
+        if self._piece is not None and self._piece.file != piece.file:
+            self.check()
+            self._start()
+        self._piece = piece
+        mine = self._agreement
+        if said is None:
+            mine.met = True
+        elif not mine.met:
+            mine.said |= {self._codes.code(text) for text in said[0]}
+            mine.labels |= {self._codes.code(text) for text in said[1]}
+            mine.met = not mine.said.isdisjoint(mine.labels)
+
+    def check(self) -> None:
+        """Refuse a file in which no label was ever predicted by anyone."""
+        if self._piece is not None:
+            self._agreement.check(self._piece.layout, self._codes.classes)

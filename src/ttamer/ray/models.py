@@ -1,0 +1,46 @@
+"""Models as they are named to a cluster: each process that needs one makes its own."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ttamer.collecting import Batched
+from ttamer.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["made", "model_from"]
+
+
+def made(node: Any) -> Any:
+    """Return a node ready to be asked: a class is made an object, all else is so already.
+
+    >>> class Model:
+    ...     def __call__(self, text):
+    ...         return text, 1.0
+    >>> made(Model)("a"), made(len)("abc")
+    (('a', 1.0), 3)
+    """
+    if isinstance(node, Batched):
+        return Batched(made(node.answer), node.size)
+    return node() if inspect.isclass(node) else node
+
+
+def model_from(place: str) -> Callable[[Any], Any]:
+    """Return the model that ``"module:factory"`` makes: the factory is called without arguments.
+
+    >>> model_from("collections:Counter")
+    Counter()
+    """
+    module, _, name = place.partition(":")
+    if not module or not name:
+        raise ArgumentError(f'a model is written "module:factory", not {place!r}')
+    try:
+        factory = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ArgumentError(f"the model {place!r} cannot be had: {error}") from None
+    model: Callable[[Any], Any] = factory()
+    return model

@@ -1,0 +1,177 @@
+"""Replicas: what ``cascade.toml`` says of a node on a cluster, and a process that answers for it.
+
+::
+
+    [[node]]
+    name = "small"
+    cost = 1.0
+    model = "models:Small"     # module:factory; what it makes answers inputs
+    replicas = [1, 4]          # at least and at most; a number for always so many
+    cpus = 1.0                 # of each replica
+    gpus = 0.0
+    concurrency = 8            # inputs a replica works on at a time
+
+A node with an ``upstream`` instead is asked over HTTP, by its replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ttamer.calling import is_async
+from ttamer.cascade_spec import CascadeSpec
+from ttamer.class_codes import class_text
+from ttamer.errors import CascadeError, TraceError
+from ttamer.node_reply import Unusable, reply_of, told
+from ttamer.ray.models import model_from
+from ttamer.serve.asking import Answered, nodes_of
+from ttamer.serve.confidence import question_of
+from ttamer.serve.settings import settings_of
+from ttamer.serve.upstream import UpstreamFailed, open_session
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ttamer.serve.asking import Node
+    from ttamer.serve.settings import Settings
+
+__all__ = ["Failed", "Placement", "Replica", "read_placements"]
+
+NOWHERE = "http://nowhere.invalid/v1"
+"""Stands for the upstream of a node that has a model instead; never asked."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how often a node runs."""
+
+    model: str | None
+    """``"module:factory"``; ``None`` for a node with an upstream."""
+    replicas: tuple[int, int] = (1, 1)
+    """At least, and at most."""
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why a replica has no answer."""
+
+    kind: Any
+    text: str
+    status: int | None = None
+
+
+def read_placements(spec: CascadeSpec) -> tuple[Settings, dict[str, Placement]]:
+    """Check a cascade for serving on a cluster: its settings, and where each node runs.
+
+    >>> spec = CascadeSpec.from_toml('''
+    ... [[node]]
+    ... name = "small"
+    ... cost = 1
+    ... model = "models:Small"
+    ... replicas = [1, 4]
+    ... ''')
+    >>> read_placements(spec)[1]["small"].replicas
+    (1, 4)
+    """
+    nodes, placements = [], {}
+    for number, node in enumerate(spec.nodes, start=1):
+        place = f"[[node]] {number} ({node.name!r})"
+        options = dict(node.options)
+        model = None
+        if "upstream" not in options:
+            model = options.pop("model", None)
+            if not isinstance(model, str) or not all(model.partition(":")):
+                raise CascadeError(
+                    f"{place}: has no upstream, and model is {model!r}; write model = "
+                    '"module:factory", or upstream = "http://..."'
+                )
+            options["upstream"] = NOWHERE
+        placements[node.name] = Placement(
+            model,
+            _replicas(options.pop("replicas", 1), place),
+            _amount(options.pop("cpus", 1.0), f"{place}: cpus"),
+            _amount(options.pop("gpus", 0.0), f"{place}: gpus"),
+        )
+        nodes.append(dataclasses.replace(node, options=options))
+    return settings_of(dataclasses.replace(spec, nodes=tuple(nodes))), placements
+
+
+def _replicas(value: Any, place: str) -> tuple[int, int]:
+    ends = [value, value] if isinstance(value, int) else value
+    whole = isinstance(ends, list) and len(ends) == 2 and all(type(end) is int for end in ends)
+    if not whole or not 1 <= ends[0] <= ends[1]:
+        raise CascadeError(
+            f"{place}: replicas is {value!r}; it must be a whole number from 1, or two like [1, 4]"
+        )
+    return ends[0], ends[1]
+
+
+def _amount(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**20:
+        raise CascadeError(f"{what} is {value!r}; it must be a number from 0")
+    return float(value)
+
+
+class Replica:
+    """One process that answers for one node."""
+
+    def __init__(self, cascade: str, name: str) -> None:
+        self._settings, placements = read_placements(CascadeSpec.from_toml(cascade))
+        self._node = self._settings.nodes[name]
+        place = placements[name].model
+        self._model = None if place is None else model_from(place)
+        self._upstream: Node | None = None
+        self._stack = AsyncExitStack()
+
+    async def ask(
+        self, path: str, body: dict[str, Any], timeout: float | None, headers: dict[str, str]
+    ) -> Answered | Failed:
+        """Answer one request. What goes wrong is said, not raised: it must travel well."""
+        try:
+            if self._model is None:
+                node = await self._opened()
+                return await node.ask(path, body, timeout=timeout, headers=headers)
+            return await self._asked(path, body)
+        except UpstreamFailed as error:
+            return Failed(error.kind, str(error), error.status)
+
+    async def close(self) -> None:
+        """Close the connections to the upstream."""
+        await self._stack.aclose()
+
+    async def _opened(self) -> Node:
+        if self._upstream is None:
+            session = await self._stack.enter_async_context(open_session(1024))
+            self._upstream = nodes_of(self._settings, session)[self._node.name]
+        return self._upstream
+
+    async def _asked(self, path: str, body: Mapping[str, Any]) -> Answered | Failed:
+        model: Any = self._model
+        value = question_of(body)
+        start = time.monotonic()
+        try:
+            said = await (model(value) if is_async(model) else asyncio.to_thread(model, value))
+            reply = reply_of(said)
+            prediction = class_text(reply.prediction)
+        except (Unusable, TraceError) as error:
+            return Failed("garbage", str(error))
+        except Exception as error:  # whatever a user's model raises
+            return Failed("error", told(error))
+        text = str(prediction if reply.answer is reply.prediction else reply.answer)
+        cost = self._node.cost if reply.cost is None else reply.cost
+        seconds = time.monotonic() - start
+        return Answered(prediction, reply.confidence, text, _response(path, text), cost, 1, seconds)
+
+
+def _response(path: str, text: str) -> dict[str, Any]:
+    """Return a model's answer in the shape that an upstream would have given it."""
+    message = {"message": {"role": "assistant", "content": text}}
+    choice = message if path.startswith("/chat") else {"text": text}
+    return {"choices": [{"index": 0, "finish_reason": "stop", **choice}]}

@@ -1,0 +1,193 @@
+"""A Ray Serve application from ``cascade.toml`` and a policy: one deployment for each node.
+
+::
+
+    serve run ttamer.ray.serving:build cascade=cascade.toml policy=policy.ttamer
+
+Every node's deployment grows and shrinks by itself. The ingress is the gateway (``ttamer serve``)
+with all its doors, keys, limits and metrics; where that asks an upstream, this asks a deployment.
+A request whose replica dies is given to another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from ray import serve
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
+
+from ttamer.cascade_spec import CascadeSpec
+from ttamer.errors import ArgumentError, CascadeError
+from ttamer.ray.replicas import Failed, Replica, read_placements
+from ttamer.serve.app import make_app
+from ttamer.serve.asking import Node
+from ttamer.serve.gateway import Gateway
+from ttamer.serve.reloading import load_for
+from ttamer.serve.upstream import UpstreamFailed
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from ray.serve import Application
+    from ray.serve.handle import DeploymentHandle
+
+    from ttamer.ray.replicas import Placement
+    from ttamer.serve.app import App
+    from ttamer.serve.asking import Answered
+    from ttamer.serve.settings import NodeSettings, Settings
+
+__all__ = ["application", "build"]
+
+RETRIES = 5
+"""How often a request is given to another replica, after one died with it."""
+PAUSE = 0.05
+"""Seconds before that, times the number of the try."""
+LOOK = 2.0
+"""Seconds between looks at whether a replica lives."""
+
+
+def application(
+    cascade: CascadeSpec | str | os.PathLike[str], policy: str | os.PathLike[str]
+) -> Application:
+    """Return the application; start it with ``ray.serve.run``.
+
+    The machine of the ingress must see the policy's file under the same name, and those of the
+    replicas must be able to import the modules of their models.
+    """
+    spec = cascade if isinstance(cascade, CascadeSpec) else CascadeSpec.from_file(cascade)
+    settings, placements = read_placements(spec)
+    if settings.serve.direct:
+        raise CascadeError(
+            "[serve]: direct = true hands on what upstreams send, and here deployments are asked; "
+            "remove it, or use ttamer serve"
+        )
+    path = Path(policy).absolute()
+    load_for(path, spec.names)
+    text = spec.to_toml()
+    handles = {
+        name: _deployment(number, settings.nodes[name], placements[name]).bind(text, name)
+        for number, name in enumerate(spec.names, start=1)
+    }
+    ingress: Any = serve.deployment(
+        _Ingress,
+        name="ingress",
+        max_ongoing_requests=settings.serve.max_concurrent + settings.serve.queue,
+        health_check_period_s=LOOK,
+        ray_actor_options={"num_cpus": 0},
+    )
+    served: Application = ingress.bind(text, str(path), handles)
+    return served
+
+
+def build(args: dict[str, str]) -> Application:
+    """Return the application that ``serve run`` is told of: ``cascade=FILE policy=FILE``."""
+    if args.keys() != {"cascade", "policy"}:
+        raise ArgumentError(
+            "say cascade=cascade.toml and policy=policy.ttamer, and nothing else; got "
+            + (", ".join(args) or "nothing")
+        )
+    return application(args["cascade"], args["policy"])
+
+
+def _deployment(number: int, node: NodeSettings, placement: Placement) -> Any:
+    low, high = placement.replicas
+    options: dict[str, Any] = {"num_replicas": low}
+    if low < high:
+        aim = max(1, node.concurrency // 2)
+        scaling = {"min_replicas": low, "max_replicas": high, "target_ongoing_requests": aim}
+        options = {"autoscaling_config": scaling}
+    return serve.deployment(
+        Replica,
+        name=f"node-{number}-" + re.sub(r"[^A-Za-z0-9_-]", "-", node.name),
+        max_ongoing_requests=node.concurrency,
+        health_check_period_s=LOOK,
+        ray_actor_options={"num_cpus": placement.cpus, "num_gpus": placement.gpus},
+        **options,
+    )
+
+
+class _Remote(Node):
+    """A node that is asked through a handle to its deployment."""
+
+    def __init__(self, settings: NodeSettings, handle: DeploymentHandle[Any]) -> None:
+        self.settings = settings
+        self._handle = handle
+
+    async def ask(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answered:
+        """Ask a replica; if it dies, another one."""
+        node = self.settings
+        limit = min(node.timeout, float("inf") if timeout is None else timeout)
+        end = time.monotonic() + limit
+        try:
+            async with asyncio.timeout(limit):
+                for attempt in range(RETRIES + 1):
+                    left = end - time.monotonic()
+                    try:
+                        found = await self._handle.ask.remote(
+                            path, dict(body), left, dict(headers or {})
+                        )
+                    except RayTaskError as error:
+                        raise UpstreamFailed(node.name, "error", _line(error.cause)) from None
+                    except RayServeException as error:
+                        raise UpstreamFailed(node.name, "busy", _line(error)) from None
+                    except RayError as error:  # the replica died, or cannot be reached
+                        if attempt == RETRIES:
+                            raise UpstreamFailed(node.name, "connect", _line(error)) from None
+                        await asyncio.sleep(PAUSE * (attempt + 1))
+                    else:
+                        break
+        except TimeoutError:
+            raise UpstreamFailed(node.name, "timeout", f"no answer in {limit:.4g} s") from None
+        if isinstance(found, Failed):
+            raise UpstreamFailed(node.name, found.kind, found.text, status=found.status)
+        answered: Answered = found
+        return answered
+
+
+class _Gateway(Gateway):
+    """The gateway, asking deployments."""
+
+    def __init__(
+        self, settings: Settings, policy: str, handles: Mapping[str, DeploymentHandle[Any]]
+    ) -> None:
+        super().__init__(settings, policy)
+        self._handles = handles
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        nodes = self.settings.nodes
+        self._nodes = {name: _Remote(nodes[name], self._handles[name]) for name in nodes}
+        return self
+
+    def alone(self, model: str) -> str | None:
+        """Return that no node is asked alone: even one node is asked through the policy."""
+        return None if model in self.names else super().alone(model)
+
+
+@serve.ingress()
+class _Ingress:
+    """The policy, and the doors of the gateway."""
+
+    def __init__(self, cascade: str, policy: str, handles: dict[str, Any]) -> None:
+        settings, _ = read_placements(CascadeSpec.from_toml(cascade))
+        self._gateway = _Gateway(settings, policy, handles)
+
+    def __serve_build_asgi_app__(self) -> App:
+        return make_app(self._gateway)
+
+
+def _line(error: object) -> str:
+    return " ".join(str(error).split())[:200]

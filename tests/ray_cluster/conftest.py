@@ -1,0 +1,44 @@
+"""One Ray cluster on this machine for all tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def cluster_folder(tmp_path_factory):
+    """A folder that the processes of the cluster know as RAY_TEST_FOLDER."""
+    return tmp_path_factory.mktemp("cluster")
+
+
+@pytest.fixture(scope="session")
+def cluster(cluster_folder):
+    """A real cluster of two cores."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    try:
+        import ray
+        import ray.data
+
+        with warnings.catch_warnings():  # Ray's own models, in an old way of pydantic's
+            warnings.filterwarnings("ignore", "Using extra keyword arguments on `Field`")
+            import ray.serve
+    except ImportError as error:
+        pytest.fail(f"{error}: pip install -c constraints.txt -e '.[ray]'", pytrace=False)
+    variables = {"PYTHONPATH": str(TESTS), "RAY_TEST_FOLDER": str(cluster_folder)}
+    ray.init(
+        address="local",
+        num_cpus=2,
+        object_store_memory=300_000_000,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        runtime_env={"env_vars": variables},
+    )
+    yield ray
+    ray.shutdown()

@@ -1,0 +1,90 @@
+"""The names of ``ttamer.ray``: frozen, each of them there, and Ray loaded only when entered."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ttamer import ray as clusters
+from ttamer.errors import ArgumentError
+from ttamer.ray.models import model_from
+
+NAMES = [
+    "WorkLost",
+    "application",
+    "build",
+    "collect",
+    "collect_parquet",
+    "fit_parquet",
+    "joined",
+]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_public_names():
+    assert clusters.__all__ == NAMES == dir(clusters)
+    for name in NAMES:
+        assert callable(getattr(clusters, name))
+    with pytest.raises(AttributeError, match="no attribute 'fit'"):
+        getattr(clusters, "fit")  # noqa: B009
+
+
+def run(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_ray_is_loaded_when_its_room_is_entered_and_not_before():
+    program = "import sys, ttamer, ttamer.ray; print('ray' in sys.modules)"
+    assert run(program) == "False\n"
+
+
+def test_without_ray_the_command_that_installs_it_is_told():
+    program = """
+import sys
+sys.modules["ray"] = None
+import ttamer.ray
+try:
+    ttamer.ray.fit_parquet
+except ImportError as error:
+    print(error)
+"""
+    assert run(program) == "this needs ray, which is not installed: pip install 'ttamer[ray]'\n"
+
+
+@pytest.mark.parametrize("place", ["models", ":Small", "no_such_module:Small", "json:Small"])
+def test_a_model_that_cannot_be_had_is_refused(place):
+    with pytest.raises(ArgumentError, match="model"):
+        model_from(place)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_connection_that_is_there_is_used_and_left():
+    import ray
+
+    with clusters.joined("auto"):
+        assert ray.is_initialized()
+    assert ray.is_initialized()
+
+
+def test_a_cluster_that_is_not_there_is_one_line():
+    program = """
+import ray
+from ttamer.ray import WorkLost, joined
+
+def init(address, **options):
+    raise ConnectionError(f"nobody is at {address}\\nand more")
+
+ray.init = init
+try:
+    with joined("127.0.0.1:1"):
+        pass
+except WorkLost as error:
+    print(error)
+"""
+    told = run(program)
+    assert told.startswith("no Ray cluster can be had at '127.0.0.1:1': nobody is at 127.0.0.1:1;")
+    assert told.count("\n") == 1
