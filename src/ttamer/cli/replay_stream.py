@@ -1,0 +1,203 @@
+"""``ttamer replay``: the drift loop over a recorded stream, beside what it is compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ttamer.drift.replayed import Replayed
+    from ttamer.drift.serving import LoopSettings, Serving
+    from ttamer.trace import Trace
+
+__all__ = ["add_to"]
+
+HEADS = {"adapted": "with loop", "fixed": "without", "retuned": "re-tuned", "safest": "last alone"}
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "replay",
+        help="run the drift loop over a recorded stream: error and cost over time",
+        description="Serve a recorded stream row by row, audit a share of it, test for change, "
+        "re-fit, certify and swap as the gateway would; print error and cost over time with and "
+        "without that, beside thresholds re-tuned on the recent window.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("stream", nargs="?",
+                        help="rows in the order they came in: Parquet, CSV or NPZ")  # fmt: skip
+    parser.add_argument("--example", metavar="NAME",
+                        help="a stream of the package (list: their names)")  # fmt: skip
+    parser.add_argument("--fit", metavar="FILE", help="rows from before, to fit on and to hold out")
+    parser.add_argument("--policy", metavar="FILE", help="a .ttamer file in place of a fit")
+    parser.add_argument("--reference", metavar="FILE",
+                        help="with --policy: rows it was not fitted to")  # fmt: skip
+    parser.add_argument("--cascade", metavar="FILE", help="the cascade.toml of the traces")
+    parser.add_argument("--leave-out", action="store_true",
+                        help="leave out rows that cannot be used, and say how many")  # fmt: skip
+    parser.add_argument("--target", choices=("label", "last"),
+                        help="who is right (default: the cascade's; examples: last)")  # fmt: skip
+    promised = parser.add_mutually_exclusive_group()
+    promised.add_argument("--error", type=float, metavar="E",
+                          help="promise an error of at most E (default 0.05)")  # fmt: skip
+    promised.add_argument("--drop", type=float, metavar="D",
+                          help="promise an error at most D above that of --against")  # fmt: skip
+    parser.add_argument("--against", metavar="NODE", help="the node of --drop (default: the last)")
+    parser.add_argument("--confidence", type=float, default=0.95, metavar="C")
+    parser.add_argument("--false-alarms", type=float, default=0.05, metavar="A",
+                        help="the chance of ever raising an alarm for nothing")  # fmt: skip
+    parser.add_argument("--audit", type=float, default=0.2, metavar="S",
+                        help="the share of rows that is audited (default 0.2)")  # fmt: skip
+    parser.add_argument("--refit-rows", type=int, default=400, metavar="N",
+                        help="audited rows after a change that a re-fit waits for")  # fmt: skip
+    parser.add_argument("--shadow-rows", type=int, default=50, metavar="N",
+                        help="audited rows that a new policy decides in the shadow")  # fmt: skip
+    parser.add_argument("--block", type=int, default=500, metavar="N", help="rows per line")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--events", metavar="FILE", help="write the events as JSON lines")
+    parser.add_argument("--plot", metavar="FILE", help="draw it, as PNG and SVG")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Replay and print."""
+    from pathlib import Path
+
+    from ttamer.cli.progress import teller
+    from ttamer.cli.show import as_json
+    from ttamer.drift.replayed import replay_stream
+    from ttamer.drift.streams import names
+
+    if args.example == "list":
+        print("\n".join(names()))
+        return
+    settings = _settings(args)
+    serving, stream, shift, before = _opened(args, settings)
+    tell = teller(quiet=args.json)
+    within = before is not None and 0 <= before.confidence.min() <= before.confidence.max() <= 1
+    replayed = replay_stream(
+        serving,
+        stream,
+        settings,
+        share=args.audit,
+        seed=args.seed,
+        thresholds_from=before if within else None,
+        progress=tell,
+    )
+    tell("")
+    if args.events:
+        lines = "".join(f"{event.to_line()}\n" for event in replayed.events)
+        Path(args.events).write_text(lines, "utf-8")
+    if args.plot:
+        from ttamer.drift.picture import draw_replayed
+        from ttamer.plot import save_figure
+
+        title = args.example or Path(args.stream).name
+        save_figure(draw_replayed(replayed, shift=shift, title=title), args.plot)
+    if args.json:
+        promise = None if serving.promise is None else serving.promise.to_dict()
+        print(as_json({"shift": shift, "promise": promise, **replayed.to_dict(args.block)}))
+        return
+    if serving.promise is not None:
+        print(f"at first: {serving.promise}")
+    _show(replayed, shift, args.block)
+
+
+def _settings(args: argparse.Namespace) -> LoopSettings:
+    from ttamer.drift.serving import LoopSettings
+
+    drop = args.drop is not None
+    return LoopSettings(
+        at_most=args.drop if drop else 0.05 if args.error is None else args.error,
+        kind="drop" if drop else "error",
+        against=args.against,
+        confidence=args.confidence,
+        false_alarms=args.false_alarms,
+        refit_rows=args.refit_rows,
+        shadow_rows=args.shadow_rows,
+        seed=args.seed,
+    )
+
+
+def _opened(
+    args: argparse.Namespace, settings: LoopSettings
+) -> tuple[Serving, Trace, int | None, Trace | None]:
+    """Return what serves at first, the stream, where it shifts if known, and rows before."""
+    import dataclasses
+
+    from ttamer.artefact import load
+    from ttamer.cli.traces import read
+    from ttamer.drift import streams
+    from ttamer.drift.serving import serving_of
+    from ttamer.errors import ArgumentError
+    from ttamer.fitted import FittedLadder
+    from ttamer.fitting import fit
+
+    if (args.example is None) == (args.stream is None):
+        raise ArgumentError("give a stream to replay, or --example NAME")
+    if args.example is not None:
+        if args.fit or args.policy or args.reference:
+            raise ArgumentError("an --example brings its own rows to fit on: leave them out")
+        stream = streams.load(args.example, target=args.target or "last")
+        fitted, held = stream.fit.split(0.6, args.seed)
+        return serving_of(fit(fitted), held, settings), stream.rows, stream.shift, stream.fit
+
+    def opened(path: str) -> Trace:
+        trace = read(path, args)
+        if args.target is None:
+            return trace
+        return dataclasses.replace(trace, spec=dataclasses.replace(trace.spec, target=args.target))
+
+    if args.policy is not None:
+        ladder = load(args.policy)
+        if not isinstance(ladder, FittedLadder):
+            raise ArgumentError(f"{args.policy} is no ladder made by ttamer fit")
+        if args.reference is None:
+            raise ArgumentError(
+                "--policy needs --reference: rows it was not fitted to, from before the stream"
+            )
+        args.cascade = ladder.fitted.spec
+        reference = opened(args.reference)
+        return serving_of(ladder, reference, settings), opened(args.stream), None, reference
+    if args.fit is None:
+        raise ArgumentError("give --fit, rows from before to fit on, or --policy and --reference")
+    before = opened(args.fit)
+    fitted, held = before.split(0.6, args.seed)
+    return serving_of(fit(fitted), held, settings), opened(args.stream), None, before
+
+
+def _show(replayed: Replayed, shift: int | None, block: int) -> None:
+    from ttamer.cli.show import number, table
+
+    settings = replayed.settings
+    arms = list(replayed.arms)
+    shown = f"{settings.kind} at most {settings.at_most:.2%} is promised"
+    print(
+        f"{len(replayed)} rows, {int(replayed.audited.sum())} audited at "
+        f"{number(replayed.audit_cost)} per row of the stream; {shown}"
+        + ("" if shift is None else f"; the stream changes at row {shift}")
+    )
+    kind = settings.kind
+    for what in (kind, "cost"):
+        print(f"\n{what}")
+        rows = [
+            [f"{each['begin']} to {each['end']}"]
+            + [f"{each[a][what]:.2%}" if what == kind else number(each[a][what]) for a in arms]
+            for each in [*replayed.blocks(block), replayed.between(0, len(replayed))]
+        ]
+        print(table(["rows", *(HEADS[arm] for arm in arms)], rows))
+    print("\nphases of the loop")
+    rows = [
+        [f"{each['begin']} to {each['end']}", each["serving"], str(each["audited"]),
+         f"{each['adapted'][kind]:.2%}", number(each["adapted"]["cost"])]
+        for each in replayed.phases()
+    ]  # fmt: skip
+    print(table(["rows", "served by", "audited", kind, "cost"], rows))
+    print("\nevents")
+    for event in replayed.events:
+        print(f"  {event}")
+    if not replayed.events:
+        print("  none")

@@ -1,0 +1,98 @@
+"""A picture of a replayed stream: error and cost over time, and what the loop did when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ttamer.drift.replayed import Replayed
+
+__all__ = ["draw_replayed"]
+
+LOOKS = {
+    "adapted": ("with the loop", "#1b7f79", 2.4),
+    "fixed": ("without adaptation", "#c8553d", 1.6),
+    "retuned": ("thresholds re-tuned", "#f2a541", 1.6),
+    "safest": ("the last node alone", "#9a9a9a", 1.2),
+}
+INK = "#2b2b2b"
+MARKED = {"alarm": "alarm", "swap": "swap", "give up": "given up", "roll back": "roll back"}
+SMOOTH = 400
+"""Rows over which error and cost are averaged."""
+
+
+def draw_replayed(
+    replayed: Replayed,
+    *,
+    shift: int | None = None,
+    title: str = "",
+    smooth: int = SMOOTH,
+    onto: Any = None,
+) -> Any:
+    """Draw error and cost of every arm over the stream.
+
+    Returns a matplotlib figure, or draws onto one, or onto a part of one.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtra("matplotlib", "plot") from None
+    figure = Figure(figsize=(8.6, 5.6), layout="constrained") if onto is None else onto
+    above, below = figure.subplots(2, 1, sharex=True)
+    settings = replayed.settings
+    for name, arm in reversed(replayed.arms.items()):
+        label, colour, width = LOOKS[name]
+        row, lost = _smoothed(arm.lost, smooth)
+        _, cost = _smoothed(arm.cost, smooth)
+        if name != "safest" or np.any(lost):
+            above.plot(row, 100 * lost, color=colour, lw=width)
+        below.plot(row, cost, color=colour, lw=width, label=label)
+    above.axhline(100 * settings.at_most, color=INK, lw=1, ls="--")
+    above.annotate(
+        f"promised: {settings.at_most:.1%}", (1.0, 100 * settings.at_most),
+        xycoords=("axes fraction", "data"), xytext=(-2, 3), textcoords="offset points",
+        fontsize=8, color=INK, ha="right",
+    )  # fmt: skip
+    above.set_ylabel(f"{settings.kind}, %", color=INK)
+    below.set_ylabel("cost per row", color=INK)
+    below.set_xlabel(f"row of the stream (means over the {smooth} rows before)", color=INK)
+    for axis in (above, below):
+        axis.set_ylim(bottom=min(0, axis.get_ylim()[0]) if settings.kind == "drop" else 0)
+        axis.set_xlim(0, len(replayed))
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+        axis.tick_params(labelsize=8, colors=INK)
+        if shift is not None:
+            axis.axvspan(shift, len(replayed), color="#efe9dd", zorder=0)
+        for event in replayed.events:
+            if event.kind in MARKED:
+                axis.axvline(event.number, color=INK, lw=0.8, ls=":")
+    top = above.get_ylim()[1]
+    for event in replayed.events:
+        if event.kind in MARKED:
+            above.text(event.number, top, f" {MARKED[event.kind]}", fontsize=8, color=INK, va="top")
+    if shift is not None:
+        above.text(shift, 0.02 * top, "the traffic changes here ", fontsize=8, color=INK,
+                   ha="right")  # fmt: skip
+    handles, labels = below.get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside lower center", fontsize=8,
+                  frameon=False, ncols=4)  # fmt: skip
+    if title:
+        figure.suptitle(title, fontsize=11, color=INK)
+    return figure
+
+
+def _smoothed(
+    values: NDArray[np.float64], rows: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the ends of windows of so many rows, and the means in them."""
+    rows = min(rows, len(values))
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    means = np.asarray((total[rows:] - total[:-rows]) / rows, np.float64)
+    return np.arange(len(means), dtype=np.float64) + rows, means

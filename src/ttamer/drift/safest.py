@@ -1,0 +1,155 @@
+"""The safest rule there is: the last node answers, whatever it costs.
+
+It believes nothing that was learnt from former traffic, so a change of traffic cannot mislead it.
+The last node is the full network, or the model that ``target = "last"`` compares with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ttamer.baselines.single import AlwaysLast
+from ttamer.capped import CappedSession
+from ttamer.errors import ObservationError
+from ttamer.session import Explanation
+
+if TYPE_CHECKING:
+    from ttamer.cascade_spec import CascadeSpec
+    from ttamer.replay import Played
+    from ttamer.trace import Trace
+
+__all__ = ["AskLast", "LastSession"]
+
+
+@dataclass(frozen=True, eq=False)
+class AskLast:
+    """Return the last node's answer on every input."""
+
+    spec: CascadeSpec
+
+    def __repr__(self) -> str:
+        return f"AskLast({self.spec.names[-1]})"
+
+    def play(self, trace: Trace) -> Played:
+        """Decide for every row of a trace."""
+        return AlwaysLast().fit(trace)[0].rule.play(trace)
+
+    def session(
+        self, *, max_cost: float | None = None, key: str | int | None = None
+    ) -> LastSession | CappedSession:
+        """Start deciding for one input."""
+        del key
+        turn = LastSession(self.spec)
+        return turn if max_cost is None else CappedSession(turn, max_cost)  # type: ignore[arg-type]
+
+
+class LastSession:
+    """One input's way to the last node; if that fails, the others are asked, the last ones first.
+
+    >>> from ttamer.cascade_spec import CascadeSpec
+    >>> turn = AskLast(CascadeSpec.of({"small": 1.0, "large": 9.0})).session()
+    >>> turn.next
+    'large'
+    >>> turn.fail()
+    >>> turn.next
+    'small'
+    """
+
+    __slots__ = ("_answer", "_asked", "_left", "_spec", "_then", "unclear")
+
+    def __init__(self, spec: CascadeSpec) -> None:
+        self._spec = spec
+        last = spec.names[-1]
+        wanted = [last]
+        if spec.order == "fixed":
+            wanted = list(spec.names)
+        else:
+            parents = {node.name: node.after for node in spec.nodes}
+            while (before := parents[wanted[0]]) is not None:
+                wanted.insert(0, before)
+        self._left = wanted
+        # A network runs one way: what was passed cannot be asked any more.
+        one_way = spec.has_passing or spec.order == "fixed"
+        others = [] if one_way else [n for n in reversed(spec.names) if n not in wanted]
+        self._then = others
+        self._asked: list[str] = []
+        self._answer: str | None = None
+        self.unclear = 0
+        """How many confidences were not a number; they do not matter here."""
+
+    def observe(self, *, confidence: float, prediction: object = None) -> None:
+        """Say what ``next`` answered, and move on."""
+        del prediction
+        self.unclear += confidence != confidence
+        self._answer = self._moved_on()
+
+    def fail(self) -> None:
+        """Say that ``next`` was asked and gave no answer, and move on."""
+        self._moved_on()
+        if not self._left and self._answer is None:
+            self._left = [node for node in self._then if node not in self._asked][:1]
+
+    def start_with(self, node: str) -> None:
+        """Ask this one of ``starts`` first."""
+        self._left = [node]
+
+    @property
+    def starts(self) -> dict[str, float]:
+        """The nodes that may be asked first, and what each costs."""
+        if self._spec.order == "fixed":
+            return {self._spec.names[0]: float(self._spec.costs[0])}
+        return {
+            node.name: self._fare(k)
+            for k, node in enumerate(self._spec.nodes)
+            if node.after is None
+        }
+
+    @property
+    def next(self) -> str | None:
+        """The node to ask now; ``None`` once stopped."""
+        return self._left[0] if self._left else None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether to ask nobody else."""
+        return not self._left
+
+    @property
+    def answer(self) -> str | None:
+        """Whose answer to return."""
+        return self._answer
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The nodes asked, in order."""
+        return tuple(self._asked)
+
+    @property
+    def cost(self) -> float:
+        """What they cost, in the cascade's units."""
+        asked = [self._spec.index_of(name) for name in self._asked]
+        passed = [node for node in range(max(asked, default=0)) if node not in asked]
+        return float(self._spec.costs[asked].sum() + self._spec.passing[passed].sum())
+
+    @property
+    def price(self) -> float:
+        """What asking ``next`` costs, in the cascade's units; 0 once stopped."""
+        return self._fare(self._spec.index_of(self._left[0])) if self._left else 0.0
+
+    def explain(self) -> Explanation:
+        """Say why the session stands where it stands."""
+        why = "the safest policy serves: the last node answers"
+        return Explanation(self.next, self.answer, 0.0, 0.0, why)
+
+    def _fare(self, node: int) -> float:
+        last = self._spec.index_of(self._asked[-1]) if self._asked else -1
+        passed = self._spec.passed(last, node) if self._spec.has_passing else 0.0
+        return float(self._spec.costs[node]) + passed
+
+    def _moved_on(self) -> str:
+        if not self._left:
+            raise ObservationError("the session has stopped: start a new one")
+        node = self._left.pop(0)
+        self._asked.append(node)
+        return node

@@ -1,0 +1,119 @@
+"""Who is audited: a fair share, alike every time, within the budget; and what that tells of all."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ttamer.drift.audit import Audit, Budget, estimate
+from ttamer.errors import ArgumentError
+
+HOUR = 3600.0
+
+
+def test_the_share_is_the_stated_one_and_draws_are_alike_every_time():
+    one, two = Audit(0.1, seed=3), Audit(0.1, seed=3)
+    names = [f"request-{k}" for k in range(20_000)]
+    drawn = [one.draw(name, now=0.0) for name in names]
+    assert drawn == [two.draw(name, now=5.0) for name in names]
+    assert sum(each.audited for each in drawn) == pytest.approx(2000, abs=150)
+    assert {each.chance for each in drawn} == {0.1}
+
+
+def test_another_seed_is_another_sample():
+    one, two = Audit(0.5, seed=1), Audit(0.5, seed=2)
+    same = np.mean([one.draw(k, 0.0).audited == two.draw(k, 0.0).audited for k in range(4000)])
+    assert same == pytest.approx(0.5, abs=0.04)
+
+
+def test_every_row_is_as_likely_whatever_is_near_it():
+    counts = np.zeros(50)
+    for seed in range(2000):
+        audit = Audit(0.3, seed=seed)
+        counts += [audit.draw(k, 0.0).audited for k in range(50)]
+    assert ((counts - 600) ** 2 / (2000 * 0.3 * 0.7)).sum() < 87  # chi square, 50 degrees, 0.001
+
+
+@given(
+    st.lists(st.floats(0, 600), min_size=1, max_size=200),
+    st.floats(10.0, 100.0),
+    st.floats(0.1, 5.0),
+    st.integers(0, 5),
+)
+def test_no_hour_costs_more_than_two_budgets_and_the_total_holds(gaps, budget, cost, seed):
+    audit = Audit(1.0, cost=cost, budget=Budget(per_hour=budget, total=4 * budget), seed=seed)
+    now, spent = 0.0, []
+    for number, gap in enumerate(gaps):
+        now += gap
+        if audit.draw(number, now).audited:
+            spent.append(now)
+    assert len(spent) * cost <= 4 * budget + 1e-9
+    for begin in spent:  # what was saved up, and what came in
+        assert sum(begin <= t <= begin + HOUR for t in spent) * cost <= 2 * budget + cost
+
+
+def test_a_lower_cost_than_the_most_leaves_room_for_more():
+    dear, cheap = (Audit(1.0, cost=1.0, budget=Budget(total=20.0)) for _ in range(2))
+    for number in range(200):
+        dear.draw(number, 0.0)
+        if cheap.draw(number, 0.0).audited:
+            cheap.settle(0.1)
+    assert dear.spent <= 20
+    assert dear.uncovered > 0
+    assert cheap.uncovered == 0
+
+
+def busy_day(seed):
+    """A quiet hour whose requests go well, then a busy one whose requests do not."""
+    rng = np.random.default_rng(seed)
+    times = np.concatenate([np.linspace(0, HOUR, 200), np.linspace(HOUR, 2 * HOUR, 2000)])
+    return times, (rng.random(2200) < np.where(times < HOUR, 0.1, 0.5)).astype(float)
+
+
+def test_estimates_are_unbiased_when_the_budget_bites_and_plain_means_are_not():
+    weighted, plain, scaled = [], [], []
+    times, wrong = busy_day(0)
+    for seed in range(300):
+        audit = Audit(0.5, cost=1.0, budget=Budget(per_hour=120.0), seed=seed)
+        drawn = [audit.draw(k, now) for k, now in enumerate(times)]
+        rows = np.array([each.audited for each in drawn])
+        chances = np.array([each.chance for each in drawn])[rows]
+        assert audit.uncovered == 0
+        weighted.append(estimate(wrong[rows], chances, audit.requests))
+        scaled.append(estimate(wrong[rows], chances).mean)
+        plain.append(wrong[rows].mean())
+    truth = wrong.mean()
+    means = np.array([each.mean for each in weighted])
+    error = means.std() / math.sqrt(len(means))
+    assert abs(means.mean() - truth) < 3 * error
+    assert abs(np.mean(scaled) - truth) < 0.01
+    assert np.mean(plain) < truth - 10 * np.std(plain) / math.sqrt(len(plain))
+    inside = [abs(each - truth) < 2 * w.error for each, w in zip(scaled, weighted, strict=True)]
+    assert np.mean(inside) > 0.85
+
+
+def test_with_equal_chances_it_is_the_plain_mean():
+    found = estimate([0.0, 1.0, 1.0, 0.0], [0.2] * 4)
+    assert found.mean == 0.5
+    assert found.effective == pytest.approx(4)
+    assert estimate([0.0, 1.0, 1.0, 0.0], [0.2] * 4, requests=20).mean == 0.5
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Audit(0.0), "share is 0.0"),
+        (lambda: Audit(0.5, cost=-1.0), "cost is -1.0"),
+        (lambda: Budget(per_hour=0.0), "above 0"),
+        (lambda: Audit(0.5, cost=5.0, budget=Budget(total=4.0)), "one audit may cost 5"),
+        (lambda: estimate([], []), "needs rows"),
+        (lambda: estimate([1.0], [0.0]), "chance above 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, text):
+    with pytest.raises(ArgumentError, match=text):
+        make()

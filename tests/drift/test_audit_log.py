@@ -1,0 +1,254 @@
+"""The audit log: what add() returned for is there, whatever happens to the process."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ttamer as tt
+from ttamer.cascade_spec import CascadeSpec
+from ttamer.drift import audit_log
+from ttamer.drift.audit_log import AuditLog, AuditRow, Retention, Said, read_log, segments
+from ttamer.errors import ArgumentError, TraceError
+
+SPEC = CascadeSpec.of({"small": 1.0, "large.v2": 5.0}, target="last")
+
+WRITER = """
+import os, signal, sys
+from ttamer.cascade_spec import CascadeSpec
+from ttamer.drift import audit_log
+from ttamer.drift.audit_log import AuditLog, AuditRow, Said
+
+folder, crash = sys.argv[1:]
+spec = CascadeSpec.of({"small": 1.0, "large.v2": 5.0}, target="last")
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+with AuditLog(folder, spec, segment_rows=25) as log:
+    for number in range(10_000):
+        if number == 60 and crash == "before the file is synced":
+            audit_log._synced = die
+        if number == 60 and crash == "before the rename":
+            audit_log.Path.replace = die
+        if number == 60 and crash == "before the journal goes":
+            audit_log.Path.unlink = die
+        said = {"small": Said(0.5, "a", 1.0), "large.v2": Said(0.25, "b", 5.0)}
+        log.add(AuditRow(number, 1000.0 + number, 0.5, said))
+        print(number, flush=True)
+"""
+
+
+def row(number, *, label=None, chance=0.5):
+    said = {"small": Said(0.1 + number % 7 / 10, "a", 1.0), "large.v2": Said(0.25, None, 5.0)}
+    return AuditRow(number, 1000.0 + number, chance, said, label)
+
+
+def numbers(trace):
+    return trace.signals[audit_log.NUMBER].astype(int).tolist()
+
+
+def killed(folder, crash, after=None):
+    """Run a writer until it is killed; return the numbers whose add() had returned."""
+    command = [sys.executable, "-c", WRITER, str(folder), crash]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        done = []
+        for line in process.stdout:
+            done.append(int(line))
+            if after is not None and len(done) == after:
+                process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    return done
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there is no kill -9")
+@pytest.mark.parametrize(
+    ("crash", "after"),
+    [
+        ("from outside", 3),
+        ("from outside", 110),
+        ("before the file is synced", None),
+        ("before the rename", None),
+        ("before the journal goes", None),
+    ],
+)
+def test_kill_9_loses_no_row_that_was_added_and_doubles_none(tmp_path, crash, after):
+    done = killed(tmp_path, crash, after)
+    assert len(done) >= (after or 60)
+    whole = [each.rows for each in segments(tmp_path)]
+    assert all(rows == 25 for rows in whole)
+    if whole:
+        assert numbers(read_log(tmp_path)) == list(range(sum(whole)))  # readers see whole segments
+    with AuditLog(tmp_path, SPEC, segment_rows=25) as log:
+        assert log.recovered == log.waiting
+        log.add(row(99_999))
+    found = numbers(read_log(tmp_path))
+    assert found[-1] == 99_999
+    assert found[:-1] == list(range(len(found) - 1))
+    # The row that was being added when it was killed may be there too.
+    assert len(done) <= len(found) - 1 <= len(done) + (1 if after is None else 10_000)
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def left_open(log):
+    """End a writer as a crash would: nothing is flushed."""
+    os.close(log._journal)
+    os.close(log._lock)
+
+
+@given(torn=st.integers(1, 60))
+@settings(max_examples=20)
+def test_a_line_cut_short_is_dropped_and_the_others_are_kept(tmp_path_factory, torn):
+    folder = tmp_path_factory.mktemp("log")
+    log = AuditLog(folder, SPEC).__enter__()
+    for number in range(3):
+        log.add(row(number))
+    (journal,) = folder.glob("*.journal")
+    content = journal.read_bytes()
+    line = len(content) - content[:-1].rfind(b"\n") - 1
+    journal.write_bytes(content[: -min(torn, line)])
+    left_open(log)
+    again = AuditLog(folder, SPEC).__enter__()
+    assert again.recovered == 2
+    again.add(row(7))
+    left_open(again)
+    with AuditLog(folder, SPEC) as last:
+        assert last.recovered == 3
+    assert numbers(read_log(folder)) == [0, 1, 7]
+
+
+def test_what_is_read_is_what_was_added(tmp_path):
+    with AuditLog(tmp_path, SPEC, segment_rows=4) as log:
+        for number in range(10):
+            log.add(row(number, chance=0.1 + number / 20))
+        assert log.waiting == 2
+        assert numbers(read_log(tmp_path)) == list(range(8))
+    trace = read_log(tmp_path)
+    assert len(trace) == 10
+    assert trace.names == SPEC.names
+    assert trace.spec.target == "last"
+    np.testing.assert_allclose(trace.signals[audit_log.CHANCE], 0.1 + np.arange(10) / 20)
+    np.testing.assert_allclose(trace.signals[audit_log.TIME], 1000.0 + np.arange(10))
+    assert (trace.prediction[:, 1] == -1).all()
+    assert trace.costs.tolist() == [[1.0, 5.0]] * 10
+    assert numbers(read_log(tmp_path, last=3)) == [7, 8, 9]
+    assert numbers(read_log(tmp_path, last=50)) == list(range(10))
+
+
+def test_a_segment_is_an_ordinary_trace(tmp_path):
+    with AuditLog(tmp_path, SPEC, segment_rows=4) as log:
+        for number in range(4):
+            log.add(row(number))
+    (only,) = segments(tmp_path)
+    assert len(tt.Trace.read(only.path)) == 4
+
+
+@pytest.mark.parametrize("target", ["label", "last"])
+def test_rows_with_and_without_labels_can_be_mixed(tmp_path, target):
+    spec = dataclasses.replace(SPEC, target=target)
+    with AuditLog(tmp_path, spec, segment_rows=5) as log:
+        for number in range(20):
+            log.add(row(number, label="a" if number % 3 == 0 or number >= 15 else None))
+    every, known = read_log(tmp_path), read_log(tmp_path, labelled=True)
+    assert numbers(every) == list(range(20))
+    assert every.label is None
+    assert numbers(known) == [n for n in range(20) if n % 3 == 0 or n >= 15]
+    assert (known.label >= 0).all()
+    assert numbers(read_log(tmp_path, last=2, labelled=True)) == [18, 19]
+
+
+@pytest.mark.parametrize(
+    ("retention", "kept"),
+    [
+        (Retention(), range(40)),
+        (Retention(rows=12), range(25, 40)),
+        (Retention(rows=15), range(25, 40)),
+        (Retention(seconds=11.0), range(25, 40)),
+        (Retention(bytes=1), range(35, 40)),
+    ],
+)
+def test_the_oldest_go_as_retention_says_and_the_newest_never(tmp_path, retention, kept):
+    with AuditLog(tmp_path, SPEC, segment_rows=5, retention=retention) as log:
+        for number in range(40):
+            log.add(row(number))
+    assert numbers(read_log(tmp_path)) == list(kept)
+
+
+def test_bytes_are_what_the_files_take(tmp_path):
+    with AuditLog(tmp_path / "free", SPEC, segment_rows=5) as log:
+        for number in range(20):
+            log.add(row(number))
+    size = max(each.path.stat().st_size for each in segments(tmp_path / "free"))
+    limit = Retention(bytes=2 * size)
+    with AuditLog(tmp_path / "less", SPEC, segment_rows=5, retention=limit) as log:
+        for number in range(20):
+            log.add(row(number))
+    left = segments(tmp_path / "less")
+    assert sum(each.path.stat().st_size for each in left) <= 2 * size
+    assert len(left) == 2
+
+
+def test_a_reader_starts_again_if_retention_was_faster(tmp_path, monkeypatch):
+    with AuditLog(tmp_path, SPEC, segment_rows=5) as log:
+        for number in range(15):
+            log.add(row(number))
+    first, real = segments(tmp_path)[0], audit_log.segments
+    calls = []
+
+    def once(folder):
+        calls.append(folder)
+        return [first._replace(path=tmp_path / "gone")] if len(calls) == 1 else real(folder)
+
+    monkeypatch.setattr(audit_log, "segments", once)
+    assert len(read_log(tmp_path)) == 15
+    assert len(calls) == 2
+
+
+def test_one_writer_at_a_time(tmp_path):
+    with (
+        AuditLog(tmp_path, SPEC),
+        pytest.raises(TraceError, match="another process writes"),
+        AuditLog(tmp_path, SPEC),
+    ):
+        pass
+    with AuditLog(tmp_path, SPEC) as log:
+        log.add(row(1))
+
+
+def test_what_cannot_be_a_row_is_refused_and_the_log_goes_on(tmp_path):
+    good = row(1)
+    with AuditLog(tmp_path, SPEC) as log:
+        for bad, text in (
+            (AuditRow(1, 0.0, 0.5, {"small": Said(0.5, "a", 1.0)}), "what every node said"),
+            (AuditRow(1, 0.0, 0.0, good.said), "the chance of a row is 0"),
+            (
+                AuditRow(1, 0.0, 0.5, {**good.said, "small": Said(float("nan"), "a", 1.0)}),
+                "finite confidences",
+            ),
+        ):
+            with pytest.raises(ArgumentError, match=text):
+                log.add(bad)
+        log.add(good)
+    assert len(read_log(tmp_path)) == 1
+    with pytest.raises(ArgumentError, match="not open"):
+        log.add(good)
+
+
+def test_errors_say_what_to_do(tmp_path):
+    with pytest.raises(TraceError, match="no log that could be read"):
+        read_log(tmp_path / "nowhere")
+    with AuditLog(tmp_path, SPEC), pytest.raises(TraceError, match="flush, or wait"):
+        read_log(tmp_path)
+    with pytest.raises(ArgumentError, match="segment_rows"):
+        AuditLog(tmp_path, SPEC, segment_rows=0)
+    (tmp_path / "00000001.journal").write_text("[1, 2]\n")
+    with pytest.raises(TraceError, match="line 1 is not a row"):
+        AuditLog(tmp_path, SPEC).__enter__()

@@ -1,0 +1,130 @@
+"""Audits beside the traffic: nothing is lost quietly, and the loop hears of every row."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+
+from shifting import SPEC, stream_of
+from ttamer.drift.audit import Audit, Budget
+from ttamer.drift.audit_log import AuditLog, Said, read_log
+from ttamer.drift.auditor import Auditor
+from ttamer.drift.loop import Loop
+from ttamer.drift.safest import AskLast
+
+
+def said_of(trace, row):
+    return {
+        name: Said(
+            float(trace.confidence[row, k]),
+            trace.classes[trace.prediction[row, k]],
+            float(trace.costs[row, k]),
+        )
+        for k, name in enumerate(trace.names)
+    }
+
+
+def serve(auditor, stream):
+    """Hand over what a server would; return how many were audited."""
+    audited = 0
+    for row in range(len(stream)):
+        drawn, number = auditor.draw(f"request-{row}")
+        if drawn.audited:
+            auditor.add(f"request-{row}", number, drawn.chance, said_of(stream, row))
+            audited += 1
+    return audited
+
+
+@pytest.fixture
+def clock():
+    return lambda: 1000.0
+
+
+def test_rows_go_to_the_log_and_to_the_loop(tmp_path, serving, settings, clock):
+    stream = stream_of(300, 400, seed=60)
+    swapped = []
+    loop = Loop(serving, settings, swap=swapped.append, clock=clock)
+    with AuditLog(tmp_path, SPEC) as log:
+        auditor = Auditor(SPEC, Audit(0.7), log=log, loop=loop, clock=clock)
+        audited = serve(auditor, stream)
+        auditor.close()
+    assert (auditor.written, auditor.seen, auditor.lost) == (audited, audited, 0)
+    assert len(read_log(tmp_path)) == audited
+    assert isinstance(swapped[0].policy, AskLast)
+    status = auditor.status()
+    assert status["requests"] == 700
+    assert status["loop"]["state"] == loop.state != "watching"
+    assert loop.events[0].number > 300
+    auditor.close()  # twice does no harm
+    assert auditor.add("late", 1, 0.5, said_of(stream, 0)) is False
+    assert auditor.lost == 1
+
+
+def test_a_row_that_cannot_be_used_is_counted_and_told_and_others_go_on(tmp_path, clock):
+    stream, told = stream_of(5, 0, seed=1), []
+    with AuditLog(tmp_path, SPEC) as log:
+        auditor = Auditor(SPEC, Audit(1.0), log=log, failed=told.append, clock=clock)
+        assert auditor.add("bad", 0, 0.5, {"small": Said(0.5, "a", 1.0)})
+        assert auditor.add("good", 1, 0.5, said_of(stream, 0))
+        auditor.close()
+    assert (auditor.written, auditor.lost) == (1, 1)
+    assert "every node" in told[0]
+
+
+def test_rows_that_end_in_another_order_are_taken(serving, settings, clock):
+    stream = stream_of(6, 0, seed=1)
+    loop = Loop(serving, settings)
+    auditor = Auditor(SPEC, Audit(1.0), loop=loop, clock=clock)
+    for row in (3, 1, 2, 0):
+        auditor.add(f"{row}", row, 1.0, said_of(stream, row))
+    auditor.close()
+    assert (auditor.seen, loop.audited, auditor.lost) == (4, 4, 0)
+
+
+def test_against_labels_the_loop_waits_for_rows_that_have_one(serving, settings, clock):
+    stream = stream_of(6, 0, seed=1)
+    spec = dataclasses.replace(SPEC, target="label")
+    loop = Loop(serving, settings)
+    auditor = Auditor(spec, Audit(1.0), loop=loop, clock=clock)
+    auditor.add("0", 0, 1.0, said_of(stream, 0))
+    auditor.add("1", 1, 1.0, said_of(stream, 1), label="2")
+    auditor.close()
+    assert auditor.seen == 1
+
+
+def test_the_budget_gets_back_what_was_not_spent(clock):
+    stream = stream_of(40, 0, seed=1)
+    auditor = Auditor(SPEC, Audit(1.0, cost=28.0, budget=Budget(total=1000.0)), clock=clock)
+    audited = serve(auditor, stream)
+    auditor.close()
+    assert auditor.audit.spent == pytest.approx(14.0 * audited)
+
+
+class SlowLoop:
+    """A loop that re-fits until it is told to go on, and then breaks."""
+
+    number = -1
+
+    def __init__(self):
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def see(self, *_):
+        self.begun.set()
+        self.go_on.wait(30)
+        raise ZeroDivisionError
+
+
+def test_a_full_queue_and_a_broken_loop_lose_rows_and_say_so(clock):
+    stream, told, loop = stream_of(6, 0, seed=1), [], SlowLoop()
+    auditor = Auditor(SPEC, Audit(1.0), loop=loop, queue_rows=1, failed=told.append, clock=clock)
+    assert auditor.add("0", 0, 1.0, said_of(stream, 0))
+    assert loop.begun.wait(30)  # the first is being worked on
+    assert auditor.add("1", 1, 1.0, said_of(stream, 1))
+    assert not auditor.add("2", 2, 1.0, said_of(stream, 2))
+    assert auditor.lost == 1
+    loop.go_on.set()
+    auditor.close()
+    assert auditor.lost == 3
+    assert told == ["an audited row came to nothing: ZeroDivisionError"] * 2

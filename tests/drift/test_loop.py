@@ -1,0 +1,277 @@
+"""The loop: every way through it, on a stream that changes at a known row."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+import ttamer as tt
+from shifting import rows_of, stream_of
+from ttamer.drift.decided import decide
+from ttamer.drift.event import Event
+from ttamer.drift.loop import Loop
+from ttamer.drift.safest import AskLast
+from ttamer.drift.serving import LoopSettings, Serving, serving_of
+from ttamer.drift.status import status_of
+from ttamer.errors import ArgumentError, TraceError
+
+QUIET = 400
+
+
+def drive(loop, stream, *, begin=0, until=None, at_once=10):
+    """Give all rows as audited; stop once the loop is in a state, and say at which row."""
+    first = loop.number + 1 - begin
+    for row in range(begin, len(stream), at_once):
+        end = min(row + at_once, len(stream))
+        loop.see(stream.take(slice(row, end)), range(first + row, first + end))
+        if until is not None and loop.state == until:
+            return end
+    return len(stream)
+
+
+def misled(rows, *, seed):
+    """Rows on which all but the last are very sure, alike, and wrong."""
+    trace = rows_of(rows, seed=seed)
+    said, sure = trace.prediction.copy(), trace.confidence.copy()
+    said[:, :2] = (said[:, 2:] + 1) % 5
+    sure[:, :2] = 0.98
+    return dataclasses.replace(trace, prediction=said, confidence=sure)
+
+
+@pytest.fixture(scope="module")
+def stream():
+    return stream_of(QUIET, 1600, seed=20)
+
+
+@pytest.fixture(scope="module")
+def whole(serving, settings, stream):
+    """A loop that has seen everything, with what it told and what it put in place."""
+    told, swapped = [], []
+    loop = Loop(serving, settings, told=told.append, swap=swapped.append)
+    drive(loop, stream)
+    return loop, told, swapped
+
+
+def test_the_first_policy_breaks_its_promise_on_the_changed_rows(serving, settings, stream):
+    found = decide(serving.policy, stream)
+    assert found.wrong[:QUIET].mean() < settings.at_most
+    assert found.wrong[QUIET:].mean() > 1.5 * settings.at_most
+    assert serving.promise.certified
+
+
+def test_it_goes_all_the_way_round(whole):
+    loop, told, swapped = whole
+    kinds = [event.kind for event in told]
+    assert kinds[:5] == ["alarm", "fall back", "refit", "certified", "swap"]
+    assert [event.state for event in told[:5]] == [
+        "suspected", "suspected", "refitting", "shadowing", "swapped",
+    ]  # fmt: skip
+    assert loop.state == "watching"
+    assert isinstance(swapped[0].policy, AskLast)
+    assert swapped[1].promise.certified
+    assert loop.serving is swapped[-1]
+    assert list(loop.events) == told
+
+
+def test_the_alarm_comes_after_the_change_and_says_when_it_was(whole):
+    alarm = whole[1][0]
+    assert QUIET < alarm.number < QUIET + 200
+    assert QUIET - 30 < alarm.facts["change"] <= alarm.number
+    assert alarm.facts["e_value"] >= alarm.facts["threshold"]
+
+
+def test_the_new_policy_keeps_the_promise_on_new_rows_of_the_changed_kind(whole, settings):
+    loop = whole[0]
+    fresh = rows_of(4000, seed=99, shifted=True)
+    found = decide(loop.policy, fresh)
+    assert found.wrong.mean() <= settings.at_most
+    assert found.cost.mean() < decide(AskLast(fresh.spec), fresh).cost.mean()
+
+
+def test_it_was_certified_on_rows_after_the_alarm_that_it_was_not_fitted_to(
+    serving, settings, stream
+):
+    fitted = []
+
+    def refit(rows):
+        fitted.append(rows)
+        return tt.fit(rows)
+
+    loop = Loop(serving, settings, refit=refit)
+    drive(loop, stream, until="shadowing")
+    alarm = next(event for event in loop.events if event.kind == "alarm")
+    held = loop.candidate.reference
+    after = {tuple(row) for row in stream.confidence[alarm.facts["number"] + 1 :].tolist()}
+    assert {tuple(row) for row in held.confidence.tolist()} <= after
+    seen = {tuple(row) for row in fitted[0].confidence.tolist()}
+    assert not seen & {tuple(row) for row in held.confidence.tolist()}
+    assert len(fitted[0]) + len(held) >= settings.refit_rows
+
+
+def test_the_tries_after_one_alarm_share_the_level_of_one_promise(whole, settings):
+    levels = [1 - e.facts["promise"]["confidence"] for e in whole[1] if "promise" in e.facts]
+    assert len(levels) > 1  # with twice the rows it is fitted again
+    assert levels[0] == pytest.approx((1 - settings.confidence) / 2)
+    assert levels[1] == pytest.approx((1 - settings.confidence) / 6)
+    assert sum(levels) < 1 - settings.confidence
+
+
+def test_without_a_change_nothing_happens(serving, settings):
+    loop = Loop(serving, settings)
+    drive(loop, stream_of(800, 0, seed=7))
+    assert loop.state == "watching"
+    assert not loop.events
+    assert loop.serving is serving
+
+
+def test_a_person_can_hold_it(serving, settings, stream):
+    loop = Loop(serving, settings)
+    loop.hold("night shift")
+    drive(loop, stream)
+    assert loop.state == "watching"
+    assert loop.serving is serving
+    assert [event.kind for event in loop.events][:2] == ["hold", "alarm"]
+    assert "the loop holds" in loop.events[1].text
+    loop.release()
+    drive(loop, rows_of(300, seed=5, shifted=True), until="suspected")
+    assert isinstance(loop.policy, AskLast)
+
+
+def test_held_in_mid_change_it_stays_with_the_safest_policy(serving, settings, stream):
+    loop = Loop(serving, settings)
+    row = drive(loop, stream, until="suspected")
+    loop.hold()
+    drive(loop, stream, begin=row)
+    assert loop.state == "suspected"
+    assert isinstance(loop.policy, AskLast)
+
+
+def test_a_person_can_roll_back(serving, settings, stream):
+    swapped = []
+    loop = Loop(serving, settings, swap=swapped.append)
+    with pytest.raises(ArgumentError, match="no former policy"):
+        loop.roll_back()
+    drive(loop, stream, until="watching", begin=drive(loop, stream, until="shadowing"))
+    assert loop.serving is not serving
+    loop.roll_back("it was better before")
+    assert loop.serving is serving
+    assert swapped[-1] is serving
+    assert loop.held
+    assert loop.events[-1].kind == "roll back"
+    assert "it was better before" in loop.events[-1].text
+
+
+def test_where_nothing_can_be_certified_the_safest_stays_and_a_person_is_called(serving, settings):
+    hard = dataclasses.replace(settings, at_most=1e-4, attempts=2)
+    loop = Loop(serving, hard)
+    drive(loop, stream_of(0 + 20, 1800, seed=3), until="fallen back")
+    assert loop.state == "fallen back"
+    assert isinstance(loop.policy, AskLast)
+    kinds = [event.kind for event in loop.events]
+    assert kinds.count("refit") == 2
+    assert kinds[-1] == "give up"
+    assert "a person must look" in loop.events[-1].text
+    loop.retry()
+    assert loop.state == "suspected"
+    with pytest.raises(ArgumentError, match="only after falling back"):
+        loop.retry()
+
+
+def test_a_policy_that_breaks_the_promise_in_the_shadow_does_not_serve(serving, settings, stream):
+    loop = Loop(serving, settings)
+    drive(loop, stream, until="shadowing")
+    drive(loop, misled(200, seed=31), until="suspected")
+    assert loop.state == "suspected"
+    assert "broken there" in loop.events[-1].text
+    assert isinstance(loop.policy, AskLast)
+
+
+def test_a_policy_that_saves_nothing_does_not_serve(serving, settings, stream):
+    loop = Loop(serving, settings, refit=lambda rows: tt.fit(rows, tradeoffs=[1.0]))
+    drive(loop, stream, until="suspected", begin=drive(loop, stream, until="shadowing"))
+    assert "nothing is gained" in loop.events[-1].text
+    assert isinstance(loop.policy, AskLast)
+
+
+def test_a_fit_that_fails_is_a_try_that_failed(serving, settings, stream):
+    def refit(rows):
+        raise TraceError(f"no good, all {len(rows)}")
+
+    loop = Loop(serving, dataclasses.replace(settings, attempts=1), refit=refit)
+    drive(loop, stream, until="fallen back")
+    assert "no good" in loop.events[-1].text
+    assert isinstance(loop.policy, AskLast)
+
+
+def test_a_change_in_mid_shadow_of_a_better_policy_is_found(serving, settings, stream):
+    loop = Loop(serving, settings)
+    row = drive(loop, stream, until="shadowing")
+    row = drive(loop, stream, begin=row, until="watching")
+    row = drive(loop, stream, begin=row, until="shadowing")
+    assert not isinstance(loop.policy, AskLast)  # the one before still serves
+    drive(loop, misled(25, seed=78), until="suspected", at_once=5)
+    assert loop.state == "suspected"
+    assert isinstance(loop.policy, AskLast)
+    assert loop.candidate is None
+
+
+def test_the_status_says_where_it_stands(serving, settings, stream):
+    loop = Loop(serving, settings, clock=lambda: 12.5)
+    drive(loop, stream.take(slice(100)))
+    status = json.loads(json.dumps(status_of(loop)))
+    assert status["state"] == "watching"
+    assert status["audited"] == 100
+    assert {test["test"] for test in status["tests"]} == {"calibration", "promise", "states"}
+    assert status["waiting"] is None
+    row = drive(loop, stream, begin=100, until="suspected")
+    waiting = status_of(loop)["waiting"]
+    assert waiting["of"] == settings.refit_rows
+    assert 0 < waiting["rows"] < settings.refit_rows
+    drive(loop, stream, begin=row, until="shadowing")
+    drive(loop, rows_of(10, seed=6, shifted=True))
+    status = status_of(loop)
+    assert status["waiting"] == {"rows": 10, "of": settings.shadow_rows, "for": "swap"}
+    assert status["events"][-1]["kind"] == "alarm"  # the newest comes first
+    assert status["events"][0]["time"] == 12.5
+
+
+def test_only_so_many_rows_are_kept(serving, settings):
+    loop = Loop(serving, dataclasses.replace(settings, window=300))
+    drive(loop, stream_of(1000, 0, seed=7))
+    assert loop.audited == 1000
+    assert loop._counted(0) == 300
+
+
+def test_events_are_lines_of_json():
+    event = Event(7, "suspected", "alarm", "why", {"e_value": 30.0})
+    assert json.loads(event.to_line()) == event.to_dict()
+    assert str(event) == "row 7: suspected: why"
+
+
+def test_settings_that_cannot_be_are_refused(serving, settings):
+    for wrong, text in (
+        ({"hold_out": 1.0}, "hold_out is 1.0"),
+        ({"refit_rows": 5}, "refit_rows >= 50"),
+        ({"window": 60}, "window is 60"),
+    ):
+        with pytest.raises(ArgumentError, match=text):
+            dataclasses.replace(settings, **wrong)
+    with pytest.raises(ArgumentError, match="reference rows"):
+        Loop(Serving(serving.policy), settings)
+    with pytest.raises(ArgumentError, match="3 rows and 1 numbers"):
+        Loop(serving, settings).see(rows_of(3, seed=1), [1])
+    with pytest.raises(ArgumentError, match="order of the traffic"):
+        Loop(serving, settings).see(rows_of(3, seed=1), [1, 3, 3])
+
+
+def test_a_drop_can_be_promised_too(before):
+    settings = LoopSettings(0.05, kind="drop", against="middle")
+    fitted, held = before.split(0.6, 0)
+    serving = serving_of(tt.fit(fitted), held, settings)
+    assert serving.promise.kind == "drop"
+    assert serving.promise.against == "middle"
+    loop = Loop(serving, settings)
+    drive(loop, rows_of(100, seed=3))
+    assert loop.state == "watching"

@@ -1,0 +1,156 @@
+"""``ttamer replay`` and the streams that come with the package."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from importlib import resources
+
+import numpy as np
+import pytest
+
+import ttamer as tt
+from shifting import SPEC, rows_of, stream_of
+from ttamer.cli import replay_stream as command
+from ttamer.drift import streams
+from ttamer.drift.decided import decide
+from ttamer.drift.replayed import ARMS, replay_stream
+from ttamer.errors import ArgumentError, TTamerError
+
+
+@pytest.fixture(scope="module")
+def replayed(serving, settings, before):
+    stream = stream_of(1500, 3500, seed=40)
+    return replay_stream(serving, stream, settings, share=0.3, thresholds_from=before), stream
+
+
+def test_the_loop_brings_the_error_back_inside_the_promise(replayed, settings):
+    found, _ = replayed
+    phases = found.phases()
+    assert [phase["serving"] for phase in phases][:3] == [
+        "the first policy", "the safest policy", "a new policy",
+    ]  # fmt: skip
+    assert 1500 < phases[1]["begin"] < 2300
+    assert found.audited_between(1500, phases[1]["begin"]) < 200
+    last = found.between(phases[2]["begin"], len(found))
+    assert last["adapted"]["error"] <= settings.at_most
+    assert last["fixed"]["error"] > settings.at_most
+    assert last["adapted"]["cost"] < last["safest"]["cost"]
+
+
+def test_until_the_alarm_it_is_the_policy_as_it_is(replayed, serving):
+    found, stream = replayed
+    end = found.phases()[0]["end"]
+    plain = decide(serving.policy, stream)
+    np.testing.assert_array_equal(found.arms["adapted"].lost[:end], plain.wrong[:end])
+    np.testing.assert_array_equal(found.arms["fixed"].cost, plain.cost)
+
+
+def test_blocks_cover_the_stream_and_agree_with_the_whole(replayed):
+    found, _ = replayed
+    blocks = found.blocks(700)
+    assert [block["begin"] for block in blocks] == list(range(0, 5000, 700))
+    assert blocks[-1]["end"] == 5000
+    weights = [block["end"] - block["begin"] for block in blocks]
+    for arm in ARMS:
+        mean = np.average([block[arm]["error"] for block in blocks], weights=weights)
+        assert mean == pytest.approx(found.between(0, 5000)[arm]["error"])
+    with pytest.raises(ArgumentError, match="block of 0"):
+        found.blocks(0)
+
+
+def test_about_the_share_asked_for_is_audited_and_paid_for(replayed):
+    found, stream = replayed
+    assert found.audited.mean() == pytest.approx(0.3, abs=0.03)
+    every = stream.costs.sum(axis=1).mean()
+    assert 0 < found.audit_cost < 0.3 * every * 1.1
+
+
+def parse(*arguments):
+    parser = argparse.ArgumentParser()
+    command.add_to(parser.add_subparsers())
+    return parser.parse_args(["replay", *map(str, arguments)])
+
+
+def run(*arguments):
+    args = parse(*arguments)
+    return args.run(args)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stream")
+    SPEC.to_file(folder / "cascade.toml")
+    rows_of(2500, seed=1).write(folder / "fit.npz")
+    rows_of(800, seed=9).write(folder / "held.npz")
+    stream_of(800, 1700, seed=50).write(folder / "stream.npz")
+    return folder
+
+
+OPTIONS = ("--error", "0.08", "--audit", "0.4", "--refit-rows", "200", "--shadow-rows", "20")
+
+
+def test_the_command_prints_and_writes_all_it_says(files, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    run(files / "stream.npz", "--fit", files / "fit.npz", "--cascade", files / "cascade.toml",
+        *OPTIONS, "--plot", tmp_path / "p.png", "--events", tmp_path / "e.jsonl")  # fmt: skip
+    out = capsys.readouterr().out
+    for text in ("with loop", "without", "re-tuned", "phases of the loop", "the safest policy",
+                 "0 to 500", "certified", "events"):  # fmt: skip
+        assert text in out
+    assert (tmp_path / "p.png").stat().st_size > 10_000
+    lines = (tmp_path / "e.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines][:2] == ["alarm", "fall back"]
+
+
+def test_the_command_gives_json_and_takes_a_policy(files, capsys, tmp_path):
+    policy = tmp_path / "policy.ttamer"
+    tt.save(tt.fit(tt.Trace.read(files / "fit.npz", SPEC)), policy)
+    run(files / "stream.npz", "--policy", policy, "--reference", files / "held.npz", *OPTIONS,
+        "--json", "--block", 1000)  # fmt: skip
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] == 2500
+    assert len(found["blocks"]) == 3
+    assert found["promise"]["certified"] is True
+    assert {"adapted", "fixed", "safest"} < set(found["whole"])
+    assert found["events"][0]["kind"] == "alarm"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "give a stream"),
+        (("--example", "nothing"), "the streams are"),
+        (("--example", "vgg16-to-noise", "--fit", "x"), "brings its own rows"),
+        (("stream.npz",), "give --fit"),
+        (("stream.npz", "--policy", "missing.ttamer"), "missing.ttamer"),
+    ],
+)
+def test_what_is_missing_is_said(files, monkeypatch, arguments, text):
+    monkeypatch.chdir(files)
+    with pytest.raises((TTamerError, OSError)) as error:
+        run(*arguments)
+    assert text in str(error.value)
+
+
+def test_the_command_lists_the_streams(capsys):
+    run("--example", "list")
+    assert capsys.readouterr().out.split() == list(streams.names())
+
+
+@pytest.mark.parametrize("name", streams.names())
+def test_streams_are_what_they_are_said_to_be(name):
+    facts, found = streams.about(name), streams.load(name)
+    assert len(found.fit) == facts["rows"]["fit"]
+    assert found.shift == facts["rows"]["quiet"]
+    assert len(found.rows) == found.shift + facts["rows"]["changed"]
+    wrong = found.rows.wrong("label")[:, -1]
+    assert wrong[found.shift :].mean() > wrong[: found.shift].mean() + 0.03  # a real shift
+    assert facts["accuracy"]["after"][found.rows.names[-1]] == pytest.approx(
+        1 - wrong[found.shift :].mean(), abs=1e-4
+    )
+    assert "in the package" in facts["source"]
+    folder = resources.files("ttamer.drift") / "data"
+    with resources.as_file(folder / f"{name}.parquet") as path:
+        assert path.stat().st_size < 2_000_000
+    assert streams.load(name, target="last").rows.spec.target == "last"
