@@ -103,7 +103,8 @@ def serve(what: str, port: int, target: str) -> None:
 
     app = upstream() if what == "upstream" else bare_proxy(target)
     lifespan = "off" if what == "upstream" else "on"
-    uvicorn.run(app, port=port, log_level="error", access_log=False, lifespan=lifespan)
+    uvicorn.run(app, port=port, log_level="error", access_log=False, lifespan=lifespan, ws="none",
+                server_header=False, proxy_headers=False)  # fmt: skip
 
 
 class Line:
@@ -195,8 +196,8 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def children(litellm: str | None) -> Iterator[dict[str, int]]:
-    """Start all servers; give their ports by name."""
+def children(litellm: str | None) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
+    """Start all servers; give their ports and their processes by name."""
     ports = dict(zip(("direct", "bare", "ttamer", "litellm"), free_ports(4), strict=True))
     target = f"http://127.0.0.1:{ports['direct']}"
     own = [sys.executable, str(Path(__file__).resolve())]
@@ -217,16 +218,27 @@ def children(litellm: str | None) -> Iterator[dict[str, int]]:
             config = litellm_file(folder, ports["direct"])
             commands["litellm"] = [program, "--config", config, "--port", str(ports["litellm"]),
                                    "--host", "127.0.0.1", "--telemetry", "False"]  # fmt: skip
-        for command in commands.values():
+        pids = {}
+        for name, command in commands.items():
             child = subprocess.Popen(
                 command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 cwd=folder,
             )  # fmt: skip
+            pids[name] = child.pid
             stack.callback(child.wait)
             stack.callback(child.terminate)
         for port in ports.values():
             wait_for(port)
-        yield ports
+        yield ports, pids
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return how long a process has run on a processor, all of its threads together (Linux)."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    except OSError:
+        return float("nan")
 
 
 def wait_for(port: int, seconds: float = 90.0) -> None:
@@ -246,16 +258,21 @@ def wait_for(port: int, seconds: float = 90.0) -> None:
             time.sleep(0.1)
 
 
-async def measured(ports: dict[str, int], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Return, by server, rates and latencies of every round."""
-    found = {name: {"rate": [], "p50": [], "p99": []} for name in ports}
+async def measured(
+    ports: dict[str, int], pids: dict[str, int], rounds: int
+) -> dict[str, dict[str, list[float]]]:
+    """Return, by server, rates, latencies and processor time per request of every round."""
+    found = {name: {"rate": [], "p50": [], "p99": [], "cpu": []} for name in ports}
     for port in ports.values():
         await load(port, CONNECTIONS, REQUESTS // 3)  # warm
     for number in range(rounds):
         names = list(ports) if number % 2 else list(ports)[::-1]
         for name in names:
             fewer = 4 if name == "litellm" else 1
-            rate, _ = await load(ports[name], CONNECTIONS, REQUESTS // fewer)
+            before = cpu_seconds(pids[name])
+            rate, every = await load(ports[name], CONNECTIONS, REQUESTS // fewer)
+            spent = cpu_seconds(pids[name]) - before
+            found[name]["cpu"].append(spent / (len(every) + CONNECTIONS))
             _, seconds = await load(ports[name], 1, SINGLE // fewer)
             found[name]["rate"].append(rate)
             found[name]["p50"].append(float(np.quantile(seconds, 0.5)))
@@ -307,15 +324,16 @@ def main() -> None:
         what, port, *target = options.child
         serve(what, int(port), *target or [""])
         return
-    with children(options.litellm) as ports:
-        found = asyncio.run(measured(ports, options.rounds))
-    heads = ("requests/s", "p50 ms", "p99 ms", "added p50", "added p99")
+    with children(options.litellm) as (ports, pids):
+        found = asyncio.run(measured(ports, pids, options.rounds))
+    heads = ("requests/s", "p50 ms", "p99 ms", "added p50", "added p99", "CPU us")
     print(" " * 10 + "".join(f"{head:>12}" for head in heads))
     for name, values in found.items():
         cells = [1000 * statistics.median(values[what]) for what in ("p50", "p99")]
         cells += [1000 * statistics.median(added(found, name, what)) for what in ("p50", "p99")]
-        rate = statistics.median(values["rate"])
-        print(f"{name:10}{rate:12.0f}" + "".join(f"{cell:12.2f}" for cell in cells))
+        rate, spent = statistics.median(values["rate"]), 1e6 * statistics.median(values["cpu"])
+        row = "".join(f"{cell:12.2f}" for cell in cells)
+        print(f"{name:10}{rate:12.0f}{row}{spent:12.0f}")
     rows = verdicts(found)
     for row in rows:
         verdict = f"aim {row['sign']} {row['aim']}: {'met' if row['met'] else 'not met'}"

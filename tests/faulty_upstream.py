@@ -22,6 +22,8 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from quick_server import QuickServer
+
 MODES = ("ok", "slow", "error", "garbage", "truncated", "reset", "refuse", "loss")
 LOSS = 0.3
 LONGEST_WAIT = 30.0
@@ -64,7 +66,7 @@ class FaultyUpstream:
         self._random = random.Random(seed)  # noqa: S311 - loss, not secrets
         self._samples: Counter[str] = Counter()
         self._lock = threading.Condition()
-        self._server: uvicorn.Server | None = None
+        self._server: QuickServer | None = None
         self._thread: threading.Thread | None = None
         self._release: asyncio.Event | None = None
         self.port = 0
@@ -128,7 +130,7 @@ class FaultyUpstream:
         config = uvicorn.Config(
             self._app(), log_config=None, lifespan="off", timeout_graceful_shutdown=1, ws="none"
         )
-        self._server = uvicorn.Server(config)
+        self._server = QuickServer(config)
         self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(listener, started), daemon=True)
@@ -141,8 +143,8 @@ class FaultyUpstream:
         if self._server is None or self._thread is None:
             return
         self.release()
-        self._server.should_exit = True
         self._server.force_exit = True
+        self._server.end()
         self._thread.join(10)
         self._server = self._thread = None
 

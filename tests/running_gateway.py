@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from quick_server import QuickServer
 from ttamer.serve.app import make_app
 from ttamer.serve.gateway import Gateway
 from ttamer.serve.logs import RequestLog
@@ -72,7 +73,7 @@ def running(
         config = uvicorn.Config(
             make_app(gateway), log_config=None, ws="none", timeout_graceful_shutdown=2
         )
-        server = uvicorn.Server(config)
+        server = QuickServer(config)
         ended: list[BaseException] = []
         started = threading.Event()
 
@@ -99,6 +100,6 @@ def running(
         try:
             yield found
         finally:
-            server.should_exit = True
+            server.end()
             thread.join(15)
             assert not thread.is_alive(), "the gateway did not stop"

@@ -26,11 +26,10 @@ NAMES = {1: ("small",), 2: ("small", "large"), 3: ("small", "middle", "large")}
 
 
 @functools.cache
-def fitted_ladder(nodes: int) -> tt.FittedLadder:
+def fitted_ladder(nodes: int, rows: int = 400, hold_out: float = 0.0) -> tt.FittedLadder:
     """A ladder fitted to rows as the fake upstreams give them: who is sure is right more often."""
     names = NAMES[nodes]
     rng = np.random.default_rng(nodes)
-    rows = 400
     label = rng.integers(0, 4, rows)
     prediction = np.empty((rows, nodes), int)
     confidence = np.empty((rows, nodes))
@@ -44,7 +43,7 @@ def fitted_ladder(nodes: int) -> tt.FittedLadder:
     trace = tt.Trace.from_arrays(
         spec, confidence, prediction=letters[prediction], label=letters[label]
     )
-    return tt.fit(trace)
+    return tt.fit(trace, hold_out=hold_out)
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def make_served(tmp_path, start_upstream):
     ``make_served(2, serve={"tradeoff": 0.9}, node={"small": {"retries": 1}})``
     """
 
-    def make(nodes: int = 2, *, serve=None, node=None) -> Served:
+    def make(nodes: int = 2, *, serve=None, node=None, fit=None) -> Served:
         names = NAMES[nodes]
         upstreams = {name: start_upstream(name, skill=SKILLS[name]) for name in names}
         text = '[cascade]\norder = "any"\n\n[serve]\n' + toml_text(
@@ -103,7 +102,7 @@ def make_served(tmp_path, start_upstream):
             text += "\n[[node]]\n" + toml_text(table | (node or {}).get(name, {}))
         cascade, artefact = tmp_path / "cascade.toml", tmp_path / "policy.ttamer"
         cascade.write_text(text, "utf-8")
-        ladder = fitted_ladder(nodes)
+        ladder = fitted_ladder(nodes, **(fit or {}))
         tt.save(ladder, artefact)
         return Served(cascade, artefact, ladder, upstreams)
 
@@ -148,8 +147,8 @@ def run_gateway(make_served):
 
     with contextlib.ExitStack() as stack:
 
-        def run(nodes: int = 2, *, serve=None, node=None):
-            served = make_served(nodes, serve=serve, node=node)
+        def run(nodes: int = 2, *, serve=None, node=None, fit=None):
+            served = make_served(nodes, serve=serve, node=node, fit=fit)
             found = stack.enter_context(running(served.cascade, served.artefact))
             found.served = served
             return found

@@ -270,6 +270,53 @@ def test_an_error_of_ours_is_told_without_its_text_and_logged(gateway, monkeypat
     assert gateway.metric("ttamer_requests_in_flight") == 0
 
 
+def test_what_asks_no_node_is_counted_and_logged(run_gateway, monkeypatch):
+    monkeypatch.setenv("KEYS", "a-key-for-this-test-1")
+    gateway = run_gateway(2, serve={"keys_env": "KEYS"})
+    key = {"authorization": "Bearer a-key-for-this-test-1"}
+    for path in ("/v1/models", "/nobody/knows", "/metrics", "/healthz"):
+        httpx.get(f"{gateway.root}{path}", headers=key)
+    httpx.get(f"{gateway.root}/v1/models")
+    httpx.get(f"{gateway.root}/status.json")
+    httpx.delete(f"{gateway.root}/healthz")
+    lines = [line for line in gateway.log if line["event"] == "request"]
+    logged = [(line["endpoint"], line["status"], line.get("error")) for line in lines]
+    assert logged == [
+        ("/v1/models", 200, None),
+        ("other", 404, "not_found"),
+        ("/v1/models", 401, "invalid_api_key"),
+        ("/status.json", 401, "invalid_api_key"),
+        ("/healthz", 405, "method_not_allowed"),
+    ]
+    text = gateway.gateway.metrics.text().decode()
+    for endpoint, status in [("/metrics", 200), ("/healthz", 200), ("other", 404),
+                             ("/status.json", 401), ("/healthz", 405)]:  # fmt: skip
+        labels = f'{{endpoint="{endpoint}",status="{status}"}}'
+        assert f"ttamer_requests_total{labels} 1.0" in text
+    assert gateway.metric("ttamer_requests_in_flight") == 0
+    assert "nobody" not in text + str(gateway.log)
+
+
+def test_a_file_that_is_refused_does_not_change_who_is_said_to_serve(gateway):
+    before = [line for line in _metrics(gateway) if "policy_info{" in line]
+    gateway.served.artefact.write_bytes(b"garbage")
+    assert not gateway.do(gateway.gateway.reloader.reload("signal")).ok
+    assert [line for line in _metrics(gateway) if "policy_info{" in line] == before
+
+
+def _metrics(gateway) -> list[str]:
+    return gateway.gateway.metrics.text().decode().splitlines()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_predictions_are_kept_only_where_the_operator_says_so(run_gateway, tmp_path, kept):
+    log = tmp_path / "seen.jsonl"
+    gateway = run_gateway(2, serve={"trace_log": str(log), "log_predictions": kept})
+    post(gateway)
+    _until(lambda: log.exists() and log.read_text().endswith("\n"))
+    assert ('"prediction":"' in log.read_text().replace(" ", "")) is kept
+
+
 def test_the_trace_log_keeps_what_was_seen(run_gateway, tmp_path):
     log = tmp_path / "seen.jsonl"
     gateway = run_gateway(2, serve={"trace_log": str(log)})

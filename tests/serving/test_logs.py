@@ -43,7 +43,7 @@ def lines(stream) -> list[dict]:
 
 def test_a_request_is_one_line(log, stream):
     path = (asked("small", error="timeout: after 2 s"), asked("large", "A"))
-    log.finished(Served("7f", "/v1/classify", 200, 0.25, "ab12", path, "large", 2.0, hedged=1))
+    log.finished([Served("7f", "/v1/classify", 200, 0.25, "ab12", path, "large", 2.0, hedged=1)])
     assert lines(stream) == [
         {
             "time": "2027-01-15T08:00:00.250Z",
@@ -63,7 +63,7 @@ def test_a_request_is_one_line(log, stream):
 
 
 def test_a_refused_request_says_why(log, stream):
-    log.finished(Served("7f", "/v1/classify", 429, 0.0, error="rate_limited"))
+    log.finished([Served("7f", "/v1/classify", 429, 0.0, error="rate_limited")])
     (line,) = lines(stream)
     assert line["error"] == "rate_limited"
     assert "path" not in line
@@ -77,7 +77,7 @@ def test_what_was_said_is_in_no_line(log, stream):
         asked("middle", answer, upstream),
         asked("large", answer),
     )
-    log.finished(Served("7f", "/v1/chat/completions", 200, 0.25, "ab12", path, "large", 2.0))
+    log.finished([Served("7f", "/v1/chat/completions", 200, 0.25, "ab12", path, "large", 2.0)])
     try:
         try:
             raise upstream
@@ -122,14 +122,14 @@ def test_messages_of_libraries_become_lines(log, stream):
 
 @pytest.mark.parametrize("name", ["a\nb", 'a"b', "\ud800", "é"])
 def test_names_break_no_line(log, stream, name):
-    log.finished(Served("7f", "/v1/x", 200, 0.1, asked=(asked(name),), by=name))
+    log.finished([Served("7f", "/v1/x", 200, 0.1, asked=(asked(name),), by=name)])
     (line,) = lines(stream)
     assert line["by"] == name
 
 
 def test_a_log_that_cannot_be_written_hurts_nobody(log, stream):
     stream.close()
-    log.finished(Served("7f", "/v1/x", 200, 0.1))
+    log.finished([Served("7f", "/v1/x", 200, 0.1)])
     log.event("reload", ok=True)
     assert log.lost == 2
 

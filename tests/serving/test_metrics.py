@@ -1,4 +1,4 @@
-"""Metrics, read back by Prometheus's own parser, and by Prometheus where it is installed."""
+"""Metrics, read back by Prometheus's own parser, and scraped by Prometheus itself."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def prometheus(tmp_path):
     """Start a Prometheus that scrapes a port with a key; gives a function that queries it."""
     binary = shutil.which("prometheus")
     if binary is None:
-        pytest.skip("install Prometheus to be scraped by it: apt-get install prometheus")
+        pytest.fail("this test needs Prometheus: apt-get install prometheus", pytrace=False)
     with contextlib.ExitStack() as stack:
 
         def start(target: int, key: str):

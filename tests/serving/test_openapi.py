@@ -12,11 +12,13 @@ import pytest
 from ttamer.serve.openapi import description
 from ttamer.serve.settings import read_settings
 
-EXAMPLES = 25
+EXAMPLES = 8
 CLASSIFIER = {"confidence": "field", "field": "score", "answer": "label"}
 RUNS = {
-    "chat": ({}, ["/v1/chat/completions"]),
-    "completions": ({}, ["/v1/completions", "/v1/models", "/healthz", "/readyz"]),
+    "completions": (
+        {},
+        ["/v1/chat/completions", "/v1/completions", "/v1/models", "/healthz", "/readyz"],
+    ),
     "classify": ({"small": CLASSIFIER, "large": CLASSIFIER}, ["/v1/classify"]),
 }
 

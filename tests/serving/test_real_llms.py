@@ -6,10 +6,12 @@ import asyncio
 import json
 import os
 
+import openai
 import pytest
 
 import real_llms as module
 import ttamer as tt
+from running_gateway import running
 from ttamer.cli import main
 from ttamer.serve.asking import nodes_of
 from ttamer.serve.settings import read_settings
@@ -106,7 +108,7 @@ def test_collect_over_real_models_gives_a_trace_that_fits(real_cascade, tmp_path
     rows = [{"prompt": prompt(q, a, b), "label": right} for q, a, b, right in QUESTIONS]
     prompts, trace = tmp_path / "prompts.jsonl", tmp_path / "trace.parquet"
     prompts.write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    command = ["collect", str(real_cascade), "--prompts", str(prompts), "--max-tokens", "8"]
+    command = ["collect", str(real_cascade), "--prompts", str(prompts), "--max-tokens", "4"]
     assert main([*command, "-o", str(trace), "--json"]) == 0
     found = tt.Trace.read(trace)
     assert len(found) == len(QUESTIONS)
@@ -134,3 +136,59 @@ def test_a_part_that_is_missing_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setattr(module.importlib.metadata, "version", gone)
     with pytest.raises(module.MissingPart, match="need xllamacpp: pip install"):
         module.check_parts()
+
+
+@pytest.fixture(scope="module")
+def real_gateway(real_llms, tmp_path_factory):
+    """A gateway over both models, whose policy was fitted to made-up rows."""
+    folder = tmp_path_factory.mktemp("gateway")
+    text = '[cascade]\norder = "any"\n\n[serve]\ncompare = "choice"\ndirect = true\ntimeout = 120\n'
+    for name, cost in (("small", 1.0), ("large", 3.0)):
+        text += f'\n[[node]]\nname = "{name}"\ncost = {cost}\nupstream = "{real_llms[name].url}"\n'
+        text += "timeout = 60\n"
+    (folder / "cascade.toml").write_text(text, "utf-8")
+    rows = [[0.9, 0.9], [0.2, 0.9]] * 40
+    said = [["A", "A"], ["B", "A"]] * 40
+    spec = tt.CascadeSpec.of({"small": 1.0, "large": 3.0}, order="any")
+    trace = tt.Trace.from_arrays(spec, rows, prediction=said, label=["A"] * 80)
+    tt.save(tt.fit(trace), folder / "policy.ttamer")
+    with running(folder / "cascade.toml", folder / "policy.ttamer") as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def client(real_gateway):
+    with openai.OpenAI(
+        base_url=real_gateway.url, api_key="none", max_retries=0, timeout=120.0
+    ) as found:
+        yield found
+
+
+def chat(client, model, **more):
+    messages = [{"role": "user", "content": prompt(*QUESTIONS[0][:3])}]
+    return client.chat.completions.with_raw_response.create(
+        model=model, messages=messages, temperature=0, max_tokens=8, **more
+    )
+
+
+def test_the_real_client_is_answered_by_one_of_the_real_models(client):
+    raw = chat(client, "ttamer")
+    by, path = raw.headers["x-ttamer-answered-by"], raw.headers["x-ttamer-path"].split(",")
+    assert by in path
+    assert set(path) <= {"small", "large"}
+    assert float(raw.headers["x-ttamer-cost"]) == sum({"small": 1, "large": 3}[n] for n in path)
+    answer = raw.parse()
+    assert answer.model == by
+    assert answer.usage.completion_tokens >= 1
+    alone = chat(client, by).parse()
+    assert answer.choices[0].message.content == alone.choices[0].message.content != ""
+
+
+@pytest.mark.parametrize("model", ["ttamer", "small"])
+def test_the_real_client_reads_a_stream(client, model):
+    whole = chat(client, model)
+    raw = chat(client, model, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in raw.parse() if chunk.choices]
+    assert raw.headers["x-ttamer-answered-by"] == whole.headers["x-ttamer-answered-by"]
+    assert raw.headers["x-ttamer-cost"] == whole.headers["x-ttamer-cost"]
+    assert "".join(pieces) == whole.parse().choices[0].message.content

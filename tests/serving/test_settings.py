@@ -202,3 +202,11 @@ def test_every_setting_can_be_written_and_every_key_is_a_setting():
 def test_ranges_take_in_the_operating_points_there_can_be():
     serve = ServeSettings()
     assert serve.budget_range == (0.0, math.inf)
+
+
+def test_what_the_trace_log_may_be_told():
+    found = settings("[serve]\nlog_predictions = true\ntrace_log_bytes = 1024\n" + NODE).serve
+    assert (found.log_predictions, found.trace_log_bytes) == (True, 1024)
+    assert not ServeSettings().log_predictions
+    assert "from 1024" in refused("[serve]\ntrace_log_bytes = 1023\n" + NODE)
+    assert "true or false" in refused("[serve]\nlog_predictions = 1\n" + NODE)

@@ -10,6 +10,8 @@ from ttamer.serve.life import Life
 from ttamer.serve.limits import Refused
 from ttamer.serve.openapi import description
 from ttamer.serve.refusing import INTERNAL, Rejected, check_key, send_refusal
+from ttamer.serve.routes import OTHER, ROUTES
+from ttamer.serve.served import Served
 from ttamer.serve.status import PAGE, PAGE_HEADERS
 
 if TYPE_CHECKING:
@@ -73,15 +75,29 @@ class App:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _plain(self, exchange: Exchange) -> None:
-        """Answer what asks no node."""
+        """Answer what asks no node; it is counted once it is over, and never as in flight."""
+        code: str | None = None
         try:
             await self._handler(exchange)(exchange)
         except Refused as error:
+            code = error.code
             await send_refusal(exchange, error)
         except Exception as error:
+            code = "internal"
             self._gateway.log.failure(exchange.request_id, error)
             if not exchange.status:
                 await exchange.send_json(500, INTERNAL)
+        finally:
+            self._gateway.metrics.started()
+            self._gateway.finished(
+                Served(
+                    exchange.request_id,
+                    exchange.path if exchange.path in ROUTES else OTHER,
+                    exchange.status or 500,
+                    exchange.seconds,
+                    error=code,
+                )
+            )
 
     def _handler(self, exchange: Exchange) -> Handler:
         method, handler = self._routes.get(exchange.path, ("POST", None))

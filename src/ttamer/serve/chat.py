@@ -10,10 +10,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ttamer.serve.fitting_schema import fits
 from ttamer.serve.schemas import CHAT, CLASSIFY, COMPLETION, check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ttamer.outcome import Outcome
     from ttamer.serve.asking import Answered
@@ -60,7 +61,10 @@ KINDS = (
 CHAT_KIND, COMPLETION_KIND, CLASSIFY_KIND = KINDS
 
 
-@dataclass(frozen=True)
+_FITS: dict[str, Callable[[Any], bool]] = {kind.path: fits(kind.schema) for kind in KINDS}
+
+
+@dataclass(slots=True)
 class Question:
     """A request, read and checked."""
 
@@ -81,7 +85,8 @@ def question_from(data: Any, kind: Kind) -> Question:
     >>> question_from(body, CHAT_KIND).stream
     False
     """
-    check(data, kind.schema)
+    if not _FITS[kind.path](data):
+        check(data, kind.schema)  # says what is wrong
     body = dict(data)
     model = body.pop("model", CASCADE)
     chosen = body.pop("ttamer", None) or {}

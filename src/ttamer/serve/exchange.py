@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from typing import TYPE_CHECKING, Any, Self
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
-from ttamer.serve.limits import ClientGone
 from ttamer.serve.served import request_id_from
 
 if TYPE_CHECKING:
@@ -18,12 +17,10 @@ if TYPE_CHECKING:
     Receive = Callable[[], Awaitable[Message]]
     Send = Callable[[Message], Awaitable[None]]
 
-__all__ = ["Exchange", "Guard"]
+__all__ = ["Exchange"]
 
 JSON = "application/json"
 _json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-FIRST_LOOK = 0.05
-"""Seconds after which a client that went away is noticed."""
 EVENTS = "text/event-stream; charset=utf-8"
 
 
@@ -41,8 +38,8 @@ class Exchange:
         self.more_headers: dict[str, str] = {}
         """Sent with whatever is sent."""
         self.status = 0
-        self.is_stream = False
         """What was sent; 0 before anything was."""
+        self.is_stream = False
 
     @property
     def seconds(self) -> float:
@@ -83,61 +80,11 @@ class Exchange:
     async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
         every = {**headers, **self.more_headers, "x-request-id": self.request_id}
-        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in every.items()]
+        raw = [(_name(name), value.encode("latin-1")) for name, value in every.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
 
-class Guard:
-    """Ends what is inside when its time is over, or when the client has gone away.
-
-    ::
-
-        async with Guard(receive, seconds) as guard:
-            ...                 # TimeoutError once the time is over
-            guard.look_out()    # from here on ClientGone too: nobody else may receive any more
-
-    It begins to look after a moment: most requests are over by then, and it costs them nothing.
-    """
-
-    def __init__(self, receive: Receive, seconds: float) -> None:
-        self._receive, self._seconds = receive, seconds
-        self._ended: type[Exception] | None = None
-        self._looking: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("a guard belongs to a task")
-        self._task: asyncio.Task[Any] = task
-        self._loop = asyncio.get_running_loop()
-        self._timers = [self._loop.call_later(self._seconds, self._end, TimeoutError)]
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> None:
-        for timer in self._timers:
-            timer.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
-        if self._ended is None or kind is not asyncio.CancelledError:
-            return
-        if self._task.uncancel() == 0:
-            raise self._ended("the guard ended it") from error
-
-    def look_out(self) -> None:
-        """Begin to look for a client that goes away, once all of its request has been read."""
-        self._timers.append(self._loop.call_later(FIRST_LOOK, self._begin))
-
-    def _begin(self) -> None:
-        self._looking = self._loop.create_task(self._look())
-
-    async def _look(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._end(ClientGone)
-
-    def _end(self, why: type[Exception]) -> None:
-        if self._ended is None:
-            self._ended = why
-            self._task.cancel()
+@lru_cache(maxsize=256)
+def _name(name: str) -> bytes:
+    """Names are ours, and few."""
+    return name.encode("latin-1")

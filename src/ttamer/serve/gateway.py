@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from ttamer.calling import Call, call_async
 from ttamer.errors import CascadeError, TTamerError
-from ttamer.outcome import Asked, CascadeFailed, Outcome
-from ttamer.serve.asking import Answered, call_cost, nodes_of
-from ttamer.serve.chat import CASCADE, CLASSIFY_KIND, KINDS
+from ttamer.node_reply import told
+from ttamer.outcome import Asked, CascadeFailed
+from ttamer.serve.asking import call_cost, nodes_of
+from ttamer.serve.chat import CASCADE, CLASSIFY_KIND
 from ttamer.serve.confidence import Unreadable, answer_text
+from ttamer.serve.guard import Round
 from ttamer.serve.keys import Keys
 from ttamer.serve.limits import Gate, Refused
 from ttamer.serve.logs import RequestLog
 from ttamer.serve.metrics import Metrics
 from ttamer.serve.reloading import Reload, Reloader, load_for
-from ttamer.serve.rules import Rules
+from ttamer.serve.routes import ASKING, POLLED, ROUTES
+from ttamer.serve.rules import NotAllowed, Rules
 from ttamer.serve.status import Status
 from ttamer.serve.trace_log import TraceLog
 from ttamer.serve.tracing import NO_TRACING, Tracing
@@ -29,12 +33,18 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Awaitable, Callable
 
-    from ttamer.serve.asking import Node
+    from ttamer.outcome import Outcome
+    from ttamer.serve.asking import Answered, Node
     from ttamer.serve.chat import Question
-    from ttamer.serve.reloading import Artefact, Generation
+    from ttamer.serve.reloading import Artefact
+    from ttamer.serve.rules import Rule
     from ttamer.serve.served import Served
     from ttamer.serve.settings import ServeSettings, Settings
     from ttamer.serve.tracing import NodeSpan, RequestSpan
+    from ttamer.serve.upstream import Reply
+
+    _Said = tuple[Answered | Reply, float, str | None, float | None]
+    """What a node said, what it cost, what it predicts, and how sure it is."""
 
 __all__ = ["Errand", "Gateway", "NodeFailed", "UnknownModel"]
 
@@ -54,13 +64,6 @@ class NodeFailed(TTamerError):  # noqa: N818 - the name says what happened
         self.is_clients_fault = failure.status in CLIENTS_FAULT
 
 
-@dataclass(frozen=True)
-class _AnsweredPlainly(Answered):
-    """What one node said, and its very bytes."""
-
-    content: bytes = b""
-
-
 class UnknownModel(Refused):
     """There is no model of that name."""
 
@@ -69,7 +72,7 @@ class UnknownModel(Refused):
     param = "model"
 
 
-@dataclass
+@dataclass(slots=True)
 class Errand:
     """One question on its way through the nodes."""
 
@@ -88,7 +91,9 @@ class Errand:
 
     def headers(self, span: NodeSpan) -> dict[str, str]:
         """Return what upstreams are sent besides the body."""
-        return {"x-request-id": self.request_id, **span.headers()}
+        found = {"x-request-id": self.request_id}
+        found.update(span.headers())
+        return found
 
 
 class Gateway:
@@ -108,8 +113,13 @@ class Gateway:
         self.admin_keys = None if serve.admin_keys_env is None else Keys.from_env(
             serve.admin_keys_env
         )  # fmt: skip
-        self.gate = Gate(most=serve.max_concurrent, queue=serve.queue, wait=serve.timeout)
-        self.metrics = Metrics(settings.spec.names, [f"/v1{kind.path}" for kind in KINDS])
+        self.gate = Gate(
+            most=serve.max_concurrent,
+            queue=serve.queue,
+            wait=serve.timeout,
+            retry_after=serve.retry_after,
+        )
+        self.metrics = Metrics(settings.spec.names, ROUTES)
         self.metrics.watch_queue(lambda: self.gate.waiting)
         self.tracing = NO_TRACING if serve.otel is None else Tracing.to(serve.otel)
         self.trace_log: TraceLog | None = None
@@ -126,6 +136,7 @@ class Gateway:
             artefact, settings.spec.names, self._rules, self._told
         )
         self.ready = False
+        self.round = Round()
         self._untold: list[Served] = []
         self._nodes: dict[str, Node] = {}
         self._stack = AsyncExitStack()
@@ -146,12 +157,12 @@ class Gateway:
                     serve.trace_log,
                     most_bytes=serve.trace_log_bytes,
                     keep=serve.trace_log_files,
+                    predictions=serve.log_predictions,
                     on_lost=self.metrics.row_lost,
                 )
-                stack.callback(self.trace_log.close)
-            stack.callback(self.tracing.close)
-            if serve.watch:
-                await stack.enter_async_context(self.reloader.watching(serve.watch))
+                stack.push_async_callback(asyncio.to_thread, self.trace_log.close)
+            stack.push_async_callback(asyncio.to_thread, self.tracing.close)
+            await stack.enter_async_context(self.reloader.watching(serve.watch))
             self._stack = stack.pop_all()
         self.ready = True
         self.log.event("start", nodes=len(self._nodes), policy=self.reloader.current.short)
@@ -163,12 +174,11 @@ class Gateway:
         self.log.event("stop", running=self.gate.running)
         await self._stack.aclose()
 
-    def finished(self, served: Served, span: RequestSpan) -> None:
+    def finished(self, served: Served) -> None:
         """Tell all who watch what one request did: a moment later, with others that end then.
 
         Telling each at once kept the next request waiting.
         """
-        span.finish(served)
         self._untold.append(served)
         if len(self._untold) == 1:
             asyncio.get_running_loop().call_later(TOLD_AFTER, self.tell)
@@ -178,10 +188,13 @@ class Gateway:
         untold, self._untold = self._untold, []
         for served in untold:
             self.metrics.finished(served)
-            self.log.finished(served)
-            self.status.finished(served)
-            if self.trace_log is not None:
-                self.trace_log.finished(served)
+            if served.endpoint in ASKING:
+                self.status.finished(served)
+                if self.trace_log is not None:
+                    self.trace_log.finished(served)
+        self.log.finished(
+            [one for one in untold if one.status >= 400 or one.endpoint not in POLLED]
+        )
 
     def alone(self, model: str) -> str | None:
         """Return the node that a model means, if it is one alone; None for the cascade."""
@@ -189,6 +202,9 @@ class Gateway:
         if model in self.names:
             return names[0] if len(names) == 1 else None
         if self.settings.serve.direct and model in names:
+            cost, most = self.settings.nodes[model].cost, self.settings.serve.max_cost
+            if most is not None and cost > most:
+                raise NotAllowed(f"asking {model!r} costs {cost:g}, and max_cost is {most:g} here")
             return model
         raise UnknownModel(f"there is no model {model[:64]!r}; ask for {self.names[0]!r}")
 
@@ -208,38 +224,46 @@ class Gateway:
         """Return the names that a request may ask for."""
         return [*self.names, *(self.settings.spec.names if self.settings.serve.direct else ())]
 
-    async def answer(
-        self, errand: Errand, generation: Generation[Rules], alone: str | None
-    ) -> Outcome:
-        """Answer one question by the cascade, or by one node alone."""
-        if alone is not None:
-            return await self._answer_alone(errand, alone)
-        cascade = generation.built.cascade(errand.question.choice)
-        return await cascade.arun(errand, key=errand.request_id, deadline=max(errand.left, 1e-3))
-
-    async def _answer_alone(self, errand: Errand, name: str) -> Outcome:
-        """Ask one node. Nothing is compared, so how sure it is matters to classifiers only."""
-        start = time.monotonic()
-        try:
-            if errand.question.kind is CLASSIFY_KIND:
-                answered = await self._ask(name, errand)
-            else:
-                answered = await self._ask_plainly(name, errand)
-        except NodeFailed as error:
-            seconds = time.monotonic() - start
-            cost = self.settings.nodes[name].cost if error.paid else 0.0
-            failed = Asked(name, None, None, cost, seconds, f"{error.kind}: {error}")
-            late = error.kind == "timeout" and errand.left <= 0
-            raise CascadeFailed(f"no node gave an answer: {error}", (failed,), late=late) from None
-        seconds = time.monotonic() - start
-        sure = None if math.isnan(answered.confidence) else answered.confidence
-        asked = Asked(name, answered.prediction, sure, answered.cost, seconds)
-        why = f"{name!r} is asked alone"
-        return Outcome(
-            answered, answered.prediction, name, (asked,), answered.cost, seconds, why, False
+    async def answer(self, errand: Errand, rule: Rule) -> Outcome:
+        """Answer one question by the cascade."""
+        return await rule.cascade.arun(
+            errand, key=errand.request_id, deadline=max(errand.left, 1e-3)
         )
 
-    async def _ask(self, name: str, errand: Errand) -> Answered:
+    async def answer_alone(self, errand: Errand, name: str) -> tuple[Answered | Reply, Asked]:
+        """Answer one question by one node; nothing is compared.
+
+        Its own response is handed on, but for a classifier's.
+        """
+        ask: Callable[[str, Errand], Awaitable[Any]] = self._ask_plainly
+        if errand.question.kind is CLASSIFY_KIND:
+            ask = self._ask
+        start, cost, hedge = time.monotonic(), self.settings.nodes[name].cost, self._hedge(name)
+        error: Exception | None = None
+        calls = paid = 1
+        if hedge is None:
+            try:
+                said = await ask(name, errand)
+            except NodeFailed as failed:
+                error, paid = failed, int(failed.paid)
+        else:
+            heard = await call_async(Call(partial(ask, name), errand, hedge=hedge))
+            said, error, calls, paid = heard.said, heard.error, heard.made, heard.paid
+        seconds = time.monotonic() - start
+        if error is not None:
+            asked = Asked(name, None, None, paid * cost, seconds, told(error), calls)
+            raise CascadeFailed("no node gave an answer", (asked,)) from None
+        answered, cost, prediction, sure = said
+        return answered, Asked(name, prediction, sure, paid * cost, seconds, None, calls)
+
+    def _hedge(self, name: str) -> float | None:
+        """Return after how many seconds a node asked alone is asked again, if that may be paid."""
+        serve = self.settings.serve
+        if serve.max_cost is not None and 2 * self.settings.nodes[name].cost > serve.max_cost:
+            return None
+        return serve.hedge
+
+    async def _ask(self, name: str, errand: Errand) -> _Said:
         """Ask one node for an answer and for how sure it is of it."""
         span = errand.span.node(name)
         question = errand.question
@@ -250,9 +274,9 @@ class Gateway:
         except UpstreamFailed as error:
             raise self._failed(name, errand, span, error) from None
         span.finish(cost=answered.cost, confidence=answered.confidence)
-        return answered
+        return answered, answered.cost, answered.prediction, answered.confidence
 
-    async def _ask_plainly(self, name: str, errand: Errand) -> Answered:
+    async def _ask_plainly(self, name: str, errand: Errand) -> _Said:
         """Ask one node for an answer."""
         span = errand.span.node(name)
         node, question = self._nodes[name], errand.question
@@ -260,7 +284,7 @@ class Gateway:
             reply = await node.upstream.ask(
                 question.kind.path, question.body, timeout=errand.left, headers=errand.headers(span)
             )
-            text = answer_text(reply.body, node.settings.answer)
+            answer_text(reply.body, node.settings.answer)  # an answer without one is no answer
             cost = call_cost(node.settings, reply.body)
         except Unreadable as unreadable:
             garbage = UpstreamFailed(name, "garbage", str(unreadable))
@@ -268,9 +292,7 @@ class Gateway:
         except UpstreamFailed as error:
             raise self._failed(name, errand, span, error) from None
         span.finish(cost=cost)
-        return _AnsweredPlainly(
-            None, math.nan, text, reply.body, cost, 1, reply.seconds, reply.content
-        )
+        return reply, cost, None, None
 
     def _failed(
         self, name: str, errand: Errand, span: NodeSpan, failure: UpstreamFailed
@@ -290,12 +312,12 @@ class Gateway:
 
         def asker(name: str) -> Callable[[Errand], Awaitable[Any]]:
             async def ask(errand: Errand) -> dict[str, Any]:
-                answered = await self._ask(name, errand)
+                answered, cost, prediction, confidence = await self._ask(name, errand)
                 return {
-                    "prediction": answered.prediction,
-                    "confidence": answered.confidence,
+                    "prediction": prediction,
+                    "confidence": confidence,
                     "answer": answered,
-                    "cost": answered.cost,
+                    "cost": cost,
                 }
 
             return ask
@@ -304,7 +326,8 @@ class Gateway:
         return Rules(artefact, self.settings.serve, {name: asker(name) for name in names})
 
     def _told(self, reload: Reload) -> None:
-        self.metrics.policy(reload.version[:16], reload.cause)
+        if reload.changed:
+            self.metrics.policy(reload.version[:16], reload.cause)
         if reload.action != "load":
             self.metrics.reloaded(reload.ok)
         self.log.event("policy", **reload.to_dict())

@@ -14,28 +14,32 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from ttamer.outcome import CascadeFailed
+from ttamer.outcome import CascadeFailed, Outcome
 from ttamer.serve import chat
-from ttamer.serve.exchange import Guard
 from ttamer.serve.gateway import Errand, NodeFailed
+from ttamer.serve.guard import Guard
 from ttamer.serve.limits import Busy, ClientGone, Refused, parse_json, read_body
 from ttamer.serve.refusing import INTERNAL, Rejected, check_key, send_refusal
 from ttamer.serve.relaying import relayed_events
 from ttamer.serve.served import Served
+from ttamer.serve.upstream import Reply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from ttamer.outcome import Asked, Outcome
+    from ttamer.outcome import Asked
     from ttamer.serve.chat import Kind, Question
     from ttamer.serve.exchange import Exchange
     from ttamer.serve.gateway import Gateway
+    from ttamer.serve.rules import Rule
     from ttamer.serve.tracing import RequestSpan
 
 __all__ = ["Life"]
 
 GRACE = 5.0
 """Seconds beyond its deadline in which a response must have been sent."""
+EARLY = 0.005
+"""Seconds by which a timer may go off too soon."""
 CHOICES = {name: f"x-ttamer-{name}".encode() for name in ("tradeoff", "budget", "error")}
 _JSON = {"content-type": "application/json"}
 _LATE = Rejected(504, "deadline", "no model answered in time")
@@ -49,7 +53,8 @@ class Life:
         self._gateway, self._exchange, self._kind = gateway, exchange, kind
         self._generation = gateway.reloader.current  # it finishes on the policy it began with
         self._asked: tuple[Asked, ...] = ()
-        self._outcome: Outcome | None = None
+        self._by: str | None = None
+        self._is_capped = False
         self._error: str | None = None
         self._has_body = False
 
@@ -63,7 +68,8 @@ class Life:
             tracestate=exchange.header(b"tracestate"),
         )
         try:
-            async with Guard(exchange.receive, gateway.settings.serve.timeout + GRACE) as guard:
+            seconds = gateway.settings.serve.timeout + GRACE
+            with Guard(gateway.round, exchange.receive, seconds) as guard:
                 await self._serve(span, guard)
         except Refused as error:
             await self._refuse(error)
@@ -78,7 +84,9 @@ class Life:
             if not exchange.status:
                 await exchange.send_json(500, INTERNAL)
         finally:
-            gateway.finished(self._served(), span)
+            served = self._served()
+            span.finish(served)
+            gateway.finished(served)
 
     async def _serve(self, span: RequestSpan, guard: Guard) -> None:
         gateway, exchange, serve = self._gateway, self._exchange, self._gateway.settings.serve
@@ -86,13 +94,18 @@ class Life:
         question = await self._read()
         guard.look_out()
         errand = Errand(question, exchange.request_id, exchange.start + serve.timeout, span)
+        rule = self._generation.built.rule(question.choice)
         alone = gateway.alone(question.model)
         exchange.more_headers["x-ttamer-policy"] = self._generation.short
+        if rule.promise is not None and question.model in gateway.names:
+            exchange.more_headers["x-ttamer-promise"] = rule.promise
         async with gateway.gate.place(errand.left):
-            if alone is not None and question.stream:
+            if alone is None:
+                await self._answer(errand, rule)
+            elif question.stream:
                 await self._relay(errand, alone)
             else:
-                await self._answer(errand, alone)
+                await self._answer_alone(errand, alone)
 
     async def _read(self) -> Question:
         """Read all of the request, and check it."""
@@ -107,24 +120,39 @@ class Life:
         question = chat.question_from(parse_json(body, deepest=serve.max_depth), self._kind)
         return _with_header_choice(question, exchange)
 
-    async def _answer(self, errand: Errand, alone: str | None) -> None:
+    async def _answer(self, errand: Errand, rule: Rule) -> None:
         exchange, question = self._exchange, errand.question
         try:
-            self._outcome = outcome = await self._gateway.answer(errand, self._generation, alone)
+            outcome = await self._gateway.answer(errand, rule)
         except CascadeFailed as error:
             self._asked = error.asked
             raise _failure(error, errand) from None
-        self._asked = outcome.asked
-        exchange.more_headers |= _told(outcome)
-        content = getattr(outcome.answer, "content", b"")
-        if content:
-            await exchange.send_bytes(200, content, _JSON)  # one node's own bytes
-            return
+        self._asked, self._by, self._is_capped = outcome.asked, outcome.by, outcome.capped
+        exchange.more_headers |= _path_headers(outcome.by, outcome.path, outcome.cost)
         whole = chat.completed(question, outcome, exchange.request_id)
         if question.stream:
             await exchange.send_events(_each(chat.events(question, whole)))
         else:
             await exchange.send_json(200, whole)
+
+    async def _answer_alone(self, errand: Errand, name: str) -> None:
+        exchange = self._exchange
+        try:
+            answered, asked = await self._gateway.answer_alone(errand, name)
+        except CascadeFailed as error:
+            self._asked = error.asked
+            raise _failure(error, errand) from None
+        self._asked, self._by = (asked,), name
+        exchange.more_headers |= _path_headers(name, (name,), asked.cost)
+        if isinstance(answered, Reply):
+            await exchange.send_bytes(200, answered.content, _JSON)  # its own bytes
+            return
+        why = f"{name!r} is asked alone"
+        outcome = Outcome(
+            answered, asked.prediction, name, (asked,), asked.cost, asked.seconds, why, capped=False
+        )
+        whole = chat.completed(errand.question, outcome, exchange.request_id)
+        await exchange.send_json(200, whole)
 
     async def _relay(self, errand: Errand, name: str) -> None:
         """Hand one node's stream on as it comes."""
@@ -136,11 +164,11 @@ class Life:
                 async with aclosing(chunks):
                     await exchange.send_events(chunks, content_type)
             except NodeFailed as error:
-                failed = CascadeFailed(f"no node gave an answer: {error}", late=errand.left <= 0)
+                failed = CascadeFailed(f"no node gave an answer: {error}")
                 raise _failure(failed, errand) from None
             finally:
                 self._asked = (relayed.asked(),)
-                self._outcome = relayed.outcome()
+                self._by = name if relayed.has_ended else None
 
     async def _refuse(self, error: Refused) -> None:
         exchange = self._exchange
@@ -157,20 +185,20 @@ class Life:
                     await exchange.send_error_event(chat.error_of(error))
 
     def _served(self) -> Served:
-        exchange, outcome = self._exchange, self._outcome
+        exchange, asked = self._exchange, self._asked
         gone = self._error == ClientGone.code
         return Served(
-            request_id=exchange.request_id,
-            endpoint=f"/v1{self._kind.path}",
-            status=ClientGone.status if gone else exchange.status or 500,
-            seconds=exchange.seconds,
-            policy=self._generation.short,
-            asked=self._asked,
-            by=None if outcome is None else outcome.by,
-            cost=math.fsum(one.cost for one in self._asked),
-            capped=outcome is not None and outcome.capped,
-            hedged=sum(one.calls - 1 for one in self._asked),
-            error=self._error,
+            exchange.request_id,
+            f"/v1{self._kind.path}",
+            ClientGone.status if gone else exchange.status or 500,
+            exchange.seconds,
+            self._generation.short,
+            asked,
+            self._by,
+            math.fsum([one.cost for one in asked]),
+            self._is_capped,
+            sum([one.calls for one in asked]) - len(asked),
+            self._error,
         )
 
 
@@ -198,13 +226,9 @@ def _failure(error: CascadeFailed, errand: Errand) -> Refused:
     nodes = [one.node for one in error.asked]
     if nodes and errand.clients_fault >= set(nodes):
         return Rejected(400, "refused_upstream", "the model refused the request as malformed")
-    if error.late:
+    if error.late or errand.left <= EARLY:
         return _LATE
     return Rejected(502, "upstream_failed", "no model gave an answer that can be used")
-
-
-def _told(outcome: Outcome) -> dict[str, str]:
-    return _path_headers(outcome.by, outcome.path, outcome.cost)
 
 
 def _path_headers(by: str, path: tuple[str, ...], cost: float) -> dict[str, str]:

@@ -56,10 +56,7 @@ def run(gateway: Gateway, listener: socket.socket, started: Callable[[], None]) 
             started()
             await _Server(config, gateway).serve(sockets=[listener])
 
-    for name in ("uvicorn", "asyncio"):
-        logger = logging.getLogger(name)
-        logger.setLevel(logging.WARNING)
-        logger.handlers, logger.propagate = [gateway.log.handler()], False
+    _log_to(gateway.log.handler())
     with _signals_survived(), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(serve())
 
@@ -105,6 +102,14 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._gateway.ready = False
         super().handle_exit(sig, frame)
+
+
+def _log_to(handler: logging.Handler) -> None:
+    """Send what every library logs or warns of one way; none writes to standard error itself."""
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.captureWarnings(True)
 
 
 @contextmanager

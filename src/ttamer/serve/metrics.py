@@ -1,18 +1,23 @@
 """Prometheus metrics of one gateway, in a registry of its own.
 
-All children of labels known in advance are made at the start: a request then costs a few
-additions. Labels take their values from the cascade and from fixed lists, never from requests,
-so that nobody outside can make the number of series grow.
+All children of labels known in advance are made at the start, and what is counted is added up
+here until somebody asks: a request then costs a few additions. Labels take their values from the
+cascade and from fixed lists, never from requests, so that nobody outside can make the number of
+series grow.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING
 
 try:
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client import CollectorRegistry, Counter, Gauge
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+    from prometheus_client.metrics_core import HistogramMetricFamily
+    from prometheus_client.registry import Collector
 except ImportError as error:  # pragma: no cover - the whole extra is missing then
     from ttamer.errors import MissingExtra
 
@@ -21,7 +26,7 @@ except ImportError as error:  # pragma: no cover - the whole extra is missing th
 from ttamer.serve.served import KINDS, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ttamer.serve.served import Served
 
@@ -54,14 +59,10 @@ class Metrics:
             return Gauge(f"ttamer_{name}", what, labels, registry=registry)
 
         self._requests = counter("requests", "Requests, by route and status.", "endpoint", "status")
-        seconds = Histogram(
-            "ttamer_request_seconds",
-            "From the first byte of a request to the last of its response.",
-            ["endpoint"],
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self._in_flight = gauge("requests_in_flight", "Requests begun and not finished.")
+        self._seconds = _Seconds([*endpoints, OTHER])
+        registry.register(self._seconds)
+        in_flight = gauge("requests_in_flight", "Requests begun and not finished.")
+        in_flight.set_function(lambda: self._in_flight)
         self._queue = gauge("queue_length", "Requests that wait for their turn.")
         self._refused = counter("refused", "Requests answered 429: too many at once.")
         asked = counter("asked", "Times a node was asked.", "node")
@@ -83,23 +84,24 @@ class Metrics:
         self._costs = {node: cost.labels(node) for node in nodes}
         self._depth = [stops.labels(str(depth)) for depth in range(len(nodes) + 1)]
         self._reloads = {True: reloads.labels("ok"), False: reloads.labels("failed")}
-        self._timed = {e: seconds.labels(e) for e in (*endpoints, OTHER)}
         self._counted: dict[tuple[str, int], Counter] = {}
+        self._in_flight = 0
+        self._untold: dict[Counter, float] = {}
 
     def started(self) -> None:
         """A request came in; :meth:`finished` must follow, whatever happens."""
-        self._in_flight.inc()
+        self._in_flight += 1
 
     def finished(self, served: Served) -> None:
         """Count all that one request did."""
-        self._in_flight.dec()
+        self._in_flight -= 1
         endpoint = served.endpoint if served.endpoint in self._known else OTHER
         counted = self._counted.get((endpoint, served.status))
         if counted is None:
             counted = self._requests.labels(endpoint, str(served.status))
             self._counted[endpoint, served.status] = counted
-        counted.inc()
-        self._timed[endpoint].observe(served.seconds)
+        self._add(counted)
+        self._seconds.observe(endpoint, served.seconds)
         if served.asked:
             self._count_nodes(served)
 
@@ -108,18 +110,22 @@ class Metrics:
             node = seen.node
             if node not in self._asked:
                 continue
-            self._asked[node].inc()
-            _add(self._costs[node], seen.cost)
+            self._add(self._asked[node])
+            self._add(self._costs[node], seen.cost)
             if seen.error is not None:
-                self._failed[node, kind_of(seen.error)].inc()
+                self._add(self._failed[node, kind_of(seen.error)])
         if served.by in self._answered:
-            self._answered[served.by].inc()
-        _add(self._cost, served.cost)
-        self._depth[min(len(served.asked), len(self._depth) - 1)].inc()
+            self._add(self._answered[served.by])
+        self._add(self._cost, served.cost)
+        self._add(self._depth[min(len(served.asked), len(self._depth) - 1)])
         if served.capped:
-            self._capped.inc()
-        if served.hedged:
-            self._hedged.inc(served.hedged)
+            self._add(self._capped)
+        self._add(self._hedged, served.hedged)
+
+    def _add(self, counter: Counter, amount: float = 1) -> None:
+        """Add later; what is no sum of money would spoil a counter for good."""
+        if 0 < amount < inf:
+            self._untold[counter] = self._untold.get(counter, 0.0) + amount
 
     def refused(self) -> None:
         """A request was answered 429."""
@@ -144,10 +150,33 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return all of it in Prometheus's text format."""
+        untold, self._untold = self._untold, {}
+        for counter, amount in untold.items():
+            counter.inc(amount)
         return generate_latest(self._registry)
 
 
-def _add(counter: Counter, cost: float) -> None:
-    """Add a cost; what is no sum of money would spoil the counter for good."""
-    if 0 < cost < inf:
-        counter.inc(cost)
+class _Seconds(Collector):
+    """How long requests took, by route."""
+
+    def __init__(self, endpoints: Sequence[str]) -> None:
+        self._counts = {endpoint: [0] * (len(SECONDS) + 1) for endpoint in endpoints}
+        self._sums = dict.fromkeys(endpoints, 0.0)
+
+    def observe(self, endpoint: str, seconds: float) -> None:
+        """Count one request."""
+        self._counts[endpoint][bisect_left(SECONDS, seconds)] += 1
+        self._sums[endpoint] += seconds
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Return what was counted, as Prometheus wants it: each bucket with all below."""
+        family = HistogramMetricFamily(
+            "ttamer_request_seconds",
+            "From the first byte of a request to the last of its response.",
+            labels=["endpoint"],
+        )
+        names = [*map(str, SECONDS), "+Inf"]
+        for endpoint, counts in self._counts.items():
+            buckets = list(zip(names, accumulate(counts), strict=True))
+            family.add_metric([endpoint], buckets, sum_value=self._sums[endpoint])
+        yield family

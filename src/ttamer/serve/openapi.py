@@ -22,6 +22,7 @@ _CALLED = {
     "x-ttamer-path": "The nodes asked, in order, percent-encoded, with commas between.",
     "x-ttamer-cost": "What they cost, in the cascade's units.",
     "x-ttamer-policy": "The first 16 digits of the policy's SHA-256.",
+    "x-ttamer-promise": "Under a choice of error: certified, or not-certified.",
 }
 _SUMMARIES = {
     "/chat/completions": "Answer a chat by the cascade.",

@@ -7,7 +7,7 @@ import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from ttamer.outcome import Asked, Outcome
+from ttamer.outcome import Asked
 from ttamer.serve.gateway import NodeFailed
 from ttamer.serve.upstream import UpstreamFailed
 
@@ -31,7 +31,7 @@ class RelayedEvents:
         self._start = time.monotonic()
         self._span = errand.span.node(name)
         self._failed: NodeFailed | None = None
-        self._ended = False
+        self.has_ended = False
         self.cost = gateway.settings.nodes[name].cost
 
     async def begin(self) -> tuple[AsyncGenerator[bytes, None], str]:
@@ -69,7 +69,7 @@ class RelayedEvents:
                 yield chunk
         except UpstreamFailed as error:
             raise self._fail(error) from None
-        self._ended = True
+        self.has_ended = True
         self._span.finish(cost=self.cost)
 
     def _fail(self, error: UpstreamFailed) -> NodeFailed:
@@ -85,16 +85,6 @@ class RelayedEvents:
         """Return what came of it."""
         error = None if self._failed is None else f"{self._failed.kind}: {self._failed}"
         return Asked(self._name, None, None, self.cost, time.monotonic() - self._start, error)
-
-    def outcome(self) -> Outcome | None:
-        """Return the outcome of a stream that came to its end."""
-        if not self._ended:
-            return None
-        asked = self.asked()
-        why = f"{self._name!r} is asked alone"
-        return Outcome(
-            None, None, self._name, (asked,), asked.cost, asked.seconds, why, capped=False
-        )
 
 
 @asynccontextmanager

@@ -126,6 +126,8 @@ class ServeSettings:
     """Where to keep what was seen of every request, as JSON lines."""
     trace_log_bytes: int = 64 * 1024 * 1024
     trace_log_files: int = 4
+    log_predictions: bool = False
+    """Whether that log holds what nodes predicted."""
     otel: str | None = None
     """Where to send OpenTelemetry spans: the URL of an OTLP/HTTP collector."""
 
@@ -355,7 +357,8 @@ _SERVE: dict[str, Callable[[Any], Any]] = {
     "drain": _number(0, 86_400),
     "watch": _number(0, 86_400),
     "trace_log": _text,
-    "trace_log_bytes": _whole(1, 2**50),
+    "trace_log_bytes": _whole(1024, 2**50),
     "trace_log_files": _whole(1, 1000),
+    "log_predictions": _flag,
     "otel": _url,
 }

@@ -12,12 +12,14 @@ import os
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from ttamer.errors import CascadeError, MissingExtra, TTamerError
+from ttamer.serve.time_limit import TimeLimit
 
 try:
     import aiohttp
+    from yarl import URL
 except ImportError:  # pragma: no cover - the tests have it
     raise MissingExtra("aiohttp", "serve") from None
 
@@ -41,6 +43,7 @@ _AGAIN: frozenset[Failure] = frozenset({"connect", "busy", "error", "cut"})
 not take the time a timeout took already."""
 _UNPAID: frozenset[Failure] = frozenset({"connect", "refused", "busy"})
 
+_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _OWN_HEADERS = ("authorization", "content-type")
 _STREAMING = ("stream", "stream_options")
 
@@ -70,8 +73,7 @@ class UpstreamFailed(TTamerError):  # noqa: N818 - the name says what happened
         return self.kind not in _UNPAID
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """A JSON object that an upstream answered with."""
 
     body: dict[str, Any]
@@ -124,6 +126,7 @@ class Upstream:
         self._bases = [settings.upstream]
         if settings.fallback is not None:
             self._bases.append(settings.fallback)
+        self._urls: dict[tuple[str, str], URL] = {}
 
     async def ask(
         self,
@@ -141,13 +144,18 @@ class Upstream:
         start = time.monotonic()
         end = None if timeout is None else start + timeout
         whole = {key: value for key, value in body.items() if key not in _STREAMING}
-        content = json.dumps({**whole, "model": self.settings.model}).encode()
+        whole["model"] = self.settings.model
+        content = _json(whole).encode()
 
         async def once(base: str) -> tuple[dict[str, Any], bytes]:
-            async with asyncio.timeout(self._limit(end)):
-                async with await self._post(base + path, content, headers) as response:
+            with TimeLimit(self._limit(end)):
+                response = await self._post(base, path, content, headers)
+                try:
                     came = await self._read(response)
-                    return self._parsed(came), came
+                except BaseException:
+                    response.close()
+                    raise
+            return self._parsed(came), came
 
         (answer, came), tries, base = await self._tried(once, end)
         seconds = time.monotonic() - start
@@ -170,8 +178,8 @@ class Upstream:
         end = None if timeout is None else time.monotonic() + timeout
 
         async def begun(base: str) -> aiohttp.ClientResponse:
-            async with asyncio.timeout(self._limit(end)):
-                return await self._post(base + path, content, headers)
+            with TimeLimit(self._limit(end)):
+                return await self._post(base, path, content, headers)
 
         response, _, _ = await self._tried(begun, end)
         try:
@@ -192,13 +200,12 @@ class Upstream:
                     break
                 tries += 1
                 try:
-                    with _naming(self):
-                        return await attempt(base), tries, base
-                except UpstreamFailed as error:
-                    failed = error
-                    if error.kind == "refused" or (end is not None and time.monotonic() >= end):
-                        raise
-                    if error.kind not in _AGAIN:
+                    return await attempt(base), tries, base
+                except (UpstreamFailed, aiohttp.ClientError, OSError) as error:
+                    failed = self._named(error)
+                    if failed.kind == "refused" or (end is not None and time.monotonic() >= end):
+                        raise failed from None
+                    if failed.kind not in _AGAIN:
                         break
         raise failed or self._failed("timeout", "there was no time to ask")
 
@@ -207,17 +214,21 @@ class Upstream:
     ) -> AsyncIterator[bytes]:
         pieces = response.content.iter_any()
         while True:
-            with _naming(self):
-                try:
-                    async with asyncio.timeout(self._limit(end)):
-                        piece = await anext(pieces)
-                except StopAsyncIteration:
-                    return
+            try:
+                with TimeLimit(self._limit(end)):
+                    piece = await anext(pieces)
+            except StopAsyncIteration:
+                return
+            except (aiohttp.ClientError, OSError) as error:
+                raise self._named(error) from None
             yield piece
 
     async def _post(
-        self, url: str, content: bytes, headers: Mapping[str, str] | None
+        self, base: str, path: str, content: bytes, headers: Mapping[str, str] | None
     ) -> aiohttp.ClientResponse:
+        url = self._urls.get((base, path))
+        if url is None:
+            url = self._urls[base, path] = URL(base + path)
         response = await self._session.post(
             url, data=content, headers=self._with(headers), allow_redirects=False
         )
@@ -228,8 +239,11 @@ class Upstream:
 
     def _with(self, headers: Mapping[str, str] | None) -> dict[str, str]:
         """Return the headers to send: whatever the case of its name, the key is the node's."""
-        given = (headers or {}).items()
-        return {k: v for k, v in given if k.lower() not in _OWN_HEADERS} | self._headers
+        if not headers:
+            return self._headers
+        found = {k: v for k, v in headers.items() if k.lower() not in _OWN_HEADERS}
+        found.update(self._headers)
+        return found
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         most = self.settings.max_response
@@ -279,26 +293,15 @@ class Upstream:
     def _failed(self, kind: Failure, detail: str) -> UpstreamFailed:
         return UpstreamFailed(self.settings.name, kind, detail)
 
-
-class _naming:  # noqa: N801 - reads as a verb: with _naming(upstream)
-    """Turns what the HTTP client raises into an :class:`UpstreamFailed`."""
-
-    def __init__(self, upstream: Upstream) -> None:
-        self._upstream = upstream
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: Any
-    ) -> None:
-        failed = self._upstream._failed
-        if isinstance(error, TimeoutError):
-            raise failed("timeout", "did not answer in time") from None
+    def _named(self, error: Exception) -> UpstreamFailed:
+        """Return what the HTTP client raised as a failure with a name."""
+        if isinstance(error, UpstreamFailed):
+            return error
+        if isinstance(error, TimeoutError):  # an OSError, as Python has it
+            return self._failed("timeout", "did not answer in time")
         if isinstance(error, aiohttp.ClientConnectorError):
-            raise failed("connect", "nobody answers at its address") from None
-        if isinstance(error, aiohttp.ClientError | OSError):
-            raise failed("cut", "broke off the connection") from None
+            return self._failed("connect", "nobody answers at its address")
+        return self._failed("cut", "broke off the connection")
 
 
 def _authorisation(settings: NodeSettings) -> dict[str, str]:
