@@ -39,6 +39,7 @@ class QuickServer(uvicorn.Server):
             await asyncio.wait(tasks, timeout=self.config.timeout_graceful_shutdown)
         for task in tasks:
             task.cancel()
+        await asyncio.sleep(0.01)  # what was just let in becomes a connection, to be closed too
         for _ in range(1000):  # one may still come in while others are being lost
             if not self.server_state.connections:
                 break
