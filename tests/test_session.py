@@ -445,3 +445,29 @@ def test_off_the_grid_a_line_is_played_by_its_exact_indices():
     node = walk.equivalent_node("m1", fallback=sigma / 0.6)
     gain = np.maximum(sigma - 0.6 * node.losses, 0) @ node.probabilities
     assert gain == pytest.approx(0.4 * node.mean_cost, abs=1e-12)
+
+
+# Failures, and where to start.
+
+
+@EACH
+def test_a_node_that_failed_does_not_answer_and_the_next_is_asked(policy):
+    turn = policy.session()
+    turn.fail()
+    assert turn.next == "large"
+    assert turn.answer is None
+    turn.observe(0)
+    assert turn.answer == "large"
+    assert turn.asked == ("small", "large")
+    with pytest.raises(ObservationError, match="stopped"):
+        turn.fail()
+
+
+@EACH
+def test_where_everybody_failed_nobody_answers(policy):
+    turn = policy.session()
+    turn.fail()
+    turn.fail()
+    assert turn.next is None
+    assert turn.answer is None
+    assert turn.price == 0.0
