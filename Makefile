@@ -23,7 +23,7 @@ layers: $(VENV)/.dev
 
 # Every branch of the solvers, policies and sessions is covered, or the run fails.
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 3 --dist loadfile --cov --cov-report=
+	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=
 	$(BIN)/coverage report --skip-covered
 	$(BIN)/coverage report --fail-under=100 --include='*/ttamer/solvers/*,*/ttamer/*policy.py,*/ttamer/session.py,*/ttamer/batch.py' > /dev/null
 
