@@ -9,7 +9,7 @@ from ttamer.serve.settings import NodeSettings
 from ttamer.serve.upstream import Upstream, UpstreamFailed, open_session
 
 # The test's own server, ended in mid-answer, may leave a socket to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
 
 BODY = {"messages": [{"role": "user", "content": "Which?"}]}
