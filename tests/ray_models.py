@@ -79,6 +79,19 @@ class DiesOnce(Large):
         return super().__call__(text)
 
 
+def killed_once(mark: str, name: str, *arguments: object) -> object:
+    """Do a piece of work of a fit; the first process that gets so far is killed by the system."""
+    from ttamer.ray import fitting
+
+    done = getattr(fitting, name)._function(*arguments)
+    try:
+        Path(mark).touch(exist_ok=False)
+    except FileExistsError:
+        return done
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("killed processes do not go on")
+
+
 def wait_for_mark(folder: str, number: int, other: int | None) -> int:
     """Leave a mark; wait for that of the other, if there is one."""
     end = time.monotonic() + LONGEST_WAIT

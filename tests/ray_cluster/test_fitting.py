@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from contextlib import suppress
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -93,50 +89,31 @@ def test_several_files_are_one_log(fit_parquet, tmp_path):
     assert saved(other, tmp_path) != local
 
 
-def working(name: str) -> set[int]:
-    """The processes of this cluster that are doing a piece of work of that name."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError, ValueError, IndexError):
-            title = (entry / "cmdline").read_bytes().rstrip(b"\0")
-            if title == f"ray::{name}".encode():
-                parent = Path("/proc", (entry / "stat").read_text().rsplit(")")[-1].split()[1])
-                if int((parent / "stat").read_text().rsplit(")")[-1].split()[1]) == os.getpid():
-                    found.add(int(entry.name))
-    return found
-
-
-class Killer:
-    """Told of progress, kills one worker that is in the middle of its work."""
-
-    def __init__(self, word: str, name: str) -> None:
-        self.word, self.name, self.killed = word, name, 0
-
-    def __call__(self, line: str) -> None:
-        if not line.startswith(self.word) or self.killed:
-            return
-        for pid in working(self.name):
-            os.kill(pid, signal.SIGSTOP)  # from here on it gets no further
-            is_at_work = pid in working(self.name)
-            os.kill(pid, signal.SIGKILL if is_at_work else signal.SIGCONT)
-            self.killed += is_at_work
-            if self.killed:
-                return
-
-
-@pytest.mark.parametrize(("word", "name"), [("sampled", "_sampled"), ("counted", "_counted")])
+@pytest.mark.parametrize("name", ["_sampled", "_counted"])
 def test_a_worker_killed_in_its_work_changes_nothing(
-    fit_parquet, tmp_path, monkeypatch, word, name
+    cluster, fit_parquet, tmp_path, monkeypatch, name
 ):
-    monkeypatch.setattr(streaming, "BATCH_ROWS", 20_000)
+    from ray_models import killed_once
+    from ttamer.ray import fitting
+
     path = tmp_path / "log.parquet"
-    trace = priced_trace(600_000)
+    trace = priced_trace(16_000)
     trace.write(path)
     options = {**OPTIONS, "sample_rows": 5000}
     local = saved(streaming.fit_file(path, trace.spec, **options), tmp_path)
-    killer = Killer(word, name)
-    spread = fit_parquet(path, trace.spec, progress=killer, **options)
-    assert killer.killed == 1
+    task = cluster.remote(**getattr(fitting, name)._default_options)(killed_once)
+    mark = tmp_path / "killed"
+
+    class Killed:
+        """The same work; but the first to be done with it is killed before it can say so."""
+
+        @staticmethod
+        def remote(*arguments):
+            return task.remote(str(mark), name, *arguments)
+
+    monkeypatch.setattr(fitting, name, Killed)
+    spread = fit_parquet(path, trace.spec, **options)
+    assert mark.exists()
     assert saved(spread, tmp_path) == local
 
 
