@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
-import shutil
-import subprocess
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from browser import headless
 from reports import NAMES, SOME, measured
 from traces import answering_trace
 from ttamer.recommendation import recommend
 from ttamer.report import write_report
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 @pytest.fixture(scope="module")
@@ -34,25 +36,7 @@ def written(case, tmp_path_factory):
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory):
     """Run headless Chromium on some address; return its output and messages."""
-    binary = shutil.which("chromium") or shutil.which("chromium-browser")
-    if binary is None:
-        advice = "install Chromium to look at the report: apt-get install chromium"
-        if os.environ.get("CI"):
-            pytest.fail(advice)
-        pytest.skip(advice)
-    profile = tmp_path_factory.mktemp("profile")
-
-    def run(address: str, *options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [binary, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-             "--disable-background-networking", "--disable-component-update", "--disable-sync",
-             "--hide-scrollbars", "--enable-logging=stderr", f"--user-data-dir={profile}",
-             "--host-resolver-rules=MAP * ~NOTFOUND",  # it would ask its maker for news
-             "--virtual-time-budget=4000", *options, address],
-            capture_output=True, text=True, check=True, timeout=60,
-        )  # fmt: skip
-
-    return run
+    return headless(tmp_path_factory.mktemp("profile"), "the report")
 
 
 PROBE = """<!doctype html><meta charset="utf-8"><body>%s<script>

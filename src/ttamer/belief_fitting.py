@@ -193,9 +193,9 @@ def _rungs(
     wrong = trace.wrong()
     errors, costs, calm = [], [], []
     for policy in ladder:
-        played = fitted.played(policy, (states, owner))
-        errors.append(wrong[rows, played.answer].mean())
-        calm.append(lost[rows, play_states(policy, states)[0]].mean())
+        step, _, _ = play_states(policy, states)
+        errors.append(wrong[rows, owner[rows, step]].mean())
+        calm.append(lost[rows, step].mean())
         costs.append(paid(fitted.played(policy, as_served).asked, trace).mean())
     return Rungs(np.array(errors), np.array(costs), np.array(calm))
 

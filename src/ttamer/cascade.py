@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ttamer.calling import Call, Heard, call, call_async, is_async
+from ttamer.capped import SLACK
 from ttamer.errors import ArgumentError, ObservationError
 from ttamer.node_reply import Reply, Unusable, reply_of, told
 from ttamer.outcome import Asked, CascadeFailed, Outcome
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from ttamer.session import Explanation
 
 __all__ = ["Asked", "Cascade", "CascadeFailed", "Decider", "Outcome"]
-
-SLACK = 1e-9
-"""Costs are sums of floats: a cap is not passed by rounding."""
 
 
 class Turn(Protocol):

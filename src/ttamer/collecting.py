@@ -20,7 +20,7 @@ from ttamer.trace import EXTRA_FIELDS, OnBad, Trace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["batched", "collect"]
+__all__ = ["Calls", "Log", "batched", "collect", "with_labels"]
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,12 @@ def collect(
     given = {} if isinstance(costs, str) else costs
     spec = CascadeSpec(tuple(CascadeNode(n, given.get(n, 0.0)) for n in names), order, target)
 
-    log = _Log(names, ClassCodes(), labels is not None)
-    calls = _Calls(repeat if not given else 1, warmup if not given else 0, on_error)
+    log = Log(names, ClassCodes(), labels is not None)
+    calls = Calls(repeat if not given else 1, warmup if not given else 0, on_error)
     total = len(inputs) if isinstance(inputs, Sized) else None
     block = max((n.size for n in nodes.values() if isinstance(n, Batched)), default=1)
     done = 0
-    for part in _blocks(_with_labels(inputs, labels), block):
+    for part in _blocks(with_labels(inputs, labels), block):
         values = [value for value, _ in part]
         rows = [calls.ask(name, node, values, done) for name, node in nodes.items()]
         for row, (_, label) in enumerate(part):
@@ -124,7 +124,7 @@ class _Bad(Exception):  # noqa: N818 - never leaves this file
 
 
 @dataclass
-class _Calls:
+class Calls:
     """Calls the nodes, times the calls, and places what goes wrong."""
 
     repeat: int
@@ -197,7 +197,7 @@ class _Calls:
 
 
 @dataclass
-class _Log:
+class Log:
     """Rows as they come."""
 
     names: tuple[str, ...]
@@ -284,9 +284,10 @@ def _number(value: Any, what: str) -> float:
     return number
 
 
-def _with_labels(
+def with_labels(
     inputs: Iterable[Any], labels: Iterable[object] | None
 ) -> Iterator[tuple[Any, object]]:
+    """Yield every input with its label, or say which of them are too few."""
     if labels is None:
         yield from ((value, None) for value in inputs)
         return

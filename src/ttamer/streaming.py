@@ -8,6 +8,7 @@ rows. Memory is bounded by the sample and one batch, whatever the length of the 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +21,17 @@ from ttamer.trace import Trace
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
+
+    from numpy.typing import NDArray
 
     from ttamer.cascade_spec import CascadeSpec
+    from ttamer.counts import Pair
     from ttamer.fitted import FittedLadder
+    from ttamer.fitting import Plan
+    from ttamer.rungs import Rungs
 
-__all__ = ["BATCH_ROWS", "SAMPLE_ROWS", "fit_batches", "fit_file"]
+__all__ = ["BATCH_ROWS", "SAMPLE_ROWS", "Planned", "fit_batches", "fit_file", "options_of"]
 
 BATCH_ROWS = 131_072
 SAMPLE_ROWS = 50_000
@@ -62,27 +68,66 @@ def fit_batches(
     Options as for :func:`ttamer.fit`. With no more rows than ``sample_rows`` the result is that of
     a fit in memory.
     """
-    chosen = {**DEFAULTS, **options}
+    chosen = options_of(options)
     say = chosen["progress"] or (lambda _: None)
     sample, rows, digest = _sample(batches(), sample_rows, chosen["seed"], say)
-    if chosen["belief"] == "full":  # its counts need more than one pass: the sample must do
-        chosen["belief"] = "calibrated"
-    plan, weights, rungs = choose_plan(sample, **chosen)
-    if rungs is None:
-        folds, seed = chosen["folds"], chosen["seed"]
-        rungs = held_out_rungs(sample, plan, weights, folds=folds, seed=seed)
-    quantiser = Quantiser.fit(sample.confidence, states=plan.states, method=plan.quantise)
-    columns = columns_of(sample, plan)
-    pairs = pairs_of(sample.spec, columns, plan)
+    planned = Planned.of(sample, chosen)
     counts: Counts | None = None
     for batch in batches():
-        more = Counts.of(batch, quantiser, pairs)
+        more = Counts.of(batch, planned.quantiser, planned.pairs)
         counts = more if counts is None else counts + more
         say(f"counted {int(counts.rows)} of {rows} rows")
     if counts is None or counts.rows != rows:
         raise TraceError("the second reading gave other rows than the first: the file has changed")
-    ladder = build_from(counts, quantiser, sample.spec, columns, plan, weights, trace_digest=digest)
-    return with_rungs(ladder, rungs.errors, sample)
+    return planned.ladder(counts, digest)
+
+
+def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a fit in two readings: defaults, and what is given."""
+    chosen = {**DEFAULTS, **given}
+    if chosen["belief"] == "full":  # its counts need more than one pass: the sample must do
+        chosen["belief"] = "calibrated"
+    return chosen
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """What a sample decides: how rows are counted, and what is made of the counts."""
+
+    sample: Trace
+    plan: Plan
+    tradeoffs: NDArray[np.float64]
+    rungs: Rungs
+    quantiser: Quantiser
+
+    @classmethod
+    def of(cls, sample: Trace, options: Mapping[str, Any]) -> Planned:
+        """Choose a plan and the states from a sample."""
+        plan, tradeoffs, rungs = choose_plan(sample, **options)
+        if rungs is None:
+            folds, seed = options["folds"], options["seed"]
+            rungs = held_out_rungs(sample, plan, tradeoffs, folds=folds, seed=seed)
+        quantiser = Quantiser.fit(sample.confidence, states=plan.states, method=plan.quantise)
+        return cls(sample, plan, tradeoffs, rungs, quantiser)
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """Which pairs of nodes to count transitions of."""
+        return pairs_of(self.sample.spec, columns_of(self.sample, self.plan), self.plan)
+
+    def ladder(self, counts: Counts, digest: str) -> FittedLadder:
+        """Fit from the counts of all rows."""
+        columns = columns_of(self.sample, self.plan)
+        ladder = build_from(
+            counts,
+            self.quantiser,
+            self.sample.spec,
+            columns,
+            self.plan,
+            self.tradeoffs,
+            trace_digest=digest,
+        )
+        return with_rungs(ladder, self.rungs.errors, self.sample)
 
 
 def _sample(

@@ -210,3 +210,16 @@ def test_what_the_trace_log_may_be_told():
     assert not ServeSettings().log_predictions
     assert "from 1024" in refused("[serve]\ntrace_log_bytes = 1023\n" + NODE)
     assert "true or false" in refused("[serve]\nlog_predictions = 1\n" + NODE)
+
+
+def test_what_a_file_says_of_a_cluster_is_nothing_to_one_gateway():
+    text = """
+    [[node]]
+    name = "small"
+    cost = 1
+    upstream = "http://127.0.0.1:1/v1"
+    replicas = [1, 4]
+    cpus = 2.0
+    gpus = 1
+    """
+    assert settings_of(CascadeSpec.from_toml(text)).nodes["small"].cost == 1.0

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
-import shutil
-import subprocess
 import threading
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from browser import headless
 from running_gateway import running
 from traces import answering_trace
 from ttamer.fitting import fit
 from ttamer.serve.served import Served
 from ttamer.serve.status import PAGE, PAGE_HEADERS, Status, frontier_of
+
+if TYPE_CHECKING:
+    import subprocess
 
 COSTS = {"small": 1.0, "middle": 4.0, "large": 20.0}
 EVIL = '<img src=x onerror="document.title=1">'
@@ -183,25 +185,12 @@ def site():
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory):
     """Run headless Chromium on some address; return its output and messages."""
-    binary = shutil.which("chromium") or shutil.which("chromium-browser")
-    if binary is None:
-        advice = "install Chromium to look at the status page: apt-get install chromium"
-        if os.environ.get("CI"):
-            pytest.fail(advice)
-        pytest.skip(advice)
-    profile = tmp_path_factory.mktemp("profile")
-
-    def run(address: str, *options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [binary, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-             "--disable-background-networking", "--disable-component-update", "--disable-sync",
-             "--hide-scrollbars", "--enable-logging=stderr", f"--user-data-dir={profile}",
-             "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-             "--virtual-time-budget=9000", *options, address],
-            capture_output=True, text=True, check=True, timeout=60,
-        )  # fmt: skip
-
-    return run
+    return headless(
+        tmp_path_factory.mktemp("profile"),
+        "the status page",
+        reach="MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        milliseconds=9000,
+    )
 
 
 def looked_at(chromium, site: Site) -> list[dict]:

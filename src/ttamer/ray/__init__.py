@@ -9,10 +9,9 @@
     application = cluster.application("cascade.toml", "policy.ttamer")
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ttamer.errors import MissingExtra
+from ttamer.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ttamer.ray.cluster import WorkLost, joined
@@ -27,7 +26,6 @@ _HOMES = {
     "fitting": ("fit_parquet",),
     "serving": ("application", "build"),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "WorkLost",
@@ -40,19 +38,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'ttamer.ray' has no attribute {name!r}")
-    try:
-        module = import_module(f"ttamer.ray.{home}")
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise MissingExtra("ray", "ray") from None
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names("ttamer.ray", _HOMES, needs="ray")
 
 
 def __dir__() -> list[str]:

@@ -56,7 +56,7 @@ def collect(
     its model. ``workers`` is how many actors a node has, and ``resources`` what each of them needs
     (``{"large": {"num_gpus": 1}}``); by default the cores are shared evenly.
     """
-    pairs = local._with_labels(inputs, labels)
+    pairs = local.with_labels(inputs, labels)
     size = _chunk_size(nodes)
     chunks = []
     start = 0
@@ -200,7 +200,7 @@ class _Work:
             raise WorkLost(f"the inputs could not be asked about: {line}") from error
 
     def _trace(self, data: Any) -> Trace:
-        log = local._Log(tuple(self._nodes), ClassCodes(), self._labelled)
+        log = local.Log(tuple(self._nodes), ClassCodes(), self._labelled)
         done = 0
         for chunk in data.iter_rows():
             said: list[Answers] = [
@@ -225,7 +225,7 @@ class _Asker:
 
     def __init__(self, number: int, name: str, node: Any, block: int, calls: Any) -> None:
         self._column, self._name, self._block = f"answers {number}", name, block
-        self._calls = local._Calls(*calls)
+        self._calls = local.Calls(*calls)
         self._node = made(node)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:

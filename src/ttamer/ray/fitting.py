@@ -23,15 +23,6 @@ from ttamer import streaming
 from ttamer.class_codes import ClassCodes
 from ttamer.counts import Counts
 from ttamer.errors import TraceError
-from ttamer.fitting import (
-    build_from,
-    choose_plan,
-    columns_of,
-    held_out_rungs,
-    pairs_of,
-    with_rungs,
-)
-from ttamer.quantiser import Quantiser
 from ttamer.ray.blocks import files_of, spec_of, stretches
 from ttamer.ray.cluster import RETRIES, cpus, in_order, joined
 from ttamer.ray.paying import hint
@@ -47,6 +38,7 @@ if TYPE_CHECKING:
     from ttamer.cascade_spec import CascadeSpec
     from ttamer.counts import Pair
     from ttamer.fitted import FittedLadder
+    from ttamer.quantiser import Quantiser
     from ttamer.ray.blocks import Paths, Stretch
 
 __all__ = ["fit_parquet"]
@@ -77,10 +69,8 @@ def fit_parquet(
     ``ttamer.streaming.fit_file`` to the last bit. A worker that dies is replaced, and what it did
     is done again.
     """
-    chosen = {**streaming.DEFAULTS, **options}
+    chosen = streaming.options_of(options)
     say = chosen["progress"] or (lambda _: None)
-    if chosen["belief"] == "full":  # its counts need more than one pass: the sample must do
-        chosen["belief"] = "calibrated"
     files = files_of(paths)
     spec = spec_of(cascade, files[0])
     new_cluster = address in (None, "local") and not ray.is_initialized()
@@ -92,15 +82,9 @@ def fit_parquet(
             _log.warning(line)
         work = _grouped(work, workers)
         sample = _sample(work, rows, sample_rows, chosen["seed"], say)
-        plan, weights, rungs = choose_plan(sample, **chosen)
-        if rungs is None:
-            folds, seed = chosen["folds"], chosen["seed"]
-            rungs = held_out_rungs(sample, plan, weights, folds=folds, seed=seed)
-        quantiser = Quantiser.fit(sample.confidence, states=plan.states, method=plan.quantise)
-        columns = columns_of(sample, plan)
-        counts, digest = _count(work, quantiser, pairs_of(spec, columns, plan), rows, say)
-    ladder = build_from(counts, quantiser, spec, columns, plan, weights, trace_digest=digest)
-    return with_rungs(ladder, rungs.errors, sample)
+        planned = streaming.Planned.of(sample, chosen)
+        counts, digest = _count(work, planned.quantiser, planned.pairs, rows, say)
+    return planned.ladder(counts, digest)
 
 
 def _grouped(work: Sequence[Stretch], workers: int) -> list[Stretch]:

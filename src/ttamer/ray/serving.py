@@ -15,7 +15,7 @@ import asyncio
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from aiohttp import ClientSession
     from ray.serve import Application
     from ray.serve.handle import DeploymentHandle
 
@@ -166,11 +167,11 @@ class _Gateway(Gateway):
         super().__init__(settings, policy)
         self._handles = handles
 
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
+    def _opened(self, session: ClientSession) -> Mapping[str, Node]:
+        """Return the deployments: upstreams are asked by their replicas."""
+        del session
         nodes = self.settings.nodes
-        self._nodes = {name: _Remote(nodes[name], self._handles[name]) for name in nodes}
-        return self
+        return {name: _Remote(nodes[name], self._handles[name]) for name in nodes}
 
     def alone(self, model: str) -> str | None:
         """Return that no node is asked alone: even one node is asked through the policy."""

@@ -31,7 +31,9 @@ from ttamer.serve.upstream import UpstreamFailed, open_session
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from aiohttp import ClientSession
 
     from ttamer.outcome import Outcome
     from ttamer.serve.asking import Answered, Node
@@ -138,7 +140,7 @@ class Gateway:
         self.ready = False
         self.round = Round()
         self._untold: list[Served] = []
-        self._nodes: dict[str, Node] = {}
+        self._nodes: Mapping[str, Node] = {}
         self._stack = AsyncExitStack()
 
     def check(self) -> None:
@@ -150,7 +152,7 @@ class Gateway:
         serve = self.settings.serve
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(open_session(2 * serve.max_concurrent))
-            self._nodes = nodes_of(self.settings, session)
+            self._nodes = self._opened(session)
             self.reloader.load()
             if serve.trace_log is not None:
                 self.trace_log = TraceLog(
@@ -167,6 +169,10 @@ class Gateway:
         self.ready = True
         self.log.event("start", nodes=len(self._nodes), policy=self.reloader.current.short)
         return self
+
+    def _opened(self, session: ClientSession) -> Mapping[str, Node]:
+        """Return what is asked for each node."""
+        return nodes_of(self.settings, session)
 
     async def __aexit__(self, *_: object) -> None:
         self.ready = False

@@ -37,6 +37,9 @@ Choice = Literal["tradeoff", "budget", "error"]
 
 Range = tuple[float, float]
 
+CLUSTER_KEYS = ("replicas", "cpus", "gpus")
+"""What the same file says of a node on a cluster (ttamer.ray); nothing to one gateway."""
+
 
 @dataclass(frozen=True)
 class TokenCost:
@@ -180,7 +183,8 @@ def settings_of(spec: CascadeSpec) -> Settings:
                 f"{place}: lacks upstream, the base URL of an OpenAI-compatible server; "
                 'write upstream = "http://..."'
             )
-        values = {"model": node.name} | _checked(node.options, _NODE, place)
+        options = {key: value for key, value in node.options.items() if key not in CLUSTER_KEYS}
+        values = {"model": node.name} | _checked(options, _NODE, place)
         nodes[node.name] = NodeSettings(name=node.name, cost=node.cost, **values)
         _check_confidence(nodes[node.name], values, spec.names, place)
     return Settings(spec, serve, nodes)

@@ -14,10 +14,9 @@
     logits = found.run(batch)
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ttamer.errors import MissingExtra
+from ttamer.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ttamer.torch.bert_exits import bert, exits_on_bert
@@ -54,7 +53,6 @@ _HOMES = {
     "tuning": ("Recommendation", "recommend"),
     "vgg_exits": ("exits_on_vgg", "pooled_ramp", "vgg"),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Answers",
@@ -83,19 +81,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'ttamer.torch' has no attribute {name!r}")
-    try:
-        module = import_module(f"ttamer.torch.{home}")
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingExtra("torch", "torch") from None
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names("ttamer.torch", _HOMES, needs="torch")
 
 
 def __dir__() -> list[str]:
