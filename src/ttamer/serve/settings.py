@@ -10,14 +10,25 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
-from urllib.parse import urlsplit
 
 from ttamer.cascade_spec import CascadeSpec
 from ttamer.errors import CascadeError
+from ttamer.serve.checking import (
+    WrongValue,
+    a_flag,
+    a_number,
+    a_text,
+    a_url,
+    a_whole_number,
+    checked,
+    one_of,
+)
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
+
+    from ttamer.serve.checking import Check
 
 __all__ = [
     "Choice",
@@ -169,7 +180,7 @@ def settings_of(spec: CascadeSpec) -> Settings:
     >>> settings.serve.compare, settings.nodes["small"].upstream
     ('choice', 'http://127.0.0.1:8081/v1')
     """
-    serve = ServeSettings(**_checked(spec.serve, _SERVE, "[serve]"))
+    serve = ServeSettings(**checked(spec.serve, _SERVE, "[serve]"))
     points = [name for name in get_args(Choice) if getattr(serve, name) is not None]
     if len(points) > 1:
         raise CascadeError(
@@ -184,7 +195,7 @@ def settings_of(spec: CascadeSpec) -> Settings:
                 'write upstream = "http://..."'
             )
         options = {key: value for key, value in node.options.items() if key not in CLUSTER_KEYS}
-        values = {"model": node.name} | _checked(options, _NODE, place)
+        values = {"model": node.name} | checked(options, _NODE, place)
         nodes[node.name] = NodeSettings(name=node.name, cost=node.cost, **values)
         _check_confidence(nodes[node.name], values, spec.names, place)
     return Settings(spec, serve, nodes)
@@ -211,158 +222,78 @@ def _check_confidence(
         )
 
 
-class _WrongError(Exception):
-    """A value that cannot be; its text says what is needed."""
-
-
-def _checked(table: Mapping[str, Any], checks: Mapping[str, Any], place: str) -> dict[str, Any]:
-    values = {}
-    for key, value in table.items():
-        if key not in checks:
-            raise CascadeError(f"{place}: has an unknown key {key!r}; it may have "
-                               f"{', '.join(checks)}")  # fmt: skip
-        try:
-            values[key] = checks[key](value)
-        except _WrongError as error:
-            raise CascadeError(f"{place}: {key} is {value!r}; it must be {error}") from None
-    return values
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value or not value.isprintable():
-        raise _WrongError("text without control characters")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _WrongError("true or false")
-    return value
-
-
-def _number(least: float, most: float = math.inf, *, above: bool = False) -> Callable[[Any], float]:
-    wanted = f"a number {'above' if above else 'from'} {least:g}"
-    wanted += f" to {most:g}" if most < math.inf else ""
-
-    def check(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _WrongError(wanted)
-        low_enough = value <= most and math.isfinite(value)
-        if not low_enough or not (least < value if above else least <= value):
-            raise _WrongError(wanted)
-        return float(value)
-
-    return check
-
-
-def _whole(least: int, most: int) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise _WrongError(f"a whole number from {least} to {most}")
-        return value
-
-    return check
-
-
-def _one_of(kind: Any) -> Callable[[Any], str]:
-    names = get_args(kind)
-
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or value not in names:
-            raise _WrongError("one of " + ", ".join(f'"{name}"' for name in names))
-        return value
-
-    return check
-
-
 def _choices(value: Any) -> tuple[str, ...]:
     names = get_args(Choice)
     if not isinstance(value, list) or any(item not in names for item in value):
-        raise _WrongError("a list of " + ", ".join(f'"{name}"' for name in names))
+        raise WrongValue("a list of " + ", ".join(f'"{name}"' for name in names))
     return tuple(value)
 
 
 def _range(least: float, most: float = math.inf) -> Callable[[Any], Range]:
-    number = _number(least, most)
+    number = a_number(least, most)
 
     def check(value: Any) -> Range:
         if not isinstance(value, list) or len(value) != 2:
-            raise _WrongError("a list of two numbers, the lowest and the highest")
+            raise WrongValue("a list of two numbers, the lowest and the highest")
         low, high = number(value[0]), number(value[1])
         if low > high:
-            raise _WrongError("a list of two numbers, the lowest first")
+            raise WrongValue("a list of two numbers, the lowest first")
         return low, high
 
     return check
 
 
-def _url(value: Any) -> str:
-    wanted = 'a URL like "http://127.0.0.1:8081/v1", without user, query or fragment'
-    if not isinstance(value, str) or not value.isprintable() or " " in value:
-        raise _WrongError(wanted)
-    try:
-        parts = urlsplit(value)
-        parts.port  # noqa: B018 - a port out of range is found when it is read
-    except ValueError:
-        raise _WrongError(wanted) from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise _WrongError(wanted)
-    if "@" in parts.netloc or "?" in value or "#" in value:
-        raise _WrongError(wanted)
-    return value.rstrip("/")
-
-
 def _token_cost(value: Any) -> TokenCost:
     keys = [field.name for field in dataclasses.fields(TokenCost)]
     if not isinstance(value, dict) or not set(value) <= set(keys):
-        raise _WrongError("a table like {input = 0.1, output = 0.4}")
-    return TokenCost(**{key: _number(0)(value[key]) for key in value})
+        raise WrongValue("a table like {input = 0.1, output = 0.4}")
+    return TokenCost(**{key: a_number(0)(value[key]) for key in value})
 
 
-_NODE: dict[str, Callable[[Any], Any]] = {
-    "upstream": _url,
-    "model": _text,
-    "key_env": _text,
-    "confidence": _one_of(Confidence),
-    "samples": _whole(1, 64),
-    "temperature": _number(0, 2, above=True),
-    "verifier": _text,
-    "field": _text,
-    "answer": _text,
-    "timeout": _number(0, above=True),
-    "retries": _whole(0, 10),
-    "fallback": _url,
+_NODE: dict[str, Check] = {
+    "upstream": a_url,
+    "model": a_text,
+    "key_env": a_text,
+    "confidence": one_of(Confidence),
+    "samples": a_whole_number(1, 64),
+    "temperature": a_number(0, 2, above=True),
+    "verifier": a_text,
+    "field": a_text,
+    "answer": a_text,
+    "timeout": a_number(0, above=True),
+    "retries": a_whole_number(0, 10),
+    "fallback": a_url,
     "cost_per_token": _token_cost,
-    "concurrency": _whole(1, 1024),
-    "max_response": _whole(1, 2**40),
+    "concurrency": a_whole_number(1, 1024),
+    "max_response": a_whole_number(1, 2**40),
 }
 
-_SERVE: dict[str, Callable[[Any], Any]] = {
-    "compare": _one_of(Compare),
-    "max_cost": _number(0, above=True),
-    "timeout": _number(0, above=True),
-    "hedge": _number(0, above=True),
-    "tradeoff": _number(0, 1),
-    "budget": _number(0),
-    "error": _number(0, 1),
+_SERVE: dict[str, Check] = {
+    "compare": one_of(Compare),
+    "max_cost": a_number(0, above=True),
+    "timeout": a_number(0, above=True),
+    "hedge": a_number(0, above=True),
+    "tradeoff": a_number(0, 1),
+    "budget": a_number(0),
+    "error": a_number(0, 1),
     "allow": _choices,
     "tradeoff_range": _range(0, 1),
     "budget_range": _range(0),
     "error_range": _range(0, 1),
-    "direct": _flag,
-    "keys_env": _text,
-    "keys_file": _text,
-    "admin_keys_env": _text,
-    "max_body": _whole(1, 2**40),
-    "max_depth": _whole(1, 500),
-    "max_concurrent": _whole(1, 100_000),
-    "queue": _whole(0, 1_000_000),
-    "retry_after": _number(0, 86_400),
-    "drain": _number(0, 86_400),
-    "watch": _number(0, 86_400),
-    "trace_log": _text,
-    "trace_log_bytes": _whole(1024, 2**50),
-    "trace_log_files": _whole(1, 1000),
-    "log_predictions": _flag,
-    "otel": _url,
+    "direct": a_flag,
+    "keys_env": a_text,
+    "keys_file": a_text,
+    "admin_keys_env": a_text,
+    "max_body": a_whole_number(1, 2**40),
+    "max_depth": a_whole_number(1, 500),
+    "max_concurrent": a_whole_number(1, 100_000),
+    "queue": a_whole_number(0, 1_000_000),
+    "retry_after": a_number(0, 86_400),
+    "drain": a_number(0, 86_400),
+    "watch": a_number(0, 86_400),
+    "trace_log": a_text,
+    "trace_log_bytes": a_whole_number(1024, 2**50),
+    "trace_log_files": a_whole_number(1, 1000),
+    "log_predictions": a_flag,
+    "otel": a_url,
 }
