@@ -167,3 +167,17 @@ def test_forged_signals_are_refused(ladder, change, says):
     change(header, arrays)
     with pytest.raises(ArtefactDamaged, match=says):
         _checked(header, arrays)
+
+
+def test_what_a_log_of_audits_keeps_beside_its_rows_is_no_signal():
+    trace = expert_trace(600)
+    columns = {f"audit_{name}": np.arange(600.0) for name in ("number", "time", "chance")}
+    logged = dataclasses.replace(trace, signals=trace.signals | columns)
+    with_it, without = (tt.fit(each, tradeoffs=TRADEOFFS) for each in (logged, trace))
+    assert with_it.fitted.belief.signals.names == ("length", "noise")
+    new = expert_trace(300, seed=1)
+    for one, two in zip(with_it.play_all(new), without.play_all(new), strict=True):
+        assert (one.asked == two.asked).all()
+    only_columns = tt.fit(dataclasses.replace(trace, signals=columns), tradeoffs=TRADEOFFS)
+    assert only_columns.fitted.steps[0] != ROUTER
+    assert only_columns.fitted.belief.signals is None

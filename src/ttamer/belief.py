@@ -30,7 +30,7 @@ import numpy as np
 from ttamer.isotonic import falling
 from ttamer.logistic import fit_logistic, logit, sigmoid
 from ttamer.quantiser import Quantiser
-from ttamer.signals import MOST_BINS, Signals, signal_values
+from ttamer.signals import MOST_BINS, Signals, signal_names, signal_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -196,10 +196,11 @@ def believe(trace: Trace, wrong: NDArray[np.bool_], steps: Sequence[Step]) -> Be
         own = levels[v][bins[:, v]]
         leans.append({} if said is None else _leans(said[:, v], own, wrong[:, v]))
     rough = Belief(quantiser.edges, tuple(levels), tuple(leans), {}, sure_last)
-    values = signal_values(trace, tuple(trace.signals)) if trace.signals else None
+    names = signal_names(trace)
+    values = signal_values(trace, names) if names else None
     if values is not None:
         before = rough.evidence(trace.confidence, said)
-        signals = _signals(tuple(trace.signals), values, before.odds + before.lean, wrong)
+        signals = _signals(names, values, before.odds + before.lean, wrong)
         rough = dataclasses.replace(rough, signals=signals)
     seen = rough.evidence(trace.confidence, said, values)
     errors = wrong.mean(axis=0)

@@ -29,7 +29,7 @@ from ttamer.quantiser import edges_of
 from ttamer.replay_states import play_states
 from ttamer.row_policy import smoother, solve_rows, width_of
 from ttamer.rungs import Rungs
-from ttamer.signals import signal_values
+from ttamer.signals import signal_names, signal_values
 from ttamer.solvers.blas import one_thread
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def steps_of(
         line = [tuple(nodes[: k + 1]) for k in range(len(nodes))]
         return line, [(k - 1, k, node) for k, node in enumerate(nodes)]
     steps = [step for size in _sizes(len(nodes)) for step in combinations(nodes, size)]
-    router = [ROUTER] if trace.signals and len(nodes) > 1 else []
+    router = [ROUTER] if signal_names(trace) and len(nodes) > 1 else []
     steps = router + steps
     number = {step: k for k, step in enumerate(steps)}
     ways = [(-1, 0, NOBODY)] if router else []
@@ -209,14 +209,14 @@ def _cross_fitted(
 ) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
     """Return X and its owner on every row, shape (T, steps), by regressions that did not see it."""
     rows = np.random.default_rng([seed, 2]).permutation(len(trace))
-    said = predictions_of(trace)
+    said, names = predictions_of(trace), signal_names(trace)
     least = np.empty((len(trace), len(steps)))
     owner = np.empty(least.shape, np.intp)
     for number, part in enumerate(np.array_split(rows, FOLDS), start=2):
         say(f"fitting beliefs after {len(steps)} steps ({number} of {FOLDS + 1} times)")
         rest = np.setdiff1d(rows, part)
         other = believe(trace.take(rest), wrong[rest], steps)
-        known = signal_values(trace.take(part), tuple(trace.signals)) if trace.signals else None
+        known = signal_values(trace.take(part), names) if names else None
         seen = other.evidence(trace.confidence[part], None if said is None else said[part], known)
         for k, step in enumerate(steps):
             if step != ROUTER:

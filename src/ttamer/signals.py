@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
     from ttamer.trace import Trace
 
-__all__ = ["MOST_BINS", "Signals", "signal_values"]
+__all__ = ["BOOKKEEPING", "MOST_BINS", "Signals", "signal_names", "signal_values"]
 
 MOST_BINS = 8
+BOOKKEEPING = ("audit_number", "audit_time", "audit_chance")
+"""Columns that a log of audits keeps beside each row. They say nothing of the input."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +91,11 @@ def _number(name: str, value: object) -> float:
         return float(0.0 + value)  # type: ignore[operator]  # a number, and not the text of one
     except (TypeError, ValueError, OverflowError):
         raise ObservationError(f"signal {name!r} must be a number, not {value!r}") from None
+
+
+def signal_names(trace: Trace) -> tuple[str, ...]:
+    """Return the signals of a trace that tell something of the input."""
+    return tuple(name for name in trace.signals if name not in BOOKKEEPING)
 
 
 def signal_values(trace: Trace, names: tuple[str, ...]) -> NDArray[np.float64]:
