@@ -102,6 +102,85 @@ def test_the_budget_gets_back_what_was_not_spent(clock):
     assert auditor.audit.spent == pytest.approx(14.0 * audited)
 
 
+def test_an_audit_may_cost_more_than_expected_and_less_than_all_nodes(clock):
+    stream = stream_of(3, 0, seed=1)
+    auditor = Auditor(SPEC, Audit(1.0, cost=5.0), clock=clock)
+    for row, spent in enumerate((1.0, 7.5, None)):
+        auditor.draw(f"{row}")
+        auditor.add(f"{row}", row, 1.0, said_of(stream, row), spent=spent)
+    auditor.close()
+    assert auditor.audit.spent == pytest.approx(1.0 + 7.5 + 14.0)
+
+
+def test_an_audit_that_a_node_did_not_answer_is_paid_for_and_counted(clock):
+    auditor = Auditor(SPEC, Audit(1.0, cost=14.0), clock=clock)
+    auditor.draw("0")
+    auditor.fail("0", 3.0)
+    auditor.close()
+    status = auditor.status()
+    assert (status["audited"], status["failed"], status["lost"]) == (1, 1, 0)
+    assert status["spent"] == 3.0
+
+
+def test_what_the_log_cannot_keep_the_loop_still_sees(tmp_path, serving, settings, clock):
+    stream, told = stream_of(3, 0, seed=1), []
+    loop = Loop(serving, settings)
+    unopened = AuditLog(tmp_path, SPEC)
+    auditor = Auditor(SPEC, Audit(1.0), log=unopened, loop=loop, failed=told.append, clock=clock)
+    auditor.add("0", 0, 1.0, said_of(stream, 0))
+    auditor.close()
+    assert (auditor.written, auditor.seen, auditor.lost) == (0, 1, 1)
+    assert "not open" in told[0]
+
+
+LABELLED = dataclasses.replace(SPEC, target="label")
+
+
+def test_a_label_may_come_after_the_row_or_before(tmp_path, clock):
+    stream, shown = stream_of(6, 0, seed=1), []
+
+    class Shown:
+        number = -1
+
+        def see(self, trace, _, keys):
+            shown.append((keys[0], trace.classes[trace.label[0]]))
+
+    with AuditLog(tmp_path, LABELLED) as log:
+        auditor = Auditor(LABELLED, Audit(1.0), log=log, loop=Shown(), clock=clock)
+        for name in ("after", "before", "never", "failed"):
+            auditor.draw(name)
+        auditor.add("after", 0, 1.0, said_of(stream, 0))
+        assert auditor.label("before", "4")
+        auditor.add("before", 1, 1.0, said_of(stream, 1))
+        assert auditor.label("after", "2")
+        auditor.add("never", 2, 1.0, said_of(stream, 2))
+        auditor.fail("failed")
+        assert not auditor.label("failed", "1")
+        assert not auditor.label("nobody", "1")
+        assert not auditor.label("after", "3")  # it has one
+        assert auditor._unlabelled is not None
+        assert len(auditor._unlabelled) == 1
+        auditor.close()
+        assert not auditor.label("never", "1")  # too late, and counted
+    assert shown == [("before", "4"), ("after", "2")]
+    assert auditor.lost == 1
+    labelled = read_log(tmp_path, labelled=True)
+    assert [labelled.classes[code] for code in labelled.label] == ["4", "2"]
+    numbers = read_log(tmp_path).signals["audit_number"]
+    assert sorted(numbers.tolist()) == [0, 1, 2]  # each once
+
+
+def test_of_too_many_rows_without_a_label_the_oldest_are_forgotten(clock):
+    stream = stream_of(6, 0, seed=1)
+    auditor = Auditor(LABELLED, Audit(1.0), label_rows=2, clock=clock)
+    for row in range(3):
+        auditor.draw(f"{row}")
+        auditor.add(f"{row}", row, 1.0, said_of(stream, row))
+    assert [auditor.label(f"{row}", "1") for row in range(3)] == [False, True, True]
+    auditor.close()
+    assert auditor.status()["unlabelled"] == 0
+
+
 class SlowLoop:
     """A loop that re-fits until it is told to go on, and then breaks."""
 

@@ -58,7 +58,7 @@ class Audit:
 
     Args:
         share: Of requests, while the budget lasts.
-        cost: The most that one audit can cost: of asking every node.
+        cost: The most that one audit is expected to cost: of asking every node.
         budget: What audits may cost. An hour's worth may be spent at once after a quiet hour.
         seed: Another one, another sample.
     """
@@ -101,7 +101,7 @@ class Audit:
 
     def settle(self, cost: float) -> None:
         """Say what an audit did cost; the rest of what was set aside is free again."""
-        self._spend(min(cost, self.cost) - self.cost)
+        self._spend(cost - self.cost)
 
     def _spend(self, cost: float) -> None:
         self.spent += cost

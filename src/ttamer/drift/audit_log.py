@@ -29,16 +29,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from ttamer.errors import ArgumentError, TraceError
+from ttamer.signals import BOOKKEEPING
 from ttamer.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from ttamer.cascade_spec import CascadeSpec
 
 __all__ = ["AuditLog", "AuditRow", "Retention", "Said", "Segment", "read_log", "segments"]
 
-NUMBER, TIME, CHANCE = "audit_number", "audit_time", "audit_chance"
+NUMBER, TIME, CHANCE = BOOKKEEPING
 _NAME = re.compile(r"(\d{8})-(\d+)-(\d+)\.parquet")
 _JOURNAL = re.compile(r"(\d{8})\.journal")
 TRIES = 20
@@ -265,7 +268,7 @@ def read_log(
     """Return the last so many rows of a log (default: all), from whole segments alone.
 
     With ``labelled`` only rows whose label is known, as ``target = "label"`` needs; else all of
-    them, without labels.
+    them, without labels. A row whose label came later stands in the log twice, and is read once.
     """
     for _ in range(TRIES):
         try:
@@ -279,11 +282,13 @@ def read_log(
 def _read(folder: Path, last: int | None, *, labelled: bool) -> Trace:
     parts: list[Trace] = []
     rows = 0
+    read: set[tuple[float, float]] = set()
     for each in reversed(segments(folder)):
         if last is not None and rows >= last:
             break
         part = _read_one(each.path, labelled=labelled)
         if part is not None:
+            part = part.take(_unread(part, read))
             parts.insert(0, part)
             rows += len(part)
     if not rows:
@@ -291,6 +296,16 @@ def _read(folder: Path, last: int | None, *, labelled: bool) -> Trace:
         raise TraceError(f"{folder}: there is no {what} in a whole segment yet; flush, or wait")
     whole = Trace.concat(parts)
     return whole if last is None else whole.take(slice(max(0, rows - last), None))
+
+
+def _unread(part: Trace, read: set[tuple[float, float]]) -> NDArray[np.bool_]:
+    """Say which rows of a segment were not read in a later place, and note them all."""
+    places = list(zip(part.signals[NUMBER].tolist(), part.signals[TIME].tolist(), strict=True))
+    is_new = np.zeros(len(places), bool)
+    for row, place in reversed(list(enumerate(places))):
+        is_new[row] = place not in read
+        read.add(place)
+    return is_new
 
 
 def _read_one(path: Path, *, labelled: bool) -> Trace | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer.drift.audit_log import AuditRow
 from ttamer.drift.status import status_of
+from ttamer.drift.unlabelled import Unlabelled
 from ttamer.errors import TTamerError
 from ttamer.trace import Trace
 
@@ -38,7 +39,8 @@ class Auditor:
         log: An open log that keeps the rows, or none.
         loop: The loop they are shown to, or none. It sees rows of which it is known who was right:
             all of them for ``target = "last"``, those with a label else.
-        queue_rows: Rows that may wait.
+        queue_rows: Rows that may wait to be worked on.
+        label_rows: Rows that may wait for their label.
         failed: Told in one line why a row, or a step of the loop, came to nothing.
         clock: Seconds since 1970.
     """
@@ -51,22 +53,37 @@ class Auditor:
         log: AuditLog | None = None,
         loop: Loop | None = None,
         queue_rows: int = 10_000,
+        label_rows: int = 100_000,
         failed: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.audit, self.log, self.loop = audit, log, loop
-        self.written = self.seen = self.lost = 0
-        self._spec, self._failed, self._clock = spec, failed, clock
+        self.audited = 0
+        """Requests drawn to be audited."""
+        self.written = self.seen = 0
+        """Rows in the log, and rows shown to the loop."""
+        self.lost = self.failed = 0
+        """Rows that could not be taken or kept, and audits that a node did not answer."""
+        self._spec, self._told_why, self._clock = spec, failed, clock
         self._rows: queue.Queue[tuple[str, AuditRow] | None] = queue.Queue(queue_rows)
-        self._drawing = threading.Lock()
+        self._unlabelled = Unlabelled(label_rows) if spec.target == "label" else None
+        self._one_at_a_time = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="ttamer audits", daemon=True)
         self._thread.start()
 
-    def draw(self, request: str) -> tuple[Draw, int]:
-        """Say whether a request is audited, and which number it has in the traffic."""
-        with self._drawing:
-            drawn = self.audit.draw(request, self._clock())
+    def draw(self, request: str, key: str | None = None) -> tuple[Draw, int]:
+        """Say whether a request is audited, and which number it has in the traffic.
+
+        ``key`` is what the draw is made of, by default the request's id: where clients choose their
+        ids, give another one.
+        """
+        with self._one_at_a_time:
+            drawn = self.audit.draw(request if key is None else key, self._clock())
+            if drawn.audited:
+                self.audited += 1
+                if self._unlabelled is not None:
+                    self._unlabelled.expect(request)
             return drawn, self.audit.requests - 1
 
     def add(
@@ -76,21 +93,39 @@ class Auditor:
         chance: float,
         said: Mapping[str, Said],
         label: str | None = None,
+        *,
+        spent: float | None = None,
     ) -> bool:
-        """Take what every node said about an audited request; never waits, never raises."""
-        with self._drawing:
-            self.audit.settle(sum(each.cost for each in said.values()))
-            if self._closing:
-                self.lost += 1
-                return False
-        try:
-            self._rows.put_nowait(
-                (request, AuditRow(number, self._clock(), chance, dict(said), label))
-            )
-        except queue.Full:
-            self.lost += 1
+        """Take what every node said about an audited request; never waits, never raises.
+
+        ``spent`` is what the audit itself cost, by default what all nodes cost.
+        """
+        every = sum(each.cost for each in said.values()) if spent is None else spent
+        with self._one_at_a_time:
+            self.audit.settle(every)
+            row = AuditRow(number, self._clock(), chance, dict(said), label)
+            if self._unlabelled is not None and label is None:
+                row = self._unlabelled.add(request, row)
+        return self._take_in(request, row)
+
+    def fail(self, request: str, spent: float = 0.0) -> None:
+        """Say that some node did not answer an audit, and what it cost all the same."""
+        with self._one_at_a_time:
+            self.audit.settle(spent)
+            self.failed += 1
+            if self._unlabelled is not None:
+                self._unlabelled.forget(request)
+
+    def label(self, request: str, label: str) -> bool:
+        """Say what the right answer to a request was; return whether it is of use.
+
+        It is where the request was audited, is not labelled yet, and is not forgotten.
+        """
+        if self._unlabelled is None:
             return False
-        return True
+        with self._one_at_a_time:
+            is_expected, row = self._unlabelled.label(request, label)
+        return is_expected and (row is None or self._take_in(request, row))
 
     def status(self) -> dict[str, Any]:
         """Return what the status page shows, in plain values."""
@@ -98,39 +133,65 @@ class Auditor:
         return {
             "share": audit.share,
             "requests": audit.requests,
+            "audited": self.audited,
             "uncovered": audit.uncovered,
             "spent": audit.spent,
             "written": self.written,
             "seen": self.seen,
             "waiting": self._rows.qsize(),
+            "unlabelled": 0 if self._unlabelled is None else len(self._unlabelled),
+            "failed": self.failed,
             "lost": self.lost,
             "loop": None if self.loop is None else status_of(self.loop),
         }
 
     def close(self) -> None:
         """Work off what waits, and end the thread. The log is closed by whoever opened it."""
-        with self._drawing:
+        with self._one_at_a_time:
             closing, self._closing = self._closing, True
         if not closing:
             self._rows.put(None)
         self._thread.join()
 
+    def _take_in(self, request: str, row: AuditRow) -> bool:
+        with self._one_at_a_time:
+            if not self._closing:
+                try:
+                    self._rows.put_nowait((request, row))
+                except queue.Full:
+                    pass
+                else:
+                    return True
+            self.lost += 1
+            return False
+
     def _run(self) -> None:
         while (item := self._rows.get()) is not None:
-            request, row = item
-            try:
-                self._take(request, row)
-            except TTamerError as error:
-                self.lost += 1
-                self._failed(str(error))
-            except Exception as error:  # whatever a row can do, the thread lives on
-                self.lost += 1
-                self._failed(f"an audited row came to nothing: {type(error).__name__}")
+            # What the log cannot keep, the loop may still see.
+            reasons = [self._tried(work, *item) for work in (self._keep, self._show)]
+            self.lost += any(reasons)
+            for reason in filter(None, reasons):
+                self._told_why(reason)
 
-    def _take(self, request: str, row: AuditRow) -> None:
+    def _tried(
+        self, work: Callable[[str, AuditRow], None], request: str, row: AuditRow
+    ) -> str | None:
+        """Work on a row, and return what went wrong."""
+        try:
+            work(request, row)
+        except TTamerError as error:
+            return str(error)
+        except Exception as error:  # whatever a row can do, the thread lives on
+            return f"an audited row came to nothing: {type(error).__name__}"
+        return None
+
+    def _keep(self, request: str, row: AuditRow) -> None:
+        del request
         if self.log is not None:
             self.log.add(row)
             self.written += 1
+
+    def _show(self, request: str, row: AuditRow) -> None:
         loop = self.loop
         if loop is None or (self._spec.target == "label" and row.label is None):
             return
