@@ -11,6 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ttamer.drift.audit_log import AuditRow
@@ -145,13 +146,21 @@ class Auditor:
             "loop": None if self.loop is None else status_of(self.loop),
         }
 
-    def close(self) -> None:
-        """Work off what waits, and end the thread. The log is closed by whoever opened it."""
+    def close(self, timeout: float | None = None) -> None:
+        """Work off what waits, and end the thread. The log is closed by whoever opened it.
+
+        What is left after so many seconds is lost, and counted.
+        """
         with self._one_at_a_time:
             closing, self._closing = self._closing, True
         if not closing:
             self._rows.put(None)
-        self._thread.join()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            with suppress(queue.Empty):
+                while True:
+                    self.lost += self._rows.get_nowait() is not None
+            self._rows.put(None)
 
     def _take_in(self, request: str, row: AuditRow) -> bool:
         with self._one_at_a_time:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Event", "State"]
+__all__ = ["Event", "Kind", "State"]
 
 State = Literal[
     "watching",
@@ -19,6 +19,23 @@ State = Literal[
     "shadowing",
     "swapped",
     "fallen back",
+]
+
+
+Kind = Literal[
+    "alarm",
+    "fall back",
+    "refit",
+    "certified",
+    "not certified",
+    "swap",
+    "no swap",
+    "give up",
+    "hold",
+    "release",
+    "roll back",
+    "retry",
+    "begin anew",
 ]
 
 
@@ -34,8 +51,8 @@ class Event:
     """The row of the traffic at which it happened."""
     state: State
     """Where the loop stands after it."""
-    kind: str
-    """What happened, in a word or two: ``"alarm"``, ``"refit"``, ``"swap"``, ``"hold"`` ..."""
+    kind: Kind
+    """What happened."""
     text: str
     """Why, in a sentence."""
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ttamer.drift.event import State
+    from ttamer.drift.event import Kind, State
     from ttamer.drift.serving import LoopSettings
     from ttamer.drift.watch import Alarm
     from ttamer.fitted import FittedLadder, FittedPolicy
@@ -199,6 +199,16 @@ class Loop:
             self.state, self._attempt, self._failed = "suspected", 0, 0
             self._needed = self.settings.refit_rows
             self._tell("retry", why)
+
+    def begin_anew(self, serving: Serving, why: str = "another policy was put in place") -> None:
+        """Serve what a person put in place, and watch that; what was before is forgotten."""
+        with self._one_at_a_time:
+            self._watch = self._watched(serving)
+            self._candidate = self._before = self._change = None
+            self._serve(serving)
+            self.former = None
+            self.state = "watching"
+            self._tell("begin anew", f"{why}: {serving} serves")
 
     def _see(self, rows: Trace, numbers: list[int], keys: Sequence[str | int]) -> None:
         self.number = numbers[-1]
@@ -363,7 +373,7 @@ class Loop:
         numbers = np.concatenate([np.array(part, np.int64) for part in self._numbers])
         return Trace.concat(list(self._rows)).take(numbers >= begin), numbers[numbers >= begin]
 
-    def _tell(self, kind: str, text: str, facts: Alarm | dict[str, Any] | None = None) -> None:
+    def _tell(self, kind: Kind, text: str, facts: Alarm | dict[str, Any] | None = None) -> None:
         plain = {} if facts is None else facts if isinstance(facts, dict) else facts.to_dict()
         now = None if self._clock is None else self._clock()
         event = Event(self.number, self.state, kind, text, plain, now)

@@ -1,0 +1,49 @@
+"""Fitting in a process of its own comes to the same, and can be ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import ttamer as tt
+from shifting import rows_of
+from ttamer.drift.aside import FitAside
+from ttamer.errors import TTamerError
+
+
+def test_it_decides_as_a_fit_here_would():
+    rows, new = rows_of(300, seed=5), rows_of(200, seed=6)
+    aside, here = FitAside()(rows), tt.fit(rows)
+    assert aside.fitted.spec == rows.spec
+    for one, two in zip(aside.play_all(new), here.play_all(new), strict=True):
+        assert np.array_equal(one.asked, two.asked)
+        assert np.array_equal(one.answer, two.answer)
+
+
+def test_rows_that_cannot_be_fitted_to_are_refused_in_the_words_of_a_fit():
+    with pytest.raises(TTamerError, match="3 rows"):
+        FitAside()(rows_of(3, seed=5))
+
+
+def test_stopped_it_ends_what_is_under_way_and_fits_no_more():
+    fit, said = FitAside(), []
+
+    def work():
+        try:
+            fit(rows_of(20_000, seed=5))
+        except TTamerError as error:
+            said.append(str(error))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    until = time.monotonic() + 60
+    while fit._process is None and time.monotonic() < until:
+        time.sleep(0.001)
+    fit.stop()
+    worker.join(60)
+    assert said == ["the fit was stopped"]
+    with pytest.raises(TTamerError, match="stopped"):
+        fit(rows_of(300, seed=5))
