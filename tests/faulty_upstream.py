@@ -124,6 +124,7 @@ class FaultyUpstream:
     def start(self) -> FaultyUpstream:
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(("127.0.0.1", self.port))
         listener.listen(512)
         self.port = listener.getsockname()[1]

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import io
 import json
-import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from quick_server import QuickServer
 from ttamer.serve.app import make_app
 from ttamer.serve.gateway import Gateway
 from ttamer.serve.logs import RequestLog
+from ttamer.serve.main import listen
 from ttamer.serve.settings import read_settings
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def running(
     """Serve a cascade while inside."""
     stream = io.StringIO()
     gateway = Gateway(read_settings(cascade), artefact, log=RequestLog(stream))
-    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+    with listen("127.0.0.1", 0) as listener:
         found = RunningGateway(gateway, stream, listener.getsockname()[1])
         config = uvicorn.Config(
             make_app(gateway), log_config=None, ws="none", timeout_graceful_shutdown=2

@@ -54,7 +54,12 @@ class Turn(Protocol):
 
 
 class Decider(Protocol):
-    """What decides: a fitted policy, or a mixture of two."""
+    """What decides: a fitted policy, a mixture of two, or one that asks the last node."""
+
+    @property
+    def spec(self) -> CascadeSpec:
+        """The cascade it decides for."""
+        ...
 
     @property
     def session(self) -> Callable[..., Turn]:
@@ -94,7 +99,7 @@ class Cascade:
         deadline: float | None = None,
         hedge: float | Mapping[str, float] | None = None,
     ) -> None:
-        spec = _spec(policy)
+        spec = policy.spec
         missing = [name for name in spec.names if name not in nodes]
         odd = [name for name in nodes if name not in spec.names]
         if missing or odd:
@@ -283,12 +288,6 @@ class _Limits:
         if not retrying:  # the policy may know a cheaper node than the one asked again
             self.reached = f"max_cost of {self.max_cost:g} is all but spent"
         return True
-
-
-def _spec(policy: Any) -> CascadeSpec:
-    """Return the cascade a policy was fitted for; that of a mixture is that of its parts."""
-    spec: CascadeSpec = getattr(policy, "cheap", policy).fitted.spec
-    return spec
 
 
 def _limit(value: float | None, what: str) -> float | None:

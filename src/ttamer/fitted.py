@@ -86,6 +86,11 @@ class FittedPolicy:
         return f"FittedPolicy({names}; tradeoff={self.policy.tradeoff:g})"
 
     @property
+    def spec(self) -> CascadeSpec:
+        """The cascade it was fitted for."""
+        return self.fitted.spec
+
+    @property
     def tradeoff(self) -> float:
         """The tradeoff it was solved for."""
         return self.policy.tradeoff

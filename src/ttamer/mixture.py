@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.capped import CappedSession
+    from ttamer.cascade_spec import CascadeSpec
     from ttamer.fitted import FittedPolicy, FittedSession
     from ttamer.fitted_belief import BeliefSession
     from ttamer.promise import Promise
@@ -56,6 +57,11 @@ class Mixture:
             f"Mixture({1 - self.share:.1%} at tradeoff {self.cheap.tradeoff:g}, "
             f"{self.share:.1%} at {self.dear.tradeoff:g})"
         )
+
+    @property
+    def spec(self) -> CascadeSpec:
+        """The cascade it was fitted for."""
+        return self.cheap.spec
 
     def drawn(self, key: str | int) -> FittedPolicy:
         """Return the policy that decides the input of this key."""

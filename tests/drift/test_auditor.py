@@ -206,4 +206,6 @@ def test_a_full_queue_and_a_broken_loop_lose_rows_and_say_so(clock):
     loop.go_on.set()
     auditor.close()
     assert auditor.lost == 3
-    assert told == ["an audited row came to nothing: ZeroDivisionError"] * 2
+    assert len(told) == 2
+    for line in told:
+        assert "came to nothing: ZeroDivisionError at test_auditor.py:" in line

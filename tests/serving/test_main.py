@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 import logging
+import socket
 import warnings
 
 import pytest
 
 from ttamer.serve.logs import RequestLog
-from ttamer.serve.main import _log_to
+from ttamer.serve.main import _log_to, listen
 
 
 @pytest.fixture
@@ -40,3 +41,12 @@ def test_every_library_logs_one_way(root):
     assert lines[0]["message"] == "no luck with %s"
     assert "secret" not in stream.getvalue()
     assert len(root.handlers) == 1
+
+
+def test_small_writes_are_sent_at_once():
+    with (
+        listen("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as taken,
+    ):
+        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
@@ -105,6 +105,17 @@ def test_the_last_events_the_latest_first():
     events = shown(status)["events"]
     assert [event["text"] for event in events] == [f"event {n}" for n in range(59, 9, -1)]
     assert not events[0]["ok"]
+
+
+def test_without_audits_there_is_no_drift_and_without_admin_no_controls():
+    data = shown(Status(COSTS))
+    assert (data["drift"], data["admin"]) == (None, False)
+
+
+def test_what_the_auditor_tells_is_passed_on():
+    drift = {"share": 0.05, "loop": {"state": "watching", "tests": [], "events": []}}
+    data = shown(Status(COSTS), drift=MappingProxyType(drift), admin=True)
+    assert (data["drift"], data["admin"]) == (drift, True)
 
 
 def test_the_frontier_of_a_ladder_is_what_was_measured(ladder):

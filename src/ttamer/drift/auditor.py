@@ -11,7 +11,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import traceback
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttamer.drift.audit_log import AuditRow
@@ -191,7 +193,9 @@ class Auditor:
         except TTamerError as error:
             return str(error)
         except Exception as error:  # whatever a row can do, the thread lives on
-            return f"an audited row came to nothing: {type(error).__name__}"
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(at.filename).name}:{at.lineno}"
+            return f"an audited row came to nothing: {type(error).__name__} at {place}"
         return None
 
     def _keep(self, request: str, row: AuditRow) -> None:

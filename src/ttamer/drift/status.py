@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ttamer.drift.safest import AskLast
+
 if TYPE_CHECKING:
     from ttamer.drift.loop import Loop
 
@@ -24,7 +26,6 @@ def status_of(loop: Loop) -> dict[str, Any]:
         waiting = {"rows": loop.rows_since_change, "of": loop.rows_needed, "for": "re-fit"}
     elif loop.state == "shadowing":
         waiting = {"rows": loop.rows_in_shadow, "of": settings.shadow_rows, "for": "swap"}
-    promise = loop.serving.promise
     return {
         "state": loop.state,
         "held": loop.held,
@@ -33,7 +34,7 @@ def status_of(loop: Loop) -> dict[str, Any]:
             "kind": settings.kind,
             "at_most": settings.at_most,
             "confidence": settings.confidence,
-            "certified": None if promise is None else promise.certified,
+            "certified": _certified(loop),
         },
         "false_alarms": settings.false_alarms,
         "row": loop.number,
@@ -51,3 +52,11 @@ def status_of(loop: Loop) -> dict[str, Any]:
         "can_roll_back": loop.former is not None,
         "events": [event.to_dict() for event in list(loop.events)[: -MOST_EVENTS - 1 : -1]],
     }
+
+
+def _certified(loop: Loop) -> bool | None:
+    """Say whether what serves is known to keep the promise; None where nothing is known."""
+    policy, promise = loop.policy, loop.serving.promise
+    if isinstance(policy, AskLast) and policy.spec.target == "last":
+        return True  # its own answer is what is right
+    return None if promise is None else promise.certified

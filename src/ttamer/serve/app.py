@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ttamer.errors import ArgumentError
 from ttamer.serve import chat
 from ttamer.serve.exchange import Exchange
+from ttamer.serve.labels import take_label
 from ttamer.serve.life import Life
 from ttamer.serve.limits import Refused
 from ttamer.serve.openapi import description
 from ttamer.serve.refusing import INTERNAL, Rejected, check_key, send_refusal
-from ttamer.serve.routes import OTHER, ROUTES
+from ttamer.serve.routes import DRIFT, OTHER, ROUTES
 from ttamer.serve.served import Served
 from ttamer.serve.status import PAGE, PAGE_HEADERS
 
@@ -45,9 +47,15 @@ class App:
             "/metrics": ("GET", self._keyed(self._metrics)),
             "/v1/models": ("GET", self._keyed(self._models)),
         }
+        audit = gateway.settings.serve.audit
+        has_loop = audit is not None and audit.reference is not None
+        if audit is not None:
+            self._routes["/v1/labels"] = ("POST", self._keyed(self._label))
         if gateway.admin_keys is not None:
             self._routes["/admin/reload"] = ("POST", self._reload)
             self._routes["/admin/rollback"] = ("POST", self._rollback)
+            for path, action in DRIFT.items() if has_loop else ():
+                self._routes[path] = ("POST", self._drift(action))
         self._kinds = {f"/v1{kind.path}": kind for kind in chat.KINDS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,3 +159,19 @@ class App:
         check_key(self._gateway.admin_keys, exchange)
         done = await self._gateway.reloader.rollback("admin")
         await exchange.send_json(200 if done.ok else 409, done.to_dict())
+
+    def _drift(self, action: str) -> Handler:
+        async def handle(exchange: Exchange) -> None:
+            check_key(self._gateway.admin_keys, exchange)
+            adapting = self._gateway.adapting
+            assert adapting is not None  # noqa: S101 - it is open, and there is a loop
+            try:
+                done = await adapting.do(action)
+            except ArgumentError as error:
+                raise Rejected(409, "not_now", str(error)) from None
+            await exchange.send_json(200, done)
+
+        return handle
+
+    async def _label(self, exchange: Exchange) -> None:
+        await take_label(self._gateway, exchange)

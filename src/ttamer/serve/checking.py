@@ -17,6 +17,7 @@ __all__ = [
     "WrongValue",
     "a_flag",
     "a_number",
+    "a_table",
     "a_text",
     "a_url",
     "a_whole_number",
@@ -57,6 +58,13 @@ def a_flag(value: Any) -> bool:
     """Take true or false."""
     if not isinstance(value, bool):
         raise WrongValue("true or false")
+    return value
+
+
+def a_table(value: Any) -> dict[str, Any]:
+    """Take a table."""
+    if not isinstance(value, dict):
+        raise WrongValue("a table")
     return value
 
 

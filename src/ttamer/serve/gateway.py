@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -13,7 +13,9 @@ from ttamer.calling import Call, call_async
 from ttamer.errors import CascadeError, TTamerError
 from ttamer.node_reply import told
 from ttamer.outcome import Asked, CascadeFailed
+from ttamer.serve.adapting import Adapting, first_serving
 from ttamer.serve.asking import call_cost, nodes_of
+from ttamer.serve.auditing import audit_of, auditing
 from ttamer.serve.chat import CASCADE, CLASSIFY_KIND
 from ttamer.serve.confidence import Unreadable, answer_text
 from ttamer.serve.guard import Round
@@ -21,7 +23,7 @@ from ttamer.serve.keys import Keys
 from ttamer.serve.limits import Gate, Refused
 from ttamer.serve.logs import RequestLog
 from ttamer.serve.metrics import Metrics
-from ttamer.serve.reloading import Reload, Reloader, load_for
+from ttamer.serve.reloading import SHORT, Reload, Reloader, load_for
 from ttamer.serve.routes import ASKING, POLLED, ROUTES
 from ttamer.serve.rules import NotAllowed, Rules
 from ttamer.serve.status import Status
@@ -31,12 +33,13 @@ from ttamer.serve.upstream import UpstreamFailed, open_session
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from aiohttp import ClientSession
 
     from ttamer.outcome import Outcome
     from ttamer.serve.asking import Answered, Node
+    from ttamer.serve.auditing import Auditing
     from ttamer.serve.chat import Question
     from ttamer.serve.reloading import Artefact
     from ttamer.serve.rules import Rule
@@ -139,6 +142,8 @@ class Gateway:
         )
         self.ready = False
         self.round = Round()
+        self.auditing: Auditing | None = None
+        self.adapting: Adapting | None = None
         self._untold: list[Served] = []
         self._nodes: Mapping[str, Node] = {}
         self._stack = AsyncExitStack()
@@ -147,6 +152,8 @@ class Gateway:
         """Refuse an artefact that would not do, before anything listens."""
         artefact, version = load_for(self._artefact, self.settings.spec.names)
         self._rules(artefact, version)
+        if self.settings.serve.audit is not None:
+            audit_of(self.settings)
 
     async def __aenter__(self) -> Self:
         serve = self.settings.serve
@@ -164,6 +171,8 @@ class Gateway:
                 )
                 stack.push_async_callback(asyncio.to_thread, self.trace_log.close)
             stack.push_async_callback(asyncio.to_thread, self.tracing.close)
+            if serve.audit is not None:
+                self.auditing = await stack.enter_async_context(self._audited())
             await stack.enter_async_context(self.reloader.watching(serve.watch))
             self._stack = stack.pop_all()
         self.ready = True
@@ -173,6 +182,25 @@ class Gateway:
     def _opened(self, session: ClientSession) -> Mapping[str, Node]:
         """Return what is asked for each node."""
         return nodes_of(self.settings, session)
+
+    @asynccontextmanager
+    async def _audited(self) -> AsyncIterator[Auditing]:
+        loop = None
+        if self.reloader.current.built.serving is not None:
+            self.adapting = Adapting(self.settings, self.reloader, self.metrics, self.log)
+            loop = self.adapting.loop
+
+        def lost(why: str) -> None:
+            self.log.event("audit", message=why)
+
+        async with auditing(
+            self.settings, self._nodes, self.metrics, loop=loop, lost=lost
+        ) as found:
+            try:
+                yield found
+            finally:
+                if self.adapting is not None:
+                    self.adapting.stop()
 
     async def __aexit__(self, *_: object) -> None:
         self.ready = False
@@ -218,12 +246,15 @@ class Gateway:
         """Return all that the status page shows."""
         self.tell()
         current = self.reloader.current
+        serving = current.built.rule(None).version
         return self.status.to_dict(
             current.built.frontier,
-            version=current.version,
+            version=current.version if serving == current.short else serving,
             running=self.gate.running,
             waiting=self.gate.waiting,
             rows_lost=0 if self.trace_log is None else self.trace_log.lost,
+            drift=None if self.auditing is None else self.auditing.status(),
+            admin=self.admin_keys is not None,
         )
 
     def models(self) -> list[str]:
@@ -314,8 +345,6 @@ class Gateway:
         return self._nodes[name]
 
     def _rules(self, artefact: Artefact, version: str) -> Rules:
-        del version
-
         def asker(name: str) -> Callable[[Errand], Awaitable[Any]]:
             async def ask(errand: Errand) -> dict[str, Any]:
                 answered, cost, prediction, confidence = await self._ask(name, errand)
@@ -328,14 +357,17 @@ class Gateway:
 
             return ask
 
-        names = self.settings.spec.names
-        return Rules(artefact, self.settings.serve, {name: asker(name) for name in names})
+        nodes = {name: asker(name) for name in self.settings.spec.names}
+        serving = first_serving(artefact, self.settings)
+        return Rules(artefact, version[:SHORT], self.settings.serve, nodes, serving)
 
     def _told(self, reload: Reload) -> None:
         if reload.changed:
             self.metrics.policy(reload.version[:16], reload.cause)
         if reload.action != "load":
             self.metrics.reloaded(reload.ok)
+            if reload.changed and self.adapting is not None:
+                self.adapting.reloaded(reload.cause)
         self.log.event("policy", **reload.to_dict())
         self.status.event(reload.action, reload.message, ok=reload.ok)
 

@@ -19,7 +19,14 @@ from ttamer.serve import chat
 from ttamer.serve.gateway import Errand, NodeFailed
 from ttamer.serve.guard import Guard
 from ttamer.serve.limits import Busy, ClientGone, Refused, parse_json, read_body
-from ttamer.serve.refusing import INTERNAL, Rejected, check_key, send_refusal
+from ttamer.serve.refusing import (
+    INTERNAL,
+    Rejected,
+    SlowBody,
+    check_content_type,
+    check_key,
+    send_refusal,
+)
 from ttamer.serve.relaying import relayed_events
 from ttamer.serve.served import Served
 from ttamer.serve.upstream import Reply
@@ -43,7 +50,6 @@ EARLY = 0.005
 CHOICES = {name: f"x-ttamer-{name}".encode() for name in ("tradeoff", "budget", "error")}
 _JSON = {"content-type": "application/json"}
 _LATE = Rejected(504, "deadline", "no model answered in time")
-_SLOW_BODY = Rejected(408, "request_timeout", "the body did not come in time")
 
 
 class Life:
@@ -52,6 +58,7 @@ class Life:
     def __init__(self, gateway: Gateway, exchange: Exchange, kind: Kind) -> None:
         self._gateway, self._exchange, self._kind = gateway, exchange, kind
         self._generation = gateway.reloader.current  # it finishes on the policy it began with
+        self._policy = self._generation.short
         self._asked: tuple[Asked, ...] = ()
         self._by: str | None = None
         self._is_capped = False
@@ -74,7 +81,7 @@ class Life:
         except Refused as error:
             await self._refuse(error)
         except TimeoutError:
-            await self._refuse(_LATE if self._has_body else _SLOW_BODY)
+            await self._refuse(_LATE if self._has_body else SlowBody())
         except asyncio.CancelledError:
             self._error = "cancelled"
             raise
@@ -96,7 +103,8 @@ class Life:
         errand = Errand(question, exchange.request_id, exchange.start + serve.timeout, span)
         rule = self._generation.built.rule(question.choice)
         alone = gateway.alone(question.model)
-        exchange.more_headers["x-ttamer-policy"] = self._generation.short
+        self._policy = rule.version
+        exchange.more_headers["x-ttamer-policy"] = rule.version
         if rule.promise is not None and question.model in gateway.names:
             exchange.more_headers["x-ttamer-promise"] = rule.promise
         async with gateway.gate.place(errand.left):
@@ -110,9 +118,7 @@ class Life:
     async def _read(self) -> Question:
         """Read all of the request, and check it."""
         exchange, serve = self._exchange, self._gateway.settings.serve
-        content_type = exchange.header(b"content-type") or ""
-        if content_type.partition(";")[0].strip().lower() != "application/json":
-            raise Rejected(415, "unsupported_media_type", "send application/json")
+        check_content_type(exchange)
         body = await read_body(
             exchange.receive, most=serve.max_body, content_length=exchange.header(b"content-length")
         )
@@ -134,6 +140,8 @@ class Life:
             await exchange.send_events(_each(chat.events(question, whole)))
         else:
             await exchange.send_json(200, whole)
+        if self._gateway.auditing is not None and question.choice is None:
+            self._gateway.auditing.consider(question, exchange.request_id, outcome.asked)
 
     async def _answer_alone(self, errand: Errand, name: str) -> None:
         exchange = self._exchange
@@ -192,7 +200,7 @@ class Life:
             f"/v1{self._kind.path}",
             ClientGone.status if gone else exchange.status or 500,
             exchange.seconds,
-            self._generation.short,
+            self._policy,
             asked,
             self._by,
             math.fsum([one.cost for one in asked]),

@@ -72,6 +72,9 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}, port {port}: {reason}; choose others with --host and --port"
         ) from None
     listener.set_inheritable(False)
+    # Connections inherit it. Not every event loop sets it, and without a response of two writes
+    # waits for the client's delayed acknowledgement: 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import accumulate
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -23,6 +23,7 @@ except ImportError as error:  # pragma: no cover - the whole extra is missing th
 
     raise MissingExtra("prometheus-client", "serve") from error
 
+from ttamer.drift.event import Kind
 from ttamer.serve.served import KINDS, kind_of
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Metrics"]
 
 OTHER = "other"
+AUDIT_RESULTS = ("taken", "failed", "lost")
+"""Handed over whole; a node did not answer, or too many waited; could not be handed over."""
 SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 )  # fmt: skip
@@ -76,6 +79,9 @@ class Metrics:
         self._policy = gauge("policy_info", "The policy that serves: 1.", "version", "source")
         reloads = counter("reloads", "Tries to load another policy.", "result")
         self._lost = counter("log_rows_lost", "Rows the trace log could not write.")
+        audits = counter("audits", "Audited requests, by what came of them.", "result")
+        self._audit_cost = counter("audit_cost", "What audits cost, in the cascade's units.")
+        drift = counter("drift_events", "Steps of the drift loop.", "kind")
 
         self._known = set(endpoints)
         self._asked = {node: asked.labels(node) for node in nodes}
@@ -84,6 +90,8 @@ class Metrics:
         self._costs = {node: cost.labels(node) for node in nodes}
         self._depth = [stops.labels(str(depth)) for depth in range(len(nodes) + 1)]
         self._reloads = {True: reloads.labels("ok"), False: reloads.labels("failed")}
+        self._audits = {result: audits.labels(result) for result in AUDIT_RESULTS}
+        self._drift = {kind: drift.labels(kind) for kind in get_args(Kind)}
         self._counted: dict[tuple[str, int], Counter] = {}
         self._in_flight = 0
         self._untold: dict[Counter, float] = {}
@@ -134,6 +142,15 @@ class Metrics:
     def row_lost(self) -> None:
         """The trace log lost a row; may be called from any thread."""
         self._lost.inc()
+
+    def audited(self, result: str, cost: float) -> None:
+        """An audit came to something of :data:`AUDIT_RESULTS`."""
+        self._add(self._audits[result])
+        self._add(self._audit_cost, cost)
+
+    def drifted(self, kind: Kind) -> None:
+        """The drift loop took a step."""
+        self._add(self._drift[kind])
 
     def reloaded(self, ok: bool) -> None:
         """Another policy was tried."""

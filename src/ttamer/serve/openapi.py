@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer._version import __version__
 from ttamer.serve.chat import CASCADE, KINDS
+from ttamer.serve.schemas import LABEL
 
 if TYPE_CHECKING:
     from ttamer.serve.chat import Kind
@@ -21,7 +22,7 @@ _CALLED = {
     "x-ttamer-answered-by": "The node whose answer this is, percent-encoded.",
     "x-ttamer-path": "The nodes asked, in order, percent-encoded, with commas between.",
     "x-ttamer-cost": "What they cost, in the cascade's units.",
-    "x-ttamer-policy": "The first 16 digits of the policy's SHA-256.",
+    "x-ttamer-policy": "The first 16 digits of its SHA-256; +N after the drift loop's N-th change.",
     "x-ttamer-promise": "Under a choice of error: certified, or not-certified.",
 }
 _SUMMARIES = {
@@ -51,6 +52,8 @@ def description(settings: Settings) -> dict[str, Any]:
         f"/v1{kind.path}": {"post": _post(kind.path, _schema(kind, settings), security)}
         for kind in KINDS
     }
+    if serve.audit is not None:
+        paths["/v1/labels"] = {"post": _labels(security)}
     paths["/v1/models"] = {"get": _get("List what may be asked.", "ModelList", security)}
     paths["/healthz"] = {"get": _get("Say that the process lives.", "Health", [])}
     ready = _get("Say whether requests are taken.", "Health", [])
@@ -102,6 +105,19 @@ def _post(path: str, schema: dict[str, Any], security: list[Any]) -> dict[str, A
         "security": security,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "responses": {"200": answer, **errors},
+    }
+
+
+def _labels(security: list[Any]) -> dict[str, Any]:
+    errors = {
+        code: _response(_ERRORS[code], "Error") for code in ("400", "401", "408", "413", "415")
+    }
+    return {
+        "summary": "Tell the right answer to a request; it is used where that was audited.",
+        "operationId": "labels",
+        "security": security,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": LABEL}}},
+        "responses": {"200": _response("It was taken, or is of no use.", "Labelled"), **errors},
     }
 
 
@@ -158,6 +174,7 @@ _SCHEMAS = {
             "data": _list(_object({"id": _TEXT, "object": _TEXT, "owned_by": _TEXT})),
         }
     ),
+    "Labelled": _object({"request": _TEXT, "audited": {"type": "boolean"}}),
     "Health": _object({"status": _TEXT}),
     "Error": _object(
         {

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from ttamer.cascade import Cascade
+from ttamer.drift.decided import decide
+from ttamer.drift.safest import AskLast
 from ttamer.errors import ArgumentError
 from ttamer.fitted import FittedPolicy
 from ttamer.serve.limits import Refused
-from ttamer.serve.status import frontier_of
+from ttamer.serve.status import Frontier, Rung, frontier_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from ttamer.cascade_spec import CascadeSpec
+    from ttamer.drift.serving import Serving
     from ttamer.mixture import Mixture
     from ttamer.serve.reloading import Artefact
     from ttamer.serve.settings import ServeSettings
-    from ttamer.serve.status import Frontier
 
 __all__ = ["NotAllowed", "Rule", "Rules"]
 
@@ -41,6 +43,8 @@ class Rule:
     """What runs for a request."""
 
     cascade: Cascade
+    version: str
+    """Of the policy, as responses name it."""
     promise: str | None = None
     """For a choice of error: whether it is "certified" or "not-certified"."""
 
@@ -51,10 +55,14 @@ class Rules:
     def __init__(
         self,
         artefact: Artefact,
+        version: str,
         serve: ServeSettings,
         nodes: Mapping[str, Callable[[Any], Awaitable[Any]]],
+        serving: Serving | None = None,
     ) -> None:
-        self._artefact, self._serve, self._nodes = artefact, serve, nodes
+        self._artefact, self._version, self._serve, self._nodes = artefact, version, serve, nodes
+        self.serving = serving
+        """What the drift loop begins with, where there is one."""
         self._kept: OrderedDict[tuple[str, float], Rule] = OrderedDict()
         points = {name: getattr(serve, name) for name in ("tradeoff", "budget", "error")}
         given = [(name, value) for name, value in points.items() if value is not None]
@@ -64,13 +72,18 @@ class Rules:
                 "remove tradeoff, budget, error and allow from [serve]"
             )
         self.point = given[0] if given else ("tradeoff", DEFAULT_TRADEOFF)
-        """The operating point: what is used where a request chooses nothing."""
-        self.standard = self._rule(self.point)
+        """The operating point: what is used where a request chooses nothing and no loop runs."""
+        self._frontier: Callable[[], Frontier]
+        if serving is None:
+            self._standard = self._rule(self.point)
+            self._frontier = cache(partial(frontier_of, artefact, self._policy(*self.point)))
+        else:
+            self.put(serving, version)
 
     def rule(self, choice: tuple[str, float] | None) -> Rule:
         """Return what runs for a request, or refuse its choice."""
         if choice is None:
-            return self.standard
+            return self._standard
         name, value = choice
         if name not in self._serve.allow:
             allowed = ", ".join(self._serve.allow) or "nothing"
@@ -88,21 +101,51 @@ class Rules:
         self._kept.move_to_end(choice)
         return self._kept[choice]
 
-    @cached_property
+    def put(self, serving: Serving, version: str) -> None:
+        """Let another policy answer those who choose nothing, from the next request on."""
+        policy = serving.policy
+        promise: str | None
+        if isinstance(policy, AskLast):
+            # It is never wrong where its own answer is what the others are measured by.
+            promise = self._promise(is_kept=self._spec.target == "last")
+            self._frontier = cache(partial(self._frontier_at, policy))
+        else:
+            promise = self._promised(policy)
+            self._frontier = cache(partial(frontier_of, serving.ladder or self._artefact, policy))
+        self._standard = Rule(self._cascade(policy), version, promise)
+
+    @property
     def frontier(self) -> Frontier:
         """What each policy is expected to do, and the one that serves."""
-        return frontier_of(self._artefact, self._policy(*self.point))
+        return self._frontier()
+
+    def _frontier_at(self, safest: AskLast) -> Frontier:
+        """Return the artefact's frontier, with the safest policy as the one that serves."""
+        assert self.serving is not None  # noqa: S101 - only a loop puts it in place
+        assert self.serving.ladder is not None  # noqa: S101
+        assert self.serving.reference is not None  # noqa: S101
+        found = decide(safest, self.serving.reference)
+        ladder = self.serving.ladder
+        rungs = frontier_of(ladder, ladder.at(1.0)).rungs
+        return Frontier(rungs, Rung(1.0, float(found.cost.mean()), float(found.wrong.mean())))
 
     def _rule(self, choice: tuple[str, float]) -> Rule:
-        policy, most = self._policy(*choice), self._serve.max_cost
-        cascade = Cascade(policy, self._nodes, max_cost=most, hedge=self._serve.hedge)
+        policy = self._policy(*choice)
+        return Rule(self._cascade(policy), self._version, self._promised(policy))
+
+    def _cascade(self, policy: FittedPolicy | Mixture | AskLast) -> Cascade:
+        serve = self._serve
+        return Cascade(policy, self._nodes, max_cost=serve.max_cost, hedge=serve.hedge)
+
+    def _promised(self, policy: FittedPolicy | Mixture) -> str | None:
         promise = getattr(policy, "promise", None)
-        if promise is None:
-            return Rule(cascade)
-        # The policy was tested without a cap: what a cap ends early was not.
+        return None if promise is None else self._promise(is_kept=promise.certified)
+
+    def _promise(self, *, is_kept: bool) -> str:
+        # Policies are tested without a cap: what a cap ends early was not.
+        most = self._serve.max_cost
         is_capped = most is not None and most < sum(node.cost for node in self._spec.nodes)
-        is_kept = promise.certified and not is_capped
-        return Rule(cascade, "certified" if is_kept else "not-certified")
+        return "certified" if is_kept and not is_capped else "not-certified"
 
     @property
     def _spec(self) -> CascadeSpec:

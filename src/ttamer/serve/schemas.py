@@ -13,7 +13,7 @@ from ttamer.serve.limits import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CHAT", "CLASSIFY", "COMPLETION", "BadField", "check"]
+__all__ = ["CHAT", "CLASSIFY", "COMPLETION", "LABEL", "BadField", "check"]
 
 Schema = dict[str, Any]
 
@@ -179,6 +179,15 @@ _MESSAGE: Schema = {
     },
 }
 
+LABEL: Schema = {
+    "type": "object",
+    "required": ["request", "label"],
+    "properties": {
+        "request": {"type": "string", "minLength": 1, "maxLength": 64},
+        "label": {"type": "string", "minLength": 1, "maxLength": 65536},
+    },
+    "additionalProperties": False,
+}
 CHAT: Schema = {
     "type": "object",
     "required": ["model", "messages"],

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ttamer.cascade_spec import CascadeSpec
 from ttamer.errors import CascadeError
+from ttamer.serve.audit_settings import audit_settings_of
 from ttamer.serve.checking import (
     WrongValue,
     a_flag,
     a_number,
+    a_table,
     a_text,
     a_url,
     a_whole_number,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
+    from ttamer.serve.audit_settings import AuditSettings
     from ttamer.serve.checking import Check
 
 __all__ = [
@@ -144,6 +147,8 @@ class ServeSettings:
     """Whether that log holds what nodes predicted."""
     otel: str | None = None
     """Where to send OpenTelemetry spans: the URL of an OTLP/HTTP collector."""
+    audit: AuditSettings | None = None
+    """Which requests are audited, and the loop that learns from them."""
 
 
 @dataclass(frozen=True)
@@ -180,8 +185,13 @@ def settings_of(spec: CascadeSpec) -> Settings:
     >>> settings.serve.compare, settings.nodes["small"].upstream
     ('choice', 'http://127.0.0.1:8081/v1')
     """
-    serve = ServeSettings(**checked(spec.serve, _SERVE, "[serve]"))
+    serve = _serve_settings(spec)
     points = [name for name in get_args(Choice) if getattr(serve, name) is not None]
+    if serve.audit is not None and serve.audit.reference is not None and points:
+        raise CascadeError(
+            f"[serve]: has {points[0]}, and with a reference the promise in [serve.audit] is the "
+            f"operating point; remove {points[0]}"
+        )
     if len(points) > 1:
         raise CascadeError(
             f"[serve]: has {' and '.join(points)}, and there is one operating point; keep one"
@@ -199,6 +209,13 @@ def settings_of(spec: CascadeSpec) -> Settings:
         nodes[node.name] = NodeSettings(name=node.name, cost=node.cost, **values)
         _check_confidence(nodes[node.name], values, spec.names, place)
     return Settings(spec, serve, nodes)
+
+
+def _serve_settings(spec: CascadeSpec) -> ServeSettings:
+    values = checked(spec.serve, _SERVE, "[serve]")
+    if "audit" in values:
+        values["audit"] = audit_settings_of(values["audit"], nodes=len(spec.nodes))
+    return ServeSettings(**values)
 
 
 def _check_confidence(
@@ -296,4 +313,5 @@ _SERVE: dict[str, Check] = {
     "trace_log_files": a_whole_number(1, 1000),
     "log_predictions": a_flag,
     "otel": a_url,
+    "audit": a_table,
 }

@@ -1,7 +1,8 @@
-"""The status page: traffic per node, the operating point on the frontier, the bill.
+"""The status page: traffic per node, the frontier, the bill, and how traffic changes.
 
 The page (``status.html``) holds no data and may be shown to anybody; it asks for ``status.json``
 every two seconds, with a key where one is needed. All text from outside is put into it as text.
+Where there is an ``/admin``, its buttons post to ``admin/drift/...`` with a key asked for there.
 """
 
 from __future__ import annotations
@@ -150,8 +151,14 @@ class Status:
         running: int = 0,
         waiting: int = 0,
         rows_lost: int = 0,
+        drift: Mapping[str, Any] | None = None,
+        admin: bool = False,
     ) -> dict[str, Any]:
-        """Return all the page shows, in plain values."""
+        """Return all the page shows, in plain values.
+
+        ``drift`` is what the auditor tells of itself, None where nothing is audited; ``admin`` says
+        whether there is an ``/admin`` that the page's buttons can post to.
+        """
         dearest = max(self._costs, key=self._costs.__getitem__)
         always = self._costs[dearest] * self._decided
         return {
@@ -183,6 +190,8 @@ class Status:
             "operating": asdict(frontier.operating),
             "rows_lost": rows_lost,
             "events": list(reversed(self._events)),
+            "drift": None if drift is None else dict(drift),
+            "admin": admin,
         }
 
 
