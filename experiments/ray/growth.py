@@ -127,6 +127,8 @@ def measure(folder: Path, most: int) -> None:
             keep(seconds, ("local", rows), spent)
             for workers in (1, 2):
                 with so_many(workers):
+                    # A worker that is idle for a second is ended: let there be as many as wanted.
+                    fit_parquet(sizes[500_000], spec, **OPTIONS)
                     spent, ladder = timed(
                         lambda paths=paths: fit_parquet(paths, spec, **OPTIONS), 1
                     )

@@ -2,8 +2,8 @@
 
 Seconds of a fit on a cluster: ``start + rows / (workers * ROWS_PER_SECOND)``, and
 ``rows / LOCAL_ROWS_PER_SECOND`` here. What both do alike, choosing a plan on the sample, is left
-out. The constants are the best wall times seen on a busy machine of two cores, with three nodes;
-that workers add up is assumed. They lean towards the local fit: a hint, and no more.
+out. The constants are wall times on a machine of two cores, with three nodes; that more than two
+workers add up is assumed. A hint, and no more.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import math
 
 __all__ = ["hint", "pays_from"]
 
-LOCAL_ROWS_PER_SECOND = 3_400_000
-ROWS_PER_SECOND = 2_300_000
-"""Of one worker with one core."""
-STARTING = 0.9
+LOCAL_ROWS_PER_SECOND = 3_600_000
+ROWS_PER_SECOND = 3_400_000
+"""Of one worker with one core, of two."""
+STARTING = 0.5
 """Seconds until the workers of a cluster have loaded what they need."""
-STARTING_CLUSTER = 8.0
+STARTING_CLUSTER = 3.0
 """Seconds until a cluster is there, where one is started for the fit."""
 
 
@@ -39,7 +39,7 @@ def hint(rows: int, workers: int, *, new_cluster: bool = False) -> str | None:
 
     >>> hint(10**12, workers=64)
     >>> hint(1000, workers=2)
-    '1000 rows on 2 workers: a local fit would be faster, up to about 10,000,000 rows; use
+    '1000 rows on 2 workers: a local fit would be faster, up to about 4,000,000 rows; use
      ttamer.streaming.fit_file (ttamer fit --stream)'
     """
     least = pays_from(workers, new_cluster=new_cluster)
