@@ -150,8 +150,9 @@ class Traffic:
         until = time.monotonic() + LONGEST_WAIT
         while time.monotonic() < until:
             now = self.status
-            done = now["written"] + now["failed"] + now["lost"]
-            if done >= now["audited"] and not now["waiting"] and not self._is_fitting:
+            whole = now["audited"] - now["failed"] - now["lost"]
+            known = whole - now["unlabelled"] if now["loop"] else 0
+            if now["written"] >= whole and now["seen"] >= known and not self._is_fitting:
                 return now
             time.sleep(0.01)
         raise TimeoutError(f"audits are not worked off: {now}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 
 import pytest
 
@@ -193,6 +194,32 @@ class SlowLoop:
         self.begun.set()
         self.go_on.wait(30)
         raise ZeroDivisionError
+
+
+def test_the_log_does_not_wait_for_a_loop_that_fits(tmp_path, clock):
+    stream, loop = stream_of(6, 0, seed=1), SlowLoop()
+    with AuditLog(tmp_path, SPEC) as log:
+        auditor = Auditor(SPEC, Audit(1.0), log=log, loop=loop, clock=clock)
+        for row in range(4):
+            auditor.add(f"{row}", row, 1.0, said_of(stream, row))
+        assert loop.begun.wait(30)
+        until = time.monotonic() + 30
+        while auditor.written < 4 and time.monotonic() < until:
+            time.sleep(0.001)
+        assert (auditor.written, auditor.seen) == (4, 0)  # a kill would lose none of them
+        loop.go_on.set()
+        auditor.close()
+
+
+def test_what_takes_too_long_at_the_end_is_left_and_counted(clock):
+    stream, loop = stream_of(6, 0, seed=1), SlowLoop()
+    auditor = Auditor(SPEC, Audit(1.0), loop=loop, clock=clock)
+    for row in range(4):
+        auditor.add(f"{row}", row, 1.0, said_of(stream, row))
+    assert loop.begun.wait(30)
+    auditor.close(timeout=0.01)
+    assert auditor.lost == 3
+    loop.go_on.set()
 
 
 def test_a_full_queue_and_a_broken_loop_lose_rows_and_say_so(clock):

@@ -1,25 +1,21 @@
-"""Audits beside the traffic: one thread that writes the log and drives the loop.
+"""Audits beside the traffic: one thread writes the log, and one drives the loop.
 
 A server draws for every request, asks the other nodes off the user's path where the draw says so,
 and hands over what all of them said. Nothing here ever waits or raises in a request: what cannot be
-taken is counted. Re-fitting happens in this thread too, and takes as long as it takes; rows wait in
-a queue meanwhile.
+taken is counted. A re-fit takes as long as it takes; rows wait for the loop meanwhile, in a queue,
+and are in the log already.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-import traceback
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttamer.drift.audit_log import AuditRow
 from ttamer.drift.status import status_of
 from ttamer.drift.unlabelled import Unlabelled
-from ttamer.errors import TTamerError
+from ttamer.drift.worker import Worker
 from ttamer.trace import Trace
 
 if TYPE_CHECKING:
@@ -29,6 +25,9 @@ if TYPE_CHECKING:
     from ttamer.drift.audit import Audit, Draw
     from ttamer.drift.audit_log import AuditLog, Said
     from ttamer.drift.loop import Loop
+
+    _Item = tuple[str, AuditRow]
+    """A request, and its row."""
 
 __all__ = ["Auditor"]
 
@@ -68,12 +67,16 @@ class Auditor:
         self.lost = self.failed = 0
         """Rows that could not be taken or kept, and audits that a node did not answer."""
         self._spec, self._told_why, self._clock = spec, failed, clock
-        self._rows: queue.Queue[tuple[str, AuditRow] | None] = queue.Queue(queue_rows)
         self._unlabelled = Unlabelled(label_rows) if spec.target == "label" else None
         self._one_at_a_time = threading.Lock()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="ttamer audits", daemon=True)
-        self._thread.start()
+        # The log does not wait for a loop that fits.
+        work = {"log": self._keep} if log is not None else {}
+        work |= {"loop": self._show} if loop is not None else {}
+        self._workers = [
+            Worker(each, most=queue_rows, lost=self._came_to_nothing, name=f"ttamer audits, {name}")
+            for name, each in work.items()
+        ]
 
     def draw(self, request: str, key: str | None = None) -> tuple[Draw, int]:
         """Say whether a request is audited, and which number it has in the traffic.
@@ -141,7 +144,7 @@ class Auditor:
             "spent": audit.spent,
             "written": self.written,
             "seen": self.seen,
-            "waiting": self._rows.qsize(),
+            "waiting": max((each.waiting for each in self._workers), default=0),
             "unlabelled": 0 if self._unlabelled is None else len(self._unlabelled),
             "failed": self.failed,
             "lost": self.lost,
@@ -149,64 +152,41 @@ class Auditor:
         }
 
     def close(self, timeout: float | None = None) -> None:
-        """Work off what waits, and end the thread. The log is closed by whoever opened it.
+        """Work off what waits, and end both threads. The log is closed by whoever opened it.
 
         What is left after so many seconds is lost, and counted.
         """
         with self._one_at_a_time:
             closing, self._closing = self._closing, True
         if not closing:
-            self._rows.put(None)
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            with suppress(queue.Empty):
-                while True:
-                    self.lost += self._rows.get_nowait() is not None
-            self._rows.put(None)
+            for worker in self._workers:
+                self._count_lost(worker.close(timeout))
 
     def _take_in(self, request: str, row: AuditRow) -> bool:
         with self._one_at_a_time:
-            if not self._closing:
-                try:
-                    self._rows.put_nowait((request, row))
-                except queue.Full:
-                    pass
-                else:
-                    return True
-            self.lost += 1
-            return False
+            workers = [] if self._closing else self._workers
+            taken = [worker.put((request, row)) for worker in workers]  # one may have no room
+            is_taken = not self._closing and all(taken)
+            self.lost += not is_taken
+            return is_taken
 
-    def _run(self) -> None:
-        while (item := self._rows.get()) is not None:
-            # What the log cannot keep, the loop may still see.
-            reasons = [self._tried(work, *item) for work in (self._keep, self._show)]
-            self.lost += any(reasons)
-            for reason in filter(None, reasons):
-                self._told_why(reason)
+    def _came_to_nothing(self, why: str) -> None:
+        self._count_lost(1)
+        self._told_why(why)
 
-    def _tried(
-        self, work: Callable[[str, AuditRow], None], request: str, row: AuditRow
-    ) -> str | None:
-        """Work on a row, and return what went wrong."""
-        try:
-            work(request, row)
-        except TTamerError as error:
-            return str(error)
-        except Exception as error:  # whatever a row can do, the thread lives on
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            place = f"{Path(at.filename).name}:{at.lineno}"
-            return f"an audited row came to nothing: {type(error).__name__} at {place}"
-        return None
+    def _count_lost(self, count: int) -> None:
+        with self._one_at_a_time:
+            self.lost += count
 
-    def _keep(self, request: str, row: AuditRow) -> None:
-        del request
-        if self.log is not None:
-            self.log.add(row)
-            self.written += 1
+    def _keep(self, item: _Item) -> None:
+        assert self.log is not None  # noqa: S101 - else nobody calls this
+        self.log.add(item[1])
+        self.written += 1
 
-    def _show(self, request: str, row: AuditRow) -> None:
-        loop = self.loop
-        if loop is None or (self._spec.target == "label" and row.label is None):
+    def _show(self, item: _Item) -> None:
+        (request, row), loop = item, self.loop
+        assert loop is not None  # noqa: S101 - else nobody calls this
+        if self._spec.target == "label" and row.label is None:
             return
         said = [row.said[name] for name in self._spec.names]
         trace = Trace.from_arrays(
