@@ -19,13 +19,14 @@ RUNS = {
         {},
         ["/v1/chat/completions", "/v1/completions", "/v1/models", "/healthz", "/readyz"],
     ),
-    "classify": ({"small": CLASSIFIER, "large": CLASSIFIER}, ["/v1/classify"]),
+    "classify": ({"small": CLASSIFIER, "large": CLASSIFIER}, ["/v1/classify", "/v1/labels"]),
 }
 
 
 @pytest.mark.parametrize(("node", "paths"), RUNS.values(), ids=RUNS)
 def test_schemathesis_finds_nothing(run_gateway, tmp_path, node, paths):
     serve = {"allow": ["tradeoff"], "tradeoff_range": [0.5, 1.0], "direct": True}
+    serve |= {"compare": "exact", "audit": {"share": 0.5, "log": str(tmp_path / "audits")}}
     gateway = run_gateway(2, serve=serve, node=node)
     command = [
         str(Path(sys.executable).with_name("schemathesis")), "run",
