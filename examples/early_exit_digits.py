@@ -11,7 +11,6 @@ from torch import nn
 from ttamer import torch as exits
 
 torch.manual_seed(0)
-torch.set_num_threads(2)
 
 
 def digits(count, seed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import numpy as np
@@ -124,6 +125,19 @@ def test_caps_failures_and_mixtures_with_signals(ladder):
     assert turn.next == "small"
     mixed = ladder.for_budget(5.0)
     assert mixed.session(key="x", signals=known).next in ("small", "large")
+
+
+def test_a_cascade_that_runs_takes_signals(ladder):
+    nodes = {"small": lambda _: ("a", 0.5), "large": lambda _: ("b", 0.5)}
+    cascade = tt.Cascade(ladder.at(0.97), nodes)
+    short, long = ({"length": value, "noise": 0.5} for value in (10.0, 90.0))
+    assert cascade.run("x", signals=short).path[0] == "small"
+    assert cascade.run("x", signals=long).path[0] == "large"
+
+    async def both():
+        return [(await cascade.arun("x", signals=each)).path[0] for each in (short, long)]
+
+    assert asyncio.run(both()) == ["small", "large"]
 
 
 def test_policies_on_confidence_alone_pass_signals_over():

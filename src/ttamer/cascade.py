@@ -63,7 +63,7 @@ class Decider(Protocol):
 
     @property
     def session(self) -> Callable[..., Turn]:
-        """Start deciding for one input: ``session(max_cost=..., key=...)``."""
+        """Start deciding for one input: ``session(max_cost=..., key=..., signals=...)``."""
         ...
 
 
@@ -120,17 +120,25 @@ class Cascade:
     def __repr__(self) -> str:
         return f"Cascade({', '.join(self.nodes)}; {self.policy!r})"
 
-    def run(self, value: Any, *, key: str | None = None, deadline: float | None = None) -> Outcome:
+    def run(
+        self,
+        value: Any,
+        *,
+        key: str | None = None,
+        deadline: float | None = None,
+        signals: Mapping[str, float] | None = None,
+    ) -> Outcome:
         """Answer one input.
 
         ``key`` fixes the choice of a policy that mixes two at random; ``deadline`` is for this
-        input, instead of the cascade's. Raises :class:`~ttamer.outcome.CascadeFailed` when no node
-        gave an answer. Where a node is async this starts an event loop: inside one, await
+        input, instead of the cascade's; ``signals`` are what is known before anybody is asked,
+        where the policy was fitted with them. Raises :class:`~ttamer.outcome.CascadeFailed` when
+        no node gave an answer. Where a node is async this starts an event loop: inside one, await
         :meth:`arun`.
         """
         if self._is_async:
-            return asyncio.run(self.arun(value, key=key, deadline=deadline))
-        steps = self._steps(value, key, deadline)
+            return asyncio.run(self.arun(value, key=key, deadline=deadline, signals=signals))
+        steps = self._steps(value, key, deadline, signals)
         try:
             question = next(steps)
             while True:
@@ -140,10 +148,15 @@ class Cascade:
             return outcome
 
     async def arun(
-        self, value: Any, *, key: str | None = None, deadline: float | None = None
+        self,
+        value: Any,
+        *,
+        key: str | None = None,
+        deadline: float | None = None,
+        signals: Mapping[str, float] | None = None,
     ) -> Outcome:
         """Answer one input without blocking; as :meth:`run`. Plain callables run in threads."""
-        steps = self._steps(value, key, deadline)
+        steps = self._steps(value, key, deadline, signals)
         try:
             question = next(steps)
             while True:
@@ -153,10 +166,15 @@ class Cascade:
             return outcome
 
     def _steps(
-        self, value: Any, key: str | None, deadline: float | None
+        self,
+        value: Any,
+        key: str | None,
+        deadline: float | None,
+        signals: Mapping[str, float] | None,
     ) -> Generator[Call, Heard, Outcome]:
         """Say whom to call; take what was heard; return the outcome."""
-        turn = self.policy.session(max_cost=self.max_cost, key=key)
+        known = {} if signals is None else {"signals": signals}  # not every policy takes them
+        turn = self.policy.session(max_cost=self.max_cost, key=key, **known)
         limits = _Limits(self.max_cost, self.deadline if deadline is None else deadline)
         asked: list[Asked] = []
         replies: dict[str, Reply] = {}

@@ -15,6 +15,8 @@ from ttamer.errors import ObservationError
 from ttamer.session import Explanation
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ttamer.cascade_spec import CascadeSpec
     from ttamer.replay import Played
     from ttamer.trace import Trace
@@ -36,10 +38,14 @@ class AskLast:
         return AlwaysLast().fit(trace)[0].rule.play(trace)
 
     def session(
-        self, *, max_cost: float | None = None, key: str | int | None = None
+        self,
+        *,
+        max_cost: float | None = None,
+        key: str | int | None = None,
+        signals: Mapping[str, float] | None = None,
     ) -> LastSession | CappedSession:
         """Start deciding for one input."""
-        del key
+        del key, signals
         turn = LastSession(self.spec)
         return turn if max_cost is None else CappedSession(turn, max_cost)  # type: ignore[arg-type]
 
