@@ -94,6 +94,21 @@ def test_answers_are_those_of_the_cascade_here(url, files):
     assert paths == {1, 2}  # some go on, some stop
 
 
+def test_a_node_with_two_numbers_of_replicas_grows_with_its_traffic(cluster):
+    from ttamer.ray.replicas import read_placements
+    from ttamer.ray.serving import _deployment
+
+    assert cluster.is_initialized()
+    settings, placements = read_placements(CascadeSpec.from_toml(TOML))
+    fixed, growing = (
+        _deployment(number, settings.nodes[name], placements[name])
+        for number, name in enumerate(("small", "large"), start=1)
+    )
+    assert (fixed.num_replicas, fixed._deployment_config.autoscaling_config) == (2, None)
+    limits = growing._deployment_config.autoscaling_config
+    assert (limits.min_replicas, limits.max_replicas, limits.target_ongoing_requests) == (1, 2, 4)
+
+
 def test_the_doors_of_the_gateway_are_there(url, files):
     body = {"model": "ttamer", "messages": [{"role": "user", "content": TEXTS[0]}]}
     reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=LONGEST_WAIT)
