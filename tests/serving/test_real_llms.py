@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 
 import openai
 import pytest
@@ -146,6 +147,7 @@ def real_gateway(real_llms, tmp_path_factory):
     for name, cost in (("small", 1.0), ("large", 3.0)):
         text += f'\n[[node]]\nname = "{name}"\ncost = {cost}\nupstream = "{real_llms[name].url}"\n'
         text += "timeout = 60\n"
+    text += f'\n[serve.audit]\nshare = 1.0\nlog = "{folder / "audits"}"\n'
     (folder / "cascade.toml").write_text(text, "utf-8")
     rows = [[0.9, 0.9], [0.2, 0.9]] * 40
     said = [["A", "A"], ["B", "A"]] * 40
@@ -182,6 +184,21 @@ def test_the_real_client_is_answered_by_one_of_the_real_models(client):
     assert answer.usage.completion_tokens >= 1
     alone = chat(client, by).parse()
     assert answer.choices[0].message.content == alone.choices[0].message.content != ""
+
+
+def test_a_request_is_audited_over_both_real_models(client, real_gateway, real_cascade):
+    auditor = real_gateway.gateway.auditing._auditor
+    before = auditor.audited
+    chat(client, "ttamer")
+    until = time.monotonic() + 120
+    while auditor.written <= before and time.monotonic() < until:
+        time.sleep(0.05)
+    row = auditor.log._waiting[-1]
+    for name, cost in (("small", 1.0), ("large", 3.0)):
+        alone = ask(real_cascade, name, prompt(*QUESTIONS[0][:3]))
+        assert row.said[name].prediction == alone.prediction
+        assert row.said[name].confidence == pytest.approx(alone.confidence, abs=1e-6)
+        assert row.said[name].cost == cost
 
 
 @pytest.mark.parametrize("model", ["ttamer", "small"])
