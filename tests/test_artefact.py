@@ -440,6 +440,7 @@ def test_every_refusal_is_documented_and_every_documented_refusal_happens():
         "must hold finite numbers, of shape",  # test_signals
         "the bounds of signals must increase, and end with 0",  # test_signals
         "has two leans",  # test_artefact_belief
+        "is for a belief that knows predictions",  # test_artefact_belief
     }
     assert documented == {reason for reason, _, _ in ATTACKS.values()} | elsewhere
 

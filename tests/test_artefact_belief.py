@@ -106,6 +106,66 @@ def test_the_reader_in_the_specification_decides_as_we_do(tmp_path_factory, trac
             assert sorted(asked) == np.flatnonzero(played.asked[row]).tolist()
 
 
+def test_terms_for_classes_come_back(tmp_path):
+    trace = answering_trace(600)
+    ladder = build_belief(trace, SOME)
+    tt.save(ladder, tmp_path / "p.ttamer")
+    loaded = tt.load(tmp_path / "p.ttamer")
+    mine, theirs = ladder.fitted.belief.by_class, loaded.fitted.belief.by_class
+    assert mine
+    assert mine.keys() == theirs.keys()
+    for key, terms in mine.items():
+        np.testing.assert_array_equal(terms, theirs[key])
+    for one, two in zip(ladder.play_all(trace), loaded.play_all(trace), strict=True):
+        np.testing.assert_array_equal(one.answer, two.answer)
+        np.testing.assert_array_equal(one.asked, two.asked)
+
+
+def test_the_reader_in_the_specification_knows_terms_for_classes(tmp_path):
+    code = FORMAT.read_text("utf-8").split("```python\n", 1)[1].split("```", 1)[0]
+    (tmp_path / "reader.py").write_text(code, "utf-8")
+    reader = runpy.run_path(str(tmp_path / "reader.py"))
+    ladder = build_belief(answering_trace(600), SOME)
+    tt.save(ladder, tmp_path / "p.ttamer")
+    header, arrays = reader["read"](tmp_path / "p.ttamer")
+    trace = answering_trace(80, seed=9)
+    for rung, played in enumerate(ladder.play_all(trace)):
+        for row in range(len(trace)):
+            said = [trace.classes[code] for code in trace.prediction[row]]
+            confidence = trace.confidence[row].tolist()
+            asked, answer = reader["fitted"](header, arrays, rung, confidence, said)
+            assert answer == played.answer[row]
+            assert sorted(asked) == np.flatnonzero(played.asked[row]).tolist()
+
+
+BY_CLASS = {
+    "a row too few": (lambda a: a[:-1].copy(), "of shape"),
+    "a class too many": (lambda a: np.column_stack([a, a[:, 0]]), "of shape"),
+    "one dimension": (lambda a: a.ravel().copy(), "of shape"),
+    "not a number": (lambda a: np.full_like(a, np.nan), "finite numbers"),
+    "between grains": (lambda a: a + 0.1, "multiples of"),
+    "too large": (lambda a: a + 512.0, "multiples of"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), BY_CLASS.values(), ids=BY_CLASS.keys())
+def test_forged_terms_for_classes_are_refused(tmp_path, change, words):
+    header, arrays = _describe(build_belief(answering_trace(600), np.array([0.5])), {})
+    name = "belief_by_class"
+    path = tmp_path / "p.ttamer"
+    write(path, pack(header, {**arrays, name: change(arrays[name])}))
+    with pytest.raises(tt.ArtefactDamaged, match=words):
+        tt.load(path)
+
+
+def test_terms_for_classes_need_predictions(tmp_path):
+    header, arrays = _describe(build_belief(chain_trace(100), np.array([0.5])), {})
+    path = tmp_path / "p.ttamer"
+    write(path, pack(header, {**arrays, "belief_by_class": np.zeros((6, 1))}))
+    with pytest.raises(tt.ArtefactDamaged, match="knows predictions"):
+        tt.load(path)
+
+
 # Forgeries.
 
 

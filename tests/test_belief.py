@@ -23,6 +23,7 @@ from ttamer.belief import (
     context_of,
     features_of,
 )
+from ttamer.belief_classes import LEAST_ROWS, MOST_CLASSES, RIDGE, fit_by_class
 from ttamer.belief_fitting import MOST_ANY, _cross_fitted, build_belief, steps_of
 from ttamer.cascade_spec import CascadeSpec
 from ttamer.errors import ArgumentError
@@ -150,18 +151,128 @@ def test_agreement_lowers_the_chance_to_be_wrong_and_disagreement_raises_it():
 
 
 def test_an_answer_given_twice_is_judged_once_by_the_node_that_errs_less():
-    trace = answering_trace(2000)
+    trace = answering_trace(LEAST_ROWS - 1)
     steps, _ = steps_of(trace)
     wrong = trace.wrong()
     belief = believe(trace, wrong, steps)
+    assert not belief.by_class
     seen = belief.evidence(trace.confidence, trace.prediction)
     errors = wrong.mean(axis=0)
     for step in steps:
         _, owner = belief.least(seen, step)
         for node in step:
             if errors[node] < errors[list(step)].max():
-                same = trace.prediction[np.arange(2000), owner] == trace.prediction[:, node]
+                same = trace.prediction[np.arange(len(trace)), owner] == trace.prediction[:, node]
                 assert (errors[owner[same]] <= errors[node]).all()
+
+
+# Terms for classes.
+
+
+def partial_trace(rows, seed=0):
+    """Two models: where they agree on class 0 they are right, on class 1 in half of the rows."""
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, 2, rows)
+    first = np.where(rng.random(rows) < 0.8, label, 1 - label)
+    second = np.where(rng.random(rows) < 0.8, label, 1 - label)
+    both = (first == second) & (first == 0)
+    label = np.where(both, 0, label)
+    label = np.where((first == second) & (first == 1), rng.integers(0, 2, rows), label)
+    spec = CascadeSpec.of({"one": 1.0, "two": 2.0}, order="any")
+    return Trace(
+        spec,
+        rng.random((rows, 2)),
+        prediction=np.stack([first, second], axis=1).astype(np.int32),
+        label=label.astype(np.int32),
+        classes=("c0", "c1"),
+    )
+
+
+def test_what_a_class_adds_is_learned_after_each_step():
+    trace = partial_trace(3000)
+    belief = believe(trace, trace.wrong(), [(0,), (1,), (0, 1)])
+    said = np.array([[0, 0], [1, 1]], np.int32)
+    seen = belief.evidence(np.full((2, 2), 0.5), said)
+    sure, even = sigmoid(belief.least(seen, (0, 1))[0])
+    assert sure < 0.05
+    assert even == pytest.approx(0.5, abs=0.08)
+
+
+def test_terms_for_classes_need_rows_and_separate_models_and_not_too_many_classes():
+    def terms(trace):
+        return believe(trace, trace.wrong(), [(0,), (0, 1)]).by_class
+
+    assert terms(answering_trace(LEAST_ROWS)).keys() == {((0,), 0), ((0, 1), 0), ((0, 1), 1)}
+    assert not terms(answering_trace(LEAST_ROWS - 1))
+    for order in ("fixed", "skip"):
+        assert not terms(answering_trace(LEAST_ROWS, order=order))
+    assert terms(answering_trace(LEAST_ROWS, classes=MOST_CLASSES))
+    assert not terms(answering_trace(LEAST_ROWS, classes=MOST_CLASSES + 1))
+
+
+def test_terms_for_classes_minimise_the_penalised_loss():
+    rng = np.random.default_rng(1)
+    rows, classes = 400, 3
+    features = np.column_stack([np.ones(rows), rng.standard_normal((rows, 2))])
+    codes = rng.integers(-1, classes, rows).astype(np.int32)
+    truth = features[:, 1] - np.array([0.5, -2.0, 1.0, 0.0])[codes]
+    wrong = rng.random(rows) < sigmoid(truth)
+    prior = np.array([0.0, 1.0, 1.0])
+    weights, terms = fit_by_class(features, codes, wrong, classes=classes, ridge=3.0, prior=prior)
+    shown = np.append(terms, 0.0)  # the last is for no answer
+    off = sigmoid(features @ weights + shown[codes]) - wrong
+    spread = np.array([0.0, *features[:, 1:].std(axis=0)])
+    slope = features.T @ off + (3.0 * spread**2 + 1e-9 * rows) * (weights - prior)
+    np.testing.assert_allclose(slope, 0, atol=1e-2)
+    tilts = [off[codes == code].sum() + RIDGE * terms[code] for code in range(classes)]
+    np.testing.assert_allclose(tilts, 0, atol=1e-2)
+    assert terms[1] > terms[0] > terms[2]
+
+
+def test_terms_for_classes_are_grains():
+    trace = answering_trace(LEAST_ROWS)
+    for terms in believe(trace, trace.wrong(), [(0,), (0, 1)]).by_class.values():
+        assert terms.any()
+        assert (terms % GRAIN == 0).all()
+        assert np.abs(terms).max() <= MOST_WEIGHT
+
+
+def test_a_class_never_seen_has_no_term():
+    trace = answering_trace(600)
+    belief = believe(trace, trace.wrong(), [(0,)])
+    said = np.array([[4, -1, -1], [-1, -1, -1], [10**6, -1, -1]], np.int32)
+    seen = belief.evidence(np.tile(trace.confidence[0], (3, 1)), said)
+    one, own, _ = belief.weights[(0,), 0]
+    assert set(belief._odds(seen, (0,), 0)) == {one + own * seen.odds[0, 0]}
+    assert any(belief.by_class[(0,), 0])
+
+
+@pytest.mark.parametrize("rows", [LEAST_ROWS - 1, 900])
+def test_sessions_decide_as_whole_columns_do_with_and_without_terms_for_classes(rows):
+    trace = answering_trace(rows, seed=3)
+    ladder = build_belief(trace, SOME)
+    assert bool(ladder.fitted.belief.by_class) == (rows == 900)
+    test = answering_trace(60, seed=4)
+    for policy, played in zip(ladder, ladder.play_all(test), strict=True):
+        for row in range(len(test)):
+            turn = policy.session()
+            while turn.next is not None:
+                node = test.names.index(turn.next)
+                said = test.classes[test.prediction[row, node]]
+                turn.observe(confidence=test.confidence[row, node], prediction=said)
+            assert turn.answer == test.names[played.answer[row]]
+            asked = {test.names[node] for node in np.flatnonzero(played.asked[row])}
+            assert set(turn.asked) == asked
+
+
+def test_a_session_tells_one_chance_for_an_answer_that_several_gave():
+    trace = answering_trace(900)
+    turn = build_belief(trace, np.array([0.999999]), order="any").at(1.0).session()
+    while turn.next is not None:
+        turn.observe(confidence=0.3, prediction="c1" if len(turn.asked) < 2 else "c2")
+    assert len(turn.asked) == 3
+    assert len(turn.beliefs) == 2
+    assert next(iter(turn.beliefs)) == turn.answer
 
 
 def test_more_confidence_is_never_a_greater_chance_to_be_wrong_of_one_node():

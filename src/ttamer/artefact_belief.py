@@ -65,6 +65,8 @@ def describe_belief(fitted: BeliefFitted) -> tuple[dict[str, Any], dict[str, NDA
         "belief_leans": np.array([*(v for each in belief.leans for v in each.values()), *pad]),
         "belief_weights": np.concatenate([*(belief.weights[key] for key in keys), pad]),
     }
+    if belief.by_class:
+        arrays["belief_by_class"] = np.stack([belief.by_class[key] for key in keys])
     if spec.has_passing:
         arrays["belief_passing"] = np.array(spec.passing, float)
     if belief.signals is not None:
@@ -245,6 +247,9 @@ def _belief(
     if any(len(set(own.tolist())) < len(own) for own in cut(codes, leans)):
         raise ArtefactDamaged("a class has two leans of the belief in one node")
     parts = zip(cut(codes, leans), cut(arrays["belief_leans"][:-1], leans), strict=True)
+    by_class = arrays.get("belief_by_class")
+    if by_class is not None:
+        _check_by_class(by_class, (len(keys), classes), predictions=predictions)
     return Belief(
         bounds=bounds,
         levels=cut(arrays["belief_levels"], levels),
@@ -254,4 +259,17 @@ def _belief(
         ),
         weights=dict(zip(keys, cut(arrays["belief_weights"], widths), strict=True)),
         sure_last=sure_last,
+        by_class={} if by_class is None else dict(zip(keys, by_class, strict=True)),
     )
+
+
+def _check_by_class(array: NDArray[Any], shape: tuple[int, int], *, predictions: bool) -> None:
+    name = "belief_by_class"
+    if not predictions or not all(shape):
+        raise ArtefactDamaged(f"array {name!r} is for a belief that knows predictions")
+    if array.shape != shape or not np.isfinite(array).all():
+        raise ArtefactDamaged(f"array {name!r} must hold finite numbers, of shape {shape}")
+    if np.abs(array).max() > MOST_WEIGHT or (array % GRAIN != 0).any():
+        raise ArtefactDamaged(
+            f"array {name!r} must hold multiples of {GRAIN:g} up to {MOST_WEIGHT:g}"
+        )

@@ -46,6 +46,7 @@ MORE_ARRAYS = {
 OPTIONAL_ARRAYS = {
     "fit": ("fit_passing",),
     "belief": (
+        "belief_by_class",
         "belief_passing",
         "belief_signal_bounds",
         "belief_signal_leans",

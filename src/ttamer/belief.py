@@ -8,10 +8,12 @@ be wrong: a logistic regression on
 - for every other node of the step, whether it agrees, and how sure it is of that;
 - signals known before anybody is asked (signals.py), with the class.
 
+With rows enough there is also a term for each class the answer may be (belief_classes.py).
+
 X, the least of these, is what the answer in hand loses; its owner is whose answer to return. Recall
-is inside X. The least of several noisy estimates is too low, the more so the more there are; so an
-answer given by several nodes is judged once, by the one of them that errs least: the others carry
-a weight that lifts them out of reach wherever it agrees.
+is inside X. The least of several noisy estimates is too low, the more so the more there are; so
+without terms for classes an answer given by several nodes is judged once, by the one of them that
+errs least: the others carry a weight that lifts them out of reach wherever it agrees.
 
 X is kept as log-odds, and all that goes into it are multiples of ``GRAIN`` of modest size: products
 and sums of such numbers are exact in double precision, whatever their order. So a server in
@@ -21,12 +23,13 @@ Python, a batch in NumPy and a kernel on a GPU come to the same X, and decide al
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer.belief_classes import LEAST_ROWS, MOST_CLASSES, fit_by_class
 from ttamer.isotonic import falling
 from ttamer.logistic import fit_logistic, logit, sigmoid
 from ttamer.quantiser import Quantiser
@@ -39,7 +42,16 @@ if TYPE_CHECKING:
 
     from ttamer.trace import Trace
 
-__all__ = ["Belief", "Evidence", "Shrinkage", "Step", "believe", "context_of", "predictions_of"]
+__all__ = [
+    "Belief",
+    "Evidence",
+    "Shrinkage",
+    "Step",
+    "believe",
+    "context_of",
+    "has_class_terms",
+    "predictions_of",
+]
 
 Step = tuple[int, ...]
 """The nodes asked: on a line in the order of asking, else in increasing order."""
@@ -101,6 +113,8 @@ class Belief:
     """Whether the last node is right by definition."""
     signals: Signals | None = None
     """What is known before anybody is asked, where the trace had signals."""
+    by_class: Mapping[tuple[Step, int], NDArray[np.float64]] = field(default_factory=dict)
+    """What the class of an answer adds after a step, by its code; empty, or for all weights."""
 
     @property
     def knows_predictions(self) -> bool:
@@ -164,6 +178,11 @@ class Belief:
         total = one + own * odds[:, answer]
         if own_lean:
             total += own_lean * lean[:, answer]
+        if self.by_class and said is not None:
+            terms = np.append(self.by_class[step, answer], 0.0)  # the last is for no such class
+            own_said = said[block, answer]
+            known = (own_said >= 0) & (own_said < len(terms) - 1)
+            total += terms[np.where(known, own_said, -1)]
         others = [node for node in context_of(step) if node != answer]
         width = len(rest) // max(1, len(others))
         for place, other in enumerate(others):
@@ -181,8 +200,21 @@ class Belief:
         return np.asarray(total)
 
 
-def believe(trace: Trace, wrong: NDArray[np.bool_], steps: Sequence[Step]) -> Belief:
-    """Fit a belief to a trace."""
+def has_class_terms(trace: Trace) -> bool:
+    """Whether a belief fitted to a trace has terms for classes: of separate models, with rows."""
+    separate = not trace.spec.is_network and trace.spec.order != "skip"
+    known = predictions_of(trace) is not None and len(trace.classes) <= MOST_CLASSES
+    return separate and known and len(trace) >= LEAST_ROWS
+
+
+def believe(
+    trace: Trace,
+    wrong: NDArray[np.bool_],
+    steps: Sequence[Step],
+    *,
+    class_terms: bool | None = None,
+) -> Belief:
+    """Fit a belief to a trace; with terms for classes if it suits, or as said."""
     nodes = wrong.shape[1]
     sure_last = trace.spec.target == "last"
     said = predictions_of(trace)
@@ -204,13 +236,27 @@ def believe(trace: Trace, wrong: NDArray[np.bool_], steps: Sequence[Step]) -> Be
         rough = dataclasses.replace(rough, signals=signals)
     seen = rough.evidence(trace.confidence, said, values)
     errors = wrong.mean(axis=0)
-    weights = {}
+    weights, by_class = {}, {}
     shrinkage = Shrinkage.of(len(trace), network=network)
+    if class_terms is None:
+        class_terms = has_class_terms(trace)
     for step in steps:
         for answer in context_of(step):
             if sure_last and answer == nodes - 1:
                 continue
             features = features_of(seen, step, answer)
+            if said is not None and class_terms:
+                found, terms = fit_by_class(
+                    features,
+                    said[:, answer],
+                    wrong[:, answer],
+                    classes=len(trace.classes),
+                    ridge=shrinkage.ridge,
+                    prior=_alone(features.shape[1]),
+                )
+                weights[step, answer] = _grained(np.clip(found, -LIFT, LIFT))
+                by_class[step, answer] = _grained(np.clip(terms, -LIFT, LIFT))
+                continue
             recent = context_of(step)[-shrinkage.memory :]
             if answer not in recent:
                 weights[step, answer] = _never(features.shape[1])
@@ -227,7 +273,7 @@ def believe(trace: Trace, wrong: NDArray[np.bool_], steps: Sequence[Step]) -> Be
                 np.flatnonzero(better) if said is not None else [],
                 shrinkage,
             )
-    return dataclasses.replace(rough, weights=weights)
+    return dataclasses.replace(rough, weights=weights, by_class=by_class)
 
 
 def _signals(
@@ -284,6 +330,13 @@ def _never(width: int) -> NDArray[np.float64]:
     return weights
 
 
+def _alone(width: int) -> NDArray[np.float64]:
+    """Return the weights of what a node knows by itself."""
+    weights = np.zeros(width)
+    weights[1:3] = 1.0
+    return weights
+
+
 def _weights(
     features: NDArray[np.float64],
     wrong: NDArray[np.bool_],
@@ -294,8 +347,7 @@ def _weights(
 
     They are shrunk towards what the node knows by itself.
     """
-    prior = np.zeros(features.shape[1])
-    prior[1:3] = 1.0
+    prior = _alone(features.shape[1])
     agree = [3 + 4 * place for place in better]
     ridge = shrinkage.alone if agree else shrinkage.ridge
     alone = ~features[:, agree].any(axis=1)

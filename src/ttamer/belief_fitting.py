@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer.belief import SURE, Step, believe, predictions_of
+from ttamer.belief import SURE, Step, believe, has_class_terms, predictions_of
 from ttamer.evaluation import paid
 from ttamer.fitted import FittedLadder
 from ttamer.fitted_belief import BeliefFitted
@@ -210,12 +210,13 @@ def _cross_fitted(
     """Return X and its owner on every row, shape (T, steps), by regressions that did not see it."""
     rows = np.random.default_rng([seed, 2]).permutation(len(trace))
     said, names = predictions_of(trace), signal_names(trace)
+    class_terms = has_class_terms(trace)  # as in the fit to all rows
     least = np.empty((len(trace), len(steps)))
     owner = np.empty(least.shape, np.intp)
     for number, part in enumerate(np.array_split(rows, FOLDS), start=2):
         say(f"fitting beliefs after {len(steps)} steps ({number} of {FOLDS + 1} times)")
         rest = np.setdiff1d(rows, part)
-        other = believe(trace.take(rest), wrong[rest], steps)
+        other = believe(trace.take(rest), wrong[rest], steps, class_terms=class_terms)
         known = signal_values(trace.take(part), names) if names else None
         seen = other.evidence(trace.confidence[part], None if said is None else said[part], known)
         for k, step in enumerate(steps):

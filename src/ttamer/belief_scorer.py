@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Scorer"]
 
-Terms = tuple[int, list[float], list[tuple[int, list[float]]]]
-"""An answer; what it weighs by itself; for each other node, what that one's answer weighs."""
+Terms = tuple[int, list[float], list[tuple[int, list[float]]], list[float]]
+"""An answer; what it weighs by itself; for each other node, what that one's answer weighs; what
+each class it may be adds."""
 
 
 class Scorer:
@@ -83,10 +84,12 @@ class Scorer:
     def _odds_of(
         self, terms: Terms, odds: list[float], lean: list[float], said: list[int]
     ) -> float:
-        answer, own, others = terms
+        answer, own, others, by_class = terms
         if not own:
             return SURE
         total = own[0] + own[1] * odds[answer] + own[2] * lean[answer]
+        if 0 <= said[answer] < len(by_class):
+            total += by_class[said[answer]]
         for other, weights in others:
             if not self._told:
                 total += weights[0] * odds[other]
@@ -99,9 +102,10 @@ class Scorer:
 
 def _terms(belief: Belief, step: Step, answer: int) -> Terms:
     if belief.sure_last and answer == len(belief.bounds) - 1:
-        return answer, [], []
+        return answer, [], [], []
     weights = belief.weights[step, answer].tolist()
     width = 4 if belief.knows_predictions else 1
     others = [node for node in context_of(step) if node != answer]
     parts = [weights[3 + width * k : 3 + width * (k + 1)] for k in range(len(others))]
-    return answer, weights[:3], list(zip(others, parts, strict=True))
+    by_class = belief.by_class[step, answer].tolist() if belief.by_class else []
+    return answer, weights[:3], list(zip(others, parts, strict=True)), by_class

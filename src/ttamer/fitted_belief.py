@@ -299,7 +299,8 @@ class BeliefSession:
     def beliefs(self) -> dict[str, float]:
         """The chance that each answer in hand is wrong, the likeliest right first.
 
-        An answer that several nodes gave is judged once, by the one of them that errs least.
+        An answer that several nodes gave is judged once: by the one likeliest right, or where the
+        belief has no terms for classes, by the one of them that errs least.
         """
         if self._step < 0:
             return {}
@@ -308,4 +309,10 @@ class BeliefSession:
             self._step, self._odds, self._lean, self._said, self._failed
         )
         chances = {v: float(sigmoid(np.array(x))) for v, x in odds.items() if x < LIFT / 2}
-        return {names[v]: chances[v] for v in sorted(chances, key=chances.__getitem__)}
+        judged: dict[str, float] = {}
+        codes: set[int] = set()
+        for v in sorted(chances, key=chances.__getitem__):
+            if self._said[v] not in codes:
+                judged[names[v]] = chances[v]
+            codes |= {self._said[v]} - {-1}
+        return judged

@@ -110,6 +110,15 @@ def test_a_policy_for_exits_of_other_names():
         tables_of(fitted("full").at(0.9), NAMES[::-1], CLASSES)
 
 
+def test_a_belief_with_terms_for_classes():
+    policy = fitted("full").at(0.9)
+    belief = policy.fitted.belief
+    terms = {key: np.zeros(CLASSES) for key in belief.weights}
+    changed = dataclasses.replace(policy.fitted, belief=dataclasses.replace(belief, by_class=terms))
+    with pytest.raises(ArgumentError, match="terms for the classes"):
+        tables_of(dataclasses.replace(policy, fitted=changed), NAMES, CLASSES)
+
+
 @pytest.mark.parametrize("order", ["any", "skip"])
 @pytest.mark.parametrize("belief", ["full", "calibrated"])
 def test_a_policy_for_separate_models(belief, order):

@@ -230,6 +230,11 @@ def _belief_tables(
     fitted: BeliefFitted, policy: WalkPolicy, classes: Sequence[str]
 ) -> BeliefTables:
     belief, steps = fitted.belief, fitted.steps
+    if belief.by_class:
+        raise ArgumentError(
+            "the policy was fitted to separate models, with terms for the classes they predict; a "
+            'network needs a fit to its own exits: order = "fixed", or costs of passing'
+        )
     known = fitted.codes
     if belief.knows_predictions and not any(name in known for name in classes):
         raise ArgumentError(
