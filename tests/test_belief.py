@@ -284,6 +284,36 @@ def test_more_confidence_is_never_a_greater_chance_to_be_wrong_of_one_node():
     assert (owner == 0).all()
 
 
+def contrary(rows: int, *, seed: int = 0, order: str = "any") -> Trace:
+    """A cheap model that is sure where it is wrong, and one that is right."""
+    rng = np.random.default_rng(seed)
+    right = rng.random((rows, 2)) < (0.8, 0.99)
+    sure = np.where(right, 0.3, 0.8) + 0.19 * rng.random((rows, 2))
+    sure[:, 1] = 0.9
+    spec = CascadeSpec.of({"small": 1.0, "large": 10.0}, order=order)
+    return Trace(spec, sure, correct=right)
+
+
+def test_a_node_that_is_surer_where_it_is_wrong_is_believed_the_other_way_round():
+    levels = believe(contrary(300), contrary(300).wrong(), [(0,)]).levels[0]
+    assert (np.diff(levels) >= 0).all()
+    assert levels[-1] - levels[0] > 3
+    new = contrary(4000, seed=1)
+    ladder = fit(contrary(300))
+    best = min(
+        point.cost for point in (evaluate(policy, new) for policy in ladder) if point.error < 0.02
+    )
+    assert best < 4  # 3 is what knowing would cost; 10 always asking the large one
+
+
+def test_chance_does_not_turn_confidence_round():
+    rng = np.random.default_rng(5)
+    spec = CascadeSpec.of({"only": 1.0})
+    for _ in range(200):
+        trace = Trace(spec, rng.random((60, 1)), correct=rng.random((60, 1)) < 0.7)
+        assert (np.diff(believe(trace, trace.wrong(), [(0,)]).levels[0]) <= 0).all()
+
+
 def test_a_class_that_a_node_gets_wrong_is_doubted():
     generator = np.random.default_rng(0)
     label = generator.integers(0, 2, 3000)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.belief_classes import LEAST_ROWS, MOST_CLASSES, fit_by_class
-from ttamer.isotonic import falling
+from ttamer.isotonic import falling, rising
 from ttamer.logistic import fit_logistic, logit, sigmoid
 from ttamer.quantiser import Quantiser
 from ttamer.signals import MOST_BINS, Signals, signal_names, signal_values
@@ -71,6 +71,8 @@ CALM = 0.1
 """... and against leaving the node's own share of wrong answers, ..."""
 POOLED_CALM = 1.0
 """... or, for exits of one network, what all exits together have at that confidence."""
+CONTRARY = 6.0
+"""Nats by which rows must be likelier if being wrong grew with confidence, to believe that."""
 GRAIN = 2.0**-12
 MOST_WEIGHT = 256.0
 SURE = -64.0
@@ -404,13 +406,15 @@ def _levels(
 ) -> NDArray[np.float64]:
     """Return the log-odds of being wrong in each bin of confidence, never rising.
 
-    They are shrunk towards the node's own share of wrong answers, or towards ``pooled``.
+    They are shrunk towards the node's own share of wrong answers, or towards ``pooled``. Where the
+    rows leave no doubt that a node is surer when it is wrong, they never fall: what it calls
+    confidence is the opposite.
 
     They are piecewise linear in the log-odds of the rank, by penalised logistic regression: steps
     would lose the order of confidences within them.
     """
     rows = np.bincount(bins).astype(np.float64)
-    bad = np.bincount(bins, wrong)
+    bad = np.bincount(bins, wrong).astype(np.float64)
     rank = (np.cumsum(rows) - rows / 2) / rows.sum()
     place = np.log(rank) - np.log1p(-rank)
     knots = np.linspace(place[0], place[-1], min(KNOTS, len(place)))
@@ -425,8 +429,21 @@ def _levels(
         slope = tents.T @ (rows * chance - bad) + penalty @ height
         bend = (tents * (rows * chance * (1 - chance))[:, np.newaxis]).T @ tents + penalty
         height -= _modest(np.linalg.solve(bend, slope))
+    free = share + tents @ height
+    one_way = falling(free, rows)
+    if pooled is None:
+        other_way = rising(free, rows)
+        if _surprise(one_way, rows, bad) - _surprise(other_way, rows, bad) > CONTRARY:
+            one_way = other_way
     most = float(logit(np.array(1.0)))
-    return _grained(np.clip(falling(share + tents @ height, rows), -most, most))
+    return _grained(np.clip(one_way, -most, most))
+
+
+def _surprise(
+    odds: NDArray[np.float64], rows: NDArray[np.float64], bad: NDArray[np.float64]
+) -> float:
+    """Return minus the log-likelihood of so many wrong ones of the rows in each bin."""
+    return float(rows @ np.logaddexp(0, odds) - bad @ odds)
 
 
 def _leans(
