@@ -1,12 +1,13 @@
 """Ten thousand requests while everything fails: none lost, none answered twice, none late.
 
-``python experiments/serving/faults.py [--requests N] [--json FILE]``
+``python experiments/serving/faults.py [--requests N] [--audit SHARE] [--json FILE]``
 
 A gateway in a process of its own serves three upstreams that fail as told. Each fault gets its
 share of the requests; a client asks under an id, and asks again under the same id, as a new
 attempt, only when the connection broke. For every attempt it is known how often it was answered;
 the gateway's own log and metrics must tell the same. At the end the gateway is killed with SIGKILL
-again and again while it serves, and started again on the same port.
+again and again while it serves, and started again on the same port. With ``--audit`` a share of the
+requests is audited besides, into a log that every new process goes on with.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import aiohttp
 import numpy as np
 
 import ttamer as tt
+from ttamer.drift.audit_log import read_log
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from faulty_upstream import FaultyUpstream
@@ -93,7 +95,9 @@ def make_ladder() -> Any:
 class Gateway:
     """A gateway in a process of its own, on one port, that can be killed and started again."""
 
-    def __init__(self, folder: Path, upstreams: dict[str, FaultyUpstream]) -> None:
+    def __init__(
+        self, folder: Path, upstreams: dict[str, FaultyUpstream], audit: float | None = None
+    ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -102,7 +106,7 @@ class Gateway:
         self.ladder = make_ladder()
         tt.save(self.ladder, self.artefact)
         self._log = (folder / "log").open("a+")
-        self._upstreams = upstreams
+        self._upstreams, self._audit = upstreams, audit
         self._write("seen.jsonl")
         self.child: subprocess.Popen[bytes] | None = None
 
@@ -114,6 +118,8 @@ class Gateway:
         for name, (cost, _) in NODES.items():
             text += f'\n[[node]]\nname = "{name}"\ncost = {cost}\ntimeout = 0.8\n'
             text += f'upstream = "{self._upstreams[name].url}"\n'
+        if self._audit is not None:
+            text += f'\n[serve.audit]\nshare = {self._audit}\nlog = "audits"\n'
         self._cascade.write_text(text)
 
     def start(self, trace_log: str = "seen.jsonl") -> None:
@@ -252,6 +258,7 @@ def main() -> None:
     """Run every fault and print a table."""
     parser = argparse.ArgumentParser(description="Serve while everything fails.")
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--audit", type=float, metavar="SHARE", help="audit so many besides")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers")
     options = parser.parse_args()
     share = -(-options.requests // len(FAULTS))
@@ -262,7 +269,7 @@ def main() -> None:
             name: stack.enter_context(FaultyUpstream(name, skill=skill))
             for name, (_, skill) in NODES.items()
         }
-        gateway = Gateway(folder, upstreams)
+        gateway = Gateway(folder, upstreams, options.audit)
         stack.callback(lambda: gateway.end(signal.SIGKILL))
         gateway.start()
         print(f"{'fault':12}{'requests':>9}{'answered':>9}{'errors':>8}{'attempts':>9}{'lost':>6}"
@@ -281,6 +288,9 @@ def main() -> None:
             if fault == "disk full":
                 gateway.end()
                 gateway.start()
+        if options.audit is not None:
+            gateway.end()
+            print(f"{len(read_log(folder / 'audits'))} audited rows in the log, each whole")
     total = sum(found.requests for found in every)
     good = all(found.is_good for found in every)
     print(
