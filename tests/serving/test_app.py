@@ -223,8 +223,9 @@ def test_a_client_that_goes_away_ends_the_work_upstream(run_gateway):
     gateway = run_gateway(2)
     for upstream in gateway.served.upstreams.values():
         upstream.mode = "slow"
+    limits = httpx.Timeout(30, read=0.3)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{gateway.url}/chat/completions", json=ASK, timeout=0.3)
+        httpx.post(f"{gateway.url}/chat/completions", json=ASK, timeout=limits)
     _until(lambda: gateway.gateway.gate.running == 0)
     _until(lambda: any(line.get("status") == 499 for line in gateway.log))
     assert gateway.metric("ttamer_requests_in_flight") == 0

@@ -113,7 +113,7 @@ def test_a_slow_call_is_made_twice_and_both_are_paid(run_gateway, nodes):
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_second_call_that_would_pass_the_cap_is_not_made(run_gateway, nodes):
     gateway = run_gateway(nodes, serve={"hedge": 0.01, "tradeoff": 0.0, "max_cost": 1.5},
-                          node={"small": {"timeout": 0.2}})  # fmt: skip
+                          node={"small": {"timeout": 1.0}})  # fmt: skip
     small = gateway.served.upstreams["small"]
     small.mode = "slow"
     assert post(gateway).status_code == 502
@@ -122,7 +122,7 @@ def test_a_second_call_that_would_pass_the_cap_is_not_made(run_gateway, nodes):
 
 
 def test_two_calls_that_both_fail_are_both_paid(run_gateway):
-    gateway = run_gateway(1, serve={"hedge": 0.05}, node={"small": {"timeout": 0.3}})
+    gateway = run_gateway(1, serve={"hedge": 0.05}, node={"small": {"timeout": 1.0}})
     small = gateway.served.upstreams["small"]
     small.mode = "slow"
     assert post(gateway).status_code == 502
