@@ -105,15 +105,12 @@ class Adapting:
     def _put(self, serving: Serving) -> None:
         """Let requests take another policy from now on; called in the loop's thread."""
         current = self._reloader.current
-        if serving is current.built.serving:
-            current.built.put(serving, current.short)
-            self._metrics.policy(current.short, "drift")
-            return
-        self._puts += 1
-        version = f"{current.short}+{self._puts}"
+        is_artefacts = serving is current.built.serving
+        self._puts += not is_artefacts
+        version = current.short if is_artefacts else f"{current.short}+{self._puts}"
         current.built.put(serving, version)
         self._metrics.policy(version, "drift")
-        if self._folder is not None:
+        if self._folder is not None and not is_artefacts:
             try:
                 _keep(serving, self._folder / "policies", version)
             except (OSError, TTamerError) as error:
