@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ttamer.drift.audit_log import Retention
-from ttamer.drift.serving import LEAST_REFIT, LoopSettings
+from ttamer.drift.loop_settings import LEAST_REFIT, LoopSettings
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.serve.checking import a_number, a_text, a_whole_number, checked
 
