@@ -354,7 +354,7 @@ SOLVED: dict[str, tuple[Callable[[], tt.Problem], bool]] = {
         True,
     ),
 }
-TRADEOFFS = (0.0, 0.3, 0.5, 0.8, 0.9, 0.97, 1.0)
+TRADEOFFS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 1.0)
 
 
 def of_solved(case: str) -> Entries:
@@ -367,6 +367,12 @@ def of_solved(case: str) -> Entries:
     yield from flat("one policy", dict(of_artefact(one)))
     yield "values", [policy.value for policy in ladder]
     yield "expected", [[p.expected_loss, p.expected_cost, p.asked] for p in ladder]
+    states = np.random.default_rng(5).integers(0, 2**20, (300, len(problem.nodes)))
+    states %= [len(node.losses) for node in problem.nodes]
+    for policy in ladder:
+        for kind, fails in FAILURES.items():
+            which = f"at {policy.tradeoff:g}, sessions, {kind}"
+            yield which, solved_sessions(policy, states, fails)
     for policy in (ladder[2], ladder.at(0.93)):
         which = f"at {policy.tradeoff:g}"
         places = (None, *problem.names)
@@ -378,10 +384,6 @@ def of_solved(case: str) -> Entries:
         yield f"{which}, equivalent losses", [policy.equivalent_loss(after) for after in places]
         future = policy.future()
         yield f"{which}, future", [future.losses, future.costs, future.probabilities]
-        states = np.random.default_rng(5).integers(0, 2**20, (300, len(problem.nodes)))
-        states %= [len(node.losses) for node in problem.nodes]
-        for kind, fails in FAILURES.items():
-            yield f"{which}, sessions, {kind}", solved_sessions(policy, states, fails)
         batch = policy.batch(len(states))
         asked = []
         while batch.running:
