@@ -25,7 +25,7 @@ layers: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=
 	$(BIN)/coverage report --skip-covered
-	$(BIN)/coverage report --fail-under=100 --include='*/ttamer/solvers/*,*/ttamer/*policy.py,*/ttamer/session.py,*/ttamer/batch.py' > /dev/null
+	$(BIN)/coverage report --fail-under=100 --include='*/ttamer/solvers/*,*/ttamer/policy/*' > /dev/null
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py

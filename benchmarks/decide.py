@@ -19,7 +19,6 @@ from result import Result, show
 from timing import Fresh, interleaved
 
 import ttamer as tt
-from ttamer.lockstep import Lockstep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     Flags = NDArray[np.bool_]
 
 SIZES = {"1k": 1_000, "4k": 4_096, "64k": 65_536, "1M": 1_048_576}
-MOST_BATCH, MOST_SCALAR = 4.0, 15.0
+MOST_SCALAR = 15.0
 NODES, STATES, TRADEOFF = 12, 64, 0.6
 BLOCK = 65_536
 """Inputs decided together: their bytes stay in the second-level cache, and on the heap."""
@@ -43,16 +42,10 @@ def measure() -> list[Result]:
 
 def _batched() -> list[Result]:
     policy = tt.solve(tt.Problem.line(*line_data(NODES, STATES)), TRADEOFF)
-    decide = Lockstep(policy, policy.problem.names[0])
-    lockstep, general = [], []
+    found = []
     for label, size in SIZES.items():
-        confidence, best, states = _inputs(size)
-        batch = policy.batch(size)
-        batch.observe(states)
+        confidence, _, states = _inputs(size)
         flags = np.empty(size, bool)
-        decide(states, best, flags)
-        if not (flags == (batch.next < 0)).all():
-            raise RuntimeError("lock-step and batch decide differently")
 
         def first_step(size: int = size, states: Bytes = states) -> Callable[[], object]:
             fresh = policy.batch(size)
@@ -62,17 +55,14 @@ def _batched() -> list[Result]:
             {
                 "plain": lambda c=confidence: c >= 0.5,
                 "out": lambda c=confidence, o=flags: np.greater_equal(c, 0.5, out=o),
-                "Lockstep": lambda b=best, s=states, o=flags: decide(s, b, o),
                 "batch.observe": Fresh(first_step),
             }
         )
         plain = min(times.median("plain"), times.median("out"))
-        rows = (("Lockstep", lockstep, MOST_BATCH), ("batch.observe", general, None))
-        for name, found, most in rows:
-            note = f"{times.median(name) * 1e6:.1f} us against {plain * 1e6:.2f} us"
-            ratio = times.ratio(name, "plain", "out")
-            found.append(Result.of_ratio(f"{name}, {label} inputs", ratio, at_most=most, note=note))
-    return lockstep + general
+        note = f"{times.median('batch.observe') * 1e6:.1f} us against {plain * 1e6:.2f} us"
+        ratio = times.ratio("batch.observe", "plain", "out")
+        found.append(Result.of_ratio(f"batch.observe, {label} inputs", ratio, note=note))
+    return found
 
 
 def _single() -> list[Result]:

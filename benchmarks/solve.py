@@ -22,7 +22,7 @@ MOST_GAP = 1e-12
 def measure() -> list[Result]:
     """Time both, and check that they agree."""
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
-    import quantecon_line  # the same formulation serves the tests as an oracle
+    from support import quantecon_line  # the same formulation serves the tests as an oracle
 
     data = line_data(NODES, STATES)
     line = tt.Problem.line(*data)

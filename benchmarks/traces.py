@@ -18,11 +18,11 @@ from result import Result, show
 from timing import Ratio, interleaved
 
 from ttamer.baselines.threshold import Threshold
-from ttamer.cascade_spec import CascadeSpec
-from ttamer.counts import Counts
-from ttamer.fitting import Plan, build_from, columns_of, pairs_of
-from ttamer.quantiser import Quantiser
-from ttamer.trace import Trace
+from ttamer.fitted.quantiser import Quantiser
+from ttamer.fitting.counts import Counts
+from ttamer.fitting.plans import Plan, build_from, columns_of, pairs_of
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +75,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _replaying() -> list[Result]:
-    from ttamer.fitting import build
+    from ttamer.fitting.plans import build
 
     trace = _trace(REPLAY_ROWS)
     plan = Plan("none", "fixed", 16, "quantile", 1.0)

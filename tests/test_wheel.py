@@ -28,8 +28,9 @@ def test_the_wheel_holds_the_whole_package_and_works_alone(tmp_path):
     assert "ttamer/py.typed" in inside
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import ttamer; from ttamer.examples import three_models\n"
-        "print(ttamer.__file__, ttamer.solve(three_models(), 0.9).value)"
+        "import ttamer as tt\n"
+        "problem = tt.Problem.line([0.1, 0.5], [0.1], [[0.5, 0.5]])\n"
+        "print(tt.__file__, tt.solve(problem, 0.9).value)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "site")],
                           capture_output=True, text=True, check=True)  # fmt: skip

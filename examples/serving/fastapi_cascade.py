@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException
 
 import ttamer as tt
-from ttamer.cascade import Cascade, CascadeFailed
+from ttamer.runtime.cascade import Cascade, CascadeFailed
 
 
 def small(number: int) -> tuple[str, float]:

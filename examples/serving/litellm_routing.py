@@ -17,7 +17,7 @@ from litellm import Router
 from litellm.types.router import CustomRoutingStrategyBase
 
 import ttamer as tt
-from ttamer.cascade import Cascade
+from ttamer.runtime.cascade import Cascade
 from ttamer.serve.comparing import prediction_of
 from ttamer.serve.confidence import probability_of_answer
 

@@ -21,15 +21,15 @@ from typing import Any
 import numpy as np
 
 import ttamer as tt
-from ttamer.bounds import binomial_upper
-from ttamer.drift import streams
+from ttamer.datasets import streams
 from ttamer.drift.decided import decide
 from ttamer.drift.picture import draw_replayed
 from ttamer.drift.replayed import replay_stream
 from ttamer.drift.serving import LoopSettings, serving_of
 from ttamer.drift.watch import Bound, Watch
-from ttamer.plot import save_figure
-from ttamer.trace import Trace
+from ttamer.reporting.plot import save_figure
+from ttamer.stats.bounds import binomial_upper
+from ttamer.trace.trace import Trace
 
 AT_MOST = 0.05
 AUDITED = 0.2

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 import httpx2 as httpx
 import numpy as np
 
-from changing import models, write_changing
-from faulty_upstream import truth, uniform
+from support.changing import models, write_changing
+from support.faulty_upstream import truth, uniform
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

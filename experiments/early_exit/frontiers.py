@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttamer import datasets
-from ttamer.bench import SUFFIXES, bench_trace
 from ttamer.cli.show import table
-from ttamer.envelope import lower_envelope
 from ttamer.errors import ArgumentError
-from ttamer.figures import FAINT, MUTED, PAPER, new_figure, plain_axes, style
-from ttamer.plot import GO_COLOUR, INK, STOP_COLOUR
-from ttamer.trace import Trace
+from ttamer.evaluation.benchmark import SUFFIXES, bench_trace
+from ttamer.reporting.frontier_figure import FAINT, MUTED, PAPER, new_figure, plain_axes, style
+from ttamer.reporting.plot import GO_COLOUR, INK, STOP_COLOUR
+from ttamer.stats.envelope import lower_envelope
+from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ttamer.bench import Duel
-    from ttamer.frontier import Frontier
+    from ttamer.evaluation.benchmark import Duel
+    from ttamer.evaluation.frontiers import Frontier
 
 GROUPS = {
     "vision": (("vgg11-cifar10", "vgg13-cifar10", "vgg16-cifar10"),),

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ttamer.trace import Trace
+from ttamer.trace.trace import Trace
 
 MOST_BYTES = 2_000_000
 LEARNT = 0.05

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer import datasets
-from ttamer.bench import PEEKS, find_traces
-from ttamer.dataset_facts import is_network, names
-from ttamer.frontier import frontier
-from ttamer.trace import Trace
+from ttamer.datasets.facts import is_network, names
+from ttamer.evaluation.benchmark import PEEKS, find_traces
+from ttamer.evaluation.frontiers import frontier
+from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

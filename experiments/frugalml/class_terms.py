@@ -18,10 +18,11 @@ from unittest.mock import patch
 
 import numpy as np
 
-from ttamer import belief, belief_fitting
-from ttamer.bench import find_traces
-from ttamer.frontier import frontier
-from ttamer.trace import Trace
+from ttamer.evaluation.benchmark import find_traces
+from ttamer.evaluation.frontiers import frontier
+from ttamer.fitted import belief
+from ttamer.fitting import beliefs as belief_fitting
+from ttamer.trace.trace import Trace
 
 
 def measured(job: tuple[Path, Path, int, bool]) -> tuple[float, float, float]:

@@ -10,7 +10,7 @@ TABLES holds ``frugalml_<set>.parquet`` (what four services said on each input) 
 import sys
 from pathlib import Path
 
-from ttamer.importers import import_frugalml
+from ttamer.trace.importers import import_frugalml
 
 source, folder = Path(sys.argv[1]), Path(sys.argv[2])
 folder.mkdir(parents=True, exist_ok=True)

@@ -13,17 +13,17 @@ from pathlib import Path
 import django
 import numpy as np
 from catalogues import Text, letters, texts
+from detectors import DETECTORS
 
-from ttamer.cascade_spec import CascadeSpec
-from ttamer.collecting import collect
-from ttamer.detectors import DETECTORS
-from ttamer.trace import Trace
-from ttamer.trace_columns import columns_of
+from ttamer.runtime.collecting import collect
+from ttamer.trace.columns import columns_of
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace
 
 PASSES = 5
 SEED = 0
 STRINGS_PER_LANGUAGE = 4
-DATA = Path(__file__).parents[2] / "src" / "ttamer" / "data"
+DATA = Path(__file__).parents[2] / "src" / "ttamer" / "datasets" / "data"
 
 
 def main() -> None:
@@ -136,7 +136,7 @@ def write_facts(rows: list[Text], part: np.ndarray, left_out: dict[str, int], pa
     messages = {name: len({r.message for r in rows if r.part == name}) for name in ("fit", "test")}
     facts = {
         "title": "Which language is this? Five detectors from PyPI over Django's translations",
-        "made": "by experiments/langid/collect.py with ttamer.collecting.collect",
+        "made": "by experiments/langid/collect.py with ttamer.runtime.collecting.collect",
         "source": f"the message catalogues of Django {version('Django')} (BSD-3-Clause)",
         "licence": "The trace holds numbers and language codes and no string: Apache-2.0, as this "
         "package. langid-strings.json holds strings of Django's, under DJANGO-LICENSE.txt.",

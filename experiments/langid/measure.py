@@ -10,10 +10,10 @@ import sys
 import numpy as np
 
 from ttamer import datasets
-from ttamer.envelope import cost_at_error
-from ttamer.evaluation import measure
-from ttamer.fitting import fit
-from ttamer.trace_nodes import restrict
+from ttamer.evaluation.results import measure
+from ttamer.fitting.plans import fit
+from ttamer.stats.envelope import cost_at_error
+from ttamer.trace.restrict import restrict
 
 
 def main() -> None:

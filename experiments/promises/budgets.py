@@ -14,12 +14,12 @@ import numpy as np
 
 import ttamer as tt
 from ttamer.cli.show import table
-from ttamer.evaluation import paid
+from ttamer.fitted.replay import paid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 BUDGETS = 10
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.bounds import binomial_p
+from ttamer.stats.bounds import binomial_p
 
 if TYPE_CHECKING:
     from collections.abc import Callable

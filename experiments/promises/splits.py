@@ -41,23 +41,23 @@ from ttamer.baselines.moves import Moves
 from ttamer.baselines.single import AlwaysLast
 from ttamer.baselines.stop_rule import StopRule
 from ttamer.baselines.threshold import Confidence, common_thresholds
-from ttamer.bounds import betting_p, binomial_upper
 from ttamer.cli.show import table
-from ttamer.evaluation import full_cost, paid
-from ttamer.held_out import HeldOut, pairs_of_corners
-from ttamer.mixture import Mixture
-from ttamer.promise import STEPS
+from ttamer.fitted.held_out import HeldOut, pairs_of_corners
+from ttamer.fitted.mixture import Mixture
+from ttamer.fitted.promise import STEPS
+from ttamer.fitted.replay import full_cost, paid
+from ttamer.stats.bounds import betting_p, binomial_upper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from ttamer.fitted import FittedLadder
-    from ttamer.promise import Kind
-    from ttamer.replay import Rule
-    from ttamer.rungs import Mix
-    from ttamer.trace import Trace
+    from ttamer.fitted.ladder import FittedLadder
+    from ttamer.fitted.promise import Kind
+    from ttamer.fitted.replay import Rule
+    from ttamer.fitted.rungs import Mix
+    from ttamer.trace.trace import Trace
 
     Measured = tuple[str, list["Outcome"], list[Spent]]
 

@@ -27,16 +27,16 @@ import numpy as np
 import ray
 
 import ttamer as tt
-from ttamer import streaming
-from ttamer.cascade_spec import CascadeSpec
-from ttamer.counts import Counts
-from ttamer.fitting import choose_plan, held_out_rungs
-from ttamer.quantiser import Quantiser
+from ttamer.fitted.quantiser import Quantiser
+from ttamer.fitting import streaming
+from ttamer.fitting.counts import Counts
+from ttamer.fitting.plans import choose_plan, held_out_rungs
 from ttamer.ray import fit_parquet, fitting
 from ttamer.ray.blocks import stretches
 from ttamer.ray.cluster import in_order
-from ttamer.trace import Trace
-from ttamer.trace_file import read_batches
+from ttamer.trace.files import read_batches
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

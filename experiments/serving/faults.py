@@ -36,7 +36,7 @@ import ttamer as tt
 from ttamer.drift.audit_log import read_log
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-from faulty_upstream import FaultyUpstream
+from support.faulty_upstream import FaultyUpstream
 
 DEADLINE = 2.0
 GRACE = 6.0

@@ -31,7 +31,7 @@ from ttamer.torch.tables import tables_of, threshold_tables
 from ttamer.torch.tracing import trace_of
 from ttamer.torch.tuning import recommend, time_batches
 from ttamer.torch.vgg_exits import vgg
-from ttamer.trace import Trace
+from ttamer.trace.trace import Trace
 
 HEAD = (
     f"{'batch':>5} {'':5} {'':7} {'+err':>5} {'rule':10} {'error':>7} {'p50 ms':>8} {'p99 ms':>8} "

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttamer.baselines import FAMILIES, Unsuitable, fit_families
-from ttamer.cascade_spec import CascadeNode, CascadeSpec
-from ttamer.envelope import lower_envelope
-from ttamer.evaluation import measure
-from ttamer.trace import Trace
+from ttamer.evaluation.results import measure
+from ttamer.stats.envelope import lower_envelope
+from ttamer.trace.spec import CascadeNode, CascadeSpec
+from ttamer.trace.trace import Trace
 
 few = settings(max_examples=settings().max_examples * 2 // 5)
 every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ttamer as tt
-from shifting import rows_of
+from support.shifting import rows_of
 from ttamer.drift.serving import LoopSettings, serving_of
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ttamer as tt
-from shifting import rows_of
+from support.shifting import rows_of
 from ttamer.drift.aside import FitAside
 from ttamer.errors import TTamerError
 

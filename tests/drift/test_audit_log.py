@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ttamer as tt
-from ttamer.cascade_spec import CascadeSpec
 from ttamer.drift import audit_log
 from ttamer.drift.audit_log import AuditLog, AuditRow, Retention, Said, read_log, segments
 from ttamer.errors import ArgumentError, TraceError
+from ttamer.trace.spec import CascadeSpec
 
 SPEC = CascadeSpec.of({"small": 1.0, "large.v2": 5.0}, target="last")
 
 WRITER = """
 import os, signal, sys
-from ttamer.cascade_spec import CascadeSpec
+from ttamer.trace.spec import CascadeSpec
 from ttamer.drift import audit_log
 from ttamer.drift.audit_log import AuditLog, AuditRow, Said
 

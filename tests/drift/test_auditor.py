@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from shifting import SPEC, stream_of
+from support.shifting import SPEC, stream_of
 from ttamer.drift.audit import Audit, Budget
 from ttamer.drift.audit_log import AuditLog, Said, read_log
 from ttamer.drift.auditor import Auditor

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import ttamer as tt
-from shifting import rows_of
-from traces import answering_trace, passing_trace
+from support.shifting import rows_of
+from support.traces import answering_trace, passing_trace
 from ttamer.drift.decided import decide
 from ttamer.drift.safest import AskLast
 from ttamer.errors import ObservationError
-from ttamer.evaluation import measure
-from ttamer.mixture import Mixture
+from ttamer.evaluation.results import measure
+from ttamer.fitted.mixture import Mixture
 
 
 @pytest.fixture(scope="module", params=["fixed", "any", "calibrated"])

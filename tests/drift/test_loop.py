@@ -8,7 +8,7 @@ import json
 import pytest
 
 import ttamer as tt
-from shifting import rows_of, stream_of
+from support.shifting import rows_of, stream_of
 from ttamer.drift.decided import decide
 from ttamer.drift.event import Event
 from ttamer.drift.loop import Loop

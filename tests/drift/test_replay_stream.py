@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import ttamer as tt
-from shifting import SPEC, rows_of, stream_of
+from support.shifting import SPEC, rows_of, stream_of
 from ttamer.cli import replay_stream as command
-from ttamer.drift import streams
+from ttamer.datasets import streams
 from ttamer.drift.decided import decide
 from ttamer.drift.replayed import ARMS, replay_stream
 from ttamer.errors import ArgumentError, TTamerError
@@ -150,7 +150,7 @@ def test_streams_are_what_they_are_said_to_be(name):
         1 - wrong[found.shift :].mean(), abs=1e-4
     )
     assert "in the package" in facts["source"]
-    folder = resources.files("ttamer.drift") / "data"
+    folder = resources.files("ttamer.datasets") / "data" / "streams"
     with resources.as_file(folder / f"{name}.parquet") as path:
         assert path.stat().st_size < 2_000_000
     assert streams.load(name, target="last").rows.spec.target == "last"

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from shifting import rows_of
+from support.shifting import rows_of
 from ttamer.drift.decided import decide
 from ttamer.drift.retuned import Retuned, tune
 from ttamer.drift.safest import AskLast

@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from shifting import decided
-from ttamer.bounds import binomial_p
+from support.shifting import decided
 from ttamer.drift.watch import Bound, Watch
 from ttamer.errors import ArgumentError
+from ttamer.stats.bounds import binomial_p
 
 
 def watch(rng, *, only=None, bound=None, rows=600, **options):

@@ -29,8 +29,8 @@ from ttamer.errors import ArgumentError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ttamer.replay import Family, Setting
-    from ttamer.trace import Trace
+    from ttamer.fitted.replay import Family, Setting
+    from ttamer.trace.trace import Trace
 
 __all__ = ["FAMILIES", "Unsuitable", "fit_families"]
 
@@ -60,8 +60,8 @@ def fit_families(
 ) -> tuple[dict[str, list[Setting]], dict[str, str]]:
     """Fit baselines: the settings of each by name, and why others were left out.
 
-    >>> from ttamer.cascade_spec import CascadeSpec
-    >>> from ttamer.trace import Trace
+    >>> from ttamer.trace.spec import CascadeSpec
+    >>> from ttamer.trace.trace import Trace
     >>> trace = Trace(
     ...     CascadeSpec.of({"small": 1.0, "large": 10.0}),
     ...     [[0.9, 0.8], [0.4, 0.7]],

@@ -20,12 +20,12 @@ from ttamer.baselines.selection import Ruler, sweep_prices
 from ttamer.baselines.stop_rule import StopRule, plain
 from ttamer.baselines.threshold import common_thresholds
 from ttamer.baselines.unsuitable import Unsuitable, separate_models
-from ttamer.replay import Setting
+from ttamer.fitted.replay import Setting
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["Chain", "chain_table"]
 

@@ -21,14 +21,14 @@ from ttamer.baselines.moves import Moves
 from ttamer.baselines.selection import Ruler, sweep_prices
 from ttamer.baselines.stop_rule import plain
 from ttamer.baselines.unsuitable import Unsuitable, predictions_of, separate_models
-from ttamer.replay import Played, Setting
+from ttamer.fitted.replay import Played, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["FrugalML"]
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.isotonic import rising
+from ttamer.stats.isotonic import rising
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["Calibrated", "Isotonic", "level_starts"]
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.trace import require_rows
+from ttamer.trace.trace import require_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["Moves", "before"]
 
@@ -30,8 +30,8 @@ __all__ = ["Moves", "before"]
 class Moves:
     """What a cascade of n nodes allows.
 
-    >>> from ttamer.cascade_spec import CascadeSpec
-    >>> from ttamer.trace import Trace
+    >>> from ttamer.trace.spec import CascadeSpec
+    >>> from ttamer.trace.trace import Trace
     >>> spec = CascadeSpec.of({"large": 9.0, "small": 1.0})
     >>> moves = Moves.of(Trace(spec, [[0.9, 0.8]]))
     >>> moves.walk.tolist(), moves.needs.tolist()

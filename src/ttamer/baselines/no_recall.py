@@ -16,14 +16,14 @@ import numpy as np
 from ttamer.baselines.moves import Moves
 from ttamer.baselines.selection import Ruler, worth_having
 from ttamer.baselines.states import States, fit_states, transitions
-from ttamer.problem import Problem
-from ttamer.replay import Played, Setting
+from ttamer.fitted.replay import Played, Setting
+from ttamer.problem.problem import Problem
 from ttamer.solvers import solve_ladder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["NoRecall"]
 

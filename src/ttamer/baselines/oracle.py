@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.baselines.moves import Moves, before
-from ttamer.replay import Played, Setting
+from ttamer.fitted.replay import Played, Setting
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["Oracle"]
 

@@ -11,13 +11,13 @@ from ttamer.baselines.moves import Moves
 from ttamer.baselines.selection import worth_having
 from ttamer.baselines.stop_rule import walked
 from ttamer.baselines.unsuitable import predictions_of
-from ttamer.replay import Setting
+from ttamer.fitted.replay import Setting
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.replay import Played
-    from ttamer.trace import Trace
+    from ttamer.fitted.replay import Played
+    from ttamer.trace.trace import Trace
 
 __all__ = ["Patience"]
 

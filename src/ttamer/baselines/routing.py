@@ -18,12 +18,12 @@ from ttamer.baselines.moves import Moves
 from ttamer.baselines.selection import Ruler, sweep_prices
 from ttamer.baselines.states import States, fit_states, transitions
 from ttamer.baselines.unsuitable import separate_models
-from ttamer.replay import Played, Setting
+from ttamer.fitted.replay import Played, Setting
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["Routing"]
 

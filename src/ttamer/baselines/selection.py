@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.envelope import lower_envelope
-from ttamer.evaluation import paid
-from ttamer.trace import require_rows
+from ttamer.fitted.replay import paid
+from ttamer.stats.envelope import lower_envelope
+from ttamer.trace.trace import require_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
-    from ttamer.replay import Rule, Setting
-    from ttamer.trace import Trace
+    from ttamer.fitted.replay import Rule, Setting
+    from ttamer.trace.trace import Trace
 
 __all__ = ["Ruler", "sweep_prices", "worth_having"]
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from ttamer.baselines.moves import Moves
 from ttamer.baselines.selection import Ruler
-from ttamer.replay import Played, Setting
+from ttamer.fitted.replay import Played, Setting
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["AlwaysBest", "AlwaysFirst", "AlwaysLast"]
 

@@ -17,7 +17,7 @@ from ttamer.baselines.isotonic import Isotonic
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["States", "transitions"]
 

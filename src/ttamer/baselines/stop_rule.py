@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ttamer.replay import Played, asked_up_to
+from ttamer.fitted.replay import Played, asked_up_to
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["Score", "StopRule", "plain", "walked"]
 

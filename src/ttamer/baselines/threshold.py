@@ -12,13 +12,13 @@ from ttamer.baselines.moves import Moves
 from ttamer.baselines.selection import Ruler, worth_having
 from ttamer.baselines.stop_rule import StopRule, plain
 from ttamer.baselines.unsuitable import Unsuitable
-from ttamer.replay import Setting
+from ttamer.fitted.replay import Setting
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.baselines.stop_rule import Score
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["CalibratedThreshold", "Confidence", "EntropyThreshold", "MarginThreshold", "Threshold"]
 

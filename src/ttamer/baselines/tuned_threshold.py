@@ -12,10 +12,10 @@ from ttamer.baselines.moves import Moves
 from ttamer.baselines.selection import Ruler, sweep_prices
 from ttamer.baselines.stop_rule import StopRule, plain
 from ttamer.baselines.threshold import Confidence, common_thresholds
-from ttamer.replay import Setting
+from ttamer.fitted.replay import Setting
 
 if TYPE_CHECKING:
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["ThresholdPerExit"]
 

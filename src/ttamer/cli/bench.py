@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
-    from ttamer.bench import TraceBench
+    from ttamer.evaluation.benchmark import TraceBench
 
 __all__ = ["add_to"]
 
@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> None:
     """Run and print one table."""
     from pathlib import Path
 
-    from ttamer.bench import bench
     from ttamer.cli.progress import teller
     from ttamer.cli.show import as_json
+    from ttamer.evaluation.benchmark import bench
 
     tell = teller(quiet=args.json)
     names = args.families.split(",") if args.families else None

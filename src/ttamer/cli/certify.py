@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
-    from ttamer.fitted import FittedLadder
-    from ttamer.promise import Promise
-    from ttamer.trace import Trace
+    from ttamer.fitted.ladder import FittedLadder
+    from ttamer.fitted.promise import Promise
+    from ttamer.trace.trace import Trace
 
 __all__ = ["add_to"]
 
@@ -48,11 +48,11 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Promise or check, print, and say by the exit code whether it holds."""
-    from ttamer.artefact import load, save
+    from ttamer.artefact.files import load, save
     from ttamer.cli.show import as_json
     from ttamer.cli.traces import read
     from ttamer.errors import ArgumentError
-    from ttamer.fitted import FittedLadder
+    from ttamer.fitted.ladder import FittedLadder
 
     ladder = load(args.policy)
     if not isinstance(ladder, FittedLadder):
@@ -92,8 +92,8 @@ def _promised(
 
 def _checked(ladder: FittedLadder, trace: Trace | None, name: str) -> list[Promise]:
     from ttamer.errors import ArgumentError
-    from ttamer.held_out import HeldOut
-    from ttamer.promise import check_promise
+    from ttamer.fitted.held_out import HeldOut
+    from ttamer.fitted.promise import check_promise
 
     if not ladder.promises:
         raise ArgumentError(f"{name} holds no promise: make one with --error or --drop, and -o")

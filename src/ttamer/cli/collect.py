@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["add_to"]
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from ttamer.cli.show import as_json, number, table
-    from ttamer.trace_file import suffix_of
+    from ttamer.trace.files import suffix_of
 
     suffix_of(args.output)  # refuse others before anything is paid for
     of_cascade = args.models[0].endswith(".toml")
@@ -117,8 +117,8 @@ def _from_callables(args: argparse.Namespace) -> Trace:
     from pathlib import Path
 
     from ttamer.cli.progress import teller
-    from ttamer.collecting import collect
     from ttamer.errors import ArgumentError
+    from ttamer.runtime.collecting import collect
 
     sys.path.insert(0, "")  # a module beside the user
     models = dict(_model(text) for text in args.models)

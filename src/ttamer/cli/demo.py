@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
-    from ttamer.frontier import Frontier
-    from ttamer.trace import Trace
+    from ttamer.evaluation.frontiers import Frontier
+    from ttamer.trace.trace import Trace
 
 __all__ = ["add_to"]
 
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser."""
-    from ttamer.dataset_facts import names
+    from ttamer.datasets.facts import names
 
     parser = commands.add_parser(
         "demo",
@@ -29,25 +29,20 @@ def add_to(commands: Any) -> None:
                         help=f"which trace: {', '.join(names())} (default langid)")  # fmt: skip
     parser.add_argument("-o", "--output", default="out", metavar="FOLDER",
                         help="where the report goes (default out)")  # fmt: skip
-    parser.add_argument("--live", action="store_true",
-                        help="ask real detectors about what you type (extra [demo])")  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Show what the package does."""
-    if args.live:
-        _run_live()
-        return
     from pathlib import Path
 
     from ttamer import datasets
     from ttamer.cli.frontier import frontier_text
     from ttamer.cli.progress import teller
-    from ttamer.fitting import fit
-    from ttamer.frontier import frontier
-    from ttamer.recommendation import recommend
-    from ttamer.report import write_report
+    from ttamer.evaluation.frontiers import frontier
+    from ttamer.fitting.plans import fit
+    from ttamer.reporting.recommendation import recommend
+    from ttamer.reporting.report import write_report
 
     fit_trace = datasets.load(args.trace, part="fit")
     test_trace = datasets.load(args.trace, part="test")
@@ -78,9 +73,9 @@ def three_numbers(result: Frontier, test_trace: Trace) -> list[str]:
     Separate models may know more together than the best of them: there it is how much more. Exits
     of one network hardly do: there it is what giving up some accuracy saves.
     """
-    from ttamer.frontier import MORE_ERROR
-    from ttamer.recommendation import reference_in_words
-    from ttamer.wording import points
+    from ttamer.evaluation.frontiers import MORE_ERROR
+    from ttamer.reporting.recommendation import reference_in_words
+    from ttamer.reporting.wording import points
 
     best = result.reference
     most = 1 - min(point.result.error for point in result.of("ttamer"))
@@ -103,11 +98,3 @@ def three_numbers(result: Frontier, test_trace: Trace) -> list[str]:
     near = [f"within {points(more)} of it at {shares[more]:.1%} of its cost"
             for more in MORE_ERROR if more and more in shares][:2]  # fmt: skip
     return [first, *near]
-
-
-def _run_live() -> None:
-    import sys
-
-    from ttamer.live import run_live
-
-    run_live(sys.stdin, print)

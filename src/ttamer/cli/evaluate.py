@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
-    from ttamer.fitted import FittedPolicy
-    from ttamer.mixture import Mixture
+    from ttamer.fitted.ladder import FittedPolicy
+    from ttamer.fitted.mixture import Mixture
 
 __all__ = ["add_to"]
 
@@ -37,12 +37,12 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Replay and print."""
-    from ttamer.artefact import load
+    from ttamer.artefact.files import load
     from ttamer.cli.show import as_json, number, table
     from ttamer.cli.traces import read
     from ttamer.errors import ArgumentError
-    from ttamer.evaluation import evaluate
-    from ttamer.fitted import FittedLadder, FittedPolicy
+    from ttamer.evaluation.results import evaluate
+    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 
     loaded = load(args.policy)
     if not isinstance(loaded, FittedLadder | FittedPolicy):

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from ttamer.fitted import FittedLadder
+    from ttamer.fitted.ladder import FittedLadder
 
 __all__ = ["add_to"]
 
@@ -59,7 +59,7 @@ def fit_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> None:
     """Fit, save, and say what was fitted."""
-    from ttamer.artefact import save
+    from ttamer.artefact.files import save
     from ttamer.cli.progress import teller
     from ttamer.cli.show import as_json
 
@@ -100,8 +100,8 @@ def run(args: argparse.Namespace) -> None:
 def _fitted(args: argparse.Namespace, tell: Callable[[str], None]) -> FittedLadder:
     from ttamer.cli.traces import read
     from ttamer.errors import ArgumentError
-    from ttamer.fitting import fit
-    from ttamer.streaming import fit_file
+    from ttamer.fitting.plans import fit
+    from ttamer.fitting.streaming import fit_file
 
     options = fit_options(args)
     if not (args.stream or args.ray):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
-    from ttamer.frontier import Frontier
-    from ttamer.trace import Trace
+    from ttamer.evaluation.frontiers import Frontier
+    from ttamer.trace.trace import Trace
 
 __all__ = ["add_to", "frontier_text"]
 
@@ -66,8 +66,8 @@ def run_frontier(args: argparse.Namespace) -> None:
 def run_report(args: argparse.Namespace) -> None:
     """Compare and draw."""
     from ttamer.cli.show import as_json
-    from ttamer.fitting import fit
-    from ttamer.report import write_report
+    from ttamer.fitting.plans import fit
+    from ttamer.reporting.report import write_report
 
     result, fit_trace, test_trace = _measured(args)
     paths = write_report(result, fit(fit_trace), test_trace, args.output, title=args.title)
@@ -81,7 +81,7 @@ def run_report(args: argparse.Namespace) -> None:
 def _measured(args: argparse.Namespace) -> tuple[Frontier, Any, Any]:
     from ttamer.cli.progress import teller
     from ttamer.cli.traces import read
-    from ttamer.frontier import frontier
+    from ttamer.evaluation.frontiers import frontier
 
     fit_trace, test_trace = read(args.fit, args), read(args.test, args)
     tell = teller(quiet=args.json)
@@ -96,8 +96,8 @@ def _measured(args: argparse.Namespace) -> tuple[Frontier, Any, Any]:
 def frontier_text(result: Frontier, test_trace: Trace) -> str:
     """Return the comparison as a table."""
     from ttamer.cli.show import number, table
-    from ttamer.frontier import MORE_ERROR
-    from ttamer.recommendation import reference_in_words
+    from ttamer.evaluation.frontiers import MORE_ERROR
+    from ttamer.reporting.recommendation import reference_in_words
 
     best, alone = result.reference, reference_in_words(result, test_trace)
     head = ["family", *(f"+{100 * more:g}" if more else "its error" for more in MORE_ERROR)]

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from ttamer.drift.replayed import Replayed
     from ttamer.drift.serving import LoopSettings, Serving
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["add_to"]
 
@@ -68,8 +68,8 @@ def run(args: argparse.Namespace) -> None:
 
     from ttamer.cli.progress import teller
     from ttamer.cli.show import as_json
+    from ttamer.datasets.streams import names
     from ttamer.drift.replayed import replay_stream
-    from ttamer.drift.streams import names
 
     if args.example == "list":
         print("\n".join(names()))
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
         Path(args.events).write_text(lines, "utf-8")
     if args.plot:
         from ttamer.drift.picture import draw_replayed
-        from ttamer.plot import save_figure
+        from ttamer.reporting.plot import save_figure
 
         title = args.example or Path(args.stream).name
         save_figure(draw_replayed(replayed, shift=shift, title=title), args.plot)
@@ -128,13 +128,13 @@ def _opened(
     """Return what serves at first, the stream, where it shifts if known, and rows before."""
     import dataclasses
 
-    from ttamer.artefact import load
+    from ttamer.artefact.files import load
     from ttamer.cli.traces import read
     from ttamer.drift import streams
     from ttamer.drift.serving import serving_of
     from ttamer.errors import ArgumentError
-    from ttamer.fitted import FittedLadder
-    from ttamer.fitting import fit
+    from ttamer.fitted.ladder import FittedLadder
+    from ttamer.fitting.plans import fit
 
     if (args.example is None) == (args.stream is None):
         raise ArgumentError("give a stream to replay, or --example NAME")

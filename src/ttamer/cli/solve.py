@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
-    from ttamer.ladder import Ladder
-    from ttamer.policy import Policy
-    from ttamer.problem import Problem
+    from ttamer.policy.base import Policy
+    from ttamer.policy.ladder import Ladder
+    from ttamer.problem.problem import Problem
 
 __all__ = ["add_to"]
 

@@ -105,7 +105,7 @@ def run_if_stop(args: argparse.Namespace) -> None:
     )
     paths = []
     if not args.no_figure:
-        from ttamer.plot import draw_if_stop, save_figure
+        from ttamer.reporting.plot import draw_if_stop, save_figure
 
         paths = [str(path) for path in save_figure(draw_if_stop(experiments), args.output)]
     if args.json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["add_reading_options", "read"]
 
@@ -31,7 +31,7 @@ def add_reading_options(parser: Any, *, required: bool = True) -> None:
 
 def read(path: str, args: argparse.Namespace) -> Trace:
     """Read a trace as the options say; tell on stderr what was left out or decided."""
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
     trace = Trace.read(path, args.cascade, on_bad="leave_out" if args.leave_out else "refuse")
     for reason, count in trace.left_out.items():

@@ -14,12 +14,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from ttamer.artefact import load
+from ttamer.artefact.files import load
 from ttamer.errors import TTamerError
-from ttamer.fitted import FittedLadder
+from ttamer.fitted.ladder import FittedLadder
 
 if TYPE_CHECKING:
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["FitAside"]
 

@@ -29,15 +29,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.signals import BOOKKEEPING
-from ttamer.trace import Trace
+from ttamer.fitted.signals import BOOKKEEPING
+from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from ttamer.cascade_spec import CascadeSpec
+    from ttamer.trace.spec import CascadeSpec
 
 __all__ = ["AuditLog", "AuditRow", "Retention", "Said", "Segment", "read_log", "segments"]
 
@@ -186,7 +186,7 @@ class AuditLog:
         unfinished = self.folder / f"{name}.tmp"
         trace = _trace(self._spec, rows)
         try:
-            from ttamer.trace_arrow import write_parquet
+            from ttamer.trace.arrow import write_parquet
 
             write_parquet(trace, unfinished)
             _synced(unfinished)
@@ -309,7 +309,7 @@ def _unread(part: Trace, read: set[tuple[float, float]]) -> NDArray[np.bool_]:
 
 
 def _read_one(path: Path, *, labelled: bool) -> Trace | None:
-    from ttamer.trace_arrow import arrow
+    from ttamer.trace.arrow import arrow
 
     parquet = arrow("pyarrow.parquet")
     labels = parquet.read_schema(path).get_field_index("label") >= 0

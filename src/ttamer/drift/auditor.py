@@ -16,15 +16,15 @@ from ttamer.drift.audit_log import AuditRow
 from ttamer.drift.status import status_of
 from ttamer.drift.unlabelled import Unlabelled
 from ttamer.drift.worker import Worker
-from ttamer.trace import Trace
+from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ttamer.cascade_spec import CascadeSpec
     from ttamer.drift.audit import Audit, Draw
     from ttamer.drift.audit_log import AuditLog, Said
     from ttamer.drift.loop import Loop
+    from ttamer.trace.spec import CascadeSpec
 
     _Item = tuple[str, AuditRow]
     """A request, and its row."""

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.evaluation import paid
-from ttamer.fitted import FittedPolicy
-from ttamer.mixture import Mixture
-from ttamer.replay_states import play_states
+from ttamer.fitted.ladder import FittedPolicy
+from ttamer.fitted.mixture import Mixture
+from ttamer.fitted.replay import paid
+from ttamer.fitted.replay_states import play_states
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from ttamer.fitted import Fitted
-    from ttamer.fitted_belief import BeliefFitted
-    from ttamer.replay import Rule
-    from ttamer.trace import Trace
+    from ttamer.fitted.belief_model import BeliefFitted
+    from ttamer.fitted.ladder import Fitted
+    from ttamer.fitted.replay import Rule
+    from ttamer.trace.trace import Trace
 
 __all__ = ["Decided", "decide"]
 

@@ -36,10 +36,10 @@ from ttamer.drift.safest import AskLast
 from ttamer.drift.serving import Serving
 from ttamer.drift.watch import Bound, Watch
 from ttamer.errors import ArgumentError, TTamerError
-from ttamer.fitting import fit
-from ttamer.held_out import HeldOut
-from ttamer.promise import check_promise, make_promise
-from ttamer.trace import Trace
+from ttamer.fitted.held_out import HeldOut
+from ttamer.fitted.promise import check_promise, make_promise
+from ttamer.fitting.plans import fit
+from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from ttamer.drift.event import Kind, State
     from ttamer.drift.serving import LoopSettings
     from ttamer.drift.watch import Alarm
-    from ttamer.fitted import FittedLadder, FittedPolicy
-    from ttamer.mixture import Mixture
+    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+    from ttamer.fitted.mixture import Mixture
 
 __all__ = ["Loop"]
 

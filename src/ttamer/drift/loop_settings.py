@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from ttamer.promise import Kind
+    from ttamer.fitted.promise import Kind
 
 __all__ = ["LEAST_REFIT", "LoopSettings"]
 

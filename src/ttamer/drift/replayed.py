@@ -19,8 +19,8 @@ from ttamer.drift.retuned import Retuned
 from ttamer.drift.safest import AskLast
 from ttamer.drift.watch import Bound
 from ttamer.errors import ArgumentError
-from ttamer.evaluation import paid
-from ttamer.fitting import fit
+from ttamer.fitted.replay import paid
+from ttamer.fitting.plans import fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from ttamer.drift.event import Event
     from ttamer.drift.serving import LoopSettings, Serving
-    from ttamer.fitted import FittedLadder
-    from ttamer.trace import Trace
+    from ttamer.fitted.ladder import FittedLadder
+    from ttamer.trace.trace import Trace
 
 __all__ = ["ARMS", "Arm", "Replayed", "replay_stream"]
 

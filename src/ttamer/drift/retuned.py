@@ -19,14 +19,14 @@ from ttamer.baselines.moves import Moves
 from ttamer.baselines.stop_rule import StopRule
 from ttamer.baselines.threshold import Confidence
 from ttamer.errors import ArgumentError
-from ttamer.evaluation import paid
-from ttamer.trace import Trace
+from ttamer.fitted.replay import paid
+from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.drift.watch import Bound
-    from ttamer.replay import Rule
+    from ttamer.fitted.replay import Rule
 
 __all__ = ["Retuned", "tune"]
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ttamer.baselines.single import AlwaysLast
-from ttamer.capped import CappedSession
 from ttamer.errors import ObservationError
-from ttamer.session import Explanation
+from ttamer.fitted.capped import CappedSession
+from ttamer.policy.session import Explanation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ttamer.cascade_spec import CascadeSpec
-    from ttamer.replay import Played
-    from ttamer.trace import Trace
+    from ttamer.fitted.replay import Played
+    from ttamer.trace.spec import CascadeSpec
+    from ttamer.trace.trace import Trace
 
 __all__ = ["AskLast", "LastSession"]
 
@@ -53,7 +53,7 @@ class AskLast:
 class LastSession:
     """One input's way to the last node; if that fails, the others are asked, the last ones first.
 
-    >>> from ttamer.cascade_spec import CascadeSpec
+    >>> from ttamer.trace.spec import CascadeSpec
     >>> turn = AskLast(CascadeSpec.of({"small": 1.0, "large": 9.0})).session()
     >>> turn.next
     'large'

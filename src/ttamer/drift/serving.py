@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from ttamer.drift.loop_settings import LoopSettings
 from ttamer.drift.safest import AskLast
-from ttamer.held_out import HeldOut
-from ttamer.promise import make_promise
+from ttamer.fitted.held_out import HeldOut
+from ttamer.fitted.promise import make_promise
 
 if TYPE_CHECKING:
-    from ttamer.fitted import FittedLadder, FittedPolicy
-    from ttamer.mixture import Mixture
-    from ttamer.promise import Promise
-    from ttamer.trace import Trace
+    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+    from ttamer.fitted.mixture import Mixture
+    from ttamer.fitted.promise import Promise
+    from ttamer.trace.trace import Trace
 
 __all__ = ["LoopSettings", "Serving", "serving_of"]
 

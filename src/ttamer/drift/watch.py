@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ttamer.bounds import betting_upper
 from ttamer.drift.ranks import BETS, Ranks, pays_on
 from ttamer.drift.wager import MEMORY, SIZES, ChangeBet, stakes_against
 from ttamer.errors import ArgumentError
+from ttamer.stats.bounds import betting_upper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.drift.decided import Decided
-    from ttamer.promise import Kind
+    from ttamer.fitted.promise import Kind
 
 __all__ = ["Alarm", "Bound", "Evidence", "Test", "Watch"]
 

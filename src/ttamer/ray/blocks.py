@@ -1,6 +1,6 @@
 """Blocks of Parquet files: the batches of a local reading, each to be had by itself.
 
-A local reading (``ttamer.trace_file.read_batches``) goes through a file from its first row, so many
+A local reading (``ttamer.trace.read_batches``) goes through a file from its first row, so many
 rows at a time. Digests and sums of floats depend on where one batch ends and the next begins; a
 block is such a batch, found from the file's footer alone and read without what comes before it.
 """
@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer.cascade_spec import CascadeSpec
-from ttamer.class_codes import ClassCodes
 from ttamer.errors import ArgumentError, CascadeError, TraceError
-from ttamer.trace_arrow import ArrowBatch, ParquetFile, arrow
-from ttamer.trace_builder import TraceBuilder
-from ttamer.trace_columns import plan
-from ttamer.trace_file import open_source
+from ttamer.trace.arrow import ArrowBatch, ParquetFile, arrow
+from ttamer.trace.builder import TraceBuilder
+from ttamer.trace.classes import ClassCodes
+from ttamer.trace.columns import plan
+from ttamer.trace.files import open_source
+from ttamer.trace.spec import CascadeSpec
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Sequence
 
-    from ttamer.trace import Trace
-    from ttamer.trace_columns import Layout
+    from ttamer.trace.columns import Layout
+    from ttamer.trace.trace import Trace
 
     Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

@@ -15,21 +15,21 @@ import ray
 import ray.data
 from ray.exceptions import RayError
 
-from ttamer import collecting as local
-from ttamer.cascade_spec import CascadeNode, CascadeSpec
-from ttamer.class_codes import ClassCodes
 from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.ray.blocks import files_of
 from ttamer.ray.cluster import WorkLost, cpus, joined, resources
 from ttamer.ray.models import made
 from ttamer.ray.spans import Span, spans_of
+from ttamer.runtime import collecting as local
+from ttamer.trace.classes import ClassCodes
+from ttamer.trace.spec import CascadeNode, CascadeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from ttamer.cascade_spec import Order, Target
     from ttamer.ray.blocks import Paths
-    from ttamer.trace import OnBad, Trace
+    from ttamer.trace.spec import Order, Target
+    from ttamer.trace.trace import OnBad, Trace
 
 __all__ = ["collect", "collect_parquet"]
 

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
-from ttamer import streaming
-from ttamer.class_codes import ClassCodes
-from ttamer.counts import Counts
 from ttamer.errors import TraceError
+from ttamer.fitting import streaming
+from ttamer.fitting.counts import Counts
 from ttamer.ray.blocks import files_of, spec_of, stretches
 from ttamer.ray.cluster import RETRIES, cpus, in_order, joined
 from ttamer.ray.paying import hint
-from ttamer.trace import Trace
-from ttamer.trace_builder import Agreement
+from ttamer.trace.builder import Agreement
+from ttamer.trace.classes import ClassCodes
+from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     import os
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ttamer.cascade_spec import CascadeSpec
-    from ttamer.counts import Pair
-    from ttamer.fitted import FittedLadder
-    from ttamer.quantiser import Quantiser
+    from ttamer.fitted.ladder import FittedLadder
+    from ttamer.fitted.quantiser import Quantiser
+    from ttamer.fitting.counts import Pair
     from ttamer.ray.blocks import Paths, Stretch
+    from ttamer.trace.spec import CascadeSpec
 
 __all__ = ["fit_parquet"]
 
@@ -66,7 +66,7 @@ def fit_parquet(
     ``paths`` is a file, a folder, or several; every machine of the cluster must see them under the
     same names. They count as one log, in that order. ``address`` is the cluster's, where this
     process is not connected to one: see :func:`ttamer.ray.joined`. The result is that of
-    ``ttamer.streaming.fit_file`` to the last bit. A worker that dies is replaced, and what it did
+    ``ttamer.fitting.fit_file`` to the last bit. A worker that dies is replaced, and what it did
     is done again.
     """
     chosen = streaming.options_of(options)

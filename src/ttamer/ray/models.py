@@ -6,8 +6,8 @@ import inspect
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ttamer.collecting import Batched
 from ttamer.errors import ArgumentError
+from ttamer.runtime.collecting import Batched
 
 if TYPE_CHECKING:
     from collections.abc import Callable

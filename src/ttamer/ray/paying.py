@@ -40,7 +40,7 @@ def hint(rows: int, workers: int, *, new_cluster: bool = False) -> str | None:
     >>> hint(10**12, workers=64)
     >>> hint(1000, workers=2)
     '1000 rows on 2 workers: a local fit would be faster, up to about 4,000,000 rows; use
-     ttamer.streaming.fit_file (ttamer fit --stream)'
+     ttamer.fitting.streaming.fit_file (ttamer fit --stream)'
     """
     least = pays_from(workers, new_cluster=new_cluster)
     if rows >= least:
@@ -48,7 +48,7 @@ def hint(rows: int, workers: int, *, new_cluster: bool = False) -> str | None:
     upto = "whatever the rows" if math.isinf(least) else f"up to about {_rounded(least)} rows"
     return (
         f"{rows} rows on {workers} worker{'s' * (workers > 1)}: a local fit would be faster, "
-        f"{upto}; use ttamer.streaming.fit_file (ttamer fit --stream)"
+        f"{upto}; use ttamer.fitting.streaming.fit_file (ttamer fit --stream)"
     )
 
 

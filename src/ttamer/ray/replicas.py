@@ -23,16 +23,16 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ttamer.calling import is_async
-from ttamer.cascade_spec import CascadeSpec
-from ttamer.class_codes import class_text
 from ttamer.errors import CascadeError, TraceError
-from ttamer.node_reply import Unusable, reply_of, told
 from ttamer.ray.models import model_from
+from ttamer.runtime.calling import is_async
+from ttamer.runtime.reply import Unusable, reply_of, told
 from ttamer.serve.asking import Answered, nodes_of
 from ttamer.serve.confidence import question_of
 from ttamer.serve.settings import settings_of
 from ttamer.serve.upstream import UpstreamFailed, open_session
+from ttamer.trace.classes import class_text
+from ttamer.trace.spec import CascadeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

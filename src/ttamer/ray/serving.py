@@ -21,7 +21,6 @@ from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
-from ttamer.cascade_spec import CascadeSpec
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.ray.replicas import Failed, Replica, read_placements
 from ttamer.serve.app import make_app
@@ -29,6 +28,7 @@ from ttamer.serve.asking import Node
 from ttamer.serve.gateway import Gateway
 from ttamer.serve.reloading import load_for
 from ttamer.serve.upstream import UpstreamFailed
+from ttamer.trace.spec import CascadeSpec
 
 if TYPE_CHECKING:
     import os

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import TraceError
-from ttamer.trace_arrow import arrow
+from ttamer.trace.arrow import arrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

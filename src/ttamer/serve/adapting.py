@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ttamer.artefact import save
+from ttamer.artefact.files import save
 from ttamer.drift.aside import FitAside
 from ttamer.drift.loop import Loop
 from ttamer.drift.serving import serving_of
 from ttamer.errors import CascadeError, TTamerError
-from ttamer.fitted import FittedLadder
-from ttamer.trace import Trace
+from ttamer.fitted.ladder import FittedLadder
+from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     from ttamer.drift.event import Event

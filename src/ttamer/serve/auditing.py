@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from ttamer.drift.loop import Loop
-    from ttamer.outcome import Asked
+    from ttamer.runtime.outcome import Asked
     from ttamer.serve.asking import Node
     from ttamer.serve.audit_settings import AuditSettings
     from ttamer.serve.chat import Question

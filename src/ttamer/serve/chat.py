@@ -16,7 +16,7 @@ from ttamer.serve.schemas import CHAT, CLASSIFY, COMPLETION, check
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ttamer.outcome import Outcome
+    from ttamer.runtime.outcome import Outcome
     from ttamer.serve.asking import Answered
     from ttamer.serve.limits import Refused
 

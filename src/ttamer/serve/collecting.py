@@ -18,7 +18,7 @@ from ttamer.serve.asking import nodes_of
 from ttamer.serve.comparing import prediction_of
 from ttamer.serve.journal import Entry, Journal, key_of
 from ttamer.serve.upstream import UpstreamFailed, open_session
-from ttamer.trace import OnBad, Trace
+from ttamer.trace.trace import OnBad, Trace
 
 if TYPE_CHECKING:
     import os

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from ttamer.calling import Call, call_async
 from ttamer.errors import CascadeError, TTamerError
-from ttamer.node_reply import told
-from ttamer.outcome import Asked, CascadeFailed
+from ttamer.runtime.calling import Call, call_async
+from ttamer.runtime.outcome import Asked, CascadeFailed
+from ttamer.runtime.reply import told
 from ttamer.serve.adapting import Adapting, first_serving
 from ttamer.serve.asking import call_cost, nodes_of
 from ttamer.serve.auditing import audit_of, auditing
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from aiohttp import ClientSession
 
-    from ttamer.outcome import Outcome
+    from ttamer.runtime.outcome import Outcome
     from ttamer.serve.asking import Answered, Node
     from ttamer.serve.auditing import Auditing
     from ttamer.serve.chat import Question

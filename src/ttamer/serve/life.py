@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from ttamer.outcome import CascadeFailed, Outcome
+from ttamer.runtime.outcome import CascadeFailed, Outcome
 from ttamer.serve import chat
 from ttamer.serve.gateway import Errand, NodeFailed
 from ttamer.serve.guard import Guard
@@ -34,7 +34,7 @@ from ttamer.serve.upstream import Reply
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from ttamer.outcome import Asked
+    from ttamer.runtime.outcome import Asked
     from ttamer.serve.chat import Kind, Question
     from ttamer.serve.exchange import Exchange
     from ttamer.serve.gateway import Gateway

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ttamer.class_codes import class_text
 from ttamer.errors import ArgumentError, TraceError
+from ttamer.trace.classes import class_text
 
 if TYPE_CHECKING:
     import os

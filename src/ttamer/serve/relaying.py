@@ -7,7 +7,7 @@ import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from ttamer.outcome import Asked
+from ttamer.runtime.outcome import Asked
 from ttamer.serve.gateway import NodeFailed
 from ttamer.serve.upstream import UpstreamFailed
 

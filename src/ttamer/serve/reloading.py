@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ttamer.artefact import inspect, load
+from ttamer.artefact.files import inspect, load
 from ttamer.errors import ArtefactError, TTamerError
-from ttamer.fitted import FittedLadder, FittedPolicy
+from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 
 if TYPE_CHECKING:
     import os

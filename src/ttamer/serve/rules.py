@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from ttamer.cascade import Cascade
 from ttamer.drift.decided import decide
 from ttamer.drift.safest import AskLast
 from ttamer.errors import ArgumentError
-from ttamer.fitted import FittedPolicy
+from ttamer.fitted.ladder import FittedPolicy
+from ttamer.runtime.cascade import Cascade
 from ttamer.serve.limits import Refused
 from ttamer.serve.status import Frontier, Rung, frontier_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from ttamer.cascade_spec import CascadeSpec
     from ttamer.drift.serving import Serving
-    from ttamer.mixture import Mixture
+    from ttamer.fitted.mixture import Mixture
     from ttamer.serve.reloading import Artefact
     from ttamer.serve.settings import ServeSettings
+    from ttamer.trace.spec import CascadeSpec
 
 __all__ = ["NotAllowed", "Rule", "Rules"]
 

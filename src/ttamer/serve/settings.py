@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ttamer.cascade_spec import CascadeSpec
 from ttamer.errors import CascadeError
 from ttamer.serve.audit_settings import audit_settings_of
 from ttamer.serve.checking import (
@@ -25,6 +24,7 @@ from ttamer.serve.checking import (
     checked,
     one_of,
 )
+from ttamer.trace.spec import CascadeSpec
 
 if TYPE_CHECKING:
     import os

@@ -17,12 +17,12 @@ from importlib.resources import files
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from ttamer.fitted import FittedLadder, FittedPolicy
+from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ttamer.mixture import Mixture
+    from ttamer.fitted.mixture import Mixture
     from ttamer.serve.served import Served
 
 __all__ = ["PAGE", "PAGE_HEADERS", "Frontier", "Rung", "Status", "frontier_of"]

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.errors import ProblemError
-from ttamer.ladder import Ladder
+from ttamer.policy.ladder import Ladder
+from ttamer.problem.tradeoff import check_tradeoff, check_tradeoffs
 from ttamer.solvers.blas import one_thread
 from ttamer.solvers.forest import solve_forest
 from ttamer.solvers.walk import solve_walk
-from ttamer.tradeoff import check_tradeoff, check_tradeoffs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from ttamer.policy import Policy
-    from ttamer.problem import Problem
+    from ttamer.policy.base import Policy
+    from ttamer.problem.problem import Problem
 
 __all__ = ["solve", "solve_ladder"]
 

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.errors import ProblemError
-from ttamer.index_policy import IndexPolicy
+from ttamer.policy.index import IndexPolicy
+from ttamer.policy.surrogate import sweep
 from ttamer.solvers.walk import NO_SURE_ANSWER
-from ttamer.surrogate import sweep
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.problem import Problem
+    from ttamer.problem.problem import Problem
 
 __all__ = ["solve_forest"]
 

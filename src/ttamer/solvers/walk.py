@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.errors import ProblemError
-from ttamer.play.walk import START, STOP
-from ttamer.surrogate import tie_slack
-from ttamer.tradeoff import weigh_losses
-from ttamer.walk_policy import WalkPolicy
+from ttamer.policy.expected_walk import START, STOP
+from ttamer.policy.surrogate import tie_slack
+from ttamer.policy.walk import WalkPolicy
+from ttamer.problem.tradeoff import weigh_losses
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.problem import Problem
+    from ttamer.problem.problem import Problem
 
 __all__ = ["NO_SURE_ANSWER", "solve_walk"]
 

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 
 from ttamer.errors import ArgumentError
-from ttamer.problem import Problem
+from ttamer.problem.problem import Problem
 from ttamer.theory.optima import no_recall_optimum, offline_optimum, online_optimum
 
 __all__ = ["Impossibility", "Needle", "impossibility", "needle", "two_nodes"]

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.errors import ProblemError
+from ttamer.policy.surrogate import Surrogate
+from ttamer.problem.tradeoff import check_tradeoff, weigh_losses
 from ttamer.solvers import solve
-from ttamer.surrogate import Surrogate
-from ttamer.tradeoff import check_tradeoff, weigh_losses
 
 if TYPE_CHECKING:
-    from ttamer.problem import Problem
+    from ttamer.problem.problem import Problem
 
 __all__ = ["Optima", "no_recall_optimum", "offline_optimum", "online_optimum", "optima"]
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.errors import ArgumentError
-from ttamer.play.walk import STOP, expected_walk
-from ttamer.problem import Problem
+from ttamer.policy.expected_walk import STOP, expected_walk
+from ttamer.problem.problem import Problem
 from ttamer.solvers import solve
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.policy import Policy
+    from ttamer.policy.base import Policy
 
 __all__ = ["EXPERIMENTS", "Experiment", "best_threshold", "experiment", "if_stop_experiments"]
 

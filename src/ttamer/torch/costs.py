@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ttamer.cascade_spec import CascadeNode, CascadeSpec
+from ttamer.trace.spec import CascadeNode, CascadeSpec
 
 if TYPE_CHECKING:
-    from ttamer.cascade_spec import Target
+    from ttamer.trace.spec import Target
 
 __all__ = ["Costs"]
 

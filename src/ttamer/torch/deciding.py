@@ -139,7 +139,7 @@ class Decider:
         same = said[:, :, None] == said[:, None, :]  # (m, answer, other)
         agreed = others[..., 0] + others[..., 1] * odds[:, None, :]
         differed = others[..., 2] * odds[:, None, :] + others[..., 3] * lean[:, None, :]
-        # Exact in any order: see ttamer.belief.
+        # Exact in any order: see ttamer.fitted.belief.
         totals = own[..., 0] + own[..., 1] * odds + own[..., 2] * lean
         totals = totals + torch.where(same, agreed, differed).sum(dim=2)
         least, place = totals[:, 0], torch.zeros_like(step)

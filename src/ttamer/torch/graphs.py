@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ttamer.fitted import FittedPolicy
+    from ttamer.fitted.ladder import FittedPolicy
     from ttamer.torch.early_exit import EarlyExit, Value
     from ttamer.torch.placing import Precision
     from ttamer.torch.regrouping import Regrouping

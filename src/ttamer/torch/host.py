@@ -77,7 +77,7 @@ class HostDecider(Decider):
         odds, lean = every_odds[line, context], every_lean[line, context]
         said = carry.prediction.numpy()[line, context]
         own, others = tables["own"][step], tables["others"][step]
-        # Exact in any order: see ttamer.belief.
+        # Exact in any order: see ttamer.fitted.belief.
         totals = own[:, :, 0] + own[:, :, 1] * odds + own[:, :, 2] * lean
         if context.shape[1] > 1:
             odds, lean = odds[:, np.newaxis], lean[:, np.newaxis]

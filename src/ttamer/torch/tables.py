@@ -6,7 +6,7 @@ out. Two layouts cover all of them:
 - :class:`PlainTables`: the state of an exit is the bin of its confidence; what is kept of the past
   is the best loss so far. Policies on confidence with recall, and thresholds.
 - :class:`BeliefTables`: what is kept are the log-odds, leans and predictions of the exits asked; X
-  is their belief (see :mod:`ttamer.belief`), and its bin decides.
+  is their belief (see :mod:`ttamer.fitted.belief`), and its bin decides.
 
 All numbers are kept as they are in the policy, in double precision where it is double, so that
 every device decides as a session does.
@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ttamer.belief import SURE, context_of
 from ttamer.errors import ArgumentError
-from ttamer.fitted_belief import BeliefFitted
-from ttamer.walk_policy import WalkPolicy
+from ttamer.fitted.belief import SURE, context_of
+from ttamer.fitted.belief_model import BeliefFitted
+from ttamer.policy.walk import WalkPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ttamer.fitted import FittedPolicy
+    from ttamer.fitted.ladder import FittedPolicy
 
 __all__ = ["BeliefTables", "PlainTables", "Tables", "tables_of", "threshold_tables"]
 

@@ -11,16 +11,16 @@ from ttamer.errors import TraceError
 from ttamer.torch.flops import count_flops
 from ttamer.torch.placing import autocast, device_of, rows_of, take, to_device
 from ttamer.torch.scores import scores_of
-from ttamer.trace import Trace
+from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
-    from ttamer.cascade_spec import CascadeSpec
     from ttamer.torch.early_exit import EarlyExit, Value
     from ttamer.torch.placing import Precision
+    from ttamer.trace.spec import CascadeSpec
 
 __all__ = ["trace_of"]
 

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from ttamer.errors import ArgumentError
-from ttamer.fitting import fit
+from ttamer.fitting.plans import fit
 from ttamer.torch.placing import rows_of, wait
 from ttamer.torch.profiling import full_run, profile, runner_for
 from ttamer.torch.regrouping import group_sizes
-from ttamer.trace_nodes import restrict
+from ttamer.trace.restrict import restrict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ttamer.fitted import FittedPolicy
+    from ttamer.fitted.ladder import FittedPolicy
     from ttamer.torch.early_exit import EarlyExit, Value
     from ttamer.torch.placing import Precision
     from ttamer.torch.profiling import Profile
     from ttamer.torch.running import Runner
-    from ttamer.trace import Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["Candidate", "Recommendation", "Timing", "predicted", "recommend", "time_batches"]
 

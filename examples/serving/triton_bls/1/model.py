@@ -14,7 +14,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 import ttamer as tt
-from ttamer.cascade import Cascade, CascadeFailed
+from ttamer.runtime.cascade import Cascade, CascadeFailed
 
 
 class TritonPythonModel:

@@ -1,0 +1,275 @@
+"""The part of a ``.ttamer`` file that a fit on beliefs adds (docs/format.md).
+
+What is raised gives the reason alone; :mod:`ttamer.artefact.files` adds the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer.artefact.container import fields_of, integers_of, text_of
+from ttamer.artefact.fits import plan_of, rows_of, spec_of, texts_of
+from ttamer.artefact.rules import cut
+from ttamer.errors import ArtefactDamaged
+from ttamer.fitted.belief import GRAIN, MOST_WEIGHT, Belief, Step, context_of
+from ttamer.fitted.belief_model import BeliefFitted
+from ttamer.fitted.quantiser import MOST_STATES
+from ttamer.fitted.signals import Signals
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from ttamer.problem.problem import Problem
+
+__all__ = ["describe_belief", "restore_belief"]
+
+MOST_NODES = 60
+"""Steps are written as sets of bits."""
+EXACT = ("belief_levels", "belief_leans", "belief_weights")
+"""What X is added up from: exact in double precision only if made of such numbers."""
+FIELDS = ("names", "order", "target", "predictions", "classes", "steps", "edges", "levels",
+          "leans", "plan", "trace", "rows")  # fmt: skip
+SIGNAL_FIELDS = ("signals", "signal_bins")
+
+
+def describe_belief(fitted: BeliefFitted) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return what the header and the arrays say of a fit on beliefs."""
+    spec, belief = fitted.spec, fitted.belief
+    described = {
+        "names": list(spec.names),
+        "order": spec.order,
+        "target": spec.target,
+        "predictions": belief.knows_predictions,
+        "classes": list(fitted.classes),
+        "steps": [sum(1 << node for node in step) for step in fitted.steps],
+        "edges": [len(edges) for edges in fitted.edges],
+        "levels": [len(levels) for levels in belief.levels],
+        "leans": [len(leans) for leans in belief.leans],
+        "plan": {key: str(value) for key, value in fitted.plan.items()},
+        "trace": fitted.trace_digest,
+        "rows": fitted.rows,
+    }
+    keys = _answers(fitted.steps, len(spec.names), sure_last=belief.sure_last)
+    pad = [0.0]  # no array is empty in a file
+    arrays = {
+        "belief_costs": np.array(spec.costs, float),
+        "belief_edges": np.concatenate([*fitted.edges, pad]),
+        "belief_bounds": np.concatenate([*belief.bounds, pad]),
+        "belief_levels": np.concatenate(belief.levels),
+        "belief_classes": np.array([*(float(c) for each in belief.leans for c in each), *pad]),
+        "belief_leans": np.array([*(v for each in belief.leans for v in each.values()), *pad]),
+        "belief_weights": np.concatenate([*(belief.weights[key] for key in keys), pad]),
+    }
+    if belief.by_class:
+        arrays["belief_by_class"] = np.stack([belief.by_class[key] for key in keys])
+    if spec.has_passing:
+        arrays["belief_passing"] = np.array(spec.passing, float)
+    if belief.signals is not None:
+        described["signals"] = list(belief.signals.names)
+        described["signal_bins"] = [len(doubt) for doubt in belief.signals.doubts]
+        arrays["belief_signal_bounds"] = np.concatenate([*belief.signals.bounds, pad])
+        arrays["belief_signal_leans"] = np.concatenate(belief.signals.leans)
+        arrays["belief_signal_doubts"] = np.concatenate(belief.signals.doubts)
+    return described, arrays
+
+
+def restore_belief(
+    described: object, arrays: Mapping[str, NDArray[Any]], problem: Problem, *, recall: bool
+) -> BeliefFitted:
+    """Check what a file says of a fit on beliefs against its problem, and return it."""
+    if problem.moves != "walk" or recall:
+        raise ArtefactDamaged("a belief needs a walk without recall: recall is inside it")
+    told = isinstance(described, dict) and "signals" in described
+    fields = fields_of(described, "the belief", (*FIELDS, *SIGNAL_FIELDS) if told else FIELDS)
+    names = texts_of(fields["names"], "names")
+    count = len(names)
+    if count > MOST_NODES:
+        raise ArtefactDamaged(f"the belief has {count} nodes, and at most {MOST_NODES} are read")
+    if not isinstance(fields["predictions"], bool):
+        raise ArtefactDamaged("predictions must be true or false")
+    spec = spec_of(
+        names, [""] * count, fields, arrays["belief_costs"], arrays.get("belief_passing")
+    )
+    classes = fields["classes"]
+    if not isinstance(classes, list):
+        raise ArtefactDamaged("the classes must be a list")
+    for each in classes:
+        text_of(each, "a class")
+    if len(set(classes)) < len(classes):
+        raise ArtefactDamaged("a class stands twice")
+    steps = _steps(fields["steps"], count, problem, routed=told)
+    signals = _signals(fields, arrays, count) if told else None
+    belief = _belief(fields, arrays, steps, count, len(classes), sure_last=spec.target == "last")
+    return BeliefFitted(
+        spec=spec,
+        belief=dataclasses.replace(belief, signals=signals),
+        steps=tuple(steps),
+        edges=_edges(fields["edges"], arrays["belief_edges"], problem),
+        classes=tuple(classes),
+        plan=plan_of(fields["plan"]),
+        trace_digest=text_of(fields["trace"], "the trace of the belief"),
+        rows=rows_of(fields["rows"]),
+    )
+
+
+def _answers(steps: Sequence[Step], nodes: int, *, sure_last: bool) -> list[tuple[Step, int]]:
+    """Return the regressions there are, in the order of the file."""
+    return [
+        (step, answer)
+        for step in steps
+        for answer in context_of(step)
+        if not (sure_last and answer == nodes - 1)
+    ]
+
+
+def _steps(item: object, nodes: int, problem: Problem, *, routed: bool) -> list[Step]:
+    bits = integers_of(item, "the steps", least=0 if routed else 1, most=(1 << nodes) - 1)
+    if len(bits) != len(problem.nodes) or len(set(bits)) < len(bits):
+        raise ArtefactDamaged(
+            "the belief must have one step of its own for each node of the problem"
+        )
+    for source, target in problem.ends:
+        if source < 0 and not bits[target] and _cannot_answer(problem, target):
+            continue  # a router, which only signals come before
+        before = bits[source] if source >= 0 else 0
+        added = bits[target] & ~before
+        left = before & ~bits[target]
+        # Where exits are asked in order, a step may be the last asked alone.
+        onward = added > before and left < bits[target] & before
+        if added.bit_count() != 1 or (left and not onward):
+            raise ArtefactDamaged("a way on must add one node to the step it comes from")
+    steps = [tuple(v for v in range(nodes) if step >> v & 1) for step in bits]
+    if problem.is_line:  # there the order of asking is known, and kept
+        asked: Step = ()
+        for place in problem.order:
+            asked = (*asked, *(v for v in steps[place] if v not in asked))
+            steps[place] = asked
+    return steps
+
+
+def _cannot_answer(problem: Problem, node: int) -> bool:
+    return bool(np.isinf(problem.nodes[node].losses).all()) and bool(problem.outgoing[node])
+
+
+def _signals(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], nodes: int) -> Signals:
+    names = texts_of(fields["signals"], "signals")
+    bins = integers_of(fields["signal_bins"], "the bins of signals", least=1, most=MOST_STATES)
+    if not names or len(bins) != len(names) or len(set(names)) < len(names):
+        raise ArtefactDamaged("the belief must name each signal once, and how many bins it has")
+    shapes = {
+        "belief_signal_bounds": (sum(bins) - len(bins) + 1,),
+        "belief_signal_leans": (sum(bins), nodes),
+        "belief_signal_doubts": (sum(bins),),
+    }
+    for name, shape in shapes.items():
+        array = arrays.get(name)
+        if array is None or array.shape != shape or not np.isfinite(array).all():
+            raise ArtefactDamaged(f"array {name!r} must hold finite numbers, of shape {shape}")
+        if name != "belief_signal_bounds" and (
+            np.abs(array).max() > MOST_WEIGHT or (array % GRAIN != 0).any()
+        ):
+            raise ArtefactDamaged(
+                f"array {name!r} must hold multiples of {GRAIN:g} up to {MOST_WEIGHT:g}"
+            )
+    bounds = cut(arrays["belief_signal_bounds"][:-1], [count - 1 for count in bins])
+    if any((np.diff(own) <= 0).any() for own in bounds) or arrays["belief_signal_bounds"][-1]:
+        raise ArtefactDamaged("the bounds of signals must increase, and end with 0")
+    return Signals(
+        tuple(names),
+        bounds,
+        cut(arrays["belief_signal_leans"], bins),
+        cut(arrays["belief_signal_doubts"], bins),
+    )
+
+
+def _edges(item: object, stored: NDArray[Any], problem: Problem) -> tuple[NDArray[np.float64], ...]:
+    counts = integers_of(item, "the edges of the belief", least=0, most=MOST_STATES - 1)
+    if stored.shape != (sum(counts) + 1,) or stored[-1] != 0:
+        raise ArtefactDamaged("the edges of the belief do not agree with how many there should be")
+    if [count + 1 for count in counts] != [len(node.losses) for node in problem.nodes]:
+        raise ArtefactDamaged("the belief and the problem differ in the states of a step")
+    edges = cut(stored, counts)
+    for own in edges:
+        if not (np.isfinite(own).all() and (np.diff(own) > 0).all()):
+            raise ArtefactDamaged("the edges of the belief must be finite and increase")
+    return edges
+
+
+def _belief(
+    fields: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
+    steps: Sequence[Step],
+    nodes: int,
+    classes: int,
+    *,
+    sure_last: bool,
+) -> Belief:
+    levels = integers_of(fields["levels"], "the levels", least=1, most=MOST_STATES)
+    leans = integers_of(fields["leans"], "the leans", least=0, most=max(classes, 0))
+    if len(levels) != nodes or len(leans) != nodes:
+        raise ArtefactDamaged("the belief must have levels and leans for each node")
+    keys = _answers(steps, nodes, sure_last=sure_last)
+    predictions = fields["predictions"]
+    if predictions != any(leans):
+        raise ArtefactDamaged("the belief says otherwise whether it knows predictions")
+    widths = [3 + (len(context_of(step)) - 1) * (4 if predictions else 1) for step, _ in keys]
+    for name, size in (
+        ("belief_bounds", sum(levels) - nodes + 1),
+        ("belief_levels", sum(levels)),
+        ("belief_classes", sum(leans) + 1),
+        ("belief_leans", sum(leans) + 1),
+        ("belief_weights", sum(widths) + 1),
+    ):
+        array = arrays[name]
+        if array.shape != (size,) or not np.isfinite(array).all():
+            raise ArtefactDamaged(f"array {name!r} must hold {size} finite numbers")
+        if name != "belief_levels" and array[-1] != 0:
+            raise ArtefactDamaged(f"array {name!r} must end with 0")
+        if name in EXACT and (
+            np.abs(array).max(initial=0) > MOST_WEIGHT or (array % GRAIN != 0).any()
+        ):
+            raise ArtefactDamaged(
+                f"array {name!r} must hold multiples of {GRAIN:g} up to {MOST_WEIGHT:g}"
+            )
+    bounds = cut(arrays["belief_bounds"][:-1], [count - 1 for count in levels])
+    if any((np.diff(own) <= 0).any() for own in bounds):
+        raise ArtefactDamaged("the bounds of the belief must increase")
+    codes = arrays["belief_classes"][:-1]
+    if codes.size and not (
+        (codes == np.floor(codes)).all() and codes.min() >= 0 and codes.max() < classes
+    ):
+        raise ArtefactDamaged("a lean of the belief is for a class there is not")
+    if any(len(set(own.tolist())) < len(own) for own in cut(codes, leans)):
+        raise ArtefactDamaged("a class has two leans of the belief in one node")
+    parts = zip(cut(codes, leans), cut(arrays["belief_leans"][:-1], leans), strict=True)
+    by_class = arrays.get("belief_by_class")
+    if by_class is not None:
+        _check_by_class(by_class, (len(keys), classes), predictions=predictions)
+    return Belief(
+        bounds=bounds,
+        levels=cut(arrays["belief_levels"], levels),
+        leans=tuple(
+            dict(zip(own.astype(int).tolist(), values.tolist(), strict=True))
+            for own, values in parts
+        ),
+        weights=dict(zip(keys, cut(arrays["belief_weights"], widths), strict=True)),
+        sure_last=sure_last,
+        by_class={} if by_class is None else dict(zip(keys, by_class, strict=True)),
+    )
+
+
+def _check_by_class(array: NDArray[Any], shape: tuple[int, int], *, predictions: bool) -> None:
+    name = "belief_by_class"
+    if not predictions or not all(shape):
+        raise ArtefactDamaged(f"array {name!r} is for a belief that knows predictions")
+    if array.shape != shape or not np.isfinite(array).all():
+        raise ArtefactDamaged(f"array {name!r} must hold finite numbers, of shape {shape}")
+    if np.abs(array).max() > MOST_WEIGHT or (array % GRAIN != 0).any():
+        raise ArtefactDamaged(
+            f"array {name!r} must hold multiples of {GRAIN:g} up to {MOST_WEIGHT:g}"
+        )

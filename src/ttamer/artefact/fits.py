@@ -1,0 +1,136 @@
+"""The part of a ``.ttamer`` file that a fit adds: how confidences become states (docs/format.md).
+
+What is raised gives the reason alone; :mod:`ttamer.artefact.files` adds the file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer.artefact.container import fields_of, integers_of, text_of
+from ttamer.artefact.rules import cut
+from ttamer.errors import ArtefactDamaged, CascadeError
+from ttamer.fitted.ladder import Fitted
+from ttamer.fitted.quantiser import MOST_STATES, Quantiser
+from ttamer.trace.spec import CascadeNode, CascadeSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from ttamer.problem.problem import Problem
+
+__all__ = ["describe_fit", "plan_of", "restore_fit", "rows_of", "spec_of", "texts_of"]
+
+MOST_ROWS = 2**53
+FIELDS = ("names", "after", "order", "target", "columns", "edges", "plan", "trace", "rows")
+
+
+def describe_fit(fitted: Fitted) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return what the header and the arrays say of a fit."""
+    spec = fitted.spec
+    described = {
+        "names": list(spec.names),
+        "after": ["" if node.after is None else node.after for node in spec.nodes],
+        "order": spec.order,
+        "target": spec.target,
+        "columns": list(fitted.columns),
+        "edges": [len(edges) for edges in fitted.quantiser.edges],
+        "plan": {key: str(value) for key, value in fitted.plan.items()},
+        "trace": fitted.trace_digest,
+        "rows": fitted.rows,
+    }
+    # No array is empty in a file; one entry past the last edge sees to that.
+    edges = np.concatenate([*fitted.quantiser.edges, [0.0]])
+    arrays = {"fit_costs": np.array(spec.costs, float), "fit_edges": edges}
+    if spec.has_passing:
+        arrays["fit_passing"] = np.array(spec.passing, float)
+    return described, arrays
+
+
+def restore_fit(described: object, arrays: Mapping[str, NDArray[Any]], problem: Problem) -> Fitted:
+    """Check what a file says of a fit against its problem, and return it."""
+    fields = fields_of(described, "the fit", FIELDS)
+    names, after = texts_of(fields["names"], "names"), texts_of(fields["after"], "after")
+    count = len(names)
+    if count != len(problem.nodes) or len(after) != count:
+        raise ArtefactDamaged("the fit must name as many nodes as the problem has")
+    columns = integers_of(fields["columns"], "the columns of the fit", least=0, most=count - 1)
+    if sorted(columns) != list(range(count)):
+        raise ArtefactDamaged("the columns of the fit must hold every node once")
+    if [names[column] for column in columns] != list(problem.names):
+        raise ArtefactDamaged("the fit and the problem differ in their nodes")
+    return Fitted(
+        spec=spec_of(names, after, fields, arrays["fit_costs"], arrays.get("fit_passing")),
+        quantiser=_quantiser(fields["edges"], arrays["fit_edges"], columns, problem),
+        columns=tuple(columns),
+        plan=plan_of(fields["plan"]),
+        trace_digest=text_of(fields["trace"], "the trace of the fit"),
+        rows=rows_of(fields["rows"]),
+    )
+
+
+def plan_of(item: object) -> dict[str, str]:
+    """Return the plan of a fit, text by text."""
+    if not isinstance(item, dict):
+        raise ArtefactDamaged("the plan of the fit must be an object")
+    for key, value in item.items():
+        text_of(key, "the key of a plan")
+        text_of(value, f"the plan's {key!r}")
+    return item
+
+
+def rows_of(item: object) -> int:
+    """Return how many rows a fit saw."""
+    return integers_of([item], "the rows of the fit", least=1, most=MOST_ROWS)[0]
+
+
+def texts_of(item: object, what: str) -> list[str]:
+    """Return a list of text that is not empty."""
+    if not isinstance(item, list) or not item:
+        raise ArtefactDamaged(f"the {what} of the fit must be a list")
+    return [text_of(each, f"one of the {what} of the fit") for each in item]
+
+
+def spec_of(
+    names: list[str],
+    after: list[str],
+    fields: Mapping[str, Any],
+    costs: NDArray[Any],
+    passing: NDArray[Any] | None = None,
+) -> CascadeSpec:
+    """Return the cascade of a fit; ``passing`` where its nodes are passed at a cost."""
+    if costs.shape != (len(names),):
+        raise ArtefactDamaged("the fit must have one cost for each node")
+    if passing is not None and passing.shape != (len(names),):
+        raise ArtefactDamaged("the fit must have one cost of passing for each node")
+    past = [None] * len(names) if passing is None else passing.tolist()
+    order = text_of(fields["order"], "the order of the fit")
+    target = text_of(fields["target"], "the target of the fit")
+    try:
+        nodes = [
+            CascadeNode(name, cost, after=parent or None, passing=each)
+            for name, cost, parent, each in zip(names, costs.tolist(), after, past, strict=True)
+        ]
+        return CascadeSpec(tuple(nodes), order=order, target=target)  # type: ignore[arg-type]
+    except CascadeError as error:
+        raise ArtefactDamaged(f"the cascade of the fit is none: {error}") from None
+
+
+def _quantiser(
+    item: object, stored: NDArray[Any], columns: list[int], problem: Problem
+) -> Quantiser:
+    counts = integers_of(item, "the edges of the fit", least=0, most=MOST_STATES - 1)
+    if len(counts) != len(columns) or stored.shape != (sum(counts) + 1,) or stored[-1] != 0:
+        raise ArtefactDamaged("the edges of the fit do not agree with how many it says there are")
+    edges = cut(stored, counts)
+    for node, column in enumerate(columns):
+        own = edges[column]
+        if len(own) + 1 != len(problem.nodes[node].losses):
+            raise ArtefactDamaged("the fit and the problem differ in the states of a node")
+        if not (np.isfinite(own).all() and (np.diff(own) > 0).all()):
+            raise ArtefactDamaged("the edges of the fit must be finite and increase")
+    return Quantiser(edges)

@@ -1,0 +1,160 @@
+"""The part of a ``.ttamer`` file that says how its policies did: the record (docs/format.md).
+
+What is raised gives the reason alone; :mod:`ttamer.artefact.files` adds the file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer.artefact.container import fields_of, integers_of, text_of
+from ttamer.errors import ArtefactDamaged
+from ttamer.fitted.held_out import HeldOut, pairs_of_corners
+from ttamer.fitted.promise import Promise
+from ttamer.fitted.rungs import Mix, Rungs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from ttamer.fitted.ladder import FittedLadder
+
+__all__ = ["describe_record", "restore_record"]
+
+MOST_PROMISES = 16
+MOST_ROWS = 2**53
+FIELDS = ("held", "promises")
+HELD_FIELDS = ("rows", "trace", "against")
+PROMISE_FIELDS = ("kind", "cheap", "dear", "certified", "rows", "trace", "against", "needed")
+
+
+def describe_record(ladder: FittedLadder) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return what the header and the arrays say of how a ladder did."""
+    rungs = ladder.require_rungs()
+    arrays: dict[str, NDArray[Any]] = {
+        "record_rungs": np.stack(
+            [rungs.errors, rungs.costs, rungs.errors if rungs.calm is None else rungs.calm]
+        )
+    }
+    described: dict[str, Any] = {"held": {}, "promises": []}
+    if ladder.held is not None:
+        held = ladder.held
+        described["held"] = {
+            "rows": held.rows,
+            "trace": held.trace_digest,
+            "against": held.against,
+        }
+        arrays["record_held"] = held.counts.reshape(-1, 8).astype(float)
+    if ladder.promises:
+        described["promises"] = [
+            {
+                "kind": each.kind,
+                "cheap": each.mix.cheap,
+                "dear": each.mix.dear,
+                "certified": each.certified,
+                "rows": each.rows,
+                "trace": each.trace_digest,
+                "against": each.against,
+                "needed": each.rows_needed or 0,
+            }
+            for each in ladder.promises
+        ]
+        arrays["record_promises"] = np.array(
+            [(p.at_most, p.confidence, p.mix.share, p.bound, p.observed) for p in ladder.promises]
+        )
+    return described, arrays
+
+
+def restore_record(
+    described: object, arrays: Mapping[str, NDArray[Any]], count: int, names: Sequence[str]
+) -> tuple[Rungs, HeldOut | None, tuple[Promise, ...]]:
+    """Check what a file says of how its ``count`` policies did, and return it."""
+    fields = fields_of(described, "the record", FIELDS)
+    rungs = _rungs(arrays, count)
+    held = None
+    if fields["held"] != {}:
+        held = _held(fields["held"], arrays, rungs, names)
+    elif "record_held" in arrays:
+        raise ArtefactDamaged("the record has counts of no rows held out")
+    return rungs, held, _promises(fields["promises"], arrays, count, names)
+
+
+def _rungs(arrays: Mapping[str, NDArray[Any]], count: int) -> Rungs:
+    if "record_rungs" not in arrays:
+        raise ArtefactDamaged("the record lacks the array 'record_rungs'")
+    table = arrays["record_rungs"]
+    if table.shape != (3, count) or not np.isfinite(table).all() or (table < 0).any():
+        raise ArtefactDamaged("the record must have a finite error and cost for each policy")
+    return Rungs(table[0], table[1], table[2])
+
+
+def _held(
+    item: object, arrays: Mapping[str, NDArray[Any]], rungs: Rungs, names: Sequence[str]
+) -> HeldOut:
+    fields = fields_of(item, "the rows held out", HELD_FIELDS)
+    (rows,) = integers_of([fields["rows"]], "the rows held out", least=1, most=MOST_ROWS)
+    pairs = pairs_of_corners(rungs.corners)
+    counts = arrays.get("record_held")
+    if counts is None or counts.shape != (len(pairs), 8):
+        raise ArtefactDamaged("the record must have eight counts for each pair of corners")
+    whole = np.isfinite(counts).all() and (counts >= 0).all() and (counts == np.rint(counts)).all()
+    if not whole or (counts.sum(axis=1) != rows).any():
+        raise ArtefactDamaged("the counts of rows held out must be whole, and add up to the rows")
+    return HeldOut(
+        rows,
+        text_of(fields["trace"], "the trace held out"),
+        _node(fields["against"], names),
+        pairs,
+        counts.astype(np.int64).reshape(-1, 2, 2, 2),
+    )
+
+
+def _promises(
+    item: object, arrays: Mapping[str, NDArray[Any]], count: int, names: Sequence[str]
+) -> tuple[Promise, ...]:
+    if not isinstance(item, list) or len(item) > MOST_PROMISES:
+        raise ArtefactDamaged(f"the promises must be a list of at most {MOST_PROMISES}")
+    numbers = arrays.get("record_promises", np.empty((0, 5)))
+    if numbers.shape != (len(item), 5) or not np.isfinite(numbers).all():
+        raise ArtefactDamaged("the record must have five finite numbers for each promise")
+    found = []
+    for each, (at_most, confidence, share, bound, observed) in zip(
+        item, numbers.tolist(), strict=True
+    ):
+        fields = fields_of(each, "a promise", PROMISE_FIELDS)
+        if fields["kind"] not in ("error", "drop") or not isinstance(fields["certified"], bool):
+            raise ArtefactDamaged("a promise is of 'error' or 'drop', certified or not")
+        if not (0.5 <= confidence < 1 and 0 <= share <= 1):
+            raise ArtefactDamaged("a promise has a confidence below 1 and a share from 0 to 1")
+        rungs = [fields["cheap"], fields["dear"]]
+        cheap, dear = integers_of(rungs, "the policies of a promise", least=0, most=count - 1)
+        (rows,) = integers_of([fields["rows"]], "the rows of a promise", least=1, most=MOST_ROWS)
+        (needed,) = integers_of(
+            [fields["needed"]], "the rows a promise needs", least=0, most=MOST_ROWS
+        )
+        found.append(
+            Promise(
+                kind=fields["kind"],
+                at_most=at_most,
+                confidence=confidence,
+                mix=Mix(cheap, dear, share),
+                certified=fields["certified"],
+                bound=bound,
+                observed=observed,
+                rows=rows,
+                trace_digest=text_of(fields["trace"], "the trace of a promise"),
+                against=_node(fields["against"], names),
+                rows_needed=needed or None,
+            )
+        )
+    return tuple(found)
+
+
+def _node(item: object, names: Sequence[str]) -> str:
+    name = text_of(item, "the node compared with")
+    if name not in names:
+        raise ArtefactDamaged("the record compares with a node that the cascade has not")
+    return name

@@ -1,0 +1,59 @@
+"""Which traces come with the package, and what is known of each; read without NumPy.
+
+A trace is found by its files in ``ttamer/data``: ``<name>.json`` says how it was made. One of the
+exits of a network is ``<name>.parquet``, rows to fit on before rows to test on; one of separate
+models has a file for each part.
+
+>>> names()[0]
+'langid'
+>>> is_network("langid"), is_network("minilm-imdb")
+(False, True)
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from ttamer.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+__all__ = ["about", "file_of", "is_network", "names"]
+
+_SEPARATE_MODELS = ("langid",)
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of the traces: of separate models first, then of networks."""
+    networks = (file.name for file in _folder().iterdir() if file.name.endswith(".parquet"))
+    return (*_SEPARATE_MODELS, *sorted(name.removesuffix(".parquet") for name in networks))
+
+
+def is_network(name: str) -> bool:
+    """Whether a trace is of the exits of one network; refuses a name that is none."""
+    if name not in names():
+        raise ArgumentError(f"there is no trace {name!r}; the traces are {', '.join(names())}")
+    return name not in _SEPARATE_MODELS
+
+
+def about(name: str) -> dict[str, Any]:
+    """Return how a trace was made, under which licence, and what its columns mean.
+
+    >>> sorted(about("langid")["rows"])
+    ['fit', 'test']
+    """
+    is_network(name)
+    facts: dict[str, Any] = json.loads(file_of(f"{name}.json").read_text("utf-8"))
+    return facts
+
+
+def file_of(name: str) -> Traversable:
+    """Return one file of the package's data."""
+    return _folder() / name
+
+
+def _folder() -> Traversable:
+    return resources.files("ttamer.datasets") / "data"

@@ -1,0 +1,176 @@
+"""Real traces that come with the package.
+
+>>> names()[0]
+'langid'
+>>> load("langid", "fit").names
+('cld2', 'cld3', 'fasttext', 'langid', 'lingua')
+>>> load("minilm-imdb", "test")
+Trace(5000 rows, 6 nodes, prediction, label)
+
+How each was made is in ``experiments/``, and in :func:`about`. Separate models (langid) are read
+with NumPy alone; fit and test parts share no message there. Exits of one network are kept as
+Parquet, which takes pyarrow (extra [io]); they were shuffled before they were traced, and are
+halved as they stand. A policy fitted on one part has never seen what the other asks about.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from ttamer.datasets.facts import about, file_of, is_network, names
+from ttamer.errors import ArgumentError
+from ttamer.trace.trace import Trace
+
+if TYPE_CHECKING:
+    import os
+
+    from numpy.typing import NDArray
+
+__all__ = ["Part", "Sample", "about", "describe", "export", "load", "messages", "names", "strings"]
+
+Part = Literal["fit", "test"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One input of a trace, where the input itself is shipped too."""
+
+    row: int
+    """Its place in the test part."""
+    text: str
+
+
+def load(name: str, part: Part | None = None) -> Trace:
+    """Return a trace: the part to fit on, the part to test on, or both, fit first.
+
+    >>> fit, test = load("langid", "fit"), load("langid", "test")
+    >>> len(fit) + len(test) == len(load("langid"))
+    True
+    """
+    wanted = _parts(part)
+    if not is_network(name):
+        return Trace.concat([_read(f"{name}-{one}.npz") for one in wanted])
+    whole = _read(f"{name}.parquet")
+    if part is None:
+        return whole
+    first = about(name)["rows"]["fit"]
+    return whole.take(slice(first) if part == "fit" else slice(first, None))
+
+
+def messages(name: str, part: Part | None = None) -> NDArray[np.int16]:
+    """Return, shape (T,), which message each row belongs to.
+
+    Rows of one message are translations of one another: resample messages rather than rows where
+    independence matters. The rows of a network are each an input of its own, and have no messages.
+    """
+    wanted = _parts(part)
+    _need_texts(name, "messages")
+    with file_of(f"{name}-messages.npz").open("rb") as file, np.load(file) as numbers:
+        return np.concatenate([numbers[one] for one in wanted])
+
+
+def strings(name: str) -> tuple[Sample, ...]:
+    """Return a few inputs of the test part, to ask the real models about again.
+
+    >>> strings("langid")[0].row
+    0
+    """
+    _need_texts(name, "strings")
+    found = json.loads(file_of(f"{name}-strings.json").read_text("utf-8"))
+    return tuple(Sample(each["row"], each["text"]) for each in found)
+
+
+def describe(name: str) -> str:
+    """Return :func:`about` in lines for people.
+
+    >>> print(describe("minilm-imdb").splitlines()[0])
+    minilm-imdb: MiniLM on IMDB reviews: 6 exits of one network
+    """
+    network, facts = is_network(name), about(name)
+    told = ("network", "made", "label", "confidence") if network else ("made", "label")
+    return "\n".join(
+        [
+            f"{name}: {facts['title']}",
+            f"rows: {_rows(facts)}",
+            *(f"{key}: {facts[key]}" for key in ("source", *told, "cost", "licence")),
+            "nodes:",
+            *(_exits(facts) if network else _models(name, facts)),
+        ]
+    )
+
+
+def _rows(facts: dict[str, Any]) -> str:
+    rows, groups = facts["rows"], facts.get("messages")
+    fit, test = ("", "") if groups is None else (f" ({groups[one]} messages)" for one in PARTS)
+    split = f"; {facts['split']}" if "split" in facts else ""
+    return f"{rows['fit']} to fit on{fit}, {rows['test']} to test on{test}{split}"
+
+
+def _exits(facts: dict[str, Any]) -> list[str]:
+    """Return a line for each exit: how often it is right, and the cost of all up to it."""
+    exits = facts["nodes"]
+    spent = itertools.accumulate(each["cost"] for each in exits.values())
+    return [
+        f"  {exit_}: right on {each['accuracy']:.1%}, at a cost of {cost:.3f} from the start"
+        for (exit_, each), cost in zip(exits.items(), spent, strict=True)
+    ]
+
+
+def _models(name: str, facts: dict[str, Any]) -> list[str]:
+    lines = []
+    for node in load(name, "test").spec.nodes:
+        said = facts["nodes"][node.name]
+        lines.append(
+            f"  {node.name}: {said['package']} ({said['licence']}), {node.cost:g} on average; "
+            f"confidence is {said['confidence']}"
+        )
+    return lines
+
+
+def export(name: str, folder: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
+    """Write the fit part, the test part and the ``cascade.toml`` into a folder, for the commands.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     [path.name for path in export("langid", folder)]
+    ['fit.npz', 'test.npz', 'cascade.toml']
+    """
+    fit, test = (load(name, part) for part in PARTS)
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    paths = (target / "fit.npz", target / "test.npz", target / "cascade.toml")
+    fit.write(paths[0])
+    test.write(paths[1])
+    fit.spec.to_file(paths[2])
+    return paths
+
+
+def _parts(part: Part | None) -> tuple[Part, ...]:
+    """Return the parts asked for, if there is such a part."""
+    if part is None:
+        return PARTS
+    if part not in PARTS:
+        raise ArgumentError(f"there is no part {part!r}; it is {' or '.join(map(repr, PARTS))}")
+    return (part,)
+
+
+def _need_texts(name: str, what: str) -> None:
+    if is_network(name):
+        raise ArgumentError(
+            f"{name} has no {what}: it holds what the exits of a network said, and none of the "
+            "inputs; langid has them"
+        )
+
+
+def _read(name: str) -> Trace:
+    # A package may be imported from a zip file: the trace is read from a real one.
+    with resources.as_file(file_of(name)) as path:
+        return Trace.read(path)

@@ -1,0 +1,75 @@
+"""Streams with a real shift that come with the package.
+
+Each is one trace: rows to fit on first, then the stream in its order, quiet until ``shift`` and
+changed from there on. They are kept as Parquet, which takes pyarrow (extra [io]); how each was made
+is in ``experiments/drift`` and in :func:`about`.
+
+>>> names()
+('minilm-imdb-to-amazon', 'vgg16-to-jpeg', 'vgg16-to-noise')
+>>> stream = load("vgg16-to-noise")
+>>> len(stream.fit), len(stream.rows), stream.shift
+(4000, 10000, 3000)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from ttamer.errors import ArgumentError
+from ttamer.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+    from ttamer.trace.spec import Target
+
+__all__ = ["Stream", "about", "load", "names"]
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """A recorded stream."""
+
+    name: str
+    fit: Trace
+    """Rows from before, to fit on and to hold out."""
+    rows: Trace
+    """The stream, in its order."""
+    shift: int
+    """The row of the stream from which on it is changed."""
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of the streams."""
+    files = (file.name for file in _folder().iterdir())
+    return tuple(sorted(f.removesuffix(".parquet") for f in files if f.endswith(".parquet")))
+
+
+def about(name: str) -> dict[str, Any]:
+    """Return how a stream was made, under which licence, and what changes in it."""
+    if name not in names():
+        raise ArgumentError(f"there is no stream {name!r}; the streams are {', '.join(names())}")
+    facts: dict[str, Any] = json.loads((_folder() / f"{name}.json").read_text("utf-8"))
+    return facts
+
+
+def load(name: str, *, target: Target | None = None) -> Stream:
+    """Return a stream; ``target`` overrides who is right: ``"label"`` or ``"last"``."""
+    facts = about(name)
+    # A package may be imported from a zip file: the trace is read from a real one.
+    with resources.as_file(_folder() / f"{name}.parquet") as path:
+        whole = Trace.read(path)
+    if target is not None:
+        whole = whole.priced(dataclasses.replace(whole.spec, target=target))
+    first = facts["rows"]["fit"]
+    return Stream(
+        name, whole.take(slice(first)), whole.take(slice(first, None)), facts["rows"]["quiet"]
+    )
+
+
+def _folder() -> Traversable:
+    return resources.files("ttamer.datasets") / "data" / "streams"

@@ -1,0 +1,10 @@
+from ttamer.evaluation.benchmark import bench as bench
+from ttamer.evaluation.benchmark import bench_trace as bench_trace
+from ttamer.evaluation.frontiers import Frontier as Frontier
+from ttamer.evaluation.frontiers import Point as Point
+from ttamer.evaluation.frontiers import frontier as frontier
+from ttamer.evaluation.results import Result as Result
+from ttamer.evaluation.results import evaluate as evaluate
+from ttamer.evaluation.results import measure as measure
+from ttamer.evaluation.simulation import Simulation as Simulation
+from ttamer.evaluation.simulation import simulate as simulate

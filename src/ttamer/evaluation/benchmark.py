@@ -1,0 +1,168 @@
+"""Bench: every family over many traces, with wins and losses.
+
+For each trace half of the rows are fitted to and the other half measured on, chosen by
+``numpy.random.default_rng(0).permutation``. Families are compared by the area under their lower
+convex envelope; whether a difference is real is judged by resampling the test rows, the same
+resample for all families.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer.errors import ArgumentError, TraceError
+from ttamer.evaluation.frontiers import frontier
+from ttamer.fitted.replay import paid
+from ttamer.stats.envelope import area_under
+from ttamer.trace.trace import Trace
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from ttamer.evaluation.frontiers import Frontier
+
+__all__ = ["Duel", "TraceBench", "bench", "bench_trace", "find_traces"]
+
+SUFFIXES = (".parquet", ".csv", ".npz")
+PEEKS = ("oracle",)
+"""Families that know the answers: shown, but nobody's rival."""
+
+
+@dataclass(frozen=True)
+class Duel:
+    """How much smaller the first family's area is than a rival's, as a share of the rival's."""
+
+    rival: str
+    gain: float
+    interval: tuple[float, float]
+
+    @property
+    def verdict(self) -> str:
+        """``"win"`` or ``"loss"`` where the interval says so, else ``"tie"``."""
+        low, high = self.interval
+        return "win" if low > 0 else "loss" if high < 0 else "tie"
+
+
+@dataclass(frozen=True, eq=False)
+class TraceBench:
+    """All families on one trace."""
+
+    name: str
+    frontier: Frontier
+    duels: tuple[Duel, ...]
+    """The first family against every other, the hardest rival first."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        facts = self.frontier.to_dict()
+        del facts["points"]
+        duels = [{**vars(duel), "verdict": duel.verdict} for duel in self.duels]
+        return {"trace": self.name, **facts, "duels": duels}
+
+
+def bench(
+    folder: str | os.PathLike[str],
+    *,
+    families: Iterable[str] | None = None,
+    resamples: int = 200,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> list[TraceBench]:
+    """Run all families over every trace of a folder; each has its cascade beside it.
+
+    The cascade of ``yelp.parquet`` is ``yelp.toml``, or else ``cascade.toml``.
+    """
+    done = []
+    names = None if families is None else list(families)
+    found = find_traces(folder)
+    for number, (path, cascade) in enumerate(found, start=1):
+        place = f"{path.name} ({number} of {len(found)})"
+        tell = (lambda text, place=place: progress(f"{place}: {text}")) if progress else None
+        trace = Trace.read(path, cascade)
+        done.append(
+            bench_trace(
+                path.stem, trace, families=names, resamples=resamples, seed=seed, progress=tell
+            )
+        )
+    return done
+
+
+def find_traces(folder: str | os.PathLike[str]) -> list[tuple[Path, Path]]:
+    """Return the traces of a folder, each with its cascade file."""
+    place = Path(folder)
+    if not place.is_dir():
+        raise ArgumentError(f"{place} is not a folder: give one that holds traces")
+    found = []
+    for path in sorted(p for p in place.iterdir() if p.suffix in SUFFIXES):
+        own, shared = path.with_suffix(".toml"), place / "cascade.toml"
+        cascade = own if own.exists() else shared
+        if not cascade.exists():
+            raise TraceError(f"{path}: has no cascade beside it: write {own.name} or cascade.toml")
+        found.append((path, cascade))
+    if not found:
+        raise ArgumentError(f"{place} holds no traces: none ends in {', '.join(SUFFIXES)}")
+    return found
+
+
+def bench_trace(
+    name: str,
+    trace: Trace,
+    *,
+    families: Iterable[str] | None = None,
+    resamples: int = 200,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> TraceBench:
+    """Run all families on one trace, half to fit and half to test."""
+    order = np.random.default_rng(0).permutation(len(trace))
+    half = len(trace) // 2
+    fit_trace, test_trace = trace.take(order[:half]), trace.take(order[half:])
+    result = frontier(fit_trace, test_trace, families=families, resamples=0, progress=progress)
+    return TraceBench(name, result, _duels(result, test_trace, resamples=resamples, seed=seed))
+
+
+def _duels(result: Frontier, trace: Trace, *, resamples: int, seed: int) -> tuple[Duel, ...]:
+    """Compare the first family with each other one, on the same resamples of the test rows."""
+    first, *rivals = [family for family in result.families if family not in PEEKS]
+    sums = {family: _row_tables(result, trace, family) for family in (first, *rivals)}
+    generator = np.random.default_rng(seed)
+    rows = len(trace)
+    draws = generator.multinomial(rows, np.full(rows, 1 / rows), size=resamples) / rows
+    areas = {family: _areas(tables, draws) for family, tables in sums.items()}
+    duels = []
+    for rival in rivals:
+        gain = 1 - result.area(first) / result.area(rival)
+        spread = 1 - areas[first] / areas[rival]
+        low, high = np.quantile(spread, [0.025, 0.975]) if resamples else (gain, gain)
+        duels.append(Duel(rival, gain, (float(low), float(high))))
+    return tuple(sorted(duels, key=lambda duel: duel.gain))
+
+
+def _row_tables(
+    result: Frontier, trace: Trace, family: str
+) -> tuple[NDArray[np.float64], NDArray[np.float64], tuple[float, float]]:
+    """Return cost and wrongness, shape (T, settings) each, and the range of costs compared."""
+    wrong, rows = trace.wrong(), np.arange(len(trace))
+    played = result.played[family]
+    costs = np.stack([paid(done.asked, trace) for done in played], axis=1)
+    errors = np.stack([wrong[rows, done.answer] for done in played], axis=1).astype(float)
+    cheap, bad = result.cheapest
+    costs = np.column_stack([costs, np.full(len(rows), cheap)])
+    errors = np.column_stack([errors, np.full(len(rows), bad)])
+    return costs, errors, result.cost_range
+
+
+def _areas(
+    tables: tuple[NDArray[np.float64], NDArray[np.float64], tuple[float, float]],
+    draws: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    costs, errors, (low, high) = tables
+    means: Sequence[Any] = list(zip(draws @ costs, draws @ errors, strict=True))
+    return np.array([area_under(cost, error, low, high) / (high - low) for cost, error in means])

@@ -1,0 +1,68 @@
+"""Our own fits as families, beside the baselines.
+
+- ``ttamer``: the default fit.
+- ``paper``: ``belief="none"``, the paper as written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ttamer.baselines import FAMILIES, Unsuitable
+from ttamer.errors import ArgumentError
+from ttamer.fitted.replay import Setting
+from ttamer.fitting.plans import fit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ttamer.fitted.replay import Family
+    from ttamer.trace.trace import Trace
+
+__all__ = ["OURS", "FitFamily", "fit_all"]
+
+
+class FitFamily:
+    """The policies of one kind of fit, one per tradeoff."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        self.name = name
+        self._options = options
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Fit a ladder; its policies are the settings: their tradeoffs are chosen on no rows."""
+        try:
+            ladder = fit(trace, **self._options)
+        except ArgumentError as error:
+            raise Unsuitable(str(error)) from None
+        return [Setting({"tradeoff": policy.tradeoff}, policy) for policy in ladder]
+
+
+OURS: dict[str, Family] = {
+    "ttamer": FitFamily("ttamer"),
+    "paper": FitFamily("paper", belief="none"),
+}
+
+
+def fit_all(
+    trace: Trace,
+    names: Iterable[str] | None = None,
+    *,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[dict[str, list[Setting]], dict[str, str]]:
+    """Fit our families and the baselines: settings by name, and why others were left out."""
+    every = {**OURS, **FAMILIES}
+    names = list(every) if names is None else list(names)
+    for name in names:
+        if name not in every:
+            raise ArgumentError(f"there is no family {name!r}; there are {', '.join(every)}")
+    settings: dict[str, list[Setting]] = {}
+    left_out: dict[str, str] = {}
+    for number, name in enumerate(names, start=1):
+        if progress:
+            progress(f"fitting {name} ({number} of {len(names)})")
+        try:
+            settings[name] = every[name].fit(trace)
+        except Unsuitable as reason:
+            left_out[name] = str(reason)
+    return settings, left_out

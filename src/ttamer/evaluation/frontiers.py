@@ -1,0 +1,202 @@
+"""Frontiers: what each family reaches on rows it was not fitted to.
+
+Every knob is chosen on the fit rows; every number is measured on the test rows. Two settings can
+always be mixed at random, so families are compared by the lower convex envelope of their points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ttamer.baselines import FAMILIES, Unsuitable
+from ttamer.baselines.moves import Moves
+from ttamer.errors import ArgumentError
+from ttamer.evaluation.families import fit_all
+from ttamer.evaluation.results import measure
+from ttamer.fitted.replay import full_cost
+from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ttamer.evaluation.results import Result
+    from ttamer.fitted.replay import Played
+    from ttamer.trace.trace import Trace
+
+__all__ = ["Frontier", "Point", "Reference", "frontier"]
+
+MORE_ERROR = (0.0, 0.005, 0.01, 0.02, 0.05)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of one family, measured on the test rows."""
+
+    policy: str
+    """The family's name."""
+    knob: dict[str, Any]
+    result: Result
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "policy": self.policy,
+            "knob": self.knob,
+            "cost": self.result.cost,
+            "relative_cost": self.result.relative_cost,
+            "error": self.result.error,
+            "cost_interval": list(self.result.cost_interval),
+            "error_interval": list(self.result.error_interval),
+        }
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What families are compared with: the full network, or the best single model."""
+
+    node: str
+    error: float
+    cost: float
+
+
+@dataclass(frozen=True, eq=False)
+class Frontier:
+    """All points, and what they are compared with."""
+
+    points: tuple[Point, ...]
+    reference: Reference
+    full_cost: float
+    cheapest: tuple[float, float]
+    """Cost and error of the cheapest single answer."""
+    fit_rows: int
+    test_rows: int
+    left_out: dict[str, str]
+    """Families that do not suit the trace, with the reason."""
+    played: dict[str, list[Played]]
+    """What each setting did on the test rows, by family."""
+
+    @property
+    def families(self) -> list[str]:
+        """Names, in the order fitted."""
+        return list(dict.fromkeys(point.policy for point in self.points))
+
+    def of(self, family: str) -> list[Point]:
+        """Return the points of one family."""
+        return [point for point in self.points if point.policy == family]
+
+    def curve(self, family: str) -> tuple[list[float], list[float]]:
+        """Return the costs and errors of a family's points."""
+        points = self.of(family)
+        return [p.result.cost for p in points], [p.result.error for p in points]
+
+    def cost_at(self, family: str, more_error: float = 0.0) -> float | None:
+        """Return the least cost at which a family errs at most so much more than the reference."""
+        return cost_at_error(*self.curve(family), self.reference.error + more_error)
+
+    def error_at(self, family: str, cost: float) -> float | None:
+        """Return the least error a family reaches at a cost."""
+        return error_at_cost(*self.curve(family), cost)
+
+    def area(self, family: str) -> float:
+        """Return the mean error over all costs from the cheapest answer's to the full model's.
+
+        Everybody may mix in the cheapest single answer.
+        """
+        low, high = self.cost_range
+        costs, errors = self.curve(family)
+        whole = area_under([*costs, self.cheapest[0]], [*errors, self.cheapest[1]], low, high)
+        return whole / (high - low)
+
+    @property
+    def cost_range(self) -> tuple[float, float]:
+        """From the cheapest answer's cost to the full model's."""
+        low = self.cheapest[0]
+        return low, max(self.full_cost, low * (1 + 1e-9) + 1e-300)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values: the form of ``frontier.json``."""
+        return {
+            "points": [point.to_dict() for point in self.points],
+            "reference": vars(self.reference),
+            "full_cost": self.full_cost,
+            "fit_rows": self.fit_rows,
+            "test_rows": self.test_rows,
+            "families": {family: self._summary(family) for family in self.families},
+            "left_out": self.left_out,
+        }
+
+    def _summary(self, family: str) -> dict[str, Any]:
+        at = {f"+{100 * more:g}": self.cost_at(family, more) for more in MORE_ERROR}
+        relative = {k: None if v is None else v / self.full_cost for k, v in at.items()}
+        return {
+            "cost_at_error": at,
+            "relative_cost_at_error": relative,
+            "error_at_reference_cost": self.error_at(family, self.reference.cost),
+            "area": self.area(family),
+        }
+
+
+def frontier(
+    fit_trace: Trace,
+    test_trace: Trace,
+    *,
+    families: Iterable[str] | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> Frontier:
+    """Fit every family on one trace and measure it on another.
+
+    ``families`` restricts which; ``resamples`` is for the bootstrap intervals of each point.
+    """
+    if fit_trace.names != test_trace.names:
+        raise ArgumentError(
+            f"the traces differ in their nodes: {', '.join(fit_trace.names)} and "
+            f"{', '.join(test_trace.names)}; use one cascade.toml for both"
+        )
+    if len(test_trace) == 0:
+        raise ArgumentError("the test trace has no rows")
+    settings, left_out = fit_all(fit_trace, families, progress=progress)
+    if not settings:
+        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+        raise ArgumentError(f"no family suits this trace ({reasons})")
+    points, played = [], {}
+    for name, choices in settings.items():
+        if progress:
+            progress(f"measuring {name}, {len(choices)} settings")
+        try:
+            played[name] = [choice.rule.play(test_trace) for choice in choices]
+        except Unsuitable as reason:
+            left_out[name] = f"on the test rows: {reason}"
+            continue
+        points += [
+            Point(name, choice.knob, measure(done, test_trace, resamples=resamples, seed=seed))
+            for choice, done in zip(choices, played[name], strict=True)
+        ]
+    return Frontier(
+        points=tuple(points),
+        reference=_reference(fit_trace, test_trace),
+        full_cost=full_cost(test_trace.spec, test_trace),
+        cheapest=_cheapest(test_trace),
+        fit_rows=len(fit_trace),
+        test_rows=len(test_trace),
+        left_out=left_out,
+        played=played,
+    )
+
+
+def _reference(fit_trace: Trace, test_trace: Trace) -> Reference:
+    """The last exit of a network, or the single model that was best on the rows fitted to."""
+    name = "always-last" if test_trace.spec.is_network else "always-best"
+    [setting] = FAMILIES[name].fit(fit_trace)
+    played = setting.rule.play(test_trace)
+    result = measure(played, test_trace, resamples=0)
+    return Reference(test_trace.names[int(played.answer[0])], result.error, result.cost)
+
+
+def _cheapest(trace: Trace) -> tuple[float, float]:
+    prices = Moves.of(trace).prices
+    roots = [v for v, node in enumerate(trace.spec.nodes) if node.after is None]
+    node = 0 if trace.spec.order == "fixed" else min(roots, key=lambda v: float(prices[v]))
+    return float(prices[node]), float(trace.wrong()[:, node].mean())

@@ -1,0 +1,131 @@
+"""Evaluation: error, cost and who answered, with intervals.
+
+The intervals are percentile bootstrap intervals. A resampled mean depends on how often each pair of
+(wrong, cost) is drawn, so whole resamples are drawn as counts of the distinct pairs: a million
+rows cost no more than a thousand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer.errors import ArgumentError
+from ttamer.fitted.replay import full_cost, paid
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ttamer.fitted.replay import Played, Rule
+    from ttamer.trace.spec import Target
+    from ttamer.trace.trace import Trace
+
+__all__ = ["Result", "evaluate", "measure"]
+
+QUANTILES = (0.5, 0.9, 0.99)
+MOST_GROUPS = 1000
+"""Distinct pairs of (wrong, cost) to draw from; more are grouped by cost first."""
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a rule did on a trace."""
+
+    rows: int
+    error: float
+    """The share of rows answered wrong."""
+    error_interval: Interval
+    cost: float
+    """Mean cost per row, in the units of the cascade."""
+    cost_interval: Interval
+    relative_cost: float
+    """Mean cost over the full model's: of a network its last exit's, else the dearest model's."""
+    cost_quantiles: dict[float, float]
+    answered: dict[str, float]
+    """The share of rows each node answered."""
+    asked: dict[str, float]
+    """The share of rows each node was asked on."""
+    recalled: float
+    """The share of rows where an answer other than the last node's asked was returned."""
+    recall_helped: float
+    """The share of rows where that answer was right and the last one wrong."""
+    recall_hurt: float
+    """The share of rows where it was wrong and the last one right."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        quantiles = {f"{q:g}": cost for q, cost in self.cost_quantiles.items()}
+        return {**vars(self), "cost_quantiles": quantiles}
+
+
+def evaluate(
+    rule: Rule, trace: Trace, *, target: Target | None = None, resamples: int = 1000, seed: int = 0
+) -> Result:
+    """Replay a rule on a trace and measure it.
+
+    ``target`` is ``"label"`` or ``"last"`` (agreement with the last node, as the paper has it); by
+    default what the cascade says.
+    """
+    if len(trace) == 0:
+        raise ArgumentError("the trace has no rows to evaluate on")
+    return measure(rule.play(trace), trace, target=target, resamples=resamples, seed=seed)
+
+
+def measure(
+    played: Played,
+    trace: Trace,
+    *,
+    target: Target | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Result:
+    """Measure what a rule did; ``resamples=0`` gives intervals of no width."""
+    rows = np.arange(len(trace))
+    wrong = trace.wrong(target)
+    mine = wrong[rows, played.answer]
+    cost = paid(played.asked, trace)
+    names = trace.names
+    recalled = played.last != played.answer
+    theirs = wrong[rows, played.last]
+    error_interval, cost_interval = _intervals(mine, cost, resamples, seed)
+    shares = np.bincount(played.answer, minlength=len(names)) / len(rows)
+    return Result(
+        rows=len(rows),
+        error=float(mine.mean()),
+        error_interval=error_interval,
+        cost=float(cost.mean()),
+        cost_interval=cost_interval,
+        relative_cost=float(cost.mean()) / full_cost(trace.spec, trace),
+        cost_quantiles={q: float(np.quantile(cost, q)) for q in QUANTILES},
+        answered=dict(zip(names, shares.tolist(), strict=True)),
+        asked=dict(zip(names, played.asked.mean(axis=0).tolist(), strict=True)),
+        recalled=float(recalled.mean()),
+        recall_helped=float((recalled & theirs & ~mine).mean()),
+        recall_hurt=float((recalled & ~theirs & mine).mean()),
+    )
+
+
+def _intervals(
+    wrong: NDArray[np.bool_], cost: NDArray[np.float64], resamples: int, seed: int
+) -> tuple[Interval, Interval]:
+    """95% bootstrap intervals of the two means."""
+    rows = len(wrong)
+    if not resamples:
+        return (float(wrong.mean()),) * 2, (float(cost.mean()),) * 2
+    pairs, counts = np.unique(np.column_stack([wrong, cost]), axis=0, return_counts=True)
+    if len(pairs) > MOST_GROUPS:  # costs of their own on every row: group them finely
+        edges = np.quantile(cost, np.linspace(0, 1, MOST_GROUPS // 2))
+        group = 2 * np.searchsorted(edges, cost) + wrong
+        _, group = np.unique(group, return_inverse=True)
+        counts = np.bincount(group)
+        pairs = np.column_stack(
+            [np.bincount(group, wrong) / counts, np.bincount(group, cost) / counts]
+        )
+    draws = np.random.default_rng(seed).multinomial(rows, counts / rows, size=resamples)
+    means = draws @ pairs / rows
+    low, high = np.quantile(means, [0.025, 0.975], axis=0)
+    return (float(low[0]), float(high[0])), (float(low[1]), float(high[1]))

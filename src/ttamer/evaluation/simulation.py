@@ -1,0 +1,70 @@
+"""Simulation: play a policy on inputs drawn from its own problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ttamer.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ttamer.policy.base import Policy
+
+__all__ = ["Simulation", "simulate"]
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """What happened, input by input, in the problem's units."""
+
+    loss: NDArray[np.float64]
+    """Shape (inputs,): the loss of the answer returned."""
+    cost: NDArray[np.float64]
+    """Shape (inputs,): what asking cost."""
+    answer: NDArray[np.int32]
+    """Shape (inputs,): the number of the node that answered."""
+    tradeoff: float
+
+    @property
+    def objective(self) -> NDArray[np.float64]:
+        """Shape (inputs,): ``tradeoff * loss + (1 - tradeoff) * cost``; the value on average."""
+        return self.tradeoff * self.loss + (1 - self.tradeoff) * self.cost
+
+
+def simulate(policy: Policy, inputs: int, *, seed: int) -> Simulation:
+    """Draw inputs from the policy's problem and decide for each of them.
+
+    >>> from ttamer import Problem, solve
+    >>> policy = solve(Problem.line([0.0, 1.0], [0.1], [[0.5, 0.5]]), tradeoff=0.5)
+    >>> simulate(policy, 4, seed=0).loss.tolist()
+    [1.0, 0.0, 0.0, 0.0]
+    """
+    if inputs < 1:
+        raise ArgumentError(f"simulate needs at least one input, not {inputs!r}")
+    problem, generator = policy.problem, np.random.default_rng(seed)
+    batch = policy.batch(inputs)
+    seen = np.zeros((inputs, len(problem.nodes) + 1), np.intp)  # the start has one state, 0
+    last = np.full(inputs, -1)
+    while batch.running:
+        asked = batch.next.copy()
+        states = np.zeros(inputs, np.intp)
+        draws = generator.random(inputs)
+        for number, (source, target) in enumerate(problem.ends):
+            rows = asked == target
+            if problem.moves == "walk":
+                rows &= last == source
+            cumulative = problem.edges[number].probabilities.cumsum(axis=1)[seen[rows, source]]
+            drawn = (cumulative <= draws[rows, np.newaxis] * cumulative[:, -1:]).sum(axis=1)
+            states[rows] = seen[rows, target] = drawn
+        batch.observe(states)
+        last = np.where(asked >= 0, asked, last)
+    rows = np.arange(inputs)
+    every = [node.losses for node in problem.nodes]
+    width = max(map(len, every))
+    losses = np.array([np.pad(node, (0, width - len(node))) for node in every])
+    loss = losses[batch.answer, seen[rows, batch.answer]]
+    return Simulation(loss, batch.cost, batch.answer, policy.tradeoff)

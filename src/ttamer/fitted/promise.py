@@ -1,0 +1,187 @@
+"""Promises: the cheapest mix of policies whose error is at most so much, with a stated certainty.
+
+Mixes are tested one after another, from the safest to the cheapest, each at the full level, until
+one fails (fixed-sequence testing: the order was fixed by the rows fitted to, the tests are made on
+rows held out). The last one that passed keeps the promise: over all draws of the held-out rows,
+what is returned breaks it with a chance of at most 1 - confidence.
+
+- error: the share of wrong answers is at most ``at_most``, by the exact binomial test;
+- drop: that share is at most ``at_most`` above the last node's, by betting on the difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ttamer.errors import ArgumentError
+from ttamer.stats.bounds import (
+    betting_p,
+    betting_upper,
+    binomial_p,
+    binomial_upper,
+    check_confidence,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ttamer.fitted.held_out import HeldOut
+    from ttamer.fitted.rungs import Mix
+
+__all__ = ["Kind", "Promise", "check_promise", "make_promise"]
+
+Kind = Literal["error", "drop"]
+STEPS = 4
+"""Between two corners so many mixes are tested."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A certificate: what is promised, on how many rows that was tested, and whether it passed."""
+
+    kind: Kind
+    at_most: float
+    confidence: float
+    mix: Mix
+    """Which policies of the ladder, and how they are mixed."""
+    certified: bool
+    """Whether the test passed; if not, the mix is the safest there is."""
+    bound: float
+    """With this confidence the error (or the drop) of this mix is at most so much."""
+    observed: float
+    """The error (or the drop) on the rows held out."""
+    rows: int
+    trace_digest: str
+    """Of the rows held out."""
+    against: str
+    """The node that a drop is measured from."""
+    rows_needed: int | None = None
+    """About how many rows would do, if what was observed is the truth; ``None`` where it passed, or
+    where no number would."""
+    refuted: bool = False
+    """Whether rows it was checked on show, with the same confidence, that it does not hold."""
+
+    @property
+    def alpha(self) -> float:
+        """How often such a promise may be broken."""
+        return 1 - self.confidence
+
+    def __str__(self) -> str:
+        what = "error" if self.kind == "error" else f"drop against {self.against!r}"
+        asked = f"{what} at most {self.at_most:.2%} with confidence {self.confidence:g}"
+        seen = f"{self.observed:.2%} on {self.rows} rows held out, at most {self.bound:.2%}"
+        if self.certified:
+            return f"{asked}: certified ({seen})"
+        if self.refuted:
+            return f"{asked}: broken ({self.observed:.2%} on {self.rows} rows)"
+        if self.rows_needed is None:
+            return f"{asked}: not certified ({seen}); more rows would not help, allow more"
+        return f"{asked}: not certified ({seen}); about {self.rows_needed} rows would do"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {**vars(self), "mix": self.mix._asdict(), "alpha": self.alpha}
+
+
+def make_promise(held: HeldOut, kind: Kind, at_most: float, confidence: float) -> Promise:
+    """Return the cheapest mix that can be promised; if none can be, the safest, and say so."""
+    alpha = check_confidence(confidence)
+    low = 0.0 if kind == "error" else -1.0
+    if not low < at_most < 1:
+        raise ArgumentError(f"at_most is {at_most!r}; it must lie above {low:g} and below 1")
+    mixes = held.mixes(STEPS)
+    passed: Mix | None = None
+    for mix in mixes:
+        if _p_value(kind, held.outcomes(mix), at_most, alpha, held.seed) > alpha:
+            break
+        passed = mix
+    mix = passed or mixes[0]
+    found = held.outcomes(mix)
+    return Promise(
+        kind=kind,
+        at_most=float(at_most),
+        confidence=float(confidence),
+        mix=mix,
+        certified=passed is not None,
+        bound=_upper(kind, found, alpha, held.seed),
+        observed=_observed(kind, found),
+        rows=held.rows,
+        trace_digest=held.trace_digest,
+        against=held.against,
+        rows_needed=None if passed else _rows_needed(kind, found, at_most, alpha),
+    )
+
+
+def check_promise(promise: Promise, held: HeldOut) -> Promise:
+    """Return the same promise about the same mix, tested on other rows.
+
+    The mix was chosen before, so this is one test; what it finds may be less or more.
+    """
+    found = held.outcomes(promise.mix)
+    kind, at_most, alpha = promise.kind, promise.at_most, promise.alpha
+    passed = _p_value(kind, found, at_most, alpha, held.seed) <= alpha
+    return dataclasses.replace(
+        promise,
+        certified=passed,
+        bound=_upper(kind, found, alpha, held.seed),
+        observed=_observed(kind, found),
+        rows=held.rows,
+        trace_digest=held.trace_digest,
+        rows_needed=None if passed else _rows_needed(kind, found, at_most, alpha),
+        refuted=_refutes(kind, found, at_most, alpha, held.seed),
+    )
+
+
+def _refutes(kind: Kind, found: NDArray[np.int64], at_most: float, alpha: float, seed: int) -> bool:
+    """Whether rows show that the error, or the drop, is more than so much."""
+    if kind == "error":  # so many wrong are as unlikely as so few right
+        return binomial_p(int(found[0].sum()), int(found.sum()), 1 - at_most) <= alpha
+    values, counts = _drops(found)
+    return betting_p(values, counts[::-1], (1 - at_most) / 2, alpha=alpha, seed=seed) <= alpha
+
+
+def _observed(kind: Kind, found: NDArray[np.int64]) -> float:
+    error = found[1].sum() / found.sum()
+    return float(error if kind == "error" else error - found[:, 1].sum() / found.sum())
+
+
+def _drops(found: NDArray[np.int64]) -> tuple[list[float], list[int]]:
+    """Return the difference to the last node, moved to lie between 0 and 1, and how often."""
+    same = int(found[0, 0] + found[1, 1])
+    return [0.0, 0.5, 1.0], [int(found[0, 1]), same, int(found[1, 0])]
+
+
+def _p_value(
+    kind: Kind, found: NDArray[np.int64], at_most: float, alpha: float, seed: int
+) -> float:
+    if kind == "error":
+        return binomial_p(int(found[1].sum()), int(found.sum()), at_most)
+    return betting_p(*_drops(found), (1 + at_most) / 2, alpha=alpha, seed=seed)
+
+
+def _upper(kind: Kind, found: NDArray[np.int64], alpha: float, seed: int) -> float:
+    if kind == "error":
+        return binomial_upper(int(found[1].sum()), int(found.sum()), alpha)
+    return 2 * betting_upper(*_drops(found), alpha=alpha, seed=seed) - 1
+
+
+def _rows_needed(kind: Kind, found: NDArray[np.int64], at_most: float, alpha: float) -> int | None:
+    """Return about how many rows would pass the test, if what was observed is the truth."""
+    gap = at_most - _observed(kind, found)
+    if gap <= 0:
+        return None
+    if kind == "drop":
+        values, counts = _drops(found)
+        share = np.array(counts) / sum(counts)
+        spread = 4 * float(share @ (np.array(values) - share @ values) ** 2)
+        needed = math.ceil(2 * (spread + gap / 3) * math.log(1 / alpha) / gap**2)
+        return max(needed, int(found.sum()) + 1)
+    normal = NormalDist().inv_cdf(1 - alpha) ** 2 * at_most * (1 - at_most) / gap**2
+    without_one = math.log(alpha) / math.log1p(-at_most)  # rows that pass if none is wrong
+    return max(math.ceil(max(normal + 1 / gap, without_one)), int(found.sum()) + 1)

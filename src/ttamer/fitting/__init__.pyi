@@ -1,0 +1,3 @@
+from ttamer.fitting.plans import fit as fit
+from ttamer.fitting.streaming import fit_batches as fit_batches
+from ttamer.fitting.streaming import fit_file as fit_file

@@ -1,0 +1,443 @@
+"""Fitting: from a trace to a ladder of policies.
+
+Quantise the confidences of each node into states, count how states follow one another, give each
+state a loss, build the problem for the order in which nodes may be asked, and solve it for a
+range of tradeoffs.
+
+What a state loses is the ``belief``:
+
+- ``"none"``: one minus its mean confidence. This is the paper as written: optimal if confidence
+  were the chance to be right.
+- ``"calibrated"``: the share of wrong answers that the node gave in that state, made monotone and
+  shrunk towards the node's own error.
+- ``"full"`` (the default): a state is the chance to be wrong of the best answer in hand, given
+  everything seen so far (belief.py, belief_fitting.py). On short traces it must first win against
+  ``"calibrated"`` in cross-validation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ttamer.errors import ArgumentError
+from ttamer.fitted.ladder import Fitted, FittedLadder
+from ttamer.fitted.quantiser import METHODS, MOST_STATES, Quantiser
+from ttamer.fitted.replay import full_cost, paid
+from ttamer.fitted.rungs import Rungs
+from ttamer.fitting.beliefs import MOST_ANY, build_belief
+from ttamer.fitting.counts import Counts, Pair
+from ttamer.problem.problem import Edge, Node, Problem
+from ttamer.problem.tradeoff import check_tradeoffs
+from ttamer.solvers import solve_ladder
+from ttamer.stats.isotonic import falling
+from ttamer.trace.trace import require_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from ttamer.fitted.quantiser import Method
+    from ttamer.trace.spec import CascadeSpec, Order
+    from ttamer.trace.trace import Trace
+
+__all__ = [
+    "Belief",
+    "Plan",
+    "build",
+    "build_from",
+    "choose_plan",
+    "columns_of",
+    "default_tradeoffs",
+    "fit",
+    "held_out_rungs",
+    "pairs_of",
+    "with_rungs",
+]
+
+Belief = Literal["none", "calibrated", "full"]
+BELIEFS = ("none", "calibrated", "full")
+STATES_TRIED = (4, 8, 16, 32)
+LEAST_ROWS = 10
+MOST_BELIEVED = 60
+"""Beyond so many nodes the default is ``"calibrated"``: a file writes steps as sets of bits."""
+ENOUGH_ROWS = 2000
+"""From so many rows on a full belief in the widest order needs no proof by cross-validation."""
+DOUBT = 2.0
+"""With fewer, another plan must be better by so many standard errors."""
+RUNGS = 48
+SHRINKAGE = 4.0
+"""A state's share of wrong answers counts as if this many rows of the node's mean were added."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a fit decides besides the counts."""
+
+    belief: Belief
+    order: Literal["fixed", "skip", "any"]
+    states: int
+    quantise: Method
+    smoothing: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for the provenance of the artefact."""
+        return dict(vars(self))
+
+
+def fit(
+    trace: Trace,
+    *,
+    belief: Belief = "full",
+    order: Order | None = None,
+    states: int | None = None,
+    quantise: Method = "quantile",
+    smoothing: float = 1.0,
+    tradeoffs: Iterable[float] | None = None,
+    folds: int = 5,
+    seed: int = 0,
+    hold_out: float = 0.0,
+    progress: Callable[[str], None] | None = None,
+) -> FittedLadder:
+    """Fit a ladder of policies to a trace.
+
+    Args:
+        trace: What each node said about each input.
+        belief: What a state loses: ``"full"``, ``"calibrated"``, or ``"none"`` for the paper as
+            written.
+        order: Overrides the cascade's; ``"auto"`` tries what the cascade allows.
+        states: How many states a node has; by default chosen by cross-validation.
+        quantise: ``"quantile"``, ``"uniform"`` or ``"kmeans"``.
+        smoothing: How many rows of a node's own law are added to each row of transitions.
+        tradeoffs: For which to solve; by default a range that spans the frontier.
+        folds: For cross-validation.
+        seed: For the folds, and for which rows are held out.
+        hold_out: The share of rows kept aside to test the ladder on, which promises need
+            (``ladder.for_error``, ``ladder.for_drop``); at most half.
+        progress: Called with a line of text as the fit moves on.
+    """
+    kept = None
+    if hold_out:
+        trace, kept = _split(trace, hold_out, seed)
+    best, weights, rungs = choose_plan(
+        trace,
+        belief=belief,
+        order=order,
+        states=states,
+        quantise=quantise,
+        smoothing=smoothing,
+        tradeoffs=tradeoffs,
+        folds=folds,
+        seed=seed,
+        progress=progress,
+    )
+    ladder = build(trace, best, weights, progress=progress)
+    if ladder.rungs is None or rungs is not None:
+        rungs = rungs or held_out_rungs(trace, best, weights, folds=folds, seed=seed)
+        ladder = with_rungs(ladder, rungs.errors, trace)
+    return ladder if kept is None else ladder.tested(kept)
+
+
+def with_rungs(ladder: FittedLadder, errors: NDArray[np.float64], trace: Trace) -> FittedLadder:
+    """Return the ladder with these errors on new rows, and what its policies cost on a trace.
+
+    Errors are those of policies fitted without the row; the policies of another fit cost something
+    else, so costs are those of the ladder itself.
+    """
+    costs = np.array([paid(each.asked, trace).mean() for each in ladder.play_all(trace)])
+    calm = None if ladder.rungs is None else ladder.rungs.calm
+    return dataclasses.replace(ladder, rungs=Rungs(errors, costs, calm))
+
+
+def _split(trace: Trace, share: float, seed: int) -> tuple[Trace, Trace]:
+    """Return the rows to fit and those to hold out, each in their order."""
+    if not 0 < share <= 0.5:
+        raise ArgumentError(f"hold_out is {share!r}; it must be from 0 to 0.5")
+    rows = np.random.default_rng([seed, 3]).permutation(len(trace))
+    count = max(1, round(share * len(trace)))
+    return trace.take(np.sort(rows[count:])), trace.take(np.sort(rows[:count]))
+
+
+def choose_plan(
+    trace: Trace,
+    *,
+    belief: Belief,
+    order: Order | None,
+    states: int | None,
+    quantise: Method,
+    smoothing: float,
+    tradeoffs: Iterable[float] | None,
+    folds: int,
+    seed: int,
+    progress: Callable[[str], None] | None,
+) -> tuple[Plan, NDArray[np.float64], Rungs | None]:
+    """Check the options of a fit, and choose by cross-validation what they leave open.
+
+    Where it came to that, what the ladder does on rows held out comes with it.
+    """
+    require_rows(trace, LEAST_ROWS, "fitting")
+    if belief not in BELIEFS:
+        raise ArgumentError(f"belief must be one of {', '.join(BELIEFS)}, not {belief!r}")
+    if belief == "none" and not 0 <= trace.confidence.min() <= trace.confidence.max() <= 1:
+        node = int(np.argmax(np.abs(trace.confidence - 0.5).max(axis=0)))
+        raise ArgumentError(
+            'belief="none" takes one minus the confidence for the loss, so confidences must lie '
+            f"between 0 and 1, and those of {trace.names[node]!r} do not: rescale them, or use "
+            'belief="calibrated", which needs no scale'
+        )
+    if states is not None and (not isinstance(states, int) or not 1 <= states <= MOST_STATES):
+        raise ArgumentError(f"states must be from 1 to {MOST_STATES}, not {states!r}")
+    if quantise not in METHODS:
+        raise ArgumentError(f"quantise must be one of {', '.join(METHODS)}, not {quantise!r}")
+    _orders(trace.spec, order or trace.spec.order)
+    if not 0 <= smoothing < np.inf:
+        raise ArgumentError(f"smoothing must be finite and not negative, not {smoothing!r}")
+    say = progress or (lambda _: None)
+    weights = default_tradeoffs(trace) if tradeoffs is None else check_tradeoffs(tradeoffs)
+    plans = _plans(trace, belief, order, states, quantise, smoothing)
+    best, rungs = plans[0], None
+    if len(plans) > 1:
+        found = []
+        for number, plan in enumerate(plans, start=1):
+            found.append(_held_out(trace, plan, weights, folds=folds, seed=seed))
+            what = f"{plan.belief}, {plan.order}, {plan.states} states"
+            say(f"tried {number} of {len(plans)}: {what}")
+        chosen = _chosen(plans, [objective for _, objective in found])
+        best, rungs = plans[chosen], found[chosen][0]
+    say(f"fitting belief {best.belief}, {len(weights)} tradeoffs")
+    return best, weights, rungs
+
+
+def _plans(
+    trace: Trace,
+    belief: Belief,
+    order: Order | None,
+    states: int | None,
+    quantise: Method,
+    smoothing: float,
+) -> list[Plan]:
+    """Return the plans that cross-validation chooses from."""
+    tree = any(node.after is not None for node in trace.spec.nodes)
+    full = belief == "full" and not tree and len(trace.names) <= MOST_BELIEVED
+    way = order or trace.spec.order
+    kept: list[Plan] = []
+    if full:
+        kept = [
+            Plan("full", each, states or 0, quantise, smoothing)
+            for each in _believed_orders(trace.spec, way)
+        ]
+        if len(trace) >= ENOUGH_ROWS:
+            return kept[:1]
+    if belief == "full":
+        belief = "calibrated"
+    return kept + [
+        Plan(belief, each, count, quantise, smoothing)
+        for each in _orders(trace.spec, way)
+        for count in ((states,) if states is not None else _states_tried(len(trace)))
+    ]
+
+
+def _believed_orders(
+    spec: CascadeSpec, order: Order
+) -> tuple[Literal["fixed", "skip", "any"], ...]:
+    """Return the orders that a full belief may take, the widest first."""
+    if order == "any" and len(spec) > MOST_ANY:
+        raise ArgumentError(
+            f'order is "any", and beliefs route among at most {MOST_ANY} models in any order; here '
+            f'are {len(spec)}: use "fixed" or "auto" (cheapest first), or belief="calibrated"'
+        )
+    if order != "auto":
+        return (order,)
+    if spec.has_passing:
+        return ("skip", "fixed")
+    return ("any", "fixed") if 1 < len(spec) <= MOST_ANY else ("fixed",)
+
+
+def build(
+    trace: Trace,
+    plan: Plan,
+    tradeoffs: NDArray[np.float64],
+    *,
+    progress: Callable[[str], None] | None = None,
+) -> FittedLadder:
+    """Fit a trace by one plan, for several tradeoffs."""
+    if plan.belief == "full":
+        return build_belief(
+            trace, tradeoffs, order=plan.order, states=plan.states or None, progress=progress
+        )
+    quantiser = Quantiser.fit(trace.confidence, states=plan.states, method=plan.quantise)
+    columns = columns_of(trace, plan)
+    counts = Counts.of(trace, quantiser, pairs_of(trace.spec, columns, plan))
+    return build_from(
+        counts, quantiser, trace.spec, columns, plan, tradeoffs, trace_digest=trace.digest
+    )
+
+
+def build_from(
+    counts: Counts,
+    quantiser: Quantiser,
+    spec: CascadeSpec,
+    columns: Sequence[int],
+    plan: Plan,
+    tradeoffs: NDArray[np.float64],
+    *,
+    trace_digest: str,
+) -> FittedLadder:
+    """Fit from counts, however they were added up."""
+    problem = problem_of(counts, spec, columns, plan, sure_last=spec.target == "last")
+    fitted = Fitted(
+        spec=spec,
+        quantiser=quantiser,
+        columns=tuple(columns),
+        plan=plan.to_dict(),
+        trace_digest=trace_digest,
+        rows=int(counts.rows),
+    )
+    return FittedLadder(solve_ladder(problem, tradeoffs), fitted)
+
+
+def problem_of(
+    counts: Counts, spec: CascadeSpec, columns: Sequence[int], plan: Plan, *, sure_last: bool
+) -> Problem:
+    """Build the problem that counts describe; nodes stand in the order of ``columns``.
+
+    Going from one node to another costs the other's asking, and passing those between.
+    """
+    costs = counts.cost / counts.rows
+    nodes = []
+    for column in columns:
+        losses = _losses(counts, column, plan.belief)
+        if sure_last and column == len(spec.names) - 1:
+            losses = np.zeros_like(losses)  # right by definition
+        nodes.append(Node(spec.names[column], losses))
+    edges = tuple(
+        Edge(
+            None if source < 0 else spec.names[source],
+            spec.names[target],
+            cost=spec.passed(source, target) + float(costs[target]),
+            probabilities=counts.transition((source, target), smoothing=plan.smoothing),
+        )
+        for source, target in counts.pairs
+    )
+    walk = plan.order != "any" and all(node.after is None for node in spec.nodes)
+    return Problem("walk" if walk else "precedence", tuple(nodes), edges)
+
+
+def default_tradeoffs(trace: Trace) -> NDArray[np.float64]:
+    """Return tradeoffs that span the frontier, the two ends included.
+
+    What the full model costs is priced from next to nothing to far more than any error, in equal
+    ratios.
+    """
+    full = full_cost(trace.spec, trace)
+    price = np.geomspace(1e-3, 1e1, RUNGS - 2) / full  # of a unit of cost, in units of loss
+    return np.concatenate([[0.0], np.sort(1 / (1 + price)), [1.0]])
+
+
+def _losses(counts: Counts, node: int, belief: Belief) -> NDArray[np.float64]:
+    seen = counts.seen(node)
+    some = np.where(seen > 0, seen, 1.0)
+    if belief == "none":
+        mean = counts.confidence[node] / some
+        filled = np.where(seen > 0, mean, mean[seen > 0].mean())
+        return np.asarray(np.clip(1 - filled, 0.0, 1.0))
+    share = counts.wrong[node].sum() / seen.sum()
+    raw = (counts.wrong[node] + SHRINKAGE * share) / (seen + SHRINKAGE)
+    return falling(raw, seen + SHRINKAGE)
+
+
+def _orders(spec: CascadeSpec, order: Order) -> tuple[Literal["fixed", "skip", "any"], ...]:
+    if spec.has_passing and order == "any":
+        raise ArgumentError(
+            'order is "any", and these nodes are exits of one network (they say passing), which '
+            'runs one way: use "skip", or "fixed" to ask every exit'
+        )
+    if order == "auto" and spec.has_passing:
+        return ("fixed", "skip")
+    if order == "auto":
+        if any(node.after is not None for node in spec.nodes):
+            return ("any",)
+        return ("fixed", "skip", "any") if len(spec.names) > 1 else ("fixed",)
+    if order not in ("fixed", "skip", "any"):
+        raise ArgumentError(f'order must be "fixed", "skip", "any" or "auto", not {order!r}')
+    return (order,)
+
+
+def _states_tried(rows: int) -> tuple[int, ...]:
+    """Return the numbers of states worth trying: each state should hold some rows."""
+    return tuple(count for count in STATES_TRIED if count * 8 <= rows) or (2,)
+
+
+def columns_of(trace: Trace, plan: Plan) -> list[int]:
+    """The columns of the trace in the order of asking: as the cascade says, else cheapest first."""
+    nodes = range(len(trace.names))
+    if trace.spec.is_network or trace.spec.order == "skip" or plan.order == "any":
+        return list(nodes)
+    means = trace.costs.mean(axis=0)
+    return sorted(nodes, key=lambda node: (means[node], node))
+
+
+def pairs_of(spec: CascadeSpec, columns: Sequence[int], plan: Plan) -> list[Pair]:
+    """Which pairs of nodes need transitions."""
+    if plan.order == "any" or any(node.after is not None for node in spec.nodes):
+        number = {name: i for i, name in enumerate(spec.names)}
+        return [
+            (-1 if node.after is None else number[node.after], number[node.name])
+            for node in spec.nodes
+        ]
+    if plan.order == "fixed":
+        return list(zip((-1, *columns), columns, strict=False))
+    starts = [(-1, target) for target in columns]
+    return starts + [(u, v) for i, u in enumerate(columns) for v in columns[i + 1 :]]
+
+
+def held_out_rungs(
+    trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64], *, folds: int, seed: int
+) -> Rungs:
+    """Return what the policies of a plan do on rows they were not fitted to, fold by fold."""
+    return _held_out(trace, plan, tradeoffs, folds=folds, seed=seed)[0]
+
+
+def _held_out(
+    trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64], *, folds: int, seed: int
+) -> tuple[Rungs, NDArray[np.float64]]:
+    """Return, of rows not fitted to, each policy's error and cost, and each row's objective.
+
+    A row's objective is its mean over the ladder, costs as shares of the full model's.
+    """
+    rows = np.random.default_rng(seed).permutation(len(trace))
+    full = full_cost(trace.spec, trace)
+    weight = tradeoffs / (tradeoffs + (1 - tradeoffs) * full)  # of loss, against relative cost
+    errors, costs = np.zeros(len(tradeoffs)), np.zeros(len(tradeoffs))
+    objective = np.zeros(len(trace))
+    for part in np.array_split(rows, min(folds, len(trace))):
+        ladder = build(trace.take(np.setdiff1d(rows, part)), plan, tradeoffs)
+        held = trace.take(part)
+        wrong = held.wrong()
+        for rung, played in enumerate(ladder.play_all(held)):
+            mine = wrong[np.arange(len(part)), played.answer]
+            cost = paid(played.asked, held)
+            errors[rung] += mine.sum()
+            costs[rung] += cost.sum()
+            objective[part] += weight[rung] * mine + (1 - weight[rung]) * cost / full
+    count = len(trace)
+    return Rungs(errors / count, costs / count), objective / len(tradeoffs)
+
+
+def _chosen(plans: Sequence[Plan], objectives: Sequence[NDArray[np.float64]]) -> int:
+    """Return which plan to take, given each row's objective under each.
+
+    The least mean. But a full belief stays unless another is better beyond doubt: of many plans
+    tried on few rows some look better by luck.
+    """
+    means = [float(each.mean()) for each in objectives]
+    best = int(np.argmin(means))
+    if plans[0].belief == "full" and best:
+        gain = objectives[0] - objectives[best]
+        if gain.mean() <= DOUBT * gain.std() / len(gain) ** 0.5:
+            return 0
+    return best

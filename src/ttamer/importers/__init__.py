@@ -1,7 +1,0 @@
-"""Logs of other projects, read as traces."""
-
-from ttamer.importers.apparate import import_apparate
-from ttamer.importers.frugalml import import_frugalml
-from ttamer.importers.long_csv import import_long_csv
-
-__all__ = ["import_apparate", "import_frugalml", "import_long_csv"]

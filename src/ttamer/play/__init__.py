@@ -1,1 +1,0 @@
-"""Playing a policy out: what its tables lead to, exactly, without solving anything."""

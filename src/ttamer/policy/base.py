@@ -1,0 +1,172 @@
+"""What a policy is: solved tables, and what they say.
+
+A policy answers three questions in constant time: stop or go on, whom to ask next, whose answer
+to return. There is one kind per kind of moves: :class:`~ttamer.policy.index.IndexPolicy` under
+precedence, :class:`~ttamer.policy.walk.WalkPolicy` for walks. What both promise is written here.
+
+Units: ``value``, indices, thresholds and equivalent losses are weighed (tradeoff * loss +
+(1 - tradeoff) * cost); ``expected_loss``, ``expected_cost`` and futures are in the problem's own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ttamer.errors import ArgumentError
+from ttamer.policy.expected_walk import STOP
+from ttamer.policy.future import Future
+from ttamer.problem.tradeoff import weigh_losses
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ttamer.policy.batch import Batch
+    from ttamer.policy.future import Expected
+    from ttamer.policy.session import Session
+    from ttamer.problem.problem import Problem
+
+__all__ = ["Policy"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Policy(ABC):
+    """What every policy gives. Made by :func:`ttamer.solve`."""
+
+    problem: Problem
+    tradeoff: float
+    value: float
+    """The least expected ``tradeoff * loss + (1 - tradeoff) * cost``."""
+    recall: bool = True
+
+    def __repr__(self) -> str:
+        recall = "" if self.recall else ", no recall"
+        return (
+            f"{type(self).__name__}({len(self.problem.nodes)} nodes, "
+            f"tradeoff={self.tradeoff:g}{recall}, value={self.value:.6g})"
+        )
+
+    @cached_property
+    def fallbacks(self) -> NDArray[np.float64]:
+        """Shape (columns,): the weighed losses that head the columns of the tables."""
+        return weigh_losses(self.problem.grid.values, self.tradeoff)
+
+    @property
+    def expected_loss(self) -> float:
+        """The expected loss of the answer returned."""
+        return self._expected[0].loss
+
+    @property
+    def expected_cost(self) -> float:
+        """The expected cost of all that is asked."""
+        return self._expected[0].cost
+
+    @property
+    def asked(self) -> dict[str, float]:
+        """The chance that each node is asked."""
+        return dict(zip(self.problem.names, self._expected[1].tolist(), strict=True))
+
+    @abstractmethod
+    def index(self, node: str) -> NDArray[np.float64]:
+        """Return the dynamic index of a node for each state of its parent, weighed.
+
+        The node is worth asking while the best loss so far is above its index.
+        """
+
+    @abstractmethod
+    def choice(self, after: str | None = None) -> NDArray[np.int32]:
+        """Return the routing table: shape (states, columns), the node to ask next or -1.
+
+        Rows are the states of ``after``, the node asked last (``None``: the start, one row);
+        columns are the best loss so far (``fallbacks``), one only without recall. Under
+        precedence, only what lies below ``after`` competes.
+        """
+
+    @abstractmethod
+    def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
+        """Return Phi, shaped as :meth:`choice`: the expected loss and further cost from there.
+
+        Under precedence, for what lies below ``after``.
+        """
+
+    @abstractmethod
+    def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
+        """Return the joint law of the best future loss and the future cost.
+
+        It starts when ``after`` has been seen in ``state`` and the best loss so far is ``best``
+        (in the problem's units). Under precedence, for what lies below ``after``.
+        """
+
+    @abstractmethod
+    def session(self) -> Session:
+        """Start deciding for one input."""
+
+    @abstractmethod
+    def batch(self, size: int) -> Batch:
+        """Start deciding for many inputs at once."""
+
+    @property
+    @abstractmethod
+    def _expected(self) -> tuple[Expected, NDArray[np.float64]]: ...
+
+    def if_stop(self, after: str | None = None) -> NDArray[np.bool_]:
+        """Return the if-stop matrix, shaped as :meth:`choice`: true where the policy stops.
+
+        Under precedence, true means that nothing below ``after`` is worth asking.
+        """
+        return np.equal(self.choice(after), STOP)
+
+    def threshold(self, after: str | None = None) -> NDArray[np.float64]:
+        """Return, per state of ``after``, the largest best loss so far at which to stop.
+
+        On the grid of losses and weighed; -inf where the policy goes on from every loss.
+        """
+        if not self.recall:
+            raise ArgumentError(
+                "without recall the best loss so far does not matter: use if_stop, one column"
+            )
+        last = self.if_stop(after).sum(axis=1) - 1  # it stops up to a column, and not beyond
+        return np.where(last >= 0, self.fallbacks[last], -np.inf)
+
+    def equivalent_node(self, node: str, parent_state: int = 0, fallback: float = np.inf) -> Future:
+        """Return a node and all below it as one node of random loss and cost.
+
+        The node is asked, then what lies below is played with ``fallback`` in hand (in the
+        problem's units). Played with its own index in hand, the one node has the same index.
+        """
+        number = self.problem.index_of(node)
+        entering = self.problem.incoming[number]
+        if len(entering) > 1:
+            raise ArgumentError(
+                f"node {node!r} can be entered from {len(entering)} places, so no single node "
+                "stands for it; use policy.future after one of them"
+            )
+        edge = self.problem.edges[entering[0]]
+        parent = self.problem.ends[entering[0]][0]
+        chances = edge.probabilities[self._check_state(parent, parent_state)].tolist()
+        atoms: dict[tuple[float, float], float] = {}
+        for state, chance in enumerate(chances):
+            if chance == 0:
+                continue
+            own = float(self.problem.nodes[number].losses[state])
+            ahead = self.future(node, state, min(own, fallback))
+            for loss, cost, p in zip(ahead.losses, ahead.costs, ahead.probabilities, strict=True):
+                key = (min(own, float(loss)), edge.cost + float(cost))
+                atoms[key] = atoms.get(key, 0.0) + chance * float(p)
+        return Future.of(atoms)
+
+    def _place(self, after: str | None) -> int:
+        return -1 if after is None else self.problem.index_of(after)
+
+    def _states(self, place: int) -> int:
+        return 1 if place < 0 else len(self.problem.nodes[place].losses)
+
+    def _check_state(self, place: int, state: int) -> int:
+        if not 0 <= state < self._states(place):
+            where = "the start" if place < 0 else f"node {self.problem.names[place]!r}"
+            raise ArgumentError(f"{where} has states 0 to {self._states(place) - 1}, not {state!r}")
+        return state

@@ -1,0 +1,264 @@
+"""Playing an index policy on a forest: what its table of indices leads to, exactly.
+
+Put every loss and every index on one scale of *levels*, in the order in which the policy
+meets them: by value; at equal value a loss before an index (X <= sigma stops), and the indices
+of nodes given earlier first. Then no two things that compete are equal, and a subtree is played
+up to a level m exactly like this:
+
+- its surrogate level is ``kappa = max(sigma, W)``, with W the least of its root's loss level and
+  its children's kappa;
+- *open at m* (kappa > m): all indices up to m were asked, none of the losses found lies
+  at or below m;
+- *settled at m* (kappa = m): the search ends here, with the loss that was found.
+
+Both carry what was paid and lost, and combine over independent children as products do. Nothing
+about optimality is used: this is the policy's own behaviour, ties included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ttamer.policy.future import Expected, Future, Purse
+from ttamer.problem.tradeoff import weigh_losses
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ttamer.problem.problem import Problem
+
+__all__ = ["expected_forest", "forest_future"]
+
+MOST_MEANS = 2_000_000
+"""Entries of one table of means: kinds of cost are played in portions that stay below it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Levels:
+    """The common scale: numbers for every loss and index, lower ones met first."""
+
+    losses: tuple[NDArray[np.intp], ...]
+    """Per node, the level of each of its states' losses."""
+    indices: tuple[NDArray[np.intp], ...]
+    """Per node, the level of its index for each state of its parent."""
+    grid: NDArray[np.intp]
+    """The level of each loss on the grid."""
+    count: int
+
+    @classmethod
+    def of(cls, problem: Problem, tradeoff: float, sigma: Sequence[NDArray[np.float64]]) -> Levels:
+        """Rank all losses and indices of a forest."""
+        grid = weigh_losses(problem.grid.values, tradeoff)
+        parts = [grid, *sigma]
+        owner = np.repeat(np.arange(len(parts)) - 1, [len(part) for part in parts])
+        value = np.concatenate(parts)
+        keys = np.lexsort((owner, value))
+        fresh = np.ones(len(keys), bool)
+        fresh[1:] = (value[keys[1:]] != value[keys[:-1]]) | (owner[keys[1:]] != owner[keys[:-1]])
+        level = np.empty(len(keys), np.intp)
+        level[keys] = np.cumsum(fresh) - 1
+        split = np.split(level, np.cumsum([len(part) for part in parts])[:-1])
+        losses = tuple(split[0][position] for position in problem.grid.positions)
+        return cls(losses, tuple(split[1:]), split[0], int(fresh.sum()))
+
+
+@dataclass(frozen=True, eq=False)
+class Means:
+    """Open and settled play at every level: chances, and means over those chances.
+
+    Shapes are (states, levels), and (states, levels, kinds of cost) for what was paid.
+    """
+
+    open: NDArray[np.float64]
+    open_cost: NDArray[np.float64]
+    settled: NDArray[np.float64]
+    settled_cost: NDArray[np.float64]
+    settled_loss: NDArray[np.float64]
+
+    def beside(self, other: Means) -> Means:
+        """Play two subtrees, independent given the state, side by side."""
+        late = other.open + other.settled  # the other settles no earlier
+        late_cost = other.open_cost + other.settled_cost
+        up = np.newaxis
+        return Means(
+            self.open * other.open,
+            self.open_cost * other.open[..., up] + self.open[..., up] * other.open_cost,
+            self.settled * late + self.open * other.settled,
+            self.settled_cost * late[..., up]
+            + self.settled[..., up] * late_cost
+            + self.open_cost * other.settled[..., up]
+            + self.open[..., up] * other.settled_cost,
+            self.settled_loss * late + self.open * other.settled_loss,
+        )
+
+    def asked(
+        self, rows: NDArray[np.float64], cost: NDArray[np.float64], index: NDArray[np.intp]
+    ) -> Means:
+        """Put the asking of the root in front: its cost, its states, and its index."""
+        opened = rows @ self.open
+        opened_cost = _mix(rows, self.open_cost) + opened[..., np.newaxis] * cost
+        settled = rows @ self.settled
+        settled_cost = _mix(rows, self.settled_cost) + settled[..., np.newaxis] * cost
+        settled_loss = rows @ self.settled_loss
+        for state, level in enumerate(index.tolist()):
+            opened[state, :level], opened_cost[state, :level] = 1.0, 0.0
+            for table in (settled, settled_cost, settled_loss):
+                table[state, level] = table[state, : level + 1].sum(axis=0)
+                table[state, :level] = 0.0
+        return Means(opened, opened_cost, settled, settled_cost, settled_loss)
+
+
+def forest_means(problem: Problem, levels: Levels, kinds: NDArray[np.float64]) -> Means:
+    """Play the whole forest.
+
+    ``kinds`` has shape (nodes, kinds of cost): what asking each node adds to each kind.
+    """
+    waiting: list[Means | None] = [None] * (len(problem.nodes) + 1)
+    for node in reversed(problem.order):
+        play = _own_loss(problem, levels, node, kinds.shape[1])
+        after = waiting[node]
+        if after is not None:
+            play = play.beside(after)
+        edge = problem.parent_edge(node)
+        play = play.asked(edge.probabilities, kinds[node], levels.indices[node])
+        parent = problem.ends[problem.incoming[node][0]][0]
+        sibling = waiting[parent]
+        waiting[parent] = play if sibling is None else play.beside(sibling)
+        waiting[node] = None
+    whole = waiting[-1]
+    assert whole is not None  # noqa: S101 - a forest has a root
+    return whole
+
+
+def expected_forest(
+    problem: Problem, tradeoff: float, sigma: Sequence[NDArray[np.float64]]
+) -> tuple[Expected, NDArray[np.float64]]:
+    """Return the expected loss and cost, and the chance that each node is asked."""
+    count = len(problem.nodes)
+    levels = Levels.of(problem, tradeoff, sigma)
+    costs = np.array([problem.parent_edge(node).cost for node in range(count)])
+    kinds = np.column_stack([costs, np.eye(count)])
+    width = max(1, MOST_MEANS // (levels.count * max(len(node.losses) for node in problem.nodes)))
+    paid = []
+    for at in range(0, count + 1, width):
+        play = forest_means(problem, levels, kinds[:, at : at + width])
+        paid.append(play.settled_cost[0].sum(axis=0))
+    loss = float(play.settled_loss[0].sum())
+    cost, *asked = np.concatenate(paid).tolist()
+    return Expected(loss, cost), np.array(asked)
+
+
+Atoms = dict[tuple[float, int], float]
+"""Chances by (least loss found, name of the cost paid)."""
+
+
+def forest_future(
+    problem: Problem,
+    tradeoff: float,
+    sigma: Sequence[NDArray[np.float64]],
+    *,
+    place: int,
+    state: int,
+    best: float,
+) -> Future:
+    """Return the law of what lies ahead below a place (-1: the start) seen in a state.
+
+    ``best`` is the best loss so far, weighed; it need not be on the grid.
+    """
+    purse = Purse(problem)
+    paid: dict[int, float] = {0: 0.0}
+    levels = Levels.of(problem, tradeoff, sigma)
+    weighed = weigh_losses(problem.grid.values, tradeoff)
+    values = np.concatenate([weighed, *sigma])
+    ranks = np.concatenate([levels.grid, *levels.indices])
+    # Play ends below the first index that is at or above the best loss in hand.
+    end = int(ranks[values < best].max(initial=-1))
+
+    def join(one: Atoms, two: Atoms) -> Atoms:
+        joined: Atoms = {}
+        for (loss_a, cost_a), p in one.items():
+            for (loss_b, cost_b), q in two.items():
+                total = paid[cost_a] + paid[cost_b]
+                name = purse.name(total)
+                paid.setdefault(name, total)
+                key = (min(loss_a, loss_b), name)
+                joined[key] = joined.get(key, 0.0) + p * q
+        purse.check({cost for _, cost in joined})
+        return joined
+
+    def add(into: Atoms, atoms: Atoms, weight: float = 1.0) -> None:
+        for key, p in atoms.items():
+            into[key] = into.get(key, 0.0) + weight * p
+
+    def side_by_side(
+        one: tuple[list[Atoms], list[Atoms]], two: tuple[list[Atoms], list[Atoms]]
+    ) -> tuple[list[Atoms], list[Atoms]]:
+        opened, settled = [], []
+        for open_a, set_a, open_b, set_b in zip(*one, *two, strict=True):
+            late = dict(open_b)
+            add(late, set_b)
+            both = join(set_a, late)
+            add(both, join(open_a, set_b))
+            opened.append(join(open_a, open_b))
+            settled.append(both)
+        return opened, settled
+
+    @cache
+    def below(parent: int, state: int) -> tuple[list[Atoms], list[Atoms]]:
+        play: tuple[list[Atoms], list[Atoms]] = (
+            [{(np.inf, 0): 1.0} for _ in range(end + 1)],
+            [{} for _ in range(end + 1)],
+        )
+        for edge in problem.outgoing[parent]:
+            play = side_by_side(play, subtree(problem.ends[edge][1], state))
+        return play
+
+    def subtree(root: int, state: int) -> tuple[list[Atoms], list[Atoms]]:
+        edge = problem.parent_edge(root)
+        name = purse.name(edge.cost)
+        paid.setdefault(name, edge.cost)
+        opened: list[Atoms] = [{} for _ in range(end + 1)]
+        settled: list[Atoms] = [{} for _ in range(end + 1)]
+        index = int(levels.indices[root][state])
+        for own, chance in enumerate(edge.probabilities[state].tolist()):
+            if chance == 0 or index > end:
+                continue
+            loss = {(float(problem.nodes[root].losses[own]), name): 1.0}
+            level = int(levels.losses[root][own])
+            mine = (
+                [loss if level > m else {} for m in range(end + 1)],
+                [loss if level == m else {} for m in range(end + 1)],
+            )
+            for m, (o, s) in enumerate(zip(*side_by_side(mine, below(root, own)), strict=True)):
+                if m >= index:
+                    add(opened[m], o, chance)
+                add(settled[max(m, index)], s, chance)
+        opened[:index] = [{(np.inf, 0): 1.0} for _ in opened[:index]]
+        return opened, settled
+
+    opened, settled = below(place, state)
+    whole = dict(opened[end]) if end >= 0 else {(np.inf, 0): 1.0}
+    for part in settled:
+        add(whole, part)
+    return Future.of({(loss, paid[name]): p for (loss, name), p in whole.items()})
+
+
+def _own_loss(problem: Problem, levels: Levels, node: int, kinds: int) -> Means:
+    level = levels.losses[node][:, np.newaxis]
+    losses = problem.nodes[node].losses
+    scale = np.arange(levels.count)
+    settled = (level == scale).astype(float)
+    free = np.zeros((len(losses), levels.count, kinds))
+    finite = np.where(np.isfinite(losses), losses, 0.0)[:, np.newaxis]
+    return Means((level > scale).astype(float), free, settled, free, settled * finite)
+
+
+def _mix(rows: NDArray[np.float64], table: NDArray[np.float64]) -> NDArray[np.float64]:
+    flat = rows @ table.reshape(len(table), -1)
+    return flat.reshape(len(rows), *table.shape[1:])

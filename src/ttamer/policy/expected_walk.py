@@ -1,0 +1,117 @@
+"""Playing a walk: what its decision tables lead to, exactly.
+
+Probability mass flows forward over (state of the node asked last, column of the best loss).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ttamer.policy.future import Expected, Future, Purse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ttamer.problem.problem import Problem
+
+__all__ = ["START", "STOP", "expected_walk", "walk_future"]
+
+START = STOP = -1
+"""Before the first node there is the start; after the last one there is nothing."""
+
+
+def expected_walk(
+    problem: Problem, choice: Sequence[NDArray[np.int32]], *, recall: bool
+) -> tuple[Expected, NDArray[np.float64]]:
+    """Return the expected loss and cost, and the chance that each node is asked.
+
+    ``choice[u]`` has shape (states, columns), with one column per loss on the grid, or one only
+    without recall; an entry is the node to ask next or -1. The last table is the start's.
+    """
+    mass: list[NDArray[np.float64] | None] = [None] * (len(problem.nodes) + 1)
+    mass[START] = np.zeros((1, len(problem.grid) if recall else 1))
+    mass[START][0, -1] = 1.0  # type: ignore[index]
+    asked = np.zeros(len(problem.nodes))
+    loss = cost = 0.0
+    for place in (START, *problem.order):
+        here, table = mass[place], choice[place]
+        if here is None:
+            continue
+        if place != START:
+            asked[place] = here.sum()
+            stopped = np.where(table == STOP, here, 0.0)
+            stop_loss = (
+                problem.grid.values if recall else problem.nodes[place].losses[:, np.newaxis]
+            )
+            loss += float((stopped * np.where(stopped > 0, stop_loss, 0.0)).sum())
+        for edge in problem.outgoing[place]:
+            target = problem.ends[edge][1]
+            leaving = np.where(table == target, here, 0.0)
+            share = float(leaving.sum())
+            if share == 0:
+                continue
+            cost += share * problem.edges[edge].cost
+            moved = problem.edges[edge].probabilities.T @ leaving
+            if recall:
+                moved = _fold(moved, problem.grid.positions[target])
+            before = mass[target]
+            mass[target] = moved if before is None else before + moved
+    return Expected(loss, cost), asked
+
+
+def walk_future(
+    problem: Problem,
+    choice: Sequence[NDArray[np.int32]],
+    *,
+    recall: bool,
+    place: int,
+    state: int,
+) -> Future:
+    """Return the law of what lies ahead once a place (-1: the start) was seen in a state.
+
+    ``choice`` is as for :func:`expected_walk`, but its columns are the least loss *still to be
+    seen* (one per loss on the grid, also without recall): the caller has put in the best loss
+    so far. With recall the future loss is the least one; without, that of the last node asked.
+    """
+    grid, purse = problem.grid, Purse(problem)
+    # At each place: by the name of the cost paid, (cost, mass over states and future losses).
+    piles: list[dict[int, tuple[float, NDArray[np.float64]]]] = [{} for _ in choice]
+    ahead = np.zeros(choice[place].shape)
+    ahead[state, -1] = 1.0  # nothing seen yet: the future loss is infinite
+    piles[place][0] = (0.0, ahead)
+    atoms: dict[tuple[float, float], float] = {}
+    for here in (START, *problem.order):
+        purse.check(piles[here])
+        table = choice[here]
+        for cost, mass in piles[here].values():
+            stopped = np.where(table == STOP, mass, 0.0).sum(axis=0)
+            for column in np.flatnonzero(stopped):
+                key = (float(grid.values[column]), cost)
+                atoms[key] = atoms.get(key, 0.0) + float(stopped[column])
+            for edge in problem.outgoing[here]:
+                target = problem.ends[edge][1]
+                leaving = np.where(table == target, mass, 0.0)
+                if not leaving.any():
+                    continue
+                moved = problem.edges[edge].probabilities.T @ leaving
+                moved = _fold(moved, grid.positions[target], least=recall)
+                paid = cost + problem.edges[edge].cost
+                name = purse.name(paid)
+                paid, before = piles[target].get(name, (paid, np.zeros(())))
+                piles[target][name] = (paid, before + moved)
+    return Future.of(atoms)
+
+
+def _fold(
+    moved: NDArray[np.float64], position: NDArray[np.intp], *, least: bool = True
+) -> NDArray[np.float64]:
+    """Move each state's mass to the column of min(best, own loss), or of its own loss."""
+    columns = np.arange(moved.shape[1])
+    stays = columns < position[:, np.newaxis] if least else np.zeros(moved.shape, bool)
+    folded = np.where(stays, moved, 0.0)
+    folded[np.arange(len(position)), position] = np.where(stays, 0.0, moved).sum(axis=1)
+    return folded

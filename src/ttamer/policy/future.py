@@ -1,0 +1,83 @@
+"""What lies ahead: the joint law of the best future loss and the future cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ttamer.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from ttamer.problem.problem import Problem
+
+__all__ = ["Expected", "Future", "Purse"]
+
+MOST_COSTS = 50_000
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a policy loses and pays on average, in the problem's own units."""
+
+    loss: float
+    cost: float
+
+
+@dataclass(frozen=True, eq=False)
+class Future:
+    """The paper's (R_FRM, c_FR): atoms of (best future loss, future cost).
+
+    The loss is ``inf`` where nothing (or nothing that answers) is asked any more. Both are in the
+    problem's own units, not weighed.
+
+    >>> future = Future.of({(0.1, 0.5): 0.25, (np.inf, 0.0): 0.75})
+    >>> future.costs.tolist(), future.mean_cost
+    ([0.5, 0.0], 0.125)
+    >>> future.mean_loss(fallback=0.5)
+    0.4
+    """
+
+    losses: NDArray[np.float64]
+    costs: NDArray[np.float64]
+    probabilities: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, atoms: dict[tuple[float, float], float]) -> Future:
+        """Sort atoms by loss, then cost."""
+        rows = np.array([(*key, atoms[key]) for key in sorted(atoms) if atoms[key] > 0])
+        return cls(rows[:, 0], rows[:, 1], rows[:, 2])
+
+    @property
+    def mean_cost(self) -> float:
+        """The expected future cost."""
+        return float(self.probabilities @ self.costs)
+
+    def mean_loss(self, fallback: float) -> float:
+        """Return the expected least of the future loss and a fallback in hand."""
+        return float(self.probabilities @ np.minimum(self.losses, fallback))
+
+
+class Purse:
+    """Names for sums of costs: sums that differ by rounding alone get the same name."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._unit = max(sum(edge.cost for edge in problem.edges), 1e-300) * 1e-12
+
+    def name(self, cost: float) -> int:
+        """Return the name of a sum."""
+        return round(cost / self._unit)
+
+    @staticmethod
+    def check(costs: Iterable[object]) -> None:
+        """Refuse laws with more distinct costs than anybody could read."""
+        if sum(1 for _ in costs) > MOST_COSTS:
+            raise ArgumentError(
+                f"the future cost takes more than {MOST_COSTS} distinct values; round the costs "
+                "of the problem to a common unit, or use policy.simulate"
+            )

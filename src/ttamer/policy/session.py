@@ -1,0 +1,392 @@
+"""A session: deciding for one input, in constant time per step.
+
+::
+
+    turn = policy.session()
+    while turn.next is not None:
+        turn.observe(state)     # what turn.next was seen in
+    turn.answer                 # whose answer to return
+
+The tables are laid out once per policy as plain Python sequences: for single numbers they are
+several times faster to read than arrays.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+from ttamer.errors import ObservationError
+from ttamer.problem.tradeoff import weigh_losses
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ttamer.policy.base import Policy
+    from ttamer.policy.index import IndexPolicy
+    from ttamer.policy.walk import WalkPolicy
+
+__all__ = ["Explanation", "IndexSession", "LastAnswerSession", "Session", "WalkSession"]
+
+INFINITY = float("inf")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a session stands where it stands."""
+
+    next: str | None
+    """The node to ask now; ``None`` once stopped."""
+    answer: str | None
+    """Whose answer would be returned now."""
+    best: float
+    """The loss of that answer, weighed by the tradeoff; ``inf`` before any answer."""
+    index: float
+    """What that loss is compared with: at or below it, stop; ``inf`` when nobody is left to ask.
+
+    With recall the dynamic index (off a line, the largest loss on the grid at which to stop);
+    without, the expected loss and cost of going on. Weighed.
+    """
+    why: str
+    """The decision in words."""
+    price: float = 0.0
+    """What asking ``next`` costs, in the problem's units; 0 once stopped."""
+    beliefs: Mapping[str, float] = field(default_factory=dict)
+    """The chance that each answer in hand is wrong, where the policy is one on beliefs."""
+
+    @property
+    def gain(self) -> float | None:
+        """What asking on is expected to gain over stopping, price paid, weighed by the tradeoff.
+
+        Negative where it stops; ``None`` where there is nothing to compare.
+        """
+        if INFINITY in (self.best, self.index):
+            return None
+        return self.best - self.index
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; infinite ones as ``None``, since JSON has none."""
+        fields = {**vars(self), "beliefs": dict(self.beliefs), "gain": self.gain}.items()
+        return {k: None if isinstance(v, float) and abs(v) == INFINITY else v for k, v in fields}
+
+
+class Session(ABC):
+    """One input's way through a policy."""
+
+    __slots__ = ("_answer", "_node", "_path", "_policy", "next")
+
+    _policy: Policy
+    _node: int
+    next: str | None
+    """The node to ask now; ``None`` once stopped."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._path: list[tuple[int, int]] = []
+        self._answer = -1
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(next={self.next!r}, answer={self.answer!r})"
+
+    @abstractmethod
+    def observe(self, state: int) -> None:
+        """Say which state ``next`` was seen in, and move on."""
+
+    @abstractmethod
+    def fail(self) -> None:
+        """Say that ``next`` was asked and gave no answer, and move on.
+
+        It counts as seen in its worst state, and its answer is never returned. While there is no
+        answer in hand, somebody is asked as long as somebody is left.
+        """
+
+    @abstractmethod
+    def start_with(self, node: int) -> None:
+        """Ask this one of ``starts`` first, whatever the policy says."""
+
+    @abstractmethod
+    def explain(self) -> Explanation:
+        """Say why the session stands where it stands."""
+
+    @property
+    def starts(self) -> dict[int, float]:
+        """The nodes that may be asked first, by number, and what each costs."""
+        problem = self._policy.problem
+        return {problem.ends[e][1]: problem.edges[e].cost for e in problem.starts}
+
+    def observe_loss(self, loss: float) -> None:
+        """Say which loss ``next`` was seen with, where no two of its states share it."""
+        if self.next is None:
+            raise self._ended()
+        losses = self._policy.problem.nodes[self._node].losses.tolist()
+        if losses.count(loss) != 1:
+            raise ObservationError(
+                f"node {self.next!r} has {losses.count(loss)} states of loss {loss!r}: give the "
+                f"state's number, or one of its losses, {', '.join(map(repr, losses))}"
+            )
+        self.observe(losses.index(loss))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The nodes of the problem, in order."""
+        return self._policy.problem.names
+
+    @property
+    def number(self) -> int:
+        """The number of the node to ask now; -1 once stopped."""
+        return self._node
+
+    @property
+    def stopped(self) -> bool:
+        """Whether to ask nobody else."""
+        return self.next is None
+
+    @property
+    def answer(self) -> str | None:
+        """Whose answer to return; ``None`` before any node that can answer was asked."""
+        return self._policy.problem.names[self._answer] if self._answer >= 0 else None
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The nodes asked, in order."""
+        return tuple(self._policy.problem.names[node] for node, _ in self._path)
+
+    @property
+    def cost(self) -> float:
+        """What they cost, in the problem's units."""
+        total, last = 0.0, -1
+        for node, _ in self._path:
+            total += self._fare(last, node)
+            last = node
+        return total
+
+    @property
+    def price(self) -> float:
+        """What asking ``next`` costs; 0 once stopped."""
+        if self.next is None:
+            return 0.0
+        return self._fare(self._path[-1][0] if self._path else -1, self._node)
+
+    def _fare(self, last: int, node: int) -> float:
+        problem = self._policy.problem
+        edges = problem.incoming[node]
+        if problem.moves == "walk":
+            edges = tuple(e for e in edges if problem.ends[e][0] == last)
+        return problem.edges[edges[0]].cost
+
+    def _ended(self) -> ObservationError:
+        return ObservationError(
+            f"the session has stopped and answers with {self.answer!r}: start a new one"
+        )
+
+    def _refuse(self, state: object) -> ObservationError:
+        if self.next is None:
+            return self._ended()
+        states = len(self._policy.problem.nodes[self._node].losses)
+        return ObservationError(f"node {self.next!r} has states 0 to {states - 1}, not {state!r}")
+
+    def _explained(self, best: float, index: float) -> Explanation:
+        answer, loses = self.answer, f"{best:.4g}"
+        if self.next is None and best < INFINITY:
+            index = max(index, best)  # a tie within rounding stops
+        if best == INFINITY and self.next is None:
+            why = "nobody who was asked could answer, and nobody is left who might: stop"
+        elif best == INFINITY:
+            why = f"nobody has answered yet: ask {self.next!r}"
+        elif self.next is not None:
+            why = f"the answer of {answer!r} loses {loses}, above {index:.4g}: ask {self.next!r}"
+        elif index == INFINITY:
+            why = f"nobody is left to ask: answer with {answer!r}"
+        else:
+            why = f"the answer of {answer!r} loses {loses}, at or below {index:.4g}: stop"
+        return Explanation(self.next, answer, best, index, why, self.price)
+
+    def _worst(self) -> int:
+        """The state of ``next`` that loses most."""
+        return int(self._policy.problem.nodes[self._node].losses.argmax())
+
+    def _last(self) -> tuple[str | None, int]:
+        """The node asked last and its state."""
+        if not self._path:
+            return None, 0
+        node, state = self._path[-1]
+        return self._policy.problem.names[node], state
+
+
+class WalkSession(Session):
+    """A session of a walk with recall."""
+
+    __slots__ = ("_best", "_names", "_tables")
+
+    _policy: WalkPolicy
+
+    def __init__(self, policy: WalkPolicy) -> None:
+        super().__init__(policy)
+        self._names, first, self._best, self._tables = policy.layout
+        self._node = first
+        self.next = self._names[first]
+
+    def observe(self, state: int) -> None:
+        """Say which state ``next`` was seen in, and move on."""
+        node = self._node
+        try:
+            columns, choices = self._tables[node]
+            if state < 0:
+                raise self._refuse(state)
+            best = columns[state]
+            if best < self._best:
+                self._best = best
+                self._answer = node
+            else:
+                best = self._best
+            self._node = following = choices[state][best]
+        except (IndexError, TypeError):
+            raise self._refuse(state) from None
+        self._path.append((node, state))
+        self.next = self._names[following]
+
+    def fail(self) -> None:
+        """Say that ``next`` was asked and gave no answer, and move on."""
+        if self.next is None:
+            raise self._ended()
+        node, state = self._node, self._worst()
+        self._node = self._tables[node][1][state][self._best]
+        self._path.append((node, state))
+        self.next = self._names[self._node]
+
+    def start_with(self, node: int) -> None:
+        """Ask this one of ``starts`` first, whatever the policy says."""
+        self._node, self.next = node, self._names[node]
+
+    def explain(self) -> Explanation:
+        """Say why the session stands where it stands."""
+        after, state = self._last()
+        return self._explained(
+            float(self._policy.fallbacks[self._best]), self._policy.stop_index(after, state)
+        )
+
+
+class LastAnswerSession(Session):
+    """A session of a walk without recall: the answer is that of the node asked last."""
+
+    __slots__ = ("_names", "_nothing", "_tables")
+
+    _policy: WalkPolicy
+
+    def __init__(self, policy: WalkPolicy) -> None:
+        super().__init__(policy)
+        self._names, first, self._nothing, self._tables = policy.layout
+        self._node = first
+        self.next = self._names[first]
+
+    def observe(self, state: int) -> None:
+        """Say which state ``next`` was seen in, and move on."""
+        node = self._node
+        try:
+            if state < 0:
+                raise self._refuse(state)
+            self._node = following = self._tables[node][1][state][0]
+        except (IndexError, TypeError):
+            raise self._refuse(state) from None
+        answers = self._tables[node][0][state] < self._nothing
+        self._answer = node if answers else -1
+        self._path.append((node, state))
+        self.next = self._names[following]
+
+    def fail(self) -> None:
+        """Say that ``next`` was asked and gave no answer, and move on."""
+        if self.next is None:
+            raise self._ended()
+        self.observe(self._worst())
+        self._answer = -1
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Where the policy stops, ask whom it would rather ask, if anybody is left."""
+        if self.next is None:
+            self._node = self._policy.onward(*self._path[-1])
+            self.next = self._names[self._node]
+
+    def start_with(self, node: int) -> None:
+        """Ask this one of ``starts`` first, whatever the policy says."""
+        self._node, self.next = node, self._names[node]
+
+    def explain(self) -> Explanation:
+        """Say why the session stands where it stands."""
+        after, state = self._last()
+        best = INFINITY
+        if after is not None:
+            losses = self._policy.problem.nodes[self._path[-1][0]].losses[state : state + 1]
+            best = float(weigh_losses(losses, self._policy.tradeoff)[0])
+        return self._explained(best, self._policy.stop_index(after, state))
+
+
+class IndexSession(Session):
+    """A session under precedence: the available node of least index comes next."""
+
+    __slots__ = ("_below", "_best", "_names", "_roots", "_tables")
+
+    _policy: IndexPolicy
+
+    def __init__(self, policy: IndexPolicy) -> None:
+        super().__init__(policy)
+        self._names, self._tables, roots = policy.layout
+        # Roots come in a known order, so a list will do; what opens below them goes on a heap.
+        self._roots = list(roots)  # (index, node), the least last, an infinite index first
+        self._below: list[tuple[float, int]] = []
+        self._best = INFINITY
+        self._node = self._roots[-1][1]
+        self.next = self._names[self._node]
+
+    def observe(self, state: int) -> None:
+        """Say which state ``next`` was seen in, and move on."""
+        node, roots, below = self._node, self._roots, self._below
+        try:
+            losses, children = self._tables[node]
+            if state < 0:
+                raise self._refuse(state)
+            loss = losses[state]
+        except (IndexError, TypeError):
+            raise self._refuse(state) from None
+        if loss < self._best:
+            self._best = loss
+            self._answer = node
+        if roots[-1][1] == node:
+            roots.pop()
+        else:
+            heappop(below)
+        for child, sigma in children:
+            heappush(below, (sigma[state], child))
+        least = roots[-1]
+        if below and below[0] < least:
+            least = below[0]
+        following = least[1] if self._best > least[0] else -1
+        self._path.append((node, state))
+        self._node = following
+        self.next = self._names[following]
+
+    def fail(self) -> None:
+        """Say that ``next`` was asked and gave no answer, and move on."""
+        if self.next is None:
+            raise self._ended()
+        best, answer = self._best, self._answer
+        self._best = -INFINITY  # no loss is below it
+        self.observe(self._worst())
+        self._best, self._answer = best, answer
+        least = min(self._roots[-1], *self._below) if self._below else self._roots[-1]
+        self._node = least[1] if best > least[0] else -1
+        self.next = self._names[self._node]
+
+    def start_with(self, node: int) -> None:
+        """Ask this one of ``starts`` first, whatever the policy says."""
+        first = next(root for root in self._roots if root[1] == node)
+        self._roots.remove(first)
+        self._roots.append(first)  # the one to ask stands last; the others keep their order
+        self._node, self.next = node, self._names[node]
+
+    def explain(self) -> Explanation:
+        """Say why the session stands where it stands."""
+        index = min(self._roots[-1], *self._below)[0] if self._below else self._roots[-1][0]
+        return self._explained(self._best, index)

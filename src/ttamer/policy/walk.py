@@ -1,0 +1,141 @@
+"""The optimal policy of a walk: one choice per node, state and best loss so far."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ttamer.errors import ArgumentError
+from ttamer.policy.base import Policy
+from ttamer.policy.batch import WalkBatch
+from ttamer.policy.expected_walk import STOP, expected_walk, walk_future
+from ttamer.policy.index import IndexPolicy
+from ttamer.policy.session import LastAnswerSession, WalkSession
+from ttamer.policy.surrogate import sweep
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ttamer.policy.future import Expected, Future
+
+__all__ = ["WalkPolicy"]
+
+
+class Layout(NamedTuple):
+    """The tables of a walk as plain sequences; the last entry, without states, is "stopped"."""
+
+    names: tuple[str | None, ...]
+    first: int
+    columns: int
+    tables: tuple[tuple[tuple[int, ...], tuple[array[int], ...]], ...]
+    """Per node: the grid column of each state's loss; for each state a row of choices."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class WalkPolicy(Policy):
+    """Tables of choices and of equivalent losses, one pair per node; the start's come last."""
+
+    choices: tuple[NDArray[np.int32], ...]
+    """Shape (states, columns) each: the node to ask next, or -1."""
+    phi: tuple[NDArray[np.float64], ...]
+    """Shape (states, columns) each: the equivalent loss, weighed."""
+
+    def index(self, node: str) -> NDArray[np.float64]:
+        """Return the exact dynamic index of a node of a line, for each state before it."""
+        number = self.problem.index_of(node)
+        if not (self.problem.is_line and self.recall):
+            raise ArgumentError(
+                "a node has an index of its own on a line or a forest, with recall; where routes "
+                "meet or part, use policy.threshold(after) and policy.choice(after)"
+            )
+        return self._indices[number]
+
+    def choice(self, after: str | None = None) -> NDArray[np.int32]:
+        """Return the node to ask next, or -1."""
+        return self.choices[self._place(after)]
+
+    def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
+        """Return Phi."""
+        return self.phi[self._place(after)]
+
+    def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
+        """Return the joint law of the best future loss and the future cost."""
+        place = self._place(after)
+        if self.recall and self.problem.is_line and best not in self.problem.grid.values:
+            # Off the grid the tables say nothing, but the exact indices of a line do.
+            same = IndexPolicy(
+                problem=self.problem.with_moves("precedence"),
+                tradeoff=self.tradeoff,
+                value=self.value,
+                sigma=self._indices,
+            )
+            return same.future(after, state, best)
+        columns = np.zeros(len(self.problem.grid), np.intp)
+        if self.recall:
+            columns = np.minimum(np.arange(len(columns)), self.problem.grid.column(best))
+        choice = [table[:, columns] for table in self.choices]
+        state = self._check_state(place, state)
+        return walk_future(self.problem, choice, recall=self.recall, place=place, state=state)
+
+    def session(self) -> WalkSession | LastAnswerSession:
+        """Start deciding for one input."""
+        return WalkSession(self) if self.recall else LastAnswerSession(self)
+
+    def batch(self, size: int) -> WalkBatch:
+        """Start deciding for many inputs at once."""
+        return WalkBatch(self, size)
+
+    def stop_index(self, after: str | None, state: int) -> float:
+        """Return what the loss in hand is compared with at a place: at or below it, stop.
+
+        With recall the index of going on (exact on a line, else on the grid); without, the
+        value of going on. ``inf`` when nobody is left to ask.
+        """
+        place = self._place(after)
+        edges = self.problem.outgoing[place]
+        if not edges:
+            return np.inf
+        if not self.recall:
+            if self.choices[place][state, 0] != STOP:
+                return float(self.phi[place][state, 0])
+            return min(self._onward(edge, state) for edge in edges)
+        if self.problem.is_line:
+            return float(self._indices[self.problem.ends[edges[0]][1]][state])
+        return float(self.threshold(after)[state])
+
+    def onward(self, place: int, state: int) -> int:
+        """Return whom to ask next at a place if stopping is no choice, without recall; or -1."""
+        edges = self.problem.outgoing[place]
+        if not edges:
+            return STOP
+        return self.problem.ends[min(edges, key=lambda edge: self._onward(edge, state))][1]
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The tables as a session reads them."""
+        grid, names = self.problem.grid, self.problem.names
+        tables = [
+            (tuple(position.tolist()), tuple(array("i", row.tobytes()) for row in table))
+            for position, table in zip(grid.positions, self.choices[:-1], strict=True)
+        ]
+        first = int(self.choices[-1][0, -1])
+        return Layout((*names, None), first, len(grid) - 1, (*tables, ((), ())))
+
+    def _onward(self, edge: int, state: int) -> float:
+        """Return the value of taking an edge, without recall."""
+        after = self.phi[self.problem.ends[edge][1]][:, 0]
+        row = self.problem.edges[edge].probabilities[state]
+        cost = (1 - self.tradeoff) * self.problem.edges[edge].cost
+        return cost + float(row[row > 0] @ after[row > 0])
+
+    @cached_property
+    def _expected(self) -> tuple[Expected, NDArray[np.float64]]:
+        return expected_walk(self.problem, self.choices, recall=self.recall)
+
+    @cached_property
+    def _indices(self) -> tuple[NDArray[np.float64], ...]:
+        return sweep(self.problem, self.tradeoff)[0]

@@ -1,0 +1,421 @@
+"""A problem: nodes, edges, loss supports and transition matrices.
+
+It holds everything the optimum depends on and nothing else. A node's *state* is what asking it
+reveals; each state has a loss. An edge says that its target may be asked once its source has
+been (from ``None``: from the start), what that costs, and how the target's state depends on the
+source's.
+
+``moves`` says what may be asked next:
+
+- ``"precedence"``: any node whose parent has been asked (multi-line, tree, forest). Given
+  their parent's state, siblings are independent: check that on your trace.
+- ``"walk"``: a successor of the node asked last (line, skip, any directed acyclic graph).
+
+On a line the two are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ttamer.errors import ArgumentError, ProblemError
+from ttamer.problem.grid import LossGrid
+from ttamer.problem.json_form import check_form, read_json, write_json
+from ttamer.problem.validation import check_edges, check_nodes, check_shape, topological_order
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["Edge", "Moves", "Node", "Problem"]
+
+Moves = Literal["precedence", "walk"]
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One exit or model that can be asked.
+
+    >>> Node("small", [0.1, 0.6]).losses.tolist()
+    [0.1, 0.6]
+    """
+
+    name: str
+    losses: NDArray[np.float64]
+    """Shape (states,). What its answer loses in each state; ``inf`` where it has no answer."""
+
+    def __init__(self, name: str, losses: ArrayLike) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "losses", _frozen_array(losses, f"node {name!r}: losses"))
+
+
+@dataclass(frozen=True, eq=False)
+class Edge:
+    """The right to ask ``target`` after ``source`` (``None``: at the start).
+
+    >>> Edge(None, "small", cost=1.0, probabilities=[0.5, 0.5]).probabilities.shape
+    (1, 2)
+    """
+
+    source: str | None
+    target: str
+    cost: float
+    probabilities: NDArray[np.float64]
+    """Shape (states of source, states of target); one row from the start. Rows sum to 1."""
+
+    def __init__(
+        self, source: str | None, target: str, *, cost: float, probabilities: ArrayLike
+    ) -> None:
+        object.__setattr__(self, "source", source)
+        object.__setattr__(self, "target", target)
+        try:
+            object.__setattr__(self, "cost", float(cost))
+        except (TypeError, ValueError, OverflowError):
+            raise ProblemError(f"{self}: cost must be a number, not {cost!r}") from None
+        rows = _frozen_array(probabilities, f"{self}: probabilities")
+        if source is None and rows.ndim == 1:
+            rows = rows[np.newaxis]
+        object.__setattr__(self, "probabilities", rows)
+
+    def __str__(self) -> str:
+        source = "start" if self.source is None else repr(self.source)
+        return f"edge {source} -> {self.target!r}"
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What may be asked, in which order, at which cost, with which losses.
+
+    >>> problem = Problem.line(
+    ...     losses=[0.1, 0.5],
+    ...     costs=[0.1, 0.2],
+    ...     probabilities=[[0.5, 0.5], [[0.9, 0.1], [0.4, 0.6]]],
+    ... )
+    >>> problem
+    Problem(walk, 2 nodes, 2 edges)
+    """
+
+    moves: Moves
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    number: Mapping[str, int] = field(init=False)
+    """The position of each node by its name."""
+    ends: tuple[tuple[int, int], ...] = field(init=False)
+    """(source, target) node numbers of each edge; the start is -1."""
+    outgoing: tuple[tuple[int, ...], ...] = field(init=False)
+    """Edge numbers leaving each node, in the order given; the last entry is the start's."""
+    incoming: tuple[tuple[int, ...], ...] = field(init=False)
+    """Edge numbers entering each node."""
+    order: tuple[int, ...] = field(init=False)
+    """Node numbers, every source before its targets."""
+    grid: LossGrid = field(init=False)
+    """Every value the best loss so far can take."""
+
+    def __post_init__(self) -> None:
+        number = check_nodes(self.moves, self.nodes)
+        ends = check_edges(self.nodes, self.edges, number)
+        outgoing: list[list[int]] = [[] for _ in range(len(self.nodes) + 1)]
+        incoming: list[list[int]] = [[] for _ in self.nodes]
+        for edge, (source, target) in enumerate(ends):
+            outgoing[source].append(edge)
+            incoming[target].append(edge)
+        check_shape(self.moves, self.nodes, self.edges, incoming)
+        derived = {
+            "nodes": tuple(self.nodes),
+            "edges": tuple(self.edges),
+            "number": number,
+            "ends": ends,
+            "outgoing": tuple(map(tuple, outgoing)),
+            "incoming": tuple(map(tuple, incoming)),
+            "order": topological_order(self.nodes, ends, outgoing),
+            "grid": LossGrid.of(node.losses for node in self.nodes),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        return f"Problem({self.moves}, {len(self.nodes)} nodes, {len(self.edges)} edges)"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Node names, in order."""
+        return tuple(node.name for node in self.nodes)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Edge numbers that leave the start."""
+        return self.outgoing[-1]
+
+    @property
+    def all_answer(self) -> bool:
+        """Whether every node has an answer in every state."""
+        last = len(self.grid) - 1  # infinity's column
+        return all(position.max() < last for position in self.grid.positions)
+
+    @property
+    def is_forest(self) -> bool:
+        """Whether every node has one predecessor, so that one joint law is given."""
+        return all(len(edges) == 1 for edges in self.incoming)
+
+    @property
+    def is_line(self) -> bool:
+        """Whether the nodes form one directed line: then both kinds of moves are the same."""
+        return self.is_forest and all(len(edges) <= 1 for edges in self.outgoing)
+
+    def index_of(self, node: str) -> int:
+        """Return a node's number, or say which names there are."""
+        try:
+            return self.number[node]
+        except (KeyError, TypeError):
+            raise ArgumentError(
+                f"there is no node {node!r}; the nodes are {', '.join(self.names)}"
+            ) from None
+
+    def parent_edge(self, number: int) -> Edge:
+        """Return the one edge that enters a node of a forest."""
+        return self.edges[self.incoming[number][0]]
+
+    def with_moves(self, moves: Moves) -> Problem:
+        """Return the same nodes and edges under the other kind of moves.
+
+        >>> Problem.line([0.0], [1.0], [[1.0]]).with_moves("precedence")
+        Problem(precedence, 1 nodes, 1 edges)
+        """
+        return self if moves == self.moves else Problem(moves, self.nodes, self.edges)
+
+    # Topologies. ``losses`` is one support for every node, or a sequence of one per node.
+
+    @classmethod
+    def line(
+        cls,
+        losses: ArrayLike | Sequence[ArrayLike],
+        costs: Sequence[float],
+        probabilities: Sequence[ArrayLike],
+        *,
+        names: Sequence[str] | None = None,
+        moves: Moves = "walk",
+    ) -> Problem:
+        """Each node after the one before: the exits of one network, a fixed cascade.
+
+        ``probabilities[0]`` has shape (states,), the others (states before, states). A line is
+        solved fastest as a walk; ``moves="precedence"`` gives the same policy as an index table.
+        """
+        parents = [None if i == 0 else i - 1 for i in range(len(costs))]
+        return cls._forest(moves, losses, costs, probabilities, parents, names)
+
+    @classmethod
+    def multi_line(cls, lines: Sequence[Problem]) -> Problem:
+        """Several independent lines side by side; any of them may be continued next."""
+        for position, line in enumerate(lines):
+            if not line.is_line:
+                raise ProblemError(
+                    f"multi_line: item {position} is not a line; use Problem.forest for trees"
+                )
+        nodes = [node for line in lines for node in line.nodes]
+        return cls("precedence", tuple(nodes), tuple(e for line in lines for e in line.edges))
+
+    @classmethod
+    def tree(
+        cls,
+        losses: ArrayLike | Sequence[ArrayLike],
+        costs: Sequence[float],
+        probabilities: Sequence[ArrayLike],
+        parents: Sequence[int | None],
+        *,
+        names: Sequence[str] | None = None,
+    ) -> Problem:
+        """One root, and any number of branches: ``parents[i]`` is a node's number or ``None``."""
+        roots = [i for i, parent in enumerate(parents) if parent is None]
+        if len(roots) != 1:
+            raise ProblemError(
+                f"tree: {len(roots)} nodes have parent None, and a tree has one root; "
+                "use Problem.forest for several"
+            )
+        return cls._forest("precedence", losses, costs, probabilities, parents, names)
+
+    @classmethod
+    def forest(
+        cls,
+        losses: ArrayLike | Sequence[ArrayLike],
+        costs: Sequence[float],
+        probabilities: Sequence[ArrayLike],
+        parents: Sequence[int | None],
+        *,
+        names: Sequence[str] | None = None,
+    ) -> Problem:
+        """Any number of trees; a node may be asked once its parent has been."""
+        return cls._forest("precedence", losses, costs, probabilities, parents, names)
+
+    @classmethod
+    def skip(
+        cls,
+        losses: ArrayLike | Sequence[ArrayLike],
+        costs: Sequence[float] | Mapping[tuple[int | None, int], float],
+        probabilities: Mapping[tuple[int | None, int], ArrayLike],
+        *,
+        names: Sequence[str] | None = None,
+    ) -> Problem:
+        """Increasing order, any node may be left out: the transitive closure of a line.
+
+        ``probabilities[u, v]`` is the transition from node u (``None``: the start) to every later
+        node v. ``costs`` is one number per node, or one per pair like ``probabilities``.
+        """
+        count = 1 + max((v for _, v in probabilities), default=-1)
+        nodes = _nodes(losses, count, names)
+        pairs: list[tuple[int | None, int]] = [(None, v) for v in range(count)]
+        pairs += [(u, v) for u in range(count) for v in range(u + 1, count)]
+        allowed = set(pairs)
+        for given in (probabilities, costs) if _is_mapping(costs) else (probabilities,):
+            for pair in given:
+                if pair not in allowed:
+                    raise ProblemError(f"skip: the pair {pair} does not go from earlier to later")
+        if not _is_mapping(costs) and len(costs) != count:
+            raise ProblemError(f"skip: {len(costs)} costs for {count} nodes: give one per node")
+        edges = []
+        for pair in pairs:
+            source, target = pair
+            if pair not in probabilities:
+                raise ProblemError(f"skip: probabilities lacks the pair {pair}")
+            try:
+                cost = costs[pair] if _is_mapping(costs) else costs[target]  # type: ignore[index,call-overload]
+            except (KeyError, IndexError):
+                raise ProblemError(f"skip: costs lacks the pair {pair}") from None
+            edges.append(_edge(nodes, source, target, cost, probabilities[pair]))
+        return cls("walk", nodes, tuple(edges))
+
+    @classmethod
+    def skip_of(cls, line: Problem) -> Problem:
+        """Let the nodes of a line be left out, at the same cost per node asked.
+
+        The transition over a gap is the product of those in between: right for a true Markov
+        chain. For fitted chains estimate each pair directly and use :meth:`skip`.
+        """
+        if not line.is_line:
+            raise ProblemError("skip_of: the problem is not a line")
+        into = [line.parent_edge(v).probabilities for v in line.order]
+        probabilities: dict[tuple[int | None, int], NDArray[np.float64]] = {}
+        for start in range(len(into)):
+            rows = into[start]
+            source = start - 1 if start else None
+            probabilities[source, start] = rows
+            for target in range(start + 1, len(into)):
+                rows = rows @ into[target]
+                rows = rows / rows.sum(axis=1, keepdims=True)  # small errors of rows multiply
+                probabilities[source, target] = rows
+        return cls.skip(
+            [line.nodes[v].losses for v in line.order],
+            [line.parent_edge(v).cost for v in line.order],
+            probabilities,
+            names=[line.names[v] for v in line.order],
+        )
+
+    @classmethod
+    def _forest(
+        cls,
+        moves: Moves,
+        losses: ArrayLike | Sequence[ArrayLike],
+        costs: Sequence[float],
+        probabilities: Sequence[ArrayLike],
+        parents: Sequence[int | None],
+        names: Sequence[str] | None,
+    ) -> Problem:
+        count = len(costs)
+        for what, given in (("probabilities", len(probabilities)), ("parents", len(parents))):
+            if given != count:
+                raise ProblemError(f"{given} {what} for {count} costs: give one of each per node")
+        nodes = _nodes(losses, count, names)
+        for node, parent in enumerate(parents):
+            if parent is not None and not 0 <= parent < count:
+                raise ProblemError(f"parents[{node}] is {parent}, and there are {count} nodes")
+        return cls(
+            moves,
+            nodes,
+            tuple(_edge(nodes, parents[v], v, costs[v], probabilities[v]) for v in range(count)),
+        )
+
+    # Files: problem_json says what they look like.
+
+    @classmethod
+    def from_dict(cls, data: object) -> Problem:
+        """Build a problem from the object form of ``problem.json``."""
+        form = check_form(data)
+        return cls(
+            form["moves"],
+            tuple(Node(node["name"], node["losses"]) for node in form["nodes"]),
+            tuple(
+                Edge(e["from"], e["to"], cost=e["cost"], probabilities=e["probabilities"])
+                for e in form["edges"]
+            ),
+        )
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Problem:
+        """Read and check a ``problem.json``."""
+        try:
+            return cls.from_dict(read_json(path))
+        except ProblemError as error:
+            raise ProblemError(f"{path}: {error}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object form of ``problem.json``."""
+        nodes = [
+            {"name": n.name, "losses": ["inf" if x == np.inf else x for x in n.losses.tolist()]}
+            for n in self.nodes
+        ]
+        edges = [
+            {
+                "from": edge.source,
+                "to": edge.target,
+                "cost": edge.cost,
+                "probabilities": edge.probabilities.tolist(),
+            }
+            for edge in self.edges
+        ]
+        return {"moves": self.moves, "nodes": nodes, "edges": edges}
+
+    def to_file(self, path: str | os.PathLike[str]) -> None:
+        """Write a ``problem.json`` that reads back to the same numbers."""
+        write_json(self.to_dict(), path)
+
+
+def _frozen_array(values: ArrayLike, place: str) -> NDArray[np.float64]:
+    try:
+        array = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ProblemError(f"{place} must be numbers in rows of equal length") from None
+    array.setflags(write=False)
+    return array
+
+
+def _is_mapping(costs: object) -> bool:
+    return hasattr(costs, "keys")
+
+
+def _nodes(
+    losses: ArrayLike | Sequence[ArrayLike], count: int, names: Sequence[str] | None
+) -> tuple[Node, ...]:
+    if names is None:
+        names = [f"m{i + 1}" for i in range(count)]
+    if len(names) != count:
+        raise ProblemError(f"{len(names)} names for {count} nodes: give one name per node")
+    supports: Sequence[Any] = losses  # type: ignore[assignment]
+    if len(supports) and np.ndim(supports[0]) == 0:
+        supports = [losses] * count
+    if len(supports) != count:
+        raise ProblemError(
+            f"{len(supports)} loss supports for {count} nodes: give one list of losses for all "
+            "nodes, or one list per node"
+        )
+    return tuple(map(Node, names, supports))
+
+
+def _edge(
+    nodes: Sequence[Node], source: int | None, target: int, cost: float, rows: ArrayLike
+) -> Edge:
+    name = None if source is None else nodes[source].name
+    return Edge(name, nodes[target].name, cost=cost, probabilities=rows)

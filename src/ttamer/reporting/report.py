@@ -1,0 +1,329 @@
+"""The report: what to deploy in one sentence, and the pictures that show why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer._version import __version__
+from ttamer.errors import ArgumentError
+from ttamer.policy.index import IndexPolicy
+from ttamer.reporting.frontier_figure import draw_frontier, drawn, family_colours, svg_of
+from ttamer.reporting.page import Cell, Page, Picture, Tile, render
+from ttamer.reporting.policy_figures import (
+    MOST_PANELS,
+    draw_answered,
+    draw_calibration,
+    draw_index_bars,
+    draw_recall,
+    draw_step_bars,
+    draw_stop_panels,
+    reached_steps,
+)
+from ttamer.reporting.recommendation import knob_text, peeks, recommend, settings_at
+from ttamer.reporting.wording import less, percent, points
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from matplotlib.figure import Figure
+
+    from ttamer.evaluation.frontiers import Frontier, Point
+    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+    from ttamer.reporting.recommendation import Recommendation
+    from ttamer.trace.trace import Trace
+
+__all__ = ["write_report"]
+
+NONE = "\N{EN DASH}"
+
+
+def write_report(
+    frontier: Frontier,
+    ladder: FittedLadder,
+    test_trace: Trace,
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+) -> list[Path]:
+    """Write one self-contained HTML file, and its pictures as PNG and SVG in a folder beside it.
+
+    ``ladder`` is one of the families of the frontier, and ``test_trace`` holds the rows on which
+    the frontier was measured. Returns the paths written, the page first.
+    """
+    if len(test_trace) != frontier.test_rows:
+        raise ArgumentError(
+            f"the frontier was measured on {frontier.test_rows} rows, and the trace has "
+            f"{len(test_trace)}: give the trace it was measured on"
+        )
+    family = _family_of(ladder, frontier, test_trace)
+    advice = recommend(frontier, test_trace, family=family)
+    pictures = _pictures(frontier, ladder, test_trace, family, advice)
+    page = Page(
+        title=title or test_trace.spec.name or _listed(test_trace.names),
+        sentence=advice.sentence,
+        strong="" if advice.saving is None else f"costs {less(advice.saving)}",
+        notes=advice.notes,
+        tiles=_tiles(frontier, advice),
+        pictures=pictures,
+        table_caption=_table_caption(frontier, advice),
+        head=("family", "same", *_margins(frontier)[1:], "mean"),
+        rows=_rows(frontier, advice),
+        left_out=list(frontier.left_out.items()),
+        provenance=_provenance(frontier, ladder, test_trace),
+        remarks=_remarks(test_trace),
+    )
+    target = Path(path)
+    folder = target.with_name(f"{target.stem}_figures")
+    folder.mkdir(parents=True, exist_ok=True)
+    target.write_text(render(page), encoding="utf-8")
+    written = [target]
+    for picture in pictures:
+        if picture.drawn is not None:
+            for suffix, content in (("png", picture.drawn.png), ("svg", picture.drawn.svg)):
+                written.append(folder / f"{picture.name}.{suffix}")
+                written[-1].write_bytes(content)
+    return written
+
+
+def _family_of(ladder: FittedLadder, frontier: Frontier, trace: Trace) -> str:
+    """Return the family of the frontier that the ladder is: its rungs decide the same."""
+    tradeoffs = set(ladder.ladder.tradeoffs)
+    for family in frontier.families:
+        points = frontier.of(family)
+        if not all(point.knob.get("tradeoff") in tradeoffs for point in points):
+            continue
+        ends = {0, len(points) // 2, len(points) - 1}
+        plays = {i: ladder.at(points[i].knob["tradeoff"]).play(trace) for i in ends}
+        if all(_alike(frontier.played[family][i], played) for i, played in plays.items()):
+            return family
+    raise ArgumentError(
+        "the ladder is none of the frontier's families: fit it on the same rows and with the "
+        "same options as the frontier's"
+    )
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return np.array_equal(one.answer, other.answer) and np.array_equal(one.asked, other.asked)
+
+
+def _pictures(
+    frontier: Frontier, ladder: FittedLadder, trace: Trace, family: str, advice: Recommendation
+) -> list[Picture]:
+    rungs = sorted(frontier.of(family), key=lambda point: point.result.cost)
+    marked = [each.point for each in settings_at(frontier, family, advice.more_error)]
+    nodes = _cheapest_first(trace)
+
+    def draw(*, narrow: bool) -> Figure:
+        more = advice.more_error
+        return draw_frontier(frontier, arrow=advice.family, more_error=more, narrow=narrow)
+
+    colours = family_colours(frontier, advice.family)
+    pointer = (
+        "▼ marks the settings recommended."
+        if family == advice.family
+        else (f"▼ marks the settings of {family} nearest to that accuracy.")
+    )
+    return [
+        Picture(
+            "frontier",
+            "Error against cost",
+            "Lower and further left is better. Each line is what a family reaches when two of its "
+            "settings may be mixed; bars are 95% intervals.",
+            f"Error against cost for {len(frontier.families)} families, {len(colours)} of them in "
+            f"colour. {advice.sentence}",
+            drawn(draw(narrow=False)),
+            svg_of(draw(narrow=True)),
+            wide=True,
+        ),
+        Picture(
+            "answered",
+            "Who answers",
+            f"Whose answer {family} returns, from its cheapest rung to its dearest. {pointer}",
+            _answered_label(marked[0], nodes, family),
+            drawn(draw_answered(rungs, nodes, marked)),
+        ),
+        _recall_picture(rungs, marked),
+        _stop_picture(ladder.at(marked[0].knob["tradeoff"]), knob_text(marked[0], rungs)),
+        Picture(
+            "calibration",
+            "Calibration",
+            "How often each node is right, by how sure it says it is, with 95% intervals. On the "
+            "dotted line confidence is the chance to be right." + _spread(len(nodes)),
+            f"Reliability curves of {_listed(nodes)}.",
+            drawn(draw_calibration(trace, nodes)),
+        ),
+    ]
+
+
+def _answered_label(point: Point, nodes: Sequence[str], family: str) -> str:
+    shares = ", ".join(f"{name} {percent(point.result.answered[name])}" for name in nodes)
+    return f"Share of inputs answered by each node along {family}'s ladder; where marked: {shares}."
+
+
+def _recall_picture(rungs: Sequence[Point], marked: Sequence[Point]) -> Picture:
+    result = marked[0].result
+    caption = "Where marked, the last answer was always the one returned."
+    if result.recalled:
+        caption = (
+            f"An earlier answer than the last was returned on {percent(result.recalled)} of inputs "
+            f"(where marked): it helped on {percent(result.recall_helped)} and hurt on "
+            f"{percent(result.recall_hurt)}."
+        )
+    if not any(rung.result.recalled for rung in rungs):
+        caption = "The last answer was always the one returned."
+    return Picture("recall", "What recall did", caption, caption, drawn(draw_recall(rungs, marked)))
+
+
+def _stop_picture(fitted_policy: FittedPolicy, knob: str) -> Picture:
+    """When to stop: as matrices, as indices, or as bars, by the kind of the policy."""
+    policy = fitted_policy.policy
+    problem = policy.problem
+    names = fitted_policy.fitted.spec.names
+    heading, rule = "When to stop", f"The rule at {knob}. "
+    if len(names) == 1:
+        return Picture("stop", heading, f"There is one node: {names[0]} always answers.")
+    if isinstance(policy, IndexPolicy) and not problem.is_line:
+        told = (
+            "From top to bottom, a node is asked while the best loss so far is above its index, "
+            "where the colour changes; else the search stops."
+        )
+        count, drawing = len(names), drawn(draw_index_bars(policy))
+    elif policy.recall:
+        told = "After each node: across, how sure it was; up, the best loss so far."
+        count = sum(bool(edges) for edges in problem.outgoing[:-1])
+        drawing = drawn(draw_stop_panels(policy))
+    else:
+        told = (
+            "Who has been asked, and on what share of inputs; across, how likely the best answer "
+            "in hand is to be wrong."
+        )
+        numbers = getattr(fitted_policy.fitted, "steps", [(i,) for i in range(len(names))])
+        steps = [[names[node] for node in step] for step in numbers]
+        count, drawing = len(reached_steps(policy)), drawn(draw_step_bars(policy, steps))
+    label = f"When to stop, among {_listed(names)}. {told}"
+    return Picture("stop", heading, rule + told + _first_only(count), label, drawing)
+
+
+def _first_only(count: int) -> str:
+    return f" The first {MOST_PANELS} of {count} are shown." if count > MOST_PANELS else ""
+
+
+def _spread(count: int) -> str:
+    return f" {MOST_PANELS} of {count} are shown." if count > MOST_PANELS else ""
+
+
+def _tiles(frontier: Frontier, advice: Recommendation) -> list[Tile]:
+    near = f"within {points(advice.more_error)} of" if advice.more_error else "at"
+    place = f"{near} the accuracy of {advice.against}"
+    low, high = advice.saving_interval
+    if advice.saving is None:
+        saving = Tile(NONE, f"{advice.family} falls short of the accuracy of {advice.against}",
+                      f"its least error is {min(frontier.curve(advice.family)[1]):.1%}, against "
+                      f"{frontier.reference.error:.1%}", None)  # fmt: skip
+    else:
+        sure = f"95% interval {percent(low)} to {percent(high)}"
+        if low == -np.inf:
+            short = percent(advice.falls_short)
+            sure = f"95% interval up to {percent(high)}; {short} of resamples fall short"
+        saving = Tile(less(advice.saving), f"cost of {advice.family} {place}", sure, advice.saving)
+    error = advice.error_at_price
+    if error is None:
+        accuracy = Tile(NONE, f"accuracy at the price of {advice.against}",
+                        f"{advice.family} has no setting so cheap", None)  # fmt: skip
+    else:
+        low, high = advice.error_at_price_interval
+        accuracy = Tile(
+            f"{1 - error:.1%}",
+            f"accuracy of {advice.family} at the price of {advice.against}",
+            f"95% interval {1 - high:.1%} to {1 - low:.1%}; {advice.against} has "
+            f"{1 - frontier.reference.error:.1%}",
+            1 - error,
+        )
+    share = advice.cheapest_answers
+    cheapest = Tile(
+        percent(share),
+        f"of inputs answered by {advice.cheapest}, the cheapest",
+        f"with {advice.family}, {place}",
+        share,
+    )
+    return [saving, accuracy, cheapest]
+
+
+def _margins(frontier: Frontier) -> list[str]:
+    summary = frontier.to_dict()["families"]
+    return list(next(iter(summary.values()))["cost_at_error"])
+
+
+def _table_caption(frontier: Frontier, advice: Recommendation) -> str:
+    reference = frontier.reference
+    return (
+        f"What each family costs at the error of {advice.against} ({reference.error:.1%}) and at "
+        f"0.5 to 5 points more, as a share of the full or dearest model's {frontier.full_cost:.4g} "
+        f"per input ({advice.against}: {percent(reference.cost / frontier.full_cost)}). Mean: the "
+        "mean error over all costs up to that."
+    )
+
+
+def _rows(frontier: Frontier, advice: Recommendation) -> list[tuple[str, str | None, list[Cell]]]:
+    """The table, the cheapest at the reference's error first; what cannot be deployed last."""
+    summary = frontier.to_dict()["families"]
+    colours = family_colours(frontier, advice.family)
+    margins = _margins(frontier)
+
+    def numbers(family: str) -> list[float | None]:
+        relative = summary[family]["relative_cost_at_error"]
+        return [*(relative[margin] for margin in margins), summary[family]["area"]]
+
+    def turn(family: str) -> tuple[Any, ...]:
+        cost, *_, area = numbers(family)
+        return peeks(family), np.inf if cost is None else cost, area
+
+    honest = [numbers(family) for family in summary if not peeks(family)]
+    best = [min((v for v in column if v is not None), default=None)
+            for column in zip(*honest, strict=True)]  # fmt: skip
+    rows = []
+    for family in sorted(summary, key=turn):
+        cells = []
+        for place, value in enumerate(numbers(family)):
+            shown = NONE if value is None else f"{value:.{2 if value < 0.0995 else 1}%}"
+            is_best = value is not None and value == best[place] and not peeks(family)
+            cells.append(Cell(shown, value, is_best))
+        rows.append((family, colours.get(family), cells))
+    return rows
+
+
+def _provenance(frontier: Frontier, ladder: FittedLadder, trace: Trace) -> list[tuple[str, str]]:
+    fitted = ladder.fitted
+    options = ", ".join(f"{name} {value}" for name, value in fitted.plan.items())
+    return [
+        ("ttamer", __version__),
+        ("fitted on", f"{frontier.fit_rows:,} rows, digest {fitted.trace_digest[:12]}"),
+        ("measured on", f"{frontier.test_rows:,} rows, digest {trace.digest[:12]}"),
+        ("fit", options),
+        ("ladder", f"{len(ladder)} tradeoffs"),
+        ("order", trace.spec.order),
+        ("target", trace.spec.target),
+    ]
+
+
+def _remarks(trace: Trace) -> list[str]:
+    """What reading the rows left out or decided."""
+    left_out = [f"{count:,} rows left out: {why}." for why, count in trace.left_out.items()]
+    return [*left_out, *trace.notes]
+
+
+def _cheapest_first(trace: Trace) -> list[str]:
+    """The nodes by cost; exits as they stand."""
+    if trace.spec.is_network:
+        return list(trace.names)
+    cost = dict(zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True))
+    return sorted(trace.names, key=lambda name: cost[name])
+
+
+def _listed(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

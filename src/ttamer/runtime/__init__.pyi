@@ -1,0 +1,4 @@
+from ttamer.runtime.cascade import Cascade as Cascade
+from ttamer.runtime.collecting import collect as collect
+from ttamer.runtime.outcome import CascadeFailed as CascadeFailed
+from ttamer.runtime.outcome import Outcome as Outcome

@@ -1,0 +1,327 @@
+"""A cascade that runs: a policy, and a callable for each of its nodes.
+
+::
+
+    cascade = Cascade(policy, {"small": small, "large": large}, timeouts=2.0, deadline=5.0)
+    outcome = cascade.run(question)          # or: await cascade.arun(question)
+    outcome.answer, outcome.by, outcome.cost, outcome.why
+
+A node is any callable, plain or async, from an input to ``(prediction, confidence)``, to
+``(prediction, confidence, answer)``, or to a mapping or object with these names and, where it
+knows it, ``cost``. The prediction is what is compared with the other nodes'; the answer is what
+the caller gets, the prediction where there is none.
+
+A node fails when it raises, says nothing in time, or says what cannot be used. It is asked again
+as often as ``retries`` says; then it counts as "no answer", and the policy goes on from what it
+knows. Every call is paid, unless its exception has ``paid = False``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ttamer.errors import ArgumentError, ObservationError
+from ttamer.fitted.capped import SLACK
+from ttamer.runtime.calling import Call, Heard, call, call_async, is_async
+from ttamer.runtime.outcome import Asked, CascadeFailed, Outcome
+from ttamer.runtime.reply import Reply, Unusable, reply_of, told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from ttamer.policy.session import Explanation
+    from ttamer.trace.spec import CascadeSpec
+
+__all__ = ["Asked", "Cascade", "CascadeFailed", "Decider", "Outcome"]
+
+
+class Turn(Protocol):
+    """One input's way through a policy."""
+
+    @property
+    def next(self) -> str | None: ...
+    @property
+    def answer(self) -> str | None: ...
+    @property
+    def price(self) -> float: ...
+    def observe(self, *, confidence: float, prediction: object = None) -> None: ...
+    def fail(self) -> None: ...
+    def explain(self) -> Explanation: ...
+
+
+class Decider(Protocol):
+    """What decides: a fitted policy, a mixture of two, or one that asks the last node."""
+
+    @property
+    def spec(self) -> CascadeSpec:
+        """The cascade it decides for."""
+        ...
+
+    @property
+    def session(self) -> Callable[..., Turn]:
+        """Start deciding for one input: ``session(max_cost=..., key=..., signals=...)``."""
+        ...
+
+
+class Cascade:
+    """A policy, and a callable for each of its nodes. Any number of inputs may run at once.
+
+    ``timeouts`` (seconds per call), ``retries`` and ``hedge`` are one number for all nodes or a
+    mapping by node. ``max_cost`` and ``deadline`` (seconds) are hard limits for one input: no call
+    is made that would pass them, and the best answer so far is returned. ``hedge`` makes a second
+    call when the first has said nothing for so many seconds, and takes what comes first; both are
+    paid.
+
+    >>> from ttamer import CascadeSpec, Trace, fit
+    >>> spec = CascadeSpec.of({"small": 1.0, "large": 9.0})
+    >>> said = [["a", "a"], ["b", "a"]] * 20
+    >>> trace = Trace.from_arrays(
+    ...     spec, [[0.9, 0.9], [0.2, 0.9]] * 20, prediction=said, label=["a"] * 40
+    ... )
+    >>> nodes = {"small": lambda text: (text[0], 0.9), "large": lambda text: (text[-1], 0.95)}
+    >>> outcome = Cascade(fit(trace, belief="none").at(0.9), nodes).run("ab")
+    >>> outcome.answer, outcome.by, outcome.cost
+    ('a', 'small', 1.0)
+    """
+
+    def __init__(
+        self,
+        policy: Decider,
+        nodes: Mapping[str, Callable[[Any], Any]],
+        *,
+        timeouts: float | Mapping[str, float] | None = None,
+        retries: int | Mapping[str, int] = 0,
+        max_cost: float | None = None,
+        deadline: float | None = None,
+        hedge: float | Mapping[str, float] | None = None,
+    ) -> None:
+        spec = policy.spec
+        missing = [name for name in spec.names if name not in nodes]
+        odd = [name for name in nodes if name not in spec.names]
+        if missing or odd:
+            names = ", ".join(map(repr, missing or odd))
+            what = f"there is no callable for {names}" if missing else f"{names} is no node"
+            raise ArgumentError(f"{what}; the policy's nodes are {', '.join(spec.names)}")
+        self.policy = policy
+        self.nodes = dict(nodes)
+        self.max_cost = _limit(max_cost, "max_cost")
+        self.deadline = _limit(deadline, "deadline")
+        self._timeouts = _by_node(timeouts, spec.names, "timeouts")
+        self._retries = _by_node(retries, spec.names, "retries")
+        self._hedge = _by_node(hedge, spec.names, "hedge")
+        self._is_async = any(map(is_async, self.nodes.values()))
+        if max_cost is not None:
+            policy.session(max_cost=max_cost, key="")  # refused now where nobody can be asked
+
+    def __repr__(self) -> str:
+        return f"Cascade({', '.join(self.nodes)}; {self.policy!r})"
+
+    def run(
+        self,
+        value: Any,
+        *,
+        key: str | None = None,
+        deadline: float | None = None,
+        signals: Mapping[str, float] | None = None,
+    ) -> Outcome:
+        """Answer one input.
+
+        ``key`` fixes the choice of a policy that mixes two at random; ``deadline`` is for this
+        input, instead of the cascade's; ``signals`` are what is known before anybody is asked,
+        where the policy was fitted with them. Raises :class:`~ttamer.CascadeFailed` when
+        no node gave an answer. Where a node is async this starts an event loop: inside one, await
+        :meth:`arun`.
+        """
+        if self._is_async:
+            return asyncio.run(self.arun(value, key=key, deadline=deadline, signals=signals))
+        steps = self._steps(value, key, deadline, signals)
+        try:
+            question = next(steps)
+            while True:
+                question = steps.send(call(question))
+        except StopIteration as done:
+            outcome: Outcome = done.value
+            return outcome
+
+    async def arun(
+        self,
+        value: Any,
+        *,
+        key: str | None = None,
+        deadline: float | None = None,
+        signals: Mapping[str, float] | None = None,
+    ) -> Outcome:
+        """Answer one input without blocking; as :meth:`run`. Plain callables run in threads."""
+        steps = self._steps(value, key, deadline, signals)
+        try:
+            question = next(steps)
+            while True:
+                question = steps.send(await call_async(question))
+        except StopIteration as done:
+            outcome: Outcome = done.value
+            return outcome
+
+    def _steps(
+        self,
+        value: Any,
+        key: str | None,
+        deadline: float | None,
+        signals: Mapping[str, float] | None,
+    ) -> Generator[Call, Heard, Outcome]:
+        """Say whom to call; take what was heard; return the outcome."""
+        known = {} if signals is None else {"signals": signals}  # not every policy takes them
+        turn = self.policy.session(max_cost=self.max_cost, key=key, **known)
+        limits = _Limits(self.max_cost, self.deadline if deadline is None else deadline)
+        asked: list[Asked] = []
+        replies: dict[str, Reply] = {}
+        while (node := turn.next) is not None:
+            price = turn.price
+            if limits.forbid(price):
+                break
+            tried = yield from self._ask(node, value, price, limits)
+            reply, error = tried.reply, tried.error
+            if reply is not None:
+                try:
+                    turn.observe(confidence=reply.confidence, prediction=reply.prediction)
+                except ObservationError as refusal:
+                    reply, error = None, f"reply: {refusal}"
+            if reply is None:
+                turn.fail()
+                one = Asked(node, None, None, tried.paid * price, tried.seconds, error, tried.calls)
+            else:
+                replies[node] = reply
+                cost = tried.paid * (price if reply.cost is None else reply.cost)
+                one = Asked(node, reply.prediction, reply.confidence, cost, tried.seconds,
+                            calls=tried.calls)  # fmt: skip
+            asked.append(one)
+            limits.spent += one.cost
+        return self._outcome(turn, limits, asked, replies)
+
+    def _ask(
+        self, node: str, value: Any, price: float, limits: _Limits
+    ) -> Generator[Call, Heard, _Tried]:
+        """Call one node, again where it fails."""
+        tried = _Tried()
+        for attempt in range(1 + int(self._retries.get(node, 0))):
+            if attempt and limits.forbid((tried.paid + 1) * price, retrying=True):
+                break
+            hedge = self._hedge.get(node)
+            if hedge is not None and limits.too_dear((tried.paid + 2) * price):
+                hedge = None
+            timeout = limits.least(self._timeouts.get(node))
+            heard = yield Call(self.nodes[node], value, timeout, hedge)
+            tried.calls += heard.made
+            tried.paid += heard.paid
+            tried.seconds += heard.seconds
+            if heard.error is None:
+                try:
+                    tried.reply = reply_of(heard.said)
+                except Unusable as unusable:
+                    tried.error = f"reply: {unusable}"
+                else:
+                    break
+            else:
+                tried.error = told(heard.error)
+                if not getattr(heard.error, "retry", True):
+                    break
+        return tried
+
+    def _outcome(
+        self, turn: Turn, limits: _Limits, asked: list[Asked], replies: Mapping[str, Reply]
+    ) -> Outcome:
+        by = turn.answer
+        if by is None:
+            raise self._failure(turn, limits, tuple(asked))
+        why = turn.explain().why
+        if limits.reached:
+            why = f"{limits.reached}: the best answer so far is that of {by!r}"
+        return Outcome(
+            answer=replies[by].answer,
+            prediction=replies[by].prediction,
+            by=by,
+            asked=tuple(asked),
+            cost=limits.spent,
+            seconds=limits.seconds,
+            why=why,
+            capped=bool(limits.reached or getattr(turn, "capped", False)),
+        )
+
+    def _failure(self, turn: Turn, limits: _Limits, asked: tuple[Asked, ...]) -> CascadeFailed:
+        each = "; ".join(f"{one.node!r}: {one.error}" for one in asked if one.error is not None)
+        parts = [part for part in (limits.reached, each) if part]
+        detail = "; ".join(parts) or turn.explain().why
+        return CascadeFailed(f"no node gave an answer: {detail}", asked, late=limits.late)
+
+
+@dataclass
+class _Tried:
+    """What came of all calls of one node."""
+
+    reply: Reply | None = None
+    error: str | None = None
+    calls: int = 0
+    paid: int = 0
+    seconds: float = 0.0
+
+
+class _Limits:
+    """What may still be spent on one input: cost and time."""
+
+    def __init__(self, max_cost: float | None, deadline: float | None) -> None:
+        self.start = time.monotonic()
+        self.max_cost, self.deadline = max_cost, deadline
+        self.spent = 0.0
+        self.reached = ""
+        """Which limit ended it, in words."""
+        self.late = False
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.start
+
+    def least(self, timeout: float | None) -> float | None:
+        """Return a timeout that ends no later than the deadline."""
+        if self.deadline is None:
+            return timeout
+        left = max(0.0, self.deadline - self.seconds)
+        return left if timeout is None else min(timeout, left)
+
+    def too_dear(self, cost: float) -> bool:
+        if self.max_cost is None:
+            return False
+        return self.spent + cost > self.max_cost * (1 + SLACK) + SLACK
+
+    def forbid(self, cost: float, *, retrying: bool = False) -> bool:
+        """Say whether a call at this cost may not be made; remember why, if it ends the search."""
+        if self.deadline is not None and self.seconds >= self.deadline:
+            self.late = True
+            self.reached = f"the deadline of {self.deadline:g} s has passed"
+            return True
+        if not self.too_dear(cost):
+            return False
+        if not retrying:  # the policy may know a cheaper node than the one asked again
+            self.reached = f"max_cost of {self.max_cost:g} is all but spent"
+        return True
+
+
+def _limit(value: float | None, what: str) -> float | None:
+    if value is not None and not value > 0:
+        raise ArgumentError(f"{what} is {value!r}; it must be above 0, or None for no limit")
+    return value
+
+
+def _by_node(given: Any, names: tuple[str, ...], what: str) -> dict[str, Any]:
+    """Return a number for each node that has one."""
+    table = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
+    for name, value in table.items():
+        if name not in names:
+            raise ArgumentError(f"{what} names {name!r}; the nodes are {', '.join(names)}")
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise ArgumentError(f"{what} for {name!r} is {value!r}; it must be 0 or more")
+    return {name: value for name, value in table.items() if value is not None}

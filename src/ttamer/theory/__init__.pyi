@@ -1,0 +1,19 @@
+from ttamer.theory.no_recall import Impossibility as Impossibility
+from ttamer.theory.no_recall import impossibility as impossibility
+from ttamer.theory.optima import (
+    Optima as Optima,
+)
+from ttamer.theory.optima import (
+    no_recall_optimum as no_recall_optimum,
+)
+from ttamer.theory.optima import (
+    offline_optimum as offline_optimum,
+)
+from ttamer.theory.optima import (
+    online_optimum as online_optimum,
+)
+from ttamer.theory.optima import (
+    optima as optima,
+)
+from ttamer.theory.synthetic import Experiment as Experiment
+from ttamer.theory.synthetic import experiment as experiment

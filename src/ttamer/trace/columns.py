@@ -1,0 +1,184 @@
+"""What each column of a trace means.
+
+A column is ``label``, ``<node>.<field>`` or ``signal.<name>``. A node's name may hold dots, so
+columns split at the last one. A column that names a field of a node of the cascade belongs to that
+node, even where the node is called ``signal``; without a cascade, ``signal.`` always begins a
+signal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer.errors import CascadeError, TraceError
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import EXTRA_FIELDS, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["Layout", "columns_of", "infer_spec", "plan", "shown"]
+
+_FIELDS = ("confidence", "prediction", "correct", "cost", *EXTRA_FIELDS)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which columns of a file are used, for what."""
+
+    place: str
+    """The file, as the user named it: every message begins with it."""
+    spec: CascadeSpec
+    label: str | None
+    """The column of labels, if there is one."""
+    fields: Mapping[str, Mapping[int, str]]
+    """Column names by field and node number."""
+    signals: Mapping[str, str]
+    """Column names by signal."""
+    notes: tuple[str, ...]
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Columns that hold numbers."""
+        names = ("confidence", "cost", *EXTRA_FIELDS)
+        node = (c for name in names for c in self.fields[name].values())
+        return (*node, *self.signals.values())
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Columns that hold predictions and labels."""
+        return (*([self.label] if self.label else []), *self.fields["prediction"].values())
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Columns that hold truth values."""
+        return tuple(self.fields["correct"].values())
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns used."""
+        return (*self.numbers, *self.classes, *self.flags)
+
+
+def shown(names: Iterable[str], most: int = 6) -> str:
+    """Return names in quotes, the first few of many.
+
+    >>> shown(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
+    """
+    names = list(names)
+    text = ", ".join(repr(name) for name in names[:most])
+    return text if len(names) <= most else f"{text} and {len(names) - most} more"
+
+
+def plan(
+    columns: Sequence[str], spec: CascadeSpec, place: str, *, notes: Sequence[str] = ()
+) -> Layout:
+    """Say which column holds what, or which one is missing or unknown.
+
+    >>> layout = plan(["a.confidence", "label", "id"], CascadeSpec.of({"a": 1.0}), "log.csv")
+    >>> layout.columns, layout.notes
+    (('a.confidence', 'label'), ("columns not used: 'id'",))
+    """
+    _check_no_repeats(columns, place)
+    fields: dict[str, dict[int, str]] = {name: {} for name in _FIELDS}
+    signals, strangers, unused = {}, [], []
+    for column in columns:
+        node, dot, name = column.rpartition(".")
+        if dot and name in _FIELDS and node in spec.names:
+            fields[name][spec.names.index(node)] = column
+        elif column.startswith("signal.") and len(column) > len("signal."):
+            signals[column.removeprefix("signal.")] = column
+        elif dot and node and name in _FIELDS:
+            strangers.append(column)
+        elif column != "label":
+            unused.append(column)
+    if strangers:
+        raise TraceError(
+            f"{place}: columns of nodes that are not in the cascade: {shown(strangers)}; the "
+            f"cascade has {shown(spec.names)}: add a [[node]] for them, or remove the columns"
+        )
+    for name in ("confidence", "prediction", "correct"):
+        lacking = [f"{n}.{name}" for i, n in enumerate(spec.names) if i not in fields[name]]
+        if lacking and (name == "confidence" or fields[name]):
+            hint = f" (not understood: {shown(unused)})" if unused else ""
+            every = "" if name == "confidence" else f", and {name} is needed for all nodes or none"
+            raise TraceError(
+                f"{place}: the column {lacking[0]!r} is missing{every}; the file has "
+                f"{shown(columns, 12)}{hint}"
+            )
+    said = [f"columns not used: {shown(unused)}"] if unused else []
+    if fields["cost"] and len(fields["cost"]) < len(spec):
+        rest = [n for i, n in enumerate(spec.names) if i not in fields["cost"]]
+        said.append(f"no cost column for {shown(rest)}: the cascade's cost is used on every row")
+    ordered = {name: dict(sorted(by_node.items())) for name, by_node in fields.items()}
+    label = "label" if "label" in columns else None
+    return Layout(place, spec, label, ordered, signals, (*notes, *said))
+
+
+def _check_no_repeats(columns: Sequence[str], place: str) -> None:
+    repeated = [name for i, name in enumerate(columns) if name in columns[:i]]
+    if repeated:
+        raise TraceError(
+            f"{place}: the column {repeated[0]!r} stands there {list(columns).count(repeated[0])} "
+            "times; keep one"
+        )
+
+
+def infer_spec(
+    columns: Sequence[str], mean_costs: Mapping[str, float], place: str
+) -> tuple[CascadeSpec, str]:
+    """Make a cascade from the columns, and the sentence that says so.
+
+    >>> spec, note = infer_spec(["b.confidence", "a.confidence"], {}, "log.csv")
+    >>> spec.costs.tolist(), note
+    ([1.0, 1.0], "no cascade was given: the nodes are 'b', 'a', each at cost 1")
+    """
+    _check_no_repeats(columns, place)
+    names = [
+        column.removesuffix(".confidence")
+        for column in columns
+        if column.endswith(".confidence") and not column.startswith("signal.")
+    ]
+    if not any(names):
+        raise TraceError(
+            f"{place}: there is no column <node>.confidence; the file has {shown(columns, 12)}"
+        )
+    try:
+        spec = CascadeSpec.of({name: mean_costs.get(name, 1.0) for name in names})
+    except CascadeError as error:
+        raise TraceError(f"{place}: the columns make no cascade: {error}") from None
+    costs = "each at cost 1" if not mean_costs else "each at the mean of its cost column"
+    if mean_costs and len(mean_costs) < len(names):
+        costs += ", or at cost 1"
+    return spec, f"no cascade was given: the nodes are {shown(names)}, {costs}"
+
+
+def columns_of(trace: Trace, rows: slice) -> dict[str, NDArray[Any]]:
+    """Return some rows of a trace as named columns; predictions and label as codes.
+
+    >>> trace = Trace(CascadeSpec.of({"a": 1.0}), [[0.5]], signals={"length": [3.0]})
+    >>> columns_of(trace, slice(None))
+    {'a.confidence': array([0.5]), 'signal.length': array([3.])}
+    """
+    columns: dict[str, Any] = {}
+    for node, name in enumerate(trace.names):
+        columns[f"{name}.confidence"] = trace.confidence[rows, node]
+        if trace.prediction is not None:
+            columns[f"{name}.prediction"] = trace.prediction[rows, node]
+        if trace.correct is not None:
+            columns[f"{name}.correct"] = trace.correct[rows, node]
+        if trace.cost.ndim == 2:
+            columns[f"{name}.cost"] = trace.cost[rows, node]
+        for extra, values in trace.extras.items():
+            if not np.isnan(values[0, node]):  # a node that never says it has no column
+                columns[f"{name}.{extra}"] = values[rows, node]
+    if trace.label is not None:
+        columns["label"] = trace.label[rows]
+    columns |= {f"signal.{name}": values[rows] for name, values in trace.signals.items()}
+    return {name: np.ascontiguousarray(values) for name, values in columns.items()}

@@ -1,0 +1,250 @@
+"""Trace files: Parquet, CSV (plain or gzipped) and NPZ, told apart by their suffix.
+
+A whole file is read into arrays; a file larger than memory is read in batches, each a trace of its
+own. Both go through the same columns, checks and class codes, and refuse the same things.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from ttamer.errors import ArgumentError, CascadeError, TraceError
+from ttamer.trace.builder import Agreement, Batch, TraceBuilder
+from ttamer.trace.classes import ClassCodes
+from ttamer.trace.columns import Layout, infer_spec, plan
+from ttamer.trace.spec import CascadeSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ttamer.trace.trace import OnBad, Trace
+
+__all__ = ["open_source", "read_batches", "read_source", "read_trace", "suffix_of", "write_trace"]
+
+_SUFFIXES = (".parquet", ".csv", ".csv.gz", ".npz")
+
+
+class Source(Protocol):
+    """An open trace file: its columns, and its rows in batches."""
+
+    columns: tuple[str, ...]
+    rows: int | None
+    cascade: bytes | None
+    """The text of the cascade.toml kept inside the file, if there is one."""
+
+    def batches(self, layout: Layout, rows: int | None) -> Iterator[Batch]:
+        """Yield batches of at most so many rows (``None``: as large as is best)."""
+
+
+def read_trace(
+    path: str | os.PathLike[str],
+    cascade: CascadeSpec | str | os.PathLike[str] | None = None,
+    *,
+    on_bad: OnBad = "refuse",
+) -> Trace:
+    r"""Read a whole trace.
+
+    ``cascade`` is a ``cascade.toml`` or a :class:`CascadeSpec`. Without one, the cascade kept in
+    the file is used, and failing that the nodes are taken from the columns, and ``notes`` says so.
+    A row with a missing, NaN or infinite value is refused; with ``on_bad="leave_out"`` such rows
+    are left out and counted in ``left_out``.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "log.csv")
+    ...     _ = path.write_text("a.confidence,a.correct\n0.5,1\n0.9,0\n")
+    ...     trace = read_trace(path)
+    >>> trace, trace.notes
+    (Trace(2 rows, 1 nodes, correct), ("no cascade was given: the nodes are 'a', each at cost 1",))
+    """
+    source, layout = _open(path, cascade, on_bad)
+    return read_source(source, layout, on_bad)
+
+
+def read_batches(
+    path: str | os.PathLike[str],
+    cascade: CascadeSpec | str | os.PathLike[str] | None = None,
+    *,
+    rows: int = 1 << 18,
+    on_bad: OnBad = "refuse",
+) -> Iterator[Trace]:
+    r"""Read a trace as traces of at most ``rows`` rows, in order, one in memory at a time.
+
+    A class has the same code in every batch; ``classes`` grows as new ones are met. A batch whose
+    rows were all left out comes as a trace of no rows, so that its ``left_out`` is not lost.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "log.csv")
+    ...     _ = path.write_text("a.confidence\n0.5\n0.9\n0.7\n")
+    ...     [len(trace) for trace in read_batches(path, rows=2)]
+    [2, 1]
+    """
+    if rows < 1:
+        raise ArgumentError(f"rows is {rows}; a batch needs at least 1")
+    return _batches(*_open(path, cascade, on_bad), rows, on_bad)
+
+
+def _batches(source: Source, layout: Layout, rows: int, on_bad: OnBad) -> Iterator[Trace]:
+    codes, agreement = ClassCodes(), Agreement()
+    read = kept = 0
+    for batch in source.batches(layout, rows):
+        builder = TraceBuilder(layout, batch.rows, codes)
+        builder.add(batch)
+        trace = builder.finish(on_bad)
+        agreement.note(trace)
+        read += batch.rows
+        kept += len(trace)
+        yield trace
+    _check_rows(layout.place, read, kept)
+    agreement.check(layout, codes.classes)
+
+
+def read_source(source: Source, layout: Layout, on_bad: OnBad) -> Trace:
+    """Read all rows of an open file, laid out as planned."""
+    codes, agreement = ClassCodes(), Agreement()
+    batches = source.batches(layout, None)
+    rows = source.rows
+    if rows is None:
+        batches = iter(all_of := list(batches))
+        rows = sum(batch.rows for batch in all_of)
+    try:
+        builder = TraceBuilder(layout, rows, codes)
+    except (MemoryError, ValueError):
+        raise TraceError(
+            f"{layout.place}: says it has {rows} rows, which do not fit in memory; "
+            "if that is right, read it in batches"
+        ) from None
+    for batch in batches:
+        builder.add(batch)
+    if builder.filled != rows:
+        raise TraceError(
+            f"{layout.place}: is damaged: it says it has {rows} rows, and has {builder.filled}"
+        )
+    trace = builder.finish(on_bad)
+    _check_rows(layout.place, rows, len(trace))
+    agreement.note(trace)
+    agreement.check(layout, codes.classes)
+    return trace
+
+
+def _check_rows(place: str, read: int, kept: int) -> None:
+    if not read:
+        raise TraceError(f"{place}: has columns and no rows; bring a log with at least one input")
+    if not kept:
+        raise TraceError(f"{place}: all {read} rows were left out; mend the log")
+
+
+def open_source(path: str | os.PathLike[str]) -> Source:
+    """Open a trace file by its suffix, and read what it says of itself."""
+    path = Path(path)
+    suffix = suffix_of(path)
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if path.is_dir():
+        raise TraceError(f"{path}: is a folder; name one file in it")
+    if not size:
+        raise TraceError(f"{path}: is empty")
+    if suffix == ".npz":
+        from ttamer.trace.npz import NpzFile
+
+        return NpzFile(path)
+    from ttamer.trace.arrow import CsvFile, ParquetFile
+
+    return ParquetFile(path) if suffix == ".parquet" else CsvFile(path)
+
+
+def _open(
+    path: str | os.PathLike[str],
+    cascade: CascadeSpec | str | os.PathLike[str] | None,
+    on_bad: OnBad,
+) -> tuple[Source, Layout]:
+    if on_bad not in ("refuse", "leave_out"):
+        raise ArgumentError(f'on_bad is {on_bad!r}; it must be "refuse" or "leave_out"')
+    spec = cascade
+    if spec is not None and not isinstance(spec, CascadeSpec):
+        spec = CascadeSpec.from_file(spec)
+    source = open_source(path)
+    notes: tuple[str, ...] = ()
+    if spec is None and source.cascade is not None:
+        try:
+            spec = CascadeSpec.from_toml(source.cascade.decode("utf-8", "replace"))
+        except CascadeError as error:
+            raise TraceError(
+                f"{path}: the cascade kept in the file is damaged: {error}; give a cascade.toml"
+            ) from None
+    if spec is None:
+        spec, note = infer_spec(source.columns, _mean_costs(source, str(path)), str(path))
+        notes = (note,)
+    return source, plan(source.columns, spec, str(path), notes=notes)
+
+
+def _mean_costs(source: Source, place: str) -> dict[str, float]:
+    """Return the mean of each cost column by node: a pass over those columns alone."""
+    spec, _ = infer_spec(source.columns, {}, place)
+    layout = plan(source.columns, spec, place)
+    columns = layout.fields["cost"]
+    if not columns:
+        return {}
+    fields = {name: columns if name == "cost" else {} for name in layout.fields}
+    only = Layout(place, spec, None, fields, {}, ())
+    total, count = np.zeros(len(spec)), np.zeros(len(spec))
+    # Always batches of the same size: the mean must not depend on how the file is read.
+    for batch in source.batches(only, 1 << 16):
+        values = np.empty(batch.rows)
+        for node, column in columns.items():
+            batch.numbers(column, values)
+            good = np.isfinite(values) & (values >= 0)  # the others are refused by name later
+            total[node] += values[good].sum()
+            count[node] += good.sum()
+    return {spec.names[node]: total[node] / max(count[node], 1) for node in columns}
+
+
+def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
+    """Write a trace as Parquet, CSV or NPZ, by the suffix.
+
+    The file appears whole or not at all. Parquet and NPZ keep the cascade inside; CSV cannot, so
+    write it beside with ``trace.spec.to_file``.
+    """
+    path = Path(path)
+    suffix = suffix_of(path)
+    if not len(trace):
+        raise TraceError(f"{path}: a trace of no rows is not written")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        if suffix == ".npz":
+            from ttamer.trace.npz import write_npz
+
+            write_npz(trace, part)
+        elif suffix == ".parquet":
+            from ttamer.trace.arrow import write_parquet
+
+            write_parquet(trace, part)
+        else:
+            from ttamer.trace.arrow import write_csv
+
+            write_csv(trace, part, gzipped=suffix == ".csv.gz")
+        part.replace(path)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def suffix_of(path: str | os.PathLike[str]) -> str:
+    """Return the suffix that says a file's format, or refuse the name.
+
+    >>> suffix_of("log.CSV.gz")
+    '.csv.gz'
+    """
+    name = Path(path).name.lower()
+    for suffix in _SUFFIXES:
+        if name.endswith(suffix):
+            return suffix
+    raise TraceError(f"{path}: the suffix must be one of {', '.join(_SUFFIXES)}")

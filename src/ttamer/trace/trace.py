@@ -1,0 +1,383 @@
+"""A trace: what each node said about each input, as arrays.
+
+T inputs by n nodes: confidence, and where known prediction, correctness and cost, with the label
+and signals of each input. No scale of confidence is assumed. Files are in ``trace_file``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ttamer.errors import ArgumentError, TraceError
+from ttamer.trace.classes import ClassCodes
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence, Sized
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from ttamer.trace.spec import CascadeSpec, Target
+
+__all__ = ["EXTRA_FIELDS", "OnBad", "Trace", "require_rows"]
+
+OnBad = Literal["refuse", "leave_out"]
+
+EXTRA_FIELDS = ("margin", "entropy")
+"""What a node may say about itself besides its confidence."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What n nodes said about T inputs. Arrays are read-only, and are not copied.
+
+    >>> from ttamer.trace.spec import CascadeSpec
+    >>> trace = Trace.from_arrays(
+    ...     CascadeSpec.of({"small": 1.0, "large": 10.0}),
+    ...     confidence=[[0.9, 0.8], [0.4, 0.7]],
+    ...     prediction=[["cat", "cat"], ["dog", "cat"]],
+    ...     label=["cat", "cat"],
+    ... )
+    >>> trace
+    Trace(2 rows, 2 nodes, prediction, label)
+    >>> trace.wrong().tolist()
+    [[False, False], [True, False]]
+    """
+
+    spec: CascadeSpec
+    confidence: NDArray[np.float64]
+    """Shape (T, n), finite. Anything that grows with how sure the node is."""
+    _: KW_ONLY
+    prediction: NDArray[np.int32] | None = None
+    """Shape (T, n): codes into ``classes``; -1 where the node gave no answer."""
+    label: NDArray[np.int32] | None = None
+    """Shape (T,): codes into ``classes``; -1 where the label is not known."""
+    correct: NDArray[np.bool_] | None = None
+    """Shape (T, n): whether the node was right, where the log says so itself."""
+    cost: NDArray[np.float64] = None  # type: ignore[assignment]  # the cascade's, if not given
+    """Shape (n,), the cascade's own, or (T, n) where the log has one per row. Not negative."""
+    signals: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """Shape (T,) each: what is known of the input before anything is asked."""
+    extras: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """Shape (T, n) each, named as in ``EXTRA_FIELDS``; a node that never says it is all NaN."""
+    classes: tuple[str, ...] = ()
+    """The text of each class; predictions and labels share it."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """How many rows were left out in reading, by reason; no row is counted twice."""
+    notes: tuple[str, ...] = ()
+    """What reading had to decide for itself, in sentences to be shown to the user."""
+
+    def __post_init__(self) -> None:
+        spec, rows, count = self.spec, len(np.atleast_1d(self.confidence)), len(self.spec)
+        put = object.__setattr__
+        put(self, "classes", tuple(self.classes))
+        put(self, "notes", tuple(self.notes))
+        put(self, "confidence", _array(self.confidence, np.float64, (rows, count), "confidence"))
+        _check_finite(self.confidence, "confidence", spec.names)
+        cost: object = self.cost
+        if cost is None:
+            put(self, "cost", spec.costs)
+        elif np.ndim(self.cost) == 1:
+            put(self, "cost", _array(cost, np.float64, (count,), "cost"))
+            if not np.array_equal(self.cost, spec.costs):
+                raise TraceError(
+                    "cost: one cost per node must be the cascade's own; give the cascade these "
+                    "costs (CascadeSpec.with_costs), or one cost per row and node"
+                )
+        else:
+            put(self, "cost", _array(cost, np.float64, (rows, count), "cost"))
+            _check_finite(self.cost, "cost", spec.names)
+            _check_not_negative(self.cost, spec.names)
+        for name, shape in (("prediction", (rows, count)), ("label", (rows,))):
+            if getattr(self, name) is not None:
+                codes = np.asarray(getattr(self, name))
+                put(self, name, _array(codes, np.int32, shape, name))
+                if rows and not -1 <= codes.min() <= codes.max() < len(self.classes):
+                    raise TraceError(
+                        f"{name}: codes run from -1 (no answer) to {len(self.classes) - 1}, the "
+                        f"last of the classes; there are codes from {codes.min()} to {codes.max()}"
+                    )
+        if self.correct is not None:
+            put(self, "correct", _array(self.correct, np.bool_, (rows, count), "correct"))
+        columns = {f"{n}.{f}" for n in spec.names for f in (*_NODE_FIELDS, *EXTRA_FIELDS)}
+        signals = {}
+        for name, values in self.signals.items():
+            if not name or f"signal.{name}" in columns:
+                raise TraceError(f"signal {name!r}: this name is taken by a node; choose another")
+            signals[name] = _array(values, np.float64, (rows,), f"signal {name!r}")
+            _check_finite(signals[name], f"signal {name!r}", ())
+        put(self, "signals", signals)
+        extras = {}
+        for name, values in self.extras.items():
+            if name not in EXTRA_FIELDS:
+                raise TraceError(f"extras: {name!r} is not one of {', '.join(EXTRA_FIELDS)}")
+            extras[name] = _array(values, np.float64, (rows, count), name)
+            _check_finite(extras[name], name, spec.names, whole_column=True)
+        put(self, "extras", extras)
+        put(self, "left_out", dict(self.left_out))
+
+    @classmethod
+    def from_arrays(
+        cls,
+        spec: CascadeSpec,
+        confidence: ArrayLike,
+        *,
+        prediction: Sequence[Sequence[object]] | NDArray[Any] | None = None,
+        label: Sequence[object] | NDArray[Any] | None = None,
+        **fields: Any,
+    ) -> Trace:
+        """Build a trace from predictions and labels as they are: text, numbers, ``None``."""
+        codes = ClassCodes()
+        coded = None if label is None else codes.encode(label)
+        said = None if prediction is None else codes.encode(prediction)
+        values: Any = np.asarray(confidence, np.float64)
+        return cls(spec, values, prediction=said, label=coded, classes=codes.classes, **fields)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Node names, in order."""
+        return self.spec.names
+
+    @property
+    def costs(self) -> NDArray[np.float64]:
+        """Shape (T, n): what asking each node costs on each row; a view."""
+        return np.broadcast_to(self.cost, self.confidence.shape)
+
+    def __len__(self) -> int:
+        return len(self.confidence)
+
+    def __repr__(self) -> str:
+        known = [n for n in ("prediction", "label", "correct") if getattr(self, n) is not None]
+        if self.cost.ndim == 2:
+            known.append("cost per row")
+        known += [*self.extras, *(f"signal.{name}" for name in self.signals)]
+        return f"Trace({', '.join([f'{len(self)} rows', f'{len(self.spec)} nodes', *known])})"
+
+    def wrong(self, target: Target | None = None) -> NDArray[np.bool_]:
+        """Return, shape (T, n), where each node is wrong; no answer is a wrong answer.
+
+        Against ``"label"``: what ``correct`` says, else whether prediction and label differ.
+        Against ``"last"``: whether the prediction differs from the last node's, which is right by
+        definition. The cascade says which, unless ``target`` does.
+        """
+        target = self.spec.target if target is None else target
+        if target == "last":
+            return self._wrong_against_last()
+        if target != "label":
+            raise ArgumentError(f'target is {target!r}; it must be "label" or "last"')
+        if self.correct is not None:
+            return ~self.correct
+        if self.prediction is None or self.label is None:
+            lacks = " and ".join(n for n in ("prediction", "label") if getattr(self, n) is None)
+            raise TraceError(
+                f'target "label" needs to know who was right, and the trace has no {lacks}: add '
+                "columns <node>.correct, or <node>.prediction and label"
+                + ("" if self.prediction is None else ', or set target = "last"')
+            )
+        unknown = np.flatnonzero(self.label < 0)
+        if unknown.size:
+            raise TraceError(
+                f'target "label": {unknown.size} rows have no label, the first is row '
+                f"{unknown[0]} (counting from 0); leave them out, or add <node>.correct"
+            )
+        # A prediction of -1 is no label's code, so no answer is wrong.
+        return np.asarray(self.prediction != self.label[:, np.newaxis])
+
+    def _wrong_against_last(self) -> NDArray[np.bool_]:
+        if self.prediction is None:
+            more = (
+                ""
+                if self.correct is None
+                else '; if correct already means agreement with the last node, set target = "label"'
+            )
+            raise TraceError(
+                'target "last" compares predictions with the last node\'s, and the trace has none: '
+                f"add columns <node>.prediction{more}"
+            )
+        wrong = self.prediction != self.prediction[:, -1:]
+        wrong |= self.prediction < 0
+        wrong[:, -1] = False
+        return np.asarray(wrong)
+
+    def priced(self, spec: CascadeSpec) -> Trace:
+        """Return the same rows for a cascade of the same nodes at other costs, order or target.
+
+        >>> from ttamer.trace.spec import CascadeSpec
+        >>> trace = Trace(CascadeSpec.of({"a": 1.0, "b": 2.0}), [[0.1, 0.2]])
+        >>> trace.priced(CascadeSpec.of({"a": 3.0, "b": 4.0}, order="fixed")).costs.tolist()
+        [[3.0, 4.0]]
+        """
+        if spec.names != self.names:
+            raise ArgumentError(
+                f"the cascade has the nodes {', '.join(spec.names)}, and the trace "
+                f"{', '.join(self.names)}: they must be the same, in the same order"
+            )
+        return dataclasses.replace(self, spec=spec, cost=spec.costs)
+
+    def take(self, rows: ArrayLike | slice) -> Trace:
+        """Return the trace of some rows: positions, a mask or a slice.
+
+        Classes keep their codes. ``left_out`` tells of the reading, and is not passed on.
+        """
+        index: Any = rows if isinstance(rows, slice) else np.asarray(rows)
+        if not isinstance(index, slice):
+            if index.dtype == np.bool_:
+                if index.shape != (len(self),):
+                    raise ArgumentError(
+                        f"a mask needs one truth value for each of {len(self)} rows"
+                    )
+                index = np.flatnonzero(index)
+            elif index.size == 0:
+                index = index.astype(np.intp)
+            if index.ndim != 1 or index.dtype.kind not in "iu":
+                raise ArgumentError("rows must be a slice, a mask, or a list of whole numbers")
+            if index.size and not -len(self) <= index.min() <= index.max() < len(self):
+                raise ArgumentError(
+                    f"rows run from 0 to {len(self) - 1}; asked for {index.min()} to {index.max()}"
+                )
+        return self._with_rows(lambda array: None if array is None else _rows(array, index))
+
+    def _with_rows(self, pick: Any) -> Trace:
+        """Return a trace whose arrays are picked from checked ones, without checking again."""
+        part = object.__new__(Trace)
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if each.name in ("confidence", "prediction", "label", "correct") or (
+                each.name == "cost" and self.cost.ndim == 2
+            ):
+                value = pick(value)
+            elif each.name in ("signals", "extras"):
+                value = {name: pick(array) for name, array in value.items()}
+            elif each.name == "left_out":
+                value = {}
+            object.__setattr__(part, each.name, value)
+        return part
+
+    def split(self, fraction: float, seed: int) -> tuple[Trace, Trace]:
+        """Split at random: a share of the rows to fit on, and the others to test on.
+
+        >>> from ttamer.trace.spec import CascadeSpec
+        >>> fit, test = Trace(CascadeSpec.of({"only": 1.0}), [[0.1], [0.2], [0.3]]).split(0.5, 0)
+        >>> len(fit), len(test)
+        (2, 1)
+        """
+        if not 0 < fraction < 1:
+            raise ArgumentError(f"fraction is {fraction}; it must lie between 0 and 1")
+        require_rows(self, 2, "a split")
+        order = np.random.default_rng(seed).permutation(len(self))
+        count = min(max(round(fraction * len(self)), 1), len(self) - 1)
+        return self.take(order[:count]), self.take(order[count:])
+
+    @classmethod
+    def concat(cls, traces: Sequence[Trace]) -> Trace:
+        """Put traces of the same nodes one after another, their classes made one list."""
+        from ttamer.trace.concat import concat
+
+        return concat(traces)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the content: the same whatever the file format or the order of classes.
+
+        It covers the node names, their costs, and every row; not ``order``, ``target`` or notes.
+        """
+        from ttamer.trace.digest import digest
+
+        return digest(self)
+
+    @classmethod
+    def read(
+        cls,
+        path: str | os.PathLike[str],
+        cascade: CascadeSpec | str | os.PathLike[str] | None = None,
+        *,
+        on_bad: OnBad = "refuse",
+    ) -> Trace:
+        """Read a trace from Parquet, CSV or NPZ; see :func:`ttamer.trace.files.read_trace`."""
+        from ttamer.trace.files import read_trace
+
+        return read_trace(path, cascade, on_bad=on_bad)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write Parquet, CSV or NPZ, by the suffix; see :func:`ttamer.trace.files.write_trace`."""
+        from ttamer.trace.files import write_trace
+
+        write_trace(self, path)
+
+
+_NODE_FIELDS = ("confidence", "prediction", "correct", "cost")
+
+
+def require_rows(trace: Sized, least: int, what_for: str) -> None:
+    """Refuse a trace too short for what is asked.
+
+    >>> require_rows([1, 2, 3], 5, "a fit")
+    Traceback (most recent call last):
+    ttamer.errors.TraceError: the trace has 3 rows, and a fit needs at least 5: bring a longer trace
+    """
+    if len(trace) < least:
+        raise TraceError(
+            f"the trace has {len(trace)} rows, and {what_for} needs at least {least}: "
+            "bring a longer trace"
+        )
+
+
+def _array(values: Any, kind: type, shape: tuple[int, ...], what: str) -> NDArray[Any]:
+    """Return a read-only view of the values in the right type, or say what does not fit."""
+    array = np.asarray(values)
+    if kind is np.bool_ and array.dtype != np.bool_:
+        raise TraceError(f"{what}: must be truth values, not {array.dtype}")
+    if array.dtype.kind not in ("biu" if kind is np.int32 else "biuf"):
+        raise TraceError(f"{what}: must be numbers, not {array.dtype}")
+    if array.shape != shape:
+        raise TraceError(
+            f"{what}: has shape {array.shape}, and {shape} is needed ((rows, nodes) or (rows,))"
+        )
+    view: NDArray[Any] = array.astype(kind, copy=False).view()
+    view.setflags(write=False)
+    return view
+
+
+def _rows(array: NDArray[Any], index: Any) -> NDArray[Any]:
+    """Return rows of an array, columns contiguous: most work goes node by node."""
+    picked: NDArray[Any]
+    if isinstance(index, slice) or array.ndim == 1:
+        picked = array[index]
+    else:
+        picked = np.empty((len(index), array.shape[1]), array.dtype, order="F")
+        for column in range(array.shape[1]):
+            picked[:, column] = array[:, column][index]
+    picked.setflags(write=False)
+    return picked
+
+
+def _check_finite(
+    array: NDArray[np.float64], what: str, names: tuple[str, ...], *, whole_column: bool = False
+) -> None:
+    columns = array[:, np.newaxis] if array.ndim == 1 else array
+    for column in range(columns.shape[1] if len(array) else 0):
+        bad = ~np.isfinite(columns[:, column])
+        if not bad.any() or (whole_column and np.isnan(columns[:, column]).all()):
+            continue
+        first = int(bad.argmax())
+        place = f"{what} of {names[column]!r}" if names else what
+        raise TraceError(
+            f"{place}: row {first} (counting from 0) is {columns[first, column]}, and "
+            f"{int(bad.sum())} rows in all are not finite; mend them or leave them out"
+        )
+
+
+def _check_not_negative(cost: NDArray[np.float64], names: tuple[str, ...]) -> None:
+    for column, name in enumerate(names):
+        bad = cost[:, column] < 0
+        if bad.any():
+            first = int(bad.argmax())
+            raise TraceError(
+                f"cost of {name!r}: row {first} (counting from 0) is {cost[first, column]}; "
+                "a cost is not negative"
+            )

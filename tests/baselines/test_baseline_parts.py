@@ -1,0 +1,122 @@
+"""What baselines are made of: calibration, states, moves, selection."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from support.small_traces import (
+    fit,
+    make,
+    random_trace,
+)
+from ttamer.baselines import fit_families
+from ttamer.baselines.isotonic import MOST_LEVELS, Isotonic, level_starts
+from ttamer.baselines.moves import Moves
+from ttamer.baselines.selection import Ruler, sweep_prices
+from ttamer.baselines.states import States, transitions
+from ttamer.evaluation.results import measure
+from ttamer.fitted.replay import Setting
+from ttamer.trace.spec import CascadeNode, CascadeSpec
+from ttamer.trace.trace import Trace
+
+# Calibration and states
+
+
+def test_isotonic_fit_equals_the_max_min_formula():
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        size = rng.integers(1, 12)
+        said, right = rng.integers(0, 6, size).astype(float), rng.random(size) < 0.5
+        levels = np.unique(said)
+        for level in levels:
+            expected = max(
+                min(right[(said >= a) & (said <= b)].mean() for b in levels[levels >= level])
+                for a in levels[levels <= level]
+            )
+            found = Isotonic.fit(said, right)(np.array([level]))
+            assert found == pytest.approx(expected)
+
+
+def test_very_many_confidences_are_calibrated_in_groups():
+    said = np.random.default_rng(2).permutation(3 * MOST_LEVELS).astype(float)
+    curve = Isotonic.fit(said, said > MOST_LEVELS)
+    assert len(level_starts(said, MOST_LEVELS)) == MOST_LEVELS
+    assert curve(np.array([-5.0, 0.0, 1e9])).tolist() == [0.0, 0.0, 1.0]
+    assert np.abs(curve(said) - (said > MOST_LEVELS)).mean() < 1e-3
+
+
+def test_states_pool_blocks_to_about_equal_rows_and_keep_the_mean_loss():
+    rng = np.random.default_rng(3)
+    said = rng.random(2000)
+    wrong = rng.random(2000) > said
+    states = States.fit(said, wrong, most=4)
+    of = states.of(said)
+    assert len(states.losses) == 4
+    assert (np.diff(states.losses) < 0).all()
+    assert np.bincount(of).min() > 300
+    assert [wrong[of == s].mean() for s in range(4)] == pytest.approx(states.losses.tolist())
+
+
+def test_transitions_are_shares_shrunk_by_one_row_to_the_targets_own():
+    table = transitions(np.array([0, 0, 0, 2]), np.array([1, 1, 0, 0]), (3, 2))
+    assert table[0] == pytest.approx([1.5 / 4, 2.5 / 4])
+    assert table[1] == pytest.approx([0.5, 0.5])  # a state never seen
+    assert table[2] == pytest.approx([1.5 / 2, 0.5 / 2])
+
+
+# What the cascade allows
+
+
+def test_the_walk_goes_by_mean_cost_on_the_rows_unless_the_order_is_given():
+    cost = np.array([[9.0, 1.0], [1.0, 2.0]])
+    assert Moves.of(make(np.ones((2, 2)), cost=cost)).walk.tolist() == [1, 0]
+    for order in ("fixed", "skip"):
+        assert Moves.of(make(np.ones((2, 2)), cost=cost, order=order)).walk.tolist() == [0, 1]
+
+
+def test_in_a_tree_a_parent_is_asked_before_its_children():
+    nodes = (CascadeNode("leaf", 1.0, "root"), CascadeNode("root", 5.0), CascadeNode("alone", 2.0))
+    spec = CascadeSpec(nodes)
+    trace = Trace(spec, np.ones((2, 3)), correct=np.array([[True, False, False]] * 2))
+    assert [spec.names[v] for v in Moves.of(trace).walk] == ["alone", "root", "leaf"]
+    assert (
+        fit("always-first", trace)[0].rule.play(trace).asked.tolist() == [[True, True, False]] * 2
+    )
+    assert fit("chain", trace)[-1].knob["nodes"] == ["root", "leaf"]
+
+
+# Selection
+
+
+def test_sweeping_prices_finds_every_corner_of_an_exact_family():
+    trace = make(np.ones((1, 8)), np.zeros((1, 8)))
+    corners = [(float(k), (8 - k) ** 2 / 64) for k in range(8)]
+
+    class Point:
+        def __init__(self, number):
+            self.number = number
+
+        def play(self, trace):
+            raise AssertionError(f"a corner is only named, never played on {trace!r}")
+
+    def solve(price):
+        values = [error + price * cost for cost, error in corners]
+        return Setting({"corner": int(np.argmin(values))}, Point(int(np.argmin(values))))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ruler, "measure", lambda _, rule: corners[rule.number])
+        found = sweep_prices(trace, solve)
+        assert [s.knob["corner"] for s in found] == list(range(8))
+        few = sweep_prices(trace, solve, most=3)
+        assert [s.knob["corner"] for s in few][:: len(few) - 1] == [0, 7]
+
+
+def test_the_ruler_says_what_evaluation_says():
+    for seed in range(4):
+        trace = random_trace(seed, nodes=3, rows=17)
+        ruler = Ruler.of(trace)
+        for settings in fit_families(trace)[0].values():
+            for setting in settings:
+                result = measure(setting.rule.play(trace), trace, resamples=0)
+                assert ruler.measure(setting.rule) == (result.cost, result.error)

@@ -1,0 +1,457 @@
+"""The command line as people meet it: real processes, real files."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ttamer as tt
+from support.three_models import three_models
+from support.traces import answering_trace
+from ttamer import datasets
+from ttamer.cli.demo import three_numbers
+from ttamer.evaluation.frontiers import frontier
+
+
+def run(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ttamer", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def succeed(*arguments: object, **options) -> str:
+    done = run(*arguments, **options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def refuse(*arguments: object, **options) -> str:
+    done = run(*arguments, **options)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, f"not one line: {done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def problem_file(tmp_path: Path) -> Path:
+    path = tmp_path / "problem.json"
+    three_models().to_file(path)
+    return path
+
+
+def test_help_names_every_command():
+    text = succeed("--help")
+    for command in ("solve", "inspect", "theory", "demo"):
+        assert command in text
+
+
+def test_version_is_the_package_version():
+    assert succeed("--version").strip() == f"ttamer {tt.__version__}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["solve"],
+        ["solve", "x.json"],
+        ["solve", "x.json", "--tradeoff", "much"],
+        ["solve", "x.json", "--tradeoff", "0.5", "--ladder", "3"],
+        ["theory"],
+        ["theory", "no-recall", "--alpha", "x"],
+        ["inspect"],
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_2(arguments):
+    assert "error" in refuse(*arguments)
+
+
+@pytest.mark.parametrize("tradeoff", ["-0.1", "1.1", "nan", "inf"])
+def test_tradeoff_outside_0_to_1_is_refused(problem_file, tradeoff):
+    assert "from 0" in refuse("solve", problem_file, f"--tradeoff={tradeoff}")
+
+
+def test_solve_prints_a_table_people_can_read(problem_file):
+    text = succeed("solve", problem_file, "--tradeoff", "0.9")
+    policy = tt.solve(three_models(), 0.9)
+    assert f"value {policy.value:.4g}" in text
+    for word in ("small", "middle", "large", "prophet", "stop if best loss <="):
+        assert word in text
+
+
+def test_solve_json_says_what_the_library_says(problem_file):
+    facts = json.loads(succeed("solve", problem_file, "--tradeoff", "0.9", "--json"))
+    policy = tt.solve(three_models(), 0.9)
+    assert facts["value"] == policy.value
+    assert facts["expected_loss"] == policy.expected_loss
+    assert facts["expected_cost"] == policy.expected_cost
+    assert facts["first"] == "small"
+    assert facts["columns"][-1] == "inf"
+    assert {node["name"]: node["asked"] for node in facts["nodes"]} == policy.asked
+    for node in facts["nodes"]:
+        assert node["index"] == policy.index(node["name"]).tolist()
+        assert node["if_stop"] == policy.if_stop(node["name"]).tolist()
+
+
+def test_solve_without_recall(problem_file):
+    facts = json.loads(succeed("solve", problem_file, "--tradeoff", "0.9", "--no-recall", "--json"))
+    assert facts["recall"] is False
+    assert facts["value"] == tt.solve(three_models(), 0.9, recall=False).value
+    assert facts["value"] == facts["optima"]["no_recall"]
+    assert "no recall" in succeed("solve", problem_file, "--tradeoff", "0.9", "--no-recall")
+
+
+def test_solve_shows_few_states_and_says_so(tmp_path):
+    path = tmp_path / "wide.json"
+    states = [i / 20 for i in range(20)]
+    tt.Problem.line(states, [0.1], [[0.05] * 20]).to_file(path)
+    assert "20 states" in succeed("solve", path, "--tradeoff", "0.5")
+
+
+def test_solve_a_problem_that_only_sometimes_answers(tmp_path):
+    path = tmp_path / "problem.json"
+    router = tt.Node("router", ["inf", "inf"])
+    good = tt.Node("good", [0.1])
+    edges = (
+        tt.Edge(None, "router", cost=0.1, probabilities=[[0.5, 0.5]]),
+        tt.Edge(None, "good", cost=1.0, probabilities=[[1.0]]),
+    )
+    tt.Problem("precedence", (router, good), edges).to_file(path)
+    facts = json.loads(succeed("solve", path, "--tradeoff", "0.5", "--json"))
+    assert facts["first"] == "good"
+    assert facts["nodes"][0]["index"] == ["inf"]
+    succeed("solve", path, "--tradeoff", "0.5")
+    assert "walk" in refuse("solve", path, "--tradeoff", "0.5", "--no-recall")
+
+
+def test_ladder_is_printed_saved_and_inspected(problem_file, tmp_path):
+    artefact = tmp_path / "frontier.ttamer"
+    text = succeed("solve", problem_file, "--ladder", "4", "-o", artefact)
+    assert "4 tradeoffs" in text
+    assert str(artefact) in text
+    rows = json.loads(succeed("solve", problem_file, "--ladder", "4", "--json"))["policies"]
+    assert [row["tradeoff"] for row in rows] == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    facts = json.loads(succeed("inspect", artefact, "--json"))
+    assert facts["kind"] == "ladder"
+    assert "ladder" in succeed("inspect", artefact)
+    assert "at least 2" in refuse("solve", problem_file, "--ladder", "1")
+
+
+def test_a_saved_policy_makes_the_same_decisions(problem_file, tmp_path):
+    artefact = tmp_path / "policy.ttamer"
+    succeed("solve", problem_file, "--tradeoff", "0.9", "-o", artefact)
+    loaded = tt.load(artefact)
+    policy = tt.solve(three_models(), 0.9)
+    for name in policy.problem.names:
+        assert (loaded.choice(name) == policy.choice(name)).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, ["cannot be read"]),
+        ("{", ["is not JSON", "line 1"]),
+        ('{"moves": "walk"}', ["lacks 'nodes'"]),
+        ('{"moves": "walk", "nodes": [], "edges": []}', ["no nodes"]),
+    ],
+)
+def test_a_bad_problem_file_is_one_line(tmp_path, content, words):
+    path = tmp_path / "problem.json"
+    if content is not None:
+        path.write_text(content)
+    text = refuse("solve", path, "--tradeoff", "0.5")
+    for word in (str(path), *words):
+        assert word in text
+
+
+def test_a_bad_artefact_is_one_line(tmp_path):
+    path = tmp_path / "policy.ttamer"
+    path.write_bytes(b"not a policy")
+    assert str(path) in refuse("inspect", path)
+    assert "nothing.ttamer" in refuse("inspect", tmp_path / "nothing.ttamer")
+
+
+def test_an_output_that_cannot_be_written_is_one_line(problem_file, tmp_path):
+    done = run("solve", problem_file, "--tradeoff", "0.9", "-o", tmp_path / "no" / "where.ttamer")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_bug_is_one_line_too_and_a_traceback_on_request(problem_file):
+    broken = (
+        "import sys, ttamer.cli, ttamer.problem.problem\n"
+        "def boom(path): raise ZeroDivisionError('boom')\n"
+        "ttamer.problem.problem.Problem.from_file = boom\n"
+        f"sys.exit(ttamer.cli.main(['solve', {str(problem_file)!r}, '--tradeoff', '0.5']))"
+    )
+    command = [sys.executable, "-c", broken]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "please report" in done.stderr
+    shown = {**os.environ, "TTAMER_TRACEBACK": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=shown)
+    assert "Traceback" in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error(problem_file):
+    command = f"{sys.executable} -m ttamer solve {problem_file} --tradeoff 0.9 --json | head -c 10"
+    done = subprocess.run(  # noqa: S602 - a pipe is what is tested
+        command, shell=True, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("alpha", [2, 10, 1000])
+def test_no_recall_ratio_is_alpha(alpha):
+    facts = json.loads(succeed("theory", "no-recall", "--alpha", alpha, "--json"))
+    assert facts["ratio"] == pytest.approx(alpha)
+    assert facts["ratio_with_recall"] == pytest.approx(1)
+    ratios = [row["ratio"] for row in facts["growth"]]
+    assert ratios == sorted(ratios)
+
+
+def test_no_recall_says_what_recall_changes_and_what_not():
+    text = succeed("theory", "no-recall")
+    for words in ("no bound", "the gap is gone", "What recall does not change"):
+        assert words in text
+    assert "above 1" in refuse("theory", "no-recall", "--alpha", "1")
+
+
+def test_if_stop_draws_and_compares(tmp_path):
+    figure = tmp_path / "figures" / "if_stop.png"
+    options = ["--nodes", "4", "--states", "12", "-o", figure]
+    facts = json.loads(succeed("theory", "if-stop", *options, "--json"))
+    assert [Path(path).suffix for path in facts["figures"]] == [".png", ".svg"]
+    for path in facts["figures"]:
+        assert Path(path).stat().st_size > 5000
+    *independent, chain = facts["experiments"]
+    assert len(independent) == 3
+    for row in independent:
+        assert row["excess_with_recall"] == pytest.approx(0, abs=1e-12)
+        assert row["excess_without_recall"] > 0
+    assert chain["excess_with_recall"] > 0
+    text = succeed("theory", "if-stop", *options, "--no-figure")
+    assert "drawn" not in text
+    assert "one threshold" in text
+    assert "at least 2" in refuse("theory", "if-stop", "--nodes", "1", "--no-figure")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    return run("demo", "-o", folder), folder
+
+
+def test_the_demo_ends_with_three_numbers_and_a_report(demo):
+    done, folder = demo
+    assert done.returncode == 0, done.stderr
+    assert "The three numbers that matter" in done.stdout
+    page = folder / "langid.html"
+    assert done.stdout.rstrip().endswith(str(page))
+    assert page.stat().st_size > 50_000
+    assert "fitting ttamer" in done.stderr  # progress
+
+
+def test_the_demo_shows_ttamer_ahead_of_the_paper_and_of_every_threshold(demo):
+    rows = {}
+    for line in demo[0].stdout.splitlines():
+        words = line.split()
+        if len(words) == 7 and words[-1].startswith("0."):
+            rows[words[0]] = float(words[-1])
+    for rival in ("paper", "threshold", "threshold-per-exit", "calibrated", "chain", "frugalml"):
+        assert rows["ttamer"] < rows[rival]
+
+
+def test_an_unknown_dataset_is_refused(tmp_path):
+    said = refuse("demo", "--trace", "nothing", "-o", tmp_path)
+    assert "there is no trace 'nothing'; the traces are langid, " in said
+    assert "vgg13-cifar10" in said
+
+
+def test_the_demo_names_its_traces():
+    text = "".join(succeed("demo", "--help").split())
+    for name in datasets.names():
+        assert name in text
+
+
+@pytest.fixture(scope="module")
+def network_demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("network")
+    done = run("demo", "--trace", "minilm-amazon", "-o", folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, folder
+
+
+def test_the_demo_of_a_network_speaks_of_its_exits_and_of_the_full_network(network_demo):
+    text, folder = network_demo
+    assert text.startswith("minilm-amazon: MiniLM on Amazon reviews: 6 exits of one network\n")
+    assert "Compared with the full network: error" in text
+    assert "alone" not in text
+    assert (folder / "minilm-amazon.html").stat().st_size > 50_000
+
+
+def test_the_demo_of_a_network_ends_with_three_numbers_and_what_to_use(network_demo):
+    _, _, ending = network_demo[0].partition("The three numbers that matter, with ttamer:\n")
+    numbers, advice, page = ending.split("\n\n")
+    first, *near = numbers.splitlines()
+    assert first.startswith("  the accuracy of the full network (")
+    assert len(near) == 2
+    for line in near:
+        assert re.fullmatch(r"  within [\d.]+ points? of it at [\d.]+% of its cost", line)
+    assert advice.startswith("What to use: ")
+    assert advice.removeprefix("What to use: ") in html.unescape(
+        re.sub("</?em>", "", Path(page.split(": ")[1].strip()).read_text("utf-8"))
+    )
+
+
+def test_the_three_numbers_say_what_is_not_reached():
+    fit, test = (datasets.load("minilm-amazon", part) for part in ("fit", "test"))
+    found = frontier(fit, test, families=["ttamer"], resamples=0)
+
+    def at(error: float) -> list[str]:
+        reference = dataclasses.replace(found.reference, error=error)
+        return three_numbers(dataclasses.replace(found, reference=reference), test)
+
+    least = min(point.result.error for point in found.of("ttamer"))
+    assert at(0.0) == [
+        f"the accuracy of the full network (100.0%) is not reached: {1 - least:.1%} at most"
+    ]
+    first, *near = at(least)
+    assert first.endswith("% of its cost")
+    assert len(near) == 2
+    [short, *near] = at(least - 0.007)
+    assert "is not reached" in short
+    assert [line.split(" of it")[0] for line in near] == ["within 1 point", "within 2 points"]
+
+
+@pytest.fixture
+def trace_files(tmp_path):
+    for seed, name in ((0, "fit"), (1, "test")):
+        answering_trace(300, seed=seed).write(tmp_path / f"{name}.csv")
+    answering_trace(10).spec.to_file(tmp_path / "cascade.toml")
+    return tmp_path
+
+
+def test_fit_then_evaluate(trace_files):
+    policy = trace_files / "policy.ttamer"
+    cascade = ("--cascade", trace_files / "cascade.toml")
+    done = run("fit", trace_files / "fit.csv", *cascade, "-o", policy, "--states", "4")
+    assert done.returncode == 0, done.stderr
+    assert "300 rows, 3 nodes" in done.stdout
+    facts = json.loads(succeed("evaluate", policy, trace_files / "test.csv", "--json"))
+    assert facts["rows"] == 300
+    assert len(facts["policies"]) == 48
+    one = succeed("evaluate", policy, trace_files / "test.csv", "--tradeoff", "0.99")
+    for word in ("error", "recalled", "small", "middle", "large"):
+        assert word in one
+    assert json.loads(succeed("inspect", policy, "--json"))["fit"]["rows"] == 300
+
+
+def test_fit_as_the_paper_has_it_and_in_batches(trace_files):
+    cascade = ("--cascade", trace_files / "cascade.toml", "--json")
+    out = ("-o", trace_files / "p.ttamer")
+    paper = json.loads(succeed("fit", trace_files / "fit.csv", *cascade, *out, "--belief", "none"))
+    assert paper["plan"]["belief"] == "none"
+    stream = json.loads(succeed("fit", trace_files / "fit.csv", *cascade, *out, "--stream"))
+    assert stream["rows"] == 300
+
+
+def test_evaluate_refuses_a_policy_that_knows_no_confidences(problem_file, trace_files):
+    solved = trace_files / "solved.ttamer"
+    succeed("solve", problem_file, "--tradeoff", "0.9", "-o", solved)
+    assert "ttamer fit" in refuse("evaluate", solved, trace_files / "test.csv")
+
+
+def test_frontier_writes_the_json_it_promises(trace_files):
+    out = trace_files / "frontier.json"
+    done = run(
+        "frontier", "--fit", trace_files / "fit.csv", "--test", trace_files / "test.csv",
+        "--cascade", trace_files / "cascade.toml", "-o", out,
+        "--families", "ttamer,paper,threshold,frugalml", "--resamples", "20",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "large alone" in done.stdout
+    facts = json.loads(out.read_text())
+    assert {point["policy"] for point in facts["points"]} == {
+        "ttamer",
+        "paper",
+        "threshold",
+        "frugalml",
+    }
+    refusal = refuse(
+        "frontier", "--fit", trace_files / "fit.csv", "--test", trace_files / "test.csv",
+        "--cascade", trace_files / "cascade.toml", "--families", "magic", "--json",
+    )  # fmt: skip
+    assert "no family 'magic'" in refusal
+
+
+def test_report_writes_one_page(trace_files):
+    page = trace_files / "report.html"
+    done = run(
+        "report", "--fit", trace_files / "fit.csv", "--test", trace_files / "test.csv",
+        "--cascade", trace_files / "cascade.toml", "-o", page,
+        "--families", "ttamer,paper,threshold", "--resamples", "20", "--title", "Mine",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Mine" in page.read_text()
+
+
+def test_bench_compares_over_a_folder(trace_files):
+    out = trace_files / "bench.json"
+    done = run(
+        "bench", trace_files, "--families", "ttamer,threshold", "--resamples", "10", "-o", out
+    )
+    assert done.returncode == 0, done.stderr
+    assert "wins" in done.stdout
+    assert [each["trace"] for each in json.loads(out.read_text())] == ["fit", "test"]
+    assert "not a folder" in refuse("bench", trace_files / "nowhere", "--json")
+
+
+def test_collect_asks_python_callables(tmp_path):
+    (tmp_path / "models.py").write_text(
+        "def short(text): return (text[:1], 0.5)\n"
+        "def long(text): return (text[:2], len(text) / 9)\n"
+    )
+    (tmp_path / "inputs.txt").write_text("ab\ncd\nae\n")
+    (tmp_path / "labels.txt").write_text("a\nc\na\n")
+    trace = tmp_path / "trace.csv"
+    done = run(
+        "collect", "short=models:short", "long=models:long", "--inputs", tmp_path / "inputs.txt",
+        "--labels", tmp_path / "labels.txt", "-o", trace, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "3 rows" in done.stdout
+    read = tt.Trace.read(trace, trace.with_suffix(".toml"))
+    assert read.names == ("short", "long")
+    assert read.wrong().tolist() == [[False, True]] * 3
+    gone = refuse("collect", "x=models:nothing", "--inputs", tmp_path / "inputs.txt", "-o", trace,
+                  cwd=tmp_path)  # fmt: skip
+    assert "nothing" in gone
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", ["empty"]),
+        ("small.confidence\n0.5\n", ["middle"]),
+        ("small.confidence,middle.confidence,large.confidence\n0.5,nan,0.1\n", ["middle", "row"]),
+    ],
+)
+def test_a_bad_trace_is_one_line(trace_files, content, words):
+    bad = trace_files / "bad.csv"
+    bad.write_text(content)
+    text = refuse("fit", bad, "--cascade", trace_files / "cascade.toml", "--json")
+    for word in ("bad.csv", *words):
+        assert word in text

@@ -1,0 +1,62 @@
+"""``ttamer torch``: played as a newcomer would."""
+
+import json
+
+import pytest
+
+from ttamer.cli import main
+from ttamer.torch.profiling import Profile
+from ttamer.trace.spec import CascadeSpec
+
+MODULE = """
+from torch import nn, zeros
+from ttamer.torch import EarlyExit
+
+def tiny():
+    blocks = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    return EarlyExit(blocks, [nn.Linear(4, 2)], nn.Linear(4, 2)), zeros(3, 4)
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    (tmp_path / "my_networks.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_network_of_ones_own_is_profiled(capsys):
+    argv = ["torch", "profile", "my_networks:tiny", "--batch", "2", "1", "--device", "cpu"]
+    assert main([*argv, "-o", "p.json", "--cascade", "cascade.toml", "--threads", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "my_networks:tiny on cpu, fp32" in out
+    assert "reach, 1" in out
+    assert "the network, no ramps" in out
+    assert Profile.load("p.json").sizes == (1, 2)
+    spec = CascadeSpec.from_file("cascade.toml")
+    assert (spec.names, spec.order, spec.has_passing) == (("exit1", "full"), "skip", True)
+    assert main([*argv, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sizes"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        (["nope"], "there is no network 'nope'; there are vgg11"),
+        (["my_networks:nobody"], "my_networks:nobody cannot be found"),
+        (["no_such_module:x"], "no_such_module:x cannot be found"),
+        (["my_networks:nothing"], "returned int; it must return an EarlyExit"),
+        (["my_networks:tiny", "--device", "cuda:77"], "--device cuda:77: cannot be used"),
+        (["my_networks:tiny", "--device", "toaster"], "--device toaster: cannot be used"),
+        (["my_networks:tiny", "--batch", "0", "--device", "cpu"], "batch sizes are (0,)"),
+        (["my_networks:tiny", "--threads", "0"], "--threads is 0"),
+        (["my_networks:tiny", "--graphs", "--device", "cpu"], "CUDA graphs need a network on"),
+    ],
+)
+def test_errors_are_one_line(capsys, argv, error):
+    assert main(["torch", "profile", *argv]) == 2
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert err.startswith("ttamer: error: ")
+    assert error in err

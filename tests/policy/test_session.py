@@ -1,0 +1,473 @@
+"""Sessions: one input's way through a policy."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ttamer as tt
+from support.oracles import available, outcomes, path_cost, stop_loss, weighed
+from support.strategies import problems, tradeoffs
+from ttamer.errors import ArgumentError, ObservationError, ProblemError
+
+LINE = tt.Problem.line(
+    losses=[0.05, 0.5],
+    costs=[0.1, 0.2],
+    probabilities=[[0.6, 0.4], [[0.95, 0.05], [0.7, 0.3]]],
+    names=["small", "large"],
+)
+POLICIES = {
+    "walk": tt.solve(LINE, 0.6),
+    "last": tt.solve(LINE, 0.6, recall=False),
+    "index": tt.solve(LINE.with_moves("precedence"), 0.6),
+}
+EACH = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+
+
+def solved(problem, tradeoff, recall):
+    """Solve where there is a policy, with recall where branches stay open."""
+    try:
+        return tt.solve(
+            problem, tradeoff, recall=recall or not (problem.moves == "walk" or problem.is_line)
+        )
+    except ProblemError:
+        return None
+
+
+@st.composite
+def plays(draw):
+    """Draw a policy and play it; return what its session showed before every step."""
+    policy = draw(st.builds(solved, problems(), tradeoffs, st.booleans()).filter(bool))
+    turn, history, turns = policy.session(), (), []
+    seen = draw(st.lists(st.integers(0, 2), min_size=4, max_size=4))
+    for state in [*seen, None]:
+        turns.append((turn.next, turn.answer, turn.cost, turn.asked, turn.explain(), history))
+        if turn.next is None:
+            break
+        node = policy.problem.number[turn.next]
+        state %= len(policy.problem.nodes[node].losses)
+        turn.observe(state)
+        history = (*history, (node, state))
+    assert turn.stopped
+    return policy, turns
+
+
+def test_a_session_asks_until_it_stops_and_answers():
+    turn = POLICIES["walk"].session()
+    assert (turn.next, turn.answer, turn.stopped, turn.asked, turn.cost) == (
+        "small",
+        None,
+        False,
+        (),
+        0,
+    )
+    turn.observe(1)
+    assert (turn.next, turn.answer, turn.stopped) == ("large", "small", False)
+    turn.observe(0)
+    assert (turn.next, turn.answer, turn.stopped) == (None, "large", True)
+    assert turn.asked == ("small", "large")
+    assert turn.cost == 0.1 + 0.2
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"), [("walk", "small"), ("last", "large"), ("index", "small")]
+)
+def test_of_equal_losses_recall_keeps_the_earlier_answer(kind, answer):
+    turn = POLICIES[kind].session()
+    turn.observe(1)
+    turn.observe(1)
+    assert turn.answer == answer
+
+
+@pytest.mark.parametrize("given", ["ab", "ba"])
+def test_of_equally_good_ways_the_one_given_first_is_taken(given):
+    nodes = [tt.Node(name, [0.2]) for name in given]
+    edges = [tt.Edge(None, name, cost=0.1, probabilities=[1.0]) for name in given]
+    for moves in ("walk", "precedence"):
+        assert tt.solve(tt.Problem(moves, nodes, edges), 0.5).session().next == given[0]
+    assert tt.solve(tt.Problem("walk", nodes, edges[::-1]), 0.5).session().next == given[1]
+
+
+@pytest.mark.parametrize("moves", ["walk", "precedence"])
+def test_a_gain_that_is_rounding_alone_is_no_reason_to_go_on(moves):
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        x, chances = rng.random(), rng.dirichlet(np.ones(5))
+        rows = [[0.5, 0.5], [chances, chances]]
+        same = tt.Problem.line([[0.0, x], [x] * 5], [0.0, 0.0], rows, moves=moves)
+        turn = tt.solve(same, 0.7).session()
+        turn.observe(1)
+        assert turn.stopped
+
+
+def test_sessions_of_one_policy_do_not_share_anything():
+    for policy in POLICIES.values():
+        one, two = policy.session(), policy.session()
+        one.observe(1)
+        assert (two.next, two.asked) == ("small", ())
+        two.observe(0)
+        assert (one.next, two.next) == ("large", None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(plays())
+def test_a_session_follows_its_policys_tables(play):
+    policy, turns = play
+    problem = policy.problem
+    for following, *_, history in turns:
+        after, state = history[-1] if history else (None, 0)
+        table = policy.choice(after if after is None else problem.names[after])
+        if isinstance(policy, tt.WalkPolicy):
+            best = stop_loss(problem, history, recall=True)
+            chosen = table[state, problem.grid.column(best) if policy.recall else 0]
+        else:  # the available node of least index, the first given of equal ones
+            best = weighed(stop_loss(problem, history, recall=True), policy.tradeoff)
+            states = {-1: 0, **dict(history)}
+            open_now = [problem.ends[edge] for edge, _ in available(problem, history)]
+            least = min(
+                ((policy.sigma[v][states[u]], v) for u, v in open_now), default=(math.inf, -1)
+            )
+            chosen = least[1] if best > least[0] else -1
+            if problem.is_line:
+                assert chosen == table[state, policy.fallbacks.searchsorted(best)]
+        assert following == (problem.names[chosen] if chosen >= 0 else None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(plays())
+def test_answer_asked_and_cost_are_those_of_what_was_seen(play):
+    policy, turns = play
+    problem = policy.problem
+    for _, answer, cost, asked, _, history in turns:
+        assert asked == tuple(problem.names[node] for node, _ in history)
+        assert cost == path_cost(problem, history)
+        loss = stop_loss(problem, history, recall=policy.recall)
+        if policy.recall:
+            earliest = [n for n, s in history if problem.nodes[n].losses[s] == loss < math.inf]
+            assert answer == (problem.names[earliest[0]] if earliest else None)
+        else:
+            assert answer == (asked[-1] if asked and loss < math.inf else None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(plays())
+def test_an_explanation_compares_the_loss_in_hand_with_the_index_in_words(play):
+    policy, turns = play
+    for following, answer, *_, why, history in turns:
+        loss = stop_loss(policy.problem, history, recall=policy.recall)
+        assert (why.next, why.answer) == (following, answer)
+        assert why.best == weighed(loss, policy.tradeoff)
+        if abs(why.best - why.index) > 1e-6:
+            assert (why.best <= why.index) == (following is None)
+        if loss == math.inf and following is None:
+            assert why.why.startswith("nobody who was asked could answer")
+        elif loss == math.inf:
+            assert why.why == f"nobody has answered yet: ask {following!r}"
+        elif following is not None:
+            assert (
+                f"the answer of {answer!r} loses {why.best:.4g}, above {why.index:.4g}" in why.why
+            )
+            assert why.why.endswith(f": ask {following!r}")
+        elif why.index == math.inf:
+            assert why.why == f"nobody is left to ask: answer with {answer!r}"
+        else:
+            assert f"the answer of {answer!r} loses {why.best:.4g}, at or below" in why.why
+            assert why.why.endswith(": stop")
+
+
+@EACH
+def test_an_explanation_is_plain_json_before_during_and_after(policy):
+    turn = policy.session()
+    before = json.loads(json.dumps(turn.explain().to_dict(), allow_nan=False))
+    assert before["why"] == "nobody has answered yet: ask 'small'"
+    assert (before["next"], before["answer"], before["best"]) == ("small", None, None)
+    turn.observe(1)
+    during = json.loads(json.dumps(turn.explain().to_dict(), allow_nan=False))
+    assert during.keys() == before.keys() == {
+        "next", "answer", "best", "index", "why", "price", "beliefs", "gain",
+    }  # fmt: skip
+    assert during["best"] == pytest.approx(0.3)
+    assert during["why"].startswith("the answer of 'small' loses 0.3, above 0.1")
+    turn.observe(0)
+    after = json.loads(json.dumps(turn.explain().to_dict(), allow_nan=False))
+    assert (after["next"], after["index"]) == (None, None)
+    assert after["why"] == "nobody is left to ask: answer with 'large'"
+
+
+@EACH
+def test_a_stop_before_the_end_is_explained_by_the_index(policy):
+    turn = policy.session()
+    turn.observe(0)
+    why = turn.explain()
+    assert turn.stopped
+    assert why.best == pytest.approx(0.03)
+    assert why.best < why.index < math.inf
+    assert why.why == f"the answer of 'small' loses 0.03, at or below {why.index:.4g}: stop"
+
+
+def test_where_routes_part_the_index_is_the_largest_loss_of_the_grid_at_which_to_stop():
+    policy = tt.solve(tt.Problem.skip_of(LINE), 0.6)
+    turn = policy.session()
+    turn.observe(0)
+    assert turn.explain().index == policy.threshold(turn.asked[-1])[0]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_without_recall_at_tradeoff_0_an_informer_has_an_infinite_loss():
+    informer = tt.Problem.line([[math.inf], [0.1]], [1, 1], [[1], [[1]]])
+    turn = tt.solve(informer, 0.0, recall=False).session()
+    turn.observe(0)
+    assert turn.explain().best == math.inf
+    json.dumps(turn.explain().to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("moves", ["walk", "precedence"])
+def test_a_stop_without_any_answer_is_explained_as_such(moves):
+    sure = tt.Problem.line([0.1, math.inf], [1.0], [[1.0, 0.0]], moves=moves)
+    turn = tt.solve(sure, 0.5).session()
+    turn.observe(1)  # a state of no chance: the policy never reckoned with it
+    assert turn.stopped
+    assert "None" not in turn.explain().why
+
+
+@EACH
+@pytest.mark.parametrize("state", [-1, 2, 10**30, 0.0, 1.5, None, "0", [0], math.nan])
+def test_a_state_the_node_has_not_is_refused_and_nothing_changes(policy, state):
+    turn = policy.session()
+    with pytest.raises(ObservationError, match="node 'small' has states 0 to 1, not ") as caught:
+        turn.observe(state)
+    assert str(caught.value).endswith(repr(state))
+    assert (turn.next, turn.answer, turn.asked, turn.cost) == ("small", None, (), 0)
+    turn.observe(1)
+    assert turn.next == "large"
+
+
+@EACH
+@pytest.mark.parametrize("state", [0, -1, 5, None])
+def test_nothing_more_can_be_observed_after_the_stop(policy, state):
+    turn = policy.session()
+    turn.observe(0)
+    for observe in (turn.observe, turn.observe_loss):
+        with pytest.raises(
+            ObservationError, match="stopped and answers with 'small': start a new one"
+        ):
+            observe(state)
+    assert (turn.next, turn.answer, turn.asked) == (None, "small", ("small",))
+
+
+@EACH
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8, np.intp])
+def test_states_may_be_numpy_integers(policy, kind):
+    turn = policy.session()
+    turn.observe(kind(1))
+    turn.observe(kind(0))
+    assert (turn.next, turn.answer, turn.cost) == (None, "large", 0.1 + 0.2)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("states", [40, 200])
+def test_small_numpy_integers_lead_where_plain_ones_lead(states):
+    losses = np.random.default_rng(0).random((2, states))
+    even = np.full((states, states), 1 / states)
+    wide = tt.Problem.line(losses, [0.01, 0.02], [even[0], even])
+    policy = tt.solve(wide, 0.7)
+    for state in range(states):
+        plain, small = policy.session(), policy.session()
+        plain.observe(state)
+        small.observe(np.uint8(state))
+        assert small.next == plain.next
+
+
+@EACH
+def test_a_loss_names_the_state_it_belongs_to(policy):
+    turn = policy.session()
+    turn.observe_loss(0.5)
+    assert turn.next == "large"
+    turn.observe_loss(np.float64(0.05))
+    assert (turn.stopped, turn.answer) == (True, "large")
+
+
+@pytest.mark.parametrize(
+    ("loss", "count"), [(0.3, 0), (math.nan, 0), (None, 0), ("0.1", 0), (0.2, 2)]
+)
+def test_a_loss_of_no_state_or_of_several_is_refused_with_what_is_allowed(loss, count):
+    problem = tt.Problem.line([0.1, 0.2, 0.2, math.inf], [1.0], [[0.5, 0.25, 0.25, 0.0]])
+    turn = tt.solve(problem, 0.5).session()
+    with pytest.raises(ObservationError) as caught:
+        turn.observe_loss(loss)
+    assert f"node 'm1' has {count} states of loss {loss!r}" in str(caught.value)
+    assert "give the state's number, or one of its losses, 0.1, 0.2, 0.2, inf" in str(caught.value)
+    assert not turn.asked
+    turn.observe_loss(math.inf)
+    assert turn.asked == ("m1",)
+
+
+@EACH
+def test_a_session_shows_where_it_stands(policy):
+    turn = policy.session()
+    assert repr(turn) == f"{type(turn).__name__}(next='small', answer=None)"
+    assert turn.number == 0
+    turn.observe(0)
+    assert turn.number == -1
+
+
+# What a policy says of itself is what its sessions do.
+
+
+def law_of(future):
+    """Round the costs of a future, and return chances by (loss, cost)."""
+    atoms = zip(future.losses.tolist(), future.costs.tolist(), future.probabilities, strict=True)
+    law = {}
+    for loss, cost, chance in atoms:
+        law[loss, round(cost, 9)] = law.get((loss, round(cost, 9)), 0.0) + float(chance)
+    return law
+
+
+@pytest.mark.parametrize("kind", ["walk", "index"])
+def test_on_a_line_the_loss_in_hand_is_compared_with_the_next_nodes_index(kind):
+    turn = POLICIES[kind].session()
+    assert turn.explain().index == POLICIES[kind].index("small")[0]
+    turn.observe(1)
+    assert turn.explain().index == POLICIES[kind].index("large")[1]
+
+
+@pytest.mark.parametrize("policy", [tt.solve(tt.Problem.skip_of(LINE), 0.6), POLICIES["last"]])
+def test_where_routes_part_or_without_recall_no_node_has_an_index_of_its_own(policy):
+    with pytest.raises(ArgumentError, match=r"use policy.threshold\(after\) and policy.choice"):
+        policy.index("small")
+
+
+def test_without_recall_the_index_is_the_value_of_the_best_way_on():
+    every = [(0, 1), (0, 2), (1, 2), (None, 0), (None, 1), (None, 2)]
+    ways = tt.Problem.skip([[0.5], [0.1], [1.0]], [0.1] * 3, {pair: [[1.0]] for pair in every})
+    turn = tt.solve(ways, 0.5, recall=False).session()
+    assert turn.explain().index == pytest.approx(0.5 * 0.1 + 0.5 * 0.1)
+
+
+def test_without_recall_there_is_no_threshold_and_the_refusal_names_if_stop():
+    with pytest.raises(ArgumentError, match="use if_stop, one column"):
+        POLICIES["last"].threshold("small")
+    assert POLICIES["last"].if_stop("small").tolist() == [[True], [False]]
+
+
+@settings(max_examples=80, deadline=None)
+@given(problems("dag"), tradeoffs)
+def test_the_future_without_recall_is_the_law_of_the_last_answer_and_the_cost(problem, tradeoff):
+    policy = solved(problem, tradeoff, recall=False)
+    if policy is not None:
+        law = {}
+        for chance, history, _ in outcomes(policy):
+            loss = stop_loss(problem, history, recall=False)
+            key = (loss, round(path_cost(problem, history), 9))
+            law[key] = law.get(key, 0.0) + chance
+        assert law_of(policy.future()) == pytest.approx(law, abs=1e-12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(problems("tree", informers=False), tradeoffs)
+def test_the_one_node_that_stands_for_a_tree_is_the_future_of_the_tree(problem, tradeoff):
+    policy = tt.solve(problem, tradeoff)
+    whole = law_of(policy.equivalent_node("n0"))
+    assert whole == pytest.approx(law_of(policy.future()), abs=1e-12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(problems("forest", informers=False), st.floats(0.1, 0.9))
+def test_the_one_node_that_stands_for_a_subtree_has_the_same_index(problem, tradeoff):
+    policy = tt.solve(problem, tradeoff)
+    for name in problem.names:
+        for state, index in enumerate((policy.index(name) / tradeoff).tolist()):
+            one = policy.equivalent_node(name, state, fallback=index)
+            gain = tradeoff * (index - one.mean_loss(fallback=index))
+            assert gain == pytest.approx((1 - tradeoff) * one.mean_cost, abs=1e-9)
+
+
+@pytest.mark.parametrize("moves", ["precedence", "walk"])
+def test_with_a_fallback_in_hand_what_only_beats_worse_ones_is_not_asked(moves):
+    rows = [[0.5, 0.5], [[1.0], [1.0]]]
+    policy = tt.solve(tt.Problem.line([[0.1, 0.9], [0.5]], [0.02, 0.1], rows, moves=moves), 0.5)
+    assert policy.future("m1", 1, best=0.9).mean_cost == pytest.approx(0.1)
+    assert policy.future("m1", 1, best=0.5).mean_cost == 0
+    assert policy.equivalent_node("m1").mean_cost == pytest.approx(0.02 + 0.5 * 0.1)
+    assert policy.equivalent_node("m1", fallback=0.5).mean_cost == pytest.approx(0.02)
+
+
+def test_a_node_entered_from_two_places_is_not_one_node():
+    with pytest.raises(ArgumentError, match="'large' can be entered from 2 places"):
+        tt.solve(tt.Problem.skip_of(LINE), 0.6).equivalent_node("large")
+
+
+@EACH
+@pytest.mark.parametrize("state", [-1, 2])
+def test_a_future_from_a_state_there_is_not_is_refused(policy, state):
+    with pytest.raises(ArgumentError, match=f"node 'small' has states 0 to 1, not {state}"):
+        policy.future("small", state)
+    with pytest.raises(ArgumentError, match="the start has states 0 to 0, not 1"):
+        policy.future(None, 1)
+
+
+def test_without_recall_a_node_that_only_informs_is_nobodys_answer():
+    line = tt.Problem.line([[math.inf], [0.1]], [1, 1], [[1], [[1]]])
+    policy = tt.solve(line, 0.5, recall=False)
+    turn, batch = policy.session(), policy.batch(1)
+    turn.observe(0)
+    batch.observe([0])
+    assert turn.answer is None
+    assert batch.answer.tolist() == [-1]
+    turn.observe(0)
+    batch.observe([0])
+    assert turn.answer == "m2"
+    assert batch.answer.tolist() == [1]
+
+
+def test_a_stop_within_rounding_is_explained_as_a_stop():
+    line = tt.Problem.line([[0.5], [0, 1]], [0, 0], [[1], [[1e-14, 1 - 1e-14]]])
+    turn = tt.solve(line, 1.0).session()
+    turn.observe(0)
+    told = turn.explain()
+    assert turn.stopped
+    assert told.best <= told.index
+
+
+def test_off_the_grid_a_line_is_played_by_its_exact_indices():
+    line = tt.Problem.line([0.1, 0.5], [0.1, 0.2], [[0.5, 0.5], [[0.6, 0.4], [0.3, 0.7]]])
+    walk, index = tt.solve(line, 0.6), tt.solve(line.with_moves("precedence"), 0.6)
+    one = walk.equivalent_node("m1", fallback=0.3)
+    two = index.equivalent_node("m1", fallback=0.3)
+    for part in ("losses", "costs", "probabilities"):
+        np.testing.assert_array_equal(getattr(one, part), getattr(two, part))
+    sigma = walk.index("m1")[0]
+    node = walk.equivalent_node("m1", fallback=sigma / 0.6)
+    gain = np.maximum(sigma - 0.6 * node.losses, 0) @ node.probabilities
+    assert gain == pytest.approx(0.4 * node.mean_cost, abs=1e-12)
+
+
+# Failures, and where to start.
+
+
+@EACH
+def test_a_node_that_failed_does_not_answer_and_the_next_is_asked(policy):
+    turn = policy.session()
+    turn.fail()
+    assert turn.next == "large"
+    assert turn.answer is None
+    turn.observe(0)
+    assert turn.answer == "large"
+    assert turn.asked == ("small", "large")
+    with pytest.raises(ObservationError, match="stopped"):
+        turn.fail()
+
+
+@EACH
+def test_where_everybody_failed_nobody_answers(policy):
+    turn = policy.session()
+    turn.fail()
+    turn.fail()
+    assert turn.next is None
+    assert turn.answer is None
+    assert turn.price == 0.0

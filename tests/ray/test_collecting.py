@@ -1,0 +1,112 @@
+"""A trace collected on a cluster is the local one, but for the times measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from support import ray_models
+from ttamer.errors import ArgumentError, TraceError
+from ttamer.runtime.collecting import batched
+from ttamer.runtime.collecting import collect as collect_here
+
+pytestmark = [
+    pytest.mark.usefixtures("cluster"),
+    # Ray's own settings warn of one another whenever they are made or copied.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.data.context"),
+]
+TEXTS = [f"text {number}" for number in range(230)]
+LABELS = [ray_models.truth(text) for text in TEXTS]
+COSTS = {"small": 1.0, "middle": 2.0, "large": 9.0}
+
+
+@pytest.fixture
+def cluster_collect():
+    from ttamer.ray import collect
+
+    return collect
+
+
+def nodes_with(large):
+    return {
+        "small": ray_models.fails_at_seven,
+        "middle": batched(ray_models.of_its_batch, 24),
+        "large": large,
+    }
+
+
+def same(one, two) -> None:
+    assert one.digest == two.digest
+    assert one.classes == two.classes
+    assert one.left_out == two.left_out
+    assert one.spec == two.spec
+
+
+def test_the_trace_is_the_local_one_even_where_an_actor_dies(cluster_collect, tmp_path):
+    given = {"labels": LABELS, "costs": COSTS, "on_error": "leave_out"}
+    local = collect_here(TEXTS, nodes_with(ray_models.Large()), **given)
+    dies = ray_models.DiesOnce(str(tmp_path), TEXTS[100])
+    done = []
+    spread = cluster_collect(
+        iter(TEXTS), nodes_with(dies), progress=lambda *now: done.append(now), **given
+    )
+    assert (tmp_path / "died").exists()
+    assert local.left_out == {"small raised ValueError": 23}
+    same(spread, local)
+    assert done[-1] == (230, 230)
+
+
+def test_a_column_of_parquet_files_is_a_list_of_inputs(tmp_path):
+    from ttamer.ray import collect_parquet
+
+    for number, part in enumerate([slice(0, 130), slice(130, None)]):
+        table = pa.table({"text": TEXTS[part], "right": LABELS[part]})
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=50)
+    given = {"costs": COSTS, "on_error": "leave_out"}
+    spread = collect_parquet(
+        tmp_path, nodes_with(ray_models.Large), column="text", label="right", **given
+    )
+    same(spread, collect_here(TEXTS, nodes_with(ray_models.Large()), labels=LABELS, **given))
+    with pytest.raises(TraceError, match=r"there is no column 'input'; it has text, right"):
+        collect_parquet(tmp_path, nodes_with(ray_models.Large))
+
+
+def test_times_are_measured_where_the_models_run(cluster_collect):
+    nodes = {"small": ray_models.Small, "large": ray_models.Large}
+    trace = cluster_collect(TEXTS, nodes, workers={"small": 2})
+    local = collect_here(TEXTS, {name: model() for name, model in nodes.items()})
+    np.testing.assert_array_equal(trace.confidence, local.confidence)
+    np.testing.assert_array_equal(trace.prediction, local.prediction)
+    assert trace.spec.target == "last"
+    assert (trace.cost > 0).all()
+    np.testing.assert_array_equal(trace.spec.costs, trace.cost.mean(axis=0))
+
+
+def test_a_failure_is_told_in_the_same_words(cluster_collect):
+    given = {"costs": COSTS, "labels": LABELS}
+    with pytest.raises(TraceError) as here:
+        collect_here(TEXTS, nodes_with(ray_models.Large()), **given)
+    with pytest.raises(TraceError) as there:
+        cluster_collect(TEXTS, nodes_with(ray_models.Large), **given)
+    assert str(there.value) == str(here.value)
+    assert "node 'small', input 7 (counting from 0): raised ValueError" in str(here.value)
+
+
+def test_what_cannot_be_is_refused_before_anybody_is_asked(cluster_collect):
+    nodes = {"small": ray_models.Small}
+    with pytest.raises(TraceError, match="there are no inputs"):
+        cluster_collect([], nodes)
+    with pytest.raises(ArgumentError, match="repeat is 0"):
+        cluster_collect(TEXTS, nodes, repeat=0)
+    with pytest.raises(TraceError, match="there are 1 labels and more inputs"):
+        cluster_collect(TEXTS, nodes, labels=["A"])
+    with pytest.raises(ArgumentError, match="workers of 'small' are 0"):
+        cluster_collect(TEXTS, nodes, workers=0)
+    with pytest.raises(ArgumentError, match="workers name 'tiny'; the nodes are small"):
+        cluster_collect(TEXTS, nodes, workers={"tiny": 1})
+    with pytest.raises(ArgumentError, match="resources name 'tiny'; the nodes are small"):
+        cluster_collect(TEXTS, nodes, resources={"tiny": {}})
+    with pytest.raises(ArgumentError, match="need 3 CPUs together, and the cluster has 2"):
+        cluster_collect(TEXTS, nodes, resources={"small": {"num_cpus": 3}})

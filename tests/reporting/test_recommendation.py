@@ -1,0 +1,241 @@
+"""The recommendation is computed: it says who wins, and says so too when it is not us."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ttamer.errors import ArgumentError
+from ttamer.evaluation.bootstrap import MOST_BLOCKS, Resampled
+from ttamer.evaluation.frontiers import Frontier, Point, frontier
+from ttamer.evaluation.results import measure
+from ttamer.fitted.replay import Played
+from ttamer.reporting.recommendation import knob_text, recommend, settings_at
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace
+
+ROWS = 1000
+
+
+def two_models(order: str = "any", costs: tuple[float, float] = (1.0, 10.0)) -> Trace:
+    """The small one is wrong on rows 0 to 299, the large one on rows 0 to 99."""
+    row = np.arange(ROWS)
+    correct = np.column_stack([row >= 300, row >= 100])
+    spec = CascadeSpec.of({"small": costs[0], "large": costs[1]}, order=order)
+    return Trace(spec, np.full((ROWS, 2), 0.5), correct=correct)
+
+
+def asking_large(rows: range | list[int]) -> Played:
+    """Ask the small one always, and the large one on some rows, where it answers."""
+    asked = np.column_stack([np.ones(ROWS, bool), np.isin(np.arange(ROWS), rows)])
+    answer = asked[:, 1].astype(np.intp)
+    return Played(answer, asked, answer)
+
+
+def made(trace: Trace, families: dict[str, list[range | list[int]]]) -> Frontier:
+    """A frontier whose settings ask the large model on given rows."""
+    played = {name: [asking_large(rows) for rows in sets] for name, sets in families.items()}
+    points = [
+        Point(name, {"tradeoff": 0.5 + i / 100}, measure(play, trace, resamples=20))
+        for name, plays in played.items()
+        for i, play in enumerate(plays)
+    ]
+    return dataclasses.replace(
+        frontier(trace, trace, families=["always-last"], resamples=0),
+        points=tuple(points),
+        played=played,
+    )
+
+
+def advice_for(families: dict[str, list[range | list[int]]], **options):
+    trace = two_models(**options)
+    return recommend(made(trace, families), trace)
+
+
+def test_it_names_our_family_when_that_is_cheapest():
+    advice = advice_for({"ttamer": [range(300)], "chain": [range(600)]})
+    assert advice.outcome == "wins"
+    assert advice.sentence == (
+        "At the accuracy of large alone, ttamer costs 60% less: use tradeoff 0.5."
+    )
+    assert advice.notes == ("Next comes chain: 30% less.",)
+    assert advice.saving == pytest.approx(0.6)
+    low, high = advice.saving_interval
+    assert 0.5 < low < 0.6 < high < 0.7
+    assert (advice.cheapest, advice.cheapest_answers) == ("small", 0.7)
+
+
+def test_it_names_the_other_family_when_ours_loses():
+    advice = advice_for({"ttamer": [range(600)], "chain": [range(300)]})
+    assert advice.outcome == "loses"
+    assert advice.sentence == (
+        "At the accuracy of large alone, chain costs 60% less and ttamer 30% less: use chain."
+    )
+    assert advice.family == "chain"
+    assert advice.saving == pytest.approx(0.6)
+
+
+def test_the_oracle_is_no_rival():
+    advice = advice_for({"ttamer": [range(300)], "oracle": [range(100, 300)]})
+    assert (advice.outcome, advice.notes) == ("wins", ())
+
+
+def test_families_that_the_rows_cannot_tell_apart_are_level():
+    mine, theirs = [*range(300), *range(300, 410)], [*range(300), *range(410, 515)]
+    advice = advice_for({"ttamer": [mine], "chain": [theirs]})
+    assert advice.outcome == "ties"
+    assert advice.sentence == (
+        "At the accuracy of large alone, ttamer costs 49% less, level with chain (50% less): use "
+        "tradeoff 0.5."
+    )
+
+
+def test_a_rival_ahead_by_next_to_nothing_is_level_even_if_surely_ahead():
+    advice = advice_for({"ttamer": [range(309)], "chain": [range(300)]})
+    assert advice.outcome == "ties"
+
+
+def test_a_nearly_sure_winner_is_said_to_be_so():
+    mine, theirs = [*range(300), *range(300, 405)], [*range(300), *range(410, 520)]
+    advice = advice_for({"ttamer": [mine], "chain": [theirs]})
+    assert advice.outcome == "wins"
+    assert advice.notes == ("Next comes chain: 49% less; these rows cannot tell the two apart.",)
+
+
+def test_a_loser_that_is_better_over_all_costs_is_said_to_be_so():
+    dear = [*range(300), *range(400, 700)]
+    advice = advice_for({"ttamer": [range(260), dear], "chain": [range(500)]})
+    assert advice.outcome == "loses"
+    assert advice.notes[-1].startswith("Over all costs ttamer errs less: ")
+    advice = advice_for({"ttamer": [dear], "chain": [range(500)]})
+    assert (advice.outcome, advice.notes) == ("loses", ())
+
+
+def test_it_says_when_ours_does_not_reach_the_reference():
+    advice = advice_for({"ttamer": [range(200)], "chain": [range(300)]})
+    assert advice.outcome == "unreached"
+    assert advice.sentence == (
+        "At the accuracy of large alone, chain costs 60% less: use chain; ttamer does not reach "
+        "that accuracy."
+    )
+    assert advice.notes == ("The best ttamer reaches is 10 points more error.",)
+
+
+def test_it_says_when_nothing_is_cheaper():
+    advice = advice_for({"ttamer": [range(1000)], "chain": [range(1000)]})
+    assert advice.outcome == "nothing"
+    assert advice.sentence == (
+        "At the accuracy of large alone, nothing tried here costs less: ask large every time."
+    )
+    assert advice.saving == pytest.approx(-0.1)
+
+
+def test_it_says_when_nothing_is_cheaper_and_ours_does_not_even_reach_it():
+    advice = advice_for({"ttamer": [range(100)]})
+    assert (advice.outcome, advice.saving) == ("nothing", None)
+    assert advice.notes == ("The best ttamer reaches is 20 points more error.",)
+    assert advice.saving_interval == (-np.inf, -np.inf)
+    assert advice.falls_short == 1.0
+
+
+def test_where_nothing_is_cheaper_at_equal_accuracy_it_looks_further():
+    advice = advice_for({"ttamer": [range(296)], "chain": [range(990)]})
+    assert advice.more_error == 0.005
+    assert advice.sentence == (
+        "Within 0.5 points of the accuracy of large alone, ttamer costs 60% less: use tradeoff 0.5."
+    )
+    assert advice.notes[0] == (
+        "At its full accuracy nothing tried here costs less than large alone."
+    )
+
+
+def test_exits_are_compared_with_the_full_network():
+    advice = advice_for({"ttamer": [range(300)]}, order="fixed")
+    assert advice.sentence.startswith("At the accuracy of the full network, ttamer costs 64% less")
+
+
+def test_settings_are_mixed_where_one_alone_is_much_dearer():
+    trace = two_models()
+    front = made(trace, {"ttamer": [range(280), range(1000)]})
+    dear = settings_at(front, "ttamer", 0.0)
+    assert [(each.point.knob, each.share) for each in dear] == [({"tradeoff": 0.51}, 1.0)]
+    mixed = settings_at(front, "ttamer", 0.005)
+    assert [each.point.knob["tradeoff"] for each in mixed] == [0.51, 0.5]
+    assert [each.share for each in mixed] == pytest.approx([0.75, 0.25])
+    # The mixture costs and errs what the envelope says.
+    cost = sum(each.share * each.point.result.cost for each in mixed)
+    error = sum(each.share * each.point.result.error for each in mixed)
+    assert cost == pytest.approx(front.cost_at("ttamer", 0.005))
+    assert error == pytest.approx(front.reference.error + 0.005)
+    assert [each.share for each in settings_at(front, "ttamer", 0.018)] == pytest.approx([0.9, 0.1])
+    advice = recommend(front, trace)
+    assert advice.more_error == 0.005
+    assert "use tradeoff 0.51 on 75% of inputs, tradeoff 0.5 on the others." in advice.sentence
+    assert advice.notes[-1] == "That is ttamer with two settings, drawn at random per input."
+
+
+def test_one_node_has_nothing_to_choose():
+    trace = Trace(CascadeSpec.of({"only": 2.0}), np.full((9, 1), 0.5), correct=np.eye(9, 1) < 1)
+    play = Played(np.zeros(9, np.intp), np.ones((9, 1), bool), np.zeros(9, np.intp))
+    point = Point("ttamer", {"tradeoff": 0.5}, measure(play, trace, resamples=0))
+    base = frontier(trace, trace, families=["always-last"], resamples=0)
+    advice = recommend(dataclasses.replace(base, points=(point,), played={"ttamer": [play]}), trace)
+    assert advice.sentence == "There is one node, only: it answers everything."
+    assert (advice.outcome, advice.saving, advice.notes) == ("nothing", 0.0, ())
+
+
+def test_where_all_is_free_there_is_nothing_to_save():
+    advice = advice_for({"ttamer": [range(300)], "chain": [range(300)]}, costs=(0.0, 0.0))
+    assert advice.sentence == "Asking large costs nothing: there is nothing to save."
+    assert advice.saving is None
+
+
+def test_a_family_the_frontier_lacks_is_refused():
+    trace = two_models()
+    with pytest.raises(ArgumentError, match="no family 'paper'; it has ttamer"):
+        recommend(made(trace, {"ttamer": [range(300)]}), trace, family="paper")
+
+
+def test_plain_values_are_plain():
+    facts = advice_for({"ttamer": [range(300)]}).to_dict()
+    assert facts["settings"][0]["knob"] == {"tradeoff": 0.5}
+    assert facts["settings"][0]["share"] == 1.0
+
+
+def test_a_tradeoff_is_written_so_that_it_is_found_again():
+    trace = two_models()
+    play = asking_large(range(300))
+    result = measure(play, trace, resamples=0)
+    knobs = [0.0, 0.9998, 0.9999, 0.99991, 0.25, 1.0]
+    points = [Point("ttamer", {"tradeoff": knob}, result) for knob in knobs]
+    texts = [knob_text(point, points) for point in points]
+    assert texts == [f"tradeoff {t}" for t in ("0", "0.9998", "0.9999", "0.99991", "0.25", "1")]
+    assert knob_text(Point("patience", {"same": 2, "of": "all"}, result), []) == "same 2, of all"
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_resampled_errors_and_costs_spread_as_means_of_rows_do(times):
+    # Many rows are drawn in groups: that must not change how far the means spread.
+    trace = two_models()
+    trace = trace.take(np.tile(np.arange(ROWS), times))
+    rows = len(trace)
+    assert (rows > MOST_BLOCKS) == (times > 1)
+    asked = np.column_stack([np.ones(rows, bool), np.tile(np.arange(ROWS) < 300, times)])
+    play = Played(asked[:, 1].astype(np.intp), asked, asked[:, 1].astype(np.intp))
+    point = Point("ttamer", {"tradeoff": 0.5}, measure(play, trace, resamples=0))
+    base = frontier(trace, trace, families=["always-last"], resamples=0)
+    front = dataclasses.replace(base, points=(point,), played={"ttamer": [play]})
+    draws = Resampled.of(front, trace, ["ttamer"], resamples=4000, seed=1)
+    costs, errors = draws.families["ttamer"]
+    for drawn, mean, deviation in (
+        (draws.error, 0.1, np.sqrt(0.1 * 0.9)),
+        (errors[:, 0], 0.1, np.sqrt(0.1 * 0.9)),
+        (costs[:, 0], 4.0, 10 * np.sqrt(0.3 * 0.7)),
+    ):
+        expected = deviation / np.sqrt(rows)
+        assert drawn.mean() == pytest.approx(mean, abs=4 * expected / np.sqrt(4000))
+        assert drawn.std() == pytest.approx(expected, rel=0.1)
+    low, high = draws.error_at_price("ttamer")
+    assert (low, high) == pytest.approx(np.quantile(errors[:, 0], [0.025, 0.975]))

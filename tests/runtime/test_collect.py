@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from ttamer.errors import ArgumentError, CascadeError, TraceError
+from ttamer.runtime.collecting import batched, collect
+from ttamer.trace.trace import Trace
+
+
+def short(text):
+    return text[0], 0.6
+
+
+def full(text):
+    return text[-1], 0.9
+
+
+NODES = {"short": short, "full": full}
+COSTS = {"short": 1.0, "full": 5.0}
+
+
+def test_every_node_is_asked_about_every_input():
+    trace = collect(["ab", "cc", "da"], NODES, labels=["b", "c", "a"], costs=COSTS)
+    assert isinstance(trace, Trace)
+    assert trace.names == ("short", "full")
+    assert trace.confidence.tolist() == [[0.6, 0.9]] * 3
+    assert trace.wrong().tolist() == [[True, False], [False, False], [True, False]]
+    assert trace.cost.tolist() == [1.0, 5.0]
+    assert (trace.spec.order, trace.spec.target) == ("auto", "label")
+    assert trace.left_out == {}
+
+
+def test_without_labels_the_last_node_is_the_target():
+    trace = collect(["ab"], NODES, costs=COSTS, order="any")
+    assert trace.label is None
+    assert (trace.spec.order, trace.spec.target) == ("any", "last")
+    assert trace.wrong().tolist() == [[True, False]]
+    assert collect(["ab"], NODES, costs=COSTS, target="label").spec.target == "label"
+
+
+def test_measured_costs_are_seconds_per_row(monkeypatch):
+    clock = iter(np.cumsum([0, 1, 1, 3, 1, 2, 1, 9, 1, 5, 1, 1]).tolist())
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    trace = collect(["a", "b"], {"n": short}, repeat=3, warmup=0)
+    assert trace.cost.tolist() == [[2.0], [5.0]]  # medians of 1, 3, 2 and of 9, 5, 1
+    assert trace.spec.costs.tolist() == [3.5]
+
+
+def test_measured_costs_are_real_times():
+    def slow(text):
+        time.sleep(0.01)
+        return text, 1.0
+
+    trace = collect(["a", "b"], {"quick": short, "slow": slow})
+    assert (trace.cost[:, 1] >= 0.01).all()
+    assert (trace.cost[:, 0] < trace.cost[:, 1]).all()
+    assert np.allclose(trace.spec.costs, trace.cost.mean(axis=0))
+
+
+def counting(calls: list):
+    def node(value):
+        calls.append(value)
+        return value, 0.5
+
+    return node
+
+
+def test_how_often_a_node_is_called():
+    calls: list = []
+    collect(["a", "b"], {"n": counting(calls)}, repeat=2, warmup=3)
+    assert calls == ["a"] * 5 + ["b"] * 2
+    calls.clear()
+    collect(["a", "b"], {"n": counting(calls)}, repeat=2, warmup=3, costs={"n": 1.0})
+    assert calls == ["a", "b"]
+
+
+class Answer(NamedTuple):
+    prediction: str
+    confidence: float
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ("x", 0.5),
+        ["x", 0.5],
+        Answer("x", 0.5),
+        {"prediction": "x", "confidence": 0.5, "tokens": 3},
+        SimpleNamespace(prediction="x", confidence=0.5),
+        ("x", np.float32(0.5)),
+        (np.str_("x"), np.array(0.5)),
+    ],
+)
+def test_answers_in_every_form(said):
+    trace = collect([0], {"n": lambda _: said}, costs={"n": 1})
+    assert (trace.classes, trace.confidence.tolist()) == (("x",), [[0.5]])
+    assert trace.extras == {}
+
+
+def test_margin_and_entropy_are_kept_where_a_node_always_says_them():
+    def rich(value):
+        return {"prediction": "x", "confidence": 1, "margin": value, "entropy": 2 * value}
+
+    def moody(value):
+        return {"prediction": "x", "confidence": 1} | ({"margin": 1} if value else {})
+
+    trace = collect([0, 1], {"rich": rich, "moody": moody}, costs={"rich": 1, "moody": 1})
+    assert trace.extras["entropy"][:, 0].tolist() == [0, 2]
+    assert trace.extras["margin"][:, 0].tolist() == [0, 1]
+    assert np.isnan(trace.extras["margin"][:, 1]).all()
+
+
+def test_classes_of_any_kind():
+    said = iter(["x", 3, 3.0, True, None, np.int64(4)])
+    trace = collect(range(6), {"n": lambda _: (next(said), 1)}, costs={"n": 1})
+    assert [None if c < 0 else trace.classes[c] for c in trace.prediction[:, 0]] == [
+        *("x", "3", "3", "1", None, "4")
+    ]
+
+
+def fails(value):
+    if value == 2:
+        raise KeyError("broken")
+    return value, 0.5
+
+
+@pytest.mark.parametrize(
+    ("node", "says"),
+    [
+        (fails, "node 'n', input 2 .*: raised KeyError: 'broken'; mend the callable"),
+        (lambda v: ("x", float("nan") if v == 2 else 1), "input 2 .* a confidence of nan"),
+        (lambda v: ("x", float("inf") if v == 2 else 1), "input 2 .* a confidence of inf"),
+        (lambda v: ("x", "high" if v == 2 else 1), r"input 2 .* no number \(str\)"),
+        (lambda v: ("x", None if v == 2 else 1), r"input 2 .* no number \(NoneType\)"),
+        (lambda v: ([v] if v == 2 else v, 1), "input 2 .* prediction that is no class"),
+        (lambda v: ("x",) if v == 2 else ("x", 1), "input 2 .* returned 1 values"),
+        (lambda v: 0.5 if v == 2 else ("x", 1), r"input 2 .* returned float; \(prediction, conf"),
+    ],
+)
+def test_what_goes_wrong_is_placed_or_counted(node, says):
+    with pytest.raises(TraceError, match=says):
+        collect(range(4), {"n": node})
+    trace = collect(range(4), {"n": node}, on_error="leave_out", labels=[0, 1, 2, 3])
+    assert len(trace) == 3
+    assert sum(trace.left_out.values()) == 1
+    assert next(iter(trace.left_out)).startswith("n r")
+    assert [trace.classes[c] for c in trace.label] == ["0", "1", "3"]
+
+
+def test_the_cause_is_kept():
+    with pytest.raises(TraceError) as error:
+        collect([2], {"n": fails})
+    assert isinstance(error.value.__cause__, KeyError)
+
+
+def test_a_row_is_left_out_once():
+    trace = collect(
+        range(4), {"a": fails, "b": fails}, costs={"a": 1, "b": 1}, on_error="leave_out"
+    )
+    assert trace.left_out == {"a raised KeyError": 1}
+    with pytest.raises(TraceError, match="all 1 inputs were left out"):
+        collect([2], {"n": fails}, on_error="leave_out")
+
+
+def test_the_user_can_interrupt():
+    def stop(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect([1], {"n": stop}, on_error="leave_out")
+
+
+def test_batches():
+    sizes = []
+
+    def together(values):
+        sizes.append(len(values))
+        return [(value, 0.5) for value in values]
+
+    trace = collect(
+        iter(range(10)), {"many": batched(together, size=4), "one": short_number}, costs=UNIT
+    )
+    assert sizes == [4, 4, 2]
+    assert trace.prediction[:, 0].tolist() == trace.prediction[:, 1].tolist()
+
+
+UNIT = {"many": 1, "one": 1}
+
+
+def short_number(value):
+    return value, 0.5
+
+
+def test_batches_of_several_sizes():
+    sizes: dict = {2: [], 5: []}
+
+    def of(size):
+        def together(values):
+            sizes[size].append(len(values))
+            return [(value, 0.5) for value in values]
+
+        return batched(together, size)
+
+    collect(range(7), {"a": of(2), "b": of(5)}, costs={"a": 1, "b": 1})
+    assert sizes == {2: [2, 2, 1, 2], 5: [5, 2]}
+
+
+def test_the_cost_of_a_row_is_its_share_of_the_batch(monkeypatch):
+    clock = iter([0.0, 8.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    trace = collect(range(4), {"n": batched(lambda v: [(x, 1) for x in v], 4)}, warmup=0)
+    assert trace.cost.tolist() == [[2.0]] * 4
+
+
+def test_a_bad_input_does_not_cost_its_batch():
+    def together(values):
+        return [fails(value) for value in values]
+
+    with pytest.raises(TraceError, match=r"inputs 0 to 3 .* raised KeyError"):
+        collect(range(6), {"n": batched(together, 4)})
+    trace = collect(range(6), {"n": batched(together, 4)}, on_error="leave_out")
+    assert [trace.classes[c] for c in trace.prediction[:, 0]] == ["0", "1", "3", "4", "5"]
+    assert trace.left_out == {"n raised KeyError": 1}
+
+
+def test_a_bad_answer_in_a_batch_is_placed():
+    def together(values):
+        return [("x", float("nan") if value == 5 else 1.0) for value in values]
+
+    with pytest.raises(TraceError, match=r"input 5 .* a confidence of nan"):
+        collect(range(8), {"n": batched(together, 4)})
+    trace = collect(range(8), {"n": batched(together, 4)}, on_error="leave_out")
+    assert (len(trace), trace.left_out) == (7, {"n returned a confidence of nan": 1})
+
+
+def test_a_batch_with_too_few_answers():
+    with pytest.raises(TraceError, match=r"inputs 0 to 2 .* gave 1 answers for 3 inputs"):
+        collect(range(3), {"n": batched(lambda _: [("x", 1)])})
+    with pytest.raises(TraceError, match=r"input 0 .* gave 0 answers for 1 inputs"):
+        collect(range(1), {"n": batched(lambda _: [])})
+
+
+def test_progress():
+    seen = []
+    collect(["a", "b"], NODES, costs=COSTS, progress=lambda *state: seen.append(state))
+    assert seen == [(1, 2), (2, 2)]
+    collect(iter(["a"]), NODES, costs=COSTS, progress=lambda *state: seen.append(state))
+    assert seen[-1] == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"repeat": 0}, ArgumentError, "repeat is 0"),
+        ({"warmup": -1}, ArgumentError, "warmup -1"),
+        ({"on_error": "drop"}, ArgumentError, "on_error is 'drop'"),
+        ({"costs": "guessed"}, ArgumentError, "costs is 'guessed'"),
+        ({"costs": {"short": 1}}, ArgumentError, "only one of them has 'full'"),
+        ({"costs": {"short": 1, "full": -1}}, CascadeError, "cost is -1"),
+        ({"order": "random"}, CascadeError, "order is 'random'"),
+        ({"labels": ["a"]}, TraceError, "there are 1 labels and more inputs"),
+        ({"labels": ["a"] * 3}, TraceError, "there are 2 inputs and more labels"),
+        ({"labels": ["a", [1]]}, TraceError, "label 1 .* a class must be"),
+        ({"inputs": []}, TraceError, "no inputs"),
+        ({"nodes": {}}, CascadeError, "no nodes"),
+    ],
+)
+def test_arguments(options, error, says):
+    with pytest.raises(error, match=says):
+        collect(**{"inputs": ["ab", "cd"], "nodes": NODES, **options})
+
+
+def test_a_batch_of_none():
+    with pytest.raises(ArgumentError, match="size is 0"):
+        batched(lambda _: [], 0)
+
+
+def test_what_is_collected_is_a_file_like_any_other(tmp_path):
+    trace = collect(["ab", "cc"], NODES, labels=["b", "c"])
+    trace.write(tmp_path / "t.parquet")
+    assert Trace.read(tmp_path / "t.parquet").digest == trace.digest

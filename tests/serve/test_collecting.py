@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import ttamer as tt
+from support.faulty_upstream import truth
+from ttamer.cli import main
+from ttamer.errors import ArgumentError, TraceError
+from ttamer.serve.collecting import GIVE_UP, collect_upstreams
+from ttamer.serve.journal import Entry, Journal
+from ttamer.serve.prompts import Prompt, read_prompts
+from ttamer.serve.settings import read_settings
+
+QUESTIONS = [f"Question {number}?" for number in range(30)]
+LABELLED = [Prompt({"messages": [{"role": "user", "content": q}]}, truth(q)) for q in QUESTIONS]
+
+
+def collected(served, prompts=LABELLED, **options):
+    settings = read_settings(served.cascade)
+    return collect_upstreams(settings, prompts, served.cascade.with_name("journal"), **options)
+
+
+def counts(served):
+    return [upstream.count for upstream in served.upstreams.values()]
+
+
+def test_every_node_is_asked_about_every_prompt(served):
+    trace = collected(served)
+    assert trace.names == ("small", "large")
+    assert len(trace) == 30
+    for column, upstream in enumerate(served.upstreams.values()):
+        said = [upstream.answer(question, 0) for question in QUESTIONS]
+        assert [trace.classes[code] for code in trace.prediction[:, column]] == [a for a, _ in said]
+        assert trace.confidence[:, column].tolist() == pytest.approx([sure for _, sure in said])
+    assert [trace.classes[code] for code in trace.label] == [truth(q) for q in QUESTIONS]
+    assert trace.cost.tolist() == [1.0, 12.5]
+
+
+def test_nodes_are_asked_at_the_same_time_and_within_their_bounds(make_served):
+    served = make_served(node={"small": {"concurrency": 3}, "large": {"concurrency": 1}})
+    small, large = served.upstreams.values()
+    small.mode = "slow"
+
+    def progress(done, total, failed):  # called in the loop, between requests
+        assert (total, failed) == (60, 0)
+        if done == 30:  # all of large, while small has answered nobody
+            small.mode = "ok"
+            small.release()
+
+    collected(served, progress=progress)
+    assert (small.most_open, large.most_open) == (3, 1)
+
+
+def test_what_was_answered_is_not_asked_again(served):
+    first = collected(served)
+    assert counts(served) == [30, 30]
+    again = collected(served)
+    assert counts(served) == [30, 30]
+    assert again.digest == first.digest
+    more = [*LABELLED, Prompt({"messages": [{"role": "user", "content": "New?"}]}, truth("New?"))]
+    assert len(collected(served, more)) == 31
+    assert counts(served) == [31, 31]
+
+
+def test_a_node_that_changes_is_asked_again_and_the_others_are_not(served):
+    collected(served)
+    text = served.cascade.read_text("utf-8")
+    served.cascade.write_text(
+        text.replace("cost = 1.0", "cost = 1.0\nmodel = 'newer'\ntimeout = 9")
+    )
+    collected(served)
+    assert counts(served) == [60, 30]
+    served.cascade.write_text(
+        text.replace("cost = 1.0", "cost = 1.0\nmodel = 'newer'\nretries = 1")
+    )
+    collected(served)
+    assert counts(served) == [60, 30]
+
+
+def test_failures_are_refused_and_asked_alone_the_next_time(served):
+    served.upstreams["small"].plan = ["garbage", "ok", "garbage"]
+    with pytest.raises(
+        TraceError, match=r"2 of 30 prompts lack an answer \(small answered with what"
+    ):
+        collected(served)
+    assert counts(served) == [30, 30]
+    assert len(collected(served)) == 30
+    assert counts(served) == [32, 30]
+
+
+def test_failures_may_be_left_out_counted(make_served):
+    served = make_served(node={"small": {"concurrency": 1}})
+    served.upstreams["small"].plan = ["garbage", "ok", "reset"]
+    trace = collected(served, on_error="leave_out")
+    assert len(trace) == 28
+    assert trace.left_out == {
+        "small answered with what is not JSON": 1,
+        "small broke off the connection": 1,
+    }
+    assert trace.classes[trace.label[0]] == truth(QUESTIONS[1])
+
+
+def test_a_node_that_only_fails_is_soon_left_alone(make_served):
+    served = make_served(node={"small": {"concurrency": 1}})
+    served.upstreams["small"].mode, served.upstreams["small"].status = "error", 401
+    with pytest.raises(TraceError, match="status 401: 10; small was not asked any more: 20"):
+        collected(served, on_error="leave_out")
+    assert counts(served) == [GIVE_UP, 30]
+
+
+def test_a_node_that_answers_now_and_then_is_asked_to_the_end(make_served):
+    served = make_served(node={"small": {"concurrency": 1}})
+    served.upstreams["small"].plan = ([*["garbage"] * (GIVE_UP - 1), "ok"]) * 2
+    assert len(collected(served, on_error="leave_out")) == 12
+    assert counts(served) == [30, 30]
+
+
+def test_loss_is_made_good_by_retries(make_served):
+    served = make_served(node={"small": {"retries": 10}})
+    served.upstreams["small"].mode = "loss"
+    assert len(collected(served)) == 30
+
+
+def test_a_cost_per_row_where_calls_differ(make_served):
+    served = make_served(
+        node={
+            "small": {"confidence": "agreement", "samples": 3},
+            "large": {"cost_per_token": {"input": 0.5, "output": 1}},
+        }
+    )
+    trace = collected(served)
+    assert trace.cost.shape == (30, 2)
+    assert set(trace.cost[:, 0]) == {3.0}
+    assert set(trace.cost[:, 1]) == {12.5 + 2 * 0.5 + 1}
+    assert trace.spec.costs.tolist() == [1.0, 12.5]
+
+
+def test_without_labels_the_last_node_is_right(served):
+    unlabelled = [Prompt(prompt.body) for prompt in LABELLED]
+    with pytest.raises(TraceError, match='target = "last"'):
+        collected(served, unlabelled)
+    assert counts(served) == [0, 0]
+    text = served.cascade.read_text("utf-8")
+    served.cascade.write_text(text.replace("[cascade]\n", '[cascade]\ntarget = "last"\n'))
+    trace = collected(served, unlabelled)
+    assert trace.label is None
+    assert not trace.wrong()[:, 1].any()
+
+
+def test_a_label_that_is_none_under_the_rule_is_said_before_anything_is_asked(served):
+    prompts = [*LABELLED, Prompt(LABELLED[0].body, "Paris")]
+    with pytest.raises(TraceError, match=r"prompt 30 .*'Paris' is none under compare"):
+        collected(served, prompts)
+    assert counts(served) == [0, 0]
+
+
+# The journal
+
+
+def test_a_journal_that_was_cut_short_loses_its_last_line_only(tmp_path):
+    path = tmp_path / "journal"
+    with Journal(path) as journal:
+        journal.add("a", Entry("A", 0.5, 1.0))
+        journal.add("b", Entry(None, 0.25, 1.0))
+    whole = path.read_bytes()
+    for cut in range(1, len(whole)):
+        path.write_bytes(whole[:cut])
+        with Journal(path) as journal:
+            kept = whole[:cut].count(b"\n")
+            assert len(journal) == kept
+            journal.add("c", Entry("C", 1.0, 2.0))
+        with Journal(path) as journal:
+            assert journal.get("c") == Entry("C", 1.0, 2.0)
+            assert ("a" in journal) == (kept >= 1)
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[]", "{}", '{"key": "a"}', '{"key": "a", '
+                                  '"prediction": null, "confidence": NaN, "cost": 1}'])  # fmt: skip
+def test_a_file_that_is_no_journal_is_refused(tmp_path, line):
+    (tmp_path / "journal").write_text(f"{line}\n", "utf-8")
+    with pytest.raises(TraceError, match="line 1 is not one of a journal"):
+        Journal(tmp_path / "journal").__enter__()
+
+
+def test_a_full_disk_is_said():
+    journal = Journal("/dev/full")
+    journal._file = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(TraceError, match="/dev/full: cannot be written: No space left"):
+        journal.add("a", Entry("A", 0.5, 1.0))
+    os.close(journal._file)
+
+
+# Prompts
+
+
+def test_prompts_in_every_form(tmp_path):
+    lines = [
+        {"prompt": "One?", "label": 1},
+        {"messages": [{"role": "user", "content": "Two?"}], "label": "2", "max_tokens": 5},
+    ]
+    (tmp_path / "p.jsonl").write_text("\n\n".join(map(json.dumps, lines)), "utf-8")
+    one, two = read_prompts(tmp_path / "p.jsonl", request={"max_tokens": 9})
+    assert one == Prompt({"messages": [{"role": "user", "content": "One?"}], "max_tokens": 9}, "1")
+    assert two == Prompt({"messages": [{"role": "user", "content": "Two?"}], "max_tokens": 5}, "2")
+    (tmp_path / "p.csv").write_text('id,prompt,answer\n7,"One,\ntwo?",B\n8,Three?,\n', "utf-8")
+    one, two = read_prompts(tmp_path / "p.csv", label="answer")
+    assert one == Prompt({"messages": [{"role": "user", "content": "One,\ntwo?"}]}, "B")
+    assert two.label is None
+    (tmp_path / "p.txt").write_text("One?\n\nTwo?\n", "utf-8")
+    assert [p.body for p in read_prompts(tmp_path / "p.txt", endpoint="completions")] == [
+        {"prompt": "One?"}, {"prompt": "Two?"}]  # fmt: skip
+    assert read_prompts(tmp_path / "p.txt", endpoint="classify")[0].body == {"input": "One?"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("p.jsonl", "", "no prompts"),
+        ("p.jsonl", "{", "line 1: is not JSON"),
+        ("p.jsonl", '{"prompt": "x"}\n[]', "line 2: is not an object"),
+        ("p.jsonl", '{"label": "x"}', "line 1: has no prompt"),
+        ("p.jsonl", '{"prompt": 3}', "line 1: has no prompt"),
+        ("p.jsonl", '{"messages": []}', "line 1: messages must be"),
+        ("p.jsonl", '{"prompt": "x", "label": {}}', "line 1: label: a class must be"),
+        ("p.csv", "question\nx\n", "no column prompt"),
+        ("p.csv", "", "no column prompt"),
+        ("p.csv", "prompt\n", "no prompts"),
+    ],
+)
+def test_prompts_that_cannot_be(tmp_path, name, text, said):
+    (tmp_path / name).write_text(text, "utf-8")
+    with pytest.raises(TraceError, match=said):
+        read_prompts(tmp_path / name)
+
+
+def test_prompts_that_cannot_be_read(tmp_path):
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_prompts(tmp_path / "gone.jsonl")
+    (tmp_path / "p.txt").write_bytes(b"\xff")
+    with pytest.raises(TraceError, match="UTF-8"):
+        read_prompts(tmp_path / "p.txt")
+    with pytest.raises(ArgumentError, match="endpoint"):
+        read_prompts(tmp_path / "p.txt", endpoint="../admin")
+    (tmp_path / "p.jsonl").write_text('{"messages": [{}]}', "utf-8")
+    with pytest.raises(TraceError, match="takes a prompt"):
+        read_prompts(tmp_path / "p.jsonl", endpoint="completions")
+
+
+# The command
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": q, "label": truth(q)} for q in QUESTIONS]
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return str(path)
+
+
+def test_what_the_command_writes_goes_straight_through_fit(served, prompts, tmp_path, capsys):
+    trace, policy = str(tmp_path / "trace.parquet"), str(tmp_path / "fitted.ttamer")
+    cascade = str(served.cascade)
+    assert main(["collect", cascade, "--prompts", prompts, "-o", trace]) == 0
+    assert "30 rows" in capsys.readouterr().out
+    assert served.upstreams["small"].requests[0]["max_tokens"] == 256
+    assert served.upstreams["small"].requests[0]["temperature"] == 0
+    assert main(["fit", trace, "--cascade", cascade, "-o", policy, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 30
+    beside = str(tmp_path / "trace.toml")
+    assert main(["fit", trace, "--cascade", beside, "-o", policy, "--json"]) == 0
+    turn = tt.load(policy).at(0.9).session()
+    while turn.next is not None:
+        turn.observe(confidence=0.9, prediction="A")
+    assert turn.answer in ("small", "large")
+    assert read_settings(beside) == read_settings(cascade)
+
+
+def test_the_users_cascade_is_not_written_over(served, prompts, tmp_path, capsys):
+    mine = tmp_path / "mine.toml"
+    mine.write_text("# my notes\n" + served.cascade.read_text("utf-8"), "utf-8")
+    arguments = ["collect", str(mine), "--prompts", prompts, "-o", str(tmp_path / "mine.csv")]
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["written"] == [str(tmp_path / "mine.csv")]
+    assert mine.read_text("utf-8").startswith("# my notes")
+
+
+def test_failures_in_the_command(served, prompts, tmp_path, capsys):
+    served.upstreams["small"].plan = ["garbage"]
+    arguments = ["collect", str(served.cascade), "--prompts", prompts]
+    arguments += ["-o", str(tmp_path / "trace.csv"), "--leave-out"]
+    assert main(arguments) == 0
+    assert "1 prompts left out: small answered with what is not JSON" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cascade.toml"], "--prompts FILE"),
+        (["a=b:c"], "cannot be had"),
+        (["a=json:loads"], "--inputs FILE"),
+        (
+            ["cascade.toml", "other.toml", "--prompts", "p.txt"],
+            "one cascade.toml is asked at a time",
+        ),
+        (["cascade.toml", "--prompts", "p.txt", "-o", "trace.xls"], "suffix must be one of"),
+        (["gone.toml", "--prompts", "p.txt"], "gone.toml: cannot be read"),
+    ],
+)
+def test_a_command_that_cannot_be(arguments, said, capsys):
+    assert main(["collect", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_that_is_killed_goes_on_where_it_stopped(make_served, prompts, tmp_path):
+    one = {"concurrency": 1}
+    served = make_served(node={"small": one, "large": one})
+    for upstream in served.upstreams.values():
+        upstream.plan, upstream.mode = ["ok"] * 7, "slow"
+    command = [sys.executable, "-m", "ttamer", "collect", str(served.cascade), "--json"]
+    command += ["--prompts", prompts, "-o", str(tmp_path / "trace.npz")]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for upstream in served.upstreams.values():
+        upstream.wait_for(8)  # whoever is asked the eighth time has kept seven answers
+    running.send_signal(signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
+    for upstream in served.upstreams.values():
+        upstream.mode = "ok"
+        upstream.release()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert counts(served) == [31, 31]  # the eighth was asked twice, as its answer never came
+    assert len(tt.Trace.read(tmp_path / "trace.npz")) == 30

@@ -1,0 +1,104 @@
+"""Simulated traces whose law is known, and hypothesis strategies for small ones."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace
+
+
+def chain_trace(rows: int, *, seed: int = 0, nodes: int = 3, order: str = "fixed") -> Trace:
+    """Exits whose confidence levels follow a known Markov chain, each right with that chance.
+
+    Confidences take the values 0.3, 0.6, 0.9; a node is right with probability its confidence.
+    """
+    generator = np.random.default_rng(seed)
+    levels = np.array([0.3, 0.6, 0.9])
+    states = np.empty((rows, nodes), int)
+    states[:, 0] = (generator.random(rows)[:, np.newaxis] > np.cumsum(FIRST)[:-1]).sum(axis=1)
+    for node in range(1, nodes):
+        cumulative = np.cumsum(ROWS, axis=1)[states[:, node - 1], :-1]
+        states[:, node] = (generator.random(rows)[:, np.newaxis] > cumulative).sum(axis=1)
+    confidence = levels[states]
+    correct = generator.random((rows, nodes)) < confidence
+    spec = CascadeSpec.of({f"exit{i + 1}": 1.0 + i for i in range(nodes)}, order=order)
+    return Trace(spec, confidence, correct=correct)
+
+
+def passing_trace(rows: int, *, seed: int = 0) -> Trace:
+    """Exits of one network that may be passed; the middle one is the cheapest to ask."""
+    trace = chain_trace(rows, seed=seed)
+    spec = CascadeSpec.of(
+        {"exit1": 3.0, "exit2": 2.0, "exit3": 4.0},
+        order="skip",
+        passing={"exit1": 1.5, "exit2": 0.25},
+    )
+    return Trace(spec, trace.confidence, correct=trace.correct)
+
+
+FIRST = np.array([0.5, 0.3, 0.2])
+ROWS = np.array([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.05, 0.15, 0.8]])
+
+
+def answering_trace(rows: int, *, seed: int = 0, order: str = "auto", classes: int = 4) -> Trace:
+    """Separate models with predictions and labels; better ones cost more."""
+    generator = np.random.default_rng(seed)
+    label = generator.integers(0, classes, rows)
+    hard = generator.random(rows)
+    confidence, prediction = [], []
+    for skill in (0.5, 0.7, 0.9):
+        chance = np.clip(skill + 0.5 * (0.5 - hard), 0.05, 0.99)
+        right = generator.random(rows) < chance
+        other = (label + generator.integers(1, classes, rows)) % classes
+        prediction.append(np.where(right, label, other))
+        confidence.append(np.clip(chance + 0.1 * generator.standard_normal(rows), 0, 1))
+    spec = CascadeSpec.of({"small": 1.0, "middle": 4.0, "large": 20.0}, order=order)
+    names = [f"c{i}" for i in range(classes)]
+    return Trace(
+        spec,
+        np.stack(confidence, axis=1),
+        prediction=np.stack(prediction, axis=1).astype(np.int32),
+        label=label.astype(np.int32),
+        classes=tuple(names),
+    )
+
+
+def passings(count: int) -> st.SearchStrategy[dict[str, float]]:
+    """What passing each of some nodes costs: nothing, less than asking, or more."""
+    some = st.dictionaries(st.integers(0, count - 1), st.sampled_from([0.0, 0.5, 2.0, 3.0]))
+    return some.map(lambda given: {f"n{i}": cost for i, cost in {count - 1: 0.0, **given}.items()})
+
+
+@st.composite
+def small_traces(
+    draw, least: int = 10, most: int = 40, nodes: int = 4, *, passing: bool = False
+) -> Trace:
+    """Small traces with ties, constant columns, free nodes and costs per row kept likely.
+
+    With ``passing`` they are of exits of one network, that may be passed at a cost.
+    """
+    count = draw(st.integers(1, nodes))
+    rows = draw(st.integers(least, most))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    levels = draw(st.integers(1, 6))
+    confidence = generator.integers(0, levels, (rows, count)) / levels
+    prediction = generator.integers(0, 3, (rows, count)).astype(np.int32)
+    label = generator.integers(0, 3, rows).astype(np.int32)
+    costs = draw(st.lists(st.sampled_from([0.0, 1.0, 2.5]), min_size=count, max_size=count))
+    spec = CascadeSpec.of(
+        {f"n{i}": cost for i, cost in enumerate(costs)},
+        order="skip" if passing else draw(st.sampled_from(["fixed", "skip", "any", "auto"])),
+        target=draw(st.sampled_from(["label", "last"])),
+        passing=draw(passings(count)) if passing else None,
+    )
+    per_row = generator.random((rows, count)) if draw(st.booleans()) else None
+    return Trace(
+        spec,
+        confidence,
+        prediction=prediction,
+        label=label,
+        classes=("a", "b", "c"),
+        **({} if per_row is None else {"cost": per_row}),
+    )

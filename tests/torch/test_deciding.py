@@ -1,0 +1,191 @@
+"""Decisions on tensors are those of sessions, whatever the logits."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.exit_networks import by_session, fitted, told_network
+from ttamer.errors import ArgumentError
+from ttamer.fitted.belief_model import BeliefFitted
+from ttamer.fitted.ladder import FittedPolicy
+from ttamer.fitting.beliefs import build_belief
+from ttamer.fitting.plans import fit
+from ttamer.torch.costs import Costs
+from ttamer.torch.deciding import Decider, sureness
+from ttamer.torch.regrouping import Regrouping
+from ttamer.torch.running import Runner
+from ttamer.torch.tables import tables_of, threshold_tables
+from ttamer.torch.tracing import trace_of
+from ttamer.trace.trace import Trace
+
+CPU = torch.device("cpu")
+
+
+def some_logits(generator, rows, exits, classes, broken=0.0):
+    """Return few different whole numbers, so that equal confidences and agreement are likely."""
+    logits = generator.integers(-2, 3, (rows, exits, classes)).astype(np.float32)
+    logits[generator.random((rows, exits)) < broken] = np.nan
+    return torch.from_numpy(logits)
+
+
+@st.composite
+def policies(draw) -> tuple[FittedPolicy, torch.Tensor]:
+    """Return a policy fitted on a small random trace, and logits: the trace's own and others."""
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    exits, classes = draw(st.integers(1, 4)), draw(st.integers(2, 3))
+    rows = draw(st.integers(12, 120))
+    logits = some_logits(generator, rows, exits, classes)
+    fresh = some_logits(generator, 30, exits, classes, broken=0.15)
+    alike = draw(st.integers(1, exits))  # exits that say the same: of equals the first answers
+    logits[:, :alike], fresh[:, :alike] = logits[:, :1].clone(), fresh[:, :1].clone()
+    names = told_network(exits).names
+    ramps = draw(st.lists(st.sampled_from([0.0, 0.5, 2.0]), min_size=exits, max_size=exits))
+    target = draw(st.sampled_from(["label", "last"]))
+    spec = Costs(names, (1.0,) * exits, tuple(ramps), "seconds").spec(
+        target=target, skip=draw(st.booleans())
+    )
+    # The last exit is mostly right: else there would be no reason to ask on.
+    label = logits[:, -1].argmax(dim=1)
+    label[generator.random(rows) < 0.2] = 0
+    trace = trace_of(told_network(exits), [(logits, label)], spec=spec)
+    if target == "label" and draw(st.booleans()):  # a log that does not say what was predicted
+        trace = Trace(spec, trace.confidence, correct=~trace.wrong())
+    belief = draw(st.sampled_from(["full", "calibrated", "none"]))
+    tradeoff = draw(st.sampled_from([1.0, 0.99, 0.97, 0.9, 0.8, 0.6, 0.0]))
+    states = draw(st.integers(1, 5))
+    if belief == "full":
+        ladder = build_belief(trace, np.array([tradeoff]), states=states)
+        policy = FittedPolicy(ladder.ladder[0], on_edges(ladder.fitted, trace))
+    else:
+        policy = fit(trace, belief=belief, states=states, tradeoffs=[tradeoff])[0]
+    return policy, torch.cat([logits, fresh])
+
+
+def on_edges(fitted: BeliefFitted, trace: Trace) -> BeliefFitted:
+    """Move edges of X onto values that it takes, where they stay apart."""
+    seen = fitted.belief.evidence(trace.confidence, fitted._said(trace))
+    moved = []
+    for step, edges in zip(fitted.steps, fitted.edges, strict=True):
+        values = np.unique(fitted.belief.least(seen, step)[0])
+        onto = values[np.minimum(np.searchsorted(values, edges), len(values) - 1)]
+        moved.append(onto if (np.diff(onto) > 0).all() else edges)
+    return dataclasses.replace(fitted, edges=tuple(moved))
+
+
+def said(logits):
+    """Return what every exit says of every row, as a session is told it."""
+    pairs = [sureness(logits[:, k]) for k in range(logits.shape[1])]
+    confidence, prediction = (torch.stack(part, dim=1) for part in zip(*pairs, strict=True))
+    return SimpleNamespace(confidence=confidence, prediction=prediction)
+
+
+@settings(max_examples=120)
+@given(policies(), st.booleans())
+def test_a_batch_decides_as_sessions_do(drawn, whole):
+    policy, logits = drawn
+    names = policy.fitted.spec.names
+    network = told_network(len(names))
+    texts = [str(k) for k in range(logits.shape[2])]
+    rule = Regrouping.never() if whole else Regrouping.always()
+    answers = Runner(network, policy, classes=texts, regrouping=rule)(logits)
+    unclear = 0
+    for row, (asked, answer, nan) in enumerate(by_session(policy, names, said(logits))):
+        assert [names[k] for k in answers.asked[row].nonzero()[:, 0]] == list(asked)
+        assert names[answers.exit[row]] == answer
+        unclear += nan
+    assert answers.unclear == unclear
+    every = torch.arange(len(logits))
+    want = logits[every, answers.exit]
+    assert torch.equal(answers.logits.nan_to_num(-9), want.nan_to_num(-9))
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_thresholds_decide_as_a_plain_loop_does(data):
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    exits = data.draw(st.integers(1, 4))
+    logits = some_logits(generator, 20, exits, 3, broken=0.1)
+    seen = said(logits)
+    # Confidences that are met are reached; a threshold may leave nobody, all, or the ramp out.
+    met = seen.confidence.double().nan_to_num(0.5).flatten().tolist()
+    limit = st.sampled_from([*met, float("inf"), -float("inf"), float("nan"), 0.9])
+    thresholds = data.draw(st.lists(limit, min_size=exits, max_size=exits))
+    answers = Runner(told_network(exits), threshold_tables(np.array(thresholds)))(logits)
+    for row in range(len(logits)):
+        asked = []
+        for k in range(exits):
+            if k < exits - 1 and np.isnan(thresholds[k]):
+                continue
+            asked.append(k)
+            if seen.confidence[row, k].item() >= thresholds[k]:
+                break
+        assert answers.asked[row].nonzero()[:, 0].tolist() == asked
+        assert answers.exit[row] == asked[-1]
+
+
+@settings(max_examples=40)
+@given(policies(), st.integers(0, 2**32 - 1))
+def test_exits_may_be_told_of_rows_in_any_order_and_of_rows_that_have_stopped(drawn, seed):
+    policy, logits = drawn
+    rows, exits, classes = logits.shape
+    tables = tables_of(policy, policy.fitted.spec.names, classes)
+    decider = Decider(tables, CPU)
+    generator = torch.Generator().manual_seed(seed)
+    one, two = (decider.start(rows, classes, logits.dtype) for _ in range(2))
+    for k in range(exits):
+        decider.observe(one, k, torch.arange(rows), logits[:, k])
+        running = (two.place >= 0).nonzero()[:, 0]
+        order = running[torch.randperm(len(running), generator=generator)]
+        if k in tables.reached:
+            decider.observe(two, k, order, logits[order, k])
+            counts = decider.look(two, torch.arange(rows))
+            assert sum(counts) == (two.place >= 0).sum()
+            assert not any(counts[: k + 1])
+            alive = [row for row in order.tolist() if two.place[row] >= 0]
+            for size in {len(alive), len(order)}:
+                positions, chosen = decider.regroup(two, order, size)
+                assert torch.equal(chosen, order[positions])
+                assert chosen[: len(alive)].tolist() == alive  # in order, before all others
+                assert len(set(chosen.tolist())) == size
+    assert torch.equal(one.owner, two.owner)
+    assert (one.place == -1).all()
+    assert (two.place == -1).all()
+
+
+@pytest.mark.parametrize("belief", ["full", "calibrated", "none"])
+def test_of_exits_that_are_equally_good_the_first_one_answers(belief):
+    generator = np.random.default_rng(0)
+    logits = some_logits(generator, 2500, 3, 3)
+    logits[:, 1] = logits[:, 0]
+    seen = said(logits).confidence
+    pick = torch.where(seen[:, 0] > seen[:, 2], 0, 2)  # the surer exit is right
+    label = logits[torch.arange(2500), pick].argmax(dim=1)
+    spec = Costs(told_network(3).names, (1.0,) * 3, (0.0,) * 3, "seconds").spec()
+    trace = trace_of(told_network(3), [(logits, label)], spec=spec)
+    policy = fit(trace, belief=belief, states=4, tradeoffs=[1.0])[0]
+    answers = Runner(told_network(3), policy, classes=["0", "1", "2"])(logits)
+    assert np.array_equal(answers.exit, policy.play(trace).answer)
+    assert set(answers.exit[answers.asked[:, 1]].tolist()) == {0, 2}
+
+
+def test_logits_for_another_number_of_classes_are_refused():
+    policy = fitted("full").at(0.9)
+    tables = tables_of(policy, policy.fitted.spec.names, 4)
+    with pytest.raises(ArgumentError, match=r"4 classes.* 7"):
+        Decider(tables, CPU).start(3, 7, torch.float32)
+
+
+def test_as_many_exits_as_there_are_bits():
+    logits = torch.zeros(3, 64, 2)
+    logits[0, 0, 0] = logits[1, 62, 0] = 9.0
+    answers = Runner(told_network(64), threshold_tables(np.full(64, 0.9)))(logits)
+    assert answers.exit.tolist() == [0, 62, 63]
+    assert answers.asked.sum(dim=1).tolist() == [1, 63, 64]
+    assert answers.asked[2].all()
+    with pytest.raises(ArgumentError, match=r"65 exits.*64"):
+        Decider(threshold_tables(np.full(65, 0.9)), CPU)

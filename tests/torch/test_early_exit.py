@@ -1,0 +1,92 @@
+"""Exits on any sequence of modules."""
+
+import pytest
+import torch
+from torch import nn
+
+from support.exit_networks import adding_network, evidence, pair_network, pair_of
+from ttamer.errors import ArgumentError
+from ttamer.torch.early_exit import EarlyExit
+
+
+def layers(count):
+    return [nn.Linear(4, 4) for _ in range(count)]
+
+
+def test_every_exit_is_its_blocks_and_then_its_ramp():
+    torch.manual_seed(0)
+    blocks, ramps, head = layers(3), layers(2), nn.Linear(4, 2)
+    network = EarlyExit(blocks, ramps, head)
+    inputs = torch.randn(5, 4)
+    first = blocks[0](inputs)
+    second = blocks[1](first)
+    third = blocks[2](second)
+    want = [ramps[0](first), ramps[1](second), head(third)]
+    for found, wanted in zip(network(inputs), want, strict=True):
+        assert torch.equal(found, wanted)
+    assert torch.equal(network.full(inputs), want[-1])
+    assert network.names == ("exit1", "exit2", "full")
+
+
+def test_where_there_is_no_ramp_blocks_run_on():
+    torch.manual_seed(0)
+    blocks, ramp, head = layers(4), nn.Linear(4, 2), nn.Linear(4, 2)
+    network = EarlyExit(blocks, [None, ramp, None], head)
+    assert network.names == ("exit1", "full")
+    assert len(network.segments) == 2
+    inputs = torch.randn(3, 4)
+    half = blocks[1](blocks[0](inputs))
+    found = network(inputs)
+    assert torch.equal(found[0], ramp(half))
+    assert torch.equal(found[1], head(blocks[3](blocks[2](half))))
+
+
+def test_the_whole_network_runs_no_ramp():
+    def refuse(*_):
+        raise AssertionError("a ramp ran")
+
+    network = EarlyExit(layers(2), layers(1), nn.Linear(4, 2))
+    next(network.ramps()).register_forward_hook(refuse)
+    assert network.full(torch.zeros(1, 4)).shape == (1, 2)
+
+
+def test_backbone_and_ramps_are_all_of_it_and_share_nothing():
+    network = EarlyExit(layers(3), layers(2), nn.Linear(4, 2))
+    backbone = {id(p) for part in network.backbone() for p in part.parameters()}
+    ramps = {id(p) for part in network.ramps() for p in part.parameters()}
+    assert backbone | ramps == {id(p) for p in network.parameters()}
+    assert not backbone & ramps
+    assert len(ramps) == 4
+
+
+def test_blocks_may_hand_on_tuples():
+    inputs, _ = evidence(20, seed=0)
+    pairs, plain = pair_network()(pair_of(inputs)), adding_network()(inputs)
+    for found, wanted in zip(pairs, plain, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_a_network_of_one_block_has_one_exit():
+    network = EarlyExit(layers(1), [], nn.Linear(4, 2))
+    assert network.names == ("full",)
+    assert list(network.ramps()) == []
+    assert [tuple(logits.shape) for logits in network(torch.zeros(3, 4))] == [(3, 2)]
+
+
+def test_names_are_kept():
+    network = EarlyExit(layers(2), layers(1), nn.Linear(4, 2), names=["early", "late"])
+    assert network.names == ("early", "late")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "ramps"), [(0, 0), (2, 2), (3, 1)], ids=["no blocks", "too many", "too few"]
+)
+def test_there_is_one_ramp_for_each_block_but_the_last(blocks, ramps):
+    with pytest.raises(ArgumentError, match=f"{blocks} blocks and {ramps} ramps; give one ramp"):
+        EarlyExit(layers(blocks), layers(ramps), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("names", [["one"], ["one", "two", "three"], ["one", "one"]])
+def test_each_exit_has_a_name_of_its_own(names):
+    with pytest.raises(ArgumentError, match=f"there are 2 exits.* {', '.join(names)}; give each"):
+        EarlyExit(layers(2), layers(1), nn.Linear(4, 2), names=names)

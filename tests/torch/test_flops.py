@@ -1,0 +1,79 @@
+"""Operations counted, and the cascade that costs make."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from support.exit_networks import pair_network
+from ttamer.torch.costs import Costs
+from ttamer.torch.early_exit import EarlyExit
+from ttamer.torch.flops import count_flops
+from ttamer.torch.vgg_exits import vgg
+
+
+def convolutions():
+    blocks = [
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1)),
+    ]
+    ramp = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
+    return EarlyExit(blocks, [ramp], head)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_convolutions_by_hand(rows):
+    costs = count_flops(convolutions(), torch.zeros(rows, 3, 8, 8))
+    # Per output number: a product and a sum for each input channel and each of 9 places.
+    assert costs.segments == (2 * 8 * 8 * 8 * 3 * 9, 2 * 16 * 4 * 4 * 8 * 9)
+    assert costs.ramps == (2 * 8 * 5, 2 * 16 * 5)
+    assert costs.unit == "flops"
+    assert costs.names == ("exit1", "full")
+    assert costs.full == sum(costs.segments) + 160
+
+
+def test_values_may_be_tuples():
+    costs = count_flops(pair_network(2, 3), (torch.zeros(4, 3), torch.zeros(4, 8)))
+    assert costs.segments == (0, 0)
+    assert costs.ramps == (18, 18)
+
+
+def test_counting_changes_nothing():
+    network = vgg(11, width=4)
+    assert network.training
+    before = {name: part.clone() for name, part in network.state_dict().items()}
+    costs = count_flops(network, torch.randn(1, 3, 32, 32))
+    assert costs.full > 0
+    assert network.training
+    for name, part in network.state_dict().items():
+        assert torch.equal(part, before[name]), name
+
+
+# Cascades
+
+COSTS = Costs(("a", "b", "c"), (2.0, 4.0, 3.0), (0.5, 0.25, 1.0), "flops")
+
+
+def test_costs_are_shares_of_the_network_as_it_was():
+    spec = COSTS.spec()
+    assert COSTS.full == 10
+    assert (spec.names, spec.order, spec.target) == (("a", "b", "c"), "fixed", "label")
+    assert spec.costs.tolist() == [0.25, 0.425, 0.4]
+    assert not spec.has_passing
+    assert spec.is_network
+
+
+def test_with_skip_a_ramp_that_is_passed_is_not_paid():
+    spec = COSTS.spec(skip=True, target="last")
+    assert (spec.order, spec.target) == ("skip", "last")
+    assert spec.costs.tolist() == [0.25, 0.425, 0.4]
+    np.testing.assert_allclose(spec.passing, [0.2, 0.4, 0.0])
+    assert spec.passed(-1, 2) + spec.costs[2] == pytest.approx(1.0)  # the network as it was
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_network_without_ramps_is_one_network_too(skip):
+    spec = Costs(("full",), (3.0,), (1.0,), "flops").spec(skip=skip)
+    assert spec.is_network
+    assert spec.costs.tolist() == [1.0]

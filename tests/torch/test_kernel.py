@@ -1,0 +1,147 @@
+"""The kernels of the GPU, interpreted, and NumPy on the CPU decide as PyTorch's operations do."""
+
+import numpy as np
+import pytest
+import torch
+
+from ttamer.errors import ArgumentError
+from ttamer.fitting.plans import fit
+from ttamer.torch.deciding import Decider
+from ttamer.torch.host import HostDecider
+from ttamer.torch.kernel import BLOCK, KernelDecider
+from ttamer.torch.tables import tables_of, threshold_tables
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace
+
+CPU = torch.device("cpu")
+EXITS, CLASSES = 5, 3
+NAMES = tuple(f"e{k}" for k in range(EXITS))
+# Taking NaN from NaN is no mistake on a GPU, and NumPy warns of it.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")
+
+
+def some_logits(rows, seed, *, broken=0.1):
+    """Return logits, shape (exits, rows, classes), that grow surer from exit to exit."""
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, CLASSES, rows)
+    logits = rng.standard_normal((EXITS, rows, CLASSES)).astype(np.float32)
+    for k in range(EXITS):
+        logits[k, np.arange(rows), label] += 0.6 * (k + 1)
+    logits[rng.random((EXITS, rows)) < broken] = np.nan
+    return torch.from_numpy(logits), label.astype(np.int32)
+
+
+def fitted(belief, *, skip, predictions=True):
+    """Return a ladder for such exits."""
+    logits, label = some_logits(1500, 0, broken=0.0)
+    confidence, prediction = logits.softmax(-1).max(-1)
+    if skip:
+        costs, passing = dict.fromkeys(NAMES, 0.25), dict.fromkeys(NAMES, 0.2)
+        spec = CascadeSpec.of(costs, order="skip", passing=passing)
+    else:
+        spec = CascadeSpec.of(dict.fromkeys(NAMES, 0.2), order="fixed")
+    said = prediction.T.int().numpy()
+    seen = confidence.T.double().numpy()
+    if not predictions:
+        return fit(Trace(spec, seen, correct=said == label[:, None]), belief=belief, states=6)
+    classes = tuple(map(str, range(CLASSES)))
+    return fit(
+        Trace(spec, seen, prediction=said, label=label, classes=classes), belief=belief, states=6
+    )
+
+
+def assert_same(tables, logits, *, padding=0):
+    """All deciders, exit by exit, come to the same places, owners, counts, groups and answers."""
+    assert_host_same(tables, logits)
+    size = logits.shape[1]
+    plain, kernel = Decider(tables, CPU), KernelDecider(tables, CPU)
+    one = plain.start(size, CLASSES, logits.dtype)
+    two = kernel.start(size, CLASSES, logits.dtype)
+    two.place.fill_(7)  # what an earlier batch has left
+    two.owner.fill_(3)
+    two.best.fill_(0)
+    two.asked.fill_(31)
+    rows = torch.arange(size)
+    filled = torch.cat([rows, torch.full((padding,), -1)])
+    first = True
+    for k in tables.reached:
+        more = torch.zeros(padding, CLASSES, dtype=logits.dtype)
+        plain.observe(one, k, rows, logits[k])
+        kernel.observe(two, k, filled, torch.cat([logits[k], more]), first=first)
+        first = False
+        assert torch.equal(one.place, two.place)
+        assert torch.equal(one.owner, two.owner)
+        assert torch.equal(one.asked, two.asked)
+        counts = plain.look(one, rows)
+        assert kernel.look(two, filled) == counts
+        if alive := sum(counts):
+            for mine, theirs in zip(
+                plain.regroup(one, rows, alive), kernel.regroup(two, filled, alive), strict=True
+            ):
+                assert torch.equal(mine, theirs)
+        bits = (one.asked[:, None] >> torch.arange(EXITS)) & 1 == 1
+        seen, theirs = one.confidence[bits], two.confidence[bits]
+        torch.testing.assert_close(seen, theirs, rtol=1e-6, atol=0, equal_nan=True)
+        assert torch.equal(one.prediction[bits], two.prediction[bits])
+    done = one.place < 0
+    assert done.all()
+    mine, theirs = plain.answers(one), kernel.answers(two)
+    assert torch.equal(torch.nan_to_num(mine, nan=9.0), torch.nan_to_num(theirs, nan=9.0))
+    return one
+
+
+def assert_host_same(tables, logits):
+    size = logits.shape[1]
+    plain, host = Decider(tables, CPU), HostDecider(tables, CPU)
+    one, two = (each.start(size, CLASSES, logits.dtype) for each in (plain, host))
+    rows = torch.arange(size).flip(0)
+    for k in tables.reached:
+        plain.observe(one, k, rows, logits[k])
+        host.observe(two, k, rows, logits[k])
+        for name in ("place", "owner", "asked", "prediction", "confidence"):
+            mine, theirs = (torch.nan_to_num(getattr(each, name)) for each in (one, two))
+            assert torch.equal(mine, theirs), name
+        assert host.look(two, rows) == plain.look(one, rows)
+    assert torch.equal(
+        torch.nan_to_num(plain.answers(one), nan=9.0), torch.nan_to_num(host.answers(two), nan=9.0)
+    )
+
+
+@pytest.mark.parametrize("size", [1, 3, BLOCK, BLOCK + 9])
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("belief", ["full", "calibrated"])
+def test_kernels_decide_as_operations_do(belief, skip, size):
+    ladder = fitted(belief, skip=skip)
+    asked = set()
+    for policy in (ladder.at(0.8), ladder.at(0.95), ladder.at(1.0)):
+        tables = tables_of(policy, NAMES, CLASSES)
+        carry = assert_same(tables, some_logits(size, 5)[0])
+        asked |= set(carry.asked.tolist())
+    assert size == 1 or len(asked) > 1
+
+
+def test_without_predictions():
+    policy = fitted("full", skip=False, predictions=False).at(0.95)
+    assert_same(tables_of(policy, NAMES, CLASSES), some_logits(20, 6)[0])
+
+
+def test_thresholds():
+    tables = threshold_tables(np.array([0.6, np.nan, 0.7, np.inf, 0.0]))
+    assert_same(tables, some_logits(40, 7)[0])
+
+
+def test_rows_that_fill_a_batch_up_count_for_nothing():
+    tables = tables_of(fitted("full", skip=True).at(0.95), NAMES, CLASSES)
+    assert_same(tables, some_logits(21, 8)[0], padding=11)
+    assert_same(tables, some_logits(BLOCK + 1, 8)[0], padding=11)
+
+
+def test_half_precision():
+    tables = tables_of(fitted("full", skip=False).at(0.95), NAMES, CLASSES)
+    assert_same(tables, some_logits(20, 9)[0].bfloat16())
+
+
+def test_a_group_too_large_for_one_program_is_refused():
+    decider = KernelDecider(threshold_tables(np.array([0.5, 0.0])), CPU)
+    with pytest.raises(ArgumentError, match="at most 8192 rows"):
+        decider.lists(8193)

@@ -1,0 +1,111 @@
+"""Profiles: every part timed, costs as shares of the bare network, and files that come back."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from support.exit_networks import adding_network, evidence
+from ttamer.errors import ArgumentError
+from ttamer.torch.folding import folded
+from ttamer.torch.profiling import Profile, full_run, profile, runner_for, timed
+from ttamer.torch.tables import threshold_tables
+from ttamer.torch.vgg_exits import vgg
+
+NAMES = ("a", "b", "full")
+MADE = Profile(
+    names=NAMES,
+    sizes=(1, 8),
+    groups=(1, 4, 8),
+    segments=((1.0, 2.0, 4.0), (1.0, 2.0, 4.0), (2.0, 4.0, 8.0)),
+    asking=((0.5, 0.8), (0.5, 0.8), (0.1, 0.2)),
+    regroup=0.25,
+    device="a test",
+    precision="fp32",
+    graphs=False,
+)
+
+
+def test_costs_are_per_input_and_shares_of_the_network_without_ramps():
+    costs = MADE.costs(8)
+    assert costs.segments == (0.5, 0.5, 1.0)
+    assert costs.ramps == pytest.approx((0.1, 0.1, 0.025))
+    assert costs.full == pytest.approx(2.025)
+    spec = costs.spec(skip=True)
+    assert spec.costs.tolist() == pytest.approx([0.6 / 2.025, 0.6 / 2.025, 1.025 / 2.025])
+    assert spec.passing.tolist() == pytest.approx([0.5 / 2.025, 0.5 / 2.025, 0.0])
+    with pytest.raises(ArgumentError, match="batches of 4 were not measured; there are 1, 8"):
+        MADE.costs(4)
+
+
+def test_regrouping_pays_where_the_times_say_so():
+    rule = MADE.regrouping()
+    assert rule.pays(0, 1, 8, 4)
+    assert not dataclasses.replace(MADE, regroup=3.0).regrouping().pays(0, 1, 8, 4)
+
+
+def test_a_profile_comes_back_from_its_file(tmp_path):
+    MADE.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == MADE
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"names": 3}'])
+def test_a_file_that_is_no_profile_is_refused(tmp_path, text):
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    with pytest.raises(ArgumentError, match="is no profile"):
+        Profile.load(path)
+    with pytest.raises(ArgumentError, match="cannot be read"):
+        Profile.load(tmp_path / "nothing")
+
+
+def test_every_part_is_timed():
+    said = []
+    measured = profile(adding_network(), evidence(5, seed=0)[0], sizes=(4, 1), progress=said.append)
+    assert measured.sizes == (1, 4)
+    assert set(measured.sizes) <= set(measured.groups)
+    assert len(measured.segments) == len(measured.asking) == 4
+    assert all(len(row) == len(measured.groups) for row in measured.segments)
+    assert all(len(row) == 2 for row in measured.asking)
+    assert min(map(min, measured.segments)) > 0
+    assert said[0] == "timing batches of 1"
+    assert measured.costs(4).full > 0
+
+
+def test_bad_sizes_and_graphs_without_a_gpu_are_refused():
+    inputs = evidence(3, seed=0)[0]
+    for sizes in ((), (0, 2)):
+        with pytest.raises(ArgumentError, match="batch sizes are"):
+            profile(adding_network(), inputs, sizes=sizes)
+    with pytest.raises(ArgumentError, match="CUDA graphs need a network on a GPU"):
+        profile(adding_network(), inputs, sizes=(2,), graphs=True)
+
+
+def test_the_full_run_is_the_network_as_it_was():
+    network, (inputs, _) = adding_network().eval(), evidence(6, seed=1)
+    logits = full_run(network, inputs)(inputs)
+    assert torch.equal(logits, network.full(inputs))
+    assert logits.is_inference()
+    runner = runner_for(network, threshold_tables([0.9] * 4), inputs)
+    assert len(runner(inputs)) == 6
+
+
+def test_timing_repeats_until_it_can_be_told():
+    count = []
+    assert timed(lambda: count.append(1), torch.device("cpu")) > 0
+    assert len(count) > 100
+
+
+@pytest.mark.parametrize("depth", [11, 16])
+def test_folding_changes_no_answer(depth):
+    torch.manual_seed(0)
+    network = vgg(depth, width=8)
+    network.train()
+    for _ in range(3):
+        network(torch.randn(8, 3, 32, 32))  # so that there is something to fold
+    network.eval()
+    inputs = torch.randn(4, 3, 32, 32)
+    with torch.inference_mode():
+        for mine, theirs in zip(network(inputs), folded(network)(inputs), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert any(isinstance(m, torch.nn.BatchNorm2d) for m in network.modules())

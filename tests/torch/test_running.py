@@ -1,0 +1,626 @@
+"""Running with a policy: regrouped or not, a batch is answered as its rows one by one would be."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from support.exit_networks import (
+    CLASSES,
+    EXITS,
+    TRADEOFFS,
+    Calls,
+    adding_network,
+    batches,
+    by_session,
+    evidence,
+    fitted,
+    pair_network,
+    pair_of,
+)
+from support.traces import answering_trace
+from ttamer.baselines import FAMILIES
+from ttamer.errors import ArgumentError
+from ttamer.fitting.plans import fit
+from ttamer.torch.early_exit import EarlyExit
+from ttamer.torch.regrouping import Regrouping, group_sizes
+from ttamer.torch.running import Runner
+from ttamer.torch.tables import tables_of, threshold_tables
+from ttamer.torch.tracing import trace_of
+from ttamer.torch.vgg_exits import vgg
+
+BELIEFS = ["full", "calibrated", "none"]
+THRESHOLDS = [
+    np.array([0.9, 0.8, 0.7, 0.0]),
+    np.array([np.nan, 0.9, np.inf, 0.0]),
+    np.array([0.5, np.nan, np.nan, 0.0]),
+]
+EVEN = Regrouping((1, 301), ((0.0, 300.0),) * EXITS, cost=100.0)
+"""Regroups now and then: where the next segment runs on more than a hundred rows fewer."""
+
+
+def everywhere(answers):
+    """Return all that answers say, NaN made comparable."""
+    return (
+        answers.logits.nan_to_num(-99.0),
+        answers.exit,
+        answers.asked,
+        answers.confidence.nan_to_num(-99.0),
+        answers.prediction,
+    )
+
+
+def assert_same(one, two):
+    for left, right in zip(everywhere(one), everywhere(two), strict=True):
+        assert torch.equal(left, right)
+
+
+def part_of(answers, rows):
+    return tuple(part[rows] for part in everywhere(answers))
+
+
+def rules():
+    """All that a runner may be given, with a name."""
+    for belief in BELIEFS:
+        for skip in (False, True):
+            for tradeoff in TRADEOFFS:
+                name = f"{belief} {'skip' if skip else 'fixed'} {tradeoff}"
+                yield pytest.param((belief, skip, tradeoff), id=name)
+    for k in range(len(THRESHOLDS)):
+        yield pytest.param(k, id=f"thresholds {k}")
+
+
+def rule_of(which):
+    if isinstance(which, int):
+        return threshold_tables(THRESHOLDS[which])
+    belief, skip, tradeoff = which
+    return fitted(belief, skip=skip).at(tradeoff)
+
+
+# The same decisions
+
+
+@pytest.mark.parametrize("which", [*rules()])
+def test_regrouped_or_not_all_ways_of_running_answer_alike(which):
+    rule = rule_of(which)
+    inputs, _ = evidence(300, seed=2, broken=0.05)
+    network = adding_network()
+    whole = Runner(network, rule, regrouping=Regrouping.never())(inputs)
+    regrouped = Runner(network, rule, regrouping=Regrouping.always())
+    assert_same(regrouped(inputs), whole)
+    assert_same(Runner(network, rule, regrouping=EVEN)(inputs), whole)
+    for row in range(0, 300, 60):  # a row alone
+        assert_same(regrouped(inputs[row : row + 1]), one_row(whole, row))
+    early = list(regrouped.early(inputs))
+    rows = torch.cat([found for found, _ in early])
+    assert rows.sort().values.tolist() == list(range(300))
+    for found, answers in early:
+        assert len(answers) == len(found) > 0
+        for left, right in zip(everywhere(answers), part_of(whole, found), strict=True):
+            assert torch.equal(left, right)
+    sizes = [70, 10, 0, 120, 1, 69, 30]
+    parts = list(regrouped.stream(inputs.split(sizes), window=3))
+    assert [len(part) for part in parts] == sizes
+    for rows, part in zip(torch.arange(300).split(sizes), parts, strict=True):
+        for left, right in zip(everywhere(part), part_of(whole, rows), strict=True):
+            assert torch.equal(left, right)
+
+
+def one_row(answers, row):
+    """Return the answers of one row, as a batch of one."""
+    names = [field.name for field in dataclasses.fields(answers)]
+    return type(answers)(**{name: getattr(answers, name)[row : row + 1] for name in names})
+
+
+@pytest.mark.parametrize("belief", BELIEFS)
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_batch_decides_as_sessions_do(belief, skip):
+    inputs, _ = evidence(250, seed=3, broken=0.05)
+    network = adding_network()
+    for policy in fitted(belief, skip=skip):
+        answers = Runner(network, policy)(inputs)
+        told = by_session(policy, network.names, answers)
+        exits = [network.names[k] for k in answers.exit]
+        asked = [tuple(network.names[k] for k in row.nonzero()[:, 0]) for row in answers.asked]
+        assert asked == [asked for asked, _, _ in told]
+        assert exits == [answer for _, answer, _ in told]
+        assert answers.unclear == sum(unclear for _, _, unclear in told)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_long_cascades_where_a_belief_looks_back_at_some_exits_only(skip):
+    inputs, _ = evidence(120, seed=3, exits=8)
+    network = adding_network(8)
+    recalled = 0
+    for policy in fitted("full", skip=skip, exits=8):
+        answers = Runner(network, policy)(inputs)
+        assert_same(answers, Runner(network, policy, regrouping=Regrouping.never())(inputs))
+        told = by_session(policy, network.names, answers)
+        assert [network.names[k] for k in answers.exit] == [answer for _, answer, _ in told]
+        assert answers.asked.sum(dim=1).tolist() == [len(asked) for asked, _, _ in told]
+        recalled += sum(answer != asked[-1] for asked, answer, _ in told)
+    assert recalled
+
+
+@pytest.mark.parametrize("belief", BELIEFS)
+@pytest.mark.parametrize("skip", [False, True])
+def test_decisions_are_those_of_a_replay_of_the_trace(belief, skip):
+    inputs, labels = evidence(600, seed=4)
+    network, ladder = adding_network(), fitted(belief, skip=skip)
+    trace = trace_of(network, batches(inputs, labels), spec=ladder.fitted.spec)
+    shapes = set()
+    for policy in ladder:
+        answers, played = Runner(network, policy)(inputs), policy.play(trace)
+        assert np.array_equal(answers.exit, played.answer)
+        assert np.array_equal(answers.asked, played.asked)
+        asked = answers.asked.numpy()
+        assert np.array_equal(answers.confidence.double().numpy()[asked], trace.confidence[asked])
+        assert np.array_equal(answers.prediction.numpy()[asked], trace.prediction[asked])
+        assert answers.confidence[~answers.asked].isnan().all()
+        assert (answers.prediction[~answers.asked] == -1).all()
+        shapes |= {tuple(row) for row in asked.tolist()}
+    passed = [shape for shape in shapes if list(shape) != sorted(shape, reverse=True)]
+    assert len(shapes) >= EXITS
+    assert bool(passed) == skip  # else nothing was tested
+
+
+def test_thresholds_are_those_of_the_baseline():
+    inputs, labels = evidence(300, seed=4)
+    network = adding_network()
+    trace = trace_of(network, batches(inputs, labels))
+    settings = FAMILIES["threshold"].fit(trace)
+    assert len(settings) > 5
+    for setting in settings[::4]:
+        limits = np.full(EXITS, setting.knob["threshold"])
+        answers, played = (
+            Runner(network, threshold_tables(limits))(inputs),
+            setting.rule.play(trace),
+        )
+        assert np.array_equal(answers.exit, played.answer)
+        assert np.array_equal(answers.asked, played.asked)
+
+
+@pytest.mark.parametrize("belief", BELIEFS)
+def test_recall_returns_the_logits_of_the_exit_it_names(belief):
+    inputs, _ = evidence(300, seed=5)
+    network = adding_network()
+    with torch.inference_mode():
+        every = torch.stack(network(inputs))
+    recalled = 0
+    for policy in fitted(belief):
+        answers = Runner(network, policy)(inputs)
+        assert torch.equal(answers.logits, every[answers.exit, torch.arange(300)])
+        last = torch.where(answers.asked, torch.arange(EXITS), -1).max(dim=1).values
+        recalled += int((last != answers.exit).sum())
+        assert torch.equal(
+            answers.logits.argmax(dim=1).int(),
+            answers.prediction[torch.arange(300), answers.exit],
+        )
+    assert recalled  # answers of an earlier exit than the one asked last
+
+
+# NaN
+
+
+@pytest.mark.parametrize("belief", BELIEFS)
+def test_nan_logits_are_no_confidence_and_are_counted(belief):
+    inputs, _ = evidence(200, seed=6)
+    inputs[:100, -EXITS] = 1.0  # the first exit of these rows gives NaN
+    network = adding_network()
+    policy = fitted(belief).at(0.9)
+    answers = Runner(network, policy)(inputs)
+    assert answers.unclear == 100
+    assert answers.asked[:, 0].all()
+    assert answers.confidence[:100, 0].isnan().all()
+    assert (answers.prediction[:100, 0] == -1).all()
+    turn = policy.session()
+    turn.observe(confidence=float("nan"))
+    assert turn.next == "exit2"
+    assert answers.asked[:100, 1].all()
+    told = by_session(policy, network.names, answers)
+    assert [network.names[k] for k in answers.exit] == [answer for _, answer, _ in told]
+
+
+def test_where_all_exits_give_nan_the_row_is_still_answered():
+    inputs, _ = evidence(5, seed=6, broken=1.0)
+    for belief in BELIEFS:
+        policy = fitted(belief).at(0.9)
+        answers = Runner(adding_network(), policy)(inputs)
+        assert answers.logits.isnan().all()
+        assert answers.unclear == int(answers.asked.sum())
+        told = by_session(policy, adding_network().names, answers)
+        assert [adding_network().names[k] for k in answers.exit] == [who for _, who, _ in told]
+
+
+# Sizes
+
+
+def test_answers_come_in_the_order_of_the_inputs():
+    inputs, _ = evidence(200, seed=7)
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(0))
+    runner = Runner(adding_network(), fitted("full").at(0.9))
+    whole, turned = runner(inputs), runner(inputs[order])
+    assert len(set(whole.exit.tolist())) > 2
+    for left, right in zip(everywhere(turned), part_of(whole, order), strict=True):
+        assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize("which", ["full", "calibrated", 0, 1])
+def test_an_empty_batch(which):
+    rule = rule_of(which) if isinstance(which, int) else fitted(which).at(0.9)
+    runner = Runner(adding_network(), rule)
+    inputs, _ = evidence(10, seed=0)
+    answers = runner(inputs[:0])
+    assert len(answers) == 0
+    assert answers.logits.shape == (0, CLASSES)
+    assert answers.asked.shape == answers.confidence.shape == answers.prediction.shape == (0, EXITS)
+    assert answers.unclear == 0
+    assert runner.waits == 0
+    assert list(runner.early(inputs[:0])) == []
+    assert list(runner.stream([])) == []
+    parts = list(runner.stream([inputs[:0], inputs, inputs[:0]]))
+    assert [len(part) for part in parts] == [0, 10, 0]
+    assert_same(parts[1], runner(inputs))
+
+
+def test_where_all_stop_at_once_nothing_else_runs():
+    inputs, _ = evidence(50, seed=0)
+    network = adding_network()
+    calls = Calls.of(network)
+    runner = Runner(network, threshold_tables(np.array([0.0, 0.0, 0.0, 0.0])))
+    answers = runner(inputs)
+    assert answers.exit.tolist() == [0] * 50
+    assert calls.segments == calls.ramps == {0: [50]}
+    assert runner.waits == 1
+
+
+def test_where_none_stops_everything_runs_once_and_whole():
+    inputs, _ = evidence(50, seed=0)
+    network = adding_network()
+    calls = Calls.of(network)
+    runner = Runner(network, threshold_tables(np.full(EXITS, np.inf)))
+    answers = runner(inputs)
+    assert answers.exit.tolist() == [EXITS - 1] * 50
+    assert answers.asked.all()
+    assert calls.segments == calls.ramps == {k: [50] for k in range(EXITS)}
+    assert runner.waits <= EXITS
+
+
+# Work
+
+
+@pytest.mark.parametrize("which", [*rules()])
+def test_exits_nobody_asks_are_not_run_and_each_asked_costs_one_wait_at_most(which):
+    inputs, _ = evidence(200, seed=8)
+    network = adding_network()
+    calls = Calls.of(network)
+    runner = Runner(network, rule_of(which))
+    answers = runner(inputs)
+    asked = set(answers.asked.any(dim=0).nonzero()[:, 0].tolist())
+    assert set(calls.ramps) == asked
+    assert set(calls.segments) == set(range(max(asked) + 1))
+    assert all(len(rows) == 1 for rows in (*calls.ramps.values(), *calls.segments.values()))
+    assert runner.waits <= len(asked)
+    assert {network.names[k] for k in asked} <= set(runner.reached)
+    want = group_sizes_run(answers, least_saved=1)
+    assert [calls.segments[k][0] for k in range(max(asked) + 1)] == want
+
+
+def group_sizes_run(answers, *, least_saved):
+    """Return on how many rows each segment runs, from who was asked what.
+
+    After an exit that was asked, the next size that holds all who go on is taken, where that is
+    fewer rows by at least so many.
+    """
+    rows, sizes = len(answers), []
+    asked = answers.asked.any(dim=0).nonzero()[:, 0].tolist()
+    for k in range(max(asked) + 1):
+        sizes.append(rows)
+        alive = int(answers.asked[:, k + 1 :].any(dim=1).sum())
+        if k in asked and alive:
+            size = min(size for size in group_sizes(len(answers)) if size >= alive)
+            rows = size if rows - size >= least_saved else rows
+    return sizes
+
+
+def test_without_regrouping_segments_run_on_the_whole_batch():
+    inputs, _ = evidence(200, seed=8)
+    network = adding_network()
+    calls = Calls.of(network)
+    answers = Runner(network, fitted("full").at(0.9), regrouping=Regrouping.never())(inputs)
+    assert not answers.asked[:, 1:].all(dim=0).any()
+    assert calls.segments == calls.ramps == {k: [200] for k in range(EXITS)}
+
+
+def test_a_measured_rule_is_asked():
+    inputs, _ = evidence(300, seed=8)
+    network = adding_network()
+    calls = Calls.of(network)
+    answers = Runner(network, rule_of(0), regrouping=EVEN)(inputs)
+    want = group_sizes_run(answers, least_saved=101)
+    assert len(set(want)) > 1  # it did regroup
+    assert want != group_sizes_run(answers, least_saved=1)  # and not always
+    assert [calls.segments[k][0] for k in range(EXITS)] == want
+
+
+def test_early_answers_never_wait_and_the_soonest_come_first():
+    inputs, _ = evidence(200, seed=8)
+    network = adding_network()
+    runner = Runner(network, fitted("calibrated").at(0.9))
+    calls = Calls.of(network)
+    found = list(runner.early(inputs))
+    assert runner.waits == 0
+    assert calls.segments == {k: [200] for k in range(EXITS)}
+    lasts = []
+    for _, answers in found:
+        last = torch.where(answers.asked, torch.arange(EXITS), -1).max(dim=1).values.unique()
+        assert len(last) == 1  # all of a part were settled by the same exit
+        lasts.append(int(last))
+    assert lasts == sorted(set(lasts))
+    assert len(lasts) > 2
+
+
+def test_early_answers_run_no_ramp_the_policy_never_asks_for():
+    inputs, _ = evidence(50, seed=8)
+    network = adding_network()
+    calls = Calls.of(network)
+    for _ in Runner(network, rule_of(1)).early(inputs):
+        pass
+    assert set(calls.ramps) == {1, 2, 3}
+
+
+def test_batches_of_a_window_go_together():
+    inputs, _ = evidence(100, seed=8)
+    network = adding_network()
+    calls = Calls.of(network)
+    runner = Runner(network, rule_of(0))
+    sizes = [len(part) for part in runner.stream(inputs.split(20), window=3)]
+    assert sizes == [20] * 5
+    assert calls.segments[0] == [60, 40]
+    with pytest.raises(ArgumentError, match="window is 0"):
+        list(runner.stream([inputs], window=0))
+
+
+def test_a_stream_is_not_read_further_than_its_window():
+    inputs, _ = evidence(100, seed=8)
+    read = []
+
+    def source():
+        for number, batch in enumerate(inputs.split(10)):
+            read.append(number)
+            yield batch
+
+    stream = Runner(adding_network(), rule_of(0)).stream(source(), window=2)
+    next(stream)
+    assert read == [0, 1]
+
+
+# Values and precision
+
+
+def test_tuples():
+    inputs, _ = evidence(120, seed=9)
+    policy = fitted("full").at(0.9)
+    plain = Runner(adding_network(), policy)
+    pairs = Runner(pair_network(), policy)
+    want = plain(inputs)
+    assert_same(pairs(pair_of(inputs)), want)
+    assert_same(pairs(list(pair_of(inputs))), want)
+    cut = [pair_of(part) for part in inputs.split(50)]
+    for found, wanted in zip(
+        pairs.stream(cut, window=2), plain.stream(inputs.split(50)), strict=True
+    ):
+        assert_same(found, wanted)
+    for rows, found in pairs.early(pair_of(inputs)):
+        for left, right in zip(everywhere(found), part_of(want, rows), strict=True):
+            assert torch.equal(left, right)
+
+
+def test_inputs_of_another_kind_are_refused():
+    runner = Runner(adding_network(), rule_of(0))
+    inputs, _ = evidence(5, seed=9)
+    for run in (
+        runner,
+        lambda bad: list(runner.early(bad)),
+        lambda bad: list(runner.stream([bad])),
+    ):
+        with pytest.raises(ArgumentError, match="a tensor, or a tuple of tensors, not dict"):
+            run({"inputs": inputs})
+
+
+@pytest.mark.parametrize("belief", BELIEFS)
+@pytest.mark.parametrize("skip", [False, True])
+def test_half_precision(belief, skip):
+    inputs, _ = evidence(120, seed=10)
+    policy = fitted(belief, skip=skip).at(0.9)
+    want = Runner(adding_network(), policy)(inputs)
+    halves = Runner(adding_network().bfloat16(), policy)(inputs.bfloat16())
+    mixed = Runner(adding_network(), policy, precision="bf16")
+    for found in (halves, mixed(inputs)):
+        assert found.logits.dtype == torch.bfloat16
+        # Evidence is whole numbers and small: bfloat16 holds it, so nothing else may differ.
+        assert torch.equal(found.logits.float(), want.logits)
+        assert torch.equal(found.exit, want.exit)
+        assert torch.equal(found.asked, want.asked)
+        assert torch.equal(found.confidence.nan_to_num(-1), want.confidence.nan_to_num(-1))
+    assert {part.logits.dtype for _, part in mixed.early(inputs)} == {torch.bfloat16}
+    assert want.logits.dtype == torch.float32
+
+
+def test_half_precision_that_rounds_decides_by_what_it_computed():
+    torch.manual_seed(0)
+    network = vgg(11, width=4, classes=CLASSES)
+    inputs = torch.randn(40, 3, 32, 32)
+    labels = torch.randint(0, CLASSES, (40,))
+    trace = trace_of(network, [(inputs, labels)], precision="bf16")
+    policy = fit(trace, belief="calibrated", states=4, tradeoffs=[0.8])[0]
+    for rule in (Regrouping.never(), Regrouping.always()):
+        answers = Runner(network, policy, precision="bf16", regrouping=rule)(inputs)
+        told = by_session(policy, network.names, answers)
+        assert [network.names[k] for k in answers.exit] == [answer for _, answer, _ in told]
+        assert answers.logits.dtype == torch.bfloat16
+        recomputed = answers.logits.float().softmax(dim=1).max(dim=1).values
+        chosen = answers.confidence[torch.arange(40), answers.exit]
+        torch.testing.assert_close(recomputed, chosen)
+
+
+def test_under_inference_mode_and_with_inputs_that_want_gradients():
+    inputs, _ = evidence(60, seed=11)
+    runner = Runner(adding_network(), fitted("full").at(0.9))
+    want = runner(inputs)
+    with torch.inference_mode():
+        assert_same(runner(inputs.clone()), want)
+        parts = list(runner.stream(inputs.split(25)))
+        assert [len(part) for part in parts] == [25, 25, 10]
+        assert sum(len(rows) for rows, _ in runner.early(inputs)) == 60
+    found = runner(inputs.clone().requires_grad_())
+    assert_same(found, want)
+    assert not found.logits.requires_grad
+
+
+def test_the_network_is_run_as_it_evaluates():
+    class Rough(nn.Module):
+        """Like dropout, seen at once."""
+
+        def forward(self, value):
+            return value * 0 if self.training else value
+
+    inputs, _ = evidence(30, seed=11)
+    network = adding_network()
+    network.segments[0] = nn.Sequential(network.segments[0], Rough())
+    network.train()
+    policy = fitted("full").at(0.9)
+    assert_same(Runner(network, policy)(inputs), Runner(adding_network(), policy)(inputs))
+
+
+def test_vgg_regrouped_answers_as_it_does_whole():
+    torch.manual_seed(0)
+    network = vgg(11, width=4, classes=CLASSES)
+    inputs = torch.randn(64, 3, 32, 32)
+    labels = torch.randint(0, CLASSES, (64,))
+    trace = trace_of(network, batches(inputs, labels, 32))
+    policy = fit(trace, belief="calibrated", states=4, tradeoffs=[0.9])[0]
+    whole = Runner(network, policy, regrouping=Regrouping.never())(inputs)
+    assert np.array_equal(whole.exit, policy.play(trace).answer)
+    assert len(whole.exit.unique()) > 1
+    regrouped = Runner(network, policy)(inputs)
+    # Sums may be rounded otherwise in a smaller batch, and here no confidence lies on an edge.
+    torch.testing.assert_close(regrouped.logits, whole.logits)
+    assert torch.equal(regrouped.exit, whole.exit)
+    with torch.inference_mode():
+        every = torch.stack(network(inputs))
+    assert torch.equal(whole.logits, every[whole.exit, torch.arange(64)])
+
+
+# Classes
+
+
+def test_a_trace_with_names_of_classes():
+    inputs, labels = evidence(2000, seed=1)
+    names = ["ant", "bee", "cat", "dog"]
+    trace = trace_of(adding_network(), batches(inputs, labels), classes=names)
+    policy = fit(trace, belief="full", tradeoffs=[0.9])[0]
+    fresh, fresh_labels = evidence(200, seed=2)
+    answers = Runner(adding_network(), policy, classes=names)(fresh)
+    test = trace_of(adding_network(), batches(fresh, fresh_labels), classes=names)
+    assert np.array_equal(answers.exit, policy.play(test).answer)
+    with pytest.raises(ArgumentError, match=r"knows the classes ant.*network's are 0, 1, 2, 3"):
+        Runner(adding_network(), policy)
+    with pytest.raises(ArgumentError, match=r"3 classes.* 4: name them all"):
+        Runner(adding_network(), policy, classes=names[:3])(fresh)
+
+
+def test_classes_the_policy_has_not_met_still_agree_or_not():
+    inputs, _ = evidence(200, seed=2)
+    policy = fitted("full").at(0.97)
+    network = adding_network()
+    names = ["0", "1", "new", "newer"]
+    answers = Runner(network, policy, classes=names)(inputs)
+    text = [[names[k] if k >= 0 else None for k in row] for row in answers.prediction.tolist()]
+    confidence = answers.confidence.tolist()
+    for row in range(200):
+        turn = policy.session()
+        while turn.next is not None:
+            k = network.names.index(turn.next)
+            turn.observe(confidence=confidence[row][k], prediction=text[row][k])
+        assert turn.answer == network.names[answers.exit[row]]
+        assert len(turn.asked) == answers.asked[row].sum()
+    assert not torch.equal(answers.asked, Runner(network, policy)(inputs).asked)
+
+
+# What is refused
+
+
+def test_a_policy_for_another_network():
+    policy = fitted("full").at(0.9)
+    with pytest.raises(ArgumentError, match=r"fitted for 4 exits .* has 3 \(exit1, exit2, full\)"):
+        Runner(adding_network(3), policy)
+    tables = threshold_tables(np.zeros(EXITS))
+    with pytest.raises(ArgumentError, match="tables are for 4 exits, and the network has 3"):
+        Runner(adding_network(3), tables)
+
+
+def test_a_policy_for_separate_models():
+    trace = answering_trace(300, order="any")
+    policy = fit(trace, belief="calibrated", states=4, tradeoffs=[0.9])[0]
+    blocks = [nn.Linear(4, 4) for _ in range(3)]
+    network = EarlyExit(blocks, blocks[:2], blocks[2], names=trace.names)
+    with pytest.raises(ArgumentError, match="separate models"):
+        Runner(network, policy)
+
+
+def test_a_head_whose_classes_cannot_be_counted():
+    network = EarlyExit([nn.Identity()], [], nn.Identity(), names=["full"])
+    policy = fitted("full").at(0.9)
+    with pytest.raises(ArgumentError, match="give classes="):
+        Runner(network, policy)
+    answers = Runner(network, threshold_tables(np.zeros(1)))(torch.eye(3))
+    assert torch.equal(answers.logits, torch.eye(3))
+
+
+def test_another_precision():
+    inputs, _ = evidence(5, seed=0)
+    with pytest.raises(ArgumentError, match='"fp32" or "bf16", not \'fp8\''):
+        Runner(adding_network(), rule_of(0), precision="fp8")(inputs)
+
+
+def test_tables_may_be_given_instead_of_the_policy():
+    inputs, _ = evidence(50, seed=0)
+    network, policy = adding_network(), fitted("full", skip=True).at(0.97)
+    tables = tables_of(policy, network.names, CLASSES)
+    assert_same(Runner(network, tables)(inputs), Runner(network, policy)(inputs))
+
+
+def test_compiled_parts_answer_the_same():
+    """Dynamo traces the parts; what it hands on is run as it is, which takes no compiler."""
+    network, policy = adding_network(), fitted("full", skip=True).at(0.97)
+    inputs, _ = evidence(40, seed=12)
+    plain = Runner(network, policy)(inputs)
+    for part in (*network.segments, *network.exits):
+        part.compile(backend="eager", dynamic=True)
+    compiled = Runner(network, policy)(inputs)
+    assert torch.equal(plain.exit, compiled.exit)
+    assert torch.equal(plain.logits, compiled.logits)
+    assert len(plain.exit.unique()) > 1
+
+
+def test_exits_may_compute_in_different_precisions():
+    """Under mixed precision a ramp may return half precision and the head not."""
+
+    class Half(nn.Module):
+        def __init__(self, ramp):
+            super().__init__()
+            self.ramp = ramp
+
+        def forward(self, value):
+            return self.ramp(value).bfloat16()
+
+    network, policy = adding_network(), fitted("full").at(0.97)
+    inputs, _ = evidence(30, seed=3)
+    plain = Runner(network, policy)(inputs)
+    network.exits[1] = Half(network.exits[1])  # the numbers are small and whole: nothing is lost
+    mixed = Runner(network, policy)(inputs)
+    assert torch.equal(plain.exit, mixed.exit)
+    assert torch.equal(plain.logits, mixed.logits)

@@ -1,0 +1,132 @@
+"""Which policy to run: predictions from measured parts, and the clock's word."""
+
+import numpy as np
+import pytest
+import torch
+
+from support.exit_networks import adding_network, evidence
+from ttamer.errors import ArgumentError
+from ttamer.torch import tuning
+from ttamer.torch.profiling import Profile
+from ttamer.torch.running import Runner
+from ttamer.torch.tracing import trace_of
+from ttamer.torch.tuning import Timing, predicted, recommend, search, time_batches
+
+
+def made(asking, *, batch=4, segment=1.0):
+    """A profile in which a segment takes as long for any number of rows, or in proportion."""
+    groups = tuple(sorted({1, 2, batch}))
+    times = tuple(segment * size / batch for size in groups)
+    return Profile(
+        names=("exit1", "exit2", "exit3", "full"),
+        sizes=(batch,),
+        groups=groups,
+        segments=(times,) * 4,
+        asking=((asking,),) * 3 + ((0.0,),),
+        regroup=0.0,
+        device="a test",
+        precision="fp32",
+        graphs=False,
+    )
+
+
+@pytest.fixture(autouse=True)
+def few_rungs(monkeypatch):
+    """Fewer tradeoffs than a user would want: the tests are of the search, not of the fit."""
+    monkeypatch.setattr(tuning, "RUNGS", 6)
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return trace_of(adding_network(), [evidence(1500, seed=0)])
+
+
+def test_what_a_batch_takes_is_predicted_by_hand():
+    asked = np.array([[True, False, False, False], [True, False, False, True]])
+    last = np.array([0, 3])
+    # One input: the first segment and its ramp, and with chance 1/2 the three others.
+    assert predicted(asked, last, made(0.5, batch=1), 1) == pytest.approx(1 + 0.5 + 0.5 * 3)
+    # Four: two are left on average, but none with chance 1/16.
+    some = 1 - 0.5**4
+    group = 0.5 * 4 / some  # 2.13 rows, for which a group of 4 is needed
+    assert group > 2
+    assert predicted(asked, last, made(0.5), 4) == pytest.approx(1 + 0.5 + some * 3)
+
+
+def test_cheap_ramps_are_used_and_dear_ones_are_not(trace):
+    own = float(trace.wrong()[:, -1].mean())
+    cheap = search(trace, made(0.01), 4, most_error=own + 0.02)
+    assert cheap[0].seconds < 4.0
+    assert cheap[0].ramps
+    assert cheap == sorted(cheap, key=lambda each: each.seconds)
+    assert all(each.error <= own + 0.02 for each in cheap)
+    assert len({each.ramps for each in cheap}) == len(cheap)
+    dear = search(trace, made(50.0), 4, most_error=own)
+    assert all(each.seconds > 4.0 or not each.ramps for each in dear)
+
+
+def test_nothing_is_found_where_nothing_is_good_enough(trace):
+    assert search(trace, made(0.01), 4, most_error=-1.0) == []
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Let the clock say what the test wants: seconds per batch, by what is run."""
+    said = {}
+
+    def fake(run, batches, **_):
+        run(batches[0])
+        seconds = said["ours"] if isinstance(run, Runner) else said["full"]
+        return Timing(seconds, seconds, seconds, len(batches[0]) / seconds)
+
+    monkeypatch.setattr(tuning, "time_batches", fake)
+    return said
+
+
+def test_the_fastest_policy_is_recommended(trace, slow):
+    network, (inputs, labels) = adding_network(), evidence(64, seed=3)
+    slow |= {"ours": 1.0, "full": 2.0}
+    said = []
+    found = recommend(
+        network, trace, inputs, batch=4, more_error=0.05, measured=made(0.01), progress=said.append
+    )
+    assert found.speed_up == 2.0
+    assert found.runner is not None
+    assert found.policy is found.tried[0].policy
+    assert found.error <= found.full_error + 0.05
+    logits = found.run(inputs[:4])
+    assert torch.equal(logits, found.runner(inputs[:4]).logits)
+    wrong = (torch.cat([found.run(part) for part in inputs.split(4)]).argmax(1) != labels).float()
+    assert wrong.mean() <= found.full_error + 0.15
+    assert any("ramps exit" in line for line in said)
+
+
+def test_the_network_itself_is_recommended_where_nothing_beats_it(trace, slow):
+    network, (inputs, _) = adding_network().eval(), evidence(16, seed=3)
+    slow |= {"ours": 1.99, "full": 2.0}  # within the noise
+    found = recommend(network, trace, inputs, batch=4, more_error=0.05, measured=made(0.01))
+    assert found.runner is None
+    assert found.policy is None
+    assert found.speed_up == 1.0
+    assert found.error == found.full_error
+    assert torch.equal(found.run(inputs), network.full(inputs))
+
+
+def test_too_few_inputs_to_time_on_are_refused(trace):
+    with pytest.raises(ArgumentError, match="there are 3 inputs to time on"):
+        recommend(adding_network(), trace, evidence(3, seed=3)[0], batch=4)
+
+
+def test_it_profiles_by_itself(trace):
+    inputs = evidence(16, seed=4)[0]
+    found = recommend(adding_network(), trace, inputs, batch=8, more_error=0.05)
+    assert found.timing.p50 > 0
+    assert found.timing.p99 >= found.timing.p50
+
+
+def test_batches_are_timed_one_by_one():
+    ran = []
+    timing = time_batches(lambda batch: ran.append(len(batch)), [torch.zeros(3), torch.zeros(2)])
+    assert set(ran) == {3, 2}
+    assert timing.to_dict().keys() == {"p50", "p99", "mean", "rows_per_second"}
+    assert timing.rows_per_second == pytest.approx(2.5 / timing.mean)

@@ -1,0 +1,562 @@
+from __future__ import annotations
+
+import builtins
+import importlib
+import io
+import itertools
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ttamer.errors import ArgumentError, CascadeError, MissingExtra, TraceError
+from ttamer.trace.files import open_source, read_batches
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace
+
+SUFFIXES = ("parquet", "csv", "csv.gz", "npz")
+AB = CascadeSpec.of({"a": 1.0, "b": 2.0})
+NAMES = ("a", "a.b", "a.confidence", "signal", "signal.x", "label", 'ümlaut, "quoted"', "x/y", "..")
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=4)
+
+
+@st.composite
+def traces(draw) -> Trace:
+    """A trace of any make, in which some label is predicted by somebody."""
+    rows = draw(st.integers(1, 6))
+    names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
+    target = draw(st.sampled_from(["label", "last"]))
+    spec = CascadeSpec.of(
+        {name: draw(st.floats(0, 1e9)) for name in names}, order="any", target=target
+    )
+
+    def grid(values):
+        return [[draw(values) for _ in names] for _ in range(rows)]
+
+    fields = {}
+    classes = draw(st.lists(texts, min_size=1, max_size=3))
+    if draw(st.booleans()):
+        fields["correct"] = np.array(grid(st.booleans()))
+    if draw(st.booleans()):
+        fields["prediction"] = grid(st.sampled_from([*classes, None]))
+    if draw(st.booleans()):
+        missing = [None] if target == "last" or "correct" in fields else []
+        fields["label"] = [draw(st.sampled_from([*classes, *missing])) for _ in range(rows)]
+        if "prediction" in fields:
+            fields["prediction"][0][0] = fields["label"][0] = classes[0]
+    if draw(st.booleans()):
+        fields["cost"] = np.array(grid(st.floats(0, 1e300)))
+    if draw(st.booleans()):
+        fields["signals"] = {"of.length, x": [row[0] for row in grid(finite)]}
+    if draw(st.booleans()):
+        margin = np.array(grid(finite))
+        margin[:, draw(st.integers(0, len(names) - 1))] = np.nan
+        if not np.isnan(margin).all():
+            fields["extras"] = {"margin": margin}
+    return Trace.from_arrays(spec, grid(finite), **fields)
+
+
+def assert_same(one: Trace, other: Trace) -> None:
+    assert one.digest == other.digest
+    assert one.spec == other.spec
+    assert one.extras.keys() == other.extras.keys()
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(trace=traces(), rows=st.integers(1, 4))
+def test_what_is_written_reads_back_whole_and_in_batches(tmp_path, trace, rows):
+    for suffix in SUFFIXES:
+        path = tmp_path / f"trace.{suffix}"
+        trace.write(path)
+        assert_same(Trace.read(path, cascade=trace.spec), trace)
+        parts = list(read_batches(path, trace.spec, rows=rows))
+        assert max(map(len, parts)) <= rows
+        assert_same(Trace.concat(parts), trace)
+        for before, after in itertools.pairwise(parts):
+            assert after.classes[: len(before.classes)] == before.classes
+        if "csv" not in suffix:
+            assert_same(Trace.read(path), trace)
+    assert {path.name for path in tmp_path.iterdir()} == {f"trace.{s}" for s in SUFFIXES}
+
+
+def big_trace(rows: int) -> Trace:
+    random = np.random.default_rng(3)
+    return Trace.from_arrays(
+        AB,
+        random.random((rows, 2)),
+        prediction=random.integers(0, 5, (rows, 2)),
+        label=random.integers(0, 5, rows),
+    )
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_batches_of_a_longer_file(tmp_path, suffix):
+    trace = big_trace(300_000)
+    trace.write(tmp_path / f"t.{suffix}")
+    for rows in (1 << 14, 1 << 18):
+        parts = list(read_batches(tmp_path / f"t.{suffix}", AB, rows=rows))
+        assert max(map(len, parts)) <= rows
+        assert Trace.concat(parts).digest == trace.digest
+    assert Trace.read(tmp_path / f"t.{suffix}", AB).digest == trace.digest
+
+
+def test_columns_lie_in_one_piece(tmp_path):
+    big_trace(100).write(tmp_path / "t.parquet")
+    assert Trace.read(tmp_path / "t.parquet").confidence[:, 1].flags.c_contiguous
+
+
+def write(path, columns: dict) -> None:
+    """Write columns as they are, by another hand than ours."""
+    if path.suffix == ".npz":
+        np.savez(path, **{name: np.asarray(values) for name, values in columns.items()})
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.table(columns), path)
+    else:
+        pyarrow.csv.write_csv(pa.table(columns), path)
+
+
+GOOD = {
+    "a.confidence": [0.1, 0.2, 0.3],
+    "a.prediction": [1, 2, 3],
+    "b.confidence": [0.4, 0.5, 0.6],
+    "b.prediction": [1, 1, 1],
+    "label": [1, 2, 2],
+}
+FORMATS = ("parquet", "csv", "npz")
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_files_by_another_hand(tmp_path, suffix):
+    write(tmp_path / f"t.{suffix}", GOOD)
+    trace = Trace.read(tmp_path / f"t.{suffix}", AB)
+    assert trace.wrong().tolist() == [[False, False], [False, True], [True, True]]
+    assert set(trace.classes) == {"1", "2", "3"}
+    assert trace.left_out == {}
+    assert trace.notes == ()
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_the_digest_does_not_depend_on_the_format(tmp_path, suffix):
+    write(tmp_path / f"t.{suffix}", GOOD)
+    trace = Trace.read(tmp_path / f"t.{suffix}", AB)
+    write(tmp_path / "u.parquet", GOOD)
+    assert trace.digest == Trace.read(tmp_path / "u.parquet", AB).digest
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_without_a_cascade_the_columns_make_one_and_it_is_said(tmp_path, suffix):
+    write(tmp_path / f"t.{suffix}", GOOD | {"b.cost": [1.0, 2.0, 6.0], "id": [7, 8, 9]})
+    for trace in (
+        Trace.read(tmp_path / f"t.{suffix}"),
+        next(read_batches(tmp_path / f"t.{suffix}", rows=3)),
+    ):
+        assert (trace.names, trace.spec.order) == (("a", "b"), "auto")
+        assert trace.spec.costs.tolist() == [1.0, 3.0]
+        assert trace.cost.tolist() == [[1, 1], [1, 2], [1, 6]]
+        assert trace.notes == (
+            "no cascade was given: the nodes are 'a', 'b', each at the mean of its cost column, "
+            "or at cost 1",
+            "columns not used: 'id'",
+            "no cost column for 'a': the cascade's cost is used on every row",
+        )
+
+
+def test_a_cascade_given_goes_before_the_one_in_the_file(tmp_path):
+    big_trace(5).write(tmp_path / "t.npz")
+    AB.with_costs({"a": 9.0}).to_file(tmp_path / "cascade.toml")
+    trace = Trace.read(tmp_path / "t.npz", cascade=tmp_path / "cascade.toml")
+    assert trace.cost.tolist() == [9.0, 2.0]
+
+
+def test_a_node_may_be_called_signal_if_the_cascade_says_so(tmp_path):
+    write(tmp_path / "t.parquet", {"signal.confidence": [0.5], "signal.length": [3.0]})
+    trace = Trace.read(tmp_path / "t.parquet", CascadeSpec.of({"signal": 1.0}))
+    assert (trace.names, list(trace.signals)) == (("signal",), ["length"])
+    with pytest.raises(TraceError, match=r"no column <node>.confidence"):
+        Trace.read(tmp_path / "t.parquet")
+
+
+def test_names_split_at_the_last_dot(tmp_path):
+    write(tmp_path / "t.csv", {"gpt-4.1.mini.confidence": [0.5], "gpt-4.1.mini.margin": [0.1]})
+    trace = Trace.read(tmp_path / "t.csv")
+    assert trace.names == ("gpt-4.1.mini",)
+    assert trace.extras["margin"].tolist() == [[0.1]]
+
+
+def test_the_same_class_in_other_types(tmp_path):
+    columns = GOOD | {
+        "a.prediction": ["1", "2", "3"],
+        "b.prediction": [1.0, None, 1.0],
+        "label": pa.array(["1", "2", "2"]).dictionary_encode(),
+    }
+    write(tmp_path / "t.parquet", columns)
+    trace = Trace.read(tmp_path / "t.parquet", AB)
+    assert trace.wrong().tolist() == [[False, False], [False, True], [True, True]]
+    assert trace.prediction[1, 1] == -1
+
+
+def test_truth_values_in_any_dress(tmp_path):
+    for number, values in enumerate(([True, False, True], [1, 0, 1], [1.0, 0.0, 1.0])):
+        for suffix in FORMATS:
+            path = tmp_path / f"{number}.{suffix}"
+            write(path, {"a.confidence": [0.5] * 3, "a.correct": values})
+            assert Trace.read(path).correct[:, 0].tolist() == [True, False, True]
+    (tmp_path / "t.csv").write_text("a.confidence,a.correct\n0.5,True\n0.5,0\n0.5,TRUE\n")
+    assert Trace.read(tmp_path / "t.csv").correct[:, 0].tolist() == [True, False, True]
+
+
+def test_text_that_csv_readers_like_to_lose(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text('\ufeffa.confidence,a.prediction,label\n1,NA,NA\n2,,null\n3,"",""\n', "utf-8")
+    trace = Trace.read(path)
+    assert trace.prediction[:, 0].tolist() == [trace.classes.index("NA"), -1, trace.label[2]]
+    assert set(trace.classes) == {"NA", "null", ""}
+
+
+def test_an_empty_line_is_a_gap_only_in_a_file_of_one_column(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a.confidence,label\n0.5,x\n\n0.7,y\n\n")
+    assert len(Trace.read(path)) == 2
+    path.write_text("a.confidence\n0.5\n\n0.7\n")
+    with pytest.raises(TraceError, match=r"row 1 .* is missing"):
+        Trace.read(path)
+    assert sum(Trace.read(path, on_bad="leave_out").left_out.values()) == 1
+
+
+def test_numbers_of_every_kind(tmp_path):
+    kinds = [np.array([1, 2, 3], kind) for kind in ("f2", "f4", "i1", "u8")]
+    for values in (*kinds, pa.array([1, 2, 3]).cast(pa.decimal128(25, 2))):
+        write(tmp_path / "t.parquet", {"a.confidence": pa.array(values)})
+        assert Trace.read(tmp_path / "t.parquet").confidence[:, 0].tolist() == [1, 2, 3]
+    dictionary = pa.array([1.5, 2.5, 1.5]).dictionary_encode()
+    write(tmp_path / "t.parquet", {"a.confidence": dictionary})
+    assert Trace.read(tmp_path / "t.parquet").confidence[:, 0].tolist() == [1.5, 2.5, 1.5]
+
+
+NAN, INF = float("nan"), float("inf")
+EVERY, ARROW = FORMATS, ("parquet", "csv")
+CORRECT = {"a.correct": [True] * 3, "b.correct": [True] * 3}
+
+
+def without(*names: str) -> dict:
+    return {name: values for name, values in GOOD.items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    ("suffixes", "columns", "says"),
+    [
+        (EVERY, {"a.confidence": [0.1, NAN, NAN]}, "'a.confidence': row 1 .* 1 more of 3 are miss"),
+        (EVERY, {"b.confidence": [0.1, 0.2, INF]}, "'b.confidence': row 2 .* is missing, NaN or"),
+        (EVERY, {"b.confidence": [-INF, 0.2, 0.3]}, "'b.confidence': row 0 .* is missing, NaN or"),
+        (ARROW, {"a.confidence": [0.1, None, 0.2]}, "'a.confidence': row 1 .* is missing"),
+        (["parquet"], {"a.confidence": [None] * 3}, "'a.confidence': row 0 .* 2 more"),
+        (EVERY, {"a.confidence": ["x", "y", "z"]}, "'a.confidence'"),
+        (["parquet"], {"a.confidence": [True] * 3}, "holds bool, and numbers are needed"),
+        (["npz"], {"a.confidence": [True] * 3}, "holds bool, and numbers are needed"),
+        (EVERY, {"c.confidence": [0.1] * 3}, "not in the cascade: 'c.confidence'"),
+        (EVERY, {"c.cost": [0.1] * 3}, "not in the cascade: 'c.cost'"),
+        (EVERY, {"a.cost": [1.0, -1.0, 1.0]}, "'a.cost': row 1 .* is negative"),
+        (EVERY, {"a.cost": [1.0, NAN, 1.0]}, "'a.cost': row 1 .* is missing, NaN"),
+        (EVERY, {"signal.s": [1.0, 1.0, NAN]}, "'signal.s': row 2"),
+        (EVERY, {"a.margin": [1.0, 1.0, NAN]}, "'a.margin': row 2"),
+        (EVERY, {"a.correct": [True] * 3}, "'b.correct' is missing, and correct is needed for all"),
+        (ARROW, CORRECT | {"a.correct": [None, True, False]}, "'a.correct': row 0 .* is missing"),
+        (EVERY, CORRECT | {"a.correct": [1, 0, 2]}, "'a.correct': row 2 "),
+        (EVERY, CORRECT | {"a.correct": ["yes", "no", "no"]}, "'a.correct'"),
+        (ARROW, {"label": ["1", None, "2"]}, "'label': row 1 .* is missing"),
+        (EVERY, {"label": ["x", "y", "z"]}, "no label is ever predicted .* 'x', 'y', 'z', pred"),
+        (["parquet"], {"label": [[1], [2], [3]]}, "'label': holds list"),
+        (["npz"], {"label": [[1], [2], [3]]}, r"'label': has shape \(3, 1\)"),
+        (["npz"], {"label": [1j, 2, 3]}, "'label': holds complex128"),
+        (["npz"], {"label": [1, 2, 3, 4]}, "'a.confidence' has 3 rows, 'label' has 4"),
+        (["npz"], {"label": np.array([1, None, "x"], object)}, "'label': holds Python objects"),
+        (["npz"], {"classes": ["x"]}, "codes run from 1 to 2, and 'classes' has 1"),
+        (["npz"], {"classes": [1]}, "'classes' must hold text"),
+        (["npz"], {"classes": ["x"] * 9, "label": ["x"] * 3}, "'label': holds <U1, and codes"),
+        (["parquet"], {"label": ["a\0", "b", "c"]}, "'label': the class .*NUL"),
+        (["npz"], {"cascade": "[[nod"}, "cascade kept in the file is damaged"),
+    ],
+)
+def test_bad_values_are_refused_by_name(tmp_path, suffixes, columns, says):
+    for suffix in suffixes:
+        path = tmp_path / f"t.{suffix}"
+        write(path, GOOD | columns)
+        cascade = None if "cascade" in columns else AB
+        with pytest.raises(TraceError, match=says) as error:
+            Trace.read(path, cascade)
+        assert str(error.value).startswith(str(path))
+        assert "\n" not in str(error.value)
+        with pytest.raises(TraceError, match=says.split(" and ")[0]):
+            list(read_batches(path, cascade, rows=10))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_missing_columns(tmp_path, suffix):
+    path = tmp_path / f"t.{suffix}"
+    write(path, without("b.confidence") | {"b.confidance": [0.1] * 3})
+    with pytest.raises(
+        TraceError, match=r"'b.confidence' is missing; .* understood: 'b.confidance'"
+    ):
+        Trace.read(path, AB)
+    write(path, without("b.prediction"))
+    with pytest.raises(
+        TraceError, match=r"'b.prediction' is missing, and prediction is needed for"
+    ):
+        Trace.read(path, AB)
+    write(path, {"x": [1]})
+    with pytest.raises(TraceError, match=r"there is no column <node>.confidence; the file has 'x'"):
+        Trace.read(path)
+    write(path, {".confidence": [1]})
+    with pytest.raises(TraceError, match=r"no column <node>.confidence"):
+        Trace.read(path)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_no_rows(tmp_path, suffix):
+    path = tmp_path / f"t.{suffix}"
+    write(path, {"a.confidence": np.array([], float)})
+    with pytest.raises(TraceError, match="no rows"):
+        Trace.read(path)
+    with pytest.raises(TraceError, match="no rows"):
+        list(read_batches(path))
+    with pytest.raises(TraceError, match="no rows is not written"):
+        big_trace(3).take([]).write(path)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_files_that_are_no_traces(tmp_path, suffix):
+    path = tmp_path / f"t.{suffix}"
+    with pytest.raises(TraceError, match="cannot be read: No such file"):
+        Trace.read(path)
+    path.write_bytes(b"")
+    with pytest.raises(TraceError, match="is empty"):
+        Trace.read(path)
+    path.write_bytes(b"\x00\xff\xfenot a trace at all\n" * 30)
+    with pytest.raises(TraceError, match=str(path)):
+        Trace.read(path, AB)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(TraceError, match="is a folder"):
+        Trace.read(path)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "npz", "csv.gz"])
+def test_files_cut_short_or_altered(tmp_path, suffix):
+    path = tmp_path / f"t.{suffix}"
+    big_trace(1000).write(path)
+    whole = path.read_bytes()
+    for size in (1, 10, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(TraceError) as error:
+            Trace.read(path, AB)
+        assert "\n" not in str(error.value)
+    random = np.random.default_rng(0)
+    for _ in range(60):  # altered files may still hold a trace, or be refused: nothing else
+        altered = bytearray(whole)
+        for place in random.integers(0, len(whole), 20):
+            altered[place] = random.integers(256)
+        path.write_bytes(altered)
+        with suppress(TraceError):
+            Trace.read(path, AB)
+        with suppress(TraceError):
+            list(read_batches(path, AB, rows=100))
+
+
+def test_duplicate_columns(tmp_path):
+    table = pa.table([pa.array([0.5]), pa.array([0.6])], names=["a.confidence", "a.confidence"])
+    pq.write_table(table, tmp_path / "t.parquet")
+    (tmp_path / "t.csv").write_text("a.confidence,a.confidence\n0.5,0.6\n")
+    array = io.BytesIO()
+    np.save(array, np.array([0.5]))
+    with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
+        archive.writestr("a.confidence.npy", array.getvalue())
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("a.confidence.npy", array.getvalue())
+    for suffix in FORMATS:
+        for cascade in (None, CascadeSpec.of({"a": 1.0})):
+            with pytest.raises(TraceError, match=r"'a.confidence' stands there 2 times"):
+                Trace.read(tmp_path / f"t.{suffix}", cascade)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a.confidence\n0.5\nx\n", r"'a.confidence': row 1 \(counting from 0\) holds 'x'"),
+        ("a.confidence\n0.5\nNA\n", "row 1 .* holds 'NA'"),
+        ("a.confidence\n0.5\n1_0\n", "row 1 .* holds '1_0'"),
+        ("a.confidence,label\n0.5,x\n0.5\n", "line 3 has 1 cells, and the header has 2"),
+        ("a.confidence,label\n0.5,x\n0.5,y,z\n", "line 3 has 3 cells, and the header has 2"),
+        ("a.confidence,a.correct\n0.5,1\n0.5,maybe\n", "row 1 .* 'maybe', which is not a truth"),
+        ("a.confidence", "no rows"),
+    ],
+)
+def test_csv_that_does_not_parse(tmp_path, text, says):
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=says):
+        Trace.read(path)
+    with pytest.raises(TraceError, match=says):
+        list(read_batches(path))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_rows_left_out_are_counted_once(tmp_path, suffix):
+    path = tmp_path / f"t.{suffix}"
+    columns = GOOD | {
+        "a.confidence": [NAN, 0.2, INF],
+        "b.confidence": [NAN, 0.5, 0.6],
+        "signal.s": [1.0, 2.0, 3.0],
+        "a.cost": [1.0, 2.0, 3.0],
+        "a.margin": [1.0, 2.0, 3.0],
+    }
+    write(path, columns)
+    trace = Trace.read(path, AB, on_bad="leave_out")
+    assert trace.left_out == {"a.confidence is missing, NaN or infinite": 2}
+    assert trace.confidence.tolist() == [[0.2, 0.5]]
+    assert trace.signals["s"].tolist() == [2.0]
+    assert trace.cost.tolist() == [[2.0, 2.0]]
+    parts = list(read_batches(path, AB, rows=1, on_bad="leave_out"))
+    assert [len(part) for part in parts] == [0, 1, 0]
+    assert Trace.concat(parts).left_out == trace.left_out
+    assert Trace.concat(parts).digest == trace.digest
+
+
+def test_rows_left_out_for_several_reasons(tmp_path):
+    columns = GOOD | {
+        "b.confidence": [None, 0.5, 0.6],
+        "label": [None, None, 3],
+    }
+    write(tmp_path / "t.parquet", columns)
+    trace = Trace.read(tmp_path / "t.parquet", AB, on_bad="leave_out")
+    assert trace.left_out == {
+        "b.confidence is missing, NaN or infinite": 1,
+        "label is missing": 1,
+    }
+    last = CascadeSpec.of({"a": 1.0, "b": 2.0}, target="last")
+    columns["b.confidence"] = [0.4, 0.5, 0.6]
+    write(tmp_path / "t.parquet", columns)
+    assert Trace.read(tmp_path / "t.parquet", last).label.tolist()[:2] == [-1, -1]
+
+
+def test_all_rows_left_out(tmp_path):
+    write(tmp_path / "t.csv", {"a.confidence": [NAN, INF]})
+    for read in (Trace.read, lambda *a, **k: list(read_batches(*a, **k))):
+        with pytest.raises(TraceError, match="all 2 rows were left out"):
+            read(tmp_path / "t.csv", on_bad="leave_out")
+
+
+def test_where_a_bad_row_of_a_later_batch_stands(tmp_path):
+    write(tmp_path / "t.parquet", {"a.confidence": [0.5] * 7 + [NAN]})
+    with pytest.raises(TraceError, match="row 7 "):
+        list(read_batches(tmp_path / "t.parquet", rows=3))
+
+
+def test_arguments(tmp_path):
+    write(tmp_path / "t.csv", {"a.confidence": [0.5]})
+    with pytest.raises(ArgumentError, match="on_bad is 'drop'"):
+        Trace.read(tmp_path / "t.csv", on_bad="drop")
+    with pytest.raises(ArgumentError, match="rows is 0"):
+        read_batches(tmp_path / "t.csv", rows=0)
+    with pytest.raises(TraceError, match=r"suffix must be one of .parquet, .csv"):
+        Trace.read(tmp_path / "t.txt")
+    with pytest.raises(TraceError, match="suffix must be one of"):
+        big_trace(2).write(tmp_path / "t.txt")
+    with pytest.raises(TraceError, match="cannot be written"):
+        big_trace(2).write(tmp_path / "nowhere" / "t.npz")
+    with pytest.raises(CascadeError, match=r"none.toml: cannot be read"):
+        Trace.read(tmp_path / "t.csv", tmp_path / "none.toml")
+
+
+def test_a_failed_writing_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "t.npz"
+    big_trace(3).write(path)
+    before = path.read_bytes()
+    monkeypatch.setattr("ttamer.trace.npz.npy.write_array", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        big_trace(5).write(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_without_pyarrow_npz_works_and_the_others_say_what_to_install(tmp_path, monkeypatch):
+    trace = big_trace(3)
+    for suffix in FORMATS:
+        trace.write(tmp_path / f"t.{suffix}")
+    real = importlib.import_module
+
+    def refuse(name, *rest):
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    real_import = builtins.__import__
+    monkeypatch.setattr(
+        builtins,
+        "__import__",
+        lambda name, *rest: (
+            refuse(name) if name.startswith("pyarrow") else real_import(name, *rest)
+        ),
+    )
+    trace.write(tmp_path / "u.npz")
+    assert Trace.read(tmp_path / "u.npz").digest == trace.digest
+    for suffix in ("parquet", "csv"):
+        with pytest.raises(MissingExtra, match=r"ttamer\[io\]"):
+            Trace.read(tmp_path / f"t.{suffix}")
+        with pytest.raises(MissingExtra, match=r"ttamer\[io\]"):
+            trace.write(tmp_path / f"v.{suffix}")
+
+
+def test_parquet_takes_little_room_for_numbers_that_were_single_precision(tmp_path):
+    single = np.random.default_rng(0).random((4000, 2)).astype(np.float32)
+    trace = Trace(AB, single.astype(np.float64))
+    trace.write(tmp_path / "t.parquet")
+    file = pq.ParquetFile(tmp_path / "t.parquet")
+    assert file.schema_arrow.field("a.confidence").type == pa.float64()
+    assert "BYTE_STREAM_SPLIT" in file.metadata.row_group(0).column(0).encodings
+    assert (tmp_path / "t.parquet").stat().st_size < single.nbytes
+    np.testing.assert_array_equal(Trace.read(tmp_path / "t.parquet").confidence, single)
+
+
+def test_a_member_with_records_is_refused(tmp_path):
+    with pytest.warns(UserWarning, match=r"format 3\.0"):
+        np.savez(tmp_path / "t.npz", **{"a.confidence": np.zeros(3, [("Ж", "f8")])})
+    with pytest.raises(TraceError, match="is not an NPZ file"):
+        Trace.read(tmp_path / "t.npz")
+
+
+def test_csv_that_stops_being_text(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"a.confidence,label\n0.5,x\n" * 1 + b"0.5,x\n" * 20_000 + b"0.5,\xff\n")
+    with pytest.raises(TraceError, match="is not text in UTF-8"):
+        Trace.read(path)
+
+
+def test_a_file_that_lies_about_its_rows(tmp_path, monkeypatch):
+    big_trace(10).write(tmp_path / "t.parquet")
+    for rows, says in (
+        (9, "more than the 9 rows it says"),
+        (11, "says it has 11 rows, and has 10"),
+        (1 << 60, "do not fit in memory"),
+    ):
+        source = open_source(tmp_path / "t.parquet")
+        source.rows = rows
+        monkeypatch.setattr("ttamer.trace.files.open_source", lambda _, s=source: s)
+        with pytest.raises(TraceError, match=says):
+            Trace.read(tmp_path / "t.parquet")
+
+
+def test_the_cascade_of_the_documentation():
+    text = (Path(__file__).parents[2] / "docs" / "trace.md").read_text("utf-8")
+    spec = CascadeSpec.from_toml(text.split("```toml\n")[1].split("```")[0])
+    assert spec.parents == (None, 0)
+    assert spec.nodes[0].options == {"upstream": "http://..."}

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ttamer.errors import ArgumentError, CascadeError
+from ttamer.trace.spec import CascadeNode, CascadeSpec
+
+TREE = """
+[cascade]
+name = "reviews"
+order = "any"
+target = "last"
+
+[[node]]
+name = "small.v2"
+cost = 1
+upstream = "http://localhost:1"
+timeout = 2.5
+
+[[node]]
+name = "large"
+cost = 12.5
+after = "small.v2"
+"""
+
+
+def test_a_file_says_everything(tmp_path):
+    path = tmp_path / "cascade.toml"
+    path.write_text(TREE, "utf-8")
+    spec = CascadeSpec.from_file(path)
+    assert (spec.name, spec.order, spec.target) == ("reviews", "any", "last")
+    assert spec.names == ("small.v2", "large")
+    assert spec.costs.tolist() == [1.0, 12.5]
+    assert spec.costs.dtype == np.float64
+    assert not spec.costs.flags.writeable
+    assert spec.parents == (None, 0)
+    assert spec.is_tree
+    assert spec.nodes[0].options == {"upstream": "http://localhost:1", "timeout": 2.5}
+    assert len(spec) == 2
+
+
+def test_defaults():
+    spec = CascadeSpec.from_toml('[[node]]\nname = "a"\ncost = 0')
+    assert (spec.order, spec.target, spec.name, spec.is_tree) == ("auto", "label", None, False)
+
+
+NODE = '[[node]]\nname = "a"\ncost = 1\n'
+SKIP, FIXED = "[cascade]\norder = 'skip'\n", "[cascade]\norder = 'fixed'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no nodes"),
+        ("node = []", "no nodes"),
+        ("[cascade]\norder = 'any'", "no nodes"),
+        ("[cascade\n", "line 1"),
+        (NODE + "cost = 2", "is not TOML"),
+        ("[node]\nname = 'a'\ncost = 1", "two brackets"),
+        ("node = [1]", "[[node]] 1 must be a table"),
+        ("cascade = 3\n" + NODE, "[cascade] must be a table"),
+        ("serve = 3\n" + NODE, "[serve] must be a table, not 3"),
+        ("[server]\nport = 1\n" + NODE, "unknown table 'server'"),
+        ("[[nodes]]\nname = 'a'", "unknown table 'nodes'"),
+        ("[cascade]\nordre = 'any'\n" + NODE, "unknown key 'ordre'"),
+        ("[cascade]\norder = 'some'\n" + NODE, '"fixed", "skip", "any", "auto"'),
+        ("[cascade]\norder = 1\n" + NODE, "order is 1"),
+        ("[cascade]\norder = ['any']\n" + NODE, "order is ['any']"),
+        ("[cascade]\ntarget = 'first'\n" + NODE, '"label", "last"'),
+        ("[cascade]\nname = 3\n" + NODE, "name must be text"),
+        (NODE + NODE, "[[node]] 2: the name 'a' is taken by [[node]] 1"),
+        ("[[node]]\nname = ''\ncost = 1", "at least one character"),
+        ("[[node]]\nname = ' a'\ncost = 1", "no space at either end"),
+        ('[[node]]\nname = "a\\n"\ncost = 1', "control"),
+        ("[[node]]\nname = 1\ncost = 1", "name must be text, not 1"),
+        ("[[node]]\ncost = 1", "[[node]] 1 lacks name"),
+        ("[[node]]\nname = 'a'", "[[node]] 1 ('a') lacks cost"),
+        ("[[node]]\nname = 'a'\ncost = -1", "[[node]] 1 ('a'): cost is -1.0"),
+        ("[[node]]\nname = 'a'\ncost = nan", "cost is nan"),
+        ("[[node]]\nname = 'a'\ncost = inf", "cost is inf"),
+        ("[[node]]\nname = 'a'\ncost = '1'", "cost must be a number, not '1'"),
+        ("[[node]]\nname = 'a'\ncost = true", "cost must be a number, not True"),
+        ("[[node]]\nname = 'a'\ncost = 1" + "0" * 400, "finite"),
+        (NODE + "after = 'b'", "after is 'b', and there is no such node"),
+        (NODE + "after = 3", "after must name a node"),
+        (NODE + "after = 'a'", "circle: a after a"),
+        (
+            NODE + "after = 'b'\n[[node]]\nname = 'b'\ncost = 1\nafter = 'a'",
+            "circle: a after b after a",
+        ),
+        ("[cascade]\norder = 'skip'\n" + NODE + "[[node]]\nname='b'\ncost=1\nafter='a'", "skip"),
+        (NODE + "passing = 1", "[[node]] 1 ('a'): has passing = 1.0"),
+        (FIXED + NODE + "passing = 0", 'write order = "skip", or remove passing'),
+        (SKIP + NODE + "passing = -1", "[[node]] 1 ('a'): passing is -1.0"),
+        (SKIP + NODE + "passing = nan", "passing is nan; it must be finite"),
+        (SKIP + NODE + "passing = inf", "passing is inf"),
+        (SKIP + NODE + "passing = true", "passing must be a number, not True"),
+        (SKIP + NODE + "passing = '1'", "passing must be a number, not '1'"),
+        (SKIP + NODE + "passing = 1" + "0" * 400, "('a'): passing must be a finite number"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_file_and_the_table(tmp_path, text, says):
+    path = tmp_path / "cascade.toml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(CascadeError) as error:
+        CascadeSpec.from_file(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(CascadeError, match="cannot be read"):
+        CascadeSpec.from_file(tmp_path / "none.toml")
+    (tmp_path / "latin.toml").write_bytes(b"name = '\xff'")
+    with pytest.raises(CascadeError, match="UTF-8"):
+        CascadeSpec.from_file(tmp_path / "latin.toml")
+    with pytest.raises(CascadeError, match="must be a table"):
+        CascadeSpec.from_dict([1])
+
+
+def test_a_circle_further_down_is_found_too():
+    nodes = [CascadeNode("a", 1, "b"), CascadeNode("b", 1, "c"), CascadeNode("c", 1, "b")]
+    with pytest.raises(CascadeError, match="circle"):
+        CascadeSpec(tuple(nodes))
+
+
+def test_options_cannot_hide_a_cost():
+    with pytest.raises(CascadeError, match="'cost' cannot stand among the options"):
+        CascadeSpec((CascadeNode("a", 1, None, {"cost": 2}),))
+    with pytest.raises(CascadeError, match="'passing' cannot stand among the options"):
+        CascadeSpec((CascadeNode("a", 1, None, {"passing": 2}),))
+    with pytest.raises(CascadeError, match="cannot be written as TOML"):
+        CascadeSpec((CascadeNode("a", 1, None, {"key": object()}),)).to_toml()
+    with pytest.raises(CascadeError, match="not well-formed"):
+        CascadeSpec((CascadeNode("a", 1, None, {"key": "\ud800"}),)).to_toml()
+    with pytest.raises(CascadeError, match="is not text"):
+        CascadeSpec((CascadeNode("a", 1, None, {1: 2}),)).to_toml()
+
+
+def test_a_serve_table_is_kept_as_it_stands():
+    spec = CascadeSpec.from_toml("[serve]\nallow = ['budget']\nlimits = {body = 1}\n" + NODE)
+    assert spec.serve == {"allow": ["budget"], "limits": {"body": 1}}
+    assert CascadeSpec.from_toml(spec.to_toml()) == spec
+    assert CascadeSpec.from_dict(spec.to_dict()) == spec
+    assert spec.with_costs({"a": 9}).serve == spec.serve
+    plain = CascadeSpec.from_toml(NODE)
+    assert plain.serve == {}
+    assert "serve" not in plain.to_dict()
+    assert len({spec, plain}) == 2
+    assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301 - our own
+
+
+def test_other_costs_and_names():
+    spec = CascadeSpec.of({"a": 1, "b": np.float32(2)})
+    assert spec.with_costs({"b": 5}).costs.tolist() == [1, 5]
+    assert spec.index_of("b") == 1
+    with pytest.raises(ArgumentError, match="no node 'c'; the nodes are a, b"):
+        spec.with_costs({"c": 1})
+    assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301 - our own
+    assert len({spec, CascadeSpec.of({"a": 1, "b": 2.0})}) == 1
+
+
+def test_exits_that_may_be_passed():
+    text = SKIP + NODE + "passing = 0.5\n[[node]]\nname = 'b'\ncost = 2\nkey = 1\n"
+    spec = CascadeSpec.from_toml(text)
+    assert spec.passing.tolist() == [0.5, 0.0]
+    assert spec.passing.dtype == np.float64
+    assert not spec.passing.flags.writeable
+    assert spec.has_passing
+    assert spec.is_network
+    assert spec.nodes[1].options == {"key": 1}
+    assert spec.with_costs({"a": 9}).passing.tolist() == [0.5, 0.0]
+    same = CascadeSpec.of({"a": 1, "b": 2}, order="skip", passing={"a": np.float32(0.5)})
+    assert same.passing.tolist() == spec.passing.tolist()
+    assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301 - our own
+    free = CascadeSpec.of({"a": 1, "b": 2}, order="skip")
+    assert free.passing.tolist() == [0.0, 0.0]
+    assert not free.has_passing
+    assert not free.is_network
+    assert free.nodes[0].passing is None
+    assert same != free
+    assert len({same, free, CascadeSpec.from_dict(same.to_dict())}) == 2
+    with pytest.raises(ArgumentError, match="passing names 'c', and costs does not"):
+        CascadeSpec.of({"a": 1}, order="skip", passing={"c": 1})
+    with pytest.raises(CascadeError, match=r"'a'.*has passing"):
+        CascadeSpec.of({"a": 1}, passing={"a": 1})
+
+
+plain = st.one_of(
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(st.characters(exclude_categories=["Cs"])),
+    st.dates(),
+    st.times(),
+    st.datetimes(),
+    st.datetimes(timezones=st.just(dt.UTC)),
+)
+KEYS = ("name", "cost", "after", "passing")
+values = st.recursive(
+    plain,
+    lambda inner: st.lists(inner) | st.dictionaries(st.text("ab é.\"'\n"), inner),
+    max_leaves=8,
+)
+names = st.text(
+    st.characters(exclude_categories=["C", "Z"]) | st.sampled_from("._- "), min_size=1
+).filter(lambda name: name == name.strip() and name.isprintable())
+
+
+@given(
+    names=st.lists(names, min_size=1, max_size=4, unique=True),
+    costs=st.lists(st.floats(0, allow_infinity=False), min_size=4, max_size=4),
+    options=st.dictionaries(names.filter(lambda n: n not in KEYS), values),
+    passing=st.lists(st.none() | st.floats(0, allow_infinity=False), min_size=4, max_size=4),
+    order=st.sampled_from(["fixed", "skip", "any", "auto"]),
+    target=st.sampled_from(["label", "last"]),
+    tree=st.booleans(),
+    name=st.none() | names,
+)
+def test_what_is_written_reads_back_equal(
+    names, costs, options, passing, order, target, tree, name
+):
+    skip = order == "skip"
+    nodes = tuple(
+        CascadeNode(
+            n,
+            cost,
+            names[i - 1] if tree and i and not skip else None,
+            options,
+            past if skip else None,
+        )
+        for i, (n, cost, past) in enumerate(zip(names, costs, passing, strict=False))
+    )
+    spec = CascadeSpec(nodes, order, target, name)
+    assert CascadeSpec.from_toml(spec.to_toml()) == spec
+    assert CascadeSpec.from_dict(spec.to_dict()) == spec
+
+
+def test_to_file(tmp_path):
+    spec = CascadeSpec.from_toml(TREE)
+    spec.to_file(tmp_path / "copy.toml")
+    assert CascadeSpec.from_file(tmp_path / "copy.toml") == spec

@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ttamer.errors import ArgumentError, TraceError
+from ttamer.trace.classes import ClassCodes
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace, require_rows
+
+PAIR = CascadeSpec.of({"a": 1.0, "b": 4.0})
+
+
+def pair(**fields) -> Trace:
+    return Trace.from_arrays(
+        PAIR,
+        [[0.9, 0.8], [0.4, 0.7], [0.1, 0.2]],
+        prediction=[["x", "x"], ["y", "x"], [None, "y"]],
+        label=["x", "y", "z"],
+        **fields,
+    )
+
+
+def test_arrays_are_as_described():
+    trace = pair(signals={"length": [1, 2, 3]})
+    assert (len(trace), trace.names) == (3, ("a", "b"))
+    assert trace.confidence.dtype == np.float64
+    assert trace.prediction.dtype == trace.label.dtype == np.int32
+    assert trace.classes == ("x", "y", "z")
+    assert trace.prediction.tolist() == [[0, 0], [1, 0], [-1, 1]]
+    assert trace.cost.tolist() == [1.0, 4.0]
+    assert trace.costs.shape == (3, 2)
+    assert trace.signals["length"].dtype == np.float64
+    for array in (trace.confidence, trace.prediction, trace.label, trace.cost, trace.costs):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+def test_big_arrays_are_not_copied():
+    confidence = np.zeros((5, 2))
+    assert np.shares_memory(Trace(PAIR, confidence).confidence, confidence)
+    assert confidence.flags.writeable
+
+
+def test_wrong_against_the_label():
+    assert pair().wrong().tolist() == [[False, False], [False, True], [True, True]]
+
+
+def test_correct_has_the_last_word_on_the_label():
+    correct = np.array([[True, False], [True, False], [True, False]])
+    assert (pair(correct=correct).wrong() == ~correct).all()
+
+
+def test_wrong_against_the_last_node():
+    wrong = pair().wrong("last")
+    assert wrong.tolist() == [[False, False], [True, False], [True, False]]
+    none = Trace.from_arrays(PAIR, [[0, 0]], prediction=[[None, None]])
+    assert none.wrong("last").tolist() == [[True, False]]
+
+
+def test_the_cascade_says_which_target():
+    spec = CascadeSpec.of({"a": 1.0, "b": 4.0}, target="last")
+    trace = Trace.from_arrays(spec, [[0, 0]], prediction=[["x", "y"]], label=["x"])
+    assert trace.wrong().tolist() == [[True, False]]
+    assert trace.wrong("label").tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "target", "says"),
+    [
+        ({}, "label", "no prediction and label: add columns <node>.correct, or"),
+        ({"prediction": [["x", "x"]]}, "label", 'no label: .* or set target = "last"'),
+        ({"label": ["x"]}, "label", "no prediction"),
+        ({"prediction": [["x", "x"]], "label": [None]}, "label", "1 rows have no label.*row 0"),
+        ({}, "last", "add columns <node>.prediction$"),
+        ({"correct": np.array([[True, True]])}, "last", 'agreement .* set target = "label"'),
+    ],
+)
+def test_what_is_needed_to_judge_is_said(fields, target, says):
+    with pytest.raises(TraceError, match=says):
+        Trace.from_arrays(PAIR, [[0.5, 0.5]], **fields).wrong(target)
+
+
+def test_unknown_target():
+    with pytest.raises(ArgumentError, match="'first'"):
+        pair().wrong("first")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"confidence": [[0.1]]}, r"shape \(1, 1\), and \(1, 2\)"),
+        ({"confidence": [0.1, 0.2]}, r"shape \(2,\)"),
+        ({"confidence": 0.5}, "shape"),
+        ({"confidence": [["a", "b"]]}, "must be numbers"),
+        ({"confidence": [[0.1, np.nan]]}, "confidence of 'b': row 0 .* is nan, and 1 rows"),
+        ({"confidence": [[np.inf, 0.1]]}, "confidence of 'a': row 0 .* is inf"),
+        ({"cost": [1.0, 5.0]}, "the cascade's own"),
+        ({"cost": [[1.0, -5.0]]}, "cost of 'b': row 0 .* is -5.0"),
+        ({"cost": [[1.0, np.nan]]}, "cost of 'b'"),
+        ({"prediction": [[0, 1]]}, "codes from 0 to 1"),
+        ({"prediction": [[-2, 0]], "classes": ("x",)}, "codes from -2 to 0"),
+        ({"prediction": [[0.5, 0.5]]}, "must be numbers, not float64"),
+        ({"label": [[0, 0]]}, "label: has shape"),
+        ({"label": np.array([2**32])}, "codes"),
+        ({"correct": [[1, 0]]}, "truth values"),
+        ({"signals": {"": [1.0]}}, "signal ''"),
+        ({"signals": {"s": [np.nan]}}, "signal 's': row 0"),
+        ({"signals": {"s": [1.0, 2.0]}}, "signal 's': has shape"),
+        ({"extras": {"sharpness": [[1.0, 1.0]]}}, "'sharpness' is not one of margin, entropy"),
+        ({"extras": {"margin": [[np.inf, 1.0]]}}, "margin of 'a'"),
+    ],
+)
+def test_arrays_that_do_not_fit(fields, says):
+    with pytest.raises(TraceError, match=says):
+        Trace(**{"spec": PAIR, "confidence": [[0.1, 0.2]], **fields})
+
+
+def test_a_signal_cannot_take_a_nodes_column():
+    spec = CascadeSpec.of({"signal": 1.0})
+    with pytest.raises(TraceError, match="taken by a node"):
+        Trace(spec, [[0.5]], signals={"confidence": [1.0]})
+
+
+def test_a_node_without_an_extra_is_all_nan():
+    trace = Trace(PAIR, [[0.1, 0.2]], extras={"margin": [[0.5, np.nan]]})
+    assert np.isnan(trace.extras["margin"][0, 1])
+
+
+def test_take():
+    trace = pair(
+        cost=np.arange(6.0).reshape(3, 2),
+        signals={"s": [1, 2, 3]},
+        extras={"entropy": [[1, np.nan], [2, np.nan], [3, np.nan]]},
+        left_out={"gap": 4},
+        notes=("said",),
+    )
+    for rows in ([2, 0], np.array([2, 0]), [-1, 0], np.array([True, False, True])):
+        part = trace.take(rows)
+        index = np.flatnonzero(rows) if np.asarray(rows).dtype == bool else np.asarray(rows)
+        assert (part.confidence == trace.confidence[index]).all()
+        assert (part.cost == trace.cost[index]).all()
+        assert (part.label == trace.label[index]).all()
+        assert (part.signals["s"] == trace.signals["s"][index]).all()
+        assert (part.extras["entropy"][:, 0] == trace.extras["entropy"][index, 0]).all()
+        assert not part.confidence.flags.writeable
+        assert (part.left_out, part.notes, part.classes) == ({}, ("said",), trace.classes)
+    assert trace.take(slice(1, None)).digest == trace.take([1, 2]).digest
+    assert len(trace.take([])) == 0
+    assert len(trace.take([]).wrong()) == 0
+
+
+@pytest.mark.parametrize("rows", [[3], [-4], [True], [0.5], [[0]], "a"])
+def test_rows_that_are_not_there(rows):
+    with pytest.raises(ArgumentError, match="row"):
+        pair().take(rows)
+
+
+def test_split_is_the_permutation_it_says():
+    trace = Trace(CascadeSpec.of({"a": 1.0}), np.arange(10.0)[:, None])
+    fit, test = trace.split(0.3, seed=7)
+    order = np.random.default_rng(7).permutation(10)
+    assert fit.confidence[:, 0].tolist() == order[:3].tolist()
+    assert test.confidence[:, 0].tolist() == order[3:].tolist()
+    assert trace.split(0.3, seed=7)[0].digest == fit.digest
+
+
+def test_a_split_leaves_both_parts_something():
+    for fraction in (0.001, 0.999):
+        fit, test = pair().split(fraction, seed=0)
+        assert len(fit) >= 1
+        assert len(test) >= 1
+    for fraction in (0, 1, -0.5, float("nan")):
+        with pytest.raises(ArgumentError, match="fraction"):
+            pair().split(fraction, seed=0)
+    with pytest.raises(TraceError, match="1 rows, and a split needs at least 2"):
+        pair().take([0]).split(0.5, seed=0)
+
+
+def test_require_rows():
+    require_rows(pair(), 3, "a fit")
+    with pytest.raises(TraceError, match="has 3 rows, and a fit needs at least 4"):
+        require_rows(pair(), 4, "a fit")
+
+
+def test_concat_is_the_inverse_of_taking_apart():
+    trace = pair(signals={"s": [1, 2, 3]}, cost=np.ones((3, 2)))
+    parts = [trace.take([0]), trace.take([]), trace.take([1, 2])]
+    assert Trace.concat(parts).digest == trace.digest
+    assert Trace.concat([trace]) is trace
+
+
+def test_concat_makes_one_list_of_classes():
+    one = Trace.from_arrays(PAIR, [[0, 0]], prediction=[["x", "y"]], label=["y"])
+    two = Trace.from_arrays(PAIR, [[0, 0]], prediction=[["z", None]], label=["x"])
+    both = Trace.concat([one, two])
+    said = [[None if c < 0 else both.classes[c] for c in row] for row in both.prediction]
+    assert said == [["x", "y"], ["z", None]]
+    assert [both.classes[c] for c in both.label] == ["y", "x"]
+
+
+def test_concat_of_other_costs_keeps_them_by_row():
+    other = Trace(PAIR.with_costs({"b": 9.0}), [[0.5, 0.5]], left_out={"gap": 2}, notes=("n",))
+    both = Trace.concat([Trace(PAIR, [[0.5, 0.5]], left_out={"gap": 1}), other])
+    assert both.cost.tolist() == [[1, 4], [1, 9]]
+    assert (both.left_out, both.notes) == ({"gap": 3}, ("n",))
+
+
+def test_concat_refuses_what_does_not_belong_together():
+    with pytest.raises(TraceError, match="no traces"):
+        Trace.concat([])
+    with pytest.raises(TraceError, match="trace 1 has the nodes c, and trace 0 has a, b"):
+        Trace.concat([pair(), Trace(CascadeSpec.of({"c": 1.0}), [[0.5]])])
+    with pytest.raises(TraceError, match="differ in what they know: label, prediction"):
+        Trace.concat([pair(), Trace(PAIR, [[0.5, 0.5]])])
+
+
+def test_the_digest_is_of_the_content():
+    trace = pair()
+    codes = ClassCodes(["unused", "z", "y", "x"])
+    recoded = Trace(
+        PAIR,
+        np.ascontiguousarray(trace.confidence),
+        prediction=codes.encode([["x", "x"], ["y", "x"], [None, "y"]]),
+        label=codes.encode(["x", "y", "z"]),
+        classes=codes.classes,
+        notes=("how it was read",),
+    )
+    assert recoded.digest == trace.digest
+    assert len(trace.digest) == 64
+    negative_zero = Trace(PAIR, [[0.0, 1.0]]).digest == Trace(PAIR, [[-0.0, 1.0]]).digest
+    assert negative_zero
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pair().take([1, 0, 2]),
+        pair().take([0, 1]),
+        pair(signals={"s": [1, 2, 3]}),
+        pair(correct=np.ones((3, 2), bool)),
+        pair(cost=np.ones((3, 2))),
+        pair(extras={"margin": np.ones((3, 2))}),
+        Trace.from_arrays(PAIR, pair().confidence),
+        Trace.from_arrays(PAIR.with_costs({"a": 2}), pair().confidence),
+    ],
+)
+def test_the_digest_tells_traces_apart(other):
+    assert other.digest != pair().digest
+
+
+@given(st.lists(st.integers(-(2**70), 2**70) | st.text("ab\n", max_size=2) | st.none()))
+def test_codes_stand_for_their_values(values):
+    codes = ClassCodes()
+    said = [None if code < 0 else codes.classes[code] for code in codes.encode(values)]
+    assert said == [None if value is None else str(value) for value in values]
+
+
+@given(
+    st.sampled_from([np.int8, np.uint8, np.int64, np.uint64, np.float64, np.float32, np.bool_]),
+    st.lists(st.integers(-(2**63), 2**64 - 1) | st.integers(0, 9), max_size=20),
+)
+def test_arrays_of_numbers_have_the_codes_of_their_numbers(kind, values):
+    with np.errstate(all="ignore"):
+        array = np.array([v % 2**64 for v in values], np.uint64).astype(kind)
+    fast, slow = ClassCodes(), ClassCodes()
+    table, plain = fast.encode(array), slow.encode(array.tolist())
+    assert [fast.classes[c] for c in table] == [slow.classes[c] for c in plain]
+    assert table.dtype == np.int32
+
+
+def test_values_that_are_no_class():
+    with pytest.raises(TraceError, match="list"):
+        ClassCodes().code([1])
+    with pytest.raises(TraceError, match="NUL"):
+        ClassCodes().code("a\0")
+    with pytest.raises(TraceError, match="surrogate"):
+        ClassCodes().code("\ud800")
+
+
+def test_repr_says_what_is_known():
+    trace = pair(cost=np.ones((3, 2)), signals={"s": [1, 2, 3]}, correct=np.ones((3, 2), bool))
+    assert repr(trace) == (
+        "Trace(3 rows, 2 nodes, prediction, label, correct, cost per row, signal.s)"
+    )
