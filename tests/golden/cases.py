@@ -20,18 +20,18 @@ import numpy as np
 import torch
 
 import ttamer as tt
-from exit_networks import adding_network, batches, evidence, measured
 from golden.canonical import artefact_parts, without_version
+from support.exit_networks import adding_network, batches, evidence, measured
 from ttamer import datasets
 from ttamer import torch as exits
 
 # What has no public name: when it moves, the move is to be followed here and nowhere else.
 from ttamer.cli import main
+from ttamer.fitting import fit_batches
 from ttamer.serve.metrics import Metrics
 from ttamer.serve.openapi import description
 from ttamer.serve.served import Served
 from ttamer.serve.settings import read_settings
-from ttamer.streaming import fit_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

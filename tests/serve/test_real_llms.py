@@ -9,9 +9,9 @@ import time
 
 import openai
 import pytest
-import real_llms as module
 
 import ttamer as tt
+from support import real_llms as module
 from support.running_gateway import running
 from ttamer.cli import main
 from ttamer.serve.asking import nodes_of

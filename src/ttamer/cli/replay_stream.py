@@ -130,7 +130,7 @@ def _opened(
 
     from ttamer.artefact.files import load
     from ttamer.cli.traces import read
-    from ttamer.drift import streams
+    from ttamer.datasets import streams
     from ttamer.drift.serving import serving_of
     from ttamer.errors import ArgumentError
     from ttamer.fitted.ladder import FittedLadder
