@@ -45,8 +45,8 @@ def test_a_network_of_ones_own_is_profiled(capsys):
     ("argv", "error"),
     [
         (["nope"], "there is no network 'nope'; there are vgg11"),
-        (["my_networks:nobody"], "my_networks:nobody cannot be found"),
-        (["no_such_module:x"], "no_such_module:x cannot be found"),
+        (["my_networks:nobody"], "my_networks:nobody cannot be imported"),
+        (["no_such_module:x"], "no_such_module:x cannot be imported"),
         (["my_networks:nothing"], "returned int; it must return an EarlyExit"),
         (["my_networks:tiny", "--device", "cuda:77"], "--device cuda:77: cannot be used"),
         (["my_networks:tiny", "--device", "toaster"], "--device toaster: cannot be used"),

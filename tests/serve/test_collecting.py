@@ -302,7 +302,7 @@ def test_failures_in_the_command(served, prompts, tmp_path, capsys):
     ("arguments", "said"),
     [
         (["cascade.toml"], "--prompts FILE"),
-        (["a=b:c"], "cannot be had"),
+        (["a=b:c"], "cannot be imported"),
         (["a=json:loads"], "--inputs FILE"),
         (
             ["cascade.toml", "other.toml", "--prompts", "p.txt"],

@@ -17,7 +17,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
 import stat
 import struct
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._files import atomic_write
 from ttamer._version import __version__
 from ttamer.errors import ArtefactDamaged, ArtefactError, ArtefactTooNew
 
@@ -187,24 +187,12 @@ def write(path: str | os.PathLike[str], parts: list[bytes | memoryview]) -> None
         target = Path(os.path.realpath(path))  # a link stays a link
         if target.exists() and not target.is_file():
             raise ArtefactError("is not a regular file: give another path to write to")
-        _replace(target, parts)
+        with atomic_write(target, durable=True) as part, part.open("xb") as file:
+            file.writelines(parts)
     except OSError as error:
         raise ArtefactError(f"cannot be written: {error.strerror or error}") from None
     except ValueError as error:
         raise ArtefactError(f"is not the name of a file: {error}") from None
-
-
-def _replace(target: Path, parts: list[bytes | memoryview]) -> None:
-    temporary = target.with_name(f".{secrets.token_hex(8)}.ttamer-part")
-    try:
-        with temporary.open("xb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())  # or a power cut could leave the new name on an empty file
-        os.replace(temporary, target)  # noqa: PTH105 - the one call that is atomic by contract
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def fields_of(item: object, what: str, names: tuple[str, ...]) -> dict[str, Any]:

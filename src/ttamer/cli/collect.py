@@ -139,16 +139,10 @@ def _from_callables(args: argparse.Namespace) -> Trace:
 
 
 def _model(text: str) -> tuple[str, Callable[[Any], Any]]:
-    from importlib import import_module
-
     from ttamer.errors import ArgumentError
+    from ttamer.runtime.references import import_reference
 
-    name, _, place = text.partition("=")
-    module, _, function = place.partition(":")
-    if not (name and module and function):
+    name, _, reference = text.partition("=")
+    if not (name and all(reference.partition(":"))):
         raise ArgumentError(f"a model is written NAME=MODULE:FUNCTION, not {text!r}")
-    try:
-        found: Callable[[Any], Any] = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ArgumentError(f"{text}: cannot be had: {error}") from None
-    return name, found
+    return name, import_reference(reference)

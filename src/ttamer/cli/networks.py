@@ -125,33 +125,30 @@ def _network(name: str) -> tuple[Any, Any]:
     if name in BUILT_IN:
         words = (torch.randint(5, 1000, (8, 128)), torch.ones(8, 128, dtype=torch.bool))
         return (exits.bert if name == "bert-base" else exits.gpt2)(classes=2), words
-    module, _, function = name.partition(":")
-    if not function:
+    if ":" not in name:
         raise ArgumentError(
             f"there is no network {name!r}; there are {', '.join(BUILT_IN)}, or name a function "
             "of yours as module:function"
         )
-    return _made(module, function)
+    return _made(name)
 
 
-def _made(module: str, function: str) -> tuple[Any, Any]:
+def _made(name: str) -> tuple[Any, Any]:
     """Call a function of the user's, found from where the command is run."""
     import sys
-    from importlib import import_module
 
     from ttamer.errors import ArgumentError
+    from ttamer.runtime.references import import_reference
     from ttamer.torch.early_exit import EarlyExit
 
     sys.path.insert(0, "")
     try:
-        made = getattr(import_module(module), function)()
-    except (ImportError, AttributeError) as error:
-        raise ArgumentError(f"{module}:{function} cannot be found: {error}") from None
+        made = import_reference(name)()
     finally:
         sys.path.remove("")
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], EarlyExit):
         raise ArgumentError(
-            f"{module}:{function} returned {type(made).__name__}; it must return an EarlyExit "
+            f"{name} returned {type(made).__name__}; it must return an EarlyExit "
             "and an example of its inputs"
         )
     return made

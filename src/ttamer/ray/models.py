@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ttamer.errors import ArgumentError
 from ttamer.runtime.collecting import Batched
+from ttamer.runtime.references import import_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,12 +34,5 @@ def model_from(place: str) -> Callable[[Any], Any]:
     >>> model_from("collections:Counter")
     Counter()
     """
-    module, _, name = place.partition(":")
-    if not module or not name:
-        raise ArgumentError(f'a model is written "module:factory", not {place!r}')
-    try:
-        factory = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ArgumentError(f"the model {place!r} cannot be had: {error}") from None
-    model: Callable[[Any], Any] = factory()
+    model: Callable[[Any], Any] = import_reference(place)()
     return model

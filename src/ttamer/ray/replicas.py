@@ -23,6 +23,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ttamer._numbers import is_number
 from ttamer.errors import CascadeError, TraceError
 from ttamer.ray.models import model_from
 from ttamer.runtime.calling import is_async
@@ -114,7 +115,7 @@ def _replicas(value: Any, place: str) -> tuple[int, int]:
 
 
 def _amount(value: Any, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**20:
+    if not is_number(value) or not 0 <= value < 2**20:
         raise CascadeError(f"{what} is {value!r}; it must be a number from 0")
     return float(value)
 

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError, ObservationError
 from ttamer.fitted.capped import SLACK
 from ttamer.runtime.calling import Call, Heard, call, call_async, is_async
@@ -322,6 +323,6 @@ def _by_node(given: Any, names: tuple[str, ...], what: str) -> dict[str, Any]:
             raise ArgumentError(f"{what} names {name!r}; the nodes are {', '.join(names)}")
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        if not is_number(value) or not value >= 0:
             raise ArgumentError(f"{what} for {name!r} is {value!r}; it must be 0 or more")
     return {name: value for name, value in table.items() if value is not None}

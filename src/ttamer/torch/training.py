@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError
 from ttamer.torch.placing import autocast, device_of, to_device
 
@@ -207,19 +208,16 @@ class _Learner:
 
     def save(self, path: Path) -> None:
         """Write a checkpoint whole or not at all."""
-        part = path.with_name(path.name + ".part")
-        torch.save(
-            {
-                "recipe": asdict(self.recipe),
-                "batches": self.batches,
-                "epoch": self.epoch,
-                "losses": self.losses,
-                "network": self.network.state_dict(),
-                "optimiser": self.optimiser.state_dict(),
-            },
-            part,
-        )
-        part.replace(path)
+        state = {
+            "recipe": asdict(self.recipe),
+            "batches": self.batches,
+            "epoch": self.epoch,
+            "losses": self.losses,
+            "network": self.network.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+        }
+        with atomic_write(path) as part:
+            torch.save(state, part)
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint of the same recipe."""

@@ -6,12 +6,12 @@ own. Both go through the same columns, checks and class codes, and refuse the sa
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError, CascadeError, TraceError
 from ttamer.trace.builder import Agreement, Batch, TraceBuilder
 from ttamer.trace.classes import ClassCodes
@@ -19,6 +19,7 @@ from ttamer.trace.columns import Layout, infer_spec, plan
 from ttamer.trace.spec import CascadeSpec
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
 
     from ttamer.trace.trace import OnBad, Trace
@@ -216,25 +217,22 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     suffix = suffix_of(path)
     if not len(trace):
         raise TraceError(f"{path}: a trace of no rows is not written")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        if suffix == ".npz":
-            from ttamer.trace.npz import write_npz
+        with atomic_write(path) as part:
+            if suffix == ".npz":
+                from ttamer.trace.npz import write_npz
 
-            write_npz(trace, part)
-        elif suffix == ".parquet":
-            from ttamer.trace.arrow import write_parquet
+                write_npz(trace, part)
+            elif suffix == ".parquet":
+                from ttamer.trace.arrow import write_parquet
 
-            write_parquet(trace, part)
-        else:
-            from ttamer.trace.arrow import write_csv
+                write_parquet(trace, part)
+            else:
+                from ttamer.trace.arrow import write_csv
 
-            write_csv(trace, part, gzipped=suffix == ".csv.gz")
-        part.replace(path)
+                write_csv(trace, part, gzipped=suffix == ".csv.gz")
     except OSError as error:
         raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def suffix_of(path: str | os.PathLike[str]) -> str:

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.trace.toml_text import toml_text
 
@@ -416,7 +417,7 @@ def _checked(node: CascadeNode, place: str) -> CascadeNode:
 
 def _price(value: object, what: str) -> float:
     """Return a number that is finite and not negative, or say what is wrong with it."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+    if not is_number(value):
         raise CascadeError(f"{what} must be a number, not {value!r}")
     try:
         price = float(value)

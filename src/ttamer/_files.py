@@ -1,0 +1,66 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["PART_SUFFIX", "atomic_write", "sync"]
+
+PART_SUFFIX = ".part"
+"""The suffix of a file that is being written; one found after a crash may be deleted."""
+
+
+@contextmanager
+def atomic_write(path: str | os.PathLike[str], *, durable: bool = False) -> Iterator[Path]:
+    """Yield a path in the same folder to write to; at the end it takes the place of ``path``.
+
+    If the block raises, the new file is deleted and an old one stays as it was. A symbolic link
+    stays a link: the file that it points to is replaced.
+
+    Args:
+        path: The file to write.
+        durable: Flush the file and its folder to the disk, so that the new name never points to
+            an empty file after a power failure.
+
+    Raises:
+        OSError: If the folder cannot be written to.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with atomic_write(Path(folder, "a.txt")) as part:
+    ...         _ = part.write_text("whole")
+    ...     [(file.name, file.read_text()) for file in Path(folder).iterdir()]
+    [('a.txt', 'whole')]
+    """
+    target = Path(os.path.realpath(path))
+    part = target.with_name(f".{target.name[:64]}.{secrets.token_hex(8)}{PART_SUFFIX}")
+    try:
+        yield part
+        if durable:
+            sync(part)
+        part.replace(target)
+        if durable:
+            sync(target.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Flush a file or a folder to the disk.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sync(folder)
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
