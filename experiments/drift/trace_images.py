@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "vision"))
 
 from cifar import CLASSES, Batches, Images
 
+from ttamer.torch.networks.vgg import vgg
 from ttamer.torch.tracing import trace_of
-from ttamer.torch.vgg_exits import vgg
 
 NOISE = 0.08
 """The standard deviation, where black is 0 and white is 1."""

@@ -24,10 +24,10 @@ import numpy as np
 import torch
 import transformers
 
-from ttamer.torch.bert_exits import bert
-from ttamer.torch.flops import count_flops
-from ttamer.torch.gpt2_exits import gpt2
-from ttamer.torch.placing import device_of
+from ttamer.torch.costs import count_flops
+from ttamer.torch.devices import device_of
+from ttamer.torch.networks.bert import bert
+from ttamer.torch.networks.gpt2 import gpt2
 from ttamer.torch.tracing import trace_of
 from ttamer.torch.training import Part, Recipe, train
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ttamer.torch.devices import Precision
     from ttamer.torch.early_exit import EarlyExit
-    from ttamer.torch.placing import Precision
 
 SEED = 0
 TRAIN, TEST = 0, 1

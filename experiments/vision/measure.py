@@ -24,13 +24,13 @@ from cifar import CLASSES, Images, normalised
 
 import ttamer as tt
 from ttamer.baselines import FAMILIES
-from ttamer.torch.folding import folded
+from ttamer.torch.early_exit import fold_batch_norm
+from ttamer.torch.networks.vgg import vgg
 from ttamer.torch.profiling import full_run, profile, runner_for, timed
-from ttamer.torch.running import decider_for
+from ttamer.torch.runner import decider_for
 from ttamer.torch.tables import tables_of, threshold_tables
 from ttamer.torch.tracing import trace_of
 from ttamer.torch.tuning import recommend, time_batches
-from ttamer.torch.vgg_exits import vgg
 from ttamer.trace.trace import Trace
 
 HEAD = (
@@ -86,7 +86,7 @@ def load(args: argparse.Namespace, device: str, precision: str) -> torch.nn.Modu
     network = vgg(args.depth)
     stored = torch.load(args.weights, map_location="cpu", weights_only=True)
     network.load_state_dict(stored)
-    network = folded(network).to(device, memory_format=torch.channels_last)
+    network = fold_batch_norm(network).to(device, memory_format=torch.channels_last)
     return network.bfloat16() if precision == "bf16" else network
 
 

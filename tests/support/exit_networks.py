@@ -22,7 +22,7 @@ from ttamer.torch.tracing import trace_of
 
 if TYPE_CHECKING:
     from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-    from ttamer.torch.running import Answers
+    from ttamer.torch.runner import Answers
 
 CLASSES = 4
 EXITS = 4

@@ -5,11 +5,11 @@ import torch
 
 from support.exit_networks import adding_network, by_session, evidence, fitted
 from ttamer.errors import ArgumentError
-from ttamer.torch import graphs, running
+from ttamer.torch import graphs
+from ttamer.torch import runner as running
+from ttamer.torch.decide_triton import TritonDecider
 from ttamer.torch.graphs import GraphRunner, full_graph
-from ttamer.torch.kernel import KernelDecider
-from ttamer.torch.regrouping import Regrouping
-from ttamer.torch.running import Runner
+from ttamer.torch.runner import Regrouping, Runner
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")
 
@@ -19,7 +19,7 @@ def replayed(monkeypatch):
     """Let capturing run the work as a warm-up and a capture do, and replaying run it again."""
     capturing = []
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
-    monkeypatch.setattr(running, "decider_for", KernelDecider)
+    monkeypatch.setattr(running, "decider_for", TritonDecider)
 
     def captured(work):
         work()

@@ -7,10 +7,10 @@ import torch
 
 from support.exit_networks import adding_network, evidence
 from ttamer.errors import ArgumentError
-from ttamer.torch.folding import folded
+from ttamer.torch.early_exit import fold_batch_norm
+from ttamer.torch.networks.vgg import vgg
 from ttamer.torch.profiling import Profile, full_run, profile, runner_for, timed
 from ttamer.torch.tables import threshold_tables
-from ttamer.torch.vgg_exits import vgg
 
 NAMES = ("a", "b", "full")
 MADE = Profile(
@@ -106,6 +106,6 @@ def test_folding_changes_no_answer(depth):
     network.eval()
     inputs = torch.randn(4, 3, 32, 32)
     with torch.inference_mode():
-        for mine, theirs in zip(network(inputs), folded(network)(inputs), strict=True):
+        for mine, theirs in zip(network(inputs), fold_batch_norm(network)(inputs), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     assert any(isinstance(m, torch.nn.BatchNorm2d) for m in network.modules())

@@ -17,7 +17,7 @@ NAMES = [
     "exits_on_bert",
     "exits_on_gpt2",
     "exits_on_vgg",
-    "folded",
+    "fold_batch_norm",
     "gpt2",
     "pooled_ramp",
     "profile",

@@ -17,9 +17,8 @@ from support.exit_networks import (
     told_network,
 )
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.torch.costs import Costs
-from ttamer.torch.flops import count_flops
-from ttamer.torch.scores import scores_of
+from ttamer.torch.costs import Costs, count_flops
+from ttamer.torch.decide import scores_of
 from ttamer.torch.tracing import trace_of
 from ttamer.trace.spec import CascadeSpec
 

@@ -8,7 +8,7 @@ from support.exit_networks import adding_network, evidence
 from ttamer.errors import ArgumentError
 from ttamer.torch import tuning
 from ttamer.torch.profiling import Profile
-from ttamer.torch.running import Runner
+from ttamer.torch.runner import Runner
 from ttamer.torch.tracing import trace_of
 from ttamer.torch.tuning import Timing, predicted, recommend, search, time_batches
 

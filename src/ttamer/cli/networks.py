@@ -59,7 +59,7 @@ def run_profile(args: argparse.Namespace) -> None:
         import torch
     except ModuleNotFoundError:
         raise MissingExtra("torch", "torch") from None
-    from ttamer.torch.placing import to_device
+    from ttamer.torch.devices import to_device
     from ttamer.torch.profiling import profile
 
     if args.threads is not None:

@@ -7,16 +7,18 @@ as its first dimension, so that rows can leave a batch half way.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["EarlyExit", "Value"]
+__all__ = ["EarlyExit", "Value", "fold_batch_norm"]
 
 Value = Tensor | tuple[Tensor, ...]
 """What blocks hand on: the batch is the first dimension of every tensor in it."""
@@ -100,3 +102,29 @@ class EarlyExit(nn.Module):
     def ramps(self) -> Iterator[nn.Module]:
         """The modules that were put on it."""
         yield from list(self.exits)[:-1]
+
+
+def fold_batch_norm(network: EarlyExit) -> EarlyExit:
+    """Return a copy for inference, every batch normalisation folded into its convolution.
+
+    >>> from torch import nn
+    >>> from ttamer.torch.networks.vgg import vgg
+    >>> network = fold_batch_norm(vgg(11, width=8))
+    >>> any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+    False
+    """
+    copy = deepcopy(network).eval()
+    for part in [module for module in copy.modules() if isinstance(module, nn.Sequential)]:
+        layers = list(part.children())
+        kept: list[nn.Module] = []
+        for layer in layers:
+            if isinstance(layer, nn.BatchNorm2d) and kept and isinstance(kept[-1], nn.Conv2d):
+                kept[-1] = fuse_conv_bn_eval(kept[-1], layer)
+            else:
+                kept.append(layer)
+        if len(kept) < len(layers):
+            for name in list(part._modules):
+                del part._modules[name]
+            for number, layer in enumerate(kept):
+                part.add_module(str(number), layer)
+    return copy

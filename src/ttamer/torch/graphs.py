@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.kernel import KernelDecider
-from ttamer.torch.placing import autocast, device_of, rows_of, to_device
-from ttamer.torch.regrouping import group_sizes
-from ttamer.torch.running import Answers, Runner
+from ttamer.torch.decide_triton import TritonDecider
+from ttamer.torch.devices import autocast, device_of, rows_of, to_device
+from ttamer.torch.runner import Answers, Runner, group_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ttamer.fitted.ladder import FittedPolicy
+    from ttamer.torch.devices import Precision
     from ttamer.torch.early_exit import EarlyExit, Value
-    from ttamer.torch.placing import Precision
-    from ttamer.torch.regrouping import Regrouping
+    from ttamer.torch.runner import Regrouping
     from ttamer.torch.tables import Tables
 
 __all__ = ["GraphRunner", "captured", "full_graph"]
@@ -55,7 +54,7 @@ class GraphRunner(Runner):
         super().__init__(
             network, policy, classes=classes, precision=precision, regrouping=regrouping
         )
-        if not isinstance(self._decider, KernelDecider):
+        if not isinstance(self._decider, TritonDecider):
             raise ArgumentError("CUDA graphs need a GPU and Triton; use Runner here")
         batch = rows_of(example)
         self._sizes = group_sizes(batch) if sizes is None else sorted({*sizes, batch})
@@ -80,7 +79,7 @@ class GraphRunner(Runner):
             raise ArgumentError(
                 f"the batch has {count} rows; graphs were made for 1 to {self.batch}"
             )
-        decider = cast("KernelDecider", self._decider)
+        decider = cast("TritonDecider", self._decider)
         size = self._fitting(count)
         _fill(self._inputs[size], value)
         if self._whole.get(size) != count:
@@ -134,7 +133,7 @@ class GraphRunner(Runner):
         for segment in list(self.network.segments)[start + 1 : end + 1]:
             value = segment(value)
         logits = self.network.exits[end](value)
-        decider = cast("KernelDecider", self._decider)
+        decider = cast("TritonDecider", self._decider)
         decider.observe(self._carry, end, self._rows[size], logits, first=start == START)
         if end == len(self.network.exits) - 1:
             return

@@ -21,9 +21,8 @@ import torch
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.costs import Costs
-from ttamer.torch.placing import autocast, device_of, rows_of, take, to_device, wait
-from ttamer.torch.regrouping import Regrouping, group_sizes
-from ttamer.torch.running import Runner
+from ttamer.torch.devices import autocast, device_of, rows_of, take, to_device, wait
+from ttamer.torch.runner import Regrouping, Runner, group_sizes
 from ttamer.torch.tables import threshold_tables
 
 if TYPE_CHECKING:
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ttamer.fitted.ladder import FittedPolicy
+    from ttamer.torch.devices import Precision
     from ttamer.torch.early_exit import EarlyExit, Value
-    from ttamer.torch.placing import Precision
     from ttamer.torch.tables import Tables
 
 __all__ = ["Profile", "profile", "timed"]

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from ttamer.errors import TraceError
-from ttamer.torch.flops import count_flops
-from ttamer.torch.placing import autocast, device_of, rows_of, take, to_device
-from ttamer.torch.scores import scores_of
+from ttamer.torch.costs import count_flops
+from ttamer.torch.decide import scores_of
+from ttamer.torch.devices import autocast, device_of, rows_of, take, to_device
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ttamer.torch.devices import Precision
     from ttamer.torch.early_exit import EarlyExit, Value
-    from ttamer.torch.placing import Precision
     from ttamer.trace.spec import CascadeSpec
 
 __all__ = ["trace_of"]

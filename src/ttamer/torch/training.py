@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError
-from ttamer.torch.placing import autocast, device_of, to_device
+from ttamer.torch.devices import autocast, device_of, to_device
 
 if TYPE_CHECKING:
     import os
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ttamer.torch.devices import Precision
     from ttamer.torch.early_exit import EarlyExit, Value
-    from ttamer.torch.placing import Precision
 
 __all__ = ["Part", "Recipe", "train"]
 

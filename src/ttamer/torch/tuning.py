@@ -18,9 +18,9 @@ import torch
 
 from ttamer.errors import ArgumentError
 from ttamer.fitting.plans import fit
-from ttamer.torch.placing import rows_of, wait
+from ttamer.torch.devices import rows_of, wait
 from ttamer.torch.profiling import full_run, profile, runner_for
-from ttamer.torch.regrouping import group_sizes
+from ttamer.torch.runner import group_sizes
 from ttamer.trace.restrict import restrict
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ttamer.fitted.ladder import FittedPolicy
+    from ttamer.torch.devices import Precision
     from ttamer.torch.early_exit import EarlyExit, Value
-    from ttamer.torch.placing import Precision
     from ttamer.torch.profiling import Profile
-    from ttamer.torch.running import Runner
+    from ttamer.torch.runner import Runner
     from ttamer.trace.trace import Trace
 
 __all__ = ["Candidate", "Recommendation", "Timing", "predicted", "recommend", "time_batches"]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.vgg_exits import MOST_POOLED, VGG, exits_on_vgg, pooled_ramp, vgg
+from ttamer.torch.networks.vgg import MOST_POOLED, VGG, exits_on_vgg, pooled_ramp, vgg
 
 
 @pytest.mark.parametrize(("depth", "convolutions"), [(11, 8), (13, 10), (16, 13)])

@@ -6,9 +6,9 @@ import torch
 
 from ttamer.errors import ArgumentError
 from ttamer.fitting.plans import fit
-from ttamer.torch.deciding import Decider
-from ttamer.torch.host import HostDecider
-from ttamer.torch.kernel import BLOCK, KernelDecider
+from ttamer.torch.decide import Decider
+from ttamer.torch.decide_cpu import CpuDecider
+from ttamer.torch.decide_triton import BLOCK, TritonDecider
 from ttamer.torch.tables import tables_of, threshold_tables
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
@@ -54,7 +54,7 @@ def assert_same(tables, logits, *, padding=0):
     """All deciders, exit by exit, come to the same places, owners, counts, groups and answers."""
     assert_host_same(tables, logits)
     size = logits.shape[1]
-    plain, kernel = Decider(tables, CPU), KernelDecider(tables, CPU)
+    plain, kernel = Decider(tables, CPU), TritonDecider(tables, CPU)
     one = plain.start(size, CLASSES, logits.dtype)
     two = kernel.start(size, CLASSES, logits.dtype)
     two.place.fill_(7)  # what an earlier batch has left
@@ -92,7 +92,7 @@ def assert_same(tables, logits, *, padding=0):
 
 def assert_host_same(tables, logits):
     size = logits.shape[1]
-    plain, host = Decider(tables, CPU), HostDecider(tables, CPU)
+    plain, host = Decider(tables, CPU), CpuDecider(tables, CPU)
     one, two = (each.start(size, CLASSES, logits.dtype) for each in (plain, host))
     rows = torch.arange(size).flip(0)
     for k in tables.reached:
@@ -142,6 +142,6 @@ def test_half_precision():
 
 
 def test_a_group_too_large_for_one_program_is_refused():
-    decider = KernelDecider(threshold_tables(np.array([0.5, 0.0])), CPU)
+    decider = TritonDecider(threshold_tables(np.array([0.5, 0.0])), CPU)
     with pytest.raises(ArgumentError, match="at most 8192 rows"):
         decider.lists(8193)

@@ -9,12 +9,11 @@ asked at which exit next.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.scores import NO_ANSWER
 from ttamer.torch.tables import BeliefTables
 
 if TYPE_CHECKING:
@@ -22,8 +21,9 @@ if TYPE_CHECKING:
 
     from ttamer.torch.tables import Tables
 
-__all__ = ["Carry", "Decider", "sureness"]
+__all__ = ["NO_ANSWER", "STOP", "Carry", "Decider", "Scores", "confidence_of", "scores_of"]
 
+NO_ANSWER = -1
 STOP = -1
 MOST_EXITS = 64
 """Those asked are bits of a whole number."""
@@ -96,7 +96,7 @@ class Decider:
         ``rows`` has shape (m,), their places in the batch; ``logits`` shape (m, classes).
         """
         due = self._exit_of[carry.place[rows]] == exit_
-        confidence, prediction = sureness(logits)
+        confidence, prediction = confidence_of(logits)
         carry.logits[exit_].index_copy_(0, rows, logits.to(carry.logits.dtype))
         carry.confidence[rows, exit_] = confidence.where(due, carry.confidence[rows, exit_])
         carry.prediction[rows, exit_] = prediction.where(due, carry.prediction[rows, exit_])
@@ -173,7 +173,36 @@ class Decider:
         return positions, rows[positions]
 
 
-def sureness(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the confidence and the prediction, as :func:`ttamer.torch.scores.scores_of` does."""
+def confidence_of(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the confidence and the prediction, as :func:`scores_of` does."""
     best, prediction = torch.log_softmax(logits.float(), dim=-1).exp().max(dim=-1)
     return best, torch.where(torch.isnan(best), NO_ANSWER, prediction).to(torch.int32)
+
+
+class Scores(NamedTuple):
+    """Shape (batch,) each, in single precision."""
+
+    confidence: Tensor
+    prediction: Tensor
+    margin: Tensor
+    """Between the two likeliest classes; of one class alone, its probability."""
+    entropy: Tensor
+
+
+def scores_of(logits: Tensor) -> Scores:
+    """Return what logits of shape (batch, classes) say.
+
+    >>> scores = scores_of(torch.tensor([[0.0, 0.0, -1e9], [float("nan"), 1.0, 2.0]]))
+    >>> scores.confidence.tolist(), scores.prediction.tolist(), scores.margin.tolist()
+    ([0.5, nan], [0, -1], [0.0, nan])
+    """
+    logs = torch.log_softmax(logits.float(), dim=-1)
+    chances = logs.exp()
+    best, prediction = chances.max(dim=-1)
+    margin = best
+    if chances.shape[-1] > 1:
+        two = chances.topk(2, dim=-1).values
+        margin = two[..., 0] - two[..., 1]
+    entropy = -(chances * logs.clamp_min(-1e30)).sum(dim=-1)
+    prediction = torch.where(torch.isnan(best), NO_ANSWER, prediction)
+    return Scores(best, prediction.to(torch.int32), margin, entropy)

@@ -1,6 +1,6 @@
 """Decisions on the CPU, with NumPy: for a few rows an operation of PyTorch costs several of its.
 
-:class:`HostDecider` decides as :class:`ttamer.torch.deciding.Decider` does, on the same tables and
+:class:`CpuDecider` decides as :class:`ttamer.torch.decide.Decider` does, on the same tables and
 in the same memory, and looks only at the rows that are to be asked.
 """
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer.torch.deciding import STOP, Carry, Decider, sureness
-from ttamer.torch.scores import NO_ANSWER
+from ttamer.torch.decide import NO_ANSWER, STOP, Carry, Decider, confidence_of
 from ttamer.torch.tables import BeliefTables
 
 if TYPE_CHECKING:
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
 
     from ttamer.torch.tables import Tables
 
-__all__ = ["HostDecider"]
+__all__ = ["CpuDecider"]
 
 
-class HostDecider(Decider):
+class CpuDecider(Decider):
     """Decides by the same tables, on the CPU."""
 
     def __init__(self, tables: Tables, device: torch.device) -> None:
@@ -37,7 +36,7 @@ class HostDecider(Decider):
     def observe(self, carry: Carry, exit_: int, rows: Tensor, logits: Tensor) -> None:
         """Take in what one exit said of some rows, and move those on that were to be asked."""
         carry.logits[exit_].index_copy_(0, rows, logits.to(carry.logits.dtype))
-        confidence, prediction = (part.numpy() for part in sureness(logits))
+        confidence, prediction = (part.numpy() for part in confidence_of(logits))
         places, owners, row = carry.place.numpy(), carry.owner.numpy(), rows.numpy()
         due = self._places[places[row]] == exit_
         if not due.all():

@@ -2,7 +2,8 @@
 
 The blocks are transformers' own. A ramp takes the last kept token, the only one that has seen the
 whole input, and normalises it first, as GPT-2 does before its own head: what blocks hand on is the
-plain sum of all before, of growing size. Inputs are pairs (ids, mask); see ``ttamer.torch.text``.
+plain sum of all before, of growing size. Inputs are pairs (ids, mask); see
+``ttamer.torch.networks.tokens``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.early_exit import EarlyExit
-from ttamer.torch.text import Embed, Layer, Pooled, load_model, transformers
+from ttamer.torch.networks.tokens import Embed, Layer, Pooled, load_model, transformers
 
 if TYPE_CHECKING:
     import os

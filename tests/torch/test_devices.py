@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.placing import autocast, device_of, rows_of, take, to_device
+from ttamer.torch.devices import autocast, device_of, rows_of, take, to_device
 
 ROWS = torch.tensor([4, 0, 2])
 

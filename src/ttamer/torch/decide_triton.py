@@ -1,6 +1,6 @@
 """Decisions on a GPU in one or two small kernels, written in Triton.
 
-:class:`KernelDecider` decides as :class:`ttamer.torch.deciding.Decider` does, on the same tables.
+:class:`TritonDecider` decides as :class:`ttamer.torch.decide.Decider` does, on the same tables.
 Each program takes a block of rows from logits to the next place. Where one block holds all rows,
 it also counts who is due where and lists the survivors; else a second kernel does.
 
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.deciding import Carry, Decider
+from ttamer.torch.decide import Carry, Decider
 from ttamer.torch.tables import BeliefTables
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ttamer.torch.tables import Tables
 
-__all__ = ["KernelDecider"]
+__all__ = ["TritonDecider"]
 
 BLOCK = 32
 """Rows per program."""
@@ -35,14 +35,14 @@ MOST_LISTED = 8192
 
 
 @dataclass(eq=False)
-class KernelCarry(Carry):
+class TritonCarry(Carry):
     """What is known of a batch, and the answers of those that have stopped."""
 
     answer: Tensor
     """Shape (B, classes)."""
 
 
-class KernelDecider(Decider):
+class TritonDecider(Decider):
     """Decides by the same tables, on a GPU."""
 
     def __init__(self, tables: Tables, device: torch.device) -> None:
@@ -54,15 +54,15 @@ class KernelDecider(Decider):
         self._event = torch.cuda.Event() if pinned else None
         self._listed: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def start(self, rows: int, classes: int, dtype: torch.dtype) -> KernelCarry:
+    def start(self, rows: int, classes: int, dtype: torch.dtype) -> TritonCarry:
         """Return room for what is known; a batch's first exit writes over what is there."""
         plain = super().start(rows, classes, dtype)
         answer = torch.empty((rows, classes), dtype=dtype, device=self._device)
-        return KernelCarry(**vars(plain), answer=answer)
+        return TritonCarry(**vars(plain), answer=answer)
 
     def answers(self, carry: Carry) -> Tensor:
         """Return the logits of the owners, shape (B, classes)."""
-        return cast("KernelCarry", carry).answer.clone()
+        return cast("TritonCarry", carry).answer.clone()
 
     def observe(
         self, carry: Carry, exit_: int, rows: Tensor, logits: Tensor, *, first: bool = False
@@ -71,7 +71,7 @@ class KernelDecider(Decider):
 
         A row of -1 is none: it fills a batch up. ``first`` says that nobody was asked before.
         """
-        carry = cast("KernelCarry", carry)
+        carry = cast("TritonCarry", carry)
         size, classes = logits.shape
         positions, following = self.lists(size)
         tables = self.tables

@@ -2,7 +2,7 @@
 
 The layers are transformers' own. A ramp is built as BERT's own head is: one vector for the input,
 a linear layer with tanh, dropout, and a linear layer to the classes (as in DeeBERT, Xin et al.
-2020). Inputs are pairs (ids, mask); see ``ttamer.torch.text``.
+2020). Inputs are pairs (ids, mask); see ``ttamer.torch.networks.tokens``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.early_exit import EarlyExit
-from ttamer.torch.text import Embed, Layer, Pooled, load_model, transformers
+from ttamer.torch.networks.tokens import Embed, Layer, Pooled, load_model, transformers
 
 if TYPE_CHECKING:
     import os

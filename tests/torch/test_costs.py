@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from support.exit_networks import pair_network
-from ttamer.torch.costs import Costs
+from ttamer.torch.costs import Costs, count_flops
 from ttamer.torch.early_exit import EarlyExit
-from ttamer.torch.flops import count_flops
-from ttamer.torch.vgg_exits import vgg
+from ttamer.torch.networks.vgg import vgg
 
 
 def convolutions():

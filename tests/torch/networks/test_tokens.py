@@ -16,14 +16,14 @@ from transformers import (
 )
 
 from ttamer.errors import ArgumentError, MissingExtra
-from ttamer.torch.bert_exits import bert, exits_on_bert
-from ttamer.torch.flops import count_flops
-from ttamer.torch.gpt2_exits import exits_on_gpt2, gpt2
-from ttamer.torch.placing import autocast, take
-from ttamer.torch.running import Runner
-from ttamer.torch.scores import scores_of
+from ttamer.torch.costs import count_flops
+from ttamer.torch.decide import scores_of
+from ttamer.torch.devices import autocast, take
+from ttamer.torch.networks.bert import bert, exits_on_bert
+from ttamer.torch.networks.gpt2 import exits_on_gpt2, gpt2
+from ttamer.torch.networks.tokens import Pooled
+from ttamer.torch.runner import Runner
 from ttamer.torch.tables import threshold_tables
-from ttamer.torch.text import Pooled
 from ttamer.torch.tracing import trace_of
 from ttamer.torch.training import Recipe, train
 
