@@ -1,15 +1,23 @@
-# Two commands do everything on a machine that has Python 3.11 or later: make demo, make test.
+# Two commands do all the set-up on a machine that has Python 3.11 or later: make demo, make test.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo test lint types layers unit bench clean
+# The exact core: every branch is covered by its own tests, or the run fails.
+CORE := tests/problem tests/policy tests/solvers tests/theory
+
+.PHONY: demo test quick lint types layers unit explore bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/ttamer demo
 
 test: lint types layers unit
+
+# What needs no server, browser, cluster or language model, with fewer examples per property.
+quick: $(VENV)/.dev
+	HYPOTHESIS_PROFILE=quick $(PYTEST) -m 'not (server or browser or ray or llm or slow)'
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -21,14 +29,26 @@ types: $(VENV)/.dev
 layers: $(VENV)/.dev
 	$(BIN)/lint-imports
 
-# Every branch of the solvers, policies and sessions is covered, or the run fails.
-unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=
-	$(BIN)/coverage report --skip-covered
-	$(BIN)/coverage report --fail-under=100 --include='*/ttamer/solvers/*,*/ttamer/policy/*' > /dev/null
+unit: $(VENV)/.dev programs
+	$(PYTEST) $(CORE) --cov --cov-report=
+	$(BIN)/coverage report --fail-under=100 --skip-covered --include='*/ttamer/solvers/*,*/ttamer/policy/*'
+	$(PYTEST) $(addprefix --ignore=,$(CORE))
+
+# Looks for new examples in every property; those that fail are kept in tests/found.
+explore: $(VENV)/.dev
+	HYPOTHESIS_PROFILE=explore $(PYTEST) --hypothesis-seed=$$(date +%s) -m 'not (browser or ray or llm)'
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py
+
+# Tests look at pages in Chromium and scrape metrics with Prometheus. Where they cannot be installed,
+# those tests are skipped with the command that would; with CI set they fail.
+.PHONY: programs
+programs:
+	@if ! { command -v chromium && command -v prometheus; } > /dev/null 2>&1; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium prometheus > /dev/null; \
+	  else echo "skipping tests in Chromium and Prometheus; to run them: apt-get install chromium prometheus"; fi; fi
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,16 +1,34 @@
-"""Hypothesis draws the same examples every time; HYPOTHESIS_PROFILE=explore looks for new ones.
+"""What every test run shares: threads, the profile of Hypothesis, and the tiers.
 
-Triton's kernels are interpreted, so that they are tested where there is no GPU. One thread per
-process: several test processes share the cores, and threads that wait for each other would spin.
+A test that needs a server, a browser, a cluster or a real language model is marked so by the
+fixtures it uses; ``make quick`` leaves those out, and what is marked slow. One thread per process:
+several test processes share the cores. Triton's kernels are interpreted, so that they are tested
+where there is no GPU.
 """
 
 import os
 
-from hypothesis import settings
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when NumPy or PyTorch is loaded
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
 
-settings.register_profile("same", derandomize=True, deadline=None)
-settings.register_profile("explore", max_examples=2000, deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+from support.examples import load_profile
+
+load_profile()
+
+TIERS = {
+    "server": {"start_upstream", "run_gateway", "prometheus", "start"},
+    "browser": {"chromium"},
+    "ray": {"cluster"},
+    "llm": {"real_llms"},
+}
+"""The fixtures that put a test into a tier."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        for tier, names in TIERS.items():
+            if fixtures & names:
+                item.add_marker(tier)

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 import ttamer as tt
+from support.examples import examples
 from support.forge import ATTACKS, MAGIC, SIZES, poked, put, signed, take
 from support.strategies import TOPOLOGIES, problems, tradeoffs
 from support.traces import answering_trace, passing_trace
@@ -147,7 +148,7 @@ def test_what_was_saved_comes_back_bit_for_bit(topology, recall, tmp_path):
     path = tmp_path / "p.ttamer"
     several = st.lists(tradeoffs, min_size=1, max_size=4)
 
-    @settings(max_examples=40, deadline=None)
+    @examples(40)
     @given(problems(topology), st.one_of(tradeoffs, several))
     def check(problem, chosen):
         thing = solved(problem, chosen, recall=recall)
@@ -571,7 +572,7 @@ def outcome(path):
 def test_random_bytes_are_refused(tmp_path):
     path = tmp_path / "p"
 
-    @settings(max_examples=300, deadline=None)
+    @examples(300)
     @given(
         st.binary(max_size=200), st.sampled_from(["bare", "magic", "prefix", "header"]), st.data()
     )
@@ -673,7 +674,7 @@ def mutated(file, data):
 def test_forged_files_are_refused_or_can_be_played(sound, tmp_path):
     path, seen = tmp_path / "p", set()
 
-    @settings(max_examples=1500, deadline=None)
+    @examples(1500)
     @given(st.sampled_from(sorted(sound)), st.data())
     def check(name, data):
         path.write_bytes(mutated(sound[name], data))
@@ -722,7 +723,7 @@ def test_the_reader_in_the_specification_decides_as_we_do(tmp_path):
     reader = runpy.run_path(str(tmp_path / "reader.py"))
     path = tmp_path / "p.ttamer"
 
-    @settings(max_examples=150, deadline=None)
+    @examples(150)
     @given(problems(), st.lists(tradeoffs, min_size=1, max_size=3), st.booleans(), st.data())
     def check(problem, chosen, recall, data):
         ladder = solved(problem, chosen, recall=recall or problem.moves == "precedence")

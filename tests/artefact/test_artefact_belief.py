@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 import ttamer as tt
+from support.examples import examples
 from support.forge import poked, put, take
 from support.traces import answering_trace, chain_trace, small_traces
 from ttamer.artefact.container import pack, write
@@ -26,7 +27,7 @@ FORMAT = Path(__file__).parents[2] / "docs" / "format.md"
 ARRAYS = ("costs", "edges", "bounds", "levels", "classes", "leans", "weights")
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(small_traces())
 def test_a_ladder_of_beliefs_comes_back_and_decides_the_same(tmp_path_factory, trace):
     path = tmp_path_factory.mktemp("belief") / "policy.ttamer"
@@ -86,7 +87,7 @@ def test_what_is_loaded_is_read_only(tmp_path):
             array[...] = 0
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(small_traces())
 def test_the_reader_in_the_specification_decides_as_we_do(tmp_path_factory, trace):
     folder = tmp_path_factory.mktemp("reader")
@@ -394,7 +395,7 @@ def test_random_forgeries_are_refused_or_can_be_played(trace, tmp_path):
     tt.save(build_belief(trace, np.array([0.5, 0.95]), states=3), path)
     sound = path.read_bytes()
 
-    @settings(max_examples=400, deadline=None)
+    @examples(400)
     @given(st.data())
     def check(data):
         file = sound

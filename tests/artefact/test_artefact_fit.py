@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import ttamer as tt
+from support.examples import examples
 from support.traces import answering_trace, chain_trace, passing_trace, small_traces
 from ttamer.artefact.container import pack, write
 from ttamer.artefact.files import _describe
@@ -14,7 +15,7 @@ from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.fitting.plans import fit
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(small_traces() | small_traces(passing=True))
 def test_a_fitted_ladder_comes_back_and_decides_the_same(tmp_path_factory, trace):
     path = tmp_path_factory.mktemp("fit") / "policy.ttamer"

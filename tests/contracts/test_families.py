@@ -7,16 +7,17 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from support.examples import examples
 from ttamer.baselines import FAMILIES, Unsuitable, fit_families
 from ttamer.evaluation.results import measure
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 from ttamer.trace.trace import Trace
 
-few = settings(max_examples=settings().max_examples * 2 // 5)
+few = examples(40)
 every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 
 

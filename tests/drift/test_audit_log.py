@@ -10,10 +10,11 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ttamer as tt
+from support.examples import examples
 from ttamer.drift import audit_log
 from ttamer.drift.audit_log import AuditLog, AuditRow, Retention, Said, read_log, segments
 from ttamer.errors import ArgumentError, TraceError
@@ -105,7 +106,7 @@ def left_open(log):
 
 
 @given(torn=st.integers(1, 60))
-@settings(max_examples=20)
+@examples(20)
 def test_a_line_cut_short_is_dropped_and_the_others_are_kept(tmp_path_factory, torn):
     folder = tmp_path_factory.mktemp("log")
     log = AuditLog(folder, SPEC).__enter__()

@@ -8,9 +8,10 @@ from math import comb
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import ttamer as tt
+from support.examples import examples
 from support.traces import answering_trace, chain_trace, small_traces
 from ttamer.artefact.files import load, save
 from ttamer.errors import ArgumentError
@@ -456,7 +457,7 @@ def test_steps_of_one_node():
 # Odd traces.
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(small_traces(least=10, most=25))
 def test_any_small_trace_gives_a_working_policy(trace):
     assert_works(trace, np.array([0.2, 0.9]))
@@ -567,7 +568,7 @@ def test_classes_never_seen_get_no_lean_and_agree_with_themselves_only():
 # Sessions.
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(small_traces(least=10, most=25))
 def test_a_session_equals_play_row_by_row(trace):
     assert_session_equals_play(build_belief(trace, np.array([0.0, 0.4, 0.8, 1.0])), trace)
@@ -871,7 +872,7 @@ def test_a_fit_of_many_exits_can_be_saved(tmp_path):
     tt.save(fit(chain_trace(2000, nodes=31)), tmp_path / "many.ttamer")
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(small_traces(least=10, most=40))
 def test_numbers_are_grains_so_that_sums_are_exact(trace):
     belief = build_belief(trace, SOME).fitted.belief

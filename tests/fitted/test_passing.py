@@ -11,9 +11,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from support.examples import examples
 from support.oracles import available, stop_loss, weighed
 from support.small_traces import fit as fit_family
 from support.small_traces import points
@@ -114,7 +115,7 @@ def best_value(problem, spec, tradeoff, history=()):
     return best
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(exits, st.sampled_from([0.0, 0.3, 0.5, 0.8, 0.95, 1.0]))
 def test_a_fit_is_worth_what_enumerating_all_ways_finds(trace, tradeoff):
     trace = dataclasses.replace(trace, cost=None)
@@ -126,7 +127,7 @@ def test_a_fit_is_worth_what_enumerating_all_ways_finds(trace, tradeoff):
     assert policy.policy.value == pytest.approx(want, rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(exits, st.sampled_from(["skip", "fixed"]))
 def test_a_session_costs_what_evaluation_counts(trace, order):
     trace = dataclasses.replace(trace, cost=None)

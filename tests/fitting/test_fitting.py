@@ -7,9 +7,10 @@ import tomllib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import ttamer as tt
+from support.examples import examples
 from support.traces import FIRST, ROWS, answering_trace, chain_trace, small_traces
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.evaluation.results import evaluate, measure
@@ -65,7 +66,7 @@ def test_replayed_error_and_cost_are_what_the_policy_expects():
         assert result.cost == pytest.approx(policy.policy.expected_cost, rel=0.02)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(small_traces())
 def test_merged_counts_equal_one_pass(trace):
     quantiser = Quantiser.fit(trace.confidence, states=4, method="quantile")
@@ -153,7 +154,7 @@ def test_on_the_modelled_loss_the_frontier_is_monotone_and_recall_never_worse(be
             assert policy.value <= without + 1e-12
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(small_traces())
 def test_replay_equals_a_plain_loop_over_sessions(trace):
     ladder = fit(trace, states=3, tradeoffs=[0.0, 0.4, 0.8, 1.0])
@@ -255,7 +256,7 @@ def test_an_unclear_confidence_counts_as_the_least_sure():
 
 
 @given(small_traces(least=10, most=20))
-@settings(max_examples=20)
+@examples(20)
 def test_any_small_trace_gives_a_working_policy(trace):
     for policy in fit(trace, tradeoffs=[0.2, 0.9]):
         result = evaluate(policy, trace, resamples=20)

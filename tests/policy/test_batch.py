@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ttamer as tt
+from support.examples import examples
 from support.strategies import TOPOLOGIES, problems, tradeoffs
 from ttamer import Edge, Node, Problem
 from ttamer.errors import ArgumentError, ObservationError, ProblemError
@@ -71,7 +72,7 @@ def solvable(problem, tradeoff, recall):
 policies = st.builds(solvable, problems(), tradeoffs, st.booleans()).filter(bool)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(policies, st.integers(0, 40), st.integers(0, 2**32))
 def test_a_batch_decides_as_sessions_do(policy, inputs, seed):
     assert_plays_like_sessions(policy, any_states(policy.problem, inputs, seed))

@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ttamer as tt
+from support.examples import examples
 from support.strategies import problems
 from ttamer.errors import ArgumentError, ProblemError
 from ttamer.policy.ladder import Ladder
@@ -69,7 +70,7 @@ def test_at_refuses_what_is_no_tradeoff(wanted):
         LADDER.at(wanted)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(problems(informers=False), st.booleans())
 def test_up_the_ladder_cost_rises_loss_falls_and_each_rung_is_that_of_solve(problem, recall):
     tradeoffs = [0.0, 0.2, 0.45, 0.6, 0.9, 1.0]

@@ -7,10 +7,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ttamer as tt
+from support.examples import examples
 from support.oracles import available, outcomes, path_cost, stop_loss, weighed
 from support.strategies import problems, tradeoffs
 from ttamer.errors import ArgumentError, ObservationError, ProblemError
@@ -114,7 +115,7 @@ def test_sessions_of_one_policy_do_not_share_anything():
         assert (one.next, two.next) == ("large", None)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(plays())
 def test_a_session_follows_its_policys_tables(play):
     policy, turns = play
@@ -138,7 +139,7 @@ def test_a_session_follows_its_policys_tables(play):
         assert following == (problem.names[chosen] if chosen >= 0 else None)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(plays())
 def test_answer_asked_and_cost_are_those_of_what_was_seen(play):
     policy, turns = play
@@ -154,7 +155,7 @@ def test_answer_asked_and_cost_are_those_of_what_was_seen(play):
             assert answer == (asked[-1] if asked and loss < math.inf else None)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(plays())
 def test_an_explanation_compares_the_loss_in_hand_with_the_index_in_words(play):
     policy, turns = play
@@ -355,7 +356,7 @@ def test_without_recall_there_is_no_threshold_and_the_refusal_names_if_stop():
     assert POLICIES["last"].if_stop("small").tolist() == [[True], [False]]
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(problems("dag"), tradeoffs)
 def test_the_future_without_recall_is_the_law_of_the_last_answer_and_the_cost(problem, tradeoff):
     policy = solved(problem, tradeoff, recall=False)
@@ -368,7 +369,7 @@ def test_the_future_without_recall_is_the_law_of_the_last_answer_and_the_cost(pr
         assert law_of(policy.future()) == pytest.approx(law, abs=1e-12)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(problems("tree", informers=False), tradeoffs)
 def test_the_one_node_that_stands_for_a_tree_is_the_future_of_the_tree(problem, tradeoff):
     policy = tt.solve(problem, tradeoff)
@@ -376,7 +377,7 @@ def test_the_one_node_that_stands_for_a_tree_is_the_future_of_the_tree(problem, 
     assert whole == pytest.approx(law_of(policy.future()), abs=1e-12)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(problems("forest", informers=False), st.floats(0.1, 0.9))
 def test_the_one_node_that_stands_for_a_subtree_has_the_same_index(problem, tradeoff):
     policy = tt.solve(problem, tradeoff)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ttamer as tt
+from support.examples import examples
 from support.strategies import costs, losses, problems, rows, tradeoffs
 from ttamer.policy.surrogate import Surrogate, sweep
 from ttamer.problem.tradeoff import weigh_losses
@@ -85,7 +86,7 @@ def test_a_mixture_over_the_states(pair, table):
     assert_same(surrogate.mixed(table), expected)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(laws(), costs)
 def test_the_index_is_the_largest_number_whose_expected_gain_is_the_cost(pair, cost):
     surrogate, expected = pair
@@ -142,7 +143,7 @@ def test_the_least_chance_of_no_answer_makes_the_whole_mean_infinite():
 # The sweep over a forest.
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(problems("forest"), tradeoffs)
 def test_a_leafs_index_pays_for_itself_and_a_subtree_means_what_it_loses(problem, tradeoff):
     sigma, below = sweep(problem, tradeoff)

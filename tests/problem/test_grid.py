@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
+from support.examples import examples
 from support.strategies import problems
 from ttamer.errors import ArgumentError
 from ttamer.problem.grid import LossGrid
@@ -15,7 +16,7 @@ from ttamer.problem.grid import LossGrid
 GRID = LossGrid.of([np.array([0.3, 0.1]), np.array([0.1, math.inf])])
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(problems())
 def test_the_grid_is_the_distinct_losses_in_order_and_infinity(problem):
     losses = {loss for node in problem.nodes for loss in node.losses.tolist()}
@@ -23,7 +24,7 @@ def test_the_grid_is_the_distinct_losses_in_order_and_infinity(problem):
     assert len(problem.grid) == len(problem.grid.values)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(problems())
 def test_positions_point_at_each_states_own_loss(problem):
     for node, position in zip(problem.nodes, problem.grid.positions, strict=True):

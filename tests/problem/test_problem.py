@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ttamer as tt
+from support.examples import examples
 from support.strategies import problems, tradeoffs
 from ttamer import Edge, Node, Problem
 from ttamer.errors import ArgumentError, ProblemError
@@ -322,7 +323,7 @@ def test_nodes_and_edges_may_come_as_lists_and_are_kept_as_tuples():
     assert isinstance(problem.edges, tuple)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(problems())
 def test_every_source_comes_before_its_targets_in_the_order(problem):
     assert sorted(problem.order) == list(range(len(problem.nodes)))
@@ -350,7 +351,7 @@ def test_an_unknown_node_is_refused_with_the_names_there_are(name):
 # What is kept is kept for good.
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(problems())
 def test_losses_and_probabilities_are_read_only(problem):
     arrays = [node.losses for node in problem.nodes]
@@ -374,7 +375,7 @@ def test_a_later_change_of_the_callers_array_does_not_reach_the_problem():
     assert edge.probabilities.tolist() == [HALF]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(problems(informers=False), tradeoffs, st.data())
 def test_the_order_in_which_edges_are_given_does_not_matter_to_the_value(problem, tradeoff, data):
     edges = tuple(data.draw(st.permutations(problem.edges)))

@@ -6,8 +6,9 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
+from support.examples import examples
 from support.strategies import problems
 from ttamer import Problem
 from ttamer.errors import ProblemError
@@ -58,7 +59,7 @@ def refusal(path):
     return read
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(problems())
 def test_a_problem_comes_back_exactly_from_its_dict_through_strict_json(problem):
     text = json.dumps(problem.to_dict(), allow_nan=False)

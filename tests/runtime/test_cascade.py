@@ -14,9 +14,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from support.examples import examples
 from support.traces import answering_trace, passing_trace, small_traces
 from ttamer import ArgumentError, CascadeSpec, ObservationError, fit
 from ttamer.fitted.mixture import Mixture
@@ -571,7 +572,7 @@ def check_as_played(trace, policy, rows, how="run"):
         assert outcome.path[-1] == trace.names[played.last[row]]
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(trace=small_traces(), belief=st.sampled_from(["none", "full"]), rung=st.integers(0, 99))
 def test_a_run_asks_and_answers_as_the_policy_plays_the_trace(trace, belief, rung):
     ladder = fit(trace, belief=belief, states=3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shutil
 import socket
 import subprocess
 import time
@@ -18,6 +17,7 @@ from urllib.parse import quote
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.programs import require_program
 from ttamer.serve.metrics import Metrics
 from ttamer.serve.served import KINDS, Served
 
@@ -164,9 +164,7 @@ def free_port() -> int:
 @pytest.fixture
 def prometheus(tmp_path):
     """Start a Prometheus that scrapes a port with a key; gives a function that queries it."""
-    binary = shutil.which("prometheus")
-    if binary is None:
-        pytest.fail("this test needs Prometheus: apt-get install prometheus", pytrace=False)
+    binary = require_program("prometheus", package="prometheus", purpose="scraping a gateway")
     with contextlib.ExitStack() as stack:
 
         def start(target: int, key: str):

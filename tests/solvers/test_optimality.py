@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import ttamer as tt
+from support.examples import examples
 from support.oracles import best_value, outcomes, path_cost, stop_loss, weighed
 from support.strategies import TOPOLOGIES, problems, tradeoffs
 
@@ -27,7 +28,7 @@ def solved(problem, tradeoff, *, recall=True):
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_value_equals_enumeration_over_full_histories(topology):
-    @settings(max_examples=150, deadline=None)
+    @examples(150)
     @given(problems(topology), tradeoffs)
     def check(problem, tradeoff):
         policy = solved(problem, tradeoff)
@@ -39,7 +40,7 @@ def test_value_equals_enumeration_over_full_histories(topology):
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_expected_loss_and_cost_are_those_of_the_session_itself(topology):
-    @settings(max_examples=100, deadline=None)
+    @examples(100)
     @given(problems(topology), tradeoffs)
     def check(problem, tradeoff):
         policy = solved(problem, tradeoff)
@@ -65,7 +66,7 @@ def test_expected_loss_and_cost_are_those_of_the_session_itself(topology):
     check()
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(problems("line"), tradeoffs)
 def test_line_without_recall_equals_enumeration(problem, tradeoff):
     policy = solved(problem, tradeoff, recall=False)
@@ -73,7 +74,7 @@ def test_line_without_recall_equals_enumeration(problem, tradeoff):
         assert policy.value == pytest.approx(best_value(problem, tradeoff, recall=False), abs=CLOSE)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(problems("dag"), tradeoffs)
 def test_walk_without_recall_equals_enumeration(problem, tradeoff):
     policy = solved(problem, tradeoff, recall=False)
@@ -90,7 +91,7 @@ def test_walk_without_recall_equals_enumeration(problem, tradeoff):
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_equivalent_loss_equals_enumeration_from_every_state(topology):
-    @settings(max_examples=60, deadline=None)
+    @examples(60)
     @given(problems(topology, most=3), tradeoffs)
     def check(problem, tradeoff):
         policy = solved(problem, tradeoff)
@@ -119,7 +120,7 @@ def test_equivalent_loss_equals_enumeration_from_every_state(topology):
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_future_is_the_law_of_playing_on(topology):
-    @settings(max_examples=80, deadline=None)
+    @examples(80)
     @given(problems(topology), tradeoffs)
     def check(problem, tradeoff):
         policy = solved(problem, tradeoff)
@@ -139,7 +140,7 @@ def test_future_is_the_law_of_playing_on(topology):
     check()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(problems(), tradeoffs)
 def test_value_at_infinite_fallback_is_the_start_of_phi(problem, tradeoff):
     policy = solved(problem, tradeoff)

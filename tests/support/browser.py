@@ -1,13 +1,11 @@
-"""A real browser: headless Chromium, or a word on how to get it."""
+"""A real browser: headless Chromium."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
-import pytest
+from support.programs import require_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,12 +19,9 @@ def headless(
 
     ``reach`` says which hosts there are: without, it would ask its maker for news.
     """
-    binary = shutil.which("chromium") or shutil.which("chromium-browser")
-    if binary is None:
-        advice = f"install Chromium to look at {what}: apt-get install chromium"
-        if os.environ.get("CI"):
-            pytest.fail(advice)
-        pytest.skip(advice)
+    binary = require_program(
+        "chromium", "chromium-browser", package="chromium", purpose=f"looking at {what}"
+    )
 
     def run(address: str, *options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ttamer as tt
+from support.examples import examples
 from support.quantecon_line import build_by_state, quantecon_value
 from support.quantecon_line import solve as quantecon_solve
 from support.strategies import costs, problems, tradeoffs
@@ -162,7 +163,7 @@ def test_value_equals_quantecon_backward_induction(tradeoff):
     assert ours == pytest.approx(plainly, abs=CLOSE)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(problems(), st.floats(0.1, 0.9), st.integers(0, 2**32 - 1))
 def test_monte_carlo_play_agrees_with_the_value(problem, tradeoff, seed):
     try:

@@ -11,10 +11,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ttamer as tt
+from support.examples import examples
 from support.oracles import best_value, outcomes, path_cost, realisations, stop_loss
 from support.strategies import costs, losses, problems, rows, tradeoffs
 from ttamer.theory.no_recall import impossibility, needle
@@ -68,7 +69,7 @@ def test_recall_alone_bounds_no_ratio_to_the_prophet_either():
     assert needle(1000).ratio > 100
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.one_of(lines, forests), tradeoffs)
 def test_lemma_b_1_phi_is_monotone_and_1_lipschitz_and_gains_are_never_negative(problem, tradeoff):
     policy = tt.solve(problem, tradeoff)
@@ -83,7 +84,7 @@ def test_lemma_b_1_phi_is_monotone_and_1_lipschitz_and_gains_are_never_negative(
         assert (np.diff(gap, axis=1) <= CLOSE).all()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(lines, tradeoffs)
 def test_lemma_b_1_phi_equals_x_up_to_the_index_and_falls_below_it_after(problem, tradeoff):
     policy = tt.solve(problem, tradeoff)
@@ -94,7 +95,7 @@ def test_lemma_b_1_phi_equals_x_up_to_the_index_and_falls_below_it_after(problem
         assert (phi < x)[x > index + CLOSE].all()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(lines, tradeoffs)
 def test_lemma_b_2_an_index_never_rises_when_nodes_are_appended(problem, tradeoff):
     whole = tt.solve(problem, tradeoff)
@@ -104,7 +105,7 @@ def test_lemma_b_2_an_index_never_rises_when_nodes_are_appended(problem, tradeof
             assert (whole.index(name) <= short.index(name) + CLOSE).all()
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(lines, inside)
 def test_lemma_b_2_and_c_5_nodes_with_larger_indices_do_not_count(problem, tradeoff):
     whole = tt.solve(problem, tradeoff)
@@ -118,7 +119,7 @@ def test_lemma_b_2_and_c_5_nodes_with_larger_indices_do_not_count(problem, trade
                 assert whole.index(problem.names[last])[state] == pytest.approx(own, abs=CLOSE)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(forests, inside)
 def test_lemma_b_3_the_index_balances_gain_and_cost(problem, tradeoff):
     policy = tt.solve(problem, tradeoff)
@@ -129,7 +130,7 @@ def test_lemma_b_3_the_index_balances_gain_and_cost(problem, tradeoff):
             assert gain == pytest.approx((1 - tradeoff) * node.mean_cost, abs=CLOSE)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(lines, tradeoffs)
 def test_lemma_b_4_the_payoff_table_is_the_value_of_playing_on(problem, tradeoff):
     policy = tt.solve(problem, tradeoff)
@@ -143,7 +144,7 @@ def test_lemma_b_4_the_payoff_table_is_the_value_of_playing_on(problem, tradeoff
                 assert ahead.probabilities.sum() == pytest.approx(1, abs=CLOSE)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(lines, tradeoffs)
 def test_theorem_4_5_stop_exactly_when_the_best_loss_is_at_or_below_the_index(problem, tradeoff):
     for moves in ("walk", "precedence"):
@@ -155,14 +156,14 @@ def test_theorem_4_5_stop_exactly_when_the_best_loss_is_at_or_below_the_index(pr
             assert (agree | ~far).all()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(lines, tradeoffs)
 def test_theorem_4_5_the_policy_is_online_optimal_on_a_line(problem, tradeoff):
     value = tt.solve(problem, tradeoff).value
     assert value == pytest.approx(best_value(problem, tradeoff), abs=CLOSE)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(forests, inside, st.floats(0, 1))
 def test_lemma_c_4_a_subtree_is_one_node_of_random_loss_and_cost(problem, tradeoff, fallback):
     policy = tt.solve(problem, tradeoff)
@@ -179,7 +180,7 @@ def test_lemma_c_4_a_subtree_is_one_node_of_random_loss_and_cost(problem, tradeo
             assert total == pytest.approx(want, abs=CLOSE)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(forests, tradeoffs)
 def test_definition_c_12_contraction_keeps_the_equivalent_loss_of_the_parent(problem, tradeoff):
     policy = tt.solve(problem, tradeoff)
@@ -216,7 +217,7 @@ def three_nodes(draw):
     return (la, pa, ca), (lb, pb, cb), (lc, pc, float(dear) + draw(costs))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(three_nodes(), st.floats(0, 1.5))
 def test_lemma_c_6_the_lower_index_is_asked_first_even_when_a_third_depends_on_both(nodes, x):
     (la, pa, ca), (lb, pb, cb), (lc, pc, cc) = nodes
@@ -242,14 +243,14 @@ def test_lemma_c_6_the_lower_index_is_asked_first_even_when_a_third_depends_on_b
     assert min(x, start("a")) <= min(x, start("b")) + CLOSE
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(problems("multi_line", informers=False), tradeoffs)
 def test_theorem_c_7_asking_the_least_index_is_optimal_on_many_lines(problem, tradeoff):
     value = tt.solve(problem, tradeoff).value
     assert value == pytest.approx(best_value(problem, tradeoff), abs=CLOSE)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(forests, tradeoffs)
 def test_theorem_c_8_and_lemma_c_13_the_table_has_one_number_per_node_and_parent_state(
     problem, tradeoff
@@ -259,7 +260,7 @@ def test_theorem_c_8_and_lemma_c_13_the_table_has_one_number_per_node_and_parent
         assert len(policy.index(edge.target)) == len(edge.probabilities)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(problems("tree", informers=False), tradeoffs)
 def test_theorem_c_14_the_index_policy_is_optimal_on_trees(problem, tradeoff):
     policy = tt.solve(problem, tradeoff)
@@ -274,14 +275,14 @@ def test_theorem_c_14_the_index_policy_is_optimal_on_trees(problem, tradeoff):
     assert played == pytest.approx(best_value(problem, tradeoff), abs=CLOSE)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(problems("skip", informers=False), tradeoffs)
 def test_theorem_c_16_enumerating_the_next_node_is_optimal_with_skips(problem, tradeoff):
     value = tt.solve(problem, tradeoff).value
     assert value == pytest.approx(best_value(problem, tradeoff), abs=CLOSE)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(problems("skip", informers=False), tradeoffs)
 def test_lemma_c_15_the_tables_of_a_skip_have_one_row_per_state(problem, tradeoff):
     policy = tt.solve(problem, tradeoff)
@@ -289,7 +290,7 @@ def test_lemma_c_15_the_tables_of_a_skip_have_one_row_per_state(problem, tradeof
         assert policy.choice(node.name).shape == (len(node.losses), len(problem.grid))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(forests, tradeoffs)
 def test_definition_3_2_the_prophet_takes_the_cheapest_best_of_every_realisation(problem, tradeoff):
     total = 0.0

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from support.examples import examples
 from support.exit_networks import by_session, fitted, told_network
 from ttamer.errors import ArgumentError
 from ttamer.fitted.belief_model import BeliefFitted
@@ -84,7 +85,7 @@ def said(logits):
     return SimpleNamespace(confidence=confidence, prediction=prediction)
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(policies(), st.booleans())
 def test_a_batch_decides_as_sessions_do(drawn, whole):
     policy, logits = drawn
@@ -104,7 +105,7 @@ def test_a_batch_decides_as_sessions_do(drawn, whole):
     assert torch.equal(answers.logits.nan_to_num(-9), want.nan_to_num(-9))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.data())
 def test_thresholds_decide_as_a_plain_loop_does(data):
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
@@ -128,7 +129,7 @@ def test_thresholds_decide_as_a_plain_loop_does(data):
         assert answers.exit[row] == asked[-1]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(policies(), st.integers(0, 2**32 - 1))
 def test_exits_may_be_told_of_rows_in_any_order_and_of_rows_that_have_stopped(drawn, seed):
     policy, logits = drawn

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from support.examples import examples
 from ttamer.errors import ArgumentError, CascadeError, MissingExtra, TraceError
 from ttamer.trace.files import open_source, read_batches
 from ttamer.trace.spec import CascadeSpec
@@ -71,7 +72,7 @@ def assert_same(one: Trace, other: Trace) -> None:
     assert one.extras.keys() == other.extras.keys()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(trace=traces(), rows=st.integers(1, 4))
 def test_what_is_written_reads_back_whole_and_in_batches(tmp_path, trace, rows):
     for suffix in SUFFIXES:
