@@ -198,7 +198,7 @@ def test_as_many_exits_as_there_are_bits():
 NAN, INF = float("nan"), float("inf")
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.lists(st.lists(st.integers(-30, 30), min_size=3, max_size=3), min_size=1, max_size=6))
 def test_scores_are_those_of_the_softmax_in_double_precision(rows):
     logits = np.array(rows, float)
