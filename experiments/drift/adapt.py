@@ -27,7 +27,7 @@ from ttamer.drift.picture import draw_replayed
 from ttamer.drift.replayed import replay_stream
 from ttamer.drift.serving import LoopSettings, serving_of
 from ttamer.drift.watch import Bound, Watch
-from ttamer.reporting.plot import save_figure
+from ttamer.reporting import save_figure
 from ttamer.stats.bounds import binomial_upper
 from ttamer.trace.trace import Trace
 

@@ -17,7 +17,7 @@ from ttamer.datasets import streams
 from ttamer.drift.picture import INK, draw_replayed
 from ttamer.drift.replayed import replay_stream
 from ttamer.drift.serving import LoopSettings, serving_of
-from ttamer.reporting.plot import save_figure
+from ttamer.reporting import save_figure
 
 GREEN, RED, SAND = "#1b7f79", "#c8553d", "#efe9dd"
 # By name: middle (x, y), what is written, colour.

@@ -23,11 +23,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttamer import datasets
-from ttamer.cli.show import table
+from ttamer.cli.output import table
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.benchmark import SUFFIXES, bench_trace
-from ttamer.reporting.frontier_figure import FAINT, MUTED, PAPER, new_figure, plain_axes, style
-from ttamer.reporting.plot import GO_COLOUR, INK, STOP_COLOUR
+from ttamer.reporting.style import (
+    FAINT,
+    GO_COLOUR,
+    INK,
+    MUTED,
+    PAPER,
+    STOP_COLOUR,
+    new_figure,
+    plain_axes,
+    style,
+)
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.trace import Trace
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import ttamer as tt
-from ttamer.cli.show import table
+from ttamer.cli.output import table
 from ttamer.fitted.replay import paid
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from ttamer.baselines.moves import Moves
 from ttamer.baselines.single import AlwaysLast
 from ttamer.baselines.stop_rule import StopRule
 from ttamer.baselines.threshold import Confidence, common_thresholds
-from ttamer.cli.show import table
+from ttamer.cli.output import table
 from ttamer.fitted.held_out import HeldOut, pairs_of_corners
 from ttamer.fitted.mixture import Mixture
 from ttamer.fitted.promise import STEPS

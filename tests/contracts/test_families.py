@@ -134,7 +134,7 @@ def test_what_a_rule_did_is_what_the_cascade_allows(family, trace):
 @few
 @given(trace=traces(), seed=st.integers(0, 99))
 def test_nobody_looks_at_what_was_not_asked_nor_at_the_truth(family, trace, seed):
-    if getattr(family, "peeks", False):
+    if getattr(family, "uses_labels", False):
         return
     for setting in fitted(family, first_half(trace)):
         played = setting.rule.play(trace)
@@ -149,11 +149,11 @@ def test_a_rule_that_looks_is_found_out():
         correct=np.array([[True, True], [False, True], [True, False], [False, False]]),
     )
     family = FAMILIES["oracle"]
-    assert family.peeks
+    assert family.uses_labels
     (setting,) = family.fit(trace)
     played = setting.rule.play(trace)
     assert not same(played, setting.rule.play(scrambled(trace, played.asked, 0)))
-    assert [f for f in FAMILIES if getattr(FAMILIES[f], "peeks", False)] == ["oracle"]
+    assert [f for f in FAMILIES if getattr(FAMILIES[f], "uses_labels", False)] == ["oracle"]
 
 
 @every_family

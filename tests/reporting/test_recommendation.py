@@ -12,7 +12,7 @@ from ttamer.evaluation.bootstrap import MOST_BLOCKS, Resampled
 from ttamer.evaluation.frontiers import Frontier, Point, frontier
 from ttamer.evaluation.results import measure
 from ttamer.fitted.replay import Played
-from ttamer.reporting.recommendation import knob_text, recommend, settings_at
+from ttamer.reporting.recommendation import point_in_words, recommend, settings_at
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
@@ -58,7 +58,8 @@ def test_it_names_our_family_when_that_is_cheapest():
     advice = advice_for({"ttamer": [range(300)], "chain": [range(600)]})
     assert advice.outcome == "wins"
     assert advice.sentence == (
-        "At the accuracy of large alone, ttamer costs 60% less: use tradeoff 0.5."
+        "At the accuracy of large alone, ttamer costs 60% less: use its policy at 4 per input "
+        "(error 10.0%)."
     )
     assert advice.notes == ("Next comes chain: 30% less.",)
     assert advice.saving == pytest.approx(0.6)
@@ -88,7 +89,7 @@ def test_families_that_the_rows_cannot_tell_apart_are_level():
     assert advice.outcome == "ties"
     assert advice.sentence == (
         "At the accuracy of large alone, ttamer costs 49% less, level with chain (50% less): use "
-        "tradeoff 0.5."
+        "its policy at 5.1 per input (error 10.0%)."
     )
 
 
@@ -127,7 +128,7 @@ def test_it_says_when_nothing_is_cheaper():
     advice = advice_for({"ttamer": [range(1000)], "chain": [range(1000)]})
     assert advice.outcome == "nothing"
     assert advice.sentence == (
-        "At the accuracy of large alone, nothing tried here costs less: ask large every time."
+        "At the accuracy of large alone, nothing measured here costs less: use large alone."
     )
     assert advice.saving == pytest.approx(-0.1)
 
@@ -144,10 +145,11 @@ def test_where_nothing_is_cheaper_at_equal_accuracy_it_looks_further():
     advice = advice_for({"ttamer": [range(296)], "chain": [range(990)]})
     assert advice.more_error == 0.005
     assert advice.sentence == (
-        "Within 0.5 points of the accuracy of large alone, ttamer costs 60% less: use tradeoff 0.5."
+        "Within 0.5 points of the accuracy of large alone, ttamer costs 60% less: use its policy "
+        "at 3.96 per input (error 10.4%)."
     )
     assert advice.notes[0] == (
-        "At its full accuracy nothing tried here costs less than large alone."
+        "At its full accuracy nothing measured here costs less than large alone."
     )
 
 
@@ -172,8 +174,10 @@ def test_settings_are_mixed_where_one_alone_is_much_dearer():
     assert [each.share for each in settings_at(front, "ttamer", 0.018)] == pytest.approx([0.9, 0.1])
     advice = recommend(front, trace)
     assert advice.more_error == 0.005
-    assert "use tradeoff 0.51 on 75% of inputs, tradeoff 0.5 on the others." in advice.sentence
-    assert advice.notes[-1] == "That is ttamer with two settings, drawn at random per input."
+    assert "use its mixture of two policies at 9.2 per input (error 10.5%)." in advice.sentence
+    assert advice.notes[-1] == (
+        "A mixture draws one of two settings of ttamer at random per input."
+    )
 
 
 def test_one_node_has_nothing_to_choose():
@@ -182,7 +186,7 @@ def test_one_node_has_nothing_to_choose():
     point = Point("ttamer", {"tradeoff": 0.5}, measure(play, trace, resamples=0))
     base = frontier(trace, trace, families=["always-last"], resamples=0)
     advice = recommend(dataclasses.replace(base, points=(point,), played={"ttamer": [play]}), trace)
-    assert advice.sentence == "There is one node, only: it answers everything."
+    assert advice.sentence == "There is one node, only: it answers every input."
     assert (advice.outcome, advice.saving, advice.notes) == ("nothing", 0.0, ())
 
 
@@ -204,15 +208,36 @@ def test_plain_values_are_plain():
     assert facts["settings"][0]["share"] == 1.0
 
 
-def test_a_tradeoff_is_written_so_that_it_is_found_again():
-    trace = two_models()
-    play = asking_large(range(300))
-    result = measure(play, trace, resamples=0)
-    knobs = [0.0, 0.9998, 0.9999, 0.99991, 0.25, 1.0]
-    points = [Point("ttamer", {"tradeoff": knob}, result) for knob in knobs]
-    texts = [knob_text(point, points) for point in points]
-    assert texts == [f"tradeoff {t}" for t in ("0", "0.9998", "0.9999", "0.99991", "0.25", "1")]
-    assert knob_text(Point("patience", {"same": 2, "of": "all"}, result), []) == "same 2, of all"
+def test_a_policy_is_named_by_what_it_costs_and_how_often_it_errs():
+    front = made(two_models(), {"ttamer": [range(280), range(1000)]})
+    mixed = settings_at(front, "ttamer", 0.005)
+    assert point_in_words(*mixed) == "9.2 per input (error 10.5%)"
+
+
+def test_errors_are_worth_it_only_for_a_large_saving():
+    # Two points more error for 12% less cost, where nothing is cheaper at the same error.
+    advice = advice_for({"ttamer": [[*range(280), *range(400, 900)]]})
+    assert advice.outcome == "nothing"
+    assert advice.sentence.endswith("use large alone.")
+
+
+def test_a_policy_that_asks_one_node_is_named_as_that_node():
+    trace = two_models(costs=(1.0, 10.0))
+    asked = np.tile([False, True], (ROWS, 1))
+    large = Played(np.ones(ROWS, np.intp), asked, np.ones(ROWS, np.intp))
+    point = Point("ttamer", {"tradeoff": 0.5}, measure(large, trace, resamples=0))
+    base = made(trace, {"chain": [range(1000)]})
+    dear = dataclasses.replace(base.reference, cost=20.0)
+    front = dataclasses.replace(
+        base,
+        points=(point, *base.points),
+        played={"ttamer": [large], **base.played},
+        reference=dear,
+    )
+    advice = recommend(front, trace)
+    assert advice.sentence == (
+        "At the accuracy of large alone, large alone costs 50% less: use large alone."
+    )
 
 
 @pytest.mark.parametrize("times", [1, 5])

@@ -18,8 +18,7 @@ from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import frontier
 from ttamer.fitting.plans import fit
 from ttamer.policy.index import IndexPolicy
-from ttamer.reporting.frontier_figure import draw_frontier, printable
-from ttamer.reporting.plot import GO_COLOUR, save_figure
+from ttamer.reporting.frontier_figure import draw_frontier
 from ttamer.reporting.policy_figures import (
     draw_index_bars,
     draw_step_bars,
@@ -29,6 +28,7 @@ from ttamer.reporting.policy_figures import (
 )
 from ttamer.reporting.recommendation import recommend
 from ttamer.reporting.report import write_report
+from ttamer.reporting.style import GO_COLOUR, printable, save_figure
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
@@ -79,7 +79,9 @@ def test_numbers_on_the_page_are_the_frontiers(case, written):
     families = front.to_dict()["families"]
     assert set(page.rows) == set(families)
     for name, numbers in page.rows.items():
-        expected = [*families[name]["relative_cost_at_error"].values(), families[name]["area"]]
+        costs = families[name]["cost_at_error"].values()
+        shares = [None if cost is None else cost / front.reference.cost for cost in costs]
+        expected = [*shares, families[name]["area"]]
         assert numbers == expected
     advice = recommend(front, test_rows)
     saving, accuracy, share = page.tiles
@@ -161,7 +163,7 @@ def test_one_node(tmp_path):
     plain = chain_trace(200, nodes=1)
     page, *figures = write_report(*measured(plain), tmp_path / "one.html")
     text = page.read_text("utf-8")
-    assert "There is one node, exit1: it answers everything." in text
+    assert "There is one node, exit1: it answers every input." in text
     assert "exit1 always answers" in text
     assert {path.stem for path in figures} == set(NAMES) - {"stop"}
 
@@ -234,8 +236,8 @@ def test_a_trace_without_predictions_or_probabilities(tmp_path):
 def test_reliability_keeps_equal_confidences_together():
     confidence = np.repeat([0.1, 0.5, 0.9], [50, 900, 50])
     right = np.random.default_rng(0).random(1000) < confidence
-    said, share, rows = reliability(confidence, right)
-    assert said == pytest.approx([0.1, 0.5, 0.9])
+    mean, share, rows = reliability(confidence, right)
+    assert mean == pytest.approx([0.1, 0.5, 0.9])
     assert rows.tolist() == [50, 900, 50]
     assert share == pytest.approx([right[confidence == c].mean() for c in (0.1, 0.5, 0.9)])
 
@@ -288,7 +290,7 @@ def test_it_says_so_when_our_family_falls_short(tmp_path):
     front = frontier(misled, tested, families=["ttamer", "always-last"], resamples=20)
     page, *_ = write_report(front, fit(misled), tested, tmp_path / "page.html")
     text = page.read_text("utf-8")
-    assert "nothing tried here costs less: ask late every time." in text
+    assert "nothing measured here costs less: use the full network." in text
     assert "ttamer falls short of the accuracy of the full network" in text
     assert "The best ttamer reaches is 50 points more error." in text
 
@@ -323,6 +325,6 @@ def test_costs_far_below_the_reference_are_drawn_on_a_logarithmic_scale(case):
     line = next(line for line in axes.lines if line.get_label() == "ttamer")
     for x, y in line.get_xydata():
         # On every drawn point a mixture of settings costs and errs as drawn.
-        assert front.error_at("ttamer", x * front.full_cost) == pytest.approx(y, abs=1e-9)
-    assert min(line.get_xdata()) * front.full_cost == pytest.approx(min(costs))
+        assert front.error_at("ttamer", x * dear.cost) == pytest.approx(y, abs=1e-9)
+    assert min(line.get_xdata()) * dear.cost == pytest.approx(min(costs))
     assert min(line.get_ydata()) == pytest.approx(min(errors))

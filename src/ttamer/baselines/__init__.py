@@ -2,7 +2,7 @@
 
 Every family has a ``name`` and ``fit(trace)``, which returns its settings on the lower convex
 envelope of the fit rows; every knob is chosen there. A rule sees of a row only what the nodes it
-asked have said; the oracle alone looks further, and says so (``peeks``).
+asked have said; the oracle alone looks further, and says so (``uses_labels``).
 """
 
 from __future__ import annotations

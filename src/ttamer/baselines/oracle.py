@@ -45,7 +45,7 @@ class Oracle:
     """One setting, with no knob."""
 
     name = "oracle"
-    peeks = True
+    uses_labels = True
     """It looks at answers it has not paid for, and at who is right."""
 
     def fit(self, trace: Trace) -> list[Setting]:

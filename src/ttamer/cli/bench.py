@@ -1,4 +1,4 @@
-"""``ttamer bench``: all families over a folder of traces."""
+"""``ttamer bench``: compare all families on a folder of traces."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ def add_to(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "bench",
-        help="all families over a folder of traces",
+        help="compare all families on a folder of traces",
         description="Fit and measure every family on every trace of a folder, half and half.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "folder", help="traces, each with NAME.toml (or one cascade.toml) beside it"
     )
-    parser.add_argument("--families", metavar="A,B", help="which (default: all that suit)")
+    parser.add_argument(
+        "--families", metavar="A,B", help="the families to compare (default: all that suit)"
+    )
     parser.add_argument("--resamples", type=int, default=200, metavar="N",
-                        help="of the test rows, for the intervals (default 200)")  # fmt: skip
+                        help="bootstrap resamples for the intervals (default 200)")  # fmt: skip
     parser.add_argument("-o", "--output", metavar="FILE", help="write the numbers as JSON here")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -35,14 +37,13 @@ def run(args: argparse.Namespace) -> None:
     """Run and print one table."""
     from pathlib import Path
 
-    from ttamer.cli.progress import teller
-    from ttamer.cli.show import as_json
+    from ttamer.cli.output import as_json, progress_line
     from ttamer.evaluation.benchmark import bench
 
-    tell = teller(quiet=args.json)
+    progress = progress_line(quiet=args.json)
     names = args.families.split(",") if args.families else None
-    done = bench(args.folder, families=names, resamples=args.resamples, progress=tell)
-    tell("")
+    done = bench(args.folder, families=names, resamples=args.resamples, progress=progress)
+    progress("")
     text = as_json([each.to_dict() for each in done])
     if args.output:
         Path(args.output).write_text(text + "\n", "utf-8")
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _text(done: list[TraceBench]) -> str:
-    from ttamer.cli.show import table
+    from ttamer.cli.output import table
 
     parts = []
     wins = {"win": 0, "tie": 0, "loss": 0}
@@ -59,18 +60,19 @@ def _text(done: list[TraceBench]) -> str:
         rows = []
         for family in result.families:
             cost, error = result.cost_at(family), result.error_at(family, best.cost)
-            duel = next((d for d in each.duels if d.rival == family), None)
+            comparison = next((c for c in each.duels if c.rival == family), None)
+            low, high = (0.0, 0.0) if comparison is None else comparison.interval
             rows.append([
                 family,
                 "-" if cost is None or not best.cost else f"{1 - cost / best.cost:.0%}",
                 "-" if error is None else f"{1 - error:.2%}",
                 f"{result.area(family):.4f}",
-                "" if duel is None else f"{duel.gain:+.1%}",
-                "" if duel is None else f"{duel.interval[0]:+.1%} to {duel.interval[1]:+.1%}",
-                "" if duel is None else duel.verdict,
+                "" if comparison is None else f"{comparison.gain:+.1%}",
+                "" if comparison is None else f"{low:+.1%} to {high:+.1%}",
+                "" if comparison is None else comparison.verdict,
             ])  # fmt: skip
-        for duel in each.duels:
-            wins[duel.verdict] += 1
+        for comparison in each.duels:
+            wins[comparison.verdict] += 1
         head = ["family", "saving", "accuracy", "area", "gain", "95%", ""]
         parts.append(
             f"{each.name}: {result.fit_rows} rows to fit, {result.test_rows} to test; "

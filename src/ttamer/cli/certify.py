@@ -49,7 +49,7 @@ def add_to(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Promise or check, print, and say by the exit code whether it holds."""
     from ttamer.artefact.files import load, save
-    from ttamer.cli.show import as_json
+    from ttamer.cli.output import as_json
     from ttamer.cli.traces import read
     from ttamer.errors import ArgumentError
     from ttamer.fitted.ladder import FittedLadder
@@ -106,7 +106,7 @@ def _checked(ladder: FittedLadder, trace: Trace | None, name: str) -> list[Promi
 
 
 def _show(ladder: FittedLadder, promise: Promise) -> None:
-    from ttamer.cli.show import number
+    from ttamer.cli.output import number
 
     policy = ladder.keeping(promise)
     print(promise)

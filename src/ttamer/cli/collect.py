@@ -17,8 +17,8 @@ def add_to(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "collect",
-        help="make a trace by asking: upstreams, or Python callables",
-        description="Ask every model about every input, and write the trace and its cascade. The "
+        help="make a trace by calling models: upstreams, or Python callables",
+        description="Call every model on every input, and write the trace and its cascade. The "
         "models are the upstreams of a cascade.toml, or Python callables, whose calls are timed.",
         allow_abbrev=False,
     )
@@ -30,34 +30,35 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     upstreams = parser.add_argument_group("with a cascade.toml")
     upstreams.add_argument("--prompts", metavar="FILE",
-                           help="JSON lines, CSV, or text with one prompt a line")  # fmt: skip
+                           help="JSON lines, CSV, or text with one prompt per line")  # fmt: skip
     upstreams.add_argument("--label", default="label", metavar="FIELD",
-                           help="where the reference answer stands (default label)")  # fmt: skip
+                           help="the field of the reference answer (default label)")  # fmt: skip
     upstreams.add_argument("--endpoint", default="chat/completions",
                            choices=("chat/completions", "completions", "classify"),
-                           help="what is asked of the upstreams")  # fmt: skip
+                           help="the endpoint of the upstreams to call")  # fmt: skip
     upstreams.add_argument("--max-tokens", type=int, default=256, metavar="N",
-                           help="of an answer (default 256)")  # fmt: skip
+                           help="the longest answer, in tokens (default 256)")  # fmt: skip
     upstreams.add_argument("--leave-out", action="store_true",
-                           help="leave out prompts for which a node failed")  # fmt: skip
+                           help="leave out and count prompts for which a node failed")  # fmt: skip
     upstreams.add_argument("--journal", metavar="FILE",
-                           help="keeps the answers (default: beside the output)")  # fmt: skip
+                           help="keeps the answers, so that a run can be resumed "
+                           "(default: beside the output)")  # fmt: skip
     callables = parser.add_argument_group("with callables")
-    callables.add_argument("--inputs", metavar="FILE", help="text, one input a line")
-    callables.add_argument("--labels", metavar="FILE", help="text, one right answer a line")
+    callables.add_argument("--inputs", metavar="FILE", help="text, one input per line")
+    callables.add_argument("--labels", metavar="FILE", help="text, one correct answer per line")
     callables.add_argument("--repeat", type=int, default=1, metavar="N",
                            help="calls per input; the median time counts (default 1)")  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Ask, write, and say what was found."""
+    """Call the models, write the trace, and print what was collected."""
     from pathlib import Path
 
-    from ttamer.cli.show import as_json, number, table
+    from ttamer.cli.output import as_json, number, table
     from ttamer.trace.files import suffix_of
 
-    suffix_of(args.output)  # refuse others before anything is paid for
+    suffix_of(args.output)  # checked before any model is called
     of_cascade = args.models[0].endswith(".toml")
     trace = _from_upstreams(args) if of_cascade else _from_callables(args)
     trace.write(args.output)
@@ -79,16 +80,16 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _from_upstreams(args: argparse.Namespace) -> Trace:
-    from ttamer.cli.progress import teller
+    from ttamer.cli.output import progress_line
     from ttamer.errors import ArgumentError
     from ttamer.serve.collecting import collect_upstreams
     from ttamer.serve.prompts import read_prompts
     from ttamer.serve.settings import read_settings
 
     if len(args.models) > 1:
-        raise ArgumentError(f"one cascade.toml is asked at a time, not {' '.join(args.models)}")
+        raise ArgumentError(f"give one cascade.toml, not {' '.join(args.models)}")
     if args.prompts is None:
-        raise ArgumentError("say what to ask: --prompts FILE")
+        raise ArgumentError("--prompts FILE is needed: the prompts to collect answers for")
     settings = read_settings(args.models[0])
     request = {"temperature": 0, "max_tokens": args.max_tokens}
     prompts = read_prompts(
@@ -97,52 +98,51 @@ def _from_upstreams(args: argparse.Namespace) -> Trace:
         endpoint=args.endpoint,
         request={} if args.endpoint == "classify" else request,
     )
-    tell = teller(quiet=args.json)
+    progress = progress_line(quiet=args.json)
     trace = collect_upstreams(
         settings,
         prompts,
         args.journal or f"{args.output}.journal",
         endpoint=args.endpoint,
         on_error="leave_out" if args.leave_out else "refuse",
-        progress=lambda done, total, failed: tell(
+        progress=lambda done, total, failed: progress(
             f"{done} of {total} answers" + (f", {failed} failed" if failed else "")
         ),
     )
-    tell("")
+    progress("")
     return trace
 
 
 def _from_callables(args: argparse.Namespace) -> Trace:
-    import sys
     from pathlib import Path
 
-    from ttamer.cli.progress import teller
+    from ttamer.cli.output import progress_line
     from ttamer.errors import ArgumentError
     from ttamer.runtime.collecting import collect
 
-    sys.path.insert(0, "")  # a module beside the user
     models = dict(_model(text) for text in args.models)
     if args.inputs is None:
-        raise ArgumentError("say what to ask: --inputs FILE")
+        raise ArgumentError("--inputs FILE is needed: the inputs to call the models on")
     inputs = Path(args.inputs).read_text("utf-8").splitlines()
     labels = Path(args.labels).read_text("utf-8").splitlines() if args.labels else None
-    tell = teller(quiet=args.json)
+    progress = progress_line(quiet=args.json)
     trace = collect(
         inputs,
         models,
         labels=labels,
         repeat=args.repeat,
-        progress=lambda done, total: tell(f"asked about {done} of {total} inputs"),
+        progress=lambda done, total: progress(f"{done} of {total} inputs"),
     )
-    tell("")
+    progress("")
     return trace
 
 
 def _model(text: str) -> tuple[str, Callable[[Any], Any]]:
+    """Return the name and the function of ``NAME=MODULE:FUNCTION``."""
+    from ttamer.cli.modules import load_function
     from ttamer.errors import ArgumentError
-    from ttamer.runtime.references import import_reference
 
-    name, _, reference = text.partition("=")
-    if not (name and all(reference.partition(":"))):
+    name, _, place = text.partition("=")
+    if not (name and all(place.partition(":"))):
         raise ArgumentError(f"a model is written NAME=MODULE:FUNCTION, not {text!r}")
-    return name, import_reference(reference)
+    return name, load_function(place)

@@ -1,4 +1,4 @@
-"""``ttamer demo``: the main job, on a real trace that comes with the package."""
+"""``ttamer demo``: fit, compare and report on a real trace that comes with the package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_to(commands: Any) -> None:
         help="fit, compare and report on a real trace, in a minute",
         description="Fit, compare and report on a real trace that comes with the package: "
         "language detectors of very different speed, or the exits of a network (extra [io]). "
-        "Nothing is fetched, and no GPU is needed.",
+        "It needs no network access and no GPU.",
         allow_abbrev=False,
     )
     parser.add_argument("--trace", default="langid", metavar="NAME",
@@ -33,16 +33,15 @@ def add_to(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Show what the package does."""
+    """Fit, compare, write the report and print the result."""
     from pathlib import Path
 
     from ttamer import datasets
     from ttamer.cli.frontier import frontier_text
-    from ttamer.cli.progress import teller
+    from ttamer.cli.output import progress_line
     from ttamer.evaluation.frontiers import frontier
     from ttamer.fitting.plans import fit
-    from ttamer.reporting.recommendation import recommend
-    from ttamer.reporting.report import write_report
+    from ttamer.reporting import write_report
 
     fit_trace = datasets.load(args.trace, part="fit")
     test_trace = datasets.load(args.trace, part="test")
@@ -50,32 +49,31 @@ def run(args: argparse.Namespace) -> None:
     nodes = fit_trace.names
     print(", ".join(nodes if len(nodes) < 15 else (*nodes[:3], "...", nodes[-1])))
     print(f"{len(fit_trace)} rows to fit, {len(test_trace)} others to measure on\n", flush=True)
-    tell = teller()
-    result = frontier(fit_trace, test_trace, progress=tell)
-    tell("drawing the report")
+    progress = progress_line()
+    result = frontier(fit_trace, test_trace, progress=progress)
+    progress("drawing the report")
     ladder = fit(fit_trace)
     folder = Path(args.output)
     folder.mkdir(parents=True, exist_ok=True)
     page = write_report(result, ladder, test_trace, folder / f"{args.trace}.html")[0]
-    tell("")
+    progress("")
     print(frontier_text(result, test_trace))
+    # The recommendation may name another family: these three numbers are always ttamer's.
     print("\nThe three numbers that matter, with ttamer:")
     for line in three_numbers(result, test_trace):
         print(f"  {line}")
-    # The sentence may well name another family: the three numbers are ours alone.
-    print(f"\nWhat to use: {recommend(result, test_trace).sentence}")
     print(f"\nThe report, to open in a browser: {page}")
 
 
 def three_numbers(result: Frontier, test_trace: Trace) -> list[str]:
     """Return what ttamer reaches, in three lines.
 
-    Separate models may know more together than the best of them: there it is how much more. Exits
-    of one network hardly do: there it is what giving up some accuracy saves.
+    Separate models together may be more accurate than the best of them: the lines say by how much.
+    The exits of one network rarely are: there the lines say what giving up some accuracy saves.
     """
     from ttamer.evaluation.frontiers import MORE_ERROR
     from ttamer.reporting.recommendation import reference_in_words
-    from ttamer.reporting.wording import points
+    from ttamer.reporting.style import points
 
     best = result.reference
     most = 1 - min(point.result.error for point in result.of("ttamer"))

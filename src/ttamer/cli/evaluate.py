@@ -38,7 +38,7 @@ def add_to(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Replay and print."""
     from ttamer.artefact.files import load
-    from ttamer.cli.show import as_json, number, table
+    from ttamer.cli.output import as_json, number, table
     from ttamer.cli.traces import read
     from ttamer.errors import ArgumentError
     from ttamer.evaluation.results import evaluate

@@ -60,10 +60,9 @@ def fit_options(args: argparse.Namespace) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> None:
     """Fit, save, and say what was fitted."""
     from ttamer.artefact.files import save
-    from ttamer.cli.progress import teller
-    from ttamer.cli.show import as_json
+    from ttamer.cli.output import as_json, progress_line
 
-    tell = teller(quiet=args.json)
+    tell = progress_line(quiet=args.json)
     ladder = _fitted(args, tell)
     tell("")
     save(ladder, args.output)
@@ -120,7 +119,7 @@ def _fitted(args: argparse.Namespace, tell: Callable[[str], None]) -> FittedLadd
 
 def _show(ladder: FittedLadder) -> None:
     """Print the corners of the frontier."""
-    from ttamer.cli.show import number, table
+    from ttamer.cli.output import number, table
 
     rungs = ladder.require_rungs()
     dearest = float(rungs.costs.max())

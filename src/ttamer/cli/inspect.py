@@ -15,7 +15,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "inspect",
         help="what a .ttamer file holds",
-        description="Check a .ttamer file from end to end and say what it holds.",
+        description="Check a .ttamer file from end to end and print what it holds.",
         allow_abbrev=False,
     )
     parser.add_argument("file", help="a .ttamer file")
@@ -26,7 +26,7 @@ def add_to(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Check and print."""
     from ttamer import inspect
-    from ttamer.cli.show import as_json
+    from ttamer.cli.output import as_json
 
     facts = inspect(args.file)
     if args.json:
@@ -34,12 +34,12 @@ def run(args: argparse.Namespace) -> None:
     else:
         rows = [[name.replace("_", " "), _cell(value)] for name, value in facts.items()]
         width = max(len(name) for name, _ in rows)
-        print(f"{args.file}: sound\n")
+        print(f"{args.file}: OK\n")
         print("\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows))
 
 
 def _cell(value: Any) -> str:
-    from ttamer.cli.show import number
+    from ttamer.cli.output import number
 
     if isinstance(value, float):
         return number(value)
@@ -48,5 +48,5 @@ def _cell(value: Any) -> str:
     if isinstance(value, list | tuple):
         shown = [_cell(item) for item in value[:6]]
         return ", ".join(shown) + (f", ... ({len(value)} in all)" if len(value) > 6 else "")
-    # Names and notes are a stranger's: they must not steer the terminal.
+    # Names and notes may come from strangers: control characters are escaped.
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))

@@ -66,8 +66,7 @@ def run(args: argparse.Namespace) -> None:
     """Replay and print."""
     from pathlib import Path
 
-    from ttamer.cli.progress import teller
-    from ttamer.cli.show import as_json
+    from ttamer.cli.output import as_json, progress_line
     from ttamer.datasets.streams import names
     from ttamer.drift.replayed import replay_stream
 
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
         return
     settings = _settings(args)
     serving, stream, shift, before = _opened(args, settings)
-    tell = teller(quiet=args.json)
+    tell = progress_line(quiet=args.json)
     within = before is not None and 0 <= before.confidence.min() <= before.confidence.max() <= 1
     replayed = replay_stream(
         serving,
@@ -93,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
         Path(args.events).write_text(lines, "utf-8")
     if args.plot:
         from ttamer.drift.picture import draw_replayed
-        from ttamer.reporting.plot import save_figure
+        from ttamer.reporting import save_figure
 
         title = args.example or Path(args.stream).name
         save_figure(draw_replayed(replayed, shift=shift, title=title), args.plot)
@@ -170,7 +169,7 @@ def _opened(
 
 
 def _show(replayed: Replayed, shift: int | None, block: int) -> None:
-    from ttamer.cli.show import number, table
+    from ttamer.cli.output import number, table
 
     settings = replayed.settings
     arms = list(replayed.arms)

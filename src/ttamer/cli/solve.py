@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
-MOST_STATES_SHOWN = 8
+MAX_STATES_SHOWN = 8
+"""The most states of a node that the table shows."""
 
 
 def add_to(commands: Any) -> None:
@@ -21,7 +22,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "solve",
         help="the optimal policy of a problem.json",
-        description="Solve a problem.json: when to stop, whom to ask next, and what it is worth.",
+        description="Solve a problem.json: when to stop, which node to ask next, and the value.",
         allow_abbrev=False,
     )
     parser.add_argument("problem", help="a problem.json")
@@ -43,7 +44,7 @@ def add_to(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Solve and print."""
     from ttamer import Problem, save, solve, solve_ladder
-    from ttamer.cli.show import as_json
+    from ttamer.cli.output import as_json
     from ttamer.errors import ArgumentError
 
     problem = Problem.from_file(args.problem)
@@ -66,9 +67,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _facts(policy: Policy) -> dict[str, Any]:
-    """Everything the policy says, as plain values."""
+    """Return everything about the policy, as plain values."""
     problem = policy.problem
-    names = (*problem.names, None)  # -1 is nobody
+    names = (*problem.names, None)  # -1 is no node
 
     def routes(after: str | None) -> list[list[str | None]]:
         return [[names[target] for target in row] for row in policy.choice(after).tolist()]
@@ -96,13 +97,13 @@ def _facts(policy: Policy) -> dict[str, Any]:
 
 
 def _text(policy: Policy) -> str:
-    from ttamer.cli.show import number, table
+    from ttamer.cli.output import number, table
 
     weight, best = policy.tradeoff, _optima(policy)
     names = (*policy.problem.names, None)
     first = names[policy.choice(None)[0, -1]]
     against = [
-        ["a prophet who knows every loss", best.offline],
+        ["a prophet that knows every loss", best.offline],
         ["the best policy with recall" + (" (this one)" if policy.recall else ""), best.online],
         ["the best policy without" + ("" if policy.recall else " (this one)"), best.no_recall],
     ]
@@ -113,7 +114,7 @@ def _text(policy: Policy) -> str:
         f"  value {number(policy.value)} = {weight:g} x loss {number(policy.expected_loss)}"
         f" + {1 - weight:g} x cost {number(policy.expected_cost)}",
         "",
-        table(["expected loss and cost, weighed", "value"], rows),
+        table(["weighted expected loss and cost", "value"], rows),
         "",
         f"First ask {first}. Then:",
         "",
@@ -129,14 +130,14 @@ def _stop_head(policy: Policy) -> str:
 
 
 def _rules(policy: Policy) -> list[list[str]]:
-    """One row per node and state: when to stop there, and whom to ask otherwise."""
-    from ttamer.cli.show import number
+    """Return one row per node and state: when to stop there, and which node to ask otherwise."""
+    from ttamer.cli.output import number
 
     rows = []
     names = policy.problem.names
     for node, (name, chance) in zip(policy.problem.nodes, policy.asked.items(), strict=True):
         choice, losses = policy.choice(name), node.losses.tolist()
-        for state, loss in enumerate(losses[:MOST_STATES_SHOWN]):
+        for state, loss in enumerate(losses[:MAX_STATES_SHOWN]):
             targets = sorted({target for target in choice[state].tolist() if target >= 0})
             onward = " or ".join(names[target] for target in targets) or "-"
             stop = "always" if not targets else "no"
@@ -145,7 +146,7 @@ def _rules(policy: Policy) -> list[list[str]]:
                 stop = number(policy.problem.grid.values[column]) if column >= 0 else "never"
             head = [name, f"{chance:.1%}"] if state == 0 else ["", ""]
             rows.append([*head, str(state), number(loss), stop, onward])
-        if len(losses) > MOST_STATES_SHOWN:
+        if len(losses) > MAX_STATES_SHOWN:
             rows.append(["", "", "...", f"{len(losses)} states", "all in --json", ""])
     return rows
 
@@ -160,7 +161,7 @@ def _ladder_facts(ladder: Ladder) -> dict[str, Any]:
 
 
 def _ladder_text(ladder: Ladder) -> str:
-    from ttamer.cli.show import number, table
+    from ttamer.cli.output import number, table
 
     rows = [
         [f"{p.tradeoff:.4g}", number(p.expected_loss), number(p.expected_cost), number(p.value)]

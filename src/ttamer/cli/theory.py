@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 __all__ = ["add_to"]
 
 GROWTH = (2.0, 10.0, 100.0, 1000.0)
+"""The values of alpha in the table."""
 HAYSTACKS = (10, 100, 1000)
+"""The numbers of nodes in the second table."""
 
 
 def add_to(commands: Any) -> None:
@@ -18,15 +20,16 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "theory",
         help="the paper's theory as running code",
-        description="The paper's two demonstrations, with what is true of them.",
+        description="The paper's two demonstrations, computed.",
         allow_abbrev=False,
     )
     which = parser.add_subparsers(title="demonstrations", metavar="NAME", required=True)
 
     gap = which.add_parser(
         "no-recall",
-        help="without recall nothing can be promised",
-        description="The paper's two-node example: without recall the ratio to a prophet is alpha.",
+        help="without recall there is no bound on the loss",
+        description="The paper's two-node example: without recall the ratio to a prophet, which "
+        "knows every loss beforehand, is alpha.",
         allow_abbrev=False,
     )
     gap.add_argument("--alpha", type=float, default=10.0, help="any number above 1 (default 10)")
@@ -57,7 +60,7 @@ def add_to(commands: Any) -> None:
 
 def run_no_recall(args: argparse.Namespace) -> None:
     """Show the ratio growing without bound."""
-    from ttamer.cli.show import as_json, number, table
+    from ttamer.cli.output import as_json, number, table
     from ttamer.theory.no_recall import impossibility, needle
 
     main = impossibility(args.alpha)
@@ -85,8 +88,8 @@ def run_no_recall(args: argparse.Namespace) -> None:
         f"\nWithout recall the ratio to the prophet is alpha ({number(main.ratio)} here): no bound."
     )
     print("With recall both nodes are asked, the better answer kept, and the gap is gone.\n")
-    print("What recall does not change: a prophet also knows where to look. Many alike nodes, each")
-    print("perfect with a small chance and worth exactly its price to ask:\n")
+    print("What recall does not change: a prophet also knows which node to ask. Many equal nodes,")
+    print("each perfect with a small probability and worth exactly its cost:\n")
     hay = [
         [str(e.branches), number(e.with_recall), number(e.offline), number(e.ratio)]
         for e in haystacks
@@ -97,7 +100,7 @@ def run_no_recall(args: argparse.Namespace) -> None:
 
 def run_if_stop(args: argparse.Namespace) -> None:
     """Solve the synthetic problems, draw their if-stop matrices, and compare thresholds."""
-    from ttamer.cli.show import as_json, number, table
+    from ttamer.cli.output import as_json, number, table
     from ttamer.theory.synthetic import if_stop_experiments
 
     experiments = if_stop_experiments(
@@ -105,7 +108,7 @@ def run_if_stop(args: argparse.Namespace) -> None:
     )
     paths = []
     if not args.no_figure:
-        from ttamer.reporting.plot import draw_if_stop, save_figure
+        from ttamer.reporting import draw_if_stop, save_figure
 
         paths = [str(path) for path in save_figure(draw_if_stop(experiments), args.output)]
     if args.json:

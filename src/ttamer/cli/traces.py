@@ -1,4 +1,4 @@
-"""What the commands that read traces share: options, reading, and what was left out."""
+"""What the commands that read traces share: options, reading, and notes on stderr."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["add_reading_options", "read"]
 
 
 def add_reading_options(parser: Any, *, required: bool = True) -> None:
-    """Add the options that say how to read a trace."""
+    """Add the options for reading a trace."""
     parser.add_argument(
         "--cascade",
         metavar="FILE",
@@ -25,12 +25,12 @@ def add_reading_options(parser: Any, *, required: bool = True) -> None:
     parser.add_argument(
         "--leave-out",
         action="store_true",
-        help="leave out rows that cannot be used, and say how many (default: refuse them)",
+        help="leave out rows that cannot be used, and count them (default: refuse the trace)",
     )
 
 
 def read(path: str, args: argparse.Namespace) -> Trace:
-    """Read a trace as the options say; tell on stderr what was left out or decided."""
+    """Read a trace by the options; print on stderr what was left out or decided."""
     from ttamer.trace.trace import Trace
 
     trace = Trace.read(path, args.cascade, on_bad="leave_out" if args.leave_out else "refuse")

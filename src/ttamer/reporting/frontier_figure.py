@@ -1,50 +1,37 @@
-"""The frontier as a picture, and the style that all pictures of the report share.
-
-Figures are made without pyplot, so nothing global is touched. Names come from users: they are
-drawn as they stand (no mathematics), cut to a length, and without what cannot be printed.
-"""
+"""The frontier as a figure: error against cost, one curve per family."""
 
 from __future__ import annotations
 
-import io
-import warnings
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.errors import MissingExtra
-from ttamer.reporting.plot import GO_COLOUR, INK, STOP_COLOUR
-from ttamer.reporting.wording import less
+from ttamer.reporting.style import (
+    FAINT,
+    GO_COLOUR,
+    HURT_COLOUR,
+    INK,
+    MUTED,
+    PAPER,
+    STOP_COLOUR,
+    less,
+    new_figure,
+    plain_axes,
+    printable,
+    style,
+)
 from ttamer.stats.envelope import lower_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ttamer.evaluation.frontiers import Frontier
 
-__all__ = [
-    "Drawn",
-    "draw_frontier",
-    "drawn",
-    "family_colours",
-    "new_figure",
-    "plain_axes",
-    "printable",
-    "style",
-    "svg_of",
-]
+__all__ = ["draw_frontier", "family_colours"]
 
-PAPER = "#ffffff"
-RULE = "#e3ded6"
-FAINT = "#c9c3ba"
-MUTED = "#77716a"
-HURT_COLOUR = "#c8553d"
 THRESHOLDS = ("threshold", "threshold-per-exit", "calibrated", "entropy", "margin")
+"""Threshold families: only the best of them is drawn in colour."""
 _COLOURS = {
     "ttamer": STOP_COLOUR,
     "paper": GO_COLOUR,
@@ -53,9 +40,8 @@ _COLOURS = {
 }
 _THRESHOLD_COLOUR = "#8e5572"
 _EXTRA_COLOUR = "#6b7d3a"
-_MOST_LETTERS = 24
 _CLOSE = 0.1
-"""Costs are drawn on a logarithmic scale where the arrow would go nine tenths of the way."""
+"""Costs are drawn on a logarithmic scale if the arrow would end below this share of its start."""
 
 
 def draw_frontier(
@@ -67,8 +53,25 @@ def draw_frontier(
 ) -> Figure:
     """Draw error against cost: what each family reaches when two of its settings may be mixed.
 
-    ``arrow`` names the family whose saving is marked, at ``more_error`` above the reference's
-    error. Returns a matplotlib figure; :func:`ttamer.reporting.plot.save_figure` writes it.
+    Args:
+        frontier: What :func:`ttamer.evaluation.frontier` returned.
+        arrow: The family whose saving an arrow marks; None for no arrow.
+        more_error: How far above the reference's error the arrow is drawn.
+        narrow: Whether to draw for a narrow screen.
+
+    Returns:
+        A matplotlib figure; :func:`save_figure` writes it.
+
+    Raises:
+        MissingExtra: If matplotlib is not installed.
+
+    >>> from ttamer import datasets
+    >>> from ttamer.evaluation import frontier
+    >>> fit_rows, test_rows = (datasets.load("langid", part).take(slice(300))
+    ...                        for part in ("fit", "test"))
+    >>> found = frontier(fit_rows, test_rows, families=["ttamer", "chain"], resamples=0)
+    >>> len(draw_frontier(found).axes)
+    1
     """
     with style():
         figure = new_figure(4.6, 5.4) if narrow else new_figure(8.4, 4.9)
@@ -84,7 +87,7 @@ def draw_frontier(
 
 
 def family_colours(frontier: Frontier, arrow: str | None = None) -> dict[str, str]:
-    """Return the colour of each family that is drawn strongly: at most seven."""
+    """Return the colour of each family that is drawn in colour: at most seven."""
     kinds = [name for name in THRESHOLDS if name in frontier.families]
     best = min(kinds, key=frontier.area, default=None)
     colours = {name: colour for name, colour in _COLOURS.items() if name in frontier.families}
@@ -103,6 +106,7 @@ class _Drawing:
     ) -> None:
         self.frontier, self.axes, self.arrow = frontier, axes, arrow
         self.more_error = more_error
+        self.unit = frontier.reference.cost or frontier.full_cost
         self.colours = family_colours(frontier, arrow)
         self.dots = [f for f in frontier.families if len(frontier.of(f)) == 1]
         cost = None if arrow not in frontier.families else frontier.cost_at(arrow or "", more_error)
@@ -112,7 +116,7 @@ class _Drawing:
 
     def draw(self) -> None:
         axes, reference = self.axes, self.frontier.reference
-        x, y = reference.cost / self.frontier.full_cost, reference.error
+        x, y = reference.cost / self.unit, reference.error
         self._set_range(x, y)
         axes.axhline(y, color=MUTED, lw=0.8, ls=(0, (1, 3)), zorder=1)
         for family, colour in self.colours.items():
@@ -134,13 +138,14 @@ class _Drawing:
                 axes.plot(*curve, color=FAINT, lw=1.2, zorder=2, label=family)
         self._saving(x, y + self.more_error)
         scale = ", logarithmic" if self.log else ""
-        axes.set_xlabel(f"cost per input{scale} (100% = the full or dearest model)", color=MUTED)
+        whole = printable(reference.node)
+        axes.set_xlabel(f"cost per input{scale} (100% = {whole} alone)", color=MUTED)
         axes.set_title("error", loc="left", color=MUTED, fontsize=10, pad=8)
 
     def _curve(self, family: str) -> tuple[list[float], list[float]]:
         costs, errors = self.frontier.curve(family)
         kept = lower_envelope(costs, errors)
-        x = np.array(costs)[kept] / self.frontier.full_cost
+        x = np.array(costs)[kept] / self.unit
         y = np.array(errors)[kept]
         if self.log:  # a mixture is straight in cost, not in its logarithm
             fine = np.unique(np.concatenate([x, np.geomspace(x[0], x[-1], 200)]))
@@ -148,7 +153,7 @@ class _Drawing:
         return x.tolist(), y.tolist()
 
     def _set_range(self, x: float, y: float) -> None:
-        """Show the strong curves and the reference whole; what lies beyond is said, not drawn."""
+        """Show the coloured curves and the reference; what lies beyond is named in the legend."""
         from matplotlib.ticker import LogLocator, NullLocator
 
         strong = [self.curves[f] for f in self.colours if f in self.curves]
@@ -166,23 +171,23 @@ class _Drawing:
             axis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
 
     def _intervals(self, family: str) -> None:
-        """The settings on the envelope, with 95% intervals of error and of cost."""
-        full, points = self.frontier.full_cost, self.frontier.of(family)
+        """Draw the settings on the envelope, with 95% intervals of error and of cost."""
+        unit, points = self.unit, self.frontier.of(family)
         kept = lower_envelope(*self.frontier.curve(family)).tolist()
         for result in (points[i].result for i in kept):
-            x, y = result.cost / full, result.error
+            x, y = result.cost / unit, result.error
             (left, right), (low, high) = result.cost_interval, result.error_interval
-            for xs, ys in (([left / full, right / full], [y, y]), ([x, x], [low, high])):
+            for xs, ys in (([left / unit, right / unit], [y, y]), ([x, x], [low, high])):
                 self.axes.plot(xs, ys, color=STOP_COLOUR, lw=1.0, alpha=0.45, zorder=5)
             self.axes.plot([x], [y], "o", ms=5.5, color=STOP_COLOUR, mec=PAPER, mew=0.8, zorder=7)
 
     def _dots(self, x: float, y: float) -> None:
-        """Families of one setting, but for the one that is the reference; the oracle faintly."""
+        """Draw the families of one setting, except the reference itself; the oracle is faint."""
         (left, right), (low, high) = self.axes.get_xlim(), self.axes.get_ylim()
         marks = iter("v^s<>PX" * 3)
         for family in self.dots:
             result = self.frontier.of(family)[0].result
-            cost, error = result.cost / self.frontier.full_cost, result.error
+            cost, error = result.cost / self.unit, result.error
             faint = family == "oracle"
             colour = FAINT if faint else self.colours.get(family, MUTED)
             mark = "*" if faint else next(marks)
@@ -197,7 +202,7 @@ class _Drawing:
             )  # fmt: skip
 
     def _saving(self, x: float, y: float) -> None:
-        """An arrow from the reference to the family's curve at the same error."""
+        """Draw an arrow from the reference to the family's curve at the same error."""
         if self.arrow is None or self.arrow not in self.frontier.families:
             return
         cost = self.frontier.cost_at(self.arrow, self.more_error)
@@ -205,7 +210,7 @@ class _Drawing:
         if cost is None or cost > 0.97 * price:
             return
         colour = self.colours[self.arrow]
-        end = cost / self.frontier.full_cost
+        end = cost / self.unit
         self.axes.annotate(
             "", (end, y), (x, y), zorder=9,
             arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 2.0, "shrinkA": 7,
@@ -216,76 +221,3 @@ class _Drawing:
             textcoords="offset points", color=colour, fontsize=12, fontweight="bold",
             bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 1.5},
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A figure, rendered."""
-
-    svg: bytes
-    png: bytes
-
-
-def drawn(figure: Figure) -> Drawn:
-    """Render a figure both ways."""
-    png = io.BytesIO()
-    with style():
-        figure.savefig(png, format="png", dpi=160)
-    return Drawn(svg_of(figure), png.getvalue())
-
-
-def svg_of(figure: Figure) -> bytes:
-    """Render a figure as SVG, its text as text."""
-    svg = io.BytesIO()
-    with style():
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-    return svg.getvalue()
-
-
-def printable(name: object, most: int = _MOST_LETTERS) -> str:
-    r"""Return a name fit to be drawn: one line, no control characters, not too long.
-
-    >>> printable("a\n b\x00"), printable("x" * 40)
-    ('a b�', 'xxxxxxxxxxxxxxxxxxxxxxx…')
-    """
-    text = "".join(c if c.isprintable() else "�" for c in " ".join(str(name).split()))
-    text = text if len(text) <= most else text[: most - 1] + "…"
-    return f" {text}" if text.startswith("_") else text  # matplotlib hides labels with _ in front
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """Draw or save in the house's style."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise MissingExtra("matplotlib", "plot") from None
-    settings: dict[Any, Any] = {
-        "text.parse_math": False,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "ttamer",
-        "font.size": 10.0,
-        "font.family": "sans-serif",
-    }
-    with mpl.rc_context(settings), warnings.catch_warnings():
-        # A name in a script the font lacks: the page shows it, the PNG shows boxes.
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
-        yield
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure, in inches."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
-
-
-def plain_axes(axes: Axes, *, grid: Any = None) -> None:
-    """Leave of the axes only what is read: ``grid`` is "x", "y", "both" or nothing."""
-    axes.set_facecolor("none")
-    for side in axes.spines.values():
-        side.set_visible(False)
-    axes.tick_params(length=0, labelsize=9, colors=MUTED)
-    axes.set_axisbelow(True)
-    if grid:
-        axes.grid(axis=grid, color=RULE, lw=0.8)

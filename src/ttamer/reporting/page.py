@@ -1,7 +1,7 @@
-"""The page of a report: text in, one self-contained HTML file out.
+"""The page of a report: one self-contained HTML file, from ``page.html`` and ``page.css``.
 
-Nothing on it is fetched and nothing runs: there is no script, and the page's own policy forbids
-both. Every string from outside goes through :func:`text`.
+The page fetches nothing and runs no script, and its own content security policy forbids both. Every
+string from outside goes through :func:`text`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from ttamer.reporting.frontier_figure import FAINT, MUTED, PAPER, RULE
-from ttamer.reporting.plot import BLANK_COLOUR, INK
+from ttamer.reporting.style import BLANK_COLOUR, FAINT, INK, MUTED, PAPER, RULE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ttamer.reporting.frontier_figure import Drawn
+    from ttamer.reporting.style import Drawn
 
 __all__ = ["Cell", "Page", "Picture", "Tile", "inline_svg", "render", "text"]
 
@@ -31,32 +32,35 @@ _THEME = {
     BLANK_COLOUR: "var(--blank)",
     PAPER: "var(--card)",
 }
-"""Colours of drawings that follow the page's light or dark theme."""
+"""The colours of drawings that follow the page's light or dark theme."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A number that matters."""
+    """One of the large numbers at the top of the page."""
 
     number: str
+    """The number as shown."""
     what: str
+    """What the number is."""
     more: str
+    """Its interval, and what it is compared with."""
     value: float | None
-    """The number in full."""
+    """The number in full precision."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing, or a word where there is nothing to draw."""
+    """A drawing with its heading and caption, or only a caption if there is nothing to draw."""
 
     name: str
     heading: str
     caption: str
     label: str = ""
-    """For those who cannot see it."""
+    """The text for screen readers."""
     drawn: Drawn | None = None
     narrow: bytes = b""
-    """The same for narrow screens, where it must be drawn anew to be read."""
+    """The same drawing for narrow screens, as SVG; empty if one drawing serves both."""
     wide: bool = False
 
 
@@ -71,26 +75,26 @@ class Cell:
 
 @dataclass(frozen=True)
 class Page:
-    """All that a report says."""
+    """The content of a report."""
 
     title: str
     sentence: str
     strong: str
-    """The part of the sentence to be seen first."""
+    """The part of the sentence that is highlighted."""
     notes: Sequence[str]
     tiles: Sequence[Tile]
     pictures: Sequence[Picture]
     table_caption: str
     head: Sequence[str]
     rows: Sequence[tuple[str, str | None, Sequence[Cell]]]
-    """Per family its name, its colour, its cells."""
+    """For each family: its name, its colour, its cells."""
     left_out: Sequence[tuple[str, str]]
     provenance: Sequence[tuple[str, str]]
     remarks: Sequence[str] = field(default_factory=tuple)
 
 
 def text(value: object) -> str:
-    """Return text safe to stand in HTML, between tags and in attributes.
+    """Return text that is safe in HTML, between tags and in attributes.
 
     >>> text('<b> & "c"')
     '&lt;b&gt; &amp; &quot;c&quot;'
@@ -100,7 +104,7 @@ def text(value: object) -> str:
 
 
 def inline_svg(svg: bytes, prefix: str, label: str) -> str:
-    """Return a drawing of ours to stand inside HTML: it scales, and its ids are its own."""
+    """Return one of our drawings for use inside HTML: it scales, and its ids are unique."""
     root = ET.fromstring(svg)  # noqa: S314 - we have just drawn it ourselves
     for parent in list(root.iter()):
         for child in list(parent):
@@ -119,7 +123,7 @@ def inline_svg(svg: bytes, prefix: str, label: str) -> str:
 
 
 def _attribute(name: str, value: str, prefix: str) -> str:
-    """One attribute as the page needs it: own ids, the theme's colours, two decimals."""
+    """Return an attribute as the page needs it: unique ids, theme colours, two decimals."""
     if name == "id":
         return prefix + value
     if name.endswith("href") and value.startswith("#"):
@@ -140,36 +144,24 @@ def render(page: Page) -> str:
     strong = text(page.strong)
     if page.strong:
         sentence = sentence.replace(strong, f"<em>{strong}</em>", 1)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{text(page.title)}</title>
-<style>{CSS}</style>
-</head>
-<body>
-<main>
-<header>
-<p class="brand"><b>ttamer</b> {text(page.title)}</p>
-<h1>{sentence}</h1>
-{_paragraphs(page.notes, "notes")}</header>
-<section class="tiles" aria-label="Three numbers">
-{"".join(map(_tile, page.tiles))}</section>
-<div class="pictures">
-{"".join(map(_picture, page.pictures))}</div>
-{_table(page)}
-<footer>
-{_paragraphs(page.remarks, "remarks")}<dl>
-{"".join(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in page.provenance)}
-</dl>
-</footer>
-</main>
-</body>
-</html>
-"""
+    facts = (f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in page.provenance)
+    return Template(_data_file("page.html")).substitute(
+        policy=_POLICY,
+        title=text(page.title),
+        css=_data_file("page.css"),
+        sentence=sentence,
+        notes=_paragraphs(page.notes, "notes"),
+        tiles="".join(map(_tile, page.tiles)),
+        pictures="".join(map(_picture, page.pictures)),
+        table=_table(page),
+        remarks=_paragraphs(page.remarks, "remarks"),
+        provenance="".join(facts),
+    )
+
+
+def _data_file(name: str) -> str:
+    """Return a file that stands beside this module."""
+    return Path(__file__).with_name(name).read_text("utf-8")
 
 
 def _paragraphs(lines: Iterable[str], kind: str) -> str:
@@ -226,77 +218,3 @@ def _row(page: Page, family: str, colour: str | None, cells: Sequence[Cell]) -> 
     )
     name = text(family)
     return f'<tr data-family="{name}"><th scope="row"{swatch}>{name}</th>{values}</tr>\n'
-
-
-CSS = """
-:root { --bg: #f7f4ef; --card: #ffffff; --ink: #2b2b2b; --muted: #77716a; --rule: #e3ded6;
-  --faint: #c9c3ba; --blank: #f1efec; --accent: #1b7f79; }
-@media (prefers-color-scheme: dark) { :root { --bg: #161513; --card: #201f1c; --ink: #ece8e1;
-  --muted: #a59e94; --rule: #3b3834; --faint: #5f5a53; --blank: #2d2b28; --accent: #4bb3ab; } }
-@media print { :root { --bg: #ffffff; --card: #ffffff; --ink: #2b2b2b; --muted: #77716a;
-  --rule: #e3ded6; --faint: #c9c3ba; --blank: #f1efec; --accent: #1b7f79; } }
-@media print { html { font-size: 11px; }
-  main { max-width: none !important; padding: 0 !important; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--bg); color: var(--ink); line-height: 1.5;
-  font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif;
-  print-color-adjust: exact; -webkit-print-color-adjust: exact; overflow-wrap: anywhere; }
-main { max-width: 68rem; margin: 0 auto; padding: 2.5rem 1.5rem 3rem; }
-.brand { color: var(--muted); margin: 0 0 1.2rem; }
-.brand b { color: var(--accent); margin-right: .5rem; letter-spacing: .02em; }
-h1 { font-size: clamp(1.5rem, 4vw, 2.5rem); line-height: 1.2; font-weight: 650; margin: 0;
-  letter-spacing: -.015em; max-width: 30em; text-wrap: balance; }
-h1 em { font-style: normal; color: var(--accent); }
-.notes { color: var(--muted); margin: .9rem 0 0; }
-.tiles { display: grid; grid-template-columns: repeat(3, 1fr); gap: 1rem; margin: 2.2rem 0 1rem; }
-.tile, .card { background: var(--card); border: 1px solid var(--rule); border-radius: 14px; }
-.tile { padding: 1.1rem 1.3rem 1.2rem; }
-.tile p { margin: 0; }
-.tile .number { font-size: clamp(2rem, 5vw, 3rem); font-weight: 680; line-height: 1.15;
-  color: var(--accent); letter-spacing: -.02em; font-variant-numeric: tabular-nums; }
-.tile .what { font-weight: 550; }
-.tile .more { color: var(--muted); font-size: .88rem; }
-.pictures { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1rem; }
-.card { margin: 0; padding: 1.2rem 1.3rem 1.1rem; min-width: 0; break-inside: avoid; }
-.card.wide { grid-column: 1 / -1; }
-section.card { margin-top: 1rem; }
-h2 { font-size: 1.12rem; margin: 0 0 .8rem; font-weight: 650; }
-h3 { font-size: .95rem; margin: 1.2rem 0 .3rem; }
-svg { display: block; width: 100%; height: auto; }
-svg * { stroke-linejoin: round; stroke-linecap: butt; }
-svg text { font-family: inherit !important; }
-.on-narrow { display: none; }
-figcaption, caption, .left-out, footer { color: var(--muted); font-size: .88rem; }
-figcaption { margin-top: .8rem; }
-table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums; }
-caption { text-align: left; padding-bottom: .7rem; }
-th, td { text-align: right; padding: .38rem .5rem; border-bottom: 1px solid var(--rule); }
-thead th { color: var(--muted); font-weight: 500; font-size: .85rem; }
-th:first-child { text-align: left; font-weight: 550; }
-tbody th::before { content: ""; display: inline-block; width: .7rem; height: .7rem;
-  border-radius: 50%; margin-right: .6rem; background: var(--swatch, var(--rule)); }
-.best { font-weight: 700; color: var(--accent); }
-.left-out { margin: 0; padding-left: 1.1rem; }
-footer { margin-top: 1.6rem; }
-footer dl { display: flex; flex-wrap: wrap; gap: .3rem 1.8rem; margin: 0; }
-footer div { display: flex; gap: .5rem; }
-footer dt { font-weight: 600; white-space: nowrap; }
-footer dd { margin: 0; }
-@media (max-width: 46rem) {
-  main { padding: 1.4rem .9rem 2rem; }
-  .tiles, .pictures { grid-template-columns: minmax(0, 1fr); }
-  .tiles { gap: .7rem; margin-top: 1.5rem; }
-  .card { padding: 1rem .8rem; }
-  .on-wide { display: none; }
-  .on-narrow { display: block; }
-  thead { display: none; }
-  table, tbody, caption { display: block; }
-  tr { display: grid; grid-template-columns: repeat(6, 1fr); gap: .1rem .3rem; padding: .55rem 0;
-    border-bottom: 1px solid var(--rule); }
-  th, td { border: 0; padding: 0; }
-  tbody th { grid-column: 1 / -1; }
-  td { text-align: left; font-size: .85rem; }
-  td::before { content: attr(data-label); display: block; color: var(--muted); font-size: .75rem;
-    font-weight: 400; }
-}
-"""

@@ -1,4 +1,4 @@
-"""What a ladder and its policies do, as pictures: who answers, what recall did, when to stop."""
+"""What a ladder and its policies do, as figures: which node answers, recall, when to stop."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.fitted.quantiser import edges_of
-from ttamer.reporting.frontier_figure import (
+from ttamer.reporting.style import (
+    BLANK_COLOUR,
     FAINT,
+    GO_COLOUR,
     HURT_COLOUR,
+    INK,
     MUTED,
+    STOP_COLOUR,
     new_figure,
+    percent,
     plain_axes,
     printable,
     style,
 )
-from ttamer.reporting.plot import BLANK_COLOUR, GO_COLOUR, INK, STOP_COLOUR
-from ttamer.reporting.wording import percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,12 +32,14 @@ if TYPE_CHECKING:
     from ttamer.evaluation.frontiers import Point
     from ttamer.policy.base import Policy
     from ttamer.policy.index import IndexPolicy
+    from ttamer.theory.synthetic import Experiment
     from ttamer.trace.trace import Trace
 
 __all__ = [
-    "MOST_PANELS",
+    "MAX_PANELS",
     "draw_answered",
     "draw_calibration",
+    "draw_if_stop",
     "draw_index_bars",
     "draw_recall",
     "draw_step_bars",
@@ -45,11 +50,15 @@ __all__ = [
     "some_of",
 ]
 
-MOST_PANELS = 12
+MAX_PANELS = 12
+"""The most panels, bars or curves in one figure."""
 WIDTH = 4.7
+"""The width of a figure, in inches."""
 _SHADES = ("#f2a541", "#c9bb6c", "#74b096", "#1b7f79", "#2b5f80", "#3b4484")
-"""From the cheapest node to the dearest: ever darker, so that it reads without colour too."""
+"""Colours from the cheapest node to the most expensive: darker and darker, so that the order is
+visible without colour."""
 _BINS = 10
+"""The number of bins of a reliability curve."""
 
 
 def node_colours(nodes: Sequence[str]) -> dict[str, str]:
@@ -60,8 +69,13 @@ def node_colours(nodes: Sequence[str]) -> dict[str, str]:
     return {name: to_hex(shades(i / max(len(nodes) - 1, 1))) for i, name in enumerate(nodes)}
 
 
-def draw_answered(rungs: Sequence[Point], nodes: Sequence[str], marked: Sequence[Point]) -> Figure:
-    """Draw, for each rung of a ladder from cheap to dear, the share answered by each node."""
+def draw_answered(
+    rungs: Sequence[Point], nodes: Sequence[str], marked: Sequence[Point], unit: float
+) -> Figure:
+    """Draw, for each policy of a ladder from cheap to expensive, the share each node answers.
+
+    Costs are shown as shares of ``unit``.
+    """
     columns = _legend_columns(nodes)
     with style():
         # A long legend makes the picture taller, not the bars shorter.
@@ -74,7 +88,7 @@ def draw_answered(rungs: Sequence[Point], nodes: Sequence[str], marked: Sequence
             share = np.array([rung.result.answered[name] for rung in rungs])
             axes.bar(at, share, 0.86, bottom, color=colour, label=printable(name))
             bottom = bottom + share
-        _cost_axis(axes, rungs, marked, top=1.0)
+        _cost_axis(axes, rungs, marked, unit, top=1.0)
         axes.set_ylim(0, 1.09)
         axes.set_yticks([0, 0.5, 1], ["0%", "50%", "100%"])
         axes.set_title("share of inputs", loc="left", color=MUTED, fontsize=9.5)
@@ -82,8 +96,8 @@ def draw_answered(rungs: Sequence[Point], nodes: Sequence[str], marked: Sequence
     return figure
 
 
-def draw_recall(rungs: Sequence[Point], marked: Sequence[Point]) -> Figure:
-    """Draw, for each rung, where an earlier answer was returned and what came of it."""
+def draw_recall(rungs: Sequence[Point], marked: Sequence[Point], unit: float) -> Figure:
+    """Draw, for each policy, where an earlier answer was returned and whether that was better."""
     helped = np.array([rung.result.recall_helped for rung in rungs])
     hurt = np.array([rung.result.recall_hurt for rung in rungs])
     same = np.array([rung.result.recalled for rung in rungs]) - helped - hurt
@@ -101,7 +115,7 @@ def draw_recall(rungs: Sequence[Point], marked: Sequence[Point]) -> Figure:
         gained.axhline(0, color=MUTED, lw=0.8)
         reach = max(helped.max(), hurt.max(), 0.002)
         gained.set_ylim(-max(1.2 * hurt.max(), 0.2 * reach), 1.3 * reach)
-        _cost_axis(gained, rungs, marked, top=1.08 * reach)
+        _cost_axis(gained, rungs, marked, unit, top=1.08 * reach)
         used.tick_params(labelbottom=False)
         used.set_title("inputs given an earlier answer", loc="left", color=MUTED, fontsize=9.5)
         if not (helped.any() or hurt.any() or same.any()):
@@ -118,12 +132,12 @@ def draw_recall(rungs: Sequence[Point], marked: Sequence[Point]) -> Figure:
 def draw_stop_panels(policy: Policy) -> Figure:
     """Draw the if-stop matrices of a policy, one per node that can be followed by another.
 
-    Along: the node's states, the surest first. Up: the best loss so far, in the order of the
-    grid; it is never above the node's own loss. The node asked first has no earlier answer: there
-    a state is all one colour.
+    The horizontal axis has the node's states, the most confident first. The vertical axis has the
+    best loss so far, in the order of the grid; it is never above the node's own loss. The node
+    asked first has no earlier answer, so each of its states has one colour.
     """
     problem = policy.problem
-    shown = [node for node in problem.order if problem.outgoing[node]][:MOST_PANELS]
+    shown = [node for node in problem.order if problem.outgoing[node]][:MAX_PANELS]
     across = min(3, max(len(shown), 1))
     down = -(-len(shown) // across)
     with style():
@@ -136,7 +150,7 @@ def draw_stop_panels(policy: Policy) -> Figure:
             if number % across == 0:
                 axes.set_ylabel("best loss so far", color=MUTED, fontsize=8.5)
             if number >= len(shown) - across:
-                axes.set_xlabel("surest … least sure", color=MUTED, fontsize=8.5)
+                axes.set_xlabel("most … least confident", color=MUTED, fontsize=8.5)
         _stop_legend(figure, "go on", "cannot happen")
     return figure
 
@@ -144,17 +158,17 @@ def draw_stop_panels(policy: Policy) -> Figure:
 def draw_step_bars(policy: Policy, steps: Sequence[Sequence[str]]) -> Figure:
     """Draw a walk without recall: a bar per step that is reached, a piece per state.
 
-    ``steps`` names, for each node of the problem, who has been asked there. Along: the states, from
-    the least loss to the largest.
+    ``steps`` names, for each node of the problem, the nodes that have been asked there. The
+    horizontal axis has the states, from the least loss to the largest.
     """
-    shown = reached_steps(policy)[:MOST_PANELS]
+    shown = reached_steps(policy)[:MAX_PANELS]
     with style():
         figure = new_figure(WIDTH, 0.65 + 0.62 * len(shown))
         axes = figure.subplots()
         plain_axes(axes)
         for row, node in enumerate(shown):
-            in_turn = np.argsort(policy.problem.nodes[node].losses, kind="stable")
-            choice = policy.choice(policy.problem.names[node])[in_turn, 0]
+            order = np.argsort(policy.problem.nodes[node].losses, kind="stable")
+            choice = policy.choice(policy.problem.names[node])[order, 0]
             left, width = np.arange(len(choice)) / len(choice), 1 / len(choice)
             for going, colour in ((False, STOP_COLOUR), (True, GO_COLOUR)):
                 at = left[(choice >= 0) == going]
@@ -183,7 +197,7 @@ def draw_step_bars(policy: Policy, steps: Sequence[Sequence[str]]) -> Figure:
 
 
 def reached_steps(policy: Policy) -> list[int]:
-    """The nodes of a problem from which there is a way on, and which are reached, by how often."""
+    """Return the nodes that are reached and have a successor, the most often reached first."""
     problem = policy.problem
     chance = list(policy.asked.values())
     ways = [node for node in problem.order if problem.outgoing[node] and chance[node] >= 1e-3]
@@ -197,8 +211,8 @@ def draw_index_bars(policy: IndexPolicy) -> Figure:
     The node is asked while the best loss so far lies above its index, and else the search stops.
     """
     problem, weight = policy.problem, policy.tradeoff
-    in_turn = sorted(range(len(problem.nodes)), key=lambda node: float(policy.sigma[node].min()))
-    shown = in_turn[:MOST_PANELS]
+    order = sorted(range(len(problem.nodes)), key=lambda node: float(policy.sigma[node].min()))
+    shown = order[:MAX_PANELS]
     finite = problem.grid.values[np.isfinite(problem.grid.values)]
     most = float(finite.max(initial=0.0)) or 1.0
     with style():
@@ -223,7 +237,7 @@ def draw_index_bars(policy: IndexPolicy) -> Figure:
 
 
 def draw_calibration(trace: Trace, nodes: Sequence[str]) -> Figure:
-    """Draw how often each node is right, by how sure it says it is."""
+    """Draw how often each node is right, by its confidence."""
     colours = node_colours(nodes)
     shown = some_of(nodes)
     across = 2 if len(shown) in (2, 4) else min(3, len(shown))
@@ -238,15 +252,15 @@ def draw_calibration(trace: Trace, nodes: Sequence[str]) -> Figure:
             plain_axes(axes, grid="both")
             column = trace.names.index(name)
             confidence = trace.confidence[:, column]
-            said, share, count = reliability(confidence, right[:, column])
+            mean, share, count = reliability(confidence, right[:, column])
             chance = bool(confidence.min() >= 0 and confidence.max() <= 1)
             if chance:
                 axes.plot([0, 1], [0, 1], color=MUTED, lw=0.9, ls=(0, (1, 3)))
                 axes.set_xlim(-0.03, 1.03)
                 axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
             low, high = _wilson(share, count)
-            axes.fill_between(said, low, high, color=colours[name], alpha=0.22, lw=0)
-            axes.plot(said, share, "o-", color=colours[name], lw=1.6, ms=3.6)
+            axes.fill_between(mean, low, high, color=colours[name], alpha=0.22, lw=0)
+            axes.plot(mean, share, "o-", color=colours[name], lw=1.6, ms=3.6)
             axes.set_ylim(-0.03, 1.03)
             axes.set_yticks([0, 0.5, 1], ["0%", "50%", "100%"])
             axes.tick_params(labelsize=8.5)
@@ -259,14 +273,14 @@ def draw_calibration(trace: Trace, nodes: Sequence[str]) -> Figure:
 
 
 def some_of(nodes: Sequence[str]) -> list[str]:
-    """Return the nodes that are given a panel: all, or as many as there is room for, spread evenly.
+    """Return the nodes that get a panel: all, or as many as there is room for, evenly spread.
 
     >>> some_of([str(k) for k in range(25)])[-3:]
     ['20', '22', '24']
     """
-    if len(nodes) <= MOST_PANELS:
+    if len(nodes) <= MAX_PANELS:
         return list(nodes)
-    return [nodes[round(k)] for k in np.linspace(0, len(nodes) - 1, MOST_PANELS).tolist()]
+    return [nodes[round(k)] for k in np.linspace(0, len(nodes) - 1, MAX_PANELS).tolist()]
 
 
 def reliability(
@@ -276,16 +290,16 @@ def reliability(
 
     Bins hold about as many rows each; equal confidences stay together.
 
-    >>> said, share, rows = reliability(np.array([0.2, 0.2, 0.8]), np.array([True, False, True]))
-    >>> said.tolist(), share.tolist(), rows.tolist()
+    >>> mean, share, rows = reliability(np.array([0.2, 0.2, 0.8]), np.array([True, False, True]))
+    >>> mean.tolist(), share.tolist(), rows.tolist()
     ([0.2, 0.8], [0.5, 1.0], [2, 1])
     """
     edges = edges_of(confidence, states=bins, method="quantile")
     bin_of = np.searchsorted(edges, confidence, side="right")
     rows = np.bincount(bin_of, minlength=len(edges) + 1)
     some = rows > 0
-    said = np.bincount(bin_of, confidence, len(rows))[some] / rows[some]
-    return said, np.bincount(bin_of, right, len(rows))[some] / rows[some], rows[some]
+    mean = np.bincount(bin_of, confidence, len(rows))[some] / rows[some]
+    return mean, np.bincount(bin_of, right, len(rows))[some] / rows[some], rows[some]
 
 
 def _wilson(
@@ -311,10 +325,10 @@ def _stop_panel(axes: Axes, policy: Policy, node: int) -> None:
     else:
         possible = own + 1
         stopped = np.minimum(count, possible)
-    in_turn = np.argsort(own, kind="stable")
+    order = np.argsort(own, kind="stable")
     at = np.arange(len(own))
     plain_axes(axes)
-    low, high = stopped[in_turn], possible[in_turn]
+    low, high = stopped[order], possible[order]
     axes.bar(at, columns, 1.0, color=BLANK_COLOUR, ec=BLANK_COLOUR, lw=0.4)
     axes.bar(at, low, 1.0, color=STOP_COLOUR, ec=STOP_COLOUR, lw=0.4)
     axes.bar(at, high - low, 1.0, low, color=GO_COLOUR, ec=GO_COLOUR, lw=0.4)
@@ -332,12 +346,14 @@ def _stop_panel(axes: Axes, policy: Policy, node: int) -> None:
     axes.set_title(printable(name, 18) + then, color=INK, fontsize=9)
 
 
-def _cost_axis(axes: Axes, rungs: Sequence[Point], marked: Sequence[Point], *, top: float) -> None:
-    """Label bars, one per rung, by relative cost; point at the recommended ones."""
+def _cost_axis(
+    axes: Axes, rungs: Sequence[Point], marked: Sequence[Point], unit: float, *, top: float
+) -> None:
+    """Label bars, one per policy, by cost as a share of ``unit``; point at the marked ones."""
     ticks = np.unique(np.linspace(0, len(rungs) - 1, min(6, len(rungs))).round().astype(int))
-    axes.set_xticks(ticks, [percent(rungs[i].result.relative_cost) for i in ticks])
+    axes.set_xticks(ticks, [percent(rungs[i].result.cost / unit if unit else 0.0) for i in ticks])
     axes.set_xlim(-0.6, len(rungs) - 0.4)
-    axes.set_xlabel("cost per input, one bar per tradeoff", color=MUTED, fontsize=9)
+    axes.set_xlabel("cost per input, one bar per policy", color=MUTED, fontsize=9)
     for number, rung in enumerate(rungs):
         if any(rung is each for each in marked):
             axes.plot([number], [1.045 * top], "v", color=INK, ms=6, clip_on=False)
@@ -353,7 +369,7 @@ def _legend_columns(nodes: Sequence[str]) -> int:
 
 
 def _joined(names: Sequence[str], longest: int = 44) -> str:
-    """Return who has been asked; of many, the first and the last.
+    """Return the nodes that have been asked; of many, the first and the last.
 
     >>> _joined(["a", "b"]), _joined(["conv1", "conv2", "conv3", "conv4"], longest=20)
     ('a + b', 'conv1 + 2 more + conv4')
@@ -379,3 +395,83 @@ def _stop_legend(figure: Figure, go: str, *blank: str) -> None:
     handles += [Patch(color=BLANK_COLOUR, label=label) for label in blank]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9,
                   labelcolor=INK, handlelength=1.1)  # fmt: skip
+
+
+def draw_if_stop(experiments: Sequence[Experiment]) -> Figure:
+    """Draw the if-stop matrices of the paper's synthetic experiments.
+
+    Each experiment has two panels: after its first node, and after its last node but one. The
+    horizontal axis is the loss of the node just asked. The vertical axis is the best loss so far,
+    which can be no larger, so the upper left half stays blank.
+
+    Args:
+        experiments: What :func:`ttamer.theory.if_stop_experiments` returns.
+
+    Returns:
+        A matplotlib figure; :func:`save_figure` writes it.
+
+    Raises:
+        MissingExtra: If matplotlib is not installed.
+
+    >>> from ttamer.theory import if_stop_experiments
+    >>> len(draw_if_stop(if_stop_experiments(nodes=3, states=6)).axes)
+    8
+    """
+    with style():
+        return _if_stop(experiments)
+
+
+def _if_stop(experiments: Sequence[Experiment]) -> Figure:
+    """Draw the panels in the style that is set."""
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    colours = ListedColormap([BLANK_COLOUR, GO_COLOUR, STOP_COLOUR])
+    figure = new_figure(3.1 * len(experiments), 6.6)
+    axes = figure.subplots(2, len(experiments), sharex=True, sharey=True, squeeze=False)
+    for column, experiment in enumerate(experiments):
+        names = experiment.policy.problem.names
+        for row, place in enumerate((0, len(names) - 2)):
+            axis = axes[row][column]
+            axis.imshow(
+                _shades(experiment, place), origin="lower", extent=(0, 1, 0, 1), cmap=colours,
+                vmin=0, vmax=2, interpolation="nearest", aspect="equal",
+            )  # fmt: skip
+            for side in axis.spines.values():
+                side.set_visible(False)
+            axis.tick_params(length=0, labelsize=8, colors=INK)
+            axis.set_xticks([0, 0.5, 1])
+            axis.set_yticks([0, 0.5, 1])
+            if column == 0:
+                axis.set_ylabel(f"after node {place + 1}\nbest loss so far", color=INK)
+            if row == 1:
+                axis.set_xlabel("loss of the node just asked", color=INK, fontsize=9)
+        excess = experiment.excess_with_recall
+        verdict = "is optimal" if excess < 1e-9 else f"is {excess:.2%} above"
+        axes[0][column].set_title(
+            f"{experiment.name}\none threshold {verdict}", fontsize=10, color=INK
+        )
+    figure.legend(
+        handles=[
+            Patch(color=STOP_COLOUR, label="stop"),
+            Patch(color=GO_COLOUR, label="go on"),
+            Patch(color=BLANK_COLOUR, label="cannot happen"),
+        ],
+        loc="outside lower center", ncols=3, frameon=False,
+    )  # fmt: skip
+    figure.suptitle(
+        "When to stop: with independent losses only the best so far matters; with correlated ones "
+        "the last one does too",
+        color=INK, fontsize=12,
+    )  # fmt: skip
+    return figure
+
+
+def _shades(experiment: Experiment, place: int) -> NDArray[np.int_]:
+    """Rows are the best loss so far, columns the current loss: 0 impossible, 1 go on, 2 stop."""
+    policy = experiment.policy
+    problem = policy.problem
+    reached = problem.parent_edge(0).probabilities[0] > 0
+    stops = policy.if_stop(problem.names[place])[:, :-1]
+    possible = np.tril(np.ones(stops.shape, bool)) & reached[:, np.newaxis] & reached
+    return np.where(possible, np.where(stops, 2, 1), 0).T

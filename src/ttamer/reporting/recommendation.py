@@ -1,8 +1,10 @@
 """The recommendation: one sentence, computed from a frontier and never assumed.
 
-At the reference's accuracy (or, where nobody is cheaper there, at the first of the frontier's
-margins where somebody is) the families that could be deployed are compared by what they cost. Our
-own is named if it is cheapest, or so near that the rows cannot tell; else the other one is.
+The families that could be deployed are compared by their cost at the accuracy of the reference. If
+none is cheaper there, they are compared at the first of the frontier's margins of error at which
+the saving is worth the errors. Our own family is named if it is the cheapest, or if the rows cannot
+tell it from the cheapest; otherwise the other family is named. If nothing is worth it, the
+recommendation is to use one model alone.
 """
 
 from __future__ import annotations
@@ -17,34 +19,43 @@ from ttamer.baselines.moves import Moves
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.bootstrap import Resampled
 from ttamer.evaluation.frontiers import MORE_ERROR
-from ttamer.reporting.wording import less, points
+from ttamer.reporting.style import less, number, percent, points
 from ttamer.stats.envelope import lower_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ttamer.evaluation.frontiers import Frontier, Point
     from ttamer.evaluation.results import Interval
     from ttamer.trace.trace import Trace
 
-__all__ = ["Recommendation", "Share", "peeks", "recommend", "reference_in_words", "settings_at"]
+__all__ = [
+    "Recommendation",
+    "Share",
+    "point_in_words",
+    "recommend",
+    "reference_in_words",
+    "settings_at",
+    "uses_labels",
+]
 
 Outcome = Literal["wins", "ties", "loses", "unreached", "nothing"]
 
-WORTH_SAYING = 0.01
-"""A saving below one percent is none."""
-WORTH_ERRING = 0.05
-"""Nor is one below five percent, where it takes more errors to have it."""
-ONE_IS_ENOUGH = 0.02
+MIN_SAVING = 0.01
+"""A smaller saving, as a share of the reference's cost, is not recommended."""
+MIN_SAVING_FOR_ERRORS = 0.05
+"""A saving that takes more errors than the reference makes must be at least this large."""
+SAVING_PER_ERROR = 10.0
+"""A saving must be at least this many times the additional error rate: 20% for two points."""
+MIN_GAIN_OF_MIXING = 0.02
 """Two settings are mixed only where that saves more than this share of the reference's cost."""
-NEAR = 0.05
-"""Savings further apart than this are not called level, however few the rows."""
+MAX_TIE = 0.05
+"""Savings further apart than this are not called level, even if the rows cannot tell them apart."""
 _SLACK = 1e-9
+"""Errors are equal up to this difference."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """A setting, and the share of inputs to play it on."""
+    """A setting, and the share of inputs that it decides."""
 
     point: Point
     share: float
@@ -52,30 +63,36 @@ class Share:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to deploy, and the three numbers that matter."""
+    """What to deploy, and the three numbers that matter.
+
+    Made by :func:`recommend`, which has an example.
+    """
 
     outcome: Outcome
     """How our family did; ``"nothing"``: no family is cheaper than the reference."""
     sentence: str
+    """The recommendation in words."""
     notes: tuple[str, ...]
-    """Small print: what the sentence leaves out."""
+    """What the sentence leaves out."""
     family: str
     """The family recommended; the numbers below are its own."""
     against: str
     """What families are compared with, in words: "the full network", or "large alone"."""
     more_error: float
-    """How much more than that it may err."""
+    """The margin: how much larger the error may be than that of ``against``."""
     settings: tuple[Share, ...]
     """One setting, or two to be mixed at random, the larger share first."""
     saving: float | None
-    """The share of the reference's cost saved; negative if dearer, None if it does not reach."""
+    """The share of the reference's cost saved: negative if the family costs more, None if it does
+    not reach the accuracy."""
     saving_interval: Interval
-    """95%; the lower end is -inf if too many resamples fall short."""
+    """The 95% interval of the saving; its lower end is -inf if too many resamples fall short."""
     falls_short: float
     """The share of resamples in which it does not reach that accuracy."""
     error_at_price: float | None
     """Its error at the reference's cost."""
     error_at_price_interval: Interval
+    """The 95% interval of that error."""
     cheapest: str
     """The cheapest node."""
     cheapest_answers: float
@@ -95,14 +112,37 @@ def recommend(
     resamples: int = 400,
     seed: int = 0,
 ) -> Recommendation:
-    """Return what to deploy; ``family`` is our own, the others are its rivals."""
+    """Return what to deploy.
+
+    Args:
+        frontier: What :func:`ttamer.evaluation.frontier` returned.
+        test_trace: The rows on which the frontier was measured.
+        family: Our own family; all others of the frontier are its rivals.
+        resamples: How many bootstrap resamples the intervals are taken from.
+        seed: The seed of the resamples.
+
+    Returns:
+        The recommendation, with its numbers and their intervals.
+
+    Raises:
+        ArgumentError: If the frontier has no such family.
+
+    >>> from ttamer import datasets
+    >>> from ttamer.evaluation import frontier
+    >>> fit_rows, test_rows = (datasets.load("langid", part).take(slice(400))
+    ...                        for part in ("fit", "test"))
+    >>> found = frontier(fit_rows, test_rows, families=["ttamer", "chain"], resamples=0)
+    >>> recommend(found, test_rows).against
+    'lingua alone'
+    """
     if family not in frontier.families:
         raise ArgumentError(
             f"the frontier has no family {family!r}; it has {', '.join(frontier.families)}"
         )
     saved = {more: _savings(frontier, more) for more in MORE_ERROR}
-    worth = {more: WORTH_ERRING if more else WORTH_SAYING for more in MORE_ERROR}
-    more = next((m for m in MORE_ERROR if max(saved[m].values(), default=0.0) >= worth[m]), 0.0)
+    more = next(
+        (m for m in MORE_ERROR if max(saved[m].values(), default=0.0) >= _least_saving(m)), 0.0
+    )
     savings = saved[more]
     rivals = {name: share for name, share in savings.items() if name != family}
     rival = max(rivals, key=lambda name: rivals[name], default=None)
@@ -135,10 +175,10 @@ def recommend(
 
 
 def settings_at(frontier: Frontier, family: str, more_error: float = 0.0) -> tuple[Share, ...]:
-    """Return the settings that reach a margin of the reference's error at the envelope's cost.
+    """Return the settings of a family that err at most ``more_error`` more than the reference.
 
-    One, where the cheapest setting that reaches it alone costs little more than the mixture; two
-    neighbours on the envelope otherwise. Where none reaches it, the one of least error.
+    One setting, if the cheapest that reaches this error alone costs little more than a mixture;
+    otherwise two neighbours on the envelope. If none reaches it, the setting of least error.
     """
     points = frontier.of(family)
     limit = frontier.reference.error + more_error
@@ -148,13 +188,13 @@ def settings_at(frontier: Frontier, family: str, more_error: float = 0.0) -> tup
         return (Share(least, 1.0),)
     alone = min(within, key=lambda point: point.result.cost)
     cost = frontier.cost_at(family, more_error)
-    if cost is None or alone.result.cost - cost <= ONE_IS_ENOUGH * frontier.reference.cost:
+    if cost is None or alone.result.cost - cost <= MIN_GAIN_OF_MIXING * frontier.reference.cost:
         return (Share(alone, 1.0),)
     edge = [points[i] for i in lower_envelope(*frontier.curve(family))]
     right = next(i for i, point in enumerate(edge) if point.result.error <= limit + _SLACK)
-    cheap, dear = edge[right - 1], edge[right]
-    share = (cheap.result.error - limit) / (cheap.result.error - dear.result.error)
-    mixed = Share(dear, share), Share(cheap, 1 - share)
+    cheap, accurate = edge[right - 1], edge[right]
+    share = (cheap.result.error - limit) / (cheap.result.error - accurate.result.error)
+    mixed = Share(accurate, share), Share(cheap, 1 - share)
     return mixed if share >= 0.5 else mixed[::-1]
 
 
@@ -163,49 +203,61 @@ def reference_in_words(frontier: Frontier, trace: Trace) -> str:
     return "the full network" if trace.spec.is_network else f"{frontier.reference.node} alone"
 
 
-def peeks(family: str) -> bool:
-    """Whether a family looks at what it could not know, as the oracle does.
+def point_in_words(*points: Share) -> str:
+    """Return a policy as people name it: by what it costs and how often it errs."""
+    cost = sum(each.share * each.point.result.cost for each in points)
+    error = sum(each.share * each.point.result.error for each in points)
+    return f"{number(cost)} per input (error {percent(error, digits=1)})"
 
-    >>> peeks("oracle"), peeks("ttamer")
+
+def uses_labels(family: str) -> bool:
+    """Return whether a family decides by labels that no deployed policy has, as the oracle does.
+
+    >>> uses_labels("oracle"), uses_labels("ttamer")
     (True, False)
     """
-    return bool(getattr(FAMILIES.get(family), "peeks", False))
+    return bool(getattr(FAMILIES.get(family), "uses_labels", False))
+
+
+def _least_saving(more: float) -> float:
+    """Return the saving that makes a margin of error worth it."""
+    return max(MIN_SAVING_FOR_ERRORS, SAVING_PER_ERROR * more) if more else MIN_SAVING
 
 
 def _outcome(
     family: str, mine: float | None, rival: str | None, theirs: float | None, *, close: bool
 ) -> tuple[Outcome, str]:
-    """How our family did, and which one to recommend."""
-    if max((s for s in (mine, theirs) if s is not None), default=0.0) < WORTH_SAYING:
+    """Return how our family did, and which one to recommend."""
+    if max((s for s in (mine, theirs) if s is not None), default=0.0) < MIN_SAVING:
         return "nothing", family
     if rival is None or theirs is None or (mine is not None and mine >= theirs):
         return "wins", family
     if mine is None:
         return "unreached", rival
     behind = theirs - mine
-    if mine >= WORTH_SAYING and (behind < WORTH_SAYING or (close and behind < NEAR)):
+    if mine >= MIN_SAVING and (behind < MIN_SAVING or (close and behind < MAX_TIE)):
         return "ties", family
     return "loses", rival
 
 
 def _savings(frontier: Frontier, more: float) -> dict[str, float]:
-    """The share of the reference's cost that each family saves; of those that get there.
+    """Return the share of the reference's cost that each family saves, if it reaches the accuracy.
 
-    A family that peeks, as the oracle does, cannot be deployed and does not count.
+    A family that uses labels, as the oracle does, cannot be deployed and is left out.
     """
     price = frontier.reference.cost
-    costs = {f: frontier.cost_at(f, more) for f in frontier.families if not peeks(f)}
+    costs = {f: frontier.cost_at(f, more) for f in frontier.families if not uses_labels(f)}
     return {f: 1 - cost / price for f, cost in costs.items() if cost is not None and price > 0}
 
 
 def _cheapest_node(trace: Trace) -> str:
-    """The node whose answer is cheapest to have, with all that is asked or passed before it."""
+    """Return the node whose answer costs least, with all that is asked or passed before it."""
     return trace.names[int(np.argmin(Moves.of(trace).prices))]
 
 
 @dataclass(frozen=True)
 class _Words:
-    """The sentence and its small print."""
+    """The sentence and its notes."""
 
     frontier: Frontier
     trace: Trace
@@ -229,11 +281,11 @@ class _Words:
         """Return the recommendation."""
         node, family, rival = self.frontier.reference.node, self.family, self.rival
         if len(self.trace.names) == 1:
-            return f"There is one node, {node}: it answers everything."
+            return f"There is one node, {node}: it answers every input."
         if self.frontier.reference.cost <= 0:
             return f"Asking {node} costs nothing: there is nothing to save."
         if outcome == "nothing":
-            return f"{self.place}, nothing tried here costs less: ask {node} every time."
+            return f"{self.place}, nothing measured here costs less: use {self.alone}."
         mine = less(self.savings.get(family, 0.0))
         theirs = "" if rival is None else less(self.savings.get(rival, 0.0))
         if outcome == "unreached":
@@ -244,7 +296,24 @@ class _Words:
         if outcome == "loses":
             return f"{self.place}, {rival} costs {theirs} and {family} {mine}: use {rival}."
         level = f", level with {rival} ({theirs})" if outcome == "ties" else ""
-        return f"{self.place}, {family} costs {mine}{level}: use {self.knobs}."
+        if (only := self.only_node) is not None:
+            return f"{self.place}, {only} alone costs {mine}{level}: use {only} alone."
+        kind = "policy" if len(self.settings) == 1 else "mixture of two policies"
+        return (
+            f"{self.place}, {family} costs {mine}{level}: use its {kind} at "
+            f"{point_in_words(*self.settings)}."
+        )
+
+    @property
+    def only_node(self) -> str | None:
+        """The node that the settings ask on every input, if they ask no other."""
+        asked = {
+            name
+            for each in self.settings
+            for name, share in each.point.result.asked.items()
+            if share > 0
+        }
+        return asked.pop() if len(asked) == 1 else None
 
     def notes(self, outcome: Outcome) -> list[str]:
         """Return what the sentence leaves out."""
@@ -252,14 +321,14 @@ class _Words:
             return []
         said = []
         if self.more and outcome != "nothing":
-            said.append(f"At its full accuracy nothing tried here costs less than {self.alone}.")
+            said.append(f"At its full accuracy nothing measured here costs less than {self.alone}.")
         if outcome != "nothing":
             said += self._mixing()
         if outcome == "wins" and self.rival is not None:
             close = "; these rows cannot tell the two apart" if self.close else ""
             said.append(f"Next comes {self.rival}: {less(self.savings[self.rival])}{close}.")
         if outcome == "loses" and self.close:
-            said.append("These rows are too few to tell the two apart for certain.")
+            said.append("These rows are too few to tell the two apart with confidence.")
         if outcome in ("ties", "loses") and self.rival is not None:
             mine, theirs = self.frontier.area(self.family), self.frontier.area(self.rival)
             if round(mine, 3) < round(theirs, 3):
@@ -272,36 +341,11 @@ class _Words:
         return said
 
     def _mixing(self) -> list[str]:
-        """What mixing has to do with the saving, if anything."""
+        """Return what mixing has to do with the saving, if anything."""
         point = self.settings[0].point
         if len(self.settings) == 2:
-            return [f"That is {point.policy} with two settings, drawn at random per input."]
+            return [f"A mixture draws one of two settings of {point.policy} at random per input."]
         alone = less(1 - point.result.cost / self.frontier.reference.cost)
         if alone == less(self.savings[point.policy]):
             return []
-        return [f"By itself that setting costs {alone}; mixing in a cheaper one gives the rest."]
-
-    @property
-    def knobs(self) -> str:
-        first, *second = self.settings
-        every = self.frontier.of(self.family)
-        text = knob_text(first.point, every)
-        if not second:
-            return text
-        other = knob_text(second[0].point, every)
-        return f"{text} on {first.share:.0%} of inputs, {other} on the others"
-
-
-def knob_text(point: Point, family: Sequence[Point]) -> str:
-    """Return a knob in words; a tradeoff in as few digits as tell it from the family's others."""
-    if set(point.knob) != {"tradeoff"}:
-        return ", ".join(f"{name} {value}" for name, value in point.knob.items())
-    wanted = float(point.knob["tradeoff"])
-    every = [float(each.knob["tradeoff"]) for each in family]
-    for digits in range(2, 17):
-        text = f"{wanted:.{digits}g}"
-        nearest = min(every, key=lambda each: abs(each - float(text)))
-        # Within 1% of its distance to the nearer end: a ladder's rungs are in equal ratios there.
-        if abs(float(text) - wanted) <= 0.01 * min(wanted, 1 - wanted) and nearest == wanted:
-            return f"tradeoff {text}"
-    return f"tradeoff {wanted!r}"
+        return [f"By itself that setting costs {alone}; mixing in a cheaper one saves the rest."]

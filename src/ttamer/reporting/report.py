@@ -1,4 +1,4 @@
-"""The report: what to deploy in one sentence, and the pictures that show why."""
+"""The report: what to deploy in one sentence, and the figures that show why."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 from ttamer._version import __version__
 from ttamer.errors import ArgumentError
 from ttamer.policy.index import IndexPolicy
-from ttamer.reporting.frontier_figure import draw_frontier, drawn, family_colours, svg_of
+from ttamer.reporting.frontier_figure import draw_frontier, family_colours
 from ttamer.reporting.page import Cell, Page, Picture, Tile, render
 from ttamer.reporting.policy_figures import (
-    MOST_PANELS,
+    MAX_PANELS,
     draw_answered,
     draw_calibration,
     draw_index_bars,
@@ -22,8 +22,14 @@ from ttamer.reporting.policy_figures import (
     draw_stop_panels,
     reached_steps,
 )
-from ttamer.reporting.recommendation import knob_text, peeks, recommend, settings_at
-from ttamer.reporting.wording import less, percent, points
+from ttamer.reporting.recommendation import (
+    Share,
+    point_in_words,
+    recommend,
+    settings_at,
+    uses_labels,
+)
+from ttamer.reporting.style import drawn, less, number, percent, points, svg_of
 
 if TYPE_CHECKING:
     import os
@@ -39,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["write_report"]
 
 NONE = "\N{EN DASH}"
+"""What a cell shows where there is no number."""
 
 
 def write_report(
@@ -49,10 +56,34 @@ def write_report(
     *,
     title: str | None = None,
 ) -> list[Path]:
-    """Write one self-contained HTML file, and its pictures as PNG and SVG in a folder beside it.
+    """Write one self-contained HTML file, and its figures as PNG and SVG in a folder beside it.
 
-    ``ladder`` is one of the families of the frontier, and ``test_trace`` holds the rows on which
-    the frontier was measured. Returns the paths written, the page first.
+    Args:
+        frontier: What :func:`ttamer.evaluation.frontier` returned.
+        ladder: A fit that is one of the frontier's families: fitted to the same rows with the same
+            options.
+        test_trace: The rows on which the frontier was measured.
+        path: Where to write the page. The folder of figures has its name and ``_figures``.
+        title: The title of the page; by default the name of the cascade, or its nodes.
+
+    Returns:
+        The paths written, the page first.
+
+    Raises:
+        ArgumentError: If the ladder or the trace does not belong to the frontier.
+        MissingExtra: If matplotlib is not installed.
+
+    >>> import tempfile
+    >>> import ttamer as tt
+    >>> from ttamer import datasets
+    >>> from ttamer.evaluation import frontier
+    >>> fit_rows, test_rows = (datasets.load("langid", part).take(slice(300))
+    ...                        for part in ("fit", "test"))
+    >>> found = frontier(fit_rows, test_rows, families=["ttamer", "chain"], resamples=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     paths = write_report(found, tt.fit(fit_rows), test_rows, Path(folder) / "report.html")
+    >>> paths[0].name, paths[1].name
+    ('report.html', 'frontier.png')
     """
     if len(test_trace) != frontier.test_rows:
         raise ArgumentError(
@@ -90,7 +121,7 @@ def write_report(
 
 
 def _family_of(ladder: FittedLadder, frontier: Frontier, trace: Trace) -> str:
-    """Return the family of the frontier that the ladder is: its rungs decide the same."""
+    """Return the family of the frontier whose settings decide as the ladder's policies do."""
     tradeoffs = set(ladder.ladder.tradeoffs)
     for family in frontier.families:
         points = frontier.of(family)
@@ -141,18 +172,19 @@ def _pictures(
         ),
         Picture(
             "answered",
-            "Who answers",
-            f"Whose answer {family} returns, from its cheapest rung to its dearest. {pointer}",
+            "Which node answers",
+            f"Whose answer {family} returns, from its cheapest policy to its most expensive. "
+            f"{pointer}",
             _answered_label(marked[0], nodes, family),
-            drawn(draw_answered(rungs, nodes, marked)),
+            drawn(draw_answered(rungs, nodes, marked, _unit(frontier))),
         ),
-        _recall_picture(rungs, marked),
-        _stop_picture(ladder.at(marked[0].knob["tradeoff"]), knob_text(marked[0], rungs)),
+        _recall_picture(rungs, marked, _unit(frontier)),
+        _stop_picture(ladder.at(marked[0].knob["tradeoff"]), point_in_words(Share(marked[0], 1.0))),
         Picture(
             "calibration",
             "Calibration",
-            "How often each node is right, by how sure it says it is, with 95% intervals. On the "
-            "dotted line confidence is the chance to be right." + _spread(len(nodes)),
+            "How often each node is right, by its confidence, with 95% intervals. On the dotted "
+            "line the confidence is the probability of being right." + _spread(len(nodes)),
             f"Reliability curves of {_listed(nodes)}.",
             drawn(draw_calibration(trace, nodes)),
         ),
@@ -164,7 +196,7 @@ def _answered_label(point: Point, nodes: Sequence[str], family: str) -> str:
     return f"Share of inputs answered by each node along {family}'s ladder; where marked: {shares}."
 
 
-def _recall_picture(rungs: Sequence[Point], marked: Sequence[Point]) -> Picture:
+def _recall_picture(rungs: Sequence[Point], marked: Sequence[Point], unit: float) -> Picture:
     result = marked[0].result
     caption = "Where marked, the last answer was always the one returned."
     if result.recalled:
@@ -175,45 +207,46 @@ def _recall_picture(rungs: Sequence[Point], marked: Sequence[Point]) -> Picture:
         )
     if not any(rung.result.recalled for rung in rungs):
         caption = "The last answer was always the one returned."
-    return Picture("recall", "What recall did", caption, caption, drawn(draw_recall(rungs, marked)))
+    drawing = drawn(draw_recall(rungs, marked, unit))
+    return Picture("recall", "What recall did", caption, caption, drawing)
 
 
-def _stop_picture(fitted_policy: FittedPolicy, knob: str) -> Picture:
-    """When to stop: as matrices, as indices, or as bars, by the kind of the policy."""
+def _stop_picture(fitted_policy: FittedPolicy, name: str) -> Picture:
+    """Return when to stop: as matrices, as indices, or as bars, by the kind of the policy."""
     policy = fitted_policy.policy
     problem = policy.problem
     names = fitted_policy.fitted.spec.names
-    heading, rule = "When to stop", f"The rule at {knob}. "
+    heading, rule = "When to stop", f"The rule of the policy at {name}. "
     if len(names) == 1:
         return Picture("stop", heading, f"There is one node: {names[0]} always answers.")
     if isinstance(policy, IndexPolicy) and not problem.is_line:
-        told = (
+        how = (
             "From top to bottom, a node is asked while the best loss so far is above its index, "
             "where the colour changes; else the search stops."
         )
         count, drawing = len(names), drawn(draw_index_bars(policy))
     elif policy.recall:
-        told = "After each node: across, how sure it was; up, the best loss so far."
+        how = "After each node: across, its confidence; up, the best loss so far."
         count = sum(bool(edges) for edges in problem.outgoing[:-1])
         drawing = drawn(draw_stop_panels(policy))
     else:
-        told = (
-            "Who has been asked, and on what share of inputs; across, how likely the best answer "
-            "in hand is to be wrong."
+        how = (
+            "Which nodes have been asked, and on what share of inputs; across, how likely the best "
+            "answer so far is to be wrong."
         )
         numbers = getattr(fitted_policy.fitted, "steps", [(i,) for i in range(len(names))])
         steps = [[names[node] for node in step] for step in numbers]
         count, drawing = len(reached_steps(policy)), drawn(draw_step_bars(policy, steps))
-    label = f"When to stop, among {_listed(names)}. {told}"
-    return Picture("stop", heading, rule + told + _first_only(count), label, drawing)
+    label = f"When to stop, among {_listed(names)}. {how}"
+    return Picture("stop", heading, rule + how + _first_only(count), label, drawing)
 
 
 def _first_only(count: int) -> str:
-    return f" The first {MOST_PANELS} of {count} are shown." if count > MOST_PANELS else ""
+    return f" The first {MAX_PANELS} of {count} are shown." if count > MAX_PANELS else ""
 
 
 def _spread(count: int) -> str:
-    return f" {MOST_PANELS} of {count} are shown." if count > MOST_PANELS else ""
+    return f" {MAX_PANELS} of {count} are shown." if count > MAX_PANELS else ""
 
 
 def _tiles(frontier: Frontier, advice: Recommendation) -> list[Tile]:
@@ -225,15 +258,16 @@ def _tiles(frontier: Frontier, advice: Recommendation) -> list[Tile]:
                       f"its least error is {min(frontier.curve(advice.family)[1]):.1%}, against "
                       f"{frontier.reference.error:.1%}", None)  # fmt: skip
     else:
-        sure = f"95% interval {percent(low)} to {percent(high)}"
+        interval = f"95% interval {percent(low)} to {percent(high)}"
         if low == -np.inf:
             short = percent(advice.falls_short)
-            sure = f"95% interval up to {percent(high)}; {short} of resamples fall short"
-        saving = Tile(less(advice.saving), f"cost of {advice.family} {place}", sure, advice.saving)
+            interval = f"95% interval up to {percent(high)}; {short} of resamples fall short"
+        saving = Tile(less(advice.saving), f"cost of {advice.family} {place}",
+                      interval, advice.saving)  # fmt: skip
     error = advice.error_at_price
     if error is None:
         accuracy = Tile(NONE, f"accuracy at the price of {advice.against}",
-                        f"{advice.family} has no setting so cheap", None)  # fmt: skip
+                        f"{advice.family} has no setting that cheap", None)  # fmt: skip
     else:
         low, high = advice.error_at_price_interval
         accuracy = Tile(
@@ -262,35 +296,40 @@ def _table_caption(frontier: Frontier, advice: Recommendation) -> str:
     reference = frontier.reference
     return (
         f"What each family costs at the error of {advice.against} ({reference.error:.1%}) and at "
-        f"0.5 to 5 points more, as a share of the full or dearest model's {frontier.full_cost:.4g} "
-        f"per input ({advice.against}: {percent(reference.cost / frontier.full_cost)}). Mean: the "
-        "mean error over all costs up to that."
+        f"0.5 to 5 points more, as a share of what {advice.against} costs "
+        f"({number(_unit(frontier))} per input). Mean: the mean error over all costs."
     )
 
 
+def _unit(frontier: Frontier) -> float:
+    """Return the cost that all shares on the page are of: the reference's, unless that is 0."""
+    return frontier.reference.cost or frontier.full_cost
+
+
 def _rows(frontier: Frontier, advice: Recommendation) -> list[tuple[str, str | None, list[Cell]]]:
-    """The table, the cheapest at the reference's error first; what cannot be deployed last."""
+    """Return the table, the cheapest at the reference's error first, the oracle last."""
     summary = frontier.to_dict()["families"]
     colours = family_colours(frontier, advice.family)
     margins = _margins(frontier)
 
     def numbers(family: str) -> list[float | None]:
-        relative = summary[family]["relative_cost_at_error"]
-        return [*(relative[margin] for margin in margins), summary[family]["area"]]
+        costs = (summary[family]["cost_at_error"][margin] for margin in margins)
+        shares = (None if cost is None else cost / _unit(frontier) for cost in costs)
+        return [*shares, summary[family]["area"]]
 
-    def turn(family: str) -> tuple[Any, ...]:
+    def rank(family: str) -> tuple[Any, ...]:
         cost, *_, area = numbers(family)
-        return peeks(family), np.inf if cost is None else cost, area
+        return uses_labels(family), np.inf if cost is None else cost, area
 
-    honest = [numbers(family) for family in summary if not peeks(family)]
+    deployable = [numbers(family) for family in summary if not uses_labels(family)]
     best = [min((v for v in column if v is not None), default=None)
-            for column in zip(*honest, strict=True)]  # fmt: skip
+            for column in zip(*deployable, strict=True)]  # fmt: skip
     rows = []
-    for family in sorted(summary, key=turn):
+    for family in sorted(summary, key=rank):
         cells = []
         for place, value in enumerate(numbers(family)):
             shown = NONE if value is None else f"{value:.{2 if value < 0.0995 else 1}%}"
-            is_best = value is not None and value == best[place] and not peeks(family)
+            is_best = value is not None and value == best[place] and not uses_labels(family)
             cells.append(Cell(shown, value, is_best))
         rows.append((family, colours.get(family), cells))
     return rows
@@ -311,13 +350,13 @@ def _provenance(frontier: Frontier, ladder: FittedLadder, trace: Trace) -> list[
 
 
 def _remarks(trace: Trace) -> list[str]:
-    """What reading the rows left out or decided."""
+    """Return what reading the rows left out or decided."""
     left_out = [f"{count:,} rows left out: {why}." for why, count in trace.left_out.items()]
     return [*left_out, *trace.notes]
 
 
 def _cheapest_first(trace: Trace) -> list[str]:
-    """The nodes by cost; exits as they stand."""
+    """Return the nodes by cost; the exits of a network in their order."""
     if trace.spec.is_network:
         return list(trace.names)
     cost = dict(zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True))

@@ -17,3 +17,4 @@ from ttamer.theory.optima import (
 )
 from ttamer.theory.synthetic import Experiment as Experiment
 from ttamer.theory.synthetic import experiment as experiment
+from ttamer.theory.synthetic import if_stop_experiments as if_stop_experiments

@@ -1,4 +1,4 @@
-"""``ttamer torch``: early-exit networks, measured where they run."""
+"""``ttamer torch``: what the parts of an early-exit network cost on this machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 __all__ = ["add_to"]
 
 BUILT_IN = ("vgg11", "vgg13", "vgg16", "bert-base", "gpt2-medium")
+"""The networks that can be profiled by name, with random weights."""
 
 
 def add_to(commands: Any) -> None:
@@ -31,7 +32,7 @@ def add_to(commands: Any) -> None:
     )
     profile.add_argument(
         "network",
-        help=f"one of {', '.join(BUILT_IN)} (random weights), or module:function, a function of "
+        help=f"one of {', '.join(BUILT_IN)} (random weights), or MODULE:FUNCTION, a function of "
         "yours that returns (network, example inputs)",
     )
     profile.add_argument("--batch", type=int, nargs="+", default=[1, 32], metavar="N",
@@ -51,8 +52,7 @@ def run_profile(args: argparse.Namespace) -> None:
     """Measure and print."""
     from dataclasses import asdict
 
-    from ttamer.cli.progress import teller
-    from ttamer.cli.show import as_json
+    from ttamer.cli.output import as_json, progress_line
     from ttamer.errors import ArgumentError, MissingExtra
 
     try:
@@ -73,16 +73,16 @@ def run_profile(args: argparse.Namespace) -> None:
     except (RuntimeError, AssertionError) as error:  # no such device
         first = str(error).splitlines()[0]
         raise ArgumentError(f"--device {args.device}: cannot be used: {first}") from None
-    tell = teller()
+    progress = progress_line(quiet=args.json)
     measured = profile(
         network,
         to_device(example, device),
         sizes=args.batch,
         precision=args.precision,
         graphs=args.graphs,
-        progress=tell,
+        progress=progress,
     )
-    tell("")
+    progress("")
     if args.output:
         measured.save(args.output)
     if args.cascade:
@@ -91,7 +91,7 @@ def run_profile(args: argparse.Namespace) -> None:
 
 
 def _text(name: str, measured: Any) -> str:
-    from ttamer.cli.show import number, table
+    from ttamer.cli.output import number, table
 
     head = ["milliseconds"]
     for size in measured.sizes:
@@ -108,7 +108,7 @@ def _text(name: str, measured: Any) -> str:
     how = f"{measured.device}, {measured.precision}{', CUDA graphs' if measured.graphs else ''}"
     return (
         f"{name} on {how}\n"
-        "reach: from the exit before; ask: ramp, decision and wait, for a batch of so many\n\n"
+        "reach: from the exit before; ask: ramp, decision and wait; for each batch size\n\n"
         + table(head, [*rows, total])
     )
 
@@ -118,6 +118,7 @@ def _network(name: str) -> tuple[Any, Any]:
     import torch
 
     from ttamer import torch as exits
+    from ttamer.cli.modules import load_function
     from ttamer.errors import ArgumentError
 
     if name.startswith("vgg") and name in BUILT_IN:
@@ -127,28 +128,13 @@ def _network(name: str) -> tuple[Any, Any]:
         return (exits.bert if name == "bert-base" else exits.gpt2)(classes=2), words
     if ":" not in name:
         raise ArgumentError(
-            f"there is no network {name!r}; there are {', '.join(BUILT_IN)}, or name a function "
-            "of yours as module:function"
+            f"there is no network {name!r}; use one of {', '.join(BUILT_IN)}, or a function of "
+            "yours as MODULE:FUNCTION"
         )
-    return _made(name)
-
-
-def _made(name: str) -> tuple[Any, Any]:
-    """Call a function of the user's, found from where the command is run."""
-    import sys
-
-    from ttamer.errors import ArgumentError
-    from ttamer.runtime.references import import_reference
-    from ttamer.torch.early_exit import EarlyExit
-
-    sys.path.insert(0, "")
-    try:
-        made = import_reference(name)()
-    finally:
-        sys.path.remove("")
-    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], EarlyExit):
+    made = load_function(name)()
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], exits.EarlyExit):
         raise ArgumentError(
-            f"{name} returned {type(made).__name__}; it must return an EarlyExit "
-            "and an example of its inputs"
+            f"{name} returned {type(made).__name__}; it must return an EarlyExit and an example "
+            "of its inputs"
         )
     return made

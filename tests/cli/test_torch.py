@@ -44,8 +44,8 @@ def test_a_network_of_ones_own_is_profiled(capsys):
 @pytest.mark.parametrize(
     ("argv", "error"),
     [
-        (["nope"], "there is no network 'nope'; there are vgg11"),
-        (["my_networks:nobody"], "my_networks:nobody cannot be imported"),
+        (["nope"], "there is no network 'nope'; use one of vgg11"),
+        (["my_networks:missing"], "my_networks:missing cannot be imported"),
         (["no_such_module:x"], "no_such_module:x cannot be imported"),
         (["my_networks:nothing"], "returned int; it must return an EarlyExit"),
         (["my_networks:tiny", "--device", "cuda:77"], "--device cuda:77: cannot be used"),

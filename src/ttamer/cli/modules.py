@@ -1,0 +1,25 @@
+"""Functions of the user, named on the command line as ``MODULE:FUNCTION``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ttamer.runtime.references import import_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["load_function"]
+
+
+def load_function(reference: str) -> Callable[..., Any]:
+    """Return the function that ``MODULE:FUNCTION`` names; modules of the current folder count.
+
+    >>> load_function("math:floor")(2.5)
+    2
+    """
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    found: Callable[..., Any] = import_reference(reference)
+    return found
