@@ -9,7 +9,7 @@ import pytest
 
 from support import ray_models
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.runtime.collecting import batched
+from ttamer.runtime.calling import batched
 from ttamer.runtime.collecting import collect as collect_here
 
 pytestmark = [
@@ -45,7 +45,7 @@ def same(one, two) -> None:
 
 
 def test_the_trace_is_the_local_one_even_where_an_actor_dies(cluster_collect, tmp_path):
-    given = {"labels": LABELS, "costs": COSTS, "on_error": "leave_out"}
+    given = {"labels": LABELS, "costs": COSTS, "on_error": "skip"}
     local = collect_here(TEXTS, nodes_with(ray_models.Large()), **given)
     dies = ray_models.DiesOnce(str(tmp_path), TEXTS[100])
     done = []
@@ -64,7 +64,7 @@ def test_a_column_of_parquet_files_is_a_list_of_inputs(tmp_path):
     for number, part in enumerate([slice(0, 130), slice(130, None)]):
         table = pa.table({"text": TEXTS[part], "right": LABELS[part]})
         pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=50)
-    given = {"costs": COSTS, "on_error": "leave_out"}
+    given = {"costs": COSTS, "on_error": "skip"}
     spread = collect_parquet(
         tmp_path, nodes_with(ray_models.Large), column="text", label="right", **given
     )

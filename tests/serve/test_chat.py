@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttamer.runtime.outcome import Asked, Outcome
+from ttamer.runtime.outcome import NodeCall, Outcome
 from ttamer.serve.asking import Answered
 from ttamer.serve.chat import (
     CHAT_KIND,
@@ -28,7 +28,7 @@ CHAT = {"model": "ttamer", "messages": [{"role": "user", "content": "?"}]}
 def outcome(response, text="A") -> Outcome:
     answered = Answered("A", 0.9, text, response, 1.0, 1, 0.1)
     return Outcome(
-        answered, "A", "small", (Asked("small", "A", 0.9, 1.0, 0.1),), 1.0, 0.1, "", False
+        answered, "A", "small", (NodeCall("small", "A", 0.9, 1.0, 0.1),), 1.0, 0.1, "", False
     )
 
 

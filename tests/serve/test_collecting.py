@@ -97,7 +97,7 @@ def test_failures_are_refused_and_asked_alone_the_next_time(served):
 def test_failures_may_be_left_out_counted(make_served):
     served = make_served(node={"small": {"concurrency": 1}})
     served.upstreams["small"].plan = ["garbage", "ok", "reset"]
-    trace = collected(served, on_error="leave_out")
+    trace = collected(served, on_error="skip")
     assert len(trace) == 28
     assert trace.left_out == {
         "small answered with what is not JSON": 1,
@@ -110,14 +110,14 @@ def test_a_node_that_only_fails_is_soon_left_alone(make_served):
     served = make_served(node={"small": {"concurrency": 1}})
     served.upstreams["small"].mode, served.upstreams["small"].status = "error", 401
     with pytest.raises(TraceError, match="status 401: 10; small was not asked any more: 20"):
-        collected(served, on_error="leave_out")
+        collected(served, on_error="skip")
     assert counts(served) == [GIVE_UP, 30]
 
 
 def test_a_node_that_answers_now_and_then_is_asked_to_the_end(make_served):
     served = make_served(node={"small": {"concurrency": 1}})
     served.upstreams["small"].plan = ([*["garbage"] * (GIVE_UP - 1), "ok"]) * 2
-    assert len(collected(served, on_error="leave_out")) == 12
+    assert len(collected(served, on_error="skip")) == 12
     assert counts(served) == [30, 30]
 
 

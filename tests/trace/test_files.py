@@ -230,7 +230,7 @@ def test_an_empty_line_is_a_gap_only_in_a_file_of_one_column(tmp_path):
     path.write_text("a.confidence\n0.5\n\n0.7\n")
     with pytest.raises(TraceError, match=r"row 1 .* is missing"):
         Trace.read(path)
-    assert sum(Trace.read(path, on_bad="leave_out").left_out.values()) == 1
+    assert sum(Trace.read(path, on_bad="skip").left_out.values()) == 1
 
 
 def test_numbers_of_every_kind(tmp_path):
@@ -420,12 +420,12 @@ def test_rows_left_out_are_counted_once(tmp_path, suffix):
         "a.margin": [1.0, 2.0, 3.0],
     }
     write(path, columns)
-    trace = Trace.read(path, AB, on_bad="leave_out")
+    trace = Trace.read(path, AB, on_bad="skip")
     assert trace.left_out == {"a.confidence is missing, NaN or infinite": 2}
     assert trace.confidence.tolist() == [[0.2, 0.5]]
     assert trace.signals["s"].tolist() == [2.0]
     assert trace.cost.tolist() == [[2.0, 2.0]]
-    parts = list(read_batches(path, AB, rows=1, on_bad="leave_out"))
+    parts = list(read_batches(path, AB, rows=1, on_bad="skip"))
     assert [len(part) for part in parts] == [0, 1, 0]
     assert Trace.concat(parts).left_out == trace.left_out
     assert Trace.concat(parts).digest == trace.digest
@@ -437,7 +437,7 @@ def test_rows_left_out_for_several_reasons(tmp_path):
         "label": [None, None, 3],
     }
     write(tmp_path / "t.parquet", columns)
-    trace = Trace.read(tmp_path / "t.parquet", AB, on_bad="leave_out")
+    trace = Trace.read(tmp_path / "t.parquet", AB, on_bad="skip")
     assert trace.left_out == {
         "b.confidence is missing, NaN or infinite": 1,
         "label is missing": 1,
@@ -452,7 +452,7 @@ def test_all_rows_left_out(tmp_path):
     write(tmp_path / "t.csv", {"a.confidence": [NAN, INF]})
     for read in (Trace.read, lambda *a, **k: list(read_batches(*a, **k))):
         with pytest.raises(TraceError, match="all 2 rows were left out"):
-            read(tmp_path / "t.csv", on_bad="leave_out")
+            read(tmp_path / "t.csv", on_bad="skip")
 
 
 def test_where_a_bad_row_of_a_later_batch_stands(tmp_path):

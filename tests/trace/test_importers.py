@@ -116,12 +116,12 @@ def test_gaps_are_refused_or_left_out(tmp_path):
     path = pickled(tmp_path, {"conf": [[0.9, None, 0.6], *CONF[1:]], "acc": ACC})
     with pytest.raises(TraceError, match=r"'ramp0.confidence': row 1 "):
         import_apparate(path)
-    trace = import_apparate(path, on_bad="leave_out")
+    trace = import_apparate(path, on_bad="skip")
     assert trace.left_out == {"ramp0.confidence is missing, NaN or infinite": 1}
     assert len(trace) == 2
     path = pickled(tmp_path, {"conf": [[None], [None]], "acc": [[1], [1]]})
     with pytest.raises(TraceError, match="all 1 rows were left out"):
-        import_apparate(path, on_bad="leave_out")
+        import_apparate(path, on_bad="skip")
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ def test_frugalml_leaves_out_only_when_told(tmp_path):
     files = frugal(tmp_path, SERVICES | {"conf__Google": [0.9, None, 0.1]})
     with pytest.raises(TraceError, match="'conf__Google': row 1"):
         import_frugalml(*files)
-    assert import_frugalml(*files, on_bad="leave_out").left_out == {
+    assert import_frugalml(*files, on_bad="skip").left_out == {
         "conf__Google is missing, NaN or infinite": 1
     }
 
@@ -502,7 +502,7 @@ def test_long_csv_with_gaps(tmp_path):
     path = long(tmp_path, text)
     with pytest.raises(TraceError, match="'s3' has no line for exit 'late', and 1 of 4 samples"):
         import_long_csv(path)
-    trace = import_long_csv(path, on_bad="leave_out")
+    trace = import_long_csv(path, on_bad="skip")
     assert trace.left_out == {
         "a line for some exit is missing": 1,
         "early.confidence is missing, NaN or infinite": 1,
@@ -544,7 +544,7 @@ def test_long_csv_of_other_exits(tmp_path):
         import_long_csv(
             long(tmp_path),
             CascadeSpec.of({"early": 1.0, "late": 1.0, "never": 1.0}),
-            on_bad="leave_out",
+            on_bad="skip",
         )
     with pytest.raises(TraceError, match=r"suffix must be .csv"):
         import_long_csv(tmp_path / "long.parquet")

@@ -104,7 +104,7 @@ def _from_upstreams(args: argparse.Namespace) -> Trace:
         prompts,
         args.journal or f"{args.output}.journal",
         endpoint=args.endpoint,
-        on_error="leave_out" if args.leave_out else "refuse",
+        on_error="skip" if args.leave_out else "refuse",
         progress=lambda done, total, failed: progress(
             f"{done} of {total} answers" + (f", {failed} failed" if failed else "")
         ),

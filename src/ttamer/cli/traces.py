@@ -33,7 +33,7 @@ def read(path: str, args: argparse.Namespace) -> Trace:
     """Read a trace by the options; print on stderr what was left out or decided."""
     from ttamer.trace.trace import Trace
 
-    trace = Trace.read(path, args.cascade, on_bad="leave_out" if args.leave_out else "refuse")
+    trace = Trace.read(path, args.cascade, on_bad="skip" if args.leave_out else "refuse")
     for reason, count in trace.left_out.items():
         print(f"{path}: {count} rows left out: {reason}", file=sys.stderr)
     for note in trace.notes:

@@ -316,7 +316,7 @@ def _read_one(path: Path, *, labelled: bool) -> Trace | None:
     if labelled:
         if not labels:
             return None
-        part = Trace.read(path, on_bad="leave_out")
+        part = Trace.read(path, on_bad="skip")
         known = np.ones(len(part), bool) if part.label is None else part.label >= 0
         return dataclasses.replace(part.take(known), left_out={}, notes=())
     if not labels:

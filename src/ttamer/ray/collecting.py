@@ -21,8 +21,7 @@ from ttamer.ray.cluster import WorkLost, cpus, joined, resources
 from ttamer.ray.models import made
 from ttamer.ray.spans import Span, spans_of
 from ttamer.runtime import collecting as local
-from ttamer.trace.classes import ClassCodes
-from ttamer.trace.spec import CascadeNode, CascadeSpec
+from ttamer.runtime.calling import Batched, EventLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -103,7 +102,7 @@ def _chunk_size(nodes: Mapping[str, Any]) -> int:
 
 def _block(nodes: Mapping[str, Any]) -> int:
     """Return how many inputs a local reading takes at a time."""
-    return max((n.size for n in nodes.values() if isinstance(n, local.Batched)), default=1)
+    return max((n.size for n in nodes.values() if isinstance(n, Batched)), default=1)
 
 
 def _chunks(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -131,22 +130,20 @@ class _Work:
         on_error: OnBad = "refuse",
         progress: Callable[[int, int | None], None] | None = None,
     ) -> None:
-        given = {} if isinstance(costs, str) else costs
-        try:  # a local collection of nothing checks the arguments, and then says that it is nothing
-            local.collect((), nodes, labels=() if labelled else None, repeat=repeat, warmup=warmup,
-                          costs=costs, order=order, target=target, on_error=on_error)  # fmt: skip
-        except TraceError:
-            if not rows:
-                raise
-        names = tuple(nodes)
-        self._spec = CascadeSpec(
-            tuple(CascadeNode(name, given.get(name, 0.0)) for name in names),
-            order,
-            target or ("label" if labelled else "last"),
+        self._options = local.Collection.of(
+            nodes,
+            labelled=labelled,
+            repeat=repeat,
+            warmup=warmup,
+            costs=costs,
+            order=order,
+            target=target,
+            on_error=on_error,
         )
-        self._nodes, self._rows, self._block = nodes, rows, _block(nodes)
-        self._labelled, self._measured, self._progress = labelled, not given, progress
-        self._calls = (1, 0, on_error) if given else (repeat, warmup, on_error)
+        if not rows:
+            raise TraceError("there are no inputs to ask about; bring at least one")
+        names = tuple(nodes)
+        self._nodes, self._rows, self._progress = nodes, rows, progress
         self._workers = _by_node(workers, names)
         self._resources = resources
         if odd := set(resources) - set(names):
@@ -185,7 +182,7 @@ class _Work:
         for number, (name, node) in enumerate(self._nodes.items()):
             data = data.map_batches(
                 _Asker,
-                fn_constructor_args=(number, name, node, self._block, self._calls),
+                fn_constructor_args=(number, name, node, self._options),
                 batch_size=1,
                 compute=ray.data.ActorPoolStrategy(size=self._workers[name]),
                 **self._needs(name),
@@ -200,7 +197,7 @@ class _Work:
             raise WorkLost(f"the inputs could not be asked about: {line}") from error
 
     def _trace(self, data: Any) -> Trace:
-        log = local.Log(tuple(self._nodes), ClassCodes(), self._labelled)
+        log = self._options.log()
         done = 0
         for chunk in data.iter_rows():
             said: list[Answers] = [
@@ -217,15 +214,15 @@ class _Work:
             done += len(labels)
             if self._progress is not None:
                 self._progress(done, self._rows)
-        return log.trace(self._spec, measured=self._measured, done=done)
+        return log.trace(self._options.spec, measured=self._options.measured, done=done)
 
 
 class _Asker:
     """An actor with one node inside."""
 
-    def __init__(self, number: int, name: str, node: Any, block: int, calls: Any) -> None:
-        self._column, self._name, self._block = f"answers {number}", name, block
-        self._calls = local.Calls(*calls)
+    def __init__(self, number: int, name: str, node: Any, options: local.Collection) -> None:
+        self._column, self._name, self._block = f"answers {number}", name, options.block
+        self._calls = options.calls(EventLoop())
         self._node = made(node)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:

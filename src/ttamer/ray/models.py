@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from ttamer.runtime.collecting import Batched
+from ttamer.runtime.calling import Batched
 from ttamer.runtime.references import import_reference
 
 if TYPE_CHECKING:

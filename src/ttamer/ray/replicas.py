@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ttamer._numbers import is_number
-from ttamer.errors import CascadeError, TraceError
+from ttamer.errors import CascadeError
 from ttamer.ray.models import model_from
 from ttamer.runtime.calling import is_async
-from ttamer.runtime.reply import Unusable, reply_of, told
+from ttamer.runtime.reply import Unusable, error_text, reply_of
 from ttamer.serve.asking import Answered, nodes_of
 from ttamer.serve.confidence import question_of
 from ttamer.serve.settings import settings_of
@@ -160,11 +160,11 @@ class Replica:
         try:
             said = await (model(value) if is_async(model) else asyncio.to_thread(model, value))
             reply = reply_of(said)
-            prediction = class_text(reply.prediction)
-        except (Unusable, TraceError) as error:
+        except Unusable as error:
             return Failed("garbage", str(error))
         except Exception as error:  # whatever a user's model raises
-            return Failed("error", told(error))
+            return Failed("error", error_text(error))
+        prediction = class_text(reply.prediction)
         text = str(prediction if reply.answer is reply.prediction else reply.answer)
         cost = self._node.cost if reply.cost is None else reply.cost
         seconds = time.monotonic() - start

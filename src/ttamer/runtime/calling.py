@@ -1,7 +1,7 @@
-"""Calling one node about one input: within a time limit, and twice where it is slow.
+"""Calling one node with one input: within a time limit, and a second time where it is slow.
 
-Both :func:`call` and :func:`call_async` take the same :class:`Call` and give the same
-:class:`Heard`; whom to call, and what to make of it, is decided elsewhere.
+:func:`call` and :func:`call_async` take the same :class:`Call` and return the same
+:class:`CallResult`; which node to call, and what its reply means, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -16,63 +16,116 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ttamer.errors import ArgumentError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine, Sequence
+    from typing import Self
 
-__all__ = ["Call", "Heard", "call", "call_async", "is_async"]
+__all__ = [
+    "Batched",
+    "Call",
+    "CallResult",
+    "EventLoop",
+    "batched",
+    "call",
+    "call_async",
+    "is_async",
+]
 
-LEAVE_BEHIND = 0.1
-"""Seconds a cancelled call is waited for; one that does not end by then is left behind."""
+ABANDON_SECONDS = 0.1
+"""A cancelled call that does not end within this many seconds is abandoned."""
+
+
+@dataclass(frozen=True)
+class Batched:
+    """A callable that answers for several inputs at once; made by :func:`batched`."""
+
+    answer: Callable[[Sequence[Any]], Sequence[Any]]
+    size: int
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Answer for several inputs."""
+        return self.answer(inputs)
+
+    def single(self, value: Any) -> Any:
+        """Answer for one input."""
+        return self.answer([value])[0]
+
+
+def batched(answer: Callable[[Sequence[Any]], Sequence[Any]], size: int = 32) -> Batched:
+    """Mark a callable that takes a list of inputs and returns one reply for each.
+
+    With measured costs, the cost of a row is its share of the time that its batch takes.
+
+    Args:
+        answer: From a list of inputs to a sequence of replies, each as of any node.
+        size: The largest number of inputs in one call, at least 1.
+
+    Returns:
+        A node for :func:`~ttamer.collect` and :class:`~ttamer.Cascade`.
+
+    Raises:
+        ArgumentError: If ``size`` is below 1.
+
+    >>> from ttamer import collect
+    >>> trace = collect(["a", "bb"], {"n": batched(lambda texts: [(len(t), 1.0) for t in texts])})
+    >>> trace.classes
+    ('1', '2')
+    """
+    if size < 1:
+        raise ArgumentError(f"size is {size}; a batch needs at least 1 input")
+    return Batched(answer, size)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One question to one node."""
+    """One input for one node."""
 
     function: Callable[[Any], Any]
     value: Any
     timeout: float | None = None
-    """Seconds until it counts as failed."""
+    """Seconds until the call counts as failed."""
     hedge: float | None = None
-    """Seconds after which the same is asked a second time; the first answer counts."""
+    """Seconds after which a second call is made; the first reply counts."""
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What came of it: what was said, or the error."""
+class CallResult:
+    """What the callable returned, or the error that it raised."""
 
-    said: Any
+    returned: Any
     error: Exception | None
-    made: int
+    calls: int
     """How many calls were made."""
     paid: int
-    """How many of them are to be paid: all but those whose error has ``paid = False``."""
+    """How many of them are paid: all but those whose error has ``paid = False``."""
     seconds: float
 
 
 def is_async(function: Callable[[Any], Any]) -> bool:
-    """Say whether calling it gives something to await."""
+    """Return whether calling it returns something to await."""
     own = inspect.iscoroutinefunction(function)
     return own or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-class _Calls:
-    """The calls of one question: when to make the second, and which answer counts."""
+class _Attempts:
+    """The calls of one :class:`Call`: when to make the second, and which reply counts."""
 
-    def __init__(self, question: Call) -> None:
+    def __init__(self, request: Call) -> None:
         self.start = time.monotonic()
-        self.end = None if question.timeout is None else self.start + question.timeout
-        self.hedge = None if question.hedge is None else self.start + question.hedge
+        self.end = None if request.timeout is None else self.start + request.timeout
+        self.hedge = None if request.hedge is None else self.start + request.hedge
         self.made = self.failed = self.unpaid = 0
         self.error: Exception | None = None
 
     def wait(self) -> float | None:
-        """Return for how long to wait for the calls made."""
+        """Return how long to wait for the calls made."""
         ends = [end for end in (self.end, self.hedge) if end is not None]
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def is_over(self) -> bool:
-        """Say whether nothing came in time; if not, it is time for the second call."""
+        """Return whether the time is up; if not, it is time for the second call."""
         if self.end is not None and time.monotonic() >= self.end:
             self.error = TimeoutError(f"no answer in {self.end - self.start:.4g} s")
             return True
@@ -80,7 +133,7 @@ class _Calls:
         return False
 
     def fail(self, error: BaseException) -> bool:
-        """Count a failed call; say whether it was the last one under way."""
+        """Count a failed call; return whether it was the last one under way."""
         if not isinstance(error, Exception):
             raise error
         self.error = error
@@ -88,111 +141,147 @@ class _Calls:
         self.unpaid += not getattr(error, "paid", True)
         return self.failed == self.made
 
-    def heard(self, said: Any = None, *, well: bool = False) -> Heard:
-        error = None if well else self.error
+    def result(self, returned: Any = None, *, good: bool = False) -> CallResult:
+        error = None if good else self.error
         seconds = time.monotonic() - self.start
-        return Heard(said, error, self.made, self.made - self.unpaid, seconds)
+        return CallResult(returned, error, self.made, self.made - self.unpaid, seconds)
 
 
-def call(question: Call) -> Heard:
-    """Ask now, in this thread unless there is a time to keep."""
-    calls = _Calls(question)
-    if question.timeout is None and question.hedge is None:
-        calls.made = 1
+def call(request: Call) -> CallResult:
+    """Call now, in this thread unless there is a time limit."""
+    attempts = _Attempts(request)
+    if request.timeout is None and request.hedge is None:
+        attempts.made = 1
         try:
-            return calls.heard(question.function(question.value), well=True)
+            return attempts.result(request.function(request.value), good=True)
         except Exception as error:  # whatever a user's function raises
-            calls.fail(error)
-            return calls.heard()
-    came: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+            attempts.fail(error)
+            return attempts.result()
+    results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
     while True:
-        _thread(question, lambda *result: came.put(result))
-        calls.made += 1
+        _thread(request, lambda *result: results.put(result))
+        attempts.made += 1
         while True:
             try:
-                said, raised = came.get(timeout=calls.wait())
+                returned, raised = results.get(timeout=attempts.wait())
             except queue.Empty:
-                if calls.is_over():
-                    return calls.heard()
+                if attempts.is_over():
+                    return attempts.result()
                 break
             if raised is None:
-                return calls.heard(said, well=True)
-            if calls.fail(raised):
-                return calls.heard()
+                return attempts.result(returned, good=True)
+            if attempts.fail(raised):
+                return attempts.result()
 
 
-async def call_async(question: Call) -> Heard:
-    """Ask without blocking: async functions here, others in a thread of their own."""
-    calls = _Calls(question)
+async def call_async(request: Call) -> CallResult:
+    """Call without blocking: async functions in this loop, others in a thread of their own."""
+    attempts = _Attempts(request)
     tasks: set[asyncio.Task[Any]] = set()
-    ask_once = _awaited if is_async(question.function) else _in_thread
+    call_once = _awaited if is_async(request.function) else _in_thread
     try:
         while True:
-            tasks.add(asyncio.create_task(ask_once(question)))
-            calls.made += 1
+            tasks.add(asyncio.create_task(call_once(request)))
+            attempts.made += 1
             while True:
                 done, tasks = await asyncio.wait(
-                    tasks, timeout=calls.wait(), return_when=asyncio.FIRST_COMPLETED
+                    tasks, timeout=attempts.wait(), return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
-                    if calls.is_over():
-                        return calls.heard()
+                    if attempts.is_over():
+                        return attempts.result()
                     break
                 good = [task for task in done if _error(task) is None]
                 if good:
-                    return calls.heard(good[0].result(), well=True)
-                over = [calls.fail(_error(task) or RuntimeError()) for task in done]
+                    return attempts.result(good[0].result(), good=True)
+                over = [attempts.fail(_error(task) or RuntimeError()) for task in done]
                 if any(over):
-                    return calls.heard()
+                    return attempts.result()
     finally:
         if tasks:
             for task in tasks:
                 task.cancel()
-                task.add_done_callback(_error)  # an error that nobody waits for is no news
-            await asyncio.wait(tasks, timeout=LEAVE_BEHIND)
+                task.add_done_callback(_error)  # read, so that asyncio does not warn about it
+            await asyncio.wait(tasks, timeout=ABANDON_SECONDS)
 
 
 def _error(task: asyncio.Task[Any]) -> BaseException | None:
     return RuntimeError("the call was cancelled") if task.cancelled() else task.exception()
 
 
-async def _awaited(question: Call) -> Any:
-    return await question.function(question.value)
+async def _awaited(request: Call) -> Any:
+    return await request.function(request.value)
 
 
-async def _in_thread(question: Call) -> Any:
+async def _in_thread(request: Call) -> Any:
     loop = asyncio.get_running_loop()
-    came: asyncio.Future[Any] = loop.create_future()
+    future: asyncio.Future[Any] = loop.create_future()
 
-    def settle(said: Any, error: BaseException | None) -> None:
-        if came.done():
+    def settle(returned: Any, error: BaseException | None) -> None:
+        if future.done():
             return
         if error is None:
-            came.set_result(said)
+            future.set_result(returned)
         elif isinstance(error, StopIteration):  # a future cannot carry one
-            came.set_exception(RuntimeError("raised StopIteration"))
+            future.set_exception(RuntimeError("raised StopIteration"))
         else:
-            came.set_exception(error)
+            future.set_exception(error)
 
-    def tell(said: Any, error: BaseException | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, said, error)
+    def notify(returned: Any, error: BaseException | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, returned, error)
 
-    _thread(question, tell)
-    said = await came
-    return await said if inspect.isawaitable(said) else said
+    _thread(request, notify)
+    returned = await future
+    return await returned if inspect.isawaitable(returned) else returned
 
 
-def _thread(question: Call, tell: Callable[[Any, BaseException | None], None]) -> None:
+def _thread(request: Call, notify: Callable[[Any, BaseException | None], None]) -> None:
     """Call the function in a thread that does not keep the interpreter from ending."""
     context = contextvars.copy_context()
 
     def work() -> None:
         try:
-            said = context.run(question.function, question.value)
-        except BaseException as error:  # told to who waits
-            tell(None, error)
+            returned = context.run(request.function, request.value)
+        except BaseException as error:  # passed on to the waiting thread
+            notify(None, error)
         else:
-            tell(said, None)
+            notify(returned, None)
 
     threading.Thread(target=work, daemon=True, name="ttamer node").start()
+
+
+class EventLoop:
+    """Runs coroutines for code that is not async itself, also where a loop is already running.
+
+    The loop has a thread of its own, started when it is first needed.
+
+    >>> import asyncio
+    >>> with EventLoop() as loop:
+    ...     loop.run(asyncio.sleep(0, "done"))
+    'done'
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+        self._loop = self._thread = None
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine to its end, and return what it returns."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=self._loop.run_forever, daemon=True, name="ttamer loop"
+            )
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()

@@ -6,14 +6,14 @@
     outcome = cascade.run(question)          # or: await cascade.arun(question)
     outcome.answer, outcome.by, outcome.cost, outcome.why
 
-A node is any callable, plain or async, from an input to ``(prediction, confidence)``, to
-``(prediction, confidence, answer)``, or to a mapping or object with these names and, where it
-knows it, ``cost``. The prediction is what is compared with the other nodes'; the answer is what
-the caller gets, the prediction where there is none.
+A node is any callable, plain or async, from an input to a reply: ``(prediction, confidence)``,
+``(prediction, confidence, answer)``, or a mapping or object with these names and, where it is
+known, ``cost``. :mod:`ttamer.runtime.reply` defines what each part means; :func:`~ttamer.collect`
+takes the same callables.
 
-A node fails when it raises, says nothing in time, or says what cannot be used. It is asked again
-as often as ``retries`` says; then it counts as "no answer", and the policy goes on from what it
-knows. Every call is paid, unless its exception has ``paid = False``.
+A node fails when it raises, does not return in time, or returns something that is not a reply. It
+is called again up to ``retries`` times; then it counts as "no answer", and the policy continues
+from the replies it has. Every call is paid, unless its exception has ``paid = False``.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError, ObservationError
 from ttamer.fitted.capped import SLACK
-from ttamer.runtime.calling import Call, Heard, call, call_async, is_async
-from ttamer.runtime.outcome import Asked, CascadeFailed, Outcome
-from ttamer.runtime.reply import Reply, Unusable, reply_of, told
+from ttamer.runtime.calling import Batched, Call, CallResult, call, call_async, is_async
+from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
+from ttamer.runtime.reply import Reply, Unusable, error_text, reply_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ttamer.policy.session import Explanation
     from ttamer.trace.spec import CascadeSpec
 
-__all__ = ["Asked", "Cascade", "CascadeFailed", "Decider", "Outcome"]
+__all__ = ["Cascade", "CascadeFailed", "Decider", "NodeCall", "Outcome"]
 
 
 class Turn(Protocol):
@@ -71,17 +71,25 @@ class Decider(Protocol):
 class Cascade:
     """A policy, and a callable for each of its nodes. Any number of inputs may run at once.
 
-    ``timeouts`` (seconds per call), ``retries`` and ``hedge`` are one number for all nodes or a
-    mapping by node. ``max_cost`` and ``deadline`` (seconds) are hard limits for one input: no call
-    is made that would pass them, and the best answer so far is returned. ``hedge`` makes a second
-    call when the first has said nothing for so many seconds, and takes what comes first; both are
-    paid.
+    Args:
+        policy: A fitted policy, or a mixture of two.
+        nodes: The callable of each node, by name.
+        timeouts: Seconds for one call; one number for all nodes, or a mapping by node.
+        retries: How often a failed node is called again; likewise.
+        max_cost: The most that one input may cost: no call is made that would exceed it, and the
+            best answer so far is returned.
+        deadline: The most seconds that one input may take; likewise.
+        hedge: Seconds without a reply after which a second call is made; the first reply counts,
+            and both calls are paid. One number for all nodes, or a mapping by node.
+
+    Raises:
+        ArgumentError: If a node has no callable, or a limit is not above 0.
 
     >>> from ttamer import CascadeSpec, Trace, fit
     >>> spec = CascadeSpec.of({"small": 1.0, "large": 9.0})
-    >>> said = [["a", "a"], ["b", "a"]] * 20
+    >>> predictions = [["a", "a"], ["b", "a"]] * 20
     >>> trace = Trace.from_arrays(
-    ...     spec, [[0.9, 0.9], [0.2, 0.9]] * 20, prediction=said, label=["a"] * 40
+    ...     spec, [[0.9, 0.9], [0.2, 0.9]] * 20, prediction=predictions, label=["a"] * 40
     ... )
     >>> nodes = {"small": lambda text: (text[0], 0.9), "large": lambda text: (text[-1], 0.95)}
     >>> outcome = Cascade(fit(trace, belief="none").at(0.9), nodes).run("ab")
@@ -108,7 +116,9 @@ class Cascade:
             what = f"there is no callable for {names}" if missing else f"{names} is no node"
             raise ArgumentError(f"{what}; the policy's nodes are {', '.join(spec.names)}")
         self.policy = policy
-        self.nodes = dict(nodes)
+        self.nodes = {
+            name: node.single if isinstance(node, Batched) else node for name, node in nodes.items()
+        }
         self.max_cost = _limit(max_cost, "max_cost")
         self.deadline = _limit(deadline, "deadline")
         self._timeouts = _by_node(timeouts, spec.names, "timeouts")
@@ -116,7 +126,7 @@ class Cascade:
         self._hedge = _by_node(hedge, spec.names, "hedge")
         self._is_async = any(map(is_async, self.nodes.values()))
         if max_cost is not None:
-            policy.session(max_cost=max_cost, key="")  # refused now where nobody can be asked
+            policy.session(max_cost=max_cost, key="")  # refused now if no node can be asked
 
     def __repr__(self) -> str:
         return f"Cascade({', '.join(self.nodes)}; {self.policy!r})"
@@ -131,11 +141,20 @@ class Cascade:
     ) -> Outcome:
         """Answer one input.
 
-        ``key`` fixes the choice of a policy that mixes two at random; ``deadline`` is for this
-        input, instead of the cascade's; ``signals`` are what is known before anybody is asked,
-        where the policy was fitted with them. Raises :class:`~ttamer.CascadeFailed` when
-        no node gave an answer. Where a node is async this starts an event loop: inside one, await
-        :meth:`arun`.
+        Where a node is async this starts an event loop; inside a running one, await :meth:`arun`.
+
+        Args:
+            value: The input, handed to the callables as it is.
+            key: Fixes the choice of a policy that mixes two at random.
+            deadline: The most seconds for this input, instead of the cascade's.
+            signals: What is known of the input before a node is asked, if the policy was fitted
+                with signals.
+
+        Returns:
+            The answer, the node that gave it, and what it took.
+
+        Raises:
+            CascadeFailed: If no node gave an answer.
         """
         if self._is_async:
             return asyncio.run(self.arun(value, key=key, deadline=deadline, signals=signals))
@@ -172,74 +191,75 @@ class Cascade:
         key: str | None,
         deadline: float | None,
         signals: Mapping[str, float] | None,
-    ) -> Generator[Call, Heard, Outcome]:
-        """Say whom to call; take what was heard; return the outcome."""
+    ) -> Generator[Call, CallResult, Outcome]:
+        """Yield the calls to make, take their results, and return the outcome."""
         known = {} if signals is None else {"signals": signals}  # not every policy takes them
         turn = self.policy.session(max_cost=self.max_cost, key=key, **known)
         limits = _Limits(self.max_cost, self.deadline if deadline is None else deadline)
-        asked: list[Asked] = []
+        asked: list[NodeCall] = []
         replies: dict[str, Reply] = {}
         while (node := turn.next) is not None:
             price = turn.price
             if limits.forbid(price):
                 break
-            tried = yield from self._ask(node, value, price, limits)
-            reply, error = tried.reply, tried.error
+            reply, done = yield from self._ask(node, value, price, limits)
             if reply is not None:
                 try:
                     turn.observe(confidence=reply.confidence, prediction=reply.prediction)
                 except ObservationError as refusal:
-                    reply, error = None, f"reply: {refusal}"
+                    done = replace(
+                        done, prediction=None, confidence=None, error=f"reply: {refusal}"
+                    )
+                    reply = None
             if reply is None:
                 turn.fail()
-                one = Asked(node, None, None, tried.paid * price, tried.seconds, error, tried.calls)
             else:
                 replies[node] = reply
-                cost = tried.paid * (price if reply.cost is None else reply.cost)
-                one = Asked(node, reply.prediction, reply.confidence, cost, tried.seconds,
-                            calls=tried.calls)  # fmt: skip
-            asked.append(one)
-            limits.spent += one.cost
+            asked.append(done)
+            limits.spent += done.cost
         return self._outcome(turn, limits, asked, replies)
 
     def _ask(
         self, node: str, value: Any, price: float, limits: _Limits
-    ) -> Generator[Call, Heard, _Tried]:
-        """Call one node, again where it fails."""
-        tried = _Tried()
+    ) -> Generator[Call, CallResult, tuple[Reply | None, NodeCall]]:
+        """Call one node, again where it fails; return its reply and what the calls took."""
+        reply, error = None, None
+        calls, paid, seconds = 0, 0, 0.0
         for attempt in range(1 + int(self._retries.get(node, 0))):
-            if attempt and limits.forbid((tried.paid + 1) * price, retrying=True):
+            if attempt and limits.forbid((paid + 1) * price, retrying=True):
                 break
             hedge = self._hedge.get(node)
-            if hedge is not None and limits.too_dear((tried.paid + 2) * price):
+            if hedge is not None and limits.exceeds((paid + 2) * price):
                 hedge = None
             timeout = limits.least(self._timeouts.get(node))
-            heard = yield Call(self.nodes[node], value, timeout, hedge)
-            tried.calls += heard.made
-            tried.paid += heard.paid
-            tried.seconds += heard.seconds
-            if heard.error is None:
+            result = yield Call(self.nodes[node], value, timeout, hedge)
+            calls += result.calls
+            paid += result.paid
+            seconds += result.seconds
+            if result.error is None:
                 try:
-                    tried.reply = reply_of(heard.said)
+                    reply = reply_of(result.returned)
                 except Unusable as unusable:
-                    tried.error = f"reply: {unusable}"
+                    error = f"reply: {unusable}"
                 else:
                     break
             else:
-                tried.error = told(heard.error)
-                if not getattr(heard.error, "retry", True):
+                error = error_text(result.error)
+                if not getattr(result.error, "retry", True):
                     break
-        return tried
+        if reply is None:
+            return None, NodeCall(node, None, None, paid * price, seconds, error, calls)
+        cost = paid * (price if reply.cost is None else reply.cost)
+        done = NodeCall(node, reply.prediction, reply.confidence, cost, seconds, calls=calls)
+        return reply, done
 
     def _outcome(
-        self, turn: Turn, limits: _Limits, asked: list[Asked], replies: Mapping[str, Reply]
+        self, turn: Turn, limits: _Limits, asked: list[NodeCall], replies: Mapping[str, Reply]
     ) -> Outcome:
         by = turn.answer
         if by is None:
             raise self._failure(turn, limits, tuple(asked))
-        why = turn.explain().why
-        if limits.reached:
-            why = f"{limits.reached}: the best answer so far is that of {by!r}"
+        capped = f"{limits.reached}: the best answer so far is that of {by!r}"
         return Outcome(
             answer=replies[by].answer,
             prediction=replies[by].prediction,
@@ -247,26 +267,15 @@ class Cascade:
             asked=tuple(asked),
             cost=limits.spent,
             seconds=limits.seconds,
-            why=why,
+            reason=capped if limits.reached else lambda: turn.explain().why,
             capped=bool(limits.reached or getattr(turn, "capped", False)),
         )
 
-    def _failure(self, turn: Turn, limits: _Limits, asked: tuple[Asked, ...]) -> CascadeFailed:
+    def _failure(self, turn: Turn, limits: _Limits, asked: tuple[NodeCall, ...]) -> CascadeFailed:
         each = "; ".join(f"{one.node!r}: {one.error}" for one in asked if one.error is not None)
         parts = [part for part in (limits.reached, each) if part]
         detail = "; ".join(parts) or turn.explain().why
         return CascadeFailed(f"no node gave an answer: {detail}", asked, late=limits.late)
-
-
-@dataclass
-class _Tried:
-    """What came of all calls of one node."""
-
-    reply: Reply | None = None
-    error: str | None = None
-    calls: int = 0
-    paid: int = 0
-    seconds: float = 0.0
 
 
 class _Limits:
@@ -277,7 +286,7 @@ class _Limits:
         self.max_cost, self.deadline = max_cost, deadline
         self.spent = 0.0
         self.reached = ""
-        """Which limit ended it, in words."""
+        """Which limit ended the run, as text."""
         self.late = False
 
     @property
@@ -291,20 +300,20 @@ class _Limits:
         left = max(0.0, self.deadline - self.seconds)
         return left if timeout is None else min(timeout, left)
 
-    def too_dear(self, cost: float) -> bool:
+    def exceeds(self, cost: float) -> bool:
         if self.max_cost is None:
             return False
         return self.spent + cost > self.max_cost * (1 + SLACK) + SLACK
 
     def forbid(self, cost: float, *, retrying: bool = False) -> bool:
-        """Say whether a call at this cost may not be made; remember why, if it ends the search."""
+        """Return whether a call at this cost is forbidden; keep the reason if it ends the run."""
         if self.deadline is not None and self.seconds >= self.deadline:
             self.late = True
             self.reached = f"the deadline of {self.deadline:g} s has passed"
             return True
-        if not self.too_dear(cost):
+        if not self.exceeds(cost):
             return False
-        if not retrying:  # the policy may know a cheaper node than the one asked again
+        if not retrying:  # the policy may still ask a cheaper node
             self.reached = f"max_cost of {self.max_cost:g} is all but spent"
         return True
 

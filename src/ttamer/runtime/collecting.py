@@ -1,51 +1,30 @@
-"""Make a trace by asking: every model about every input, with the time each call takes."""
+"""Make a trace by calling every node with every input, and timing each call."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
-import math
 import statistics
 import time
-from collections.abc import Mapping, Sized
+from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.trace.classes import ClassCodes, class_text
+from ttamer.runtime.calling import Batched, EventLoop
+from ttamer.runtime.reply import Reply, Unusable, reply_of
+from ttamer.trace.classes import ClassCodes
 from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target
 from ttamer.trace.trace import EXTRA_FIELDS, OnBad, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["Calls", "Log", "batched", "collect", "with_labels"]
+    from numpy.typing import NDArray
 
-
-@dataclass(frozen=True)
-class Batched:
-    """A callable that answers for several inputs at once."""
-
-    answer: Callable[[Sequence[Any]], Sequence[Any]]
-    size: int
-
-    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        return self.answer(inputs)
-
-
-def batched(answer: Callable[[Sequence[Any]], Sequence[Any]], size: int = 32) -> Batched:
-    """Mark a callable that takes a list of inputs and returns a list of answers.
-
-    The cost of a row is its share of the batch's time.
-
-    >>> trace = collect(["a", "bb"], {"n": batched(lambda texts: [(len(t), 1.0) for t in texts])})
-    >>> trace.classes
-    ('1', '2')
-    """
-    if size < 1:
-        raise ArgumentError(f"size is {size}; a batch needs at least 1 input")
-    return Batched(answer, size)
+__all__ = ["Calls", "Collection", "Log", "collect", "with_labels"]
 
 
 def collect(
@@ -61,79 +40,150 @@ def collect(
     on_error: OnBad = "refuse",
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Trace:
-    """Ask every node about every input, and return what they said as a trace.
+    """Call every node with every input, and return the replies as a trace.
 
-    A node is a callable from an input to ``(prediction, confidence)``, or to an object or mapping
-    with these, and ``margin`` and ``entropy`` where known. A prediction of ``None`` is no answer.
+    A node is any callable that :class:`~ttamer.Cascade` takes, with the same meaning of what it
+    returns (:mod:`ttamer.runtime.reply`): ``(prediction, confidence)``, a 3-tuple, a mapping or an
+    object; plain, async or :func:`~ttamer.runtime.batched`.
 
-    ``costs="measured"`` is wall time in seconds, the median of ``repeat`` calls, kept for each row;
-    a node's cost in the cascade is its mean. ``warmup`` calls come first and are not counted. With
-    costs given, each node is called once per input. An exception in a callable ends the work, or
-    with ``on_error="leave_out"`` leaves its row out, counted. ``target`` is the label if there are
-    labels, else the last node. ``progress(done, total)`` is called as inputs are done.
+    Args:
+        inputs: The inputs, handed to the callables as they are.
+        nodes: The callable of each node, by name, in the order of the cascade.
+        labels: The right answer for each input.
+        repeat: How often each call is timed; the median counts.
+        warmup: Calls of each node that come first and are not timed.
+        costs: ``"measured"``: wall time in seconds, for each row, and its mean as the node's cost.
+            Or a cost for each node, which is then called once for each input. A ``cost`` in a
+            reply takes the place of either on its row.
+        order: The order of the cascade.
+        target: What counts as right: by default ``"label"`` if there are labels, else ``"last"``.
+        on_error: ``"refuse"`` raises at the first call that fails; ``"skip"`` leaves its row out,
+            and counts it in ``left_out``.
+        progress: Called as ``progress(done, total)`` when inputs are done.
+
+    Returns:
+        The trace. A confidence that is NaN counts as the lowest of its node, and ``notes`` has
+        the count.
+
+    Raises:
+        ArgumentError: If an option is out of range.
+        TraceError: If a call fails, or no rows are left.
 
     >>> nodes = {"short": lambda text: (text[0], 0.6), "full": lambda text: (text[-1], 0.9)}
     >>> trace = collect(["ab", "cc"], nodes, labels=["b", "c"], costs={"short": 1, "full": 5})
     >>> trace.wrong().tolist()
     [[True, False], [False, False]]
     """
-    names = tuple(nodes)
-    if repeat < 1 or warmup < 0:
-        raise ArgumentError(f"repeat is {repeat} and warmup {warmup}; at least 1 and 0 are needed")
-    if on_error not in ("refuse", "leave_out"):
-        raise ArgumentError(f'on_error is {on_error!r}; it must be "refuse" or "leave_out"')
-    if not isinstance(costs, str) and costs.keys() != nodes.keys():
-        odd = ", ".join(map(repr, costs.keys() ^ nodes.keys()))
-        raise ArgumentError(f"costs and nodes must name the same nodes; only one of them has {odd}")
-    if isinstance(costs, str) and costs != "measured":
-        raise ArgumentError(f'costs is {costs!r}; it must be "measured" or a cost for each node')
-    target = target or ("last" if labels is None else "label")
-    given = {} if isinstance(costs, str) else costs
-    spec = CascadeSpec(tuple(CascadeNode(n, given.get(n, 0.0)) for n in names), order, target)
-
-    log = Log(names, ClassCodes(), labels is not None)
-    calls = Calls(repeat if not given else 1, warmup if not given else 0, on_error)
+    work = Collection.of(
+        nodes,
+        labelled=labels is not None,
+        repeat=repeat,
+        warmup=warmup,
+        costs=costs,
+        order=order,
+        target=target,
+        on_error=on_error,
+    )
+    log = work.log()
     total = len(inputs) if isinstance(inputs, Sized) else None
-    block = max((n.size for n in nodes.values() if isinstance(n, Batched)), default=1)
     done = 0
-    for part in _blocks(with_labels(inputs, labels), block):
-        values = [value for value, _ in part]
-        rows = [calls.ask(name, node, values, done) for name, node in nodes.items()]
-        for row, (_, label) in enumerate(part):
-            log.add([answers[row] for answers in rows], label, done + row)
-        done += len(part)
-        if progress is not None:
-            progress(done, total)
+    with EventLoop() as loop:
+        calls = work.calls(loop)
+        for part in _blocks(with_labels(inputs, labels), work.block):
+            values = [value for value, _ in part]
+            rows = [calls.ask(name, node, values, done) for name, node in nodes.items()]
+            for row, (_, label) in enumerate(part):
+                log.add([answers[row] for answers in rows], label, done + row)
+            done += len(part)
+            if progress is not None:
+                progress(done, total)
     if not done:
         raise TraceError("there are no inputs to ask about; bring at least one")
-    return log.trace(spec, measured=not given, done=done)
+    return log.trace(work.spec, measured=work.measured, done=done)
 
 
 @dataclass(frozen=True)
+class Collection:
+    """The checked options of one collection."""
+
+    spec: CascadeSpec
+    labelled: bool
+    measured: bool
+    repeat: int
+    warmup: int
+    on_error: OnBad
+    block: int
+    """How many inputs are taken at a time: the largest batch of a node."""
+
+    @classmethod
+    def of(
+        cls,
+        nodes: Mapping[str, Any],
+        *,
+        labelled: bool,
+        repeat: int = 1,
+        warmup: int = 1,
+        costs: Literal["measured"] | Mapping[str, float] = "measured",
+        order: Order = "auto",
+        target: Target | None = None,
+        on_error: OnBad = "refuse",
+    ) -> Collection:
+        """Check the options of :func:`collect`; with costs given, each call is made once."""
+        if repeat < 1 or warmup < 0:
+            raise ArgumentError(
+                f"repeat is {repeat} and warmup {warmup}; at least 1 and 0 are needed"
+            )
+        if on_error not in ("refuse", "skip"):
+            raise ArgumentError(f'on_error is {on_error!r}; it must be "refuse" or "skip"')
+        if isinstance(costs, str) and costs != "measured":
+            raise ArgumentError(
+                f'costs is {costs!r}; it must be "measured" or a cost for each node'
+            )
+        given = {} if isinstance(costs, str) else costs
+        if not isinstance(costs, str) and costs.keys() != nodes.keys():
+            odd = ", ".join(map(repr, costs.keys() ^ nodes.keys()))
+            raise ArgumentError(
+                f"costs and nodes must name the same nodes; only one of them has {odd}"
+            )
+        spec = CascadeSpec(
+            tuple(CascadeNode(name, given.get(name, 0.0)) for name in nodes),
+            order,
+            target or ("label" if labelled else "last"),
+        )
+        block = max((n.size for n in nodes.values() if isinstance(n, Batched)), default=1)
+        if given:
+            repeat, warmup = 1, 0
+        return cls(spec, labelled, not given, repeat, warmup, on_error, block)
+
+    def calls(self, loop: EventLoop) -> Calls:
+        """Return what calls the nodes."""
+        return Calls(self.repeat, self.warmup, self.on_error, loop)
+
+    def log(self) -> Log:
+        """Return an empty log."""
+        return Log(self.spec.names, ClassCodes(), self.labelled)
+
+
+@dataclass(frozen=True, slots=True)
 class _Answer:
-    """What one node said of one input, checked."""
+    """A reply, and the seconds its call took."""
 
-    prediction: str | None
-    confidence: float
-    extras: tuple[float, ...]
+    reply: Reply
     seconds: float
-
-
-class _Bad(Exception):  # noqa: N818 - never leaves this file
-    """An answer that cannot be used; its text says why."""
 
 
 @dataclass
 class Calls:
-    """Calls the nodes, times the calls, and places what goes wrong."""
+    """Calls the nodes, times the calls, and says where one fails."""
 
     repeat: int
     warmup: int
     on_error: OnBad
+    loop: EventLoop
     warm: set[str] = field(default_factory=set)
 
     def ask(self, name: str, node: Any, values: list[Any], start: int) -> list[_Answer | str]:
-        """Return an answer per value, or the reason why it has none."""
+        """Return an answer for each value, or the reason why it has none."""
         if isinstance(node, Batched):
             answers: list[_Answer | str] = []
             for first in range(0, len(values), node.size):
@@ -143,62 +193,66 @@ class Calls:
 
     def _one(self, name: str, node: Any, value: Any, position: int) -> _Answer | str:
         try:
-            said, seconds = self._timed(name, node, value)
+            returned, seconds = self._timed(name, node, value)
         except Exception as error:  # whatever a user's function raises
             return self._failed(name, error, f"input {position}")
-        return self._checked(name, said, seconds, position)
+        return self._checked(name, returned, seconds, position)
 
     def _batch(
         self, name: str, node: Batched, values: list[Any], start: int
     ) -> list[_Answer | str]:
         end = start + len(values) - 1
         try:
-            said, seconds = self._timed(name, node, values)
-            if len(said) != len(values):
-                raise _Bad(f"gave {len(said)} answers for {len(values)} inputs")  # noqa: TRY301
+            returned, seconds = self._timed(name, node, values)
+            if len(returned) != len(values):
+                raise Unusable(f"returned {len(returned)} replies for {len(values)} inputs")  # noqa: TRY301
         except Exception as error:  # whatever a user's function raises
             where = f"input {start}" if start == end else f"inputs {start} to {end}"
             reason = self._failed(name, error, where)
             if start == end:
                 return [reason]
-            # One bad input must not cost the others their rows: ask again, one by one.
+            # One bad input must not cost the others their rows: call again, one by one.
             each = enumerate(values, start=start)
             return [answer for i, value in each for answer in self._batch(name, node, [value], i)]
         share = seconds / len(values)
-        return [self._checked(name, one, share, start + i) for i, one in enumerate(said)]
+        return [self._checked(name, one, share, start + i) for i, one in enumerate(returned)]
 
-    def _checked(self, name: str, said: Any, seconds: float, position: int) -> _Answer | str:
+    def _checked(self, name: str, returned: Any, seconds: float, position: int) -> _Answer | str:
         try:
-            return _answer(said, seconds)
-        except _Bad as error:
+            return _Answer(reply_of(returned), seconds)
+        except Unusable as error:
             return self._failed(name, error, f"input {position}")
 
     def _timed(self, name: str, node: Any, value: Any) -> tuple[Any, float]:
         if name not in self.warm:
             self.warm.add(name)
             for _ in range(self.warmup):
-                node(value)
+                self._called(node, value)
         times = []
         for _ in range(self.repeat):
             start = time.perf_counter()
-            said = node(value)
+            returned = self._called(node, value)
             times.append(time.perf_counter() - start)
-        return said, statistics.median(times)
+        return returned, statistics.median(times)
+
+    def _called(self, node: Any, value: Any) -> Any:
+        returned = node(value)
+        return self.loop.run(_await(returned)) if inspect.isawaitable(returned) else returned
 
     def _failed(self, name: str, error: Exception, where: str) -> str:
-        what = str(error) if isinstance(error, _Bad) else f"raised {type(error).__name__}"
-        if self.on_error == "leave_out":
+        what = str(error) if isinstance(error, Unusable) else f"raised {type(error).__name__}"
+        if self.on_error == "skip":
             return f"{name} {what}"
-        detail = "" if isinstance(error, _Bad) else f": {error}"
+        detail = "" if isinstance(error, Unusable) else f": {error}"
         raise TraceError(
-            f"node {name!r}, {where} (counting from 0): {what}{detail}; mend the callable, or "
-            'leave such rows out, counted, with on_error="leave_out"'
+            f"node {name!r}, {where} (counting from 0): {what}{detail}; fix the "
+            'callable, or skip these rows with on_error="skip" (they are counted)'
         ) from error
 
 
 @dataclass
 class Log:
-    """Rows as they come."""
+    """The rows collected so far."""
 
     names: tuple[str, ...]
     codes: ClassCodes
@@ -229,65 +283,65 @@ class Log:
         def table(of: Callable[[_Answer], Any], kind: Any) -> Any:
             return np.array([[of(answer) for answer in row] for row in self.rows], kind, order="F")
 
+        notes = []
+        confidence = table(lambda answer: answer.reply.confidence, np.float64)
+        for node, name in enumerate(self.names):
+            if count := _make_finite(confidence[:, node]):
+                notes.append(
+                    f"{count} confidences of {name!r} are NaN or infinite: they count as its "
+                    "lowest, or as its highest where infinite"
+                )
         cost: Any = None
-        if measured:
-            cost = table(lambda answer: answer.seconds, np.float64)
+        own = table(lambda answer: answer.reply.cost, np.float64)  # NaN where a reply has none
+        priced = ~np.isnan(own)
+        if measured or priced.any():
+            other = table(lambda answer: answer.seconds, np.float64) if measured else spec.costs
+            cost = np.asfortranarray(np.where(priced, own, other))
             spec = spec.with_costs(dict(zip(self.names, cost.mean(axis=0), strict=True)))
+            if measured and priced.any() and not priced.all():
+                names = [n for n, some in zip(self.names, priced.any(axis=0), strict=True) if some]
+                notes.append(
+                    f"costs of {', '.join(map(repr, names))} are from its replies, and the others "
+                    "are seconds: give costs in one unit"
+                )
         extras = {}
-        every = table(lambda answer: answer.extras, np.float64)
+        every = table(lambda answer: answer.reply.extras, np.float64)
         for number, extra in enumerate(EXTRA_FIELDS):
             values = np.asfortranarray(every[:, :, number])
-            values[:, np.isnan(values).any(axis=0)] = math.nan  # said on every row, or not a column
+            values[:, np.isnan(values).any(axis=0)] = np.nan  # on every row, or not a column
             if not np.isnan(values).all():
                 extras[extra] = values
-        prediction = table(lambda answer: self.codes.code(answer.prediction), np.int32)
+        prediction = table(lambda answer: self.codes.code(answer.reply.prediction), np.int32)
         return Trace(
             spec,
-            table(lambda answer: answer.confidence, np.float64),
+            confidence,
             prediction=prediction,
             label=np.array(self.label, np.int32) if self.labelled else None,
             cost=cost,
             extras=extras,
             classes=self.codes.classes,
             left_out=self.left_out,
+            notes=tuple(notes),
         )
 
 
-def _answer(said: Any, seconds: float) -> _Answer:
-    """Return an answer in one form, or say what is wrong with it."""
-    if isinstance(said, tuple | list):
-        if len(said) != 2:
-            raise _Bad(f"returned {len(said)} values; (prediction, confidence) is needed")
-        found = {"prediction": said[0], "confidence": said[1]}
-    elif isinstance(said, Mapping):
-        found = dict(said)
-    else:
-        names = ("prediction", "confidence", *EXTRA_FIELDS)
-        found = {name: getattr(said, name) for name in names if hasattr(said, name)}
-    if not {"prediction", "confidence"} <= found.keys():
-        raise _Bad(f"returned {type(said).__name__}; (prediction, confidence) is needed")
-    try:
-        text = class_text(found["prediction"])
-    except TraceError as error:
-        raise _Bad(f"returned a prediction that is no class: {error}") from None
-    extras = tuple(_number(found[n], n) if n in found else math.nan for n in EXTRA_FIELDS)
-    return _Answer(text, _number(found["confidence"], "confidence"), extras, seconds)
+def _make_finite(values: NDArray[np.float64]) -> int:
+    """Put the lowest finite value for NaN and -inf, the highest for inf; return how many."""
+    bad = ~np.isfinite(values)
+    if bad.any():
+        low, high = (0.0, 0.0) if bad.all() else (values[~bad].min(), values[~bad].max())
+        values[bad] = np.where(values[bad] == np.inf, high, low)
+    return int(bad.sum())
 
 
-def _number(value: Any, what: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise _Bad(f"returned a {what} that is no number ({type(value).__name__})") from None
-    if not math.isfinite(number):
-        raise _Bad(f"returned a {what} of {number}")
-    return number
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
 
 
 def with_labels(
     inputs: Iterable[Any], labels: Iterable[object] | None
 ) -> Iterator[tuple[Any, object]]:
-    """Yield every input with its label, or say which of them are too few."""
+    """Yield every input with its label; refuse more of one than of the other."""
     if labels is None:
         yield from ((value, None) for value in inputs)
         return
@@ -295,7 +349,9 @@ def with_labels(
     for position, (value, label) in enumerate(itertools.zip_longest(inputs, labels, fillvalue=end)):
         if value is end or label is end:
             few, many = ("inputs", "labels") if value is end else ("labels", "inputs")
-            raise TraceError(f"there are {position} {few} and more {many}; bring as many of each")
+            raise TraceError(
+                f"there are {position} {few} and more {many}; there must be as many of each"
+            )
         yield value, label
 
 

@@ -1,18 +1,26 @@
-"""What came of one input: the answer, who gave it, and what it took."""
+"""The result of one input: the answer, the node that gave it, and what it took."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import TTamerError
 
-__all__ = ["Asked", "CascadeFailed", "Outcome"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CascadeFailed", "NodeCall", "Outcome"]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What one node was asked, and what came of it."""
+class NodeCall:
+    """One node asked about one input, and the result.
+
+    >>> NodeCall("small", "cat", 0.9, cost=1.0, seconds=0.02).calls
+    1
+    """
 
     node: str
     prediction: object
@@ -22,48 +30,82 @@ class Asked:
     error: str | None = None
     """Why there was no answer, as "kind: text"; ``None`` when there was one."""
     calls: int = 1
-    """How many calls were made: more than one where it was asked again, or hedged."""
+    """How many calls were made: more than one with a retry or a hedge."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The answer to one input, who gave it, and what it took."""
+    """The answer to one input, the node that gave it, and what it took.
+
+    >>> call = NodeCall("small", "cat", 0.9, cost=1.0, seconds=0.02)
+    >>> outcome = Outcome("cat", "cat", "small", (call,), 1.0, 0.02, "certain enough: stop", False)
+    >>> outcome.path, outcome.why
+    (('small',), 'certain enough: stop')
+    """
 
     answer: Any
+    """What the caller gets."""
     prediction: object
+    """The class that was compared with the other nodes'."""
     by: str
-    """The node whose answer it is."""
-    asked: tuple[Asked, ...]
+    """The node that gave the answer."""
+    asked: tuple[NodeCall, ...]
+    """Every node asked, in order."""
     cost: float
-    """Of all calls, in the cascade's units."""
+    """The cost of all calls, in the cascade's unit."""
     seconds: float
-    why: str
+    """Wall time of the whole run."""
+    reason: str | Callable[[], str] = field(repr=False, compare=False)
+    """The text of ``why``, or what computes it."""
     capped: bool
-    """Whether a limit on cost or time ended it, not the policy."""
+    """Whether a limit on cost or time ended the run, not the policy."""
+
+    @cached_property
+    def why(self) -> str:
+        """Why the run stopped where it did; computed when it is first read."""
+        return self.reason if isinstance(self.reason, str) else self.reason()
 
     @property
     def path(self) -> tuple[str, ...]:
         """The nodes asked, in order."""
-        return tuple(one.node for one in self.asked)
+        return tuple(call.node for call in self.asked)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values; the answer and predictions as they are."""
-        return {**vars(self), "asked": [dict(vars(one)) for one in self.asked]}
+        """Return plain values; the answer and predictions are as the nodes returned them."""
+        return {
+            "answer": self.answer,
+            "prediction": self.prediction,
+            "by": self.by,
+            "asked": [dict(vars(call)) for call in self.asked],
+            "cost": self.cost,
+            "seconds": self.seconds,
+            "why": self.why,
+            "capped": self.capped,
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "reason": self.why}
 
 
 class CascadeFailed(TTamerError):  # noqa: N818 - the name says what happened
-    """No node gave an answer."""
+    """No node gave an answer.
 
-    def __init__(self, message: str, asked: tuple[Asked, ...] = (), *, late: bool = False) -> None:
+    >>> CascadeFailed("no node gave an answer", late=True).late
+    True
+    """
+
+    def __init__(
+        self, message: str, asked: tuple[NodeCall, ...] = (), *, late: bool = False
+    ) -> None:
         super().__init__(message)
         self.asked = asked
-        """What each node was asked, and how it failed."""
+        """Every node asked, and how it failed."""
         self.late = late
-        """Whether the deadline ended it."""
+        """Whether the deadline ended the run."""
 
     def __reduce__(self) -> Any:
         return _failed_again, (str(self), self.asked, self.late)
 
 
-def _failed_again(message: str, asked: tuple[Asked, ...], late: bool) -> CascadeFailed:
+def _failed_again(message: str, asked: tuple[NodeCall, ...], late: bool) -> CascadeFailed:
     return CascadeFailed(message, asked, late=late)

@@ -1,63 +1,114 @@
-"""What a node said, in one form, however it said it."""
+"""What the callable of a node may return: the one contract of ``Cascade``, ``collect`` and Ray.
+
+A reply is
+
+- ``(prediction, confidence)``,
+- ``(prediction, confidence, answer)``, or
+- a mapping or an object with these names and, where they are known, ``cost``, ``margin`` and
+  ``entropy``; further names are ignored.
+
+``prediction`` is the class that is compared with labels and with other nodes: text, a number or a
+truth value; ``None`` means that the node has no answer, which is never right. ``answer`` is any
+object, and is what the caller gets; without it the caller gets the prediction. ``confidence`` is
+any number that grows with certainty: text is refused, NaN and minus infinity count as the node's
+lowest. ``cost`` is what this call cost, instead of the node's own cost; finite and not negative.
+``margin`` and ``entropy`` are kept in traces; one that is not finite counts as not given.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Reply", "Unusable", "reply_of", "told"]
+from ttamer._numbers import as_float
+from ttamer.errors import TraceError
+from ttamer.trace.classes import class_text
+from ttamer.trace.trace import EXTRA_FIELDS
+
+__all__ = ["Reply", "Unusable", "error_text", "reply_of"]
+
+_NAMES = ("prediction", "confidence", "answer", "cost", *EXTRA_FIELDS)
+_NO_EXTRAS = (math.nan,) * len(EXTRA_FIELDS)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Reply:
-    """What a node said, in one form."""
+    """What a node returned for one input, checked."""
 
     prediction: object
     confidence: float
     answer: Any
-    cost: float | None
+    cost: float | None = None
+    """What this call cost; ``None`` where the node's own cost holds."""
+    extras: tuple[float, ...] = _NO_EXTRAS
+    """The fields of ``EXTRA_FIELDS``; NaN where one is not given."""
 
 
 class Unusable(Exception):  # noqa: N818 - the runner counts it as no answer
-    """What a node said cannot be used; its text says why."""
+    """What a node returned is not a reply; the text says why."""
 
 
-def reply_of(said: Any) -> Reply:
-    """Return what a node said in one form, or say what is wrong with it."""
+def reply_of(returned: Any) -> Reply:
+    """Return what a callable returned as a checked reply.
+
+    Raises:
+        Unusable: If it is not a reply.
+
+    >>> reply_of(("cat", 0.9)).answer, reply_of(("cat", 0.9, {"text": "A cat."})).answer
+    ('cat', {'text': 'A cat.'})
+    >>> reply_of({"prediction": "cat", "confidence": 0.9, "cost": 2}).cost
+    2.0
+    """
     found: Mapping[str, Any]
-    if isinstance(said, tuple | list):
-        if len(said) not in (2, 3):
-            raise Unusable(f"returned {len(said)} values; (prediction, confidence) is needed")
-        found = dict(zip(("prediction", "confidence", "answer"), said, strict=False))
-    elif isinstance(said, Mapping):
-        found = said
+    if isinstance(returned, tuple | list):
+        if len(returned) not in (2, 3):
+            raise Unusable(f"returned {len(returned)} values; (prediction, confidence) is needed")
+        found = dict(zip(_NAMES[:3], returned, strict=False))
+    elif isinstance(returned, Mapping):
+        found = returned
     else:
-        names = ("prediction", "confidence", "answer", "cost")
-        found = {name: getattr(said, name) for name in names if hasattr(said, name)}
+        found = {name: getattr(returned, name) for name in _NAMES if hasattr(returned, name)}
     if "prediction" not in found or "confidence" not in found:
-        raise Unusable(f"returned {type(said).__name__}; (prediction, confidence) is needed")
+        raise Unusable(f"returned {type(returned).__name__}; (prediction, confidence) is needed")
     prediction, cost = found["prediction"], found.get("cost")
+    try:
+        class_text(prediction)
+    except TraceError as error:
+        raise Unusable(
+            f"returned a prediction that is not a class ({error}); return other objects as the "
+            "answer: (prediction, confidence, answer)"
+        ) from None
     confidence = _number(found["confidence"], "confidence")
     if cost is not None:
         cost = _number(cost, "cost")
-        if not 0 <= cost < float("inf"):
+        if not 0 <= cost < math.inf:
             raise Unusable(f"returned a cost of {cost:g}; it must be finite and not negative")
-    return Reply(prediction, confidence, found.get("answer", prediction), cost)
+    extras = _NO_EXTRAS
+    if any(name in found for name in EXTRA_FIELDS):
+        given = (found.get(name) for name in EXTRA_FIELDS)
+        numbers = (
+            math.nan if value is None else _number(value, name)
+            for name, value in zip(EXTRA_FIELDS, given, strict=True)
+        )
+        extras = tuple(number if math.isfinite(number) else math.nan for number in numbers)
+    return Reply(prediction, confidence, found.get("answer", prediction), cost, extras)
 
 
 def _number(value: Any, what: str) -> float:
-    """Return a float; a confidence may be not a number, which counts as the least sure."""
     try:
-        if isinstance(value, str | bytes):
-            raise TypeError  # noqa: TRY301
-        return float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several numbers
+        return as_float(value)
+    except TypeError:
         raise Unusable(f"returned a {what} that is no number ({type(value).__name__})") from None
 
 
-def told(error: Exception) -> str:
-    """Return an error as "kind: text"; its kind is its own word for it, or its type."""
+def error_text(error: BaseException) -> str:
+    """Return an error as "kind: text"; the kind is its ``kind`` attribute, or its type.
+
+    >>> error_text(KeyError("small")), error_text(TimeoutError("no answer in 2 s"))
+    ("KeyError: 'small'", 'timeout: no answer in 2 s')
+    """
     text = " ".join(str(error).split())
     kind = "timeout" if isinstance(error, TimeoutError) else type(error).__name__
     kind = getattr(error, "kind", kind)

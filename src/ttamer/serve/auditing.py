@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from ttamer.drift.loop import Loop
-    from ttamer.runtime.outcome import Asked
+    from ttamer.runtime.outcome import NodeCall
     from ttamer.serve.asking import Node
     from ttamer.serve.audit_settings import AuditSettings
     from ttamer.serve.chat import Question
@@ -89,7 +89,7 @@ class Auditing:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def consider(self, question: Question, request: str, asked: Sequence[Asked]) -> None:
+    def consider(self, question: Question, request: str, asked: Sequence[NodeCall]) -> None:
         """Draw for a request that was answered; if it is audited, ask the others now."""
         # Not by the request's id alone: that is the client's to choose.
         drawn, number = self._auditor.draw(request, key=secrets.token_hex(8))
@@ -116,7 +116,7 @@ class Auditing:
         self,
         question: Question,
         request: str,
-        asked: Sequence[Asked],
+        asked: Sequence[NodeCall],
         number: int,
         chance: float,
     ) -> None:

@@ -49,7 +49,7 @@ def collect_upstreams(
     """Ask every node about every prompt, and return what they said as a trace.
 
     A prompt for which some node failed is refused once everything else is asked; with
-    ``on_error="leave_out"`` it is left out, and counted. ``progress(done, total, failed)`` is
+    ``on_error="skip"`` it is left out, and counted. ``progress(done, total, failed)`` is
     called with numbers of answers. The trace has a cost per row where calls differ in cost.
     """
     labels = _labels(settings, prompts)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ttamer.errors import CascadeError, TTamerError
 from ttamer.runtime.calling import Call, call_async
-from ttamer.runtime.outcome import Asked, CascadeFailed
-from ttamer.runtime.reply import told
+from ttamer.runtime.outcome import CascadeFailed, NodeCall
+from ttamer.runtime.reply import error_text
 from ttamer.serve.adapting import Adapting, first_serving
 from ttamer.serve.asking import call_cost, nodes_of
 from ttamer.serve.auditing import audit_of, auditing
@@ -267,7 +267,7 @@ class Gateway:
             errand, key=errand.request_id, deadline=max(errand.left, 1e-3)
         )
 
-    async def answer_alone(self, errand: Errand, name: str) -> tuple[Answered | Reply, Asked]:
+    async def answer_alone(self, errand: Errand, name: str) -> tuple[Answered | Reply, NodeCall]:
         """Answer one question by one node; nothing is compared.
 
         Its own response is handed on, but for a classifier's.
@@ -284,14 +284,14 @@ class Gateway:
             except NodeFailed as failed:
                 error, paid = failed, int(failed.paid)
         else:
-            heard = await call_async(Call(partial(ask, name), errand, hedge=hedge))
-            said, error, calls, paid = heard.said, heard.error, heard.made, heard.paid
+            result = await call_async(Call(partial(ask, name), errand, hedge=hedge))
+            said, error, calls, paid = result.returned, result.error, result.calls, result.paid
         seconds = time.monotonic() - start
         if error is not None:
-            asked = Asked(name, None, None, paid * cost, seconds, told(error), calls)
+            asked = NodeCall(name, None, None, paid * cost, seconds, error_text(error), calls)
             raise CascadeFailed("no node gave an answer", (asked,)) from None
         answered, cost, prediction, sure = said
-        return answered, Asked(name, prediction, sure, paid * cost, seconds, None, calls)
+        return answered, NodeCall(name, prediction, sure, paid * cost, seconds, None, calls)
 
     def _hedge(self, name: str) -> float | None:
         """Return after how many seconds a node asked alone is asked again, if that may be paid."""

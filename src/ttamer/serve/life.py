@@ -34,7 +34,7 @@ from ttamer.serve.upstream import Reply
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from ttamer.runtime.outcome import Asked
+    from ttamer.runtime.outcome import NodeCall
     from ttamer.serve.chat import Kind, Question
     from ttamer.serve.exchange import Exchange
     from ttamer.serve.gateway import Gateway
@@ -59,7 +59,7 @@ class Life:
         self._gateway, self._exchange, self._kind = gateway, exchange, kind
         self._generation = gateway.reloader.current  # it finishes on the policy it began with
         self._policy = self._generation.short
-        self._asked: tuple[Asked, ...] = ()
+        self._asked: tuple[NodeCall, ...] = ()
         self._by: str | None = None
         self._is_capped = False
         self._error: str | None = None

@@ -7,7 +7,7 @@ import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from ttamer.runtime.outcome import Asked
+from ttamer.runtime.outcome import NodeCall
 from ttamer.serve.gateway import NodeFailed
 from ttamer.serve.upstream import UpstreamFailed
 
@@ -81,10 +81,10 @@ class RelayedEvents:
         self._span.finish(cost=self.cost, error=self._failed)
         return self._failed
 
-    def asked(self) -> Asked:
+    def asked(self) -> NodeCall:
         """Return what came of it."""
         error = None if self._failed is None else f"{self._failed.kind}: {self._failed}"
-        return Asked(self._name, None, None, self.cost, time.monotonic() - self._start, error)
+        return NodeCall(self._name, None, None, self.cost, time.monotonic() - self._start, error)
 
 
 @asynccontextmanager

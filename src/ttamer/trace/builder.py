@@ -199,7 +199,7 @@ class TraceBuilder:
         raise TraceError(
             f"{self._layout.place}: column {column!r}: {self._rows(bad)} "
             f"{what.removeprefix('is ')};"
-            ' mend the log, or leave such rows out, counted, with on_bad="leave_out"'
+            ' fix the log, or skip these rows with on_bad="skip" (they are counted)'
         )
 
     def _rows(self, bad: NDArray[np.bool_]) -> str:

@@ -51,7 +51,7 @@ def read_trace(
 
     ``cascade`` is a ``cascade.toml`` or a :class:`CascadeSpec`. Without one, the cascade kept in
     the file is used, and failing that the nodes are taken from the columns, and ``notes`` says so.
-    A row with a missing, NaN or infinite value is refused; with ``on_bad="leave_out"`` such rows
+    A row with a missing, NaN or infinite value is refused; with ``on_bad="skip"`` such rows
     are left out and counted in ``left_out``.
 
     >>> import tempfile
@@ -137,7 +137,7 @@ def _check_rows(place: str, read: int, kept: int) -> None:
     if not read:
         raise TraceError(f"{place}: has columns and no rows; bring a log with at least one input")
     if not kept:
-        raise TraceError(f"{place}: all {read} rows were left out; mend the log")
+        raise TraceError(f"{place}: all {read} rows were left out; fix the log")
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
@@ -166,8 +166,8 @@ def _open(
     cascade: CascadeSpec | str | os.PathLike[str] | None,
     on_bad: OnBad,
 ) -> tuple[Source, Layout]:
-    if on_bad not in ("refuse", "leave_out"):
-        raise ArgumentError(f'on_bad is {on_bad!r}; it must be "refuse" or "leave_out"')
+    if on_bad not in ("refuse", "skip"):
+        raise ArgumentError(f'on_bad is {on_bad!r}; it must be "refuse" or "skip"')
     spec = cascade
     if spec is not None and not isinstance(spec, CascadeSpec):
         spec = CascadeSpec.from_file(spec)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXTRA_FIELDS", "OnBad", "Trace", "require_rows"]
 
-OnBad = Literal["refuse", "leave_out"]
+OnBad = Literal["refuse", "skip"]
 
 EXTRA_FIELDS = ("margin", "entropy")
 """What a node may say about itself besides its confidence."""

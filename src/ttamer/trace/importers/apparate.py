@@ -106,7 +106,7 @@ def import_apparate(
     builder.add(ArrayBatch(place, 0, columns, None))
     trace = builder.finish(on_bad)
     if not len(trace):
-        raise TraceError(f"{place}: all {rows} rows were left out; mend the log")
+        raise TraceError(f"{place}: all {rows} rows were left out; fix the log")
     return trace
 
 

@@ -92,7 +92,7 @@ def import_long_csv(
     builder.add(ArrayBatch(place, 0, columns, lines.classes))
     trace = builder.finish(on_bad)
     if not len(trace):
-        raise TraceError(f"{place}: all {len(keep)} samples were left out; mend the log")
+        raise TraceError(f"{place}: all {len(keep)} samples were left out; fix the log")
     agreement.note(trace)
     agreement.check(layout, codes.classes)
     return dataclasses.replace(trace, left_out={**left_out, **trace.left_out})
@@ -182,7 +182,7 @@ def _complete(
         raise TraceError(
             f"{lines.place}: sample {lines.samples[sample]!r} has no line for exit "
             f"{spec.names[exit_]!r}, and {lacking} of {len(keep)} samples lack one; add the lines, "
-            'or leave such samples out, counted, with on_bad="leave_out"'
+            'or leave such samples out, counted, with on_bad="skip"'
         )
     return keep, {"a line for some exit is missing": lacking} if lacking else {}
 
