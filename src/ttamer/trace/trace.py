@@ -368,7 +368,7 @@ def _check_finite(
         place = f"{what} of {names[column]!r}" if names else what
         raise TraceError(
             f"{place}: row {first} (counting from 0) is {columns[first, column]}, and "
-            f"{int(bad.sum())} rows in all are not finite; mend them or leave them out"
+            f"{int(bad.sum())} rows in all are not finite; fix them, or leave them out"
         )
 
 
