@@ -22,11 +22,12 @@ import numpy as np
 
 import ttamer as tt
 from ttamer.datasets import streams
-from ttamer.drift.decided import decide
-from ttamer.drift.picture import draw_replayed
-from ttamer.drift.replayed import replay_stream
-from ttamer.drift.serving import LoopSettings, serving_of
-from ttamer.drift.watch import Bound, Watch
+from ttamer.drift.decisions import decide
+from ttamer.drift.figure import draw_replay
+from ttamer.drift.loop import serving_of
+from ttamer.drift.monitor import Bound, Monitor
+from ttamer.drift.replay import replay_stream
+from ttamer.drift.settings import LoopSettings
 from ttamer.reporting import save_figure
 from ttamer.stats.bounds import binomial_upper
 from ttamer.trace.trace import Trace
@@ -69,7 +70,7 @@ def one_run(name: str, seed: int, pictures: Path | None) -> dict[str, Any]:
         serving, stream.rows, SETTINGS, share=AUDITED, seed=seed, thresholds_from=stream.fit
     )
     if pictures is not None and seed == 0:
-        figure = draw_replayed(replayed, shift=stream.shift, title=title_of(name))
+        figure = draw_replay(replayed, shift=stream.shift, title=title_of(name))
         save_figure(figure, pictures / f"drift-{name}.png")
 
     def first(kind: str) -> int | None:
@@ -113,7 +114,7 @@ def show(name: str, runs: list[dict[str, Any]]) -> None:
         if not any(part in run for run in runs):
             continue
         print(f"  {part}")
-        for arm in ("adapted", "fixed", "retuned", "safest"):
+        for arm in ("adapted", "fixed", "retuned", "fallback"):
             error, cost = (middle(part, arm, what) for what in ("error", "cost"))
             print(f"    {arm:8} error {error:.2%}  cost {cost:.3f}")
     for what in ("audited_to_alarm", "audited_to_swap"):
@@ -140,13 +141,13 @@ def quiet(name: str, runs: int) -> dict[str, Any]:
         fitted, held = mixed.take(slice(first)).split(0.6, seed)
         serving = serving_of(tt.fit(fitted), held, SETTINGS)
         later = mixed.take(slice(first, None))
-        watch = Watch(
+        monitor = Monitor(
             reference=decide(serving.policy, held),
             bound=Bound("error", AT_MOST),
             false_alarms=SETTINGS.false_alarms,
             seed=seed,
         )
-        alarm = watch.see(decide(serving.policy, later), range(len(later)))
+        alarm = monitor.update(decide(serving.policy, later), range(len(later)))
         if alarm is not None:
             alarms[alarm.test] = alarms.get(alarm.test, 0) + 1
         if seed % 20 == 19:

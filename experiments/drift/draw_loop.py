@@ -14,9 +14,10 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 import ttamer as tt
 from ttamer.datasets import streams
-from ttamer.drift.picture import INK, draw_replayed
-from ttamer.drift.replayed import replay_stream
-from ttamer.drift.serving import LoopSettings, serving_of
+from ttamer.drift.figure import INK, draw_replay
+from ttamer.drift.loop import serving_of
+from ttamer.drift.replay import replay_stream
+from ttamer.drift.settings import LoopSettings
 from ttamer.reporting import save_figure
 
 GREEN, RED, SAND = "#1b7f79", "#c8553d", "#efe9dd"
@@ -66,7 +67,7 @@ def main() -> None:
     upper, lower = figure.subfigures(2, 1, height_ratios=(3, 5.4))
     draw_boxes(upper)
     title = "VGG-16 with exits; from row 3,000 on the images are noisy"
-    draw_replayed(replayed, shift=stream.shift, title=title, onto=lower)
+    draw_replay(replayed, shift=stream.shift, title=title, onto=lower)
     print(*save_figure(figure, args.out))
 
 

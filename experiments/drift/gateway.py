@@ -119,7 +119,7 @@ def follow(client: Client, upstreams: dict[str, Any]) -> None:
     marks = [QUIET]
     fitting: list[int] = []
     upstreams["small"].answer = boastful
-    steps = ["fall back", "swap", "swap"]
+    steps = ["fallback", "swap", "swap"]
     for number in range(QUIET, QUIET + MOST):
         client.send(number)
         if number % 10:

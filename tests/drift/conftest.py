@@ -6,7 +6,8 @@ import pytest
 
 import ttamer as tt
 from support.shifting import rows_of
-from ttamer.drift.serving import LoopSettings, serving_of
+from ttamer.drift.loop import serving_of
+from ttamer.drift.settings import LoopSettings
 
 
 @pytest.fixture(scope="session")

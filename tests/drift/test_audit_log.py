@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import ttamer as tt
 from support.examples import examples
 from ttamer.drift import audit_log
-from ttamer.drift.audit_log import AuditLog, AuditRow, Retention, Said, read_log, segments
+from ttamer.drift.audit_log import AuditLog, AuditRow, NodeAnswer, Retention, read_log, segments
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.trace.spec import CascadeSpec
 
@@ -26,7 +26,7 @@ WRITER = """
 import os, signal, sys
 from ttamer.trace.spec import CascadeSpec
 from ttamer.drift import audit_log
-from ttamer.drift.audit_log import AuditLog, AuditRow, Said
+from ttamer.drift.audit_log import AuditLog, AuditRow, NodeAnswer
 
 folder, crash = sys.argv[1:]
 spec = CascadeSpec.of({"small": 1.0, "large.v2": 5.0}, target="last")
@@ -42,14 +42,17 @@ with AuditLog(folder, spec, segment_rows=25) as log:
             audit_log.Path.replace = die
         if number == 60 and crash == "before the journal goes":
             audit_log.Path.unlink = die
-        said = {"small": Said(0.5, "a", 1.0), "large.v2": Said(0.25, "b", 5.0)}
+        said = {"small": NodeAnswer(0.5, "a", 1.0), "large.v2": NodeAnswer(0.25, "b", 5.0)}
         log.add(AuditRow(number, 1000.0 + number, 0.5, said))
         print(number, flush=True)
 """
 
 
 def row(number, *, label=None, chance=0.5):
-    said = {"small": Said(0.1 + number % 7 / 10, "a", 1.0), "large.v2": Said(0.25, None, 5.0)}
+    said = {
+        "small": NodeAnswer(0.1 + number % 7 / 10, "a", 1.0),
+        "large.v2": NodeAnswer(0.25, None, 5.0),
+    }
     return AuditRow(number, 1000.0 + number, chance, said, label)
 
 
@@ -197,7 +200,7 @@ def test_bytes_are_what_the_files_take(tmp_path):
     assert len(left) == 2
 
 
-def test_a_reader_starts_again_if_retention_was_faster(tmp_path, monkeypatch):
+def test_a_reader_starts_again_when_retention_removed_a_segment(tmp_path, monkeypatch):
     with AuditLog(tmp_path, SPEC, segment_rows=5) as log:
         for number in range(15):
             log.add(row(number))
@@ -228,10 +231,12 @@ def test_what_cannot_be_a_row_is_refused_and_the_log_goes_on(tmp_path):
     good = row(1)
     with AuditLog(tmp_path, SPEC) as log:
         for bad, text in (
-            (AuditRow(1, 0.0, 0.5, {"small": Said(0.5, "a", 1.0)}), "what every node said"),
-            (AuditRow(1, 0.0, 0.0, good.said), "the chance of a row is 0"),
+            (AuditRow(1, 0.0, 0.5, {"small": NodeAnswer(0.5, "a", 1.0)}), "answers of every node"),
+            (AuditRow(1, 0.0, 0.0, good.answers), "chance of an audited row is 0"),
             (
-                AuditRow(1, 0.0, 0.5, {**good.said, "small": Said(float("nan"), "a", 1.0)}),
+                AuditRow(
+                    1, 0.0, 0.5, {**good.answers, "small": NodeAnswer(float("nan"), "a", 1.0)}
+                ),
                 "finite confidences",
             ),
         ):
@@ -244,9 +249,9 @@ def test_what_cannot_be_a_row_is_refused_and_the_log_goes_on(tmp_path):
 
 
 def test_errors_say_what_to_do(tmp_path):
-    with pytest.raises(TraceError, match="no log that could be read"):
+    with pytest.raises(TraceError, match="no log to read"):
         read_log(tmp_path / "nowhere")
-    with AuditLog(tmp_path, SPEC), pytest.raises(TraceError, match="flush, or wait"):
+    with AuditLog(tmp_path, SPEC), pytest.raises(TraceError, match="flush the log, or wait"):
         read_log(tmp_path)
     with pytest.raises(ArgumentError, match="segment_rows"):
         AuditLog(tmp_path, SPEC, segment_rows=0)

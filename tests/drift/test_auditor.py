@@ -1,4 +1,4 @@
-"""Audits beside the traffic: nothing is lost quietly, and the loop hears of every row."""
+"""Audits beside the traffic: lost rows are counted, and the loop takes every row."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import time
 import pytest
 
 from support.shifting import SPEC, stream_of
-from ttamer.drift.audit import Audit, Budget
-from ttamer.drift.audit_log import AuditLog, Said, read_log
+from ttamer.drift.audit_log import AuditLog, NodeAnswer, read_log
 from ttamer.drift.auditor import Auditor
+from ttamer.drift.fallback import AskLast
 from ttamer.drift.loop import Loop
-from ttamer.drift.safest import AskLast
+from ttamer.drift.sampling import AuditSampler, Budget
 
 
-def said_of(trace, row):
+def answers_of(trace, row):
     return {
-        name: Said(
+        name: NodeAnswer(
             float(trace.confidence[row, k]),
             trace.classes[trace.prediction[row, k]],
             float(trace.costs[row, k]),
@@ -33,7 +33,7 @@ def serve(auditor, stream):
     for row in range(len(stream)):
         drawn, number = auditor.draw(f"request-{row}")
         if drawn.audited:
-            auditor.add(f"request-{row}", number, drawn.chance, said_of(stream, row))
+            auditor.add(f"request-{row}", number, drawn.chance, answers_of(stream, row))
             audited += 1
     return audited
 
@@ -48,7 +48,7 @@ def test_rows_go_to_the_log_and_to_the_loop(tmp_path, serving, settings, clock):
     swapped = []
     loop = Loop(serving, settings, swap=swapped.append, clock=clock)
     with AuditLog(tmp_path, SPEC) as log:
-        auditor = Auditor(SPEC, Audit(0.7), log=log, loop=loop, clock=clock)
+        auditor = Auditor(SPEC, AuditSampler(0.7), log=log, loop=loop, clock=clock)
         audited = serve(auditor, stream)
         auditor.close()
     assert (auditor.written, auditor.seen, auditor.lost) == (audited, audited, 0)
@@ -59,16 +59,16 @@ def test_rows_go_to_the_log_and_to_the_loop(tmp_path, serving, settings, clock):
     assert status["loop"]["state"] == loop.state != "watching"
     assert loop.events[0].number > 300
     auditor.close()  # twice does no harm
-    assert auditor.add("late", 1, 0.5, said_of(stream, 0)) is False
+    assert auditor.add("late", 1, 0.5, answers_of(stream, 0)) is False
     assert auditor.lost == 1
 
 
 def test_a_row_that_cannot_be_used_is_counted_and_told_and_others_go_on(tmp_path, clock):
     stream, told = stream_of(5, 0, seed=1), []
     with AuditLog(tmp_path, SPEC) as log:
-        auditor = Auditor(SPEC, Audit(1.0), log=log, failed=told.append, clock=clock)
-        assert auditor.add("bad", 0, 0.5, {"small": Said(0.5, "a", 1.0)})
-        assert auditor.add("good", 1, 0.5, said_of(stream, 0))
+        auditor = Auditor(SPEC, AuditSampler(1.0), log=log, failed=told.append, clock=clock)
+        assert auditor.add("bad", 0, 0.5, {"small": NodeAnswer(0.5, "a", 1.0)})
+        assert auditor.add("good", 1, 0.5, answers_of(stream, 0))
         auditor.close()
     assert (auditor.written, auditor.lost) == (1, 1)
     assert "every node" in told[0]
@@ -77,9 +77,9 @@ def test_a_row_that_cannot_be_used_is_counted_and_told_and_others_go_on(tmp_path
 def test_rows_that_end_in_another_order_are_taken(serving, settings, clock):
     stream = stream_of(6, 0, seed=1)
     loop = Loop(serving, settings)
-    auditor = Auditor(SPEC, Audit(1.0), loop=loop, clock=clock)
+    auditor = Auditor(SPEC, AuditSampler(1.0), loop=loop, clock=clock)
     for row in (3, 1, 2, 0):
-        auditor.add(f"{row}", row, 1.0, said_of(stream, row))
+        auditor.add(f"{row}", row, 1.0, answers_of(stream, row))
     auditor.close()
     assert (auditor.seen, loop.audited, auditor.lost) == (4, 4, 0)
 
@@ -88,33 +88,33 @@ def test_against_labels_the_loop_waits_for_rows_that_have_one(serving, settings,
     stream = stream_of(6, 0, seed=1)
     spec = dataclasses.replace(SPEC, target="label")
     loop = Loop(serving, settings)
-    auditor = Auditor(spec, Audit(1.0), loop=loop, clock=clock)
-    auditor.add("0", 0, 1.0, said_of(stream, 0))
-    auditor.add("1", 1, 1.0, said_of(stream, 1), label="2")
+    auditor = Auditor(spec, AuditSampler(1.0), loop=loop, clock=clock)
+    auditor.add("0", 0, 1.0, answers_of(stream, 0))
+    auditor.add("1", 1, 1.0, answers_of(stream, 1), label="2")
     auditor.close()
     assert auditor.seen == 1
 
 
 def test_the_budget_gets_back_what_was_not_spent(clock):
     stream = stream_of(40, 0, seed=1)
-    auditor = Auditor(SPEC, Audit(1.0, cost=28.0, budget=Budget(total=1000.0)), clock=clock)
+    auditor = Auditor(SPEC, AuditSampler(1.0, cost=28.0, budget=Budget(total=1000.0)), clock=clock)
     audited = serve(auditor, stream)
     auditor.close()
-    assert auditor.audit.spent == pytest.approx(14.0 * audited)
+    assert auditor.sampler.spent == pytest.approx(14.0 * audited)
 
 
 def test_an_audit_may_cost_more_than_expected_and_less_than_all_nodes(clock):
     stream = stream_of(3, 0, seed=1)
-    auditor = Auditor(SPEC, Audit(1.0, cost=5.0), clock=clock)
+    auditor = Auditor(SPEC, AuditSampler(1.0, cost=5.0), clock=clock)
     for row, spent in enumerate((1.0, 7.5, None)):
         auditor.draw(f"{row}")
-        auditor.add(f"{row}", row, 1.0, said_of(stream, row), spent=spent)
+        auditor.add(f"{row}", row, 1.0, answers_of(stream, row), spent=spent)
     auditor.close()
-    assert auditor.audit.spent == pytest.approx(1.0 + 7.5 + 14.0)
+    assert auditor.sampler.spent == pytest.approx(1.0 + 7.5 + 14.0)
 
 
 def test_an_audit_that_a_node_did_not_answer_is_paid_for_and_counted(clock):
-    auditor = Auditor(SPEC, Audit(1.0, cost=14.0), clock=clock)
+    auditor = Auditor(SPEC, AuditSampler(1.0, cost=14.0), clock=clock)
     auditor.draw("0")
     auditor.fail("0", 3.0)
     auditor.close()
@@ -127,8 +127,10 @@ def test_what_the_log_cannot_keep_the_loop_still_sees(tmp_path, serving, setting
     stream, told = stream_of(3, 0, seed=1), []
     loop = Loop(serving, settings)
     unopened = AuditLog(tmp_path, SPEC)
-    auditor = Auditor(SPEC, Audit(1.0), log=unopened, loop=loop, failed=told.append, clock=clock)
-    auditor.add("0", 0, 1.0, said_of(stream, 0))
+    auditor = Auditor(
+        SPEC, AuditSampler(1.0), log=unopened, loop=loop, failed=told.append, clock=clock
+    )
+    auditor.add("0", 0, 1.0, answers_of(stream, 0))
     auditor.close()
     assert (auditor.written, auditor.seen, auditor.lost) == (0, 1, 1)
     assert "not open" in told[0]
@@ -143,24 +145,24 @@ def test_a_label_may_come_after_the_row_or_before(tmp_path, clock):
     class Shown:
         number = -1
 
-        def see(self, trace, _, keys):
+        def update(self, trace, _, keys):
             shown.append((keys[0], trace.classes[trace.label[0]]))
 
     with AuditLog(tmp_path, LABELLED) as log:
-        auditor = Auditor(LABELLED, Audit(1.0), log=log, loop=Shown(), clock=clock)
+        auditor = Auditor(LABELLED, AuditSampler(1.0), log=log, loop=Shown(), clock=clock)
         for name in ("after", "before", "never", "failed"):
             auditor.draw(name)
-        auditor.add("after", 0, 1.0, said_of(stream, 0))
+        auditor.add("after", 0, 1.0, answers_of(stream, 0))
         assert auditor.label("before", "4")
-        auditor.add("before", 1, 1.0, said_of(stream, 1))
+        auditor.add("before", 1, 1.0, answers_of(stream, 1))
         assert auditor.label("after", "2")
-        auditor.add("never", 2, 1.0, said_of(stream, 2))
+        auditor.add("never", 2, 1.0, answers_of(stream, 2))
         auditor.fail("failed")
         assert not auditor.label("failed", "1")
         assert not auditor.label("nobody", "1")
         assert not auditor.label("after", "3")  # it has one
-        assert auditor._unlabelled is not None
-        assert len(auditor._unlabelled) == 1
+        assert auditor._pending is not None
+        assert len(auditor._pending) == 1
         auditor.close()
         assert not auditor.label("never", "1")  # too late, and counted
     assert shown == [("before", "4"), ("after", "2")]
@@ -173,10 +175,10 @@ def test_a_label_may_come_after_the_row_or_before(tmp_path, clock):
 
 def test_of_too_many_rows_without_a_label_the_oldest_are_forgotten(clock):
     stream = stream_of(6, 0, seed=1)
-    auditor = Auditor(LABELLED, Audit(1.0), label_rows=2, clock=clock)
+    auditor = Auditor(LABELLED, AuditSampler(1.0), label_rows=2, clock=clock)
     for row in range(3):
         auditor.draw(f"{row}")
-        auditor.add(f"{row}", row, 1.0, said_of(stream, row))
+        auditor.add(f"{row}", row, 1.0, answers_of(stream, row))
     assert [auditor.label(f"{row}", "1") for row in range(3)] == [False, True, True]
     auditor.close()
     assert auditor.status()["unlabelled"] == 0
@@ -190,7 +192,7 @@ class SlowLoop:
     def __init__(self):
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def see(self, *_):
+    def update(self, *_):
         self.begun.set()
         self.go_on.wait(30)
         raise ZeroDivisionError
@@ -199,9 +201,9 @@ class SlowLoop:
 def test_the_log_does_not_wait_for_a_loop_that_fits(tmp_path, clock):
     stream, loop = stream_of(6, 0, seed=1), SlowLoop()
     with AuditLog(tmp_path, SPEC) as log:
-        auditor = Auditor(SPEC, Audit(1.0), log=log, loop=loop, clock=clock)
+        auditor = Auditor(SPEC, AuditSampler(1.0), log=log, loop=loop, clock=clock)
         for row in range(4):
-            auditor.add(f"{row}", row, 1.0, said_of(stream, row))
+            auditor.add(f"{row}", row, 1.0, answers_of(stream, row))
         assert loop.begun.wait(30)
         until = time.monotonic() + 30
         while auditor.written < 4 and time.monotonic() < until:
@@ -213,9 +215,9 @@ def test_the_log_does_not_wait_for_a_loop_that_fits(tmp_path, clock):
 
 def test_what_takes_too_long_at_the_end_is_left_and_counted(clock):
     stream, loop = stream_of(6, 0, seed=1), SlowLoop()
-    auditor = Auditor(SPEC, Audit(1.0), loop=loop, clock=clock)
+    auditor = Auditor(SPEC, AuditSampler(1.0), loop=loop, clock=clock)
     for row in range(4):
-        auditor.add(f"{row}", row, 1.0, said_of(stream, row))
+        auditor.add(f"{row}", row, 1.0, answers_of(stream, row))
     assert loop.begun.wait(30)
     auditor.close(timeout=0.01)
     assert auditor.lost == 3
@@ -224,15 +226,17 @@ def test_what_takes_too_long_at_the_end_is_left_and_counted(clock):
 
 def test_a_full_queue_and_a_broken_loop_lose_rows_and_say_so(clock):
     stream, told, loop = stream_of(6, 0, seed=1), [], SlowLoop()
-    auditor = Auditor(SPEC, Audit(1.0), loop=loop, queue_rows=1, failed=told.append, clock=clock)
-    assert auditor.add("0", 0, 1.0, said_of(stream, 0))
+    auditor = Auditor(
+        SPEC, AuditSampler(1.0), loop=loop, queue_rows=1, failed=told.append, clock=clock
+    )
+    assert auditor.add("0", 0, 1.0, answers_of(stream, 0))
     assert loop.begun.wait(30)  # the first is being worked on
-    assert auditor.add("1", 1, 1.0, said_of(stream, 1))
-    assert not auditor.add("2", 2, 1.0, said_of(stream, 2))
+    assert auditor.add("1", 1, 1.0, answers_of(stream, 1))
+    assert not auditor.add("2", 2, 1.0, answers_of(stream, 2))
     assert auditor.lost == 1
     loop.go_on.set()
     auditor.close()
     assert auditor.lost == 3
     assert len(told) == 2
     for line in told:
-        assert "came to nothing: ZeroDivisionError at test_auditor.py:" in line
+        assert "was lost: ZeroDivisionError at test_auditor.py:" in line

@@ -13,8 +13,8 @@ import ttamer as tt
 from support.shifting import SPEC, rows_of, stream_of
 from ttamer.cli import replay_stream as command
 from ttamer.datasets import streams
-from ttamer.drift.decided import decide
-from ttamer.drift.replayed import ARMS, replay_stream
+from ttamer.drift.decisions import decide
+from ttamer.drift.replay import ARMS, replay_stream
 from ttamer.errors import ArgumentError, TTamerError
 
 
@@ -28,14 +28,14 @@ def test_the_loop_brings_the_error_back_inside_the_promise(replayed, settings):
     found, _ = replayed
     phases = found.phases()
     assert [phase["serving"] for phase in phases][:3] == [
-        "the first policy", "the safest policy", "a new policy",
+        "the first policy", "the fallback policy", "a new policy",
     ]  # fmt: skip
     assert 1500 < phases[1]["begin"] < 2300
     assert found.audited_between(1500, phases[1]["begin"]) < 200
     last = found.between(phases[2]["begin"], len(found))
     assert last["adapted"]["error"] <= settings.at_most
     assert last["fixed"]["error"] > settings.at_most
-    assert last["adapted"]["cost"] < last["safest"]["cost"]
+    assert last["adapted"]["cost"] < last["fallback"]["cost"]
 
 
 def test_until_the_alarm_it_is_the_policy_as_it_is(replayed, serving):
@@ -55,7 +55,7 @@ def test_blocks_cover_the_stream_and_agree_with_the_whole(replayed):
     for arm in ARMS:
         mean = np.average([block[arm]["error"] for block in blocks], weights=weights)
         assert mean == pytest.approx(found.between(0, 5000)[arm]["error"])
-    with pytest.raises(ArgumentError, match="block of 0"):
+    with pytest.raises(ArgumentError, match="rows is 0"):
         found.blocks(0)
 
 
@@ -95,12 +95,12 @@ def test_the_command_prints_and_writes_all_it_says(files, capsys, tmp_path):
     run(files / "stream.npz", "--fit", files / "fit.npz", "--cascade", files / "cascade.toml",
         *OPTIONS, "--plot", tmp_path / "p.png", "--events", tmp_path / "e.jsonl")  # fmt: skip
     out = capsys.readouterr().out
-    for text in ("with loop", "without", "re-tuned", "phases of the loop", "the safest policy",
+    for text in ("with loop", "without", "re-tuned", "phases of the loop", "the fallback policy",
                  "0 to 500", "certified", "events"):  # fmt: skip
         assert text in out
     assert (tmp_path / "p.png").stat().st_size > 10_000
     lines = (tmp_path / "e.jsonl").read_text().splitlines()
-    assert [json.loads(line)["kind"] for line in lines][:2] == ["alarm", "fall back"]
+    assert [json.loads(line)["kind"] for line in lines][:2] == ["alarm", "fallback"]
 
 
 def test_the_command_gives_json_and_takes_a_policy(files, capsys, tmp_path):
@@ -112,7 +112,7 @@ def test_the_command_gives_json_and_takes_a_policy(files, capsys, tmp_path):
     assert found["rows"] == 2500
     assert len(found["blocks"]) == 3
     assert found["promise"]["certified"] is True
-    assert {"adapted", "fixed", "safest"} < set(found["whole"])
+    assert {"adapted", "fixed", "fallback"} < set(found["whole"])
     assert found["events"][0]["kind"] == "alarm"
 
 
@@ -121,7 +121,7 @@ def test_the_command_gives_json_and_takes_a_policy(files, capsys, tmp_path):
     [
         ((), "give a stream"),
         (("--example", "nothing"), "the streams are"),
-        (("--example", "vgg16-to-noise", "--fit", "x"), "brings its own rows"),
+        (("--example", "vgg16-to-noise", "--fit", "x"), "has its own rows"),
         (("stream.npz",), "give --fit"),
         (("stream.npz", "--policy", "missing.ttamer"), "missing.ttamer"),
     ],

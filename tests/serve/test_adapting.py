@@ -58,8 +58,8 @@ def test_it_goes_all_the_way_round(changing, traffic):
     assert kinds(status) == []
 
     changing.upstreams["small"].answer = boast  # sure of everything, and mostly wrong
-    status = send_until(traffic, "fall back")
-    assert kinds(status)[:2] == ["alarm", "fall back"]
+    status = send_until(traffic, "fallback")
+    assert kinds(status)[:2] == ["alarm", "fallback"]
     (reply,) = traffic.send(1)
     assert reply.headers["x-ttamer-path"] == "large"  # the last node answers everything
     assert reply.headers["x-ttamer-policy"] == f"{version}+1"
@@ -107,7 +107,7 @@ def test_a_person_can_hold_it_let_it_go_and_roll_back(changing, traffic):
     assert reply.headers["x-ttamer-policy"] == version
 
     assert traffic.post("/admin/drift/release").json()["held"] is False
-    send_until(traffic, "fall back")
+    send_until(traffic, "fallback")
     back = traffic.post("/admin/drift/rollback")
     assert (back.status_code, back.json()["held"]) == (200, True)
     (reply,) = traffic.send(1)
@@ -118,7 +118,7 @@ def test_an_artefact_put_in_place_ends_what_the_loop_was_about(changing, traffic
     (reply,) = traffic.send(1)
     first = reply.headers["x-ttamer-policy"]
     upstreams["small"].answer = boast
-    send_until(traffic, "fall back")
+    send_until(traffic, "fallback")
     upstreams["small"].answer = modest
     tt.save(tt.fit(answers(upstreams, 500, "fit again", "last")), changing.artefact)
     answers(upstreams, 300, "held again", "last").write(changing.reference)
@@ -126,7 +126,7 @@ def test_an_artefact_put_in_place_ends_what_the_loop_was_about(changing, traffic
     (reply,) = traffic.send(1)
     second = reply.headers["x-ttamer-policy"]
     assert second not in (first, f"{first}+1")
-    status = send_until(traffic, "begin anew")
+    status = send_until(traffic, "reset")
     assert status["loop"]["state"] == "watching"
     assert not status["loop"]["can_roll_back"]
     quiet = traffic.send(40)

@@ -130,7 +130,7 @@ def test_a_budget_ends_audits_and_not_answers(serve):
     status = traffic.settle()
     assert 0 < status["spent"] <= 60
     assert status["audited"] < 60
-    chances = traffic.gateway.gateway.auditing._auditor.audit
+    chances = traffic.gateway.gateway.auditing._auditor.sampler
     assert chances.draw("next", time.time()).chance < 1  # less and less, and kept with each row
 
 
@@ -250,7 +250,7 @@ def test_without_audits_there_is_no_door_for_labels(run_gateway):
         ({"reference": "x.parquet", "error": 0.1, "drop": 0.1}, "here are 2"),
         ({"error": 0.1}, "has error, which is for the loop"),
         ({"refit_rows": 100}, "has refit_rows, which is for the loop"),
-        ({"reference": "x", **LOOP, "window": 100}, "window is 100, and a re-fit waits for 120"),
+        ({"reference": "x", **LOOP, "window": 100}, "window is 100 and refit_rows is 120"),
         ({"log": ""}, "text without control characters"),
         ({"at_once": 0}, "a whole number from 1"),
     ],

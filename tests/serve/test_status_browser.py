@@ -22,10 +22,10 @@ from support.changing import ADMIN, Traffic, models, write_changing
 from support.running_gateway import running
 from support.shifting import SPEC, rows_of, stream_of
 from support.traces import answering_trace
-from ttamer.drift.audit import Audit
 from ttamer.drift.auditor import Auditor
-from ttamer.drift.loop import Loop
-from ttamer.drift.serving import LoopSettings, serving_of
+from ttamer.drift.loop import Loop, serving_of
+from ttamer.drift.sampling import AuditSampler
+from ttamer.drift.settings import LoopSettings
 from ttamer.fitting.plans import fit
 from ttamer.serve.served import Served
 from ttamer.serve.status import PAGE, PAGE_HEADERS, Status, frontier_of
@@ -88,15 +88,18 @@ FOUND = (
     "states are not as they were on the last 147 audited rows: mean rank 0.61, not 0.50; "
     "the change seems to be at row 3032"
 )
-GAVE_UP = "after 4 tries the safest policy (large answers) stays: a person must look"
+GAVE_UP = (
+    "gave up after 4 attempts; the fallback policy (large answers) stays active, manual action "
+    "required"
+)
 STEPS = [
-    told(3178, "fall back", "the safest policy (large answers) serves", time=1_800_003_002.0),
+    told(3178, "fallback", "the fallback policy (large answers) serves", time=1_800_003_002.0),
     told(3178, "alarm", FOUND),
 ]
 
 
 def loop_status(state="watching", **facts) -> dict:
-    """What a loop tells of itself, as ``ttamer.drift.status`` shapes it."""
+    """What a loop tells of itself, as ``ttamer.drift.status_of`` shapes it."""
     progress = {"calibration": 0.0, "promise": 0.42, "states": 0.128}
     return {
         "state": state,
@@ -117,11 +120,11 @@ def loop_status(state="watching", **facts) -> dict:
     }
 
 
-def safest(state: str, **facts) -> dict:
+def fallback(state: str, **facts) -> dict:
     """A loop that has had an alarm: the last node answers."""
     status = loop_status(
         state,
-        serving="the safest policy (large answers)",
+        serving="the fallback policy (large answers)",
         can_roll_back=True,
         events=STEPS,
         **facts,
@@ -150,9 +153,9 @@ def drift_status(loop: dict | None = None, **facts) -> dict:
     }
 
 
-SUSPECTED = safest("suspected", waiting={"rows": 120, "of": 400, "for": "re-fit"})
-SHADOWING = safest("shadowing", waiting={"rows": 20, "of": 50, "for": "swap"})
-FALLEN = safest("fallen back") | {"events": [told(5100, "give up", GAVE_UP), *STEPS]}
+SUSPECTED = fallback("suspected", waiting={"rows": 120, "of": 400, "for": "re-fit"})
+SHADOWING = fallback("shadowing", waiting={"rows": 20, "of": 50, "for": "swap"})
+FALLEN = fallback("fallback") | {"events": [told(5100, "give up", GAVE_UP), *STEPS]}
 
 
 @pytest.fixture
@@ -559,10 +562,10 @@ def test_in_a_browser_without_audits_nothing_is_said_of_drift(chromium, site, an
         (loop_status(), "fine", "Watching: nothing has changed", "is ever an alarm is at most 5%."),
         (SUSPECTED, "warn", "Suspected: the last node answers everything until", FOUND),
         (SHADOWING, "warn", "In the shadow: a new policy decides audited rows", ""),
-        (safest("refitting"), "warn", "Fitting again:", ""),
-        (safest("certifying"), "warn", "Certifying:", ""),
+        (fallback("refitting"), "warn", "Fitting again:", ""),
+        (fallback("certifying"), "warn", "Certifying:", ""),
         (loop_status("swapped"), "fine", "Swapped: a new policy serves", ""),
-        (FALLEN, "bad", "Fallen back: the last node answers everything", GAVE_UP),
+        (FALLEN, "bad", "Fallback: the last node answers everything", GAVE_UP),
         (loop_status(held=True), "warn", "Held by a person: nothing is changed", "The tests go on"),
         (SUSPECTED | {"held": True}, "warn", "Held by a person", "Nothing is fitted until"),
         (loop_status("toString"), "warn", "toString", ""),
@@ -665,14 +668,14 @@ def test_in_a_browser_the_loop_s_steps_the_latest_first(chromium, site, answer):
     (seen,) = looked_at(chromium, site)
     assert seen["drift"]["events"] == [
         ["bad", "2027-01-15T08:50:00.000Z", "give up", GAVE_UP],
-        ["warn", "2027-01-15T08:50:02.000Z", "fall back", STEPS[0]["text"]],
+        ["warn", "2027-01-15T08:50:02.000Z", "fallback", STEPS[0]["text"]],
         ["warn", "2027-01-15T08:50:00.000Z", "alarm", FOUND],
         ["fine", "row 3,032", "certified", "error at most 5%: certified"],
     ]
 
 
 def test_in_a_browser_what_the_loop_says_stays_text(chromium, site, answer):
-    loop = safest(EVIL, waiting={"rows": 1, "of": 2, "for": EVIL})
+    loop = fallback(EVIL, waiting={"rows": 1, "of": 2, "for": EVIL})
     loop |= {"serving": EVIL, "events": [told(1, EVIL, EVIL), told(1, "alarm", EVIL)]}
     loop["promised"] = loop["promised"] | {"kind": EVIL}
     loop["tests"][0]["test"] = EVIL
@@ -697,7 +700,7 @@ def test_in_a_browser_a_loop_that_runs_is_shown(chromium, site, answer):
     while loop.state == "watching":
         row = loop.number + 1
         loop.see(stream.take(slice(row, row + 1)), [row])
-    auditor = Auditor(SPEC, Audit(1.0), loop=loop)
+    auditor = Auditor(SPEC, AuditSampler(1.0), loop=loop)
     auditor.draw("request-1")
     auditor.close()
     drift = auditor.status()
@@ -707,8 +710,8 @@ def test_in_a_browser_a_loop_that_runs_is_shown(chromium, site, answer):
     for seen in looked_at(chromium, site):
         assert seen["drift"]["stand"].startswith("Suspected")
         assert seen["drift"]["facts"]["Audited"] == "1 of 1 request"
-        assert seen["drift"]["facts"]["Serves"] == "the safest policy (large answers)"
-        assert [event[2] for event in seen["drift"]["events"]] == ["fall back", "alarm"]
+        assert seen["drift"]["facts"]["Serves"] == "the fallback policy (large answers)"
+        assert [event[2] for event in seen["drift"]["events"]] == ["fallback", "alarm"]
         assert seen["drift"]["why"] == loop.events[0].text
         assert [meter[0][-1] for meter in seen["drift"]["meters"]] == list(loop.watch.tests)
 

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
-    from ttamer.drift.replayed import Replayed
-    from ttamer.drift.serving import LoopSettings, Serving
+    from ttamer.drift import CertifiedServing, LoopSettings, ReplayResult
     from ttamer.trace.trace import Trace
 
 __all__ = ["add_to"]
 
-HEADS = {"adapted": "with loop", "fixed": "without", "retuned": "re-tuned", "safest": "last alone"}
+HEADS = {
+    "adapted": "with loop",
+    "fixed": "without",
+    "retuned": "re-tuned",
+    "fallback": "last node",
+}
+"""The column heads of the policies compared."""
 
 
 def add_to(commands: Any) -> None:
@@ -22,23 +27,23 @@ def add_to(commands: Any) -> None:
         "replay",
         help="run the drift loop over a recorded stream: error and cost over time",
         description="Serve a recorded stream row by row, audit a share of it, test for change, "
-        "re-fit, certify and swap as the gateway would; print error and cost over time with and "
-        "without that, beside thresholds re-tuned on the recent window.",
+        "re-fit, certify and swap as the gateway does; print error and cost over time with and "
+        "without the loop, and with thresholds re-tuned on recent rows.",
         allow_abbrev=False,
     )
     parser.add_argument("stream", nargs="?",
-                        help="rows in the order they came in: Parquet, CSV or NPZ")  # fmt: skip
+                        help="the rows in their order: Parquet, CSV or NPZ")  # fmt: skip
     parser.add_argument("--example", metavar="NAME",
-                        help="a stream of the package (list: their names)")  # fmt: skip
-    parser.add_argument("--fit", metavar="FILE", help="rows from before, to fit on and to hold out")
-    parser.add_argument("--policy", metavar="FILE", help="a .ttamer file in place of a fit")
+                        help="a stream of the package (list: print the names)")  # fmt: skip
+    parser.add_argument("--fit", metavar="FILE", help="earlier rows, to fit and to hold out")
+    parser.add_argument("--policy", metavar="FILE", help="a .ttamer file instead of a fit")
     parser.add_argument("--reference", metavar="FILE",
                         help="with --policy: rows it was not fitted to")  # fmt: skip
     parser.add_argument("--cascade", metavar="FILE", help="the cascade.toml of the traces")
     parser.add_argument("--leave-out", action="store_true",
-                        help="leave out rows that cannot be used, and say how many")  # fmt: skip
+                        help="skip rows that cannot be used, and count them")  # fmt: skip
     parser.add_argument("--target", choices=("label", "last"),
-                        help="who is right (default: the cascade's; examples: last)")  # fmt: skip
+                        help="which answer is right (default: the cascade's, or last)")  # fmt: skip
     promised = parser.add_mutually_exclusive_group()
     promised.add_argument("--error", type=float, metavar="E",
                           help="promise an error of at most E (default 0.05)")  # fmt: skip
@@ -47,17 +52,19 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--against", metavar="NODE", help="the node of --drop (default: the last)")
     parser.add_argument("--confidence", type=float, default=0.95, metavar="C")
     parser.add_argument("--false-alarms", type=float, default=0.05, metavar="A",
-                        help="the chance of ever raising an alarm for nothing")  # fmt: skip
+                        help="the probability of ever raising a false alarm")  # fmt: skip
     parser.add_argument("--audit", type=float, default=0.2, metavar="S",
                         help="the share of rows that is audited (default 0.2)")  # fmt: skip
     parser.add_argument("--refit-rows", type=int, default=400, metavar="N",
                         help="audited rows after a change that a re-fit waits for")  # fmt: skip
     parser.add_argument("--shadow-rows", type=int, default=50, metavar="N",
-                        help="audited rows that a new policy decides in the shadow")  # fmt: skip
+                        help="audited rows that a new policy decides before it serves")  # fmt: skip
     parser.add_argument("--block", type=int, default=500, metavar="N", help="rows per line")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--events", metavar="FILE", help="write the events as JSON lines")
-    parser.add_argument("--plot", metavar="FILE", help="draw it, as PNG and SVG")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw error and cost over time, as PNG and SVG"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -68,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
 
     from ttamer.cli.output import as_json, progress_line
     from ttamer.datasets.streams import names
-    from ttamer.drift.replayed import replay_stream
+    from ttamer.drift import replay_stream
 
     if args.example == "list":
         print("\n".join(names()))
@@ -91,22 +98,21 @@ def run(args: argparse.Namespace) -> None:
         lines = "".join(f"{event.to_line()}\n" for event in replayed.events)
         Path(args.events).write_text(lines, "utf-8")
     if args.plot:
-        from ttamer.drift.picture import draw_replayed
+        from ttamer.drift import draw_replay
         from ttamer.reporting import save_figure
 
         title = args.example or Path(args.stream).name
-        save_figure(draw_replayed(replayed, shift=shift, title=title), args.plot)
+        save_figure(draw_replay(replayed, shift=shift, title=title), args.plot)
     if args.json:
-        promise = None if serving.promise is None else serving.promise.to_dict()
+        promise = serving.promise.to_dict()
         print(as_json({"shift": shift, "promise": promise, **replayed.to_dict(args.block)}))
         return
-    if serving.promise is not None:
-        print(f"at first: {serving.promise}")
+    print(f"at first: {serving.promise}")
     _show(replayed, shift, args.block)
 
 
 def _settings(args: argparse.Namespace) -> LoopSettings:
-    from ttamer.drift.serving import LoopSettings
+    from ttamer.drift import LoopSettings
 
     drop = args.drop is not None
     return LoopSettings(
@@ -123,14 +129,14 @@ def _settings(args: argparse.Namespace) -> LoopSettings:
 
 def _opened(
     args: argparse.Namespace, settings: LoopSettings
-) -> tuple[Serving, Trace, int | None, Trace | None]:
-    """Return what serves at first, the stream, where it shifts if known, and rows before."""
+) -> tuple[CertifiedServing, Trace, int | None, Trace | None]:
+    """Return the first policy, the stream, its shift where known, and earlier rows."""
     import dataclasses
 
     from ttamer.artefact.files import load
     from ttamer.cli.traces import read
     from ttamer.datasets import streams
-    from ttamer.drift.serving import serving_of
+    from ttamer.drift import serving_of
     from ttamer.errors import ArgumentError
     from ttamer.fitted.ladder import FittedLadder
     from ttamer.fitting.plans import fit
@@ -139,7 +145,9 @@ def _opened(
         raise ArgumentError("give a stream to replay, or --example NAME")
     if args.example is not None:
         if args.fit or args.policy or args.reference:
-            raise ArgumentError("an --example brings its own rows to fit on: leave them out")
+            raise ArgumentError(
+                "an --example has its own rows to fit: remove --fit, --policy and --reference"
+            )
         stream = streams.load(args.example, target=args.target or "last")
         fitted, held = stream.fit.split(0.6, args.seed)
         return serving_of(fit(fitted), held, settings), stream.rows, stream.shift, stream.fit
@@ -153,27 +161,27 @@ def _opened(
     if args.policy is not None:
         ladder = load(args.policy)
         if not isinstance(ladder, FittedLadder):
-            raise ArgumentError(f"{args.policy} is no ladder made by ttamer fit")
+            raise ArgumentError(f"{args.policy} holds no fitted ladder; make one with ttamer fit")
         if args.reference is None:
             raise ArgumentError(
-                "--policy needs --reference: rows it was not fitted to, from before the stream"
+                "--policy needs --reference: earlier rows that it was not fitted to"
             )
         args.cascade = ladder.fitted.spec
         reference = opened(args.reference)
         return serving_of(ladder, reference, settings), opened(args.stream), None, reference
     if args.fit is None:
-        raise ArgumentError("give --fit, rows from before to fit on, or --policy and --reference")
+        raise ArgumentError("give --fit, earlier rows to fit, or --policy and --reference")
     before = opened(args.fit)
     fitted, held = before.split(0.6, args.seed)
     return serving_of(fit(fitted), held, settings), opened(args.stream), None, before
 
 
-def _show(replayed: Replayed, shift: int | None, block: int) -> None:
+def _show(replayed: ReplayResult, shift: int | None, block: int) -> None:
     from ttamer.cli.output import number, table
 
     settings = replayed.settings
     arms = list(replayed.arms)
-    shown = f"{settings.kind} at most {settings.at_most:.2%} is promised"
+    shown = f"promised {settings.kind} at most {settings.at_most:.2%}"
     print(
         f"{len(replayed)} rows, {int(replayed.audited.sum())} audited at "
         f"{number(replayed.audit_cost)} per row of the stream; {shown}"

@@ -1,16 +1,16 @@
-"""A rolling log of audited rows: Parquet segments that are whole or not there.
+"""A rolling log of audited rows: Parquet segments, each of them complete.
 
 A folder holds segments, each an ordinary trace, and one journal. A row is a line in the journal as
-soon as :meth:`AuditLog.add` returns; when there are enough, they are written as a segment under
-another name, synced, renamed, and the journal is removed. Journal k belongs to segment k, so
-whatever a crash leaves behind says what it is: a segment that is there makes its journal stale, a
-name that ends in ``.tmp`` was never finished.
+soon as :meth:`AuditLog.add` returns; when there are enough, they are written as a segment under a
+temporary name, synced, renamed, and the journal is removed. Journal k belongs to segment k, so the
+files that a crash leaves behind are unambiguous: a journal whose segment exists is stale, and a
+name that ends in ``.tmp`` is incomplete.
 
-What a crash costs: after ``kill -9``, nothing that ``add`` has returned for; after a loss of power,
-at most the last ``sync_rows`` rows. Readers see whole segments alone, so up to ``segment_rows``
-rows come late to them. The oldest segments are removed as retention says.
+``kill -9`` loses no row that ``add`` has returned for; a loss of power loses at most the last
+``sync_rows`` rows. Readers see complete segments only, so up to ``segment_rows`` rows reach them
+late. The oldest segments are removed according to the retention.
 
-Every row keeps the chance it had of being audited (``signal.audit_chance``), its number in the
+Every row keeps its probability of being audited (``signal.audit_chance``), its number in the
 traffic (``signal.audit_number``) and its time (``signal.audit_time``).
 """
 
@@ -23,13 +23,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitted.signals import BOOKKEEPING
+from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -37,64 +37,96 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ttamer.trace.spec import CascadeSpec
-
-__all__ = ["AuditLog", "AuditRow", "Retention", "Said", "Segment", "read_log", "segments"]
+__all__ = ["AuditLog", "AuditRow", "NodeAnswer", "Retention", "Segment", "read_log", "segments"]
 
 NUMBER, TIME, CHANCE = BOOKKEEPING
 _NAME = re.compile(r"(\d{8})-(\d+)-(\d+)\.parquet")
 _JOURNAL = re.compile(r"(\d{8})\.journal")
-TRIES = 20
-"""How often a reader starts again because retention removed what it was about to read."""
+MAX_READS = 20
+"""The number of times a reader starts again because retention removed a segment."""
 
 
-class Said(NamedTuple):
-    """What a node said."""
+class NodeAnswer(NamedTuple):
+    """A node's answer to an audited request."""
 
     confidence: float
     prediction: str | None
     cost: float
+    """The cost of the call, in the cascade's units."""
 
 
 @dataclass(frozen=True)
 class AuditRow:
-    """One audited request: what every node said."""
+    """One audited request, with the answers of all nodes.
+
+    >>> answers = {"small": NodeAnswer(0.4, "a", 1.0), "large": NodeAnswer(0.9, "b", 5.0)}
+    >>> AuditRow(number=7, time=0.0, chance=0.05, answers=answers).label is None
+    True
+    """
 
     number: int
-    """Its place in the traffic."""
+    """The number of the request in the traffic."""
     time: float
-    """Seconds since 1970."""
+    """The time in seconds since 1970."""
     chance: float
-    """The chance it had of being audited."""
-    said: Mapping[str, Said]
+    """The probability with which it was audited."""
+    answers: Mapping[str, NodeAnswer]
+    """The answer of every node, by name."""
     label: str | None = None
     """The right answer, where it is known."""
 
 
 @dataclass(frozen=True)
 class Retention:
-    """What is kept; the oldest segments go first, whole."""
+    """How much of a log is kept; whole segments are removed, the oldest first.
+
+    >>> Retention(rows=10_000).bytes is None
+    True
+    """
 
     rows: int | None = None
-    """At least so many, and less than a segment more."""
+    """At least this many rows are kept, and less than one segment more."""
     bytes: int | None = None
-    """At most so many, in segments."""
+    """The segments have at most this size together."""
     seconds: float | None = None
-    """No segment whose last row is older than this."""
+    """A segment whose last row is older than this is removed."""
 
 
 class Segment(NamedTuple):
-    """One file of the log."""
+    """One segment of a log."""
 
     path: Path
     number: int
+    """The number of the segment, from 1."""
     rows: int
     last: int
     """The time of its last row, in whole seconds since 1970."""
 
 
 class AuditLog:
-    """Writes audited rows into a folder. One at a time may; use it with ``with``."""
+    """Writes audited rows into a folder; to be used with ``with``, by one process at a time.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from ttamer.trace import CascadeSpec
+    >>> spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, target="last")
+    >>> answers = {"small": NodeAnswer(0.4, "a", 1.0), "large": NodeAnswer(0.9, "b", 5.0)}
+    >>> with TemporaryDirectory() as folder:
+    ...     with AuditLog(folder, spec) as log:
+    ...         log.add(AuditRow(0, 0.0, 0.05, answers))
+    ...     len(read_log(folder))
+    1
+
+    Args:
+        folder: The folder of the log; created where it does not exist.
+        spec: The cascade.
+        segment_rows: The number of rows in a segment.
+        sync_rows: The number of rows after which the journal is synced.
+        retention: How much is kept; by default everything.
+
+    Raises:
+        ArgumentError: Where ``segment_rows`` or ``sync_rows`` is below 1.
+        TraceError: On entering, where another process writes the log or its journal is damaged.
+    """
 
     def __init__(
         self,
@@ -107,8 +139,7 @@ class AuditLog:
     ) -> None:
         if segment_rows < 1 or sync_rows < 1:
             raise ArgumentError(
-                f"a log needs segment_rows and sync_rows of 1 at least, not {segment_rows}, "
-                f"{sync_rows}"
+                f"segment_rows is {segment_rows} and sync_rows {sync_rows}; both must be at least 1"
             )
         self.folder = Path(folder)
         self._spec = spec
@@ -119,7 +150,7 @@ class AuditLog:
         self._index = 0
         self._journal = self._lock = -1
         self.recovered = 0
-        """Rows found in the journal of a log that was not closed."""
+        """The number of rows found in the journal of a log that was not closed."""
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -131,7 +162,7 @@ class AuditLog:
             if (found := _JOURNAL.fullmatch(path.name)) is None:
                 continue
             if int(found[1]) < self._index:
-                path.unlink()  # its segment is there
+                path.unlink()  # its segment exists
             else:
                 self._index = int(found[1])
         path = self._journal_path()
@@ -156,11 +187,19 @@ class AuditLog:
 
     @property
     def waiting(self) -> int:
-        """Rows in the journal, not yet in a segment."""
+        """The number of rows in the journal that are not in a segment yet."""
         return len(self._waiting)
 
     def add(self, row: AuditRow) -> None:
-        """Take one row. Once this returns, the end of this process does not lose it."""
+        """Add one row. Once this returns, the end of this process does not lose it.
+
+        Args:
+            row: The row, with the answers of all nodes.
+
+        Raises:
+            ArgumentError: Where the log is not open, or the row is not complete.
+            TraceError: Where the folder cannot be written.
+        """
         if self._journal < 0:
             raise ArgumentError(f"{self.folder}: the log is not open; use it with `with`")
         line = self._line(row)
@@ -178,7 +217,11 @@ class AuditLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits as a segment, and remove what is too old."""
+        """Write the rows of the journal as a segment, and apply the retention.
+
+        Raises:
+            TraceError: Where the folder cannot be written.
+        """
         if not self._waiting:
             return
         rows = self._waiting
@@ -202,6 +245,7 @@ class AuditLog:
         self._retire(rows[-1].time)
 
     def _retire(self, now: float) -> None:
+        """Remove the segments that the retention does not keep."""
         kept = segments(self.folder)
         limits = self._retention
         sizes = [each.path.stat().st_size for each in kept]
@@ -214,46 +258,64 @@ class AuditLog:
             each.path.unlink()
 
     def _line(self, row: AuditRow) -> bytes:
+        """Return the line of the journal for a row, which is checked."""
         names = self._spec.names
-        if set(row.said) != set(names):
+        if set(row.answers) != set(names):
             raise ArgumentError(
-                f"an audited row needs what every node said ({', '.join(names)}); there is "
-                f"{', '.join(row.said) or 'nothing'}"
+                f"an audited row needs the answers of every node ({', '.join(names)}); it has "
+                f"{', '.join(row.answers) or 'none'}"
             )
         if not 0 < row.chance <= 1:
-            raise ArgumentError(f"the chance of a row is {row.chance}; it is above 0, at most 1")
-        said = [row.said[name] for name in names]
-        if not all(math.isfinite(each.confidence) and each.cost >= 0 for each in said):
-            raise ArgumentError("an audited row needs finite confidences, and no negative cost")
-        plain = [row.number, row.time, row.chance, [list(each) for each in said], row.label]
+            raise ArgumentError(
+                f"the chance of an audited row is {row.chance}; it must be above 0 and at most 1"
+            )
+        answers = [row.answers[name] for name in names]
+        if not all(math.isfinite(each.confidence) and each.cost >= 0 for each in answers):
+            raise ArgumentError("an audited row needs finite confidences and no negative cost")
+        plain = [row.number, row.time, row.chance, [list(each) for each in answers], row.label]
         return json.dumps(plain, allow_nan=False).encode() + b"\n"
 
     def _open_journal(self, whole: int) -> None:
+        """Open the journal for appending, after its first ``whole`` bytes."""
         path = self._journal_path()
         self._journal = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        os.truncate(self._journal, whole)  # a line cut short
+        os.truncate(self._journal, whole)  # drops an incomplete last line
         _synced(self.folder)
 
     def _parsed(self, line: bytes, number: int) -> AuditRow:
+        """Return the row of a line of the journal."""
         try:
-            place, time, chance, said, label = json.loads(line)
-            known = [Said(*each) for each in said]
+            place, time, chance, answers, label = json.loads(line)
+            known = [NodeAnswer(*each) for each in answers]
             row = AuditRow(place, time, chance, dict(zip(self._spec.names, known, strict=True)),
                            label)  # fmt: skip
             self._line(row)
         except (ValueError, TypeError):
             raise TraceError(
                 f"{self._journal_path()}: line {number} is not a row of this cascade; move the "
-                "file away to go on without it"
+                "file away to continue without it"
             ) from None
         return row
 
     def _journal_path(self) -> Path:
+        """Return the path of the current journal."""
         return self.folder / f"{self._index:08d}.journal"
 
 
 def segments(folder: str | os.PathLike[str]) -> list[Segment]:
-    """Return the whole segments of a log, the oldest first."""
+    """Return the complete segments of a log, the oldest first.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     segments(folder)
+    []
+
+    Args:
+        folder: The folder of the log.
+
+    Returns:
+        The segments, from their names alone.
+    """
     found = [
         Segment(path, *(int(part) for part in name.groups()))
         for path in Path(folder).iterdir()
@@ -265,21 +327,34 @@ def segments(folder: str | os.PathLike[str]) -> list[Segment]:
 def read_log(
     folder: str | os.PathLike[str], *, last: int | None = None, labelled: bool = False
 ) -> Trace:
-    """Return the last so many rows of a log (default: all), from whole segments alone.
+    """Return the rows of a log as a trace, from complete segments only.
 
-    With ``labelled`` only rows whose label is known, as ``target = "label"`` needs; else all of
-    them, without labels. A row whose label came later stands in the log twice, and is read once.
+    A row whose label came later is in the log twice, and is read once. :class:`AuditLog` has an
+    example.
+
+    Args:
+        folder: The folder of the log.
+        last: Only the last rows, this many; by default all.
+        labelled: Whether to return only rows with a label, as ``target = "label"`` needs; otherwise
+            all rows are returned, without labels.
+
+    Returns:
+        The rows, in the order in which they were added.
+
+    Raises:
+        TraceError: Where there is no log, or no row in a complete segment.
     """
-    for _ in range(TRIES):
+    for _ in range(MAX_READS):
         try:
             return _read(Path(folder), last, labelled=labelled)
         except FileNotFoundError:
             if not Path(folder).is_dir():
-                break  # else retention was faster
-    raise TraceError(f"{folder}: there is no log that could be read")
+                break  # else retention removed a segment
+    raise TraceError(f"{folder}: there is no log to read")
 
 
 def _read(folder: Path, last: int | None, *, labelled: bool) -> Trace:
+    """Return the rows of a log once; a segment may vanish meanwhile."""
     parts: list[Trace] = []
     rows = 0
     read: set[tuple[float, float]] = set()
@@ -293,13 +368,15 @@ def _read(folder: Path, last: int | None, *, labelled: bool) -> Trace:
             rows += len(part)
     if not rows:
         what = "row with a label" if labelled else "row"
-        raise TraceError(f"{folder}: there is no {what} in a whole segment yet; flush, or wait")
+        raise TraceError(
+            f"{folder}: there is no {what} in a complete segment yet; flush the log, or wait"
+        )
     whole = Trace.concat(parts)
     return whole if last is None else whole.take(slice(max(0, rows - last), None))
 
 
 def _unread(part: Trace, read: set[tuple[float, float]]) -> NDArray[np.bool_]:
-    """Say which rows of a segment were not read in a later place, and note them all."""
+    """Return which rows of a segment were not read in a later place, and note them all."""
     places = list(zip(part.signals[NUMBER].tolist(), part.signals[TIME].tolist(), strict=True))
     is_new = np.zeros(len(places), bool)
     for row, place in reversed(list(enumerate(places))):
@@ -309,33 +386,43 @@ def _unread(part: Trace, read: set[tuple[float, float]]) -> NDArray[np.bool_]:
 
 
 def _read_one(path: Path, *, labelled: bool) -> Trace | None:
-    from ttamer.trace.arrow import arrow
+    """Return the rows of a segment; ``None`` where labels are wanted and it has none."""
+    try:
+        part = Trace.read(path, on_bad="skip") if labelled else _read_unlabelled(path)
+    except TraceError:
+        if path.exists():
+            raise
+        raise FileNotFoundError(path) from None  # removed by retention meanwhile
+    if not labelled:
+        return part
+    if part.label is None:
+        return None
+    return dataclasses.replace(part.take(part.label >= 0), left_out={}, notes=())
 
-    parquet = arrow("pyarrow.parquet")
-    labels = parquet.read_schema(path).get_field_index("label") >= 0
-    if labelled:
-        if not labels:
-            return None
-        part = Trace.read(path, on_bad="skip")
-        known = np.ones(len(part), bool) if part.label is None else part.label >= 0
-        return dataclasses.replace(part.take(known), left_out={}, notes=())
-    if not labels:
-        return Trace.read(path)
-    with TemporaryDirectory() as aside:  # the reader of traces refuses rows that lack a label
-        bare = Path(aside) / "bare.parquet"
-        parquet.write_table(parquet.read_table(path).drop_columns(["label"]), bare)
-        return Trace.read(bare)
+
+def _read_unlabelled(path: Path) -> Trace:
+    """Return all rows of a segment, without the column of labels."""
+    from ttamer.trace.columns import plan
+    from ttamer.trace.files import open_source, read_source
+
+    source = open_source(path)
+    if source.cascade is None:
+        raise TraceError(f"{path}: has no cascade inside, so it is not a segment of an audit log")
+    spec = CascadeSpec.from_toml(source.cascade.decode("utf-8", "replace"))
+    columns = [column for column in source.columns if column != "label"]
+    return read_source(source, plan(columns, spec, str(path)), "refuse")
 
 
 def _trace(spec: CascadeSpec, rows: Sequence[AuditRow]) -> Trace:
-    said = [[row.said[name] for name in spec.names] for row in rows]
+    """Return audited rows as a trace."""
+    answers = [[row.answers[name] for name in spec.names] for row in rows]
     labels = [row.label for row in rows]
     known: dict[str, Any] = {} if all(label is None for label in labels) else {"label": labels}
     return Trace.from_arrays(
         spec,
-        [[each.confidence for each in row] for row in said],
-        prediction=[[each.prediction for each in row] for row in said],
-        cost=np.array([[each.cost for each in row] for row in said], np.float64),
+        [[each.confidence for each in row] for row in answers],
+        prediction=[[each.prediction for each in row] for row in answers],
+        cost=np.array([[each.cost for each in row] for row in answers], np.float64),
         signals={
             NUMBER: np.array([row.number for row in rows], np.float64),
             TIME: np.array([row.time for row in rows], np.float64),
@@ -346,7 +433,7 @@ def _trace(spec: CascadeSpec, rows: Sequence[AuditRow]) -> Trace:
 
 
 def _synced(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the entries of a folder, are on the disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -355,17 +442,17 @@ def _synced(path: Path) -> None:
 
 
 def _locked(folder: Path) -> int:
-    """Keep other writers out, as long as this process lives."""
+    """Exclude other writers while this process lives."""
     file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         import fcntl
-    except ImportError:  # where there are no such locks
+    except ImportError:  # where the system has no such locks
         return file
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(file)
         raise TraceError(
-            f"{folder}: another process writes this log; give each its own folder"
+            f"{folder}: another process writes this log; give each process its own folder"
         ) from None
     return file

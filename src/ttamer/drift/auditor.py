@@ -1,56 +1,69 @@
-"""Audits beside the traffic: one thread writes the log, and one drives the loop.
+"""Audits beside the traffic: one thread writes the log, and another runs the drift loop.
 
-A server draws for every request, asks the other nodes off the user's path where the draw says so,
-and hands over what all of them said. Nothing here ever waits or raises in a request: what cannot be
-taken is counted. A re-fit takes as long as it takes; rows wait for the loop meanwhile, in a queue,
-and are in the log already.
+A server draws for every request, asks the other nodes outside the request where it is audited, and
+passes on the answers of all nodes. Nothing here waits or raises in a request: rows that cannot be
+taken are counted. During a re-fit rows wait for the loop in a queue; they are in the log already.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
+from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ttamer.drift.audit_log import AuditRow
-from ttamer.drift.status import status_of
-from ttamer.drift.unlabelled import Unlabelled
+from ttamer.drift.loop import status_of
 from ttamer.drift.worker import Worker
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ttamer.drift.audit import Audit, Draw
-    from ttamer.drift.audit_log import AuditLog, Said
+    from ttamer.drift.audit_log import AuditLog, NodeAnswer
     from ttamer.drift.loop import Loop
+    from ttamer.drift.sampling import AuditSampler, Draw
     from ttamer.trace.spec import CascadeSpec
 
     _Item = tuple[str, AuditRow]
-    """A request, and its row."""
+    """A request's id, and its row."""
 
-__all__ = ["Auditor"]
+__all__ = ["Auditor", "PendingLabels"]
 
 
 class Auditor:
     """Takes audited rows from a server.
 
+    >>> from ttamer.drift import AuditSampler, NodeAnswer
+    >>> from ttamer.trace import CascadeSpec
+    >>> spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, target="last")
+    >>> auditor = Auditor(spec, AuditSampler(1.0))
+    >>> drawn, number = auditor.draw("request-1")
+    >>> answers = {"small": NodeAnswer(0.4, "a", 1.0), "large": NodeAnswer(0.9, "b", 5.0)}
+    >>> auditor.add("request-1", number, drawn.chance, answers)
+    True
+    >>> auditor.close()
+    >>> auditor.status()["spent"]
+    6.0
+
     Args:
         spec: The cascade.
-        audit: Who is audited.
-        log: An open log that keeps the rows, or none.
-        loop: The loop they are shown to, or none. It sees rows of which it is known who was right:
-            all of them for ``target = "last"``, those with a label else.
-        queue_rows: Rows that may wait to be worked on.
-        label_rows: Rows that may wait for their label.
-        failed: Told in one line why a row, or a step of the loop, came to nothing.
-        clock: Seconds since 1970.
+        sampler: Draws the requests that are audited.
+        log: An open log that keeps the rows, or ``None``.
+        loop: The drift loop, or ``None``. It takes rows whose right answer is known: all rows for
+            ``target = "last"``, otherwise those with a label.
+        queue_rows: The number of rows that may wait in each queue.
+        label_rows: The number of rows that may wait for their label.
+        failed: Called with one line of text for each row, or step of the loop, that failed.
+        clock: The time in seconds since 1970.
     """
 
     def __init__(
         self,
         spec: CascadeSpec,
-        audit: Audit,
+        sampler: AuditSampler,
         *,
         log: AuditLog | None = None,
         loop: Loop | None = None,
@@ -59,83 +72,111 @@ class Auditor:
         failed: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.audit, self.log, self.loop = audit, log, loop
+        self.sampler, self.loop = sampler, loop
         self.audited = 0
-        """Requests drawn to be audited."""
+        """The number of requests drawn to be audited."""
         self.written = self.seen = 0
-        """Rows in the log, and rows shown to the loop."""
+        """The number of rows in the log, and of rows that the loop has taken."""
         self.lost = self.failed = 0
-        """Rows that could not be taken or kept, and audits that a node did not answer."""
-        self._spec, self._told_why, self._clock = spec, failed, clock
-        self._unlabelled = Unlabelled(label_rows) if spec.target == "label" else None
-        self._one_at_a_time = threading.Lock()
+        """The number of rows that were lost, and of audits in which a node failed."""
+        self._spec, self._report_failure, self._clock = spec, failed, clock
+        self._pending = PendingLabels(label_rows) if spec.target == "label" else None
+        self._lock = threading.Lock()
         self._closing = False
-        # The log does not wait for a loop that fits.
-        work = {"log": self._keep} if log is not None else {}
-        work |= {"loop": self._show} if loop is not None else {}
+        # The log has its own thread: it does not wait for a loop that fits.
+        work: dict[str, Callable[[_Item], None]] = {}
+        if log is not None:
+            work["log"] = partial(self._write, log)
+        if loop is not None:
+            work["loop"] = partial(self._update, loop)
         self._workers = [
-            Worker(each, most=queue_rows, lost=self._came_to_nothing, name=f"ttamer audits, {name}")
+            Worker(each, size=queue_rows, lost=self._row_lost, name=f"ttamer audits, {name}")
             for name, each in work.items()
         ]
 
     def draw(self, request: str, key: str | None = None) -> tuple[Draw, int]:
-        """Say whether a request is audited, and which number it has in the traffic.
+        """Draw whether a request is audited, and number it.
 
-        ``key`` is what the draw is made of, by default the request's id: where clients choose their
-        ids, give another one.
+        Args:
+            request: The id of the request.
+            key: What the draw is made of, by default the id: where clients choose their ids, use a
+                random one.
+
+        Returns:
+            The draw, and the number of the request in the traffic.
         """
-        with self._one_at_a_time:
-            drawn = self.audit.draw(request if key is None else key, self._clock())
+        with self._lock:
+            drawn = self.sampler.draw(request if key is None else key, self._clock())
             if drawn.audited:
                 self.audited += 1
-                if self._unlabelled is not None:
-                    self._unlabelled.expect(request)
-            return drawn, self.audit.requests - 1
+                if self._pending is not None:
+                    self._pending.expect(request)
+            return drawn, self.sampler.requests - 1
 
     def add(
         self,
         request: str,
         number: int,
         chance: float,
-        said: Mapping[str, Said],
+        answers: Mapping[str, NodeAnswer],
         label: str | None = None,
         *,
         spent: float | None = None,
     ) -> bool:
-        """Take what every node said about an audited request; never waits, never raises.
+        """Take the answers to an audited request; never waits, never raises.
 
-        ``spent`` is what the audit itself cost, by default what all nodes cost.
+        Args:
+            request: The id of the request.
+            number: Its number in the traffic.
+            chance: The probability with which it was drawn.
+            answers: The answer of every node.
+            label: The right answer, where it is known.
+            spent: The cost of the audit itself, by default the cost of all answers.
+
+        Returns:
+            Whether there was room for the row.
         """
-        every = sum(each.cost for each in said.values()) if spent is None else spent
-        with self._one_at_a_time:
-            self.audit.settle(every)
-            row = AuditRow(number, self._clock(), chance, dict(said), label)
-            if self._unlabelled is not None and label is None:
-                row = self._unlabelled.add(request, row)
-        return self._take_in(request, row)
+        total = sum(each.cost for each in answers.values()) if spent is None else spent
+        with self._lock:
+            self.sampler.settle(total)
+            row = AuditRow(number, self._clock(), chance, dict(answers), label)
+            if self._pending is not None and label is None:
+                row = self._pending.add(request, row)
+        return self._enqueue(request, row)
 
     def fail(self, request: str, spent: float = 0.0) -> None:
-        """Say that some node did not answer an audit, and what it cost all the same."""
-        with self._one_at_a_time:
-            self.audit.settle(spent)
+        """Record that a node failed during an audit.
+
+        Args:
+            request: The id of the request.
+            spent: The cost of the audit.
+        """
+        with self._lock:
+            self.sampler.settle(spent)
             self.failed += 1
-            if self._unlabelled is not None:
-                self._unlabelled.forget(request)
+            if self._pending is not None:
+                self._pending.forget(request)
 
     def label(self, request: str, label: str) -> bool:
-        """Say what the right answer to a request was; return whether it is of use.
+        """Record the right answer to a request.
 
-        It is where the request was audited, is not labelled yet, and is not forgotten.
+        Args:
+            request: The id of the request.
+            label: The right answer.
+
+        Returns:
+            Whether the label is used: the request was audited, has no label yet, and is not among
+            the oldest, which were dropped.
         """
-        if self._unlabelled is None:
+        if self._pending is None:
             return False
-        with self._one_at_a_time:
-            is_expected, row = self._unlabelled.label(request, label)
-        return is_expected and (row is None or self._take_in(request, row))
+        with self._lock:
+            is_expected, row = self._pending.label(request, label)
+        return is_expected and (row is None or self._enqueue(request, row))
 
     def status(self) -> dict[str, Any]:
-        """Return what the status page shows, in plain values."""
-        audit = self.audit
+        """Return the counts and the loop's status as plain values, for a status page."""
+        audit = self.sampler
         return {
             "share": audit.share,
             "requests": audit.requests,
@@ -145,57 +186,116 @@ class Auditor:
             "written": self.written,
             "seen": self.seen,
             "waiting": max((each.waiting for each in self._workers), default=0),
-            "unlabelled": 0 if self._unlabelled is None else len(self._unlabelled),
+            "unlabelled": 0 if self._pending is None else len(self._pending),
             "failed": self.failed,
             "lost": self.lost,
             "loop": None if self.loop is None else status_of(self.loop),
         }
 
     def close(self, timeout: float | None = None) -> None:
-        """Work off what waits, and end both threads. The log is closed by whoever opened it.
+        """Work off the rows that wait, and end both threads; the log stays open.
 
-        What is left after so many seconds is lost, and counted.
+        Args:
+            timeout: The number of seconds to wait for each thread; rows left then are lost, and
+                counted.
         """
-        with self._one_at_a_time:
+        with self._lock:
             closing, self._closing = self._closing, True
         if not closing:
             for worker in self._workers:
                 self._count_lost(worker.close(timeout))
 
-    def _take_in(self, request: str, row: AuditRow) -> bool:
-        with self._one_at_a_time:
+    def _enqueue(self, request: str, row: AuditRow) -> bool:
+        """Put a row into all queues; return whether there was room in each."""
+        with self._lock:
             workers = [] if self._closing else self._workers
-            taken = [worker.put((request, row)) for worker in workers]  # one may have no room
+            taken = [worker.put((request, row)) for worker in workers]  # each has its own room
             is_taken = not self._closing and all(taken)
             self.lost += not is_taken
             return is_taken
 
-    def _came_to_nothing(self, why: str) -> None:
+    def _row_lost(self, reason: str) -> None:
+        """Count a row that was lost, and report the reason."""
         self._count_lost(1)
-        self._told_why(why)
+        self._report_failure(reason)
 
     def _count_lost(self, count: int) -> None:
-        with self._one_at_a_time:
+        """Count rows that were lost."""
+        with self._lock:
             self.lost += count
 
-    def _keep(self, item: _Item) -> None:
-        assert self.log is not None  # noqa: S101 - else nobody calls this
-        self.log.add(item[1])
+    def _write(self, log: AuditLog, item: _Item) -> None:
+        """Add a row to the log."""
+        log.add(item[1])
         self.written += 1
 
-    def _show(self, item: _Item) -> None:
-        (request, row), loop = item, self.loop
-        assert loop is not None  # noqa: S101 - else nobody calls this
+    def _update(self, loop: Loop, item: _Item) -> None:
+        """Pass a row to the loop, if its right answer is known."""
+        request, row = item
         if self._spec.target == "label" and row.label is None:
             return
-        said = [row.said[name] for name in self._spec.names]
+        answers = [row.answers[name] for name in self._spec.names]
         trace = Trace.from_arrays(
             self._spec,
-            [[each.confidence for each in said]],
-            prediction=[[each.prediction for each in said]],
+            [[each.confidence for each in answers]],
+            prediction=[[each.prediction for each in answers]],
             label=None if row.label is None else [row.label],
-            cost=[[each.cost for each in said]],
+            cost=[[each.cost for each in answers]],
         )
-        # Audits end in another order than they began.
-        loop.see(trace, [max(row.number, loop.number + 1)], [request])
+        # Audits do not end in the order in which they began.
+        loop.update(trace, [max(row.number, loop.number + 1)], [request])
         self.seen += 1
+
+
+class PendingLabels:
+    """Joins rows and labels by the request's id; a label may come before the row.
+
+    The oldest requests are dropped when there are too many.
+
+    >>> pending = PendingLabels(size=100)
+    >>> pending.expect("request-1")
+    >>> pending.label("request-2", "B")
+    (False, None)
+
+    Args:
+        size: The number of requests that may wait.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._expected: OrderedDict[str, AuditRow | str | None] = OrderedDict()
+        """By id: a row that waits, a label that came first, or neither."""
+
+    def __len__(self) -> int:
+        return len(self._expected)
+
+    def expect(self, request: str) -> None:
+        """Record that a request is being audited."""
+        self._expected[request] = None
+        while len(self._expected) > self._size:
+            self._expected.popitem(last=False)
+
+    def add(self, request: str, row: AuditRow) -> AuditRow:
+        """Take an audited row; return it, with its label if that came first."""
+        found = self._expected.get(request)
+        if isinstance(found, str):
+            del self._expected[request]
+            return dataclasses.replace(row, label=found)
+        if request in self._expected:
+            self._expected[request] = row
+        return row
+
+    def label(self, request: str, label: str) -> tuple[bool, AuditRow | None]:
+        """Take a label; return whether it is expected, and its row if that came first."""
+        if request not in self._expected:
+            return False, None
+        row = self._expected[request]
+        if row is None or isinstance(row, str):
+            self._expected[request] = label
+            return True, None
+        del self._expected[request]
+        return True, dataclasses.replace(row, label=label)
+
+    def forget(self, request: str) -> None:
+        """Drop a request whose audit failed."""
+        self._expected.pop(request, None)

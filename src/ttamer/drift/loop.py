@@ -1,40 +1,41 @@
-"""The loop: watch, suspect, re-fit, certify, shadow, swap, or stay with the safest policy.
+"""The drift loop: monitor, re-fit, certify, shadow, and swap, or stay with the fallback policy.
 
 ::
 
     watching --alarm--> suspected --enough rows--> refitting --> certifying --> shadowing
-        ^               (the safest policy serves)     ^             |              |
-        |                                              '--more rows--+--------------+--> fallen back
+        ^          (the fallback policy is active)     ^             |              |
+        |                                              '--more rows--+--------------+--> fallback
         '----------------------------- swapped <------------------------------------'
 
-It is given audited rows, on which every node was asked, in the order of the traffic, and says which
-policy serves. It knows neither clocks nor files nor servers: a gateway and a replay drive the same
-code. ``see`` may take seconds when it re-fits, and those who hold or roll back wait for it: call
-them in a thread.
+The loop takes audited rows, on which every node was asked, in the order of the traffic, and decides
+which policy serves. It uses no clock, file or server, so a gateway and a replay run the same code.
+:meth:`Loop.update` may take seconds when it re-fits, and :meth:`Loop.hold` and
+:meth:`Loop.roll_back` wait for it: call them in a thread.
 
-While the loop works on a change the last node answers everything (``AskLast``). The policy it
-comes up with is fitted to rows after the change, as far as that is known; it is certified on others
-that came after the alarm, and has decided further ones in the shadow before it serves. Once there
-are twice as many rows it is fitted again in the same way, beside the policy that serves: more rows
-certify a cheaper one. The tries after one alarm share the level of one promise (the k-th has a part
-of 1 / (k (k + 1))), so what they come up with, taken together, breaks the promise with a chance of
-at most 1 - confidence. If ``attempts`` tries fail, the safest policy stays: a person must look.
+From the alarm until a new policy is certified the last node answers everything
+(:class:`~ttamer.drift.fallback.AskLast`). The new policy is fitted to rows after the estimated time
+of the change, certified on other rows that came after the alarm, and decides further rows in the
+shadow before it serves. Once there are twice as many rows it is fitted again, while the current
+policy serves: more rows certify a cheaper policy. The attempts after one alarm share the level of
+one promise (the k-th has a part of 1 / (k (k + 1))), so together they break the promise with a
+probability of at most 1 - confidence. After ``attempts`` failed attempts the fallback policy stays
+active until an operator acts.
 """
 
 from __future__ import annotations
 
+import json
 from collections import deque
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ttamer.drift.decided import decide
-from ttamer.drift.event import Event
-from ttamer.drift.safest import AskLast
-from ttamer.drift.serving import Serving
-from ttamer.drift.watch import Bound, Watch
+from ttamer.drift.decisions import decide
+from ttamer.drift.fallback import AskLast
+from ttamer.drift.monitor import Bound, Monitor
 from ttamer.errors import ArgumentError, TTamerError
 from ttamer.fitted.held_out import HeldOut
 from ttamer.fitted.promise import check_promise, make_promise
@@ -42,69 +43,208 @@ from ttamer.fitting.plans import fit
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from ttamer.drift.event import Kind, State
-    from ttamer.drift.serving import LoopSettings
-    from ttamer.drift.watch import Alarm
+    from ttamer.drift.monitor import Alarm
+    from ttamer.drift.settings import LoopSettings
     from ttamer.fitted.ladder import FittedLadder, FittedPolicy
     from ttamer.fitted.mixture import Mixture
+    from ttamer.fitted.promise import Promise
 
-__all__ = ["Loop"]
+__all__ = [
+    "CertifiedServing",
+    "Event",
+    "EventKind",
+    "FallbackServing",
+    "Loop",
+    "LoopState",
+    "Serving",
+    "serving_of",
+    "status_of",
+]
 
-MOST_EVENTS = 1000
+LoopState = Literal[
+    "watching", "suspected", "refitting", "certifying", "shadowing", "swapped", "fallback"
+]
+EventKind = Literal[
+    "alarm",
+    "fallback",
+    "refit",
+    "certified",
+    "not certified",
+    "swap",
+    "rejected",
+    "give up",
+    "hold",
+    "release",
+    "roll back",
+    "retry",
+    "reset",
+]
+
+MAX_EVENTS = 1000
+"""The number of events that a loop keeps."""
+MAX_STATUS_EVENTS = 20
+"""The number of events in a status."""
 GROWTH = 1.5
-"""Where a promise could not be certified, the next try waits for so many times the rows, ..."""
-REFRESH = 2.0
-"""... and where it was, for so many times."""
+"""The factor by which the rows must grow before the next attempt after a failed one."""
+REFRESH_GROWTH = 2.0
+"""The factor by which the rows must grow before the next attempt after a swap."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One step of the loop.
+
+    >>> print(Event(1200, "suspected", "alarm", "error 9.00%, promised at most 5.00%"))
+    row 1200: suspected: error 9.00%, promised at most 5.00%
+    """
+
+    number: int
+    """The row of the traffic at which it happened."""
+    state: LoopState
+    """The state of the loop after it."""
+    kind: EventKind
+    """What happened."""
+    text: str
+    """The reason, in a sentence."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """The numbers behind it."""
+    time: float | None = None
+    """The time in seconds since 1970; ``None`` without a clock."""
+
+    def __str__(self) -> str:
+        return f"row {self.number}: {self.state}: {self.text}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return asdict(self)
+
+    def to_line(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(self.to_dict())
+
+
+@dataclass(frozen=True, eq=False)
+class CertifiedServing:
+    """A fitted policy that serves or served, with its ladder, its promise and its reference rows.
+
+    The promise says whether it could be certified.
+    """
+
+    policy: FittedPolicy | Mixture
+    ladder: FittedLadder
+    promise: Promise
+    reference: Trace
+    """Rows that the policy was not fitted to, drawn like the traffic it is meant for."""
+
+    def __str__(self) -> str:
+        return str(self.policy)
+
+
+@dataclass(frozen=True, eq=False)
+class FallbackServing:
+    """The fallback policy: the last node answers everything."""
+
+    policy: AskLast
+
+    def __str__(self) -> str:
+        return f"the fallback policy ({self.policy.spec.names[-1]} answers)"
+
+
+Serving = CertifiedServing | FallbackServing
+"""A policy that serves, or served, and where it comes from."""
+
+
+def serving_of(ladder: FittedLadder, reference: Trace, settings: LoopSettings) -> CertifiedServing:
+    """Return the cheapest policy of a ladder that keeps the promise in the settings.
+
+    >>> import ttamer as tt
+    >>> from ttamer.datasets import streams
+    >>> from ttamer.drift import LoopSettings
+    >>> before = streams.load("minilm-imdb-to-amazon", target="last").fit
+    >>> fitted, held = before.split(0.6, seed=0)
+    >>> serving = serving_of(tt.fit(fitted), held, LoopSettings(at_most=0.05))
+    >>> serving.promise.certified
+    True
+
+    Args:
+        ladder: The policies to choose from.
+        reference: Rows that the ladder was not fitted to; the policy is certified on them.
+        settings: The promise.
+
+    Returns:
+        The policy with its promise. Where no policy can be certified the promise says so, and the
+        policy is the most expensive of the ladder.
+    """
+    counted = HeldOut.of(ladder, reference, against=settings.against or reference.names[-1])
+    promise = make_promise(counted, settings.kind, settings.at_most, settings.confidence)
+    policy = ladder.keeping(promise, seed=settings.seed)
+    return CertifiedServing(policy, ladder.promising(policy), promise, reference)
 
 
 class Loop:
-    """Keeps a policy fit for the traffic as it is.
+    """Keeps a policy fitted to the current traffic.
+
+    >>> import ttamer as tt
+    >>> from ttamer.datasets import streams
+    >>> from ttamer.drift import LoopSettings
+    >>> before = streams.load("minilm-imdb-to-amazon", target="last").fit
+    >>> fitted, held = before.split(0.6, seed=0)
+    >>> settings = LoopSettings(at_most=0.05)
+    >>> loop = Loop(serving_of(tt.fit(fitted), held, settings), settings)
+    >>> loop.state
+    'watching'
 
     Args:
-        serving: What serves at first; its reference rows say how traffic should look.
-        settings: What to keep to.
-        swap: Called with what serves from now on; the gateway puts it in place.
-        told: Called with every event.
-        refit: From rows to a ladder; ``ttamer.fit`` by default.
-        clock: Seconds since 1970, for the events.
+        serving: The policy that serves at first, with its reference rows.
+        settings: The promise, and how many rows the loop waits for.
+        swap: Called with the policy that serves from now on.
+        notify: Called with every event.
+        refit: The function from rows to a ladder.
+        clock: The time in seconds since 1970, for the events.
+
+    Raises:
+        ArgumentError: Where the reference rows cannot be used.
     """
 
     def __init__(
         self,
-        serving: Serving,
+        serving: CertifiedServing,
         settings: LoopSettings,
         *,
         swap: Callable[[Serving], None] = lambda _: None,
-        told: Callable[[Event], None] = lambda _: None,
+        notify: Callable[[Event], None] = lambda _: None,
         refit: Callable[[Trace], FittedLadder] = fit,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        if serving.reference is None:
-            raise ArgumentError("the loop needs reference rows, which the policy was not fitted to")
         self.settings = settings
-        self.state: State = "watching"
-        self.serving = serving
+        self.state: LoopState = "watching"
+        self.serving: Serving = serving
+        """The policy that serves."""
         self.former: Serving | None = None
+        """The policy that served before."""
         self.held = False
-        self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        """Whether an operator holds the loop."""
+        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        """The most recent events, the oldest first."""
         self.number = -1
-        """The last row of the traffic seen."""
+        """The number of the last row taken, in the traffic."""
         self.audited = 0
-        self._fresh: list[Event] = []
-        self._one_at_a_time = RLock()
-        self._swap, self._told, self._refit, self._clock = swap, told, refit, clock
+        """The number of audited rows taken."""
+        self._new_events: list[Event] = []
+        self._lock = RLock()
+        self._swap, self._notify, self._refit, self._clock = swap, notify, refit, clock
         self._against = settings.against or serving.reference.names[-1]
-        self._safest = Serving(AskLast(serving.reference.spec))
+        self._fallback = FallbackServing(AskLast(serving.reference.spec))
         self._rows: deque[Trace] = deque()
         self._numbers: deque[list[int]] = deque()
         self._kept = 0
-        self._watch = self._watched(serving)
-        self._before: Serving | None = None
-        self._candidate: Serving | None = None
+        self._monitor = self._monitor_of(serving)
+        self._before_alarm: Serving | None = None
+        self._candidate: CertifiedServing | None = None
         self._shadow: list[Trace] = []
         self._shadow_keys: list[str | int] = []
         self._change: int | None = None
@@ -118,42 +258,50 @@ class Loop:
         return self.serving.policy
 
     @property
-    def candidate(self) -> Serving | None:
-        """What is in the shadow."""
+    def candidate(self) -> CertifiedServing | None:
+        """The policy in the shadow."""
         return self._candidate
 
     @property
-    def watch(self) -> Watch:
-        """The tests of the policy that serves, or served before the alarm."""
-        return self._watch
+    def monitor(self) -> Monitor:
+        """The tests of the policy that serves, or that served before the alarm."""
+        return self._monitor
 
     @property
     def rows_since_change(self) -> int:
-        """Audited rows kept since the last change."""
-        return 0 if self._change is None else self._counted(self._change)
+        """The number of audited rows kept since the last change."""
+        return 0 if self._change is None else self._count_from(self._change)
 
     @property
     def rows_in_shadow(self) -> int:
-        """Audited rows that the policy in the shadow has decided."""
+        """The number of audited rows that the policy in the shadow has decided."""
         return len(self._shadow_keys)
 
     @property
     def rows_needed(self) -> int:
-        """Audited rows since the change that the next re-fit waits for."""
+        """The number of audited rows since the change that the next re-fit waits for."""
         return self._needed
 
-    def see(
+    def update(
         self, rows: Trace, numbers: Sequence[int], keys: Sequence[str | int] | None = None
     ) -> list[Event]:
-        """Take audited rows in their order, and return what came of them.
+        """Take audited rows in their order.
 
-        ``numbers`` are their places in the traffic, increasing; ``keys`` what a mixture draws by
-        (the requests' ids), by default the numbers.
+        Args:
+            rows: The rows.
+            numbers: Their numbers in the traffic, increasing.
+            keys: The keys that a mixture draws by (the requests' ids); by default the numbers.
+
+        Returns:
+            The events that the rows caused.
+
+        Raises:
+            ArgumentError: Where the numbers do not increase, or are not as many as the rows.
         """
         if len(numbers) != len(rows):
             raise ArgumentError(f"there are {len(rows)} rows and {len(numbers)} numbers")
-        with self._one_at_a_time:
-            self._fresh = []
+        with self._lock:
+            self._new_events = []
             if len(rows):
                 places = [int(number) for number in numbers]
                 if any(b <= a for a, b in pairwise([self.number, *places])):
@@ -161,111 +309,145 @@ class Loop:
                         "rows must come in the order of the traffic, each number above the one "
                         f"before ({self.number}); these run from {places[0]} to {places[-1]}"
                     )
-                self._see(rows, places, places if keys is None else keys)
-            return self._fresh
+                self._update(rows, places, places if keys is None else keys)
+            return self._new_events
 
-    def hold(self, why: str = "a person holds the loop") -> None:
-        """Change nothing from now on; go on testing and telling."""
-        self.held = True  # at once, even while rows are worked on
-        with self._one_at_a_time:
-            self._tell("hold", why)
+    def hold(self, reason: str = "held by an operator") -> None:
+        """Change nothing from now on; testing and notifying continue.
 
-    def release(self, why: str = "a person lets the loop go on") -> None:
-        """Go on after a hold."""
-        with self._one_at_a_time:
+        Args:
+            reason: The text of the event.
+        """
+        self.held = True  # at once, even during an update
+        with self._lock:
+            self._record("hold", reason)
+
+    def release(self, reason: str = "released by an operator") -> None:
+        """Continue after a hold.
+
+        Args:
+            reason: The text of the event.
+        """
+        with self._lock:
             self.held = False
-            self._tell("release", why)
+            self._record("release", reason)
 
-    def roll_back(self, why: str = "a person rolled back") -> None:
-        """Put the former policy back, and hold; :meth:`release` lets the loop go on."""
-        with self._one_at_a_time:
+    def roll_back(self, reason: str = "rolled back by an operator") -> None:
+        """Restore the former policy, and hold; :meth:`release` continues.
+
+        Args:
+            reason: The beginning of the event's text.
+
+        Raises:
+            ArgumentError: Where there is no former policy.
+        """
+        with self._lock:
             if self.former is None:
-                raise ArgumentError("there is no former policy to go back to")
+                raise ArgumentError("there is no former policy to roll back to")
             self._candidate = None
             self._serve(self.former)
             self.held = True
-            if not isinstance(self.policy, AskLast):
-                self._watch = self._watched(self.serving)
+            if isinstance(self.serving, CertifiedServing):
+                self._monitor = self._monitor_of(self.serving)
                 self.state = "watching"
-            self._tell("roll back", f"{why}: {self.serving} serves; the loop holds")
+            elif self.state == "shadowing":
+                self.state = "suspected"
+            self._record("roll back", f"{reason}: {self.serving} serves; the loop is held")
 
-    def retry(self, why: str = "a person wants another try") -> None:
-        """After falling back, try again on the rows since the change."""
-        with self._one_at_a_time:
-            if self.state != "fallen back":
+    def retry(self, reason: str = "retried by an operator") -> None:
+        """Try again on the rows since the change, after the loop gave up.
+
+        Args:
+            reason: The text of the event.
+
+        Raises:
+            ArgumentError: Where the state is not ``"fallback"``.
+        """
+        with self._lock:
+            if self.state != "fallback":
                 raise ArgumentError(
-                    f"the loop is {self.state}; only after falling back can it retry"
+                    f'the loop is in state "{self.state}"; it can retry in state "fallback" only'
                 )
             self.state, self._attempt, self._failed = "suspected", 0, 0
             self._needed = self.settings.refit_rows
-            self._tell("retry", why)
+            self._record("retry", reason)
 
-    def begin_anew(self, serving: Serving, why: str = "another policy was put in place") -> None:
-        """Serve what a person put in place, and watch that; what was before is forgotten."""
-        with self._one_at_a_time:
-            self._watch = self._watched(serving)
-            self._candidate = self._before = self._change = None
+    def reset(
+        self, serving: CertifiedServing, reason: str = "another policy was installed"
+    ) -> None:
+        """Serve and monitor another policy; the history of the former one is dropped.
+
+        Args:
+            serving: The policy, with its reference rows.
+            reason: The beginning of the event's text.
+        """
+        with self._lock:
+            self._monitor = self._monitor_of(serving)
+            self._candidate = self._before_alarm = self._change = None
             self._serve(serving)
             self.former = None
             self.state = "watching"
-            self._tell("begin anew", f"{why}: {serving} serves")
+            self._record("reset", f"{reason}: {serving} serves")
 
-    def _see(self, rows: Trace, numbers: list[int], keys: Sequence[str | int]) -> None:
+    def _update(self, rows: Trace, numbers: list[int], keys: Sequence[str | int]) -> None:
+        """Take audited rows that were checked."""
         self.number = numbers[-1]
         self.audited += len(rows)
         self._keep(rows, numbers)
-        if self.state in ("watching", "shadowing") and not isinstance(self.policy, AskLast):
-            alarm = self._watch.see(decide(self.policy, rows, keys), numbers)
+        if self.state in ("watching", "shadowing") and isinstance(self.serving, CertifiedServing):
+            alarm = self._monitor.update(decide(self.policy, rows, keys), numbers)
             if alarm is not None:
-                self._alarmed(alarm)
-        if self.state == "shadowing":
-            if len(self._shadow_keys) < self.settings.shadow_rows:  # held, it may wait long
+                self._raise_alarm(alarm, self.serving)
+        if self.state == "shadowing" and self._candidate is not None:
+            if len(self._shadow_keys) < self.settings.shadow_rows:  # a held loop may wait for long
                 self._shadow.append(rows)
                 self._shadow_keys += keys
             if len(self._shadow_keys) >= self.settings.shadow_rows and not self.held:
-                self._judge()
+                self._judge(self._candidate)
         elif (
             self.state in ("suspected", "watching")
             and not self.held
             and self._change is not None
             and self._needed <= min(self.rows_since_change, self.settings.window)
-            and self._counted(self._alarm_at) >= round(self.settings.hold_out * self._needed)
+            and self._count_from(self._alarm_at) >= round(self.settings.hold_out * self._needed)
         ):
-            self._try()
+            self._attempt_refit(self._change)
 
-    def _alarmed(self, alarm: Alarm) -> None:
+    def _raise_alarm(self, alarm: Alarm, serving: CertifiedServing) -> None:
+        """Fall back after an alarm; only record it where the loop is held."""
         if self.held:
-            self._watch = self._watched(self.serving)
-            self._tell("alarm", f"{alarm.text}; nothing is changed: the loop holds", alarm)
+            self._monitor = self._monitor_of(serving)
+            text = f"{alarm.text}; nothing is changed because the loop is held"
+            self._record("alarm", text, alarm.to_dict())
             return
         self._change, self._alarm_at = alarm.change, alarm.number + 1
         self._attempt = self._failed = 0
         self._needed = self.settings.refit_rows
         self._candidate = None
         self.state = "suspected"
-        self._before = self.serving
-        self._tell("alarm", f"{alarm.text}; the change seems to be at row {alarm.change}", alarm)
-        self._serve(self._safest)
-        self._tell("fall back", f"{self.serving} serves until there is a policy for this traffic")
+        self._before_alarm = serving
+        text = f"{alarm.text}; estimated change at row {alarm.change}"
+        self._record("alarm", text, alarm.to_dict())
+        self._serve(self._fallback)
+        self._record("fallback", f"{self.serving} serves until a policy for this traffic is found")
 
-    def _try(self) -> None:
+    def _attempt_refit(self, change: int) -> None:
         """Fit to rows after the change, and certify on others."""
         settings = self.settings
-        assert self._change is not None  # noqa: S101 - see the callers
-        window, numbers = self._since(self._change)
+        window, numbers = self._rows_from(change)
         count = len(window)
         self._attempt += 1
         self.state = "refitting"
         later = np.flatnonzero(numbers >= self._alarm_at)
         cut = round(settings.hold_out * count)
         drawn = np.random.default_rng([settings.seed, self._attempt, count]).permutation(later)
-        tested = np.isin(np.arange(count), drawn[:cut])
-        held, fitted = window.take(tested), window.take(~tested)
-        self._tell("refit", f"fitting to {len(fitted)} of {count} audited rows since the change")
+        is_held_out = np.isin(np.arange(count), drawn[:cut])
+        held, fitted = window.take(is_held_out), window.take(~is_held_out)
+        self._record("refit", f"fitting {len(fitted)} of {count} audited rows since the change")
         try:
             ladder = self._refit(fitted)
         except TTamerError as error:
-            self._next_try(count, f"these rows could not be fitted to: {error}", {})
+            self._attempt_failed(count, f"these rows cannot be fitted: {error}", {})
             return
         self.state = "certifying"
         level = (1 - settings.confidence) / (self._attempt * (self._attempt + 1))
@@ -274,82 +456,85 @@ class Loop:
         facts = {"attempt": self._attempt, "promise": promise.to_dict()}
         if promise.certified:
             policy = ladder.keeping(promise, seed=settings.seed)
-            self._candidate = Serving(policy, ladder.promising(policy), promise, held)
+            self._candidate = CertifiedServing(policy, ladder.promising(policy), promise, held)
             self._shadow, self._shadow_keys = [], []
             self.state = "shadowing"
-            self._tell("certified", f"{promise}; it decides in the shadow now", facts)
+            self._record("certified", f"{promise}; the policy is in the shadow", facts)
             return
-        self._next_try(count, f"{promise}", facts)
+        self._attempt_failed(count, f"{promise}", facts)
 
-    def _judge(self) -> None:
-        """Compare the policy in the shadow with the one that serves, and swap them if it may."""
-        candidate = self._candidate
-        assert candidate is not None  # noqa: S101 - that is what shadowing means
-        assert candidate.ladder is not None  # noqa: S101
-        assert candidate.promise is not None  # noqa: S101
+    def _judge(self, candidate: CertifiedServing) -> None:
+        """Compare the policy in the shadow with the one that serves, and swap if it is better."""
         rows = Trace.concat(self._shadow)
-        mine = decide(candidate.policy, rows, self._shadow_keys)
-        theirs = decide(self.policy, rows, self._shadow_keys)
+        new = decide(candidate.policy, rows, self._shadow_keys)
+        current = decide(self.policy, rows, self._shadow_keys)
         checked = check_promise(
             candidate.promise, HeldOut.of(candidate.ladder, rows, against=self._against)
         )
         facts = {
             "rows": len(rows),
-            "error": float(mine.wrong.mean()),
-            "cost": float(mine.cost.mean()),
-            "serving_error": float(theirs.wrong.mean()),
-            "serving_cost": float(theirs.cost.mean()),
-            "same_answer": float((mine.answer == theirs.answer).mean()),
+            "error": float(new.wrong.mean()),
+            "cost": float(new.cost.mean()),
+            "serving_error": float(current.wrong.mean()),
+            "serving_cost": float(current.cost.mean()),
+            "same_answer": float((new.answer == current.answer).mean()),
         }
-        seen = (
+        measured = (
             f"on {len(rows)} rows in the shadow error {facts['error']:.2%} at cost "
-            f"{facts['cost']:.4g}; what serves has {facts['serving_error']:.2%} at "
+            f"{facts['cost']:.4g}; the policy that serves has {facts['serving_error']:.2%} at "
             f"{facts['serving_cost']:.4g}"
         )
         self._candidate, self._shadow, self._shadow_keys = None, [], []
         if checked.refuted:
-            self._next_try(self.rows_since_change, f"{seen}: the promise is broken there", facts)
+            text = f"{measured}: the promise is broken there"
+            self._attempt_failed(self.rows_since_change, text, facts)
             return
         if facts["cost"] >= facts["serving_cost"]:
-            self._next_try(self.rows_since_change, f"{seen}: nothing is gained", facts)
+            self._attempt_failed(self.rows_since_change, f"{measured}: not cheaper", facts)
             return
-        assert candidate.reference is not None  # noqa: S101 - the rows that certified it
         reference = Trace.concat([candidate.reference, rows])
-        was_safest = isinstance(self.policy, AskLast)
-        self._serve(Serving(candidate.policy, candidate.ladder, candidate.promise, reference))
-        if was_safest:
-            self.former = self._before  # what served before the alarm
-        self._watch = self._watched(self.serving)
+        was_fallback = isinstance(self.serving, FallbackServing)
+        serving = CertifiedServing(candidate.policy, candidate.ladder, candidate.promise, reference)
+        self._serve(serving)
+        if was_fallback:
+            self.former = self._before_alarm
+        self._monitor = self._monitor_of(serving)
         self._failed = 0
-        self._needed = int(np.ceil(self.rows_since_change * REFRESH))
+        self._needed = int(np.ceil(self.rows_since_change * REFRESH_GROWTH))
         self.state = "swapped"
-        self._tell("swap", f"{seen}: it serves now", facts)
+        self._record("swap", f"{measured}: the new policy serves", facts)
         self.state = "watching"
 
-    def _next_try(self, rows: int, why: str, facts: dict[str, Any]) -> None:
-        """After a try that failed: wait for more rows, or give up."""
+    def _attempt_failed(self, rows: int, reason: str, facts: dict[str, Any]) -> None:
+        """Wait for more rows after a failed attempt, or give up."""
         self._failed += 1
         self._needed = int(np.ceil(rows * GROWTH))
-        if not isinstance(self.policy, AskLast):
+        if isinstance(self.serving, CertifiedServing):
             self.state = "watching"
-            self._tell("no swap", f"{why}; {self.serving} goes on", facts)
+            self._record("rejected", f"{reason}; {self.serving} continues to serve", facts)
         elif self._failed < self.settings.attempts and self._needed <= self.settings.window:
             self.state = "suspected"
-            self._tell("not certified", f"{why}; the next try is at {self._needed} rows", facts)
+            text = f"{reason}; the next attempt is at {self._needed} rows"
+            self._record("not certified", text, facts)
         else:
-            self.state = "fallen back"
-            text = f"{why}; after {self._failed} tries {self.serving} stays: a person must look"
-            self._tell("give up", text, facts)
+            self.state = "fallback"
+            attempts = f"{self._failed} attempt{'s' if self._failed > 1 else ''}"
+            text = (
+                f"{reason}; gave up after {attempts}; {self.serving} stays active, manual action "
+                "required"
+            )
+            self._record("give up", text, facts)
 
     def _serve(self, serving: Serving) -> None:
+        """Let another policy serve."""
         self.former, self.serving = self.serving, serving
         self._swap(serving)
 
-    def _watched(self, serving: Serving) -> Watch:
-        assert serving.reference is not None  # noqa: S101 - all but the safest have one
+    def _monitor_of(self, serving: CertifiedServing) -> Monitor:
+        """Return new tests for a policy."""
         settings = self.settings
         node = serving.reference.spec.index_of(self._against)
-        return Watch(
+        return Monitor(
             reference=decide(serving.policy, serving.reference),
             bound=Bound(settings.kind, settings.at_most, node),
             false_alarms=settings.false_alarms,
@@ -357,6 +542,7 @@ class Loop:
         )
 
     def _keep(self, rows: Trace, numbers: list[int]) -> None:
+        """Keep rows, and drop the oldest ones outside the window."""
         self._rows.append(rows)
         self._numbers.append(numbers)
         self._kept += len(rows)
@@ -364,19 +550,82 @@ class Loop:
             self._kept -= len(self._rows.popleft())
             self._numbers.popleft()
 
-    def _counted(self, begin: int) -> int:
-        """Return how many audited rows are kept from a row of the traffic on."""
+    def _count_from(self, begin: int) -> int:
+        """Return the number of audited rows kept from a row of the traffic on."""
         return sum(number >= begin for part in list(self._numbers) for number in part)
 
-    def _since(self, begin: int) -> tuple[Trace, NDArray[np.int64]]:
+    def _rows_from(self, begin: int) -> tuple[Trace, NDArray[np.int64]]:
         """Return the audited rows kept from a row of the traffic on, and their numbers."""
         numbers = np.concatenate([np.array(part, np.int64) for part in self._numbers])
         return Trace.concat(list(self._rows)).take(numbers >= begin), numbers[numbers >= begin]
 
-    def _tell(self, kind: Kind, text: str, facts: Alarm | dict[str, Any] | None = None) -> None:
-        plain = {} if facts is None else facts if isinstance(facts, dict) else facts.to_dict()
+    def _record(self, kind: EventKind, text: str, facts: dict[str, Any] | None = None) -> None:
+        """Keep an event, and notify."""
         now = None if self._clock is None else self._clock()
-        event = Event(self.number, self.state, kind, text, plain, now)
+        event = Event(self.number, self.state, kind, text, facts or {}, now)
         self.events.append(event)
-        self._fresh.append(event)
-        self._told(event)
+        self._new_events.append(event)
+        self._notify(event)
+
+
+def status_of(loop: Loop) -> dict[str, Any]:
+    """Return the status of a loop: its state, the evidence of each test, and recent events.
+
+    >>> import ttamer as tt
+    >>> from ttamer.datasets import streams
+    >>> from ttamer.drift import LoopSettings
+    >>> before = streams.load("minilm-imdb-to-amazon", target="last").fit
+    >>> fitted, held = before.split(0.6, seed=0)
+    >>> settings = LoopSettings(at_most=0.05)
+    >>> loop = Loop(serving_of(tt.fit(fitted), held, settings), settings)
+    >>> [each["test"] for each in status_of(loop)["tests"]]
+    ['calibration', 'promise', 'states']
+
+    Args:
+        loop: The loop.
+
+    Returns:
+        Plain values, for JSON. ``tests`` has the e-value, the threshold, and the ``progress`` of
+        each test from 0 to 1; ``waiting`` has the number of audited rows so far, and how many the
+        loop waits for.
+    """
+    settings = loop.settings
+    waiting = None
+    if loop.state == "suspected":
+        waiting = {"rows": loop.rows_since_change, "of": loop.rows_needed, "for": "re-fit"}
+    elif loop.state == "shadowing":
+        waiting = {"rows": loop.rows_in_shadow, "of": settings.shadow_rows, "for": "swap"}
+    return {
+        "state": loop.state,
+        "held": loop.held,
+        "serving": str(loop.serving),
+        "promised": {
+            "kind": settings.kind,
+            "at_most": settings.at_most,
+            "confidence": settings.confidence,
+            "certified": _is_certified(loop.serving),
+        },
+        "false_alarms": settings.false_alarms,
+        "row": loop.number,
+        "audited": loop.audited,
+        "tests": [
+            {
+                "test": each.test,
+                "e_value": each.e_value,
+                "threshold": each.threshold,
+                "progress": each.progress,
+            }
+            for each in loop.monitor.evidence()
+        ],
+        "waiting": waiting,
+        "can_roll_back": loop.former is not None,
+        "events": [event.to_dict() for event in list(loop.events)[: -MAX_STATUS_EVENTS - 1 : -1]],
+    }
+
+
+def _is_certified(serving: Serving) -> bool | None:
+    """Return whether the promise is known to hold; ``None`` where nothing is known."""
+    if isinstance(serving, CertifiedServing):
+        return serving.promise.certified
+    # With target = "last" the last node is right by definition.
+    return True if serving.policy.spec.target == "last" else None

@@ -1,4 +1,4 @@
-"""A thread that works on what is put into its queue, so that whoever puts it there never waits."""
+"""A queue and a thread that works it off, so that the caller never waits."""
 
 from __future__ import annotations
 
@@ -20,23 +20,44 @@ T = TypeVar("T")
 
 
 class Worker(Generic[T]):
-    """Works on items one by one; ``lost`` is told in one line of each that came to nothing."""
+    """Works on items one by one, in a thread.
+
+    >>> done = []
+    >>> worker = Worker(done.append, size=10, lost=print, name="example")
+    >>> worker.put("a"), worker.close()
+    (True, 0)
+    >>> done
+    ['a']
+
+    Args:
+        work: Called with each item, in the thread.
+        size: The number of items that may wait.
+        lost: Called with one line of text for each item whose work failed.
+        name: The name of the thread.
+    """
 
     def __init__(
-        self, work: Callable[[T], None], *, most: int, lost: Callable[[str], None], name: str
+        self, work: Callable[[T], None], *, size: int, lost: Callable[[str], None], name: str
     ) -> None:
         self._work, self._lost = work, lost
-        self._items: queue.Queue[T | None] = queue.Queue(most)
+        self._items: queue.Queue[T | None] = queue.Queue(size)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def waiting(self) -> int:
-        """How many items wait."""
+        """The number of items that wait."""
         return self._items.qsize()
 
     def put(self, item: T) -> bool:
-        """Let an item be worked on; say whether there was room for it. Never waits."""
+        """Add an item, without waiting.
+
+        Args:
+            item: The item.
+
+        Returns:
+            Whether there was room for it.
+        """
         try:
             self._items.put_nowait(item)
         except queue.Full:
@@ -44,14 +65,18 @@ class Worker(Generic[T]):
         return True
 
     def close(self, timeout: float | None = None) -> int:
-        """Work off what waits, and end; return how many items are left after so many seconds.
+        """Work off the items that wait, and end the thread; nothing may be added afterwards.
 
-        Nothing may be put any more. Once is enough.
+        Args:
+            timeout: The number of seconds to wait at most.
+
+        Returns:
+            The number of items that were left.
         """
         left = 0
         self._items.put(None)
         self._thread.join(timeout)
-        if self._thread.is_alive():  # then the item in work is its last
+        if self._thread.is_alive():  # the current item is its last
             with suppress(queue.Empty):
                 while True:
                     left += self._items.get_nowait() is not None
@@ -59,12 +84,13 @@ class Worker(Generic[T]):
         return left
 
     def _run(self) -> None:
+        """Work on items until there is ``None``."""
         while (item := self._items.get()) is not None:
             try:
                 self._work(item)
             except TTamerError as error:
                 self._lost(str(error))
-            except Exception as error:  # whatever an item can do, the thread lives on
+            except Exception as error:  # the thread must survive any failure
                 at = traceback.extract_tb(error.__traceback__)[-1]
                 place = f"{Path(at.filename).name}:{at.lineno}"
-                self._lost(f"an audited row came to nothing: {type(error).__name__} at {place}")
+                self._lost(f"an audited row was lost: {type(error).__name__} at {place}")

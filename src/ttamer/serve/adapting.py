@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttamer.artefact.files import save
-from ttamer.drift.aside import FitAside
-from ttamer.drift.loop import Loop
-from ttamer.drift.serving import serving_of
+from ttamer.drift.loop import CertifiedServing, Loop, serving_of
+from ttamer.drift.refit import RefitProcess
 from ttamer.errors import CascadeError, TTamerError
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from ttamer.drift.event import Event
-    from ttamer.drift.serving import Serving
+    from ttamer.drift.loop import Event, Serving
     from ttamer.serve.logs import RequestLog
     from ttamer.serve.metrics import Metrics
     from ttamer.serve.reloading import Artefact, Reloader
@@ -40,8 +38,8 @@ ACTIONS = {
 """What a person can do."""
 
 
-def first_serving(artefact: Artefact, settings: Settings) -> Serving | None:
-    """Return what the loop begins with; none where there is no loop."""
+def first_serving(artefact: Artefact, settings: Settings) -> CertifiedServing | None:
+    """Return the policy the loop begins with; ``None`` where there is no loop."""
     audit = settings.serve.audit
     if audit is None or audit.reference is None:
         return None
@@ -76,9 +74,14 @@ class Adapting:
         self._home = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._puts = 0
-        self._fit = FitAside()
+        self._fit = RefitProcess()
         self.loop = Loop(
-            serving, audit.loop, swap=self._put, told=self._told, refit=self._fit, clock=time.time
+            serving,
+            audit.loop,
+            swap=self._put,
+            notify=self._notify,
+            refit=self._fit,
+            clock=time.time,
         )
 
     def stop(self) -> None:
@@ -92,13 +95,13 @@ class Adapting:
         return {"state": loop.state, "held": loop.held, "serving": str(loop.serving)}
 
     def reloaded(self, cause: str) -> None:
-        """Begin anew with the artefact that a person put in place."""
+        """Reset the loop to the artefact that was installed."""
         current = self._reloader.current
         serving = current.built.serving
         assert serving is not None  # noqa: S101 - an artefact without is refused
         current.built.put(serving, current.short)  # at once, even while the loop is busy
-        why = f"an artefact was put in place ({cause})"
-        task = self._home.create_task(asyncio.to_thread(self.loop.begin_anew, serving, why))
+        why = f"an artefact was installed ({cause})"
+        task = self._home.create_task(asyncio.to_thread(self.loop.reset, serving, why))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -116,7 +119,7 @@ class Adapting:
             except (OSError, TTamerError) as error:
                 self._log.event("audit", message=f"{version} could not be kept: {error}")
 
-    def _told(self, event: Event) -> None:
+    def _notify(self, event: Event) -> None:
         if not self._home.is_closed():
             self._home.call_soon_threadsafe(self._heard, event)
 
@@ -130,7 +133,7 @@ def _keep(serving: Serving, folder: Path, version: str) -> None:
 
     Both can be put in place of the artefact and of the reference when a gateway starts again.
     """
-    if serving.ladder is None or serving.reference is None:
+    if not isinstance(serving, CertifiedServing):
         return
     folder.mkdir(exist_ok=True)
     save(serving.ladder, folder / f"{version}.ttamer")

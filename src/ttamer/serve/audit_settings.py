@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ttamer.drift.audit_log import Retention
-from ttamer.drift.loop_settings import LEAST_REFIT, LoopSettings
+from ttamer.drift.settings import MIN_REFIT_ROWS, LoopSettings
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.serve.checking import a_number, a_text, a_whole_number, checked
 
@@ -133,9 +133,9 @@ _CHECKS: dict[str, Check] = {
     "drop": a_number(0, 1),
     "confidence": a_number(0.5, 0.999999),
     "false_alarms": a_number(0.000001, 0.5),
-    "refit_rows": a_whole_number(LEAST_REFIT, 10**7),
+    "refit_rows": a_whole_number(MIN_REFIT_ROWS, 10**7),
     "shadow_rows": a_whole_number(1, 10**7),
     "attempts": a_whole_number(1, 1000),
-    "window": a_whole_number(LEAST_REFIT, 10**7),
+    "window": a_whole_number(MIN_REFIT_ROWS, 10**7),
     "seed": a_whole_number(0, 2**53),
 }

@@ -11,9 +11,9 @@ import secrets
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from ttamer.drift.audit import Audit, Budget
-from ttamer.drift.audit_log import AuditLog, Said
+from ttamer.drift.audit_log import AuditLog, NodeAnswer
 from ttamer.drift.auditor import Auditor
+from ttamer.drift.sampling import AuditSampler, Budget
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.serve.upstream import UpstreamFailed
 
@@ -121,7 +121,7 @@ class Auditing:
         chance: float,
     ) -> None:
         said = {
-            one.node: Said(one.confidence, _text(one.prediction), one.cost)
+            one.node: NodeAnswer(one.confidence, _text(one.prediction), one.cost)
             for one in asked
             if one.error is None and one.confidence is not None
         }
@@ -146,7 +146,9 @@ class Auditing:
                 self._auditor.fail(request, spent)
             self._metrics.audited(result, spent)
 
-    async def _ask(self, name: str, question: Question, request: str) -> tuple[Said | None, float]:
+    async def _ask(
+        self, name: str, question: Question, request: str
+    ) -> tuple[NodeAnswer | None, float]:
         """Ask one node; return what it said, if it did, and what that cost."""
         node = self._nodes[name]
         headers = {"x-request-id": request}
@@ -155,16 +157,16 @@ class Auditing:
         except UpstreamFailed as error:
             paid = cost_of_asking(node.settings, self._settings.nodes) if error.paid else 0.0
             return None, paid
-        return Said(found.confidence, found.prediction, found.cost), found.cost
+        return NodeAnswer(found.confidence, found.prediction, found.cost), found.cost
 
 
-def audit_of(settings: Settings) -> Audit:
-    """Return who is audited; a budget that would not do is refused."""
+def audit_of(settings: Settings) -> AuditSampler:
+    """Return what draws the audited requests; a budget that is too small is refused."""
     audit, nodes = _table(settings), settings.nodes
     cost = sum(cost_of_asking(node, nodes) for node in nodes.values())
     budget = Budget(audit.budget, audit.budget_in_all)
     try:
-        return Audit(audit.share, cost=cost, budget=budget, seed=audit.seed)
+        return AuditSampler(audit.share, cost=cost, budget=budget, seed=audit.seed)
     except ArgumentError as error:
         raise CascadeError(f"[serve.audit]: {error}") from None
 

@@ -23,7 +23,7 @@ except ImportError as error:  # pragma: no cover - the whole extra is missing th
 
     raise MissingExtra("prometheus-client", "serve") from error
 
-from ttamer.drift.event import Kind
+from ttamer.drift.loop import EventKind
 from ttamer.serve.served import KINDS, kind_of
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Metrics:
         self._depth = [stops.labels(str(depth)) for depth in range(len(nodes) + 1)]
         self._reloads = {True: reloads.labels("ok"), False: reloads.labels("failed")}
         self._audits = {result: audits.labels(result) for result in AUDIT_RESULTS}
-        self._drift = {kind: drift.labels(kind) for kind in get_args(Kind)}
+        self._drift = {kind: drift.labels(kind) for kind in get_args(EventKind)}
         self._counted: dict[tuple[str, int], Counter] = {}
         self._in_flight = 0
         self._untold: dict[Counter, float] = {}
@@ -148,7 +148,7 @@ class Metrics:
         self._add(self._audits[result])
         self._add(self._audit_cost, cost)
 
-    def drifted(self, kind: Kind) -> None:
+    def drifted(self, kind: EventKind) -> None:
         """The drift loop took a step."""
         self._add(self._drift[kind])
 

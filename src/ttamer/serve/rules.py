@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from ttamer.drift.decided import decide
-from ttamer.drift.safest import AskLast
+from ttamer.drift.decisions import decide
+from ttamer.drift.loop import CertifiedServing, FallbackServing
 from ttamer.errors import ArgumentError
 from ttamer.fitted.ladder import FittedPolicy
 from ttamer.runtime.cascade import Cascade
@@ -18,7 +18,8 @@ from ttamer.serve.status import Frontier, Rung, frontier_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from ttamer.drift.serving import Serving
+    from ttamer.drift.fallback import AskLast
+    from ttamer.drift.loop import Serving
     from ttamer.fitted.mixture import Mixture
     from ttamer.serve.reloading import Artefact
     from ttamer.serve.settings import ServeSettings
@@ -58,7 +59,7 @@ class Rules:
         version: str,
         serve: ServeSettings,
         nodes: Mapping[str, Callable[[Any], Awaitable[Any]]],
-        serving: Serving | None = None,
+        serving: CertifiedServing | None = None,
     ) -> None:
         self._artefact, self._version, self._serve, self._nodes = artefact, version, serve, nodes
         self.serving = serving
@@ -103,28 +104,25 @@ class Rules:
 
     def put(self, serving: Serving, version: str) -> None:
         """Let another policy answer those who choose nothing, from the next request on."""
-        policy = serving.policy
         promise: str | None
-        if isinstance(policy, AskLast):
-            # It is never wrong where its own answer is what the others are measured by.
+        if isinstance(serving, FallbackServing):
+            # With target = "last" the last node is right by definition.
             promise = self._promise(is_kept=self._spec.target == "last")
-            self._frontier = cache(partial(self._frontier_at, policy))
+            self._frontier = cache(partial(self._frontier_at, serving.policy))
         else:
-            promise = self._promised(policy)
-            self._frontier = cache(partial(frontier_of, serving.ladder or self._artefact, policy))
-        self._standard = Rule(self._cascade(policy), version, promise)
+            promise = self._promised(serving.policy)
+            self._frontier = cache(partial(frontier_of, serving.ladder, serving.policy))
+        self._standard = Rule(self._cascade(serving.policy), version, promise)
 
     @property
     def frontier(self) -> Frontier:
         """What each policy is expected to do, and the one that serves."""
         return self._frontier()
 
-    def _frontier_at(self, safest: AskLast) -> Frontier:
-        """Return the artefact's frontier, with the safest policy as the one that serves."""
+    def _frontier_at(self, fallback: AskLast) -> Frontier:
+        """Return the artefact's frontier, with the fallback policy as the one that serves."""
         assert self.serving is not None  # noqa: S101 - only a loop puts it in place
-        assert self.serving.ladder is not None  # noqa: S101
-        assert self.serving.reference is not None  # noqa: S101
-        found = decide(safest, self.serving.reference)
+        found = decide(fallback, self.serving.reference)
         ladder = self.serving.ladder
         rungs = frontier_of(ladder, ladder.at(1.0)).rungs
         return Frontier(rungs, Rung(1.0, float(found.cost.mean()), float(found.wrong.mean())))

@@ -1,4 +1,4 @@
-"""A picture of a replayed stream: error and cost over time, and what the loop did when."""
+"""A figure of a replayed stream: error and cost over time, and the events of the loop."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from ttamer.errors import MissingExtra
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.drift.replayed import Replayed
+    from ttamer.drift.replay import ReplayResult
 
-__all__ = ["draw_replayed"]
+__all__ = ["draw_replay"]
 
 LOOKS = {
     "adapted": ("with the loop", "#1b7f79", 2.4),
     "fixed": ("without adaptation", "#c8553d", 1.6),
     "retuned": ("thresholds re-tuned", "#f2a541", 1.6),
-    "safest": ("the last node alone", "#9a9a9a", 1.2),
+    "fallback": ("the last node alone", "#9a9a9a", 1.2),
 }
+"""Label, colour and line width of each arm."""
 INK = "#2b2b2b"
-MARKED = {"alarm": "alarm", "swap": "swap", "give up": "given up", "roll back": "roll back"}
+"""The colour of text and axes."""
+MARKED = {"alarm": "alarm", "swap": "swap", "give up": "gave up", "roll back": "roll back"}
+"""The labels of the events that are marked."""
 SMOOTH = 400
-"""Rows over which error and cost are averaged."""
+"""The number of rows over which error and cost are averaged."""
 
 
-def draw_replayed(
-    replayed: Replayed,
+def draw_replay(
+    replayed: ReplayResult,
     *,
     shift: int | None = None,
     title: str = "",
@@ -37,7 +40,29 @@ def draw_replayed(
 ) -> Any:
     """Draw error and cost of every arm over the stream.
 
-    Returns a matplotlib figure, or draws onto one, or onto a part of one.
+    >>> import ttamer as tt
+    >>> from ttamer.datasets import streams
+    >>> from ttamer.drift import LoopSettings, replay_stream, serving_of
+    >>> stream = streams.load("minilm-imdb-to-amazon", target="last")
+    >>> fitted, held = stream.fit.split(0.6, seed=0)
+    >>> settings = LoopSettings(at_most=0.05)
+    >>> serving = serving_of(tt.fit(fitted), held, settings)
+    >>> result = replay_stream(serving, stream.rows.take(slice(500)), settings)
+    >>> len(draw_replay(result, smooth=100).axes)
+    2
+
+    Args:
+        replayed: The result of the replay.
+        shift: The row at which the traffic changes, where it is known.
+        title: The title of the figure.
+        smooth: The number of rows over which error and cost are averaged.
+        onto: A figure, or a part of one, to draw onto; by default a new figure is made.
+
+    Returns:
+        The matplotlib figure.
+
+    Raises:
+        MissingExtra: Where matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -50,7 +75,7 @@ def draw_replayed(
         label, colour, width = LOOKS[name]
         row, lost = _smoothed(arm.lost, smooth)
         _, cost = _smoothed(arm.cost, smooth)
-        if name != "safest" or np.any(lost):
+        if name != "fallback" or np.any(lost):
             above.plot(row, 100 * lost, color=colour, lw=width)
         below.plot(row, cost, color=colour, lw=width, label=label)
     above.axhline(100 * settings.at_most, color=INK, lw=1, ls="--")
@@ -91,7 +116,7 @@ def draw_replayed(
 def _smoothed(
     values: NDArray[np.float64], rows: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the ends of windows of so many rows, and the means in them."""
+    """Return the ends of all windows of this many rows, and the means in them."""
     rows = min(rows, len(values))
     total = np.concatenate([[0.0], np.cumsum(values)])
     means = np.asarray((total[rows:] - total[:-rows]) / rows, np.float64)

@@ -1,6 +1,6 @@
-"""The safest rule there is: the last node answers, whatever it costs.
+"""The fallback policy: the last node answers every input.
 
-It believes nothing that was learnt from former traffic, so a change of traffic cannot mislead it.
+It uses nothing that was learnt from earlier traffic, so a change of traffic does not affect it.
 The last node is the full network, or the model that ``target = "last"`` compares with.
 """
 
@@ -26,7 +26,15 @@ __all__ = ["AskLast", "LastSession"]
 
 @dataclass(frozen=True, eq=False)
 class AskLast:
-    """Return the last node's answer on every input."""
+    """Return the last node's answer on every input.
+
+    >>> from ttamer.trace import CascadeSpec
+    >>> AskLast(CascadeSpec.of({"small": 1.0, "large": 9.0}))
+    AskLast(large)
+
+    Args:
+        spec: The cascade.
+    """
 
     spec: CascadeSpec
 
@@ -34,7 +42,7 @@ class AskLast:
         return f"AskLast({self.spec.names[-1]})"
 
     def play(self, trace: Trace) -> Played:
-        """Decide for every row of a trace."""
+        """Return the decisions for every row of a trace."""
         return AlwaysLast().fit(trace)[0].rule.play(trace)
 
     def session(
@@ -44,16 +52,22 @@ class AskLast:
         key: str | int | None = None,
         signals: Mapping[str, float] | None = None,
     ) -> LastSession | CappedSession:
-        """Start deciding for one input."""
+        """Return a session that decides for one input.
+
+        Args:
+            max_cost: The largest cost that the session may reach.
+            key: Not used: this policy draws nothing.
+            signals: Not used: this policy depends on nothing.
+        """
         del key, signals
         turn = LastSession(self.spec)
         return turn if max_cost is None else CappedSession(turn, max_cost)  # type: ignore[arg-type]
 
 
 class LastSession:
-    """One input's way to the last node; if that fails, the others are asked, the last ones first.
+    """A session that asks the last node; if it fails, the others are asked in reverse order.
 
-    >>> from ttamer.trace.spec import CascadeSpec
+    >>> from ttamer.trace import CascadeSpec
     >>> turn = AskLast(CascadeSpec.of({"small": 1.0, "large": 9.0})).session()
     >>> turn.next
     'large'
@@ -62,7 +76,7 @@ class LastSession:
     'small'
     """
 
-    __slots__ = ("_answer", "_asked", "_left", "_spec", "_then", "unclear")
+    __slots__ = ("_answer", "_asked", "_left", "_spec", "_substitutes", "unclear")
 
     def __init__(self, spec: CascadeSpec) -> None:
         self._spec = spec
@@ -75,38 +89,39 @@ class LastSession:
             while (before := parents[wanted[0]]) is not None:
                 wanted.insert(0, before)
         self._left = wanted
-        # A network runs one way: what was passed cannot be asked any more.
+        # A network runs forwards only: an exit that was passed cannot be asked later.
         one_way = spec.has_passing or spec.order == "fixed"
-        others = [] if one_way else [n for n in reversed(spec.names) if n not in wanted]
-        self._then = others
+        self._substitutes = [
+            name for name in reversed(spec.names) if not one_way and name not in wanted
+        ]
         self._asked: list[str] = []
         self._answer: str | None = None
         self.unclear = 0
-        """How many confidences were not a number; they do not matter here."""
+        """The number of confidences that were NaN; they change nothing here."""
 
     def observe(self, *, confidence: float, prediction: object = None) -> None:
-        """Say what ``next`` answered, and move on."""
+        """Record the answer of ``next``."""
         del prediction
         self.unclear += confidence != confidence
-        self._answer = self._moved_on()
+        self._answer = self._advance()
 
     def fail(self) -> None:
-        """Say that ``next`` was asked and gave no answer, and move on."""
-        self._moved_on()
+        """Record that ``next`` was asked and failed."""
+        self._advance()
         if not self._left and self._answer is None:
-            self._left = [node for node in self._then if node not in self._asked][:1]
+            self._left = [node for node in self._substitutes if node not in self._asked][:1]
 
     def start_with(self, node: str) -> None:
-        """Ask this one of ``starts`` first."""
+        """Ask this node of ``starts`` first."""
         self._left = [node]
 
     @property
     def starts(self) -> dict[str, float]:
-        """The nodes that may be asked first, and what each costs."""
+        """The nodes that may be asked first, and the cost of each."""
         if self._spec.order == "fixed":
             return {self._spec.names[0]: float(self._spec.costs[0])}
         return {
-            node.name: self._fare(k)
+            node.name: self._cost_of(k)
             for k, node in enumerate(self._spec.nodes)
             if node.after is None
         }
@@ -118,12 +133,12 @@ class LastSession:
 
     @property
     def stopped(self) -> bool:
-        """Whether to ask nobody else."""
+        """Whether no other node is asked."""
         return not self._left
 
     @property
     def answer(self) -> str | None:
-        """Whose answer to return."""
+        """The node whose answer is returned."""
         return self._answer
 
     @property
@@ -133,27 +148,29 @@ class LastSession:
 
     @property
     def cost(self) -> float:
-        """What they cost, in the cascade's units."""
+        """The cost of the nodes asked, in the cascade's units."""
         asked = [self._spec.index_of(name) for name in self._asked]
         passed = [node for node in range(max(asked, default=0)) if node not in asked]
         return float(self._spec.costs[asked].sum() + self._spec.passing[passed].sum())
 
     @property
     def price(self) -> float:
-        """What asking ``next`` costs, in the cascade's units; 0 once stopped."""
-        return self._fare(self._spec.index_of(self._left[0])) if self._left else 0.0
+        """The cost of asking ``next``, in the cascade's units; 0 once stopped."""
+        return self._cost_of(self._spec.index_of(self._left[0])) if self._left else 0.0
 
     def explain(self) -> Explanation:
-        """Say why the session stands where it stands."""
-        why = "the safest policy serves: the last node answers"
+        """Return the reason for the current decision."""
+        why = "the fallback policy is active: the last node answers"
         return Explanation(self.next, self.answer, 0.0, 0.0, why)
 
-    def _fare(self, node: int) -> float:
+    def _cost_of(self, node: int) -> float:
+        """Return the cost of asking a node now."""
         last = self._spec.index_of(self._asked[-1]) if self._asked else -1
         passed = self._spec.passed(last, node) if self._spec.has_passing else 0.0
         return float(self._spec.costs[node]) + passed
 
-    def _moved_on(self) -> str:
+    def _advance(self) -> str:
+        """Move ``next`` to the nodes asked, and return its name."""
         if not self._left:
             raise ObservationError("the session has stopped: start a new one")
         node = self._left.pop(0)

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttamer.drift.audit import Audit, Budget, estimate
+from ttamer.drift.sampling import AuditSampler, Budget, estimate
 from ttamer.errors import ArgumentError
 
 HOUR = 3600.0
 
 
 def test_the_share_is_the_stated_one_and_draws_are_alike_every_time():
-    one, two = Audit(0.1, seed=3), Audit(0.1, seed=3)
+    one, two = AuditSampler(0.1, seed=3), AuditSampler(0.1, seed=3)
     names = [f"request-{k}" for k in range(20_000)]
     drawn = [one.draw(name, now=0.0) for name in names]
     assert drawn == [two.draw(name, now=5.0) for name in names]
@@ -25,7 +25,7 @@ def test_the_share_is_the_stated_one_and_draws_are_alike_every_time():
 
 
 def test_another_seed_is_another_sample():
-    one, two = Audit(0.5, seed=1), Audit(0.5, seed=2)
+    one, two = AuditSampler(0.5, seed=1), AuditSampler(0.5, seed=2)
     same = np.mean([one.draw(k, 0.0).audited == two.draw(k, 0.0).audited for k in range(4000)])
     assert same == pytest.approx(0.5, abs=0.04)
 
@@ -33,7 +33,7 @@ def test_another_seed_is_another_sample():
 def test_every_row_is_as_likely_whatever_is_near_it():
     counts = np.zeros(50)
     for seed in range(2000):
-        audit = Audit(0.3, seed=seed)
+        audit = AuditSampler(0.3, seed=seed)
         counts += [audit.draw(k, 0.0).audited for k in range(50)]
     assert ((counts - 600) ** 2 / (2000 * 0.3 * 0.7)).sum() < 87  # chi square, 50 degrees, 0.001
 
@@ -45,7 +45,9 @@ def test_every_row_is_as_likely_whatever_is_near_it():
     st.integers(0, 5),
 )
 def test_no_hour_costs_more_than_two_budgets_and_the_total_holds(gaps, budget, cost, seed):
-    audit = Audit(1.0, cost=cost, budget=Budget(per_hour=budget, total=4 * budget), seed=seed)
+    audit = AuditSampler(
+        1.0, cost=cost, budget=Budget(per_hour=budget, total=4 * budget), seed=seed
+    )
     now, spent = 0.0, []
     for number, gap in enumerate(gaps):
         now += gap
@@ -57,7 +59,7 @@ def test_no_hour_costs_more_than_two_budgets_and_the_total_holds(gaps, budget, c
 
 
 def test_a_lower_cost_than_the_most_leaves_room_for_more():
-    dear, cheap = (Audit(1.0, cost=1.0, budget=Budget(total=20.0)) for _ in range(2))
+    dear, cheap = (AuditSampler(1.0, cost=1.0, budget=Budget(total=20.0)) for _ in range(2))
     for number in range(200):
         dear.draw(number, 0.0)
         if cheap.draw(number, 0.0).audited:
@@ -78,7 +80,7 @@ def test_estimates_are_unbiased_when_the_budget_bites_and_plain_means_are_not():
     weighted, plain, scaled = [], [], []
     times, wrong = busy_day(0)
     for seed in range(300):
-        audit = Audit(0.5, cost=1.0, budget=Budget(per_hour=120.0), seed=seed)
+        audit = AuditSampler(0.5, cost=1.0, budget=Budget(per_hour=120.0), seed=seed)
         drawn = [audit.draw(k, now) for k, now in enumerate(times)]
         rows = np.array([each.audited for each in drawn])
         chances = np.array([each.chance for each in drawn])[rows]
@@ -106,10 +108,10 @@ def test_with_equal_chances_it_is_the_plain_mean():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Audit(0.0), "share is 0.0"),
-        (lambda: Audit(0.5, cost=-1.0), "cost is -1.0"),
+        (lambda: AuditSampler(0.0), "share is 0.0"),
+        (lambda: AuditSampler(0.5, cost=-1.0), "cost is -1.0"),
         (lambda: Budget(per_hour=0.0), "above 0"),
-        (lambda: Audit(0.5, cost=5.0, budget=Budget(total=4.0)), "one audit may cost 5"),
+        (lambda: AuditSampler(0.5, cost=5.0, budget=Budget(total=4.0)), "one audit may cost 5"),
         (lambda: estimate([], []), "needs rows"),
         (lambda: estimate([1.0], [0.0]), "chance above 0"),
     ],

@@ -10,13 +10,13 @@ import pytest
 
 import ttamer as tt
 from support.shifting import rows_of
-from ttamer.drift.aside import FitAside
+from ttamer.drift.refit import RefitProcess
 from ttamer.errors import TTamerError
 
 
 def test_it_decides_as_a_fit_here_would():
     rows, new = rows_of(300, seed=5), rows_of(200, seed=6)
-    aside, here = FitAside()(rows), tt.fit(rows)
+    aside, here = RefitProcess()(rows), tt.fit(rows)
     assert aside.fitted.spec == rows.spec
     for one, two in zip(aside.play_all(new), here.play_all(new), strict=True):
         assert np.array_equal(one.asked, two.asked)
@@ -25,11 +25,11 @@ def test_it_decides_as_a_fit_here_would():
 
 def test_rows_that_cannot_be_fitted_to_are_refused_in_the_words_of_a_fit():
     with pytest.raises(TTamerError, match="3 rows"):
-        FitAside()(rows_of(3, seed=5))
+        RefitProcess()(rows_of(3, seed=5))
 
 
 def test_stopped_it_ends_what_is_under_way_and_fits_no_more():
-    fit, said = FitAside(), []
+    fit, said = RefitProcess(), []
 
     def work():
         try:

@@ -8,8 +8,8 @@ import pytest
 import ttamer as tt
 from support.shifting import rows_of
 from support.traces import answering_trace, passing_trace
-from ttamer.drift.decided import decide
-from ttamer.drift.safest import AskLast
+from ttamer.drift.decisions import decide
+from ttamer.drift.fallback import AskLast
 from ttamer.errors import ObservationError
 from ttamer.evaluation.results import measure
 from ttamer.fitted.mixture import Mixture
@@ -75,7 +75,7 @@ def test_the_last_nodes_session_does_what_its_play_does(order):
     assert turn.answer == rows.names[-1]
     assert set(turn.asked) == set(np.array(rows.names)[played.asked[0]])
     assert turn.cost == pytest.approx(decide(policy, rows).cost[0])
-    assert "safest" in turn.explain().why
+    assert "fallback" in turn.explain().why
     with pytest.raises(ObservationError, match="stopped"):
         turn.observe(confidence=0.5)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.shifting import decided
-from ttamer.drift.watch import Bound, Watch
+from ttamer.drift.monitor import Bound, Monitor
 from ttamer.errors import ArgumentError
 from ttamer.stats.bounds import binomial_p
 
@@ -23,7 +23,7 @@ def watch(rng, *, only=None, bound=None, rows=600, **options):
         reference = None
     if bound is None and only in (None, "promise"):
         bound = Bound("error", 0.07)
-    return Watch(reference=reference, bound=bound, **options)
+    return Monitor(reference=reference, bound=bound, **options)
 
 
 @pytest.mark.parametrize("only", ["calibration", "promise", "states"])
@@ -34,7 +34,7 @@ def test_false_alarms_are_as_rare_as_stated(only):
         rng = np.random.default_rng([seed, 5])
         bound = Bound("error", 0.05) if only == "promise" else None
         found = watch(rng, only=only, bound=bound, rows=60, false_alarms=0.2, seed=seed)
-        alarms += found.see(decided(rng, 300), range(300)) is not None
+        alarms += found.update(decided(rng, 300), range(300)) is not None
     # Not more than stated: so many alarms would be likely enough at a rate of 0.2.
     assert binomial_p(runs - alarms, runs, 0.8) > 0.01
 
@@ -45,9 +45,9 @@ def test_a_short_reference_is_not_taken_for_the_truth():
     for seed in range(40):
         rng = np.random.default_rng([seed, 6])
         short = dataclasses.replace(decided(rng, 40, error=0.3, believed=0.3), states=None)
-        found = Watch(reference=short, false_alarms=0.2, seed=seed)
+        found = Monitor(reference=short, false_alarms=0.2, seed=seed)
         later = decided(rng, 600, error=0.3, believed=0.3)
-        alarms += found.see(later, range(600)) is not None
+        alarms += found.update(later, range(600)) is not None
     assert alarms <= 8
 
 
@@ -64,8 +64,8 @@ def test_a_short_reference_is_not_taken_for_the_truth():
 def test_each_test_finds_what_it_is_for_soon_after_it_happens(change, test):
     rng = np.random.default_rng(8)
     found = watch(rng, only=test)
-    assert found.see(decided(rng, 400), range(0, 800, 2)) is None
-    alarm = found.see(decided(rng, 400, **change), range(800, 1600, 2))
+    assert found.update(decided(rng, 400), range(0, 800, 2)) is None
+    alarm = found.update(decided(rng, 400, **change), range(800, 1600, 2))
     assert alarm is not None
     assert alarm.test == test
     assert alarm.e_value >= alarm.threshold
@@ -79,7 +79,7 @@ def test_all_three_are_watched_and_share_the_rate():
     found = watch(rng, false_alarms=0.06)
     assert found.tests == ("calibration", "promise", "states")
     assert [each.threshold for each in found.evidence()] == pytest.approx([100, 50, 50])
-    assert found.see(decided(rng, 200), range(200)) is None
+    assert found.update(decided(rng, 200), range(200)) is None
     assert all(0 <= each.progress < 1 for each in found.evidence())
 
 
@@ -88,8 +88,8 @@ def test_a_drop_is_measured_from_the_node_it_is_promised_against():
     bad = decided(rng, 400, error=0.3)
     alike = dataclasses.replace(bad, lost=np.stack([bad.wrong, bad.wrong], axis=1))
     bound = Bound("drop", 0.02, node=1)
-    assert Watch(bound=bound).see(alike, range(400)) is None
-    alarm = Watch(bound=bound).see(bad, range(400))
+    assert Monitor(bound=bound).update(alike, range(400)) is None
+    alarm = Monitor(bound=bound).update(bad, range(400))
     assert alarm is not None
     assert "drop" in alarm.text
     assert alarm.observed > 0.1
@@ -98,13 +98,13 @@ def test_a_drop_is_measured_from_the_node_it_is_promised_against():
 def test_calibration_says_which_way_it_went():
     rng = np.random.default_rng(3)
     found = watch(rng, only="calibration")
-    text = found.see(decided(rng, 500, believed=0.5), range(500)).text
+    text = found.update(decided(rng, 500, believed=0.5), range(500)).text
     assert "less often than believed" in text
 
 
 def test_an_alarm_says_what_was_promised_and_what_was_seen():
     rng = np.random.default_rng(4)
-    alarm = watch(rng, only="promise").see(decided(rng, 400, error=0.5), range(400))
+    alarm = watch(rng, only="promise").update(decided(rng, 400, error=0.5), range(400))
     assert "promised at most 7.00%" in alarm.text
     assert 0.3 < alarm.observed <= 1
     assert alarm.to_dict()["test"] == "promise"
@@ -113,17 +113,17 @@ def test_an_alarm_says_what_was_promised_and_what_was_seen():
 def test_rows_may_come_in_any_parts():
     one, many = (watch(np.random.default_rng(5)) for _ in range(2))
     rows = decided(np.random.default_rng(6), 60)
-    one.see(rows, range(60))
+    one.update(rows, range(60))
     for k in range(60):
         part = {
             field.name: getattr(rows, field.name)[k : k + 1] for field in dataclasses.fields(rows)
         }
-        many.see(dataclasses.replace(rows, **part), [k])
+        many.update(dataclasses.replace(rows, **part), [k])
     assert one.evidence() == many.evidence()
 
 
-def test_there_must_be_something_to_watch():
-    with pytest.raises(ArgumentError, match="nothing to watch"):
-        Watch()
+def test_there_must_be_something_to_test():
+    with pytest.raises(ArgumentError, match="nothing to test"):
+        Monitor()
     with pytest.raises(ArgumentError, match=r"false_alarms is 1\.5"):
-        Watch(bound=Bound("error", 0.1), false_alarms=1.5)
+        Monitor(bound=Bound("error", 0.1), false_alarms=1.5)

@@ -1,0 +1,123 @@
+"""The decisions of a policy on audited rows, and its belief about its own answers there.
+
+Any rule can be monitored: its answers are right or wrong, and cost something. A fitted policy
+adds the probability that its answer is wrong, and the states in which it found the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ttamer.fitted.ladder import FittedPolicy
+from ttamer.fitted.mixture import Mixture
+from ttamer.fitted.replay import paid
+from ttamer.fitted.replay_states import play_states
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ttamer.fitted.belief_model import BeliefFitted
+    from ttamer.fitted.ladder import Fitted
+    from ttamer.fitted.replay import Rule
+    from ttamer.trace.trace import Trace
+
+__all__ = ["Decisions", "decide"]
+
+MAX_STEPS = 6
+"""The largest number of steps whose states are monitored, evenly spaced along a long walk."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decisions:
+    """The decisions of a rule on T rows; arrays have shape (T,) unless stated otherwise."""
+
+    answer: NDArray[np.intp]
+    wrong: NDArray[np.bool_]
+    lost: NDArray[np.bool_]
+    """Shape (T, n): where each node is wrong."""
+    cost: NDArray[np.float64]
+    believed: NDArray[np.float64] | None = None
+    """The policy's probability that the answer it returns is wrong."""
+    states: NDArray[np.float64] | None = None
+    """Shape (T, m): the states of the row at some steps."""
+
+    def __len__(self) -> int:
+        return len(self.wrong)
+
+
+def decide(rule: Rule, trace: Trace, keys: Sequence[str | int] | None = None) -> Decisions:
+    """Return the decisions of a rule on the rows of a trace.
+
+    >>> from ttamer.drift import AskLast
+    >>> from ttamer.trace import CascadeSpec, Trace
+    >>> spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, order="any")
+    >>> trace = Trace.from_arrays(spec, [[0.5, 0.9]], prediction=[["a", "b"]], label=["b"])
+    >>> decisions = decide(AskLast(trace.spec), trace)
+    >>> decisions.wrong.tolist(), decisions.cost.tolist()
+    ([False], [5.0])
+
+    Args:
+        rule: A fitted policy, a mixture, or anything else with a ``play``.
+        trace: The rows.
+        keys: The key of each row, by which a mixture draws its policy; by default the rows are
+            numbered from 0.
+
+    Returns:
+        Answers, errors and costs; for a fitted policy beliefs and states too.
+    """
+    lost = trace.wrong()
+    rows = np.arange(len(trace))
+    if isinstance(rule, Mixture):
+        names = range(len(trace)) if keys is None else keys
+        is_second = np.array([rule.drawn(key) is rule.dear for key in names], bool)
+        one, one_believed = _fitted_decisions(rule.cheap, trace, lost)
+        two, two_believed = _fitted_decisions(rule.dear, trace, lost)
+        answer = np.where(is_second, two.answer, one.answer)
+        return Decisions(
+            answer,
+            lost[rows, answer],
+            lost,
+            np.where(is_second, two.cost, one.cost),
+            np.where(is_second, two_believed, one_believed),
+            one.states,
+        )
+    if isinstance(rule, FittedPolicy):
+        return _fitted_decisions(rule, trace, lost)[0]
+    played = rule.play(trace)
+    cost = paid(played.asked, trace)
+    return Decisions(played.answer, lost[rows, played.answer], lost, cost)
+
+
+def _fitted_decisions(
+    rule: FittedPolicy, trace: Trace, lost: NDArray[np.bool_]
+) -> tuple[Decisions, NDArray[np.float64]]:
+    """Return the decisions of a fitted policy, and the probability that each answer is wrong."""
+    rows = np.arange(len(trace))
+    raw = rule.fitted.states(trace)
+    found = raw[0] if isinstance(raw, tuple) else raw
+    played = rule.fitted.played(rule.policy, raw)  # type: ignore[arg-type]
+    place = play_states(rule.policy, found)[0]
+    nodes = rule.policy.problem.nodes
+    losses = np.zeros((len(nodes), 256))
+    for k, node in enumerate(nodes):
+        losses[k, : len(node.losses)] = node.losses
+    believed = losses[place, found[rows, place]]
+    states = found[:, _monitored(rule.fitted)].astype(np.float64)
+    cost = paid(played.asked, trace)
+    wrong = lost[rows, played.answer]
+    return Decisions(played.answer, wrong, lost, cost, believed, states), believed
+
+
+def _monitored(fitted: Fitted | BeliefFitted) -> list[int]:
+    """Return the steps whose states are monitored: of each node alone, or along the walk."""
+    steps = getattr(fitted, "steps", None)
+    alone = [] if steps is None else [k for k, step in enumerate(steps) if len(step) == 1]
+    count = len(fitted.columns) if steps is None else len(steps)  # type: ignore[union-attr]
+    every = alone if len(alone) > 1 else list(range(count))
+    places = np.linspace(0, len(every) - 1, min(MAX_STEPS, len(every))).round().astype(int)
+    return [every[place] for place in places]

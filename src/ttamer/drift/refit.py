@@ -1,0 +1,119 @@
+"""Fitting in a child process, so that requests do not wait for a fit.
+
+The child process (``python -m ttamer.drift.refit FOLDER``) reads the rows and the cascade from a
+temporary folder, fits them with :func:`ttamer.fit` and writes the policy there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from ttamer.artefact.files import load, save
+from ttamer.errors import TTamerError
+from ttamer.fitted.ladder import FittedLadder
+from ttamer.fitting.plans import fit
+from ttamer.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["RefitProcess", "main"]
+
+NICENESS = 10
+"""The niceness of the child process: the process that answers requests has priority."""
+ROWS, CASCADE, POLICY = "rows.npz", "cascade.toml", "policy.ttamer"
+STOPPED = "the fit was stopped"
+
+
+class RefitProcess:
+    """Fits traces in a child process, one at a time; :meth:`stop` ends it for good.
+
+    >>> refit = RefitProcess()
+    >>> refit.stop()  # no fit is started after this
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._starting = threading.Lock()
+        self._stopped = threading.Event()
+
+    def __call__(self, rows: Trace) -> FittedLadder:
+        """Fit a trace as :func:`ttamer.fit` does.
+
+        Args:
+            rows: The rows to fit.
+
+        Returns:
+            The fitted ladder.
+
+        Raises:
+            TTamerError: Where the fit fails or is stopped; the text is that of the fit.
+        """
+        with TemporaryDirectory() as folder:
+            rows.write(Path(folder, ROWS))
+            Path(folder, CASCADE).write_text(rows.spec.to_toml(), "utf-8")
+            if (error := self._run(folder)) is not None:
+                raise TTamerError(error)
+            ladder = load(Path(folder, POLICY))
+        if not isinstance(ladder, FittedLadder):
+            raise TTamerError(f"the fit wrote {type(ladder).__name__}, not a ladder")
+        return ladder
+
+    def stop(self) -> None:
+        """End the current fit, and allow no other."""
+        with self._starting:
+            self._stopped.set()
+            if self._process is not None:
+                self._process.kill()
+
+    def _run(self, folder: str) -> str | None:
+        """Run the child process to its end, and return its error, if there is one."""
+        with self._starting:
+            if self._stopped.is_set():
+                return STOPPED
+            self._process = process = subprocess.Popen(  # noqa: S603 - our own module
+                [sys.executable, "-m", "ttamer.drift.refit", folder],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        with suppress(AttributeError, OSError):  # where the system has no priorities
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+        error = process.communicate()[1]
+        self._process = None
+        if process.returncode == 0:
+            return None
+        if self._stopped.is_set():
+            return STOPPED
+        lines = error.strip().splitlines()
+        return lines[-1] if lines else f"the fit ended with status {process.returncode}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Fit the rows in a folder, and write the policy there; the entry point of the child process.
+
+    Args:
+        arguments: The folder.
+
+    Returns:
+        The exit status: 2, with one line on stderr, where the rows cannot be fitted.
+    """
+    (folder,) = map(Path, arguments)
+    try:
+        save(fit(Trace.read(folder / ROWS, folder / CASCADE)), folder / POLICY)
+    except TTamerError as error:
+        sys.stderr.write(" ".join(str(error).split()) + "\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,220 @@
+"""The drift loop over a recorded stream, to measure adaptation before it is relied on.
+
+Every row of the stream is decided by the policy that serves at that row; the loop takes the audited
+rows only. It is compared, on the same rows and the same audits, with the first policy kept as it
+is, with the fallback policy, and with thresholds re-tuned on a window of recent rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer.drift.decisions import decide
+from ttamer.drift.fallback import AskLast
+from ttamer.drift.loop import Loop
+from ttamer.drift.monitor import Bound
+from ttamer.drift.retuned_thresholds import RetunedThresholds
+from ttamer.drift.sampling import AuditSampler
+from ttamer.errors import ArgumentError
+from ttamer.fitted.replay import paid
+from ttamer.fitting.plans import fit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from ttamer.drift.loop import CertifiedServing, Event
+    from ttamer.drift.settings import LoopSettings
+    from ttamer.fitted.ladder import FittedLadder
+    from ttamer.trace.trace import Trace
+
+__all__ = ["ARMS", "Arm", "ReplayResult", "replay_stream"]
+
+ARMS = ("adapted", "fixed", "retuned", "fallback")
+"""The policies compared: the loop's, the first, re-tuned thresholds, and the fallback policy."""
+BATCH_ROWS = 20
+"""The number of rows served before the loop takes the audited ones among them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """Loss and cost of one of the policies compared, on every row of the stream."""
+
+    lost: NDArray[np.float64]
+    """Shape (T,): 1 where wrong; for a drop, minus 1 where the node compared with is wrong."""
+    cost: NDArray[np.float64]
+    """Shape (T,): the cost without audits."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayResult:
+    """The result of a replay."""
+
+    arms: dict[str, Arm]
+    """The policies compared, by name; see :data:`ARMS`."""
+    audited: NDArray[np.bool_]
+    """Shape (T,): the audited rows."""
+    audit_cost: float
+    """The cost of audits per row of the stream: of the nodes that the policy did not ask."""
+    events: tuple[Event, ...]
+    """The events of the loop."""
+    settings: LoopSettings
+
+    def __len__(self) -> int:
+        return len(self.audited)
+
+    def audited_between(self, begin: int, end: int) -> int:
+        """Return the number of audited rows among ``begin`` to ``end - 1``."""
+        return int(self.audited[begin:end].sum())
+
+    def blocks(self, rows: int) -> list[dict[str, Any]]:
+        """Return error and cost of every arm in consecutive blocks.
+
+        Args:
+            rows: The number of rows in a block.
+
+        Returns:
+            The result of :meth:`between` for each block.
+
+        Raises:
+            ArgumentError: Where ``rows`` is below 1.
+        """
+        if rows < 1:
+            raise ArgumentError(f"rows is {rows}; a block needs at least 1 row")
+        return [
+            self.between(begin, min(begin + rows, len(self))) for begin in range(0, len(self), rows)
+        ]
+
+    def between(self, begin: int, end: int) -> dict[str, Any]:
+        """Return error and cost of every arm on the rows ``begin`` to ``end - 1``."""
+        part = slice(begin, end)
+        found: dict[str, Any] = {"begin": begin, "end": end}
+        for name, arm in self.arms.items():
+            found[name] = {
+                self.settings.kind: float(arm.lost[part].mean()),
+                "cost": float(arm.cost[part].mean()),
+            }
+        return found
+
+    def phases(self) -> list[dict[str, Any]]:
+        """Return error and cost between alarms and swaps, and the policy that serves there."""
+        names = {"fallback": "the fallback policy", "swap": "a new policy"}
+        cuts = [(0, "the first policy")]
+        cuts += [
+            (event.number + 1, names[event.kind])
+            for event in self.events
+            if event.kind in names and event.number + 1 < len(self)
+        ]
+        ends = [row for row, _ in cuts[1:]] + [len(self)]
+        return [
+            {"serving": serving, "audited": self.audited_between(begin, end),
+             **self.between(begin, end)}
+            for (begin, serving), end in zip(cuts, ends, strict=True)
+            if end > begin
+        ]  # fmt: skip
+
+    def to_dict(self, block: int) -> dict[str, Any]:
+        """Return plain values, for JSON.
+
+        Args:
+            block: The number of rows in a block.
+        """
+        return {
+            "rows": len(self),
+            "audited": int(self.audited.sum()),
+            "audit_cost": self.audit_cost,
+            "promised": {"kind": self.settings.kind, "at_most": self.settings.at_most},
+            "whole": self.between(0, len(self)),
+            "phases": self.phases(),
+            "blocks": self.blocks(block),
+            "events": [event.to_dict() for event in self.events],
+        }
+
+
+def replay_stream(
+    serving: CertifiedServing,
+    stream: Trace,
+    settings: LoopSettings,
+    *,
+    share: float = 0.2,
+    seed: int = 0,
+    thresholds_from: Trace | None = None,
+    refit: Callable[[Trace], FittedLadder] = fit,
+    progress: Callable[[str], None] | None = None,
+) -> ReplayResult:
+    """Run the loop, and the policies it is compared with, over a recorded stream.
+
+    >>> import ttamer as tt
+    >>> from ttamer.datasets import streams
+    >>> from ttamer.drift import LoopSettings, serving_of
+    >>> stream = streams.load("minilm-imdb-to-amazon", target="last")
+    >>> fitted, held = stream.fit.split(0.6, seed=0)
+    >>> settings = LoopSettings(at_most=0.05)
+    >>> serving = serving_of(tt.fit(fitted), held, settings)
+    >>> result = replay_stream(serving, stream.rows.take(slice(500)), settings)
+    >>> len(result), list(result.arms)
+    (500, ['adapted', 'fixed', 'fallback'])
+
+    Args:
+        serving: The policy that serves at first, with its reference rows.
+        stream: The rows in their order.
+        settings: The settings of the loop.
+        share: The share of rows that is audited, drawn by a hash of their numbers.
+        seed: The seed of that draw.
+        thresholds_from: Rows on which thresholds are tuned first; without them, re-tuned thresholds
+            are not compared.
+        refit: The function from rows to a ladder.
+        progress: Called with a line of text after each batch.
+
+    Returns:
+        Loss and cost of every arm, the audited rows and the events.
+
+    Raises:
+        ArgumentError: Where the stream has no rows.
+    """
+    if not len(stream):
+        raise ArgumentError("the stream has no rows")
+    count = len(stream)
+    sampler = AuditSampler(share, seed=seed)
+    audited = np.array([sampler.draw(row, now=0.0).audited for row in range(count)])
+    loop = Loop(serving, settings, refit=refit)
+    node = stream.spec.index_of(settings.against or stream.names[-1])
+    bound = Bound(settings.kind, settings.at_most, node)
+    thresholds = None
+    if thresholds_from is not None:
+        thresholds = RetunedThresholds(thresholds_from, bound, window=settings.refit_rows)
+    lost = {name: np.zeros(count) for name in ("adapted", "retuned")}
+    cost = {name: np.zeros(count) for name in ("adapted", "retuned")}
+    for begin in range(0, count, BATCH_ROWS):
+        numbers = np.arange(begin, min(begin + BATCH_ROWS, count))
+        rows = stream.take(numbers)
+        done = decide(loop.policy, rows, numbers.tolist())
+        lost["adapted"][numbers] = bound.excess(done) + bound.at_most
+        cost["adapted"][numbers] = done.cost
+        if thresholds is not None:
+            tuned = decide(thresholds.rule, rows)
+            lost["retuned"][numbers] = bound.excess(tuned) + bound.at_most
+            cost["retuned"][numbers] = tuned.cost
+        seen = np.flatnonzero(audited[numbers])
+        if seen.size:
+            some = rows.take(seen)
+            loop.update(some, numbers[seen].tolist())
+            if thresholds is not None:
+                thresholds.update(some)
+        if progress is not None:
+            progress(f"row {numbers[-1] + 1} of {count}: {loop.state}")
+    arms = {"adapted": Arm(lost["adapted"], cost["adapted"])}
+    plain = {"fixed": serving.policy, "fallback": AskLast(stream.spec)}
+    for name in ARMS[1:]:
+        if name in plain:
+            done = decide(plain[name], stream)
+            arms[name] = Arm(bound.excess(done) + bound.at_most, done.cost)
+        elif thresholds is not None:
+            arms[name] = Arm(lost[name], cost[name])
+    every = paid(np.ones((count, len(stream.spec)), bool), stream)
+    extra = float((np.maximum(every - arms["adapted"].cost, 0) * audited).mean())
+    return ReplayResult(arms, audited, extra, tuple(loop.events), settings)

@@ -1,0 +1,153 @@
+"""Thresholds that are re-tuned on a window of recent rows, as in Apparate: a baseline for drift.
+
+There is one threshold per exit, on ``1 - confidence``; all start at 0, where no exit answers. In
+every step the threshold that saves most cost per additional wrong answer is raised, while the error
+on the window stays within the bound; where no step is possible the step size is halved, down to the
+smallest (Y. Dai et al., Apparate: Rethinking Early Exits to Tame Latency-Throughput Tensions in ML
+Serving, SOSP 2024, section 3.2). The thresholds are tuned again at a fixed interval of audited
+rows. They carry no certificate.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ttamer.baselines.moves import Moves
+from ttamer.baselines.stop_rule import StopRule
+from ttamer.baselines.threshold import Confidence
+from ttamer.errors import ArgumentError
+from ttamer.fitted.replay import paid
+from ttamer.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ttamer.drift.monitor import Bound
+    from ttamer.fitted.replay import Rule
+
+__all__ = ["RetunedThresholds", "tune_thresholds"]
+
+FIRST_STEP = 0.1
+"""The first step size."""
+MIN_STEP = 0.01
+"""The smallest step size."""
+
+
+class RetunedThresholds:
+    """Thresholds that are tuned again as audited rows come in.
+
+    >>> from ttamer.datasets import streams
+    >>> from ttamer.drift.monitor import Bound
+    >>> before = streams.load("vgg16-to-noise", target="last").fit
+    >>> thresholds = RetunedThresholds(before.take(slice(200)), Bound("error", 0.05))
+    >>> thresholds.update(before.take(slice(200, 260)))
+
+    Args:
+        fit: The rows on which the thresholds are tuned first.
+        bound: The error, or the drop, that is allowed on the window.
+        window: The number of recent rows on which they are tuned.
+        interval: The number of audited rows after which they are tuned again.
+
+    Raises:
+        ArgumentError: Where confidences are not between 0 and 1.
+    """
+
+    def __init__(self, fit: Trace, bound: Bound, *, window: int = 400, interval: int = 50) -> None:
+        self._bound, self._window, self._interval = bound, window, interval
+        self._rows: deque[Trace] = deque()
+        self._kept = self._since = 0
+        self.rule: Rule = tune_thresholds(fit, bound)
+        """The current thresholds."""
+        self._keep(fit.take(slice(max(0, len(fit) - window), None)))
+
+    def update(self, rows: Trace) -> None:
+        """Take audited rows, and tune again at the end of an interval.
+
+        Args:
+            rows: The rows, in their order.
+        """
+        self._keep(rows)
+        self._since += len(rows)
+        if self._since >= self._interval:
+            self._since = 0
+            recent = Trace.concat(list(self._rows))
+            window = recent.take(slice(max(0, len(recent) - self._window), None))
+            self.rule = tune_thresholds(window, self._bound)
+
+    def _keep(self, rows: Trace) -> None:
+        """Keep rows, and drop the oldest ones outside the window."""
+        self._rows.append(rows)
+        self._kept += len(rows)
+        while self._kept - len(self._rows[0]) >= self._window:
+            self._kept -= len(self._rows.popleft())
+
+
+def tune_thresholds(window: Trace, bound: Bound) -> StopRule:
+    """Return thresholds that save cost on a window while its error stays within a bound.
+
+    >>> from ttamer.datasets import streams
+    >>> from ttamer.drift.monitor import Bound
+    >>> before = streams.load("vgg16-to-noise", target="last").fit
+    >>> rule = tune_thresholds(before.take(slice(200)), Bound("error", 0.05))
+
+    Args:
+        window: The rows, with confidences between 0 and 1.
+        bound: The error, or the drop, that is allowed.
+
+    Returns:
+        The thresholds, as a rule.
+
+    Raises:
+        ArgumentError: Where confidences are not between 0 and 1.
+    """
+    if not 0 <= window.confidence.min() <= window.confidence.max() <= 1:
+        raise ArgumentError(
+            "thresholds are tuned on confidences from 0 to 1; these run from "
+            f"{window.confidence.min():.4g} to {window.confidence.max():.4g}: compare without "
+            "re-tuned thresholds"
+        )
+    walk = Moves.of(window).walk
+    lost = window.wrong()
+    allowed = bound.at_most * len(window)
+    if bound.kind == "drop":
+        allowed += float(lost[:, bound.node].sum())
+    limits = np.zeros(len(walk) - 1)  # an exit answers where 1 - confidence is below this
+    errors, spent = _measured(window, walk, limits, lost)
+    step = FIRST_STEP
+    while step >= MIN_STEP - 1e-12:
+        best: tuple[float, int, float, float] | None = None
+        for exit_ in range(len(limits)):
+            if limits[exit_] >= 1:
+                continue
+            tried = limits.copy()
+            tried[exit_] = min(1.0, tried[exit_] + step)
+            wrong, cost = _measured(window, walk, tried, lost)
+            saved = spent - cost
+            if wrong > allowed or saved <= 0:
+                continue
+            worth = saved / max(wrong - errors, 0.5)
+            if best is None or worth > best[0]:
+                best = worth, exit_, wrong, cost
+        if best is None:
+            step /= 2
+            continue
+        _, exit_, errors, spent = best
+        limits[exit_] = min(1.0, limits[exit_] + step)
+    return _rule(walk, limits)
+
+
+def _rule(walk: NDArray[np.intp], limits: NDArray[np.float64]) -> StopRule:
+    """Return the rule with these limits on ``1 - confidence``."""
+    return StopRule(Confidence(), walk, np.where(limits > 0, 1 - limits, np.inf))
+
+
+def _measured(
+    window: Trace, walk: NDArray[np.intp], limits: NDArray[np.float64], lost: NDArray[np.bool_]
+) -> tuple[float, float]:
+    """Return the number of wrong rows, and the cost of all rows."""
+    played = _rule(walk, limits).play(window)
+    wrong = lost[np.arange(len(window)), played.answer].sum()
+    return float(wrong), float(paid(played.asked, window).sum())
