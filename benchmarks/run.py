@@ -17,7 +17,7 @@ from pathlib import Path
 
 from result import Result, show
 
-QUESTIONS = ("solve", "ladder", "growth", "decide", "believe", "importing", "traces")
+QUESTIONS = ("solve", "ladder", "growth", "decide", "believe", "per_input", "importing", "traces")
 
 
 def measure(question: str) -> list[Result]:
