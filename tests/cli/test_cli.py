@@ -442,6 +442,17 @@ def test_collect_asks_python_callables(tmp_path):
     assert "nothing" in gone
 
 
+def test_an_error_names_flags_and_not_python_arguments(trace_files):
+    bad = trace_files / "bad.csv"
+    bad.write_text("small.confidence,middle.confidence,large.confidence\n0.5,nan,0.1\n")
+    cascade = ("--cascade", trace_files / "cascade.toml", "--json")
+    said = refuse("fit", bad, *cascade)
+    assert "--skip-bad" in said
+    assert "on_bad" not in said
+    said = refuse("fit", trace_files / "fit.csv", *cascade, "--hold-out", "7")
+    assert "--hold-out is 7" in said
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -293,7 +293,7 @@ def test_the_users_cascade_is_not_written_over(served, prompts, tmp_path, capsys
 def test_failures_in_the_command(served, prompts, tmp_path, capsys):
     served.upstreams["small"].plan = ["garbage"]
     arguments = ["collect", str(served.cascade), "--prompts", prompts]
-    arguments += ["-o", str(tmp_path / "trace.csv"), "--leave-out"]
+    arguments += ["-o", str(tmp_path / "trace.csv"), "--skip-bad"]
     assert main(arguments) == 0
     assert "1 prompts left out: small answered with what is not JSON" in capsys.readouterr().out
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -36,7 +37,19 @@ __all__ = ["main"]
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser whose errors are one line, and which keeps the options of the chosen command."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        found, rest = super().parse_known_args(args, namespace)
+        if not hasattr(found, "options"):  # the innermost parser, the command's own, comes first
+            found.options = {
+                action.dest: action.option_strings[-1]
+                for action in self._actions
+                if action.option_strings
+            }
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
@@ -95,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("TTAMER_TRACEBACK"):
             raise
-        print(f"ttamer: error: {_one_line(error)}", file=sys.stderr)
+        text = _with_flags(_one_line(error), args)
+        print(f"ttamer: error: {text}", file=sys.stderr)
         return 2
     return int(code or 0)
 
@@ -112,3 +126,21 @@ def _one_line(error: Exception) -> str:
         f"unexpected {type(error).__name__}: {text}; this is a bug, please report it with the "
         "output of the same command under TTAMER_TRACEBACK=1"
     )
+
+
+def _with_flags(text: str, args: argparse.Namespace) -> str:
+    """Return an error of the library with flags of the command in place of Python arguments."""
+    flags = {**args.options, "on_bad": "--skip-bad", "on_error": "--skip-bad"}
+    if "drop" in flags and "error" in flags:
+        flags["at_most"] = "--drop" if args.drop is not None else "--error"
+
+    def keyword(found: re.Match[str]) -> str:
+        flag = flags.get(found["name"])
+        if flag is None:
+            return found[0]
+        value = found["value"].strip("\"'")
+        return flag if flag == "--skip-bad" or value == "True" else f"{flag} {value}"
+
+    text = re.sub(r"\b(?P<name>[a-z_]+)=(?P<value>\"[^\"]*\"|'[^']*'|[\w.]+)", keyword, text)
+    name, is_, rest = text.partition(" is ")
+    return f"{flags[name]}{is_}{rest}" if is_ and name in flags else text

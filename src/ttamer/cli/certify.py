@@ -40,8 +40,8 @@ def add_to(commands: Any) -> None:
                         help="how certain the promise must be (default 0.95)")  # fmt: skip
     parser.add_argument("-o", "--output", metavar="FILE",
                         help="write the policies with the promise in them")  # fmt: skip
-    parser.add_argument("--leave-out", action="store_true",
-                        help="leave out rows that cannot be used, and say how many")  # fmt: skip
+    parser.add_argument("--skip-bad", action="store_true",
+                        help="skip rows that cannot be used, and count them")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 

@@ -38,8 +38,8 @@ def add_to(commands: Any) -> None:
                            help="the endpoint of the upstreams to call")  # fmt: skip
     upstreams.add_argument("--max-tokens", type=int, default=256, metavar="N",
                            help="the longest answer, in tokens (default 256)")  # fmt: skip
-    upstreams.add_argument("--leave-out", action="store_true",
-                           help="leave out and count prompts for which a node failed")  # fmt: skip
+    upstreams.add_argument("--skip-bad", action="store_true",
+                           help="skip and count prompts for which a node failed")  # fmt: skip
     upstreams.add_argument("--journal", metavar="FILE",
                            help="keeps the answers, so that a run can be resumed "
                            "(default: beside the output)")  # fmt: skip
@@ -104,7 +104,7 @@ def _from_upstreams(args: argparse.Namespace) -> Trace:
         prompts,
         args.journal or f"{args.output}.journal",
         endpoint=args.endpoint,
-        on_error="skip" if args.leave_out else "refuse",
+        on_error="skip" if args.skip_bad else "refuse",
         progress=lambda done, total, failed: progress(
             f"{done} of {total} answers" + (f", {failed} failed" if failed else "")
         ),

@@ -29,8 +29,8 @@ def add_to(commands: Any) -> None:
     which.add_argument("--budget", type=float, metavar="C",
                        help="the mixture that costs C per input in expectation")  # fmt: skip
     parser.add_argument("--target", choices=("label", "last"), help="overrides the cascade's")
-    parser.add_argument("--leave-out", action="store_true",
-                        help="leave out rows that cannot be used, and say how many")  # fmt: skip
+    parser.add_argument("--skip-bad", action="store_true",
+                        help="skip rows that cannot be used, and count them")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 

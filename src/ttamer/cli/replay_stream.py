@@ -40,7 +40,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--reference", metavar="FILE",
                         help="with --policy: rows it was not fitted to")  # fmt: skip
     parser.add_argument("--cascade", metavar="FILE", help="the cascade.toml of the traces")
-    parser.add_argument("--leave-out", action="store_true",
+    parser.add_argument("--skip-bad", action="store_true",
                         help="skip rows that cannot be used, and count them")  # fmt: skip
     parser.add_argument("--target", choices=("label", "last"),
                         help="which answer is right (default: the cascade's, or last)")  # fmt: skip

@@ -23,9 +23,9 @@ def add_reading_options(parser: Any, *, required: bool = True) -> None:
         help="the cascade.toml that names the nodes and their costs",
     )
     parser.add_argument(
-        "--leave-out",
+        "--skip-bad",
         action="store_true",
-        help="leave out rows that cannot be used, and count them (default: refuse the trace)",
+        help="skip rows that cannot be used, and count them (default: refuse the trace)",
     )
 
 
@@ -33,7 +33,7 @@ def read(path: str, args: argparse.Namespace) -> Trace:
     """Read a trace by the options; print on stderr what was left out or decided."""
     from ttamer.trace.trace import Trace
 
-    trace = Trace.read(path, args.cascade, on_bad="skip" if args.leave_out else "refuse")
+    trace = Trace.read(path, args.cascade, on_bad="skip" if args.skip_bad else "refuse")
     for reason, count in trace.left_out.items():
         print(f"{path}: {count} rows left out: {reason}", file=sys.stderr)
     for note in trace.notes:
