@@ -63,7 +63,7 @@ def main() -> None:
         write(args.out / f"vgg16-to-{kind}", clean.take(slice(FIT + QUIET)), changed, facts)
     done = json.loads((args.traces / "reviews.json").read_text("utf-8"))
     imdb = Trace.read(args.traces / "reviews-imdb.npz")
-    amazon = Trace.read(args.traces / "reviews-amazon.npz").priced(imdb.spec)
+    amazon = Trace.read(args.traces / "reviews-amazon.npz").with_spec(imdb.spec)
     plan = done["plan"]
     facts = {
         "title": "MiniLM on IMDB reviews, then on Amazon's: 6 exits of one network",

@@ -24,7 +24,6 @@ from ttamer.errors import ArgumentError, TTamerError
 from ttamer.evaluation.results import evaluate, measure
 from ttamer.fitting.plans import fit
 from ttamer.runtime.collecting import collect
-from ttamer.trace.restrict import restrict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -189,9 +188,8 @@ def ask_again(
 ) -> tuple[Again, ...]:
     """Ask detectors about the shipped strings again, each in passes of its own."""
     sample = datasets.strings(TRACE)
-    shipped = restrict(
-        datasets.load(TRACE, "test").take([each.row for each in sample]), models.keys()
-    )
+    rows = datasets.load(TRACE, "test").take([each.row for each in sample])
+    shipped = rows.restrict(models.keys())
     texts = [each.text for each in sample]
     assert shipped.prediction is not None  # noqa: S101 - the shipped trace has them
     found = []
@@ -235,8 +233,8 @@ def prepare(
         models = _loaded(models, say)
     again = ask_again(models, progress=say)
     slower = {each.node: each.slower for each in again}
-    part = _at_speed(restrict(datasets.load(TRACE, "fit"), models.keys()), slower)
-    test = _at_speed(restrict(datasets.load(TRACE, "test"), models.keys()), slower)
+    part = _at_speed(datasets.load(TRACE, "fit").restrict(models.keys()), slower)
+    test = _at_speed(datasets.load(TRACE, "test").restrict(models.keys()), slower)
     say("fitting")
     ladder = fit(part, progress=say, **options)
     policy = _within_share(ladder, part) if tradeoff is None else ladder.at(tradeoff)

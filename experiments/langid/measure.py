@@ -13,7 +13,6 @@ from ttamer import datasets
 from ttamer.evaluation.results import measure
 from ttamer.fitting.plans import fit
 from ttamer.stats.envelope import cost_at_error
-from ttamer.trace.restrict import restrict
 
 
 def main() -> None:
@@ -31,7 +30,7 @@ def main() -> None:
     part, test = datasets.load("langid", "fit"), datasets.load("langid", "test")
     light = [name for name in part.names if name != "lingua"]
     compare("all five", part, test)
-    compare("without lingua", restrict(part, light), restrict(test, light))
+    compare("without lingua", part.restrict(light), test.restrict(light))
 
 
 def compare(title: str, part: datasets.Trace, test: datasets.Trace) -> None:

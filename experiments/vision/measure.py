@@ -120,7 +120,7 @@ class Bench:
         yield {"batch": self.batch, "rule": "full", "error": self.error(full), **alone.to_dict(),
                "speed_up": 1.0, "throughput_gain": 1.0,
                "profile": dataclasses.asdict(self.profile)}  # fmt: skip
-        priced = self.trace.priced(self.profile.costs(self.batch).spec(skip=True))
+        priced = self.trace.with_spec(self.profile.costs(self.batch).spec(skip=True))
         own = float(priced.wrong()[:, -1].mean())
         for level in LEVELS:
             rules = [setting.rule for setting in FAMILIES["threshold"].fit(priced)]

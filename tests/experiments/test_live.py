@@ -21,7 +21,6 @@ from ttamer import datasets
 from ttamer.errors import ArgumentError, MissingExtra
 from ttamer.evaluation import results as evaluation
 from ttamer.fitting import plans as fitting
-from ttamer.trace.restrict import restrict
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
@@ -105,7 +104,7 @@ def test_an_answer_tells_who_was_asked_what_they_said_and_why(ready):
 def test_live_answers_are_those_of_the_replay(ready):
     """What the policy does with a text it does with its row: the same table, the same states."""
     sample = datasets.strings("langid")
-    rows = restrict(datasets.load("langid", "test").take([s.row for s in sample]), ready.detectors)
+    rows = datasets.load("langid", "test").take([s.row for s in sample]).restrict(ready.detectors)
     played = ready.policy.play(rows)
     for i, each in enumerate(sample):
         found = ready.answer(each.text)
@@ -146,7 +145,7 @@ def test_by_default_the_policy_errs_least_at_a_quarter_of_the_dearest(monkeypatc
     again = tuple(live.Again(name, 1, 1, 1.0, 1.0) for name in models)  # as fast as in the trace
     monkeypatch.setattr(live, "ask_again", lambda *_, **__: again)
     ready = live.prepare(models, states=8, order="fixed")
-    fit = dataclasses.replace(restrict(datasets.load("langid", "fit"), models), signals={})
+    fit = dataclasses.replace(datasets.load("langid", "fit").restrict(models), signals={})
     limit = fit.costs.mean(axis=0).max() / 4
     ladder = fitting.fit(fit, states=8, order="fixed")
     results = [evaluation.measure(played, fit, resamples=0) for played in ladder.play_all(fit)]
@@ -257,7 +256,7 @@ def trace_of_three(**fields):
 
 
 def test_restricting_keeps_the_order_and_every_kind_of_column():
-    fewer = restrict(trace_of_three(), ["c", "b"])
+    fewer = trace_of_three().restrict(["c", "b"])
     assert fewer.names == ("b", "c")
     assert fewer.confidence.tolist() == [[0.2, 0.3], [0.5, 0.6]]
     assert fewer.cost.tolist() == [[2.0, 3.0], [2.5, 3.5]]
@@ -268,21 +267,21 @@ def test_restricting_keeps_the_order_and_every_kind_of_column():
 
 def test_restricting_to_all_changes_nothing():
     trace = trace_of_three()
-    assert restrict(trace, trace.names).digest == trace.digest
+    assert trace.restrict(trace.names).digest == trace.digest
 
 
 def test_restricting_refuses_what_would_change_the_meaning():
     with pytest.raises(ArgumentError, match="at least one node"):
-        restrict(trace_of_three(), [])
+        trace_of_three().restrict([])
     with pytest.raises(ArgumentError, match="no node 'd'"):
-        restrict(trace_of_three(), ["a", "d"])
+        trace_of_three().restrict(["a", "d"])
     with pytest.raises(ArgumentError, match="'c' is right"):
-        restrict(trace_of_three(target="last"), ["a", "b"])
-    assert restrict(trace_of_three(target="last"), ["a", "c"]).names == ("a", "c")
+        trace_of_three(target="last").restrict(["a", "b"])
+    assert trace_of_three(target="last").restrict(["a", "c"]).names == ("a", "c")
     toml = "node = [{name='a', cost=1}, {name='b', cost=1, after='a'}]"
     tree = Trace(CascadeSpec.from_toml(toml), [[0.1, 0.2]])
     with pytest.raises(ArgumentError, match="'b' comes after 'a'"):
-        restrict(tree, ["b"])
+        tree.restrict(["b"])
 
 
 def test_the_shipped_trace_is_of_these_detectors():

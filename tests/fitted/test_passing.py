@@ -31,7 +31,6 @@ from ttamer.fitted.replay import Played, full_cost, paid
 from ttamer.fitting.plans import fit
 from ttamer.fitting.streaming import fit_batches
 from ttamer.reporting.recommendation import recommend
-from ttamer.trace.restrict import restrict
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
@@ -316,7 +315,7 @@ def test_an_exit_left_out_of_a_trace_is_passed_for_good(trace, data):
     kept = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))
     if trace.spec.target == "last":
         kept = sorted({*kept, count - 1})
-    fewer = restrict(trace, [trace.names[node] for node in kept])
+    fewer = trace.restrict([trace.names[node] for node in kept])
     assert fewer.spec.has_passing
     for way in product([False, True], repeat=len(kept)):
         if any(way):

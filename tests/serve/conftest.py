@@ -14,8 +14,7 @@ import pytest
 import ttamer as tt
 from support.faulty_upstream import FaultyUpstream
 from support.real_llms import MissingPart, serving_llms
-from ttamer.trace.spec import CascadeSpec
-from ttamer.trace.toml_text import toml_text
+from ttamer.trace.spec import CascadeSpec, toml_text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,7 @@ from ttamer.serve.asking import call_cost, nodes_of
 from ttamer.serve.confidence import Unreadable
 from ttamer.serve.settings import NodeSettings, TokenCost, settings_of
 from ttamer.serve.upstream import UpstreamFailed, open_session
-from ttamer.trace.spec import CascadeSpec
-from ttamer.trace.toml_text import toml_text
+from ttamer.trace.spec import CascadeSpec, toml_text
 
 CHAT = "/chat/completions"
 

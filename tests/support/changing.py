@@ -11,8 +11,7 @@ import httpx2 as httpx
 
 import ttamer as tt
 from support.faulty_upstream import FaultyUpstream, truth, uniform
-from ttamer.trace.spec import CascadeSpec
-from ttamer.trace.toml_text import toml_text
+from ttamer.trace.spec import CascadeSpec, toml_text
 
 if TYPE_CHECKING:
     from pathlib import Path

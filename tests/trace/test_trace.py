@@ -213,7 +213,7 @@ def test_concat_refuses_what_does_not_belong_together():
         Trace.concat([])
     with pytest.raises(TraceError, match="trace 1 has the nodes c, and trace 0 has a, b"):
         Trace.concat([pair(), Trace(CascadeSpec.of({"c": 1.0}), [[0.5]])])
-    with pytest.raises(TraceError, match="differ in what they know: label, prediction"):
+    with pytest.raises(TraceError, match="differ in their columns: label, prediction"):
         Trace.concat([pair(), Trace(PAIR, [[0.5, 0.5]])])
 
 

@@ -64,7 +64,7 @@ def load(name: str, *, target: Target | None = None) -> Stream:
     with resources.as_file(_folder() / f"{name}.parquet") as path:
         whole = Trace.read(path)
     if target is not None:
-        whole = whole.priced(dataclasses.replace(whole.spec, target=target))
+        whole = whole.with_spec(dataclasses.replace(whole.spec, target=target))
     first = facts["rows"]["fit"]
     return Stream(
         name, whole.take(slice(first)), whole.take(slice(first, None)), facts["rows"]["quiet"]

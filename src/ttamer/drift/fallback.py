@@ -80,14 +80,8 @@ class LastSession:
 
     def __init__(self, spec: CascadeSpec) -> None:
         self._spec = spec
-        last = spec.names[-1]
-        wanted = [last]
-        if spec.order == "fixed":
-            wanted = list(spec.names)
-        else:
-            parents = {node.name: node.after for node in spec.nodes}
-            while (before := parents[wanted[0]]) is not None:
-                wanted.insert(0, before)
+        required = spec.required[-1]
+        wanted = [spec.names[node] for node in spec.cheapest_first() if required[node]]
         self._left = wanted
         # A network runs forwards only: an exit that was passed cannot be asked later.
         one_way = spec.has_passing or spec.order == "fixed"
@@ -166,8 +160,7 @@ class LastSession:
     def _cost_of(self, node: int) -> float:
         """Return the cost of asking a node now."""
         last = self._spec.index_of(self._asked[-1]) if self._asked else -1
-        passed = self._spec.passed(last, node) if self._spec.has_passing else 0.0
-        return float(self._spec.costs[node]) + passed
+        return self._spec.step_cost(last, node)
 
     def _advance(self) -> str:
         """Move ``next`` to the nodes asked, and return its name."""

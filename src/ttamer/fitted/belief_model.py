@@ -270,8 +270,7 @@ class BeliefSession:
         return 0.0 if node < 0 else self._fare(self._asked[-1] if self._asked else -1, node)
 
     def _fare(self, last: int, node: int) -> float:
-        spec = self._fitted.spec
-        return float(spec.costs[node]) + (spec.passed(last, node) if spec.has_passing else 0.0)
+        return self._fitted.spec.step_cost(last, node)
 
     def _chance(self) -> str:
         """Say how likely the answer in hand is wrong."""

@@ -101,14 +101,5 @@ def paid(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64]:
 
 
 def full_cost(spec: CascadeSpec, trace: Trace) -> float:
-    """Return what the full model costs per row: the last exit's path, or the dearest model.
-
-    With order "fixed" each exit is asked on the way to the next, so the last one costs the sum.
-    Where exits may be passed, it is the bare network: the last exit, and all others passed.
-    """
-    means = trace.costs.mean(axis=0)
-    if spec.has_passing:
-        whole = spec.passed(-1, len(spec) - 1) + float(means[-1])
-    else:
-        whole = float(means.sum() if spec.order == "fixed" else means.max())
-    return whole or 1.0  # everything is free: nothing to compare with
+    """Return what the full model costs per row of a trace; see :meth:`CascadeSpec.full_cost`."""
+    return spec.full_cost(trace.costs.mean(axis=0))

@@ -80,9 +80,7 @@ def steps_of(
     if order == "skip" and len(nodes) > MOST_ASKED:
         return _windows(len(nodes))
     if order == "fixed" or len(nodes) > MOST_ANY:
-        if trace.spec.order != "skip" and not trace.spec.is_network:
-            means = trace.costs.mean(axis=0)
-            nodes.sort(key=lambda node: (means[node], node))
+        nodes = list(trace.spec.asking_order(trace.costs.mean(axis=0)))
         line = [tuple(nodes[: k + 1]) for k in range(len(nodes))]
         return line, [(k - 1, k, node) for k, node in enumerate(nodes)]
     steps = [step for size in _sizes(len(nodes)) for step in combinations(nodes, size)]

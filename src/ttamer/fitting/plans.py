@@ -318,7 +318,7 @@ def problem_of(
         Edge(
             None if source < 0 else spec.names[source],
             spec.names[target],
-            cost=spec.passed(source, target) + float(costs[target]),
+            cost=spec.step_cost(source, target, costs),
             probabilities=counts.transition((source, target), smoothing=plan.smoothing),
         )
         for source, target in counts.pairs
@@ -374,11 +374,9 @@ def _states_tried(rows: int) -> tuple[int, ...]:
 
 def columns_of(trace: Trace, plan: Plan) -> list[int]:
     """The columns of the trace in the order of asking: as the cascade says, else cheapest first."""
-    nodes = range(len(trace.names))
-    if trace.spec.is_network or trace.spec.order == "skip" or plan.order == "any":
-        return list(nodes)
-    means = trace.costs.mean(axis=0)
-    return sorted(nodes, key=lambda node: (means[node], node))
+    if plan.order == "any":
+        return list(range(len(trace.names)))
+    return list(trace.spec.asking_order(trace.costs.mean(axis=0)))
 
 
 def pairs_of(spec: CascadeSpec, columns: Sequence[int], plan: Plan) -> list[Pair]:

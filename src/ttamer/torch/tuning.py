@@ -21,7 +21,6 @@ from ttamer.fitting.plans import fit
 from ttamer.torch.devices import rows_of, wait
 from ttamer.torch.profiling import full_run, profile, runner_for
 from ttamer.torch.runner import group_sizes
-from ttamer.trace.restrict import restrict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -202,7 +201,7 @@ def fitted_for(
     """Fit a ladder for these ramps and the head alone, and predict what its policies take."""
     spec = measured.costs(batch).spec(target=trace.spec.target, skip=True)
     places = np.array([*ramps, len(spec) - 1])
-    fewer = restrict(trace.priced(spec), [spec.names[k] for k in places])
+    fewer = trace.with_spec(spec).restrict([spec.names[k] for k in places])
     ladder = fit(fewer, order="skip", tradeoffs=_tradeoffs())
     wrong = fewer.wrong()
     rows = np.arange(len(fewer))

@@ -1,5 +1,7 @@
 """``cascade.toml``: one file that describes the cascade to every command.
 
+:class:`CascadeSpec` is the only place that defines which node may be asked when, and at what cost.
+
 ::
 
     [cascade]
@@ -32,9 +34,12 @@ A ``[serve]`` table is kept as it stands for the serving layer, like further key
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import math
+import re
 import tomllib
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -42,7 +47,6 @@ import numpy as np
 
 from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError, CascadeError
-from ttamer.trace.toml_text import toml_text
 
 if TYPE_CHECKING:
     import os
@@ -50,13 +54,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["CascadeNode", "CascadeSpec", "Order", "Target"]
+__all__ = ["CascadeNode", "CascadeSpec", "Order", "Target", "toml_text"]
 
 Order = Literal["fixed", "skip", "any", "auto"]
 Target = Literal["label", "last"]
 
 _ORDERS = get_args(Order)
 _TARGETS = get_args(Target)
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_ESCAPES = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+_ESCAPES |= {'"': '\\"', "\\": "\\\\"}
 _NODE_KEYS = ("name", "cost", "after", "passing")
 
 
@@ -78,7 +85,7 @@ class CascadeNode:
     passing: float | None = None
     """What going past it without asking it costs, finite and not negative: of an exit, its blocks
     without ramp, decision and synchronisation. Only with order "skip"; in a cascade where some
-    node says it, the others pass for 0."""
+    node has it, passing the others costs 0."""
 
 
 @dataclass(frozen=True)
@@ -183,26 +190,22 @@ class CascadeSpec:
             )
         return cls(nodes, order, target, name)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Node names, in order."""
         return tuple(node.name for node in self.nodes)
 
-    @property
+    @cached_property
     def costs(self) -> NDArray[np.float64]:
         """Shape (n,): the cost of asking each node; read-only."""
-        costs = np.array([node.cost for node in self.nodes])
-        costs.setflags(write=False)
-        return costs
+        return _read_only(np.array([node.cost for node in self.nodes]))
 
-    @property
+    @cached_property
     def passing(self) -> NDArray[np.float64]:
         """Shape (n,): the cost of going past each node without asking it; read-only."""
-        passing = np.array([node.passing or 0.0 for node in self.nodes])
-        passing.setflags(write=False)
-        return passing
+        return _read_only(np.array([node.passing or 0.0 for node in self.nodes]))
 
-    @property
+    @cached_property
     def has_passing(self) -> bool:
         """Whether the nodes are exits of one network that may be passed without being asked."""
         return any(node.passing is not None for node in self.nodes)
@@ -213,7 +216,7 @@ class CascadeSpec:
         return self.order == "fixed" or self.has_passing
 
     def passed(self, source: int, target: int) -> float:
-        """Return what lies between two nodes costs, none of it asked; -1 is the start.
+        """Return the cost of passing all nodes between two without asking them; -1 is the start.
 
         >>> exits = CascadeSpec.of(
         ...     {"e1": 3.0, "e2": 3.0, "e3": 4.0}, order="skip", passing={"e1": 2.5, "e2": 2.0}
@@ -223,7 +226,108 @@ class CascadeSpec:
         """
         return float(self.passing[source + 1 : target].sum())
 
-    @property
+    def step_cost(self, last: int, node: int, costs: NDArray[np.float64] | None = None) -> float:
+        """Return the cost of asking a node after another: its own, and passing those between.
+
+        Args:
+            last: The number of the node asked last; -1 at the start.
+            node: The number of the node to ask.
+            costs: Shape (n,): the cost of asking each node, where not the cascade's own.
+
+        >>> exits = CascadeSpec.of(
+        ...     {"e1": 3.0, "e2": 3.0, "e3": 4.0}, order="skip", passing={"e1": 2.5, "e2": 2.0}
+        ... )
+        >>> exits.step_cost(-1, 2), exits.step_cost(1, 2)
+        (8.5, 4.0)
+        """
+        own = float((self.costs if costs is None else costs)[node])
+        return own + self.passed(last, node) if self.has_passing else own
+
+    def answer_costs(self, costs: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+        """Return, shape (n,), the cost of each node's answer alone: all asked or passed before it.
+
+        Args:
+            costs: Shape (n,): the cost of asking each node, where not the cascade's own.
+
+        >>> CascadeSpec.of({"e1": 1.0, "e2": 2.0}, order="fixed").answer_costs().tolist()
+        [1.0, 3.0]
+        """
+        before = np.concatenate([[0.0], np.cumsum(self.passing)[:-1]])
+        total = self.required @ (self.costs if costs is None else costs) + before
+        return np.asarray(total, np.float64)
+
+    def full_cost(self, costs: NDArray[np.float64] | None = None) -> float:
+        """Return the cost of the full model: the last exit of a network, or the most expensive.
+
+        With order "fixed" each exit is asked on the way to the next, so the last one costs the sum.
+        Where exits may be passed, it is the bare network: the last exit, and all others passed. It
+        is 1 where everything is free: there is nothing to compare with.
+
+        >>> CascadeSpec.of({"small": 1.0, "large": 9.0}).full_cost()
+        9.0
+        """
+        each = self.costs if costs is None else costs
+        if self.has_passing:
+            return self.step_cost(-1, len(self) - 1, each) or 1.0
+        return float(each.sum() if self.order == "fixed" else each.max()) or 1.0
+
+    @cached_property
+    def required(self) -> NDArray[np.bool_]:
+        """Shape (n, n): row v marks the nodes asked if only v is wanted, v included; read-only."""
+        if self.order == "fixed":
+            return _read_only(np.tri(len(self), dtype=bool))
+        required = np.eye(len(self), dtype=bool)
+        for node in range(len(self)):
+            above = self.parents[node]
+            while above is not None:
+                required[node, above] = True
+                above = self.parents[above]
+        return _read_only(required)
+
+    @cached_property
+    def successors(self) -> NDArray[np.bool_]:
+        """Shape (n, n): row u marks the nodes that may be asked directly after u; read-only."""
+        if self.order == "fixed":
+            return _read_only(np.eye(len(self), k=1, dtype=bool))
+        if self.order == "skip":
+            return _read_only(np.tri(len(self), k=-1, dtype=bool).T)
+        return _read_only(~np.eye(len(self), dtype=bool))
+
+    def cheapest_first(self, costs: NDArray[np.float64] | None = None) -> tuple[int, ...]:
+        """Return the nodes by cost, each after its parents; equal costs in the cascade's order.
+
+        Args:
+            costs: Shape (n,): the cost of asking each node, where not the cascade's own.
+
+        >>> CascadeSpec.of({"large": 9.0, "small": 1.0}).cheapest_first()
+        (1, 0)
+        """
+        each = self.costs if costs is None else costs
+        order: list[int] = []
+        left = set(range(len(self)))
+        while left:
+            ready = [v for v in left if not any(self.required[v, u] for u in left if u != v)]
+            order.append(min(ready, key=lambda v: (each[v], v)))
+            left.remove(order[-1])
+        return tuple(order)
+
+    def asking_order(self, costs: NDArray[np.float64] | None = None) -> tuple[int, ...]:
+        """Return the order in which a rule that asks one node after another asks them.
+
+        Exits of one network, and nodes with order "skip", are asked as they stand; other models
+        from the cheapest to the most expensive.
+
+        Args:
+            costs: Shape (n,): the cost of asking each node, where not the cascade's own.
+
+        >>> CascadeSpec.of({"large": 9.0, "small": 1.0}, order="skip").asking_order()
+        (0, 1)
+        """
+        if self.is_network or self.order == "skip":
+            return tuple(range(len(self)))
+        return self.cheapest_first(costs)
+
+    @cached_property
     def parents(self) -> tuple[int | None, ...]:
         """Each node's parent by number, from ``after``; ``None`` where it has none."""
         names = self.names
@@ -231,14 +335,14 @@ class CascadeSpec:
 
     @property
     def is_tree(self) -> bool:
-        """Whether any node says ``after``."""
+        """Whether any node has ``after``."""
         return any(node.after is not None for node in self.nodes)
 
     def __len__(self) -> int:
         return len(self.nodes)
 
     def index_of(self, node: str) -> int:
-        """Return a node's number, or say which names there are.
+        """Return a node's number; an unknown name is an :class:`ArgumentError`.
 
         >>> CascadeSpec.of({"small": 1.0, "large": 12.5}).index_of("large")
         1
@@ -265,7 +369,11 @@ class CascadeSpec:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> CascadeSpec:
-        """Read and check a ``cascade.toml``."""
+        """Read and check a ``cascade.toml``.
+
+        Raises:
+            CascadeError: If it cannot be read, or is not well formed; names the table and the key.
+        """
         try:
             text = Path(path).read_text("utf-8")
         except OSError as error:
@@ -387,6 +495,11 @@ class CascadeSpec:
         Path(path).write_text(self.to_toml(), "utf-8")
 
 
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    array.setflags(write=False)
+    return array
+
+
 def _one_of(value: object, key: str, allowed: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in allowed:
         names = ", ".join(f'"{name}"' for name in allowed)
@@ -394,7 +507,7 @@ def _one_of(value: object, key: str, allowed: tuple[str, ...]) -> None:
 
 
 def _checked(node: CascadeNode, place: str) -> CascadeNode:
-    """Return the node with its costs as floats, or say what is wrong with it."""
+    """Return the node with its costs as floats, or raise what is wrong with it."""
     name = node.name
     if not isinstance(name, str):
         raise CascadeError(f"{place}: name must be text, not {name!r}")
@@ -416,7 +529,7 @@ def _checked(node: CascadeNode, place: str) -> CascadeNode:
 
 
 def _price(value: object, what: str) -> float:
-    """Return a number that is finite and not negative, or say what is wrong with it."""
+    """Return a number that is finite and not negative, or raise what is wrong with it."""
     if not is_number(value):
         raise CascadeError(f"{what} must be a number, not {value!r}")
     try:
@@ -426,3 +539,52 @@ def _price(value: object, what: str) -> float:
     if not math.isfinite(price) or price < 0:
         raise CascadeError(f"{what} is {price}; it must be finite and not negative")
     return price
+
+
+def toml_text(table: Mapping[str, object]) -> str:
+    """Return one ``key = value`` line per item (the standard library reads TOML only).
+
+    Tables inside become inline tables.
+
+    >>> print(toml_text({"name": "small", "cost": 1.5, "tags": ["a", "b"]}), end="")
+    name = "small"
+    cost = 1.5
+    tags = ["a", "b"]
+    """
+    return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in table.items())
+
+
+def _key(key: object) -> str:
+    if not isinstance(key, str):
+        raise ValueError(f"the key {key!r} is not text")  # noqa: TRY004 - one kind to catch
+    return key if _BARE_KEY.fullmatch(key) else _string(key)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, dt.date | dt.time):  # a datetime is a date
+        return value.isoformat()
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
+    raise ValueError(f"there is no TOML for {value!r}")
+
+
+def _string(text: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"{text!r} is not well-formed Unicode")
+    return '"' + "".join(map(_character, text)) + '"'
+
+
+def _character(character: str) -> str:
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    if character < " " or character == "\x7f":
+        return f"\\u{ord(character):04x}"
+    return character

@@ -1,14 +1,18 @@
-"""A trace: what each node said about each input, as arrays.
+"""A trace: the reply of each node to each input, as arrays.
 
 T inputs by n nodes: confidence, and where known prediction, correctness and cost, with the label
-and signals of each input. No scale of confidence is assumed. Files are in ``trace_file``.
+and signals of each input. No scale of confidence is assumed. :mod:`ttamer.trace.files` reads and
+writes files.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,23 +22,23 @@ from ttamer.trace.classes import ClassCodes
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence, Sized
+    from collections.abc import Iterable, Mapping, Sequence, Sized
 
     from numpy.typing import ArrayLike, NDArray
 
-    from ttamer.trace.spec import CascadeSpec, Target
+    from ttamer.trace.spec import CascadeNode, CascadeSpec, Target
 
 __all__ = ["EXTRA_FIELDS", "OnBad", "Trace", "require_rows"]
 
 OnBad = Literal["refuse", "skip"]
 
 EXTRA_FIELDS = ("margin", "entropy")
-"""What a node may say about itself besides its confidence."""
+"""Columns that a node may have besides its confidence, prediction, correctness and cost."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What n nodes said about T inputs. Arrays are read-only, and are not copied.
+    """The replies of n nodes to T inputs. Arrays are read-only, and are not copied.
 
     >>> from ttamer.trace.spec import CascadeSpec
     >>> trace = Trace.from_arrays(
@@ -51,26 +55,26 @@ class Trace:
 
     spec: CascadeSpec
     confidence: NDArray[np.float64]
-    """Shape (T, n), finite. Anything that grows with how sure the node is."""
+    """Shape (T, n), finite. Any number that grows with the node's certainty."""
     _: KW_ONLY
     prediction: NDArray[np.int32] | None = None
     """Shape (T, n): codes into ``classes``; -1 where the node gave no answer."""
     label: NDArray[np.int32] | None = None
     """Shape (T,): codes into ``classes``; -1 where the label is not known."""
     correct: NDArray[np.bool_] | None = None
-    """Shape (T, n): whether the node was right, where the log says so itself."""
+    """Shape (T, n): whether the node was right, where the log has it."""
     cost: NDArray[np.float64] = None  # type: ignore[assignment]  # the cascade's, if not given
     """Shape (n,), the cascade's own, or (T, n) where the log has one per row. Not negative."""
     signals: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    """Shape (T,) each: what is known of the input before anything is asked."""
+    """Shape (T,) each: what is known of the input before a node is asked."""
     extras: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    """Shape (T, n) each, named as in ``EXTRA_FIELDS``; a node that never says it is all NaN."""
+    """Shape (T, n) each, named as in ``EXTRA_FIELDS``; all NaN for a node without it."""
     classes: tuple[str, ...] = ()
     """The text of each class; predictions and labels share it."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """How many rows were left out in reading, by reason; no row is counted twice."""
     notes: tuple[str, ...] = ()
-    """What reading had to decide for itself, in sentences to be shown to the user."""
+    """What reading decided by default, in sentences for the user."""
 
     def __post_init__(self) -> None:
         spec, rows, count = self.spec, len(np.atleast_1d(self.confidence)), len(self.spec)
@@ -161,9 +165,13 @@ class Trace:
     def wrong(self, target: Target | None = None) -> NDArray[np.bool_]:
         """Return, shape (T, n), where each node is wrong; no answer is a wrong answer.
 
-        Against ``"label"``: what ``correct`` says, else whether prediction and label differ.
-        Against ``"last"``: whether the prediction differs from the last node's, which is right by
-        definition. The cascade says which, unless ``target`` does.
+        Args:
+            target: ``"label"``: wrong where ``correct`` is false or, without it, where prediction
+                and label differ. ``"last"``: wrong where the prediction differs from the last
+                node's, which is right by definition. By default the cascade's own target.
+
+        Raises:
+            TraceError: If the trace lacks what the target needs.
         """
         target = self.spec.target if target is None else target
         if target == "last":
@@ -175,8 +183,8 @@ class Trace:
         if self.prediction is None or self.label is None:
             lacks = " and ".join(n for n in ("prediction", "label") if getattr(self, n) is None)
             raise TraceError(
-                f'target "label" needs to know who was right, and the trace has no {lacks}: add '
-                "columns <node>.correct, or <node>.prediction and label"
+                f'target "label" needs to know which answers are right; the trace has no {lacks}: '
+                "add columns <node>.correct, or <node>.prediction and label"
                 + ("" if self.prediction is None else ', or set target = "last"')
             )
         unknown = np.flatnonzero(self.label < 0)
@@ -204,12 +212,15 @@ class Trace:
         wrong[:, -1] = False
         return np.asarray(wrong)
 
-    def priced(self, spec: CascadeSpec) -> Trace:
-        """Return the same rows for a cascade of the same nodes at other costs, order or target.
+    def with_spec(self, spec: CascadeSpec) -> Trace:
+        """Return the same rows for a cascade of the same nodes with other costs, order or target.
+
+        Raises:
+            ArgumentError: If the cascade has other nodes.
 
         >>> from ttamer.trace.spec import CascadeSpec
         >>> trace = Trace(CascadeSpec.of({"a": 1.0, "b": 2.0}), [[0.1, 0.2]])
-        >>> trace.priced(CascadeSpec.of({"a": 3.0, "b": 4.0}, order="fixed")).costs.tolist()
+        >>> trace.with_spec(CascadeSpec.of({"a": 3.0, "b": 4.0}, order="fixed")).costs.tolist()
         [[3.0, 4.0]]
         """
         if spec.names != self.names:
@@ -222,7 +233,7 @@ class Trace:
     def take(self, rows: ArrayLike | slice) -> Trace:
         """Return the trace of some rows: positions, a mask or a slice.
 
-        Classes keep their codes. ``left_out`` tells of the reading, and is not passed on.
+        Classes keep their codes. ``left_out`` describes the reading, and is not passed on.
         """
         index: Any = rows if isinstance(rows, slice) else np.asarray(rows)
         if not isinstance(index, slice):
@@ -275,10 +286,130 @@ class Trace:
 
     @classmethod
     def concat(cls, traces: Sequence[Trace]) -> Trace:
-        """Put traces of the same nodes one after another, their classes made one list."""
-        from ttamer.trace.concat import concat
+        """Put traces of the same nodes one after another; their classes become one list.
 
-        return concat(traces)
+        Costs become one per row where the traces differ in them. The cascade is the first one's.
+
+        Args:
+            traces: Shards of a log, days of traffic; at least one.
+
+        Raises:
+            TraceError: If the traces differ in their nodes or in the columns they have.
+
+        >>> from ttamer.trace.spec import CascadeSpec
+        >>> one = Trace(CascadeSpec.of({"only": 1.0}), [[0.5], [0.6]])
+        >>> Trace.concat([one, one])
+        Trace(4 rows, 1 nodes)
+        """
+        traces = list(traces)
+        if not traces:
+            raise TraceError("concat: there are no traces; give at least one")
+        first = traces[0]
+        for position, trace in enumerate(traces[1:], start=1):
+            _check_alike(first, trace, position)
+        if len(traces) == 1:
+            return first
+        codes = ClassCodes(first.classes)
+        recode = [np.array([*map(codes.code, trace.classes), -1], np.int32) for trace in traces]
+
+        def stack(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+            out = np.empty(
+                (sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype, order="F"
+            )
+            np.concatenate(arrays, out=out)
+            return out
+
+        def coded(name: str) -> NDArray[np.int32] | None:
+            arrays = [getattr(trace, name) for trace in traces]
+            if arrays[0] is None:
+                return None
+            # Code -1 picks the last entry of each table, which is -1.
+            return stack([table[array] for table, array in zip(recode, arrays, strict=True)])
+
+        same_cost = all(t.cost.ndim == 1 and np.array_equal(t.cost, first.cost) for t in traces)
+        left_out: dict[str, int] = {}
+        for trace in traces:
+            for reason, count in trace.left_out.items():
+                left_out[reason] = left_out.get(reason, 0) + count
+        return dataclasses.replace(
+            first,
+            confidence=stack([trace.confidence for trace in traces]),
+            prediction=coded("prediction"),
+            label=coded("label"),
+            correct=None if first.correct is None else stack([t.correct for t in traces]),  # type: ignore[misc]
+            cost=first.cost if same_cost else stack([trace.costs for trace in traces]),
+            signals={name: stack([t.signals[name] for t in traces]) for name in first.signals},
+            extras={name: stack([t.extras[name] for t in traces]) for name in first.extras},
+            classes=codes.classes,
+            left_out=left_out,
+            notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
+        )
+
+    def restrict(self, nodes: Iterable[str]) -> Trace:
+        """Return the trace of some nodes, in the cascade's own order.
+
+        A node cannot stay without its parent (``after``), nor any node without the last one where
+        that is the target: what is right would change. An exit left out is always passed: the cost
+        of that is added to the next exit that stays. With order "fixed" that is all its cost, since
+        the share of its ramp is not known.
+
+        Args:
+            nodes: The names to keep.
+
+        Raises:
+            ArgumentError: If a name is unknown, or the target or a parent is left out.
+
+        >>> from ttamer.trace.spec import CascadeSpec
+        >>> trace = Trace(CascadeSpec.of({"a": 1.0, "b": 2.0, "c": 3.0}), [[0.1, 0.2, 0.3]])
+        >>> fewer = trace.restrict(["c", "a"])
+        >>> fewer.names, fewer.confidence.tolist()
+        (('a', 'c'), [[0.1, 0.3]])
+        """
+        spec = self.spec
+        wanted = {spec.index_of(name) for name in nodes}
+        if not wanted:
+            raise ArgumentError("a trace needs at least one node: name one to keep")
+        if spec.target == "last" and len(spec) - 1 not in wanted:
+            raise ArgumentError(
+                f'target = "last" means that {spec.names[-1]!r} is right: keep it, or use '
+                'target = "label"'
+            )
+        for number in wanted:
+            parent = spec.parents[number]
+            if parent is not None and parent not in wanted:
+                raise ArgumentError(
+                    f"node {spec.names[number]!r} comes after {spec.names[parent]!r}: keep both, "
+                    "or neither"
+                )
+        kept = sorted(wanted)
+
+        def columns(values: NDArray[Any]) -> NDArray[Any]:
+            return np.asfortranarray(values[:, kept])
+
+        # For each node kept, the cost of passing those left out directly before it.
+        if spec.order == "fixed":
+            between = [self.costs[:, u + 1 : v].sum(axis=1) for u, v in pairwise((-1, *kept))]
+        else:
+            between = [np.array([spec.passed(u, v)]) for u, v in pairwise((-1, *kept))]
+        toll = [float(each.mean()) for each in between]
+        fewer = dataclasses.replace(
+            spec,
+            nodes=tuple(
+                _passing_more(spec.nodes[number], more)
+                for number, more in zip(kept, toll, strict=True)
+            ),
+        )
+        return dataclasses.replace(
+            self,
+            spec=fewer,
+            confidence=columns(self.confidence),
+            prediction=None if self.prediction is None else columns(self.prediction),
+            correct=None if self.correct is None else columns(self.correct),
+            cost=fewer.costs
+            if self.cost.ndim == 1
+            else columns(self.cost) + np.stack(np.broadcast_arrays(*between), 1),
+            extras={name: columns(values) for name, values in self.extras.items()},
+        )
 
     @cached_property
     def digest(self) -> str:
@@ -286,9 +417,46 @@ class Trace:
 
         It covers the node names, their costs, and every row; not ``order``, ``target`` or notes.
         """
-        from ttamer.trace.digest import digest
+        used = np.zeros(len(self.classes) + 1, bool)  # the last entry stands for code -1
+        for codes in (self.label, self.prediction):
+            for column in [] if codes is None else _columns(codes):
+                used[column] = True
+        met = np.flatnonzero(used[:-1])
+        ranked = sorted(met.tolist(), key=lambda code: self.classes[code])
+        rank = np.full(len(used), -1, np.int32)
+        rank[ranked] = np.arange(len(ranked), dtype=np.int32)
 
-        return digest(self)
+        head = {
+            "rows": len(self),
+            "nodes": self.names,
+            "classes": [self.classes[code] for code in ranked],
+            "cost": self.cost.ndim,
+        }
+        if self.spec.has_passing:  # a cost like the others, though no column
+            head["passing"] = self.spec.passing.tolist()
+        sha = hashlib.sha256(json.dumps(head).encode())
+        parts: list[tuple[str, NDArray[Any] | None]] = [
+            ("confidence", self.confidence),
+            ("cost", self.cost),
+            ("prediction", self.prediction),
+            ("label", self.label),
+            ("correct", self.correct),
+            *((f"signal.{name}", self.signals[name]) for name in sorted(self.signals)),
+            *((f"extra.{name}", self.extras[name]) for name in sorted(self.extras)),
+        ]
+        for name, part in parts:
+            if part is None:
+                continue
+            sha.update(f"\n{name}\n".encode())
+            for column in _columns(part):
+                for start in range(0, len(column), _DIGEST_ROWS):
+                    values = column[start : start + _DIGEST_ROWS]
+                    if values.dtype == np.int32:
+                        values = rank[values].astype("<i4")
+                    elif values.dtype != np.bool_:
+                        values = _plain(values)
+                    sha.update(np.ascontiguousarray(values).data)
+        return sha.hexdigest()
 
     @classmethod
     def read(
@@ -298,18 +466,45 @@ class Trace:
         *,
         on_bad: OnBad = "refuse",
     ) -> Trace:
-        """Read a trace from Parquet, CSV or NPZ; see :func:`ttamer.trace.files.read_trace`."""
+        r"""Read a whole trace from Parquet, CSV (plain or gzipped) or NPZ.
+
+        Args:
+            path: The file; its suffix tells the format.
+            cascade: A ``cascade.toml`` or a :class:`CascadeSpec`. Without one, the cascade kept in
+                the file is used; without that the nodes are taken from the columns, and ``notes``
+                has a sentence about it.
+            on_bad: A row with a missing, NaN or infinite value is refused, or with ``"skip"`` left
+                out and counted in ``left_out``.
+
+        Raises:
+            TraceError: If the file cannot be read or used; the message names column and row.
+            CascadeError: If the ``cascade.toml`` cannot be used.
+
+        >>> import tempfile, pathlib
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "log.csv")
+        ...     _ = path.write_text("a.confidence,a.correct\n0.5,1\n0.9,0\n")
+        ...     Trace.read(path)
+        Trace(2 rows, 1 nodes, correct)
+        """
         from ttamer.trace.files import read_trace
 
         return read_trace(path, cascade, on_bad=on_bad)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write Parquet, CSV or NPZ, by the suffix; see :func:`ttamer.trace.files.write_trace`."""
+        """Write Parquet, CSV or NPZ, by the suffix; the file appears whole or not at all.
+
+        Parquet and NPZ keep the cascade inside; CSV cannot, so write it with ``spec.to_file``.
+
+        Raises:
+            TraceError: If the file cannot be written, or the trace has no rows.
+        """
         from ttamer.trace.files import write_trace
 
         write_trace(self, path)
 
 
+_DIGEST_ROWS = 1 << 17  # rows hashed at a time: no second copy of the trace is made
 _NODE_FIELDS = ("confidence", "prediction", "correct", "cost")
 
 
@@ -381,3 +576,46 @@ def _check_not_negative(cost: NDArray[np.float64], names: tuple[str, ...]) -> No
                 f"cost of {name!r}: row {first} (counting from 0) is {cost[first, column]}; "
                 "a cost is not negative"
             )
+
+
+def _check_alike(first: Trace, trace: Trace, position: int) -> None:
+    if trace.names != first.names:
+        raise TraceError(
+            f"concat: trace {position} has the nodes {', '.join(trace.names)}, and trace 0 has "
+            f"{', '.join(first.names)}; they must be the same, in the same order"
+        )
+    if trace.spec.has_passing != first.spec.has_passing or not np.array_equal(
+        trace.spec.passing, first.spec.passing
+    ):
+        raise TraceError(
+            f"concat: trace {position} passes its nodes at other costs than trace 0, and passing "
+            "has one cost for all rows; read them with one cascade.toml"
+        )
+    mine, other = _parts(first), _parts(trace)
+    if mine != other:
+        odd = ", ".join(sorted(mine ^ other))
+        raise TraceError(
+            f"concat: trace 0 and trace {position} differ in their columns: {odd}; "
+            "all of them must have these, or none"
+        )
+
+
+def _parts(trace: Trace) -> set[str]:
+    known = {n for n in ("prediction", "label", "correct") if getattr(trace, n) is not None}
+    return known | set(trace.extras) | {f"signal.{name}" for name in trace.signals}
+
+
+def _passing_more(node: CascadeNode, more: float) -> CascadeNode:
+    passing = None if node.passing is None else node.passing + more
+    return dataclasses.replace(node, cost=node.cost + more, passing=passing)
+
+
+def _columns(array: NDArray[Any]) -> list[NDArray[Any]]:
+    return [array] if array.ndim == 1 else list(array.T)
+
+
+def _plain(values: NDArray[Any]) -> NDArray[Any]:
+    """One pattern of bits for each number: no negative zero, one NaN, little-endian."""
+    plain = values.astype("<f8") + 0.0
+    plain[np.isnan(plain)] = np.nan
+    return plain
