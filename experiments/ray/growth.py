@@ -32,8 +32,8 @@ from ttamer.fitting import streaming
 from ttamer.fitting.counts import Counts
 from ttamer.fitting.plans import choose_plan, held_out_rungs
 from ttamer.ray import fit_parquet, fitting
-from ttamer.ray.blocks import stretches
 from ttamer.ray.cluster import in_order
+from ttamer.ray.parquet import stretches
 from ttamer.trace.files import read_batches
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace

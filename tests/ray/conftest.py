@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import ttamer
+
 TESTS = Path(__file__).parents[1]
 
 
@@ -30,7 +32,8 @@ def cluster(cluster_folder):
             import ray.serve
     except ImportError as error:
         pytest.fail(f"{error}: pip install -c constraints.txt -e '.[ray]'", pytrace=False)
-    variables = {"PYTHONPATH": str(TESTS), "RAY_TEST_FOLDER": str(cluster_folder)}
+    paths = [str(TESTS), str(Path(ttamer.__file__).parents[1])]  # the source under test
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "RAY_TEST_FOLDER": str(cluster_folder)}
     ray.init(
         address="local",
         num_cpus=2,

@@ -69,7 +69,7 @@ def test_a_column_of_parquet_files_is_a_list_of_inputs(tmp_path):
         tmp_path, nodes_with(ray_models.Large), column="text", label="right", **given
     )
     same(spread, collect_here(TEXTS, nodes_with(ray_models.Large()), labels=LABELS, **given))
-    with pytest.raises(TraceError, match=r"there is no column 'input'; it has text, right"):
+    with pytest.raises(TraceError, match=r"there is no column 'input'; the file has text, right"):
         collect_parquet(tmp_path, nodes_with(ray_models.Large))
 
 
@@ -84,7 +84,7 @@ def test_times_are_measured_where_the_models_run(cluster_collect):
     np.testing.assert_array_equal(trace.spec.costs, trace.cost.mean(axis=0))
 
 
-def test_a_failure_is_told_in_the_same_words(cluster_collect):
+def test_a_failure_has_the_same_text(cluster_collect):
     given = {"costs": COSTS, "labels": LABELS}
     with pytest.raises(TraceError) as here:
         collect_here(TEXTS, nodes_with(ray_models.Large()), **given)
@@ -94,7 +94,7 @@ def test_a_failure_is_told_in_the_same_words(cluster_collect):
     assert "node 'small', input 7 (counting from 0): raised ValueError" in str(here.value)
 
 
-def test_what_cannot_be_is_refused_before_anybody_is_asked(cluster_collect):
+def test_bad_arguments_are_refused_before_any_call(cluster_collect):
     nodes = {"small": ray_models.Small}
     with pytest.raises(TraceError, match="there are no inputs"):
         cluster_collect([], nodes)

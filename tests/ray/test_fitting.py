@@ -52,7 +52,7 @@ def test_the_file_saved_is_that_of_a_local_fit(
 ):
     from ttamer.ray import fitting
 
-    monkeypatch.setattr(fitting, "BLOCKS_IN_A_TASK", together)
+    monkeypatch.setattr(fitting, "BLOCKS_PER_TASK", together)
     path = tmp_path / "log.parquet"
     trace = priced_trace(16_000)
     trace.write(path)
@@ -105,7 +105,7 @@ def test_a_worker_killed_in_its_work_changes_nothing(
     mark = tmp_path / "killed"
 
     class Killed:
-        """The same work; but the first to be done with it is killed before it can say so."""
+        """The same work; but the first worker to finish it is killed before it returns."""
 
         @staticmethod
         def remote(*arguments):
@@ -127,12 +127,12 @@ def test_what_is_done_first_is_taken_in_its_turn(cluster, tmp_path):
     assert list(in_order(lambda piece: task.remote(*piece), pieces)) == [0, 1]
 
 
-def test_few_rows_are_told_to_stay_at_home(fit_parquet, tmp_path, caplog):
+def test_few_rows_get_a_hint(fit_parquet, tmp_path, caplog):
     trace = chain_trace(2000)
     trace.write(tmp_path / "log.parquet")
     fit_parquet(tmp_path / "log.parquet", trace.spec, states=3, tradeoffs=[0.9])
     (record,) = [record for record in caplog.records if record.name.startswith("ttamer.ray")]
-    assert "2000 rows on 2 workers: a local fit would be faster" in record.getMessage()
+    assert "2000 rows on 2 workers: a local fit is probably faster" in record.getMessage()
 
 
 def refusal(fit, *arguments, **options) -> str:

@@ -27,14 +27,14 @@ tradeoff = 0.9
 [[node]]
 name = "small"
 cost = 1.0
-model = "ray_models:HeldSmall"
+model = "support.ray_models:HeldSmall"
 replicas = 2
 cpus = 0.2
 
 [[node]]
 name = "large"
 cost = 5.0
-model = "ray_models:Large"
+model = "support.ray_models:Large"
 replicas = [1, 2]
 cpus = 0.2
 """
@@ -109,7 +109,7 @@ def test_a_node_with_two_numbers_of_replicas_grows_with_its_traffic(cluster):
     assert (limits.min_replicas, limits.max_replicas, limits.target_ongoing_requests) == (1, 2, 4)
 
 
-def test_the_doors_of_the_gateway_are_there(url, files):
+def test_the_endpoints_of_the_gateway_are_there(url, files):
     body = {"model": "ttamer", "messages": [{"role": "user", "content": TEXTS[0]}]}
     reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=LONGEST_WAIT)
     assert reply.json()["choices"][0]["message"]["content"] == expected(files, TEXTS[0])[0]
@@ -184,7 +184,9 @@ def test_a_node_with_an_upstream_is_asked_by_its_replica():
 def test_a_model_that_fails_says_why(model, kind):
     from ttamer.ray.replicas import Failed, Replica
 
-    replica = Replica(f"node = [{{name = 'a', cost = 1, model = 'ray_models:{model}'}}]", "a")
+    replica = Replica(
+        f"node = [{{name = 'a', cost = 1, model = 'support.ray_models:{model}'}}]", "a"
+    )
     found = asyncio.run(replica.ask("/classify", {"input": "text"}, 30.0, {}))
     assert isinstance(found, Failed)
     assert found.kind == kind
@@ -208,5 +210,5 @@ def test_what_cannot_be_served_is_refused_at_once(files):
     assert "unknown key 'replica'" in refused(TOML.replace("replicas =", "replica ="), files)
     assert "direct" in refused(TOML.replace("tradeoff = 0.9", "direct = true"), files)
     assert "was fitted for small, large" in refused(TOML.replace('"small"', '"tiny"'), files)
-    with pytest.raises(ArgumentError, match=r"say cascade=cascade.toml and policy=policy.ttamer"):
+    with pytest.raises(ArgumentError, match=r"the arguments are cascade=cascade\.toml and"):
         build({"cascade": "cascade.toml"})

@@ -1,4 +1,4 @@
-"""Many machines, by Ray: fitting, collecting and serving on a cluster.
+"""Fitting, collecting and serving on a cluster, with Ray.
 
 ::
 

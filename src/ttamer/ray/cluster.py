@@ -1,4 +1,4 @@
-"""A Ray cluster: joined for as long as there is work, and work done on it in order."""
+"""A Ray cluster: connecting to it, and running tasks on it in order."""
 
 from __future__ import annotations
 
@@ -17,22 +17,31 @@ if TYPE_CHECKING:
 __all__ = ["RETRIES", "WorkLost", "cpus", "in_order", "joined", "resources"]
 
 RETRIES = 5
-"""How often work is done again after the process that did it died."""
-AHEAD = 4
-"""Pieces of work per core that may be under way before the first of them is taken."""
+"""The number of times a task is repeated after its process died."""
+MAX_TASKS_PER_CORE = 4
+"""The number of tasks per core that may be submitted before the first result is taken."""
 
 
 class WorkLost(TTamerError):  # noqa: N818 - the name says what happened
-    """Work could not be done on the cluster, however often it was tried."""
+    """A task failed on the cluster, and repeating it did not help."""
 
 
 @contextmanager
 def joined(address: str | None = None, **options: Any) -> Iterator[None]:
-    """Be connected to a cluster while inside.
+    """Connect to a cluster, as a context manager.
 
-    ``address`` is that of a running cluster (``"auto"``, ``"ray://host:10001"``), or ``"local"``
-    for one started here and ended after. Where this process is connected already, that connection
-    is used and left as it is. Further options as for ``ray.init``.
+    Where this process is connected already, that connection is used and left open::
+
+        with joined("auto"):
+            ladder = fit_parquet("log.parquet", "cascade.toml")
+
+    Args:
+        address: The address of a running cluster (``"auto"``, ``"ray://host:10001"``), or
+            ``"local"`` for one on this machine that is started here and stopped afterwards.
+        **options: The options of ``ray.init``.
+
+    Raises:
+        WorkLost: Where the cluster cannot be reached.
     """
     if ray.is_initialized():
         yield
@@ -47,7 +56,7 @@ def joined(address: str | None = None, **options: Any) -> Iterator[None]:
     except (ConnectionError, ValueError, RuntimeError) as error:
         line = str(error).strip().partition("\n")[0]
         raise WorkLost(
-            f"no Ray cluster can be had at {address!r}: {line}; start one with ray start --head, "
+            f"no Ray cluster is reachable at {address!r}: {line}; start one with ray start --head, "
             'or use "local"'
         ) from None
     try:
@@ -57,28 +66,28 @@ def joined(address: str | None = None, **options: Any) -> Iterator[None]:
 
 
 def cpus() -> int:
-    """Return how many cores the cluster has for work, at least 1."""
+    """Return the number of cores of the cluster, at least 1."""
     return max(1, int(resources().get("CPU", 1)))
 
 
 def resources() -> dict[str, float]:
-    """Return what the cluster has in all, by kind: CPU, GPU and others."""
+    """Return the resources of the cluster by kind: CPU, GPU and others."""
     found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return found
 
 
 def in_order(submit: Callable[[Any], Any], pieces: Iterable[Any]) -> Iterator[Any]:
-    """Do pieces of work on the cluster; yield what came of them in the order of the pieces.
+    """Run tasks on the cluster, and yield their results in the order of the pieces.
 
-    ``submit`` starts one and returns its reference. Only so many are under way that no core waits,
-    so what is done and not yet taken stays bounded, however slow one of them is.
+    ``submit`` starts the task of a piece and returns its reference. Only as many are submitted as
+    keep the cores busy, so the results that wait to be taken stay few even if one task is slow.
     """
     under_way: deque[tuple[Any, Any]] = deque()
-    most = AHEAD * cpus()
+    limit = MAX_TASKS_PER_CORE * cpus()
     waiting = iter(pieces)
     try:
         while True:
-            while len(under_way) < most and (piece := next(waiting, None)) is not None:
+            while len(under_way) < limit and (piece := next(waiting, None)) is not None:
                 under_way.append((piece, submit(piece)))
             if not under_way:
                 return
@@ -90,6 +99,7 @@ def in_order(submit: Callable[[Any], Any], pieces: Iterable[Any]) -> Iterator[An
 
 
 def _got(piece: Any, reference: Any) -> Any:
+    """Return the result of a task, or raise its error."""
     try:
         return ray.get(reference)
     except RayTaskError as error:
@@ -99,6 +109,6 @@ def _got(piece: Any, reference: Any) -> Any:
     except RayError as error:
         line = str(error).strip().partition("\n")[0]
         raise WorkLost(
-            f"{piece}: given up after {RETRIES} more tries: {type(error).__name__}: {line}; see "
-            "the log of the cluster for what ends its workers (memory, most often)"
+            f"{piece}: failed after {RETRIES} retries: {type(error).__name__}: {line}; see the log "
+            "of the cluster for what ends its workers (most often memory)"
         ) from None

@@ -1,12 +1,13 @@
-"""Collecting on a cluster: every node about every input, by Ray Data.
+"""Collecting a trace on a cluster, with Ray Data.
 
-Inputs go through the nodes in chunks, one stage of actors for each node; each actor makes its
-model once. Chunks keep their order, and a chunk is cut where a local ``ttamer.collect`` would cut
-its batches, so the trace is the same but for the times measured.
+Inputs pass through the nodes in chunks, one stage of actors for each node; each actor creates its
+model once. Chunks keep their order and end where a local :func:`ttamer.collect` ends its batches,
+so the trace is the same except for measured times.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import pickle
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,27 +17,25 @@ import ray.data
 from ray.exceptions import RayError
 
 from ttamer.errors import ArgumentError, TraceError, TTamerError
-from ttamer.ray.blocks import files_of
 from ttamer.ray.cluster import WorkLost, cpus, joined, resources
-from ttamer.ray.models import made
-from ttamer.ray.spans import Span, spans_of
+from ttamer.ray.parquet import Span, files_of, spans_of
 from ttamer.runtime import collecting as local
 from ttamer.runtime.calling import Batched, EventLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from ttamer.ray.blocks import Paths
+    from ttamer.ray.parquet import Paths
     from ttamer.trace.spec import Order, Target
     from ttamer.trace.trace import OnBad, Trace
 
 __all__ = ["collect", "collect_parquet"]
 
-CHUNK = 64
-"""Inputs handed on at a time, or the next multiple of the largest batch."""
+CHUNK_ROWS = 64
+"""The number of inputs in a chunk, rounded up to a multiple of the largest batch."""
 
 Answers = tuple[list[Any], tuple[int, str] | None]
-"""What a node said of a chunk, and where and how it failed for good."""
+"""The answers of a node to a chunk, and the position and text of its error, if it failed."""
 
 
 def collect(
@@ -49,20 +48,38 @@ def collect(
     address: str | None = None,
     **options: Any,
 ) -> Trace:
-    """Ask every node about every input, on a cluster; as :func:`ttamer.collect` besides.
+    """Call every node with every input, on a cluster, and return the replies as a trace.
 
-    A node is a callable, or a class whose objects are: then each of its actors makes one, and keeps
-    its model. ``workers`` is how many actors a node has, and ``resources`` what each of them needs
-    (``{"large": {"num_gpus": 1}}``); by default the cores are shared evenly.
+    ::
+
+        trace = collect(texts, {"small": small, "large": LargeModel}, workers={"large": 4})
+
+    Args:
+        inputs: The inputs.
+        nodes: The callable of each node, or a class of callables, of which each actor creates one.
+        labels: The right answer for each input.
+        workers: The number of actors of every node, or of each node by name.
+        resources: What each actor of a node needs (``{"large": {"num_gpus": 1}}``); by default the
+            cores are divided evenly.
+        address: The address of the cluster: see :func:`ttamer.ray.joined`.
+        **options: The other options of :func:`ttamer.collect`.
+
+    Returns:
+        The trace.
+
+    Raises:
+        ArgumentError: Where an option is out of range, or the cluster is too small.
+        TraceError: Where a call fails, or no rows are left.
+        WorkLost: Where a task fails repeatedly.
     """
     pairs = local.with_labels(inputs, labels)
     size = _chunk_size(nodes)
     chunks = []
     start = 0
     while part := list(itertools.islice(pairs, size)):
-        values, said = [value for value, _ in part], [label for _, label in part]
+        values, right = [value for value, _ in part], [label for _, label in part]
         chunks.append(
-            {"start": start, "values": pickle.dumps(values), "labels": pickle.dumps(said)}
+            {"start": start, "values": pickle.dumps(values), "labels": pickle.dumps(right)}
         )
         start += len(part)
     work = _Work(nodes, start, labels is not None, workers, resources or {}, **options)
@@ -81,10 +98,29 @@ def collect_parquet(
     address: str | None = None,
     **options: Any,
 ) -> Trace:
-    """Ask every node about a column of Parquet files, which the actors' machines read.
+    """Call every node with a column of Parquet files, which the machines of the cluster read.
 
-    ``column`` holds the inputs and ``label`` names the one of labels, if there is one. All else as
-    for :func:`collect`.
+    ::
+
+        trace = collect_parquet("inputs/", nodes, column="text", label="right")
+
+    Args:
+        paths: A file, a folder, or a list of them.
+        nodes: As for :func:`collect`.
+        column: The name of the column of inputs.
+        label: The name of the column of labels, if there is one.
+        workers: As for :func:`collect`.
+        resources: As for :func:`collect`.
+        address: As for :func:`collect`.
+        **options: As for :func:`collect`.
+
+    Returns:
+        The trace.
+
+    Raises:
+        ArgumentError: Where an option is out of range, or the cluster is too small.
+        TraceError: Where a file cannot be read, a call fails, or no rows are left.
+        WorkLost: Where a task fails repeatedly.
     """
     spans = spans_of(files_of(paths), column, label, chunk=_chunk_size(nodes))
     rows = spans[-1].stop if spans else 0
@@ -96,23 +132,25 @@ def collect_parquet(
 
 
 def _chunk_size(nodes: Mapping[str, Any]) -> int:
+    """Return the number of inputs in a chunk."""
     block = _block(nodes)
-    return -(-CHUNK // block) * block
+    return -(-CHUNK_ROWS // block) * block
 
 
 def _block(nodes: Mapping[str, Any]) -> int:
-    """Return how many inputs a local reading takes at a time."""
+    """Return the number of inputs that a local collection takes at a time."""
     return max((n.size for n in nodes.values() if isinstance(n, Batched)), default=1)
 
 
 def _chunks(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    span: Span = pickle.loads(row["span"])  # noqa: S301 - made here
+    """Yield the chunks of a span."""
+    span: Span = pickle.loads(row["span"])  # noqa: S301 - pickled here
     for start, values, labels in span.read():
         yield {"start": start, "values": pickle.dumps(values), "labels": pickle.dumps(labels)}
 
 
 class _Work:
-    """One collection: what was asked for, checked; the stages; what comes of them."""
+    """One collection: its checked options, its stages, and its result."""
 
     def __init__(
         self,
@@ -151,18 +189,18 @@ class _Work:
 
     @property
     def share(self) -> float:
-        """The cores of one actor, so that all have room, and reading besides.
+        """The cores of one actor, such that all actors and the reading of files fit.
 
-        What an actor holds is lent to nobody: were there no room left, all would wait for ever.
+        An actor keeps its cores: if they did not all fit, the work would never start.
         """
         return min(1.0, int(100 * cpus() / (sum(self._workers.values()) + 1)) / 100)
 
     def _needs(self, name: str) -> dict[str, float]:
-        """Return what one actor of a node needs."""
+        """Return the resources of one actor of a node."""
         return {"num_cpus": self.share, **self._resources.get(name, {})}
 
     def _check_room(self) -> None:
-        """Refuse what the cluster has no room for: it would be waited for without end."""
+        """Refuse actors for which the cluster is too small: they would wait forever."""
         there = resources()
         for key, kind in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
             needed = sum(
@@ -175,7 +213,7 @@ class _Work:
                 )
 
     def done(self, data: Any) -> Trace:
-        """Send chunks through all nodes, and return the trace."""
+        """Pass chunks through all nodes, and return the trace."""
         self._check_room()
         data.context.execution_options.preserve_order = True
         data.context.enable_progress_bars = False
@@ -194,23 +232,24 @@ class _Work:
             if isinstance(cause, TTamerError):
                 raise cause from None
             line = str(error).strip().rpartition("\n")[2]
-            raise WorkLost(f"the inputs could not be asked about: {line}") from error
+            raise WorkLost(f"collecting failed: {line}") from error
 
     def _trace(self, data: Any) -> Trace:
+        """Return the trace of all chunks."""
         log = self._options.log()
         done = 0
         for chunk in data.iter_rows():
-            said: list[Answers] = [
-                pickle.loads(chunk[f"answers {number}"])  # noqa: S301 - made here
+            replies: list[Answers] = [
+                pickle.loads(chunk[f"answers {number}"])  # noqa: S301 - pickled here
                 for number in range(len(self._nodes))
             ]
-            failed = [(at, number, text) for number, (_, fail) in enumerate(said) if fail
+            failed = [(at, number, text) for number, (_, fail) in enumerate(replies) if fail
                       for at, text in [fail]]  # fmt: skip
-            if failed:  # the one that a local collection would have met first
+            if failed:  # the one that a local collection meets first
                 raise TraceError(min(failed)[2])
-            labels = pickle.loads(chunk["labels"])  # noqa: S301 - made here
+            labels = pickle.loads(chunk["labels"])  # noqa: S301 - pickled here
             for row, label in enumerate(labels):
-                log.add([answers[row] for answers, _ in said], label, done + row)
+                log.add([answers[row] for answers, _ in replies], label, done + row)
             done += len(labels)
             if self._progress is not None:
                 self._progress(done, self._rows)
@@ -218,21 +257,22 @@ class _Work:
 
 
 class _Asker:
-    """An actor with one node inside."""
+    """An actor with one node."""
 
     def __init__(self, number: int, name: str, node: Any, options: local.Collection) -> None:
         self._column, self._name, self._block = f"answers {number}", name, options.block
         self._calls = options.calls(EventLoop())
-        self._node = made(node)
+        self._node = _created(node)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         answers = [
-            pickle.dumps(self._asked(int(start), pickle.loads(values)))  # noqa: S301 - made here
+            pickle.dumps(self._asked(int(start), pickle.loads(values)))  # noqa: S301 - pickled here
             for start, values in zip(batch["start"], batch["values"], strict=True)
         ]
         return {**batch, self._column: answers}
 
     def _asked(self, start: int, values: list[Any]) -> Answers:
+        """Return the answers to a chunk."""
         answers: list[Any] = []
         for at in range(0, len(values), self._block):
             part = values[at : at + self._block]
@@ -243,7 +283,15 @@ class _Asker:
         return answers, None
 
 
+def _created(node: Any) -> Any:
+    """Return a callable: an object of a class, or the node itself."""
+    if isinstance(node, Batched):
+        return Batched(_created(node.answer), node.size)
+    return node() if inspect.isclass(node) else node
+
+
 def _by_node(workers: int | Mapping[str, int], names: tuple[str, ...]) -> dict[str, int]:
+    """Return the number of actors of each node."""
     table = dict.fromkeys(names, workers) if isinstance(workers, int) else {**workers}
     if odd := set(table) - set(names):
         raise ArgumentError(f"workers name {odd.pop()!r}; the nodes are {', '.join(names)}")

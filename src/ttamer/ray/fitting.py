@@ -1,10 +1,11 @@
 """Fitting Parquet files on a cluster, bit for bit as a local streaming fit would.
 
-Two rounds of tasks, each over all blocks (blocks.py). The first keeps a uniform sample: a row's key
-is a function of the seed and of its number among all rows, so that any task can tell which of its
-rows are in the sample. Plan and states are chosen from the sample, here. The second counts. Counts
-are added up, and digests joined, in the order of the blocks: neither the number of workers, nor who
-is done first, nor a task done twice changes a bit of the result.
+There are two rounds of tasks, each over all blocks (:mod:`ttamer.ray.parquet`). The first draws a
+uniform sample: a row's key is a function of the seed and of its number among all rows, so every
+task can compute which of its rows are in the sample. Plan and states are chosen from the sample, in
+this process. The second round counts. Counts are added, and digests joined, in the order of the
+blocks, so the result does not depend on the number of workers, on the order in which they finish,
+or on tasks that are repeated.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ import ray
 from ttamer.errors import TraceError
 from ttamer.fitting import streaming
 from ttamer.fitting.counts import Counts
-from ttamer.ray.blocks import files_of, spec_of, stretches
 from ttamer.ray.cluster import RETRIES, cpus, in_order, joined
-from ttamer.ray.paying import hint
+from ttamer.ray.parquet import files_of, spec_of, stretches
 from ttamer.trace.builder import Agreement
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.trace import Trace
@@ -38,17 +38,20 @@ if TYPE_CHECKING:
     from ttamer.fitted.ladder import FittedLadder
     from ttamer.fitted.quantiser import Quantiser
     from ttamer.fitting.counts import Pair
-    from ttamer.ray.blocks import Paths, Stretch
+    from ttamer.ray.parquet import Paths, Stretch
     from ttamer.trace.spec import CascadeSpec
 
 __all__ = ["fit_parquet"]
 
-BLOCKS_IN_A_TASK = 8
-"""At most, unless row groups are longer."""
+BLOCKS_PER_TASK = 8
+"""The largest number of blocks of a task, unless row groups are longer."""
 TASKS_PER_CORE = 4
-"""At least, where there are so many blocks: the last tasks should not be waited for long."""
+"""The number of tasks per core to aim for, so that cores do not wait long for the last task."""
 SPARE = 6.0
-"""Standard deviations of the sample's size that are kept above it."""
+"""The number of standard deviations by which the first draw of the sample is larger."""
+MIN_ROWS = 4_000_000
+"""Below this number of rows a local fit is faster, measured with two workers by
+experiments/ray/growth.py."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,25 +64,43 @@ def fit_parquet(
     sample_rows: int = streaming.SAMPLE_ROWS,
     **options: Any,
 ) -> FittedLadder:
-    """Fit Parquet files of any length on a Ray cluster; options as for :func:`ttamer.fit`.
+    """Fit Parquet files of any length on a Ray cluster.
 
-    ``paths`` is a file, a folder, or several; every machine of the cluster must see them under the
-    same names. They count as one log, in that order. ``address`` is the cluster's, where this
-    process is not connected to one: see :func:`ttamer.ray.joined`. The result is that of
-    ``ttamer.fitting.fit_file`` to the last bit. A worker that dies is replaced, and what it did
-    is done again.
+    The result is that of :func:`ttamer.fitting.fit_file`, bit for bit. The work of a worker that
+    dies is repeated by another::
+
+        ladder = fit_parquet(["day1.parquet", "day2.parquet"], "cascade.toml", address="auto")
+
+    Args:
+        paths: A file, a folder, or a list of them, which count as one log in that order. Every
+            machine of the cluster must see them under the same names.
+        cascade: The cascade; by default the one inside the first file.
+        address: The address of the cluster, where this process is not connected to one: see
+            :func:`ttamer.ray.joined`.
+        sample_rows: The number of rows from which plan and states are chosen.
+        **options: The options of :func:`ttamer.fit`.
+
+    Returns:
+        The fitted ladder.
+
+    Raises:
+        TraceError: Where a file cannot be read.
+        ArgumentError: Where an option is out of range.
+        WorkLost: Where a task fails repeatedly.
     """
     chosen = streaming.options_of(options)
     say = chosen["progress"] or (lambda _: None)
     files = files_of(paths)
     spec = spec_of(cascade, files[0])
-    new_cluster = address in (None, "local") and not ray.is_initialized()
     with joined(address):
         workers = cpus()
         work = stretches(files, spec, rows=streaming.BATCH_ROWS, blocks=1)
         rows = work[-1].first + work[-1].rows
-        if line := hint(rows, workers, new_cluster=new_cluster):
-            _log.warning(line)
+        if rows < MIN_ROWS:
+            _log.warning(
+                "%d rows on %d workers: a local fit is probably faster; use "
+                "ttamer.fitting.fit_file (ttamer fit --stream)", rows, workers,
+            )  # fmt: skip
         work = _grouped(work, workers)
         sample = _sample(work, rows, sample_rows, chosen["seed"], say)
         planned = streaming.Planned.of(sample, chosen)
@@ -88,9 +109,9 @@ def fit_parquet(
 
 
 def _grouped(work: Sequence[Stretch], workers: int) -> list[Stretch]:
-    """Join neighbours, so that a task is worth its start and every core has several."""
+    """Join neighbours, so that tasks are not too short and every core has several."""
     blocks = sum(len(each.blocks) for each in work)
-    most = min(BLOCKS_IN_A_TASK, math.ceil(blocks / (TASKS_PER_CORE * workers)))
+    most = min(BLOCKS_PER_TASK, math.ceil(blocks / (TASKS_PER_CORE * workers)))
     found = [work[0]]
     for each in work[1:]:
         last = found[-1]
@@ -135,8 +156,8 @@ def _sampled(
     stretch: Stretch, seed: int, share: float
 ) -> tuple[Trace | None, NDArray[np.float64] | None]:
     """Return the rows of a stretch whose keys are below a share, and their keys."""
-    bits = np.random.PCG64(np.random.SeedSequence([seed, 1]))  # as the local fit draws them
-    bits.advance(stretch.first + stretch.cuts[0])  # one number a row
+    bits = np.random.PCG64(np.random.SeedSequence([seed, 1]))  # the draws of the local fit
+    bits.advance(stretch.first + stretch.cuts[0])  # one number for each row
     generator = np.random.Generator(bits)
     keys = [generator.random(stop - start) for start, stop in stretch.blocks]
     inside = [np.flatnonzero(each < share) for each in keys]
@@ -158,14 +179,14 @@ def _count(
     rows: int,
     say: Callable[[str], None],
 ) -> tuple[Counts, str]:
-    """Return the counts of all rows and their digest, both made in the order of the rows."""
+    """Return the counts of all rows and their digest, both in the order of the rows."""
     counts: Counts | None = None
     digest = hashlib.sha256()
     agreements = _Agreements()
     shared = ray.put((quantiser, pairs))
     results = in_order(lambda piece: _counted.remote(piece, shared), work)
-    for piece, (found, said) in zip(work, results, strict=True):
-        agreements.note(piece, said)
+    for piece, (found, classes) in zip(work, results, strict=True):
+        agreements.note(piece, classes)
         for more, its_digest in found:
             counts = more if counts is None else counts + more
             digest.update(its_digest.encode())
@@ -179,8 +200,8 @@ def _count(
 @ray.remote(max_retries=RETRIES)
 def _counted(
     stretch: Stretch, shared: tuple[Quantiser, list[Pair]]
-) -> tuple[list[tuple[Counts, str]], _Said]:
-    """Return the counts and the digest of each block, and which classes were spoken of."""
+) -> tuple[list[tuple[Counts, str]], _Classes]:
+    """Return the counts and the digest of each block, and the classes that occur."""
     quantiser, pairs = shared
     agreement = Agreement()
     classes: tuple[str, ...] = ()
@@ -197,35 +218,36 @@ def _counted(
     )
 
 
-_Said = tuple[list[str], list[str]] | None
-"""Classes predicted, and classes of labels; ``None`` once a label was predicted."""
+_Classes = tuple[list[str], list[str]] | None
+"""The classes predicted, and the classes of labels; ``None`` once a label was predicted."""
 
 
 class _Agreements:
-    """Whether predictions and labels speak of the same classes, file by file."""
+    """Whether predictions and labels share a class, file by file."""
 
     def __init__(self) -> None:
         self._piece: Stretch | None = None
         self._start()
 
     def _start(self) -> None:
+        """Begin a file."""
         self._codes, self._agreement = ClassCodes(), Agreement()
 
-    def note(self, piece: Stretch, said: _Said) -> None:
+    def note(self, piece: Stretch, classes: _Classes) -> None:
         """Take one more stretch into account; with the next file the last one is checked."""
         if self._piece is not None and self._piece.file != piece.file:
             self.check()
             self._start()
         self._piece = piece
         mine = self._agreement
-        if said is None:
+        if classes is None:
             mine.met = True
         elif not mine.met:
-            mine.said |= {self._codes.code(text) for text in said[0]}
-            mine.labels |= {self._codes.code(text) for text in said[1]}
+            mine.said |= {self._codes.code(text) for text in classes[0]}
+            mine.labels |= {self._codes.code(text) for text in classes[1]}
             mine.met = not mine.said.isdisjoint(mine.labels)
 
     def check(self) -> None:
-        """Refuse a file in which no label was ever predicted by anyone."""
+        """Refuse a file in which no label was ever predicted."""
         if self._piece is not None:
             self._agreement.check(self._piece.layout, self._codes.classes)

@@ -1,17 +1,17 @@
-"""Replicas: what ``cascade.toml`` says of a node on a cluster, and a process that answers for it.
+"""Replicas: the placement of a node on a cluster, and the process that answers for it.
 
-::
+A replica loads neither the gateway nor Ray Serve. The placement is in ``cascade.toml``::
 
     [[node]]
     name = "small"
     cost = 1.0
-    model = "models:Small"     # module:factory; what it makes answers inputs
-    replicas = [1, 4]          # at least and at most; a number for always so many
+    model = "models:Small"     # module:factory; the factory returns a callable
+    replicas = [1, 4]          # the smallest and the largest number, or one number for both
     cpus = 1.0                 # of each replica
     gpus = 0.0
-    concurrency = 8            # inputs a replica works on at a time
+    concurrency = 8            # the inputs that a replica works on at a time
 
-A node with an ``upstream`` instead is asked over HTTP, by its replicas.
+The replicas of a node with an ``upstream`` instead of a ``model`` call it over HTTP.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer._numbers import is_number
 from ttamer.errors import CascadeError
-from ttamer.ray.models import model_from
 from ttamer.runtime.calling import is_async
+from ttamer.runtime.references import import_reference
 from ttamer.runtime.reply import Unusable, error_text, reply_of
 from ttamer.serve.asking import Answered, nodes_of
 from ttamer.serve.confidence import question_of
@@ -44,24 +44,26 @@ if TYPE_CHECKING:
 __all__ = ["Failed", "Placement", "Replica", "read_placements"]
 
 NOWHERE = "http://nowhere.invalid/v1"
-"""Stands for the upstream of a node that has a model instead; never asked."""
+"""The upstream of a node that has a model instead; it is never called."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how often a node runs."""
+    """The model of a node, and the number and size of its replicas."""
 
     model: str | None
     """``"module:factory"``; ``None`` for a node with an upstream."""
     replicas: tuple[int, int] = (1, 1)
-    """At least, and at most."""
+    """The smallest and the largest number of replicas."""
     cpus: float = 1.0
+    """The cores of each replica."""
     gpus: float = 0.0
+    """The GPUs of each replica."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Why a replica has no answer."""
+    """The reason why a replica has no answer."""
 
     kind: Any
     text: str
@@ -69,7 +71,7 @@ class Failed:
 
 
 def read_placements(spec: CascadeSpec) -> tuple[Settings, dict[str, Placement]]:
-    """Check a cascade for serving on a cluster: its settings, and where each node runs.
+    """Return the settings of a cascade on a cluster, and the placement of each node.
 
     >>> spec = CascadeSpec.from_toml('''
     ... [[node]]
@@ -105,36 +107,39 @@ def read_placements(spec: CascadeSpec) -> tuple[Settings, dict[str, Placement]]:
 
 
 def _replicas(value: Any, place: str) -> tuple[int, int]:
+    """Check ``replicas``."""
     ends = [value, value] if isinstance(value, int) else value
     whole = isinstance(ends, list) and len(ends) == 2 and all(type(end) is int for end in ends)
     if not whole or not 1 <= ends[0] <= ends[1]:
         raise CascadeError(
-            f"{place}: replicas is {value!r}; it must be a whole number from 1, or two like [1, 4]"
+            f"{place}: replicas is {value!r}; it must be a whole number from 1, or two such as "
+            "[1, 4]"
         )
     return ends[0], ends[1]
 
 
 def _amount(value: Any, what: str) -> float:
+    """Check ``cpus`` or ``gpus``."""
     if not is_number(value) or not 0 <= value < 2**20:
         raise CascadeError(f"{what} is {value!r}; it must be a number from 0")
     return float(value)
 
 
 class Replica:
-    """One process that answers for one node."""
+    """A process that answers for one node."""
 
     def __init__(self, cascade: str, name: str) -> None:
         self._settings, placements = read_placements(CascadeSpec.from_toml(cascade))
         self._node = self._settings.nodes[name]
         place = placements[name].model
-        self._model = None if place is None else model_from(place)
+        self._model = None if place is None else import_reference(place)()
         self._upstream: Node | None = None
         self._stack = AsyncExitStack()
 
     async def ask(
         self, path: str, body: dict[str, Any], timeout: float | None, headers: dict[str, str]
     ) -> Answered | Failed:
-        """Answer one request. What goes wrong is said, not raised: it must travel well."""
+        """Answer one request; an error is returned, not raised, so that it can be pickled."""
         try:
             if self._model is None:
                 node = await self._opened()
@@ -148,18 +153,20 @@ class Replica:
         await self._stack.aclose()
 
     async def _opened(self) -> Node:
+        """Return the upstream, with an open session."""
         if self._upstream is None:
             session = await self._stack.enter_async_context(open_session(1024))
             self._upstream = nodes_of(self._settings, session)[self._node.name]
         return self._upstream
 
     async def _asked(self, path: str, body: Mapping[str, Any]) -> Answered | Failed:
+        """Return the model's answer to one request."""
         model: Any = self._model
         value = question_of(body)
         start = time.monotonic()
         try:
-            said = await (model(value) if is_async(model) else asyncio.to_thread(model, value))
-            reply = reply_of(said)
+            returned = await (model(value) if is_async(model) else asyncio.to_thread(model, value))
+            reply = reply_of(returned)
         except Unusable as error:
             return Failed("garbage", str(error))
         except Exception as error:  # whatever a user's model raises
@@ -172,7 +179,7 @@ class Replica:
 
 
 def _response(path: str, text: str) -> dict[str, Any]:
-    """Return a model's answer in the shape that an upstream would have given it."""
+    """Return a model's answer in the form of an upstream's response."""
     message = {"message": {"role": "assistant", "content": text}}
     choice = message if path.startswith("/chat") else {"text": text}
     return {"choices": [{"index": 0, "finish_reason": "stop", **choice}]}

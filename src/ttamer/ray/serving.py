@@ -4,9 +4,9 @@
 
     serve run ttamer.ray.serving:build cascade=cascade.toml policy=policy.ttamer
 
-Every node's deployment grows and shrinks by itself. The ingress is the gateway (``ttamer serve``)
-with all its doors, keys, limits and metrics; where that asks an upstream, this asks a deployment.
-A request whose replica dies is given to another one.
+The deployment of each node scales by itself. The ingress is the gateway (``ttamer serve``) with all
+its endpoints, keys, limits and metrics; instead of upstreams it calls deployments. A request whose
+replica dies is sent to another replica.
 """
 
 from __future__ import annotations
@@ -46,27 +46,39 @@ if TYPE_CHECKING:
 __all__ = ["application", "build"]
 
 RETRIES = 5
-"""How often a request is given to another replica, after one died with it."""
+"""The number of times a request is sent to another replica after its replica died."""
 PAUSE = 0.05
-"""Seconds before that, times the number of the try."""
-LOOK = 2.0
-"""Seconds between looks at whether a replica lives."""
+"""The seconds before the first retry; the k-th waits k times as long."""
+HEALTH_CHECK_PERIOD = 2.0
+"""The seconds between health checks of a replica."""
 
 
 def application(
     cascade: CascadeSpec | str | os.PathLike[str], policy: str | os.PathLike[str]
 ) -> Application:
-    """Return the application; start it with ``ray.serve.run``.
+    """Return a Ray Serve application with one deployment for each node.
 
-    The machine of the ingress must see the policy's file under the same name, and those of the
-    replicas must be able to import the modules of their models.
+    ::
+
+        ray.serve.run(application("cascade.toml", "policy.ttamer"))
+
+    Args:
+        cascade: The cascade; the machines of the replicas must be able to import its models.
+        policy: The policy file; the machine of the ingress must see it under the same name.
+
+    Returns:
+        The application.
+
+    Raises:
+        CascadeError: Where the cascade cannot be served on a cluster.
+        ArtefactError: Where the policy cannot be loaded, or is for other nodes.
     """
     spec = cascade if isinstance(cascade, CascadeSpec) else CascadeSpec.from_file(cascade)
     settings, placements = read_placements(spec)
     if settings.serve.direct:
         raise CascadeError(
-            "[serve]: direct = true hands on what upstreams send, and here deployments are asked; "
-            "remove it, or use ttamer serve"
+            "[serve]: direct = true relays the responses of upstreams, and a cluster has "
+            "deployments instead; remove it, or use ttamer serve"
         )
     path = Path(policy).absolute()
     load_for(path, spec.names)
@@ -79,7 +91,7 @@ def application(
         _Ingress,
         name="ingress",
         max_ongoing_requests=settings.serve.max_concurrent + settings.serve.queue,
-        health_check_period_s=LOOK,
+        health_check_period_s=HEALTH_CHECK_PERIOD,
         ray_actor_options={"num_cpus": 0},
     )
     served: Application = ingress.bind(text, str(path), handles)
@@ -87,16 +99,27 @@ def application(
 
 
 def build(args: dict[str, str]) -> Application:
-    """Return the application that ``serve run`` is told of: ``cascade=FILE policy=FILE``."""
+    """Return the application for ``serve run ttamer.ray.serving:build``.
+
+    Args:
+        args: The arguments of the command: ``cascade=FILE policy=FILE``.
+
+    Returns:
+        The application.
+
+    Raises:
+        ArgumentError: Where an argument is missing or unknown.
+    """
     if args.keys() != {"cascade", "policy"}:
         raise ArgumentError(
-            "say cascade=cascade.toml and policy=policy.ttamer, and nothing else; got "
-            + (", ".join(args) or "nothing")
+            "the arguments are cascade=cascade.toml and policy=policy.ttamer; received "
+            + (", ".join(args) or "none")
         )
     return application(args["cascade"], args["policy"])
 
 
 def _deployment(number: int, node: NodeSettings, placement: Placement) -> Any:
+    """Return the deployment of a node."""
     low, high = placement.replicas
     options: dict[str, Any] = {"num_replicas": low}
     if low < high:
@@ -107,14 +130,14 @@ def _deployment(number: int, node: NodeSettings, placement: Placement) -> Any:
         Replica,
         name=f"node-{number}-" + re.sub(r"[^A-Za-z0-9_-]", "-", node.name),
         max_ongoing_requests=node.concurrency,
-        health_check_period_s=LOOK,
+        health_check_period_s=HEALTH_CHECK_PERIOD,
         ray_actor_options={"num_cpus": placement.cpus, "num_gpus": placement.gpus},
         **options,
     )
 
 
 class _Remote(Node):
-    """A node that is asked through a handle to its deployment."""
+    """A node that is called through the handle of its deployment."""
 
     def __init__(self, settings: NodeSettings, handle: DeploymentHandle[Any]) -> None:
         self.settings = settings
@@ -128,7 +151,7 @@ class _Remote(Node):
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answered:
-        """Ask a replica; if it dies, another one."""
+        """Call a replica; if it dies, call another one."""
         node = self.settings
         limit = min(node.timeout, float("inf") if timeout is None else timeout)
         end = time.monotonic() + limit
@@ -159,7 +182,7 @@ class _Remote(Node):
 
 
 class _Gateway(Gateway):
-    """The gateway, asking deployments."""
+    """The gateway, with deployments instead of upstreams."""
 
     def __init__(
         self, settings: Settings, policy: str, handles: Mapping[str, DeploymentHandle[Any]]
@@ -168,19 +191,19 @@ class _Gateway(Gateway):
         self._handles = handles
 
     def _opened(self, session: ClientSession) -> Mapping[str, Node]:
-        """Return the deployments: upstreams are asked by their replicas."""
+        """Return the deployments; their replicas call the upstreams."""
         del session
         nodes = self.settings.nodes
         return {name: _Remote(nodes[name], self._handles[name]) for name in nodes}
 
     def alone(self, model: str) -> str | None:
-        """Return that no node is asked alone: even one node is asked through the policy."""
+        """Return ``None`` for a node: every request goes through the policy."""
         return None if model in self.names else super().alone(model)
 
 
 @serve.ingress()
 class _Ingress:
-    """The policy, and the doors of the gateway."""
+    """The policy, and the endpoints of the gateway."""
 
     def __init__(self, cascade: str, policy: str, handles: dict[str, Any]) -> None:
         settings, _ = read_placements(CascadeSpec.from_toml(cascade))
@@ -191,4 +214,5 @@ class _Ingress:
 
 
 def _line(error: object) -> str:
+    """Return an error as one short line."""
     return " ".join(str(error).split())[:200]

@@ -1,8 +1,11 @@
-"""Blocks of Parquet files: the batches of a local reading, each to be had by itself.
+"""Parts of Parquet files that tasks read independently: blocks of traces, and spans of inputs.
 
-A local reading (``ttamer.trace.read_batches``) goes through a file from its first row, so many
-rows at a time. Digests and sums of floats depend on where one batch ends and the next begins; a
-block is such a batch, found from the file's footer alone and read without what comes before it.
+A local reading (:func:`ttamer.trace.read_batches`) goes through a trace from its first row, batch
+by batch. Digests and sums of floats depend on the boundaries of the batches. A *block* is one of
+these batches, located from the file's footer alone and read without the rows before it; a *stretch*
+is several consecutive blocks, the work of one task.
+
+A *span* is consecutive rows of one or more files of inputs, read together and passed on in chunks.
 """
 
 from __future__ import annotations
@@ -31,33 +34,33 @@ if TYPE_CHECKING:
 
     Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-__all__ = ["Stretch", "files_of", "spec_of", "stretches"]
+__all__ = ["Span", "Stretch", "files_of", "spans_of", "spec_of", "stretches"]
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Consecutive blocks of one file: what one task reads."""
+    """Consecutive blocks of one file: the work of one task."""
 
     file: int
     """The number of the file, from 0."""
     layout: Layout
     rows: int
-    """Of the whole file."""
+    """The number of rows of the whole file."""
     first: int
     """The number of the file's first row among the rows of all files."""
     cuts: tuple[int, ...]
-    """Rows of the file at which blocks begin, and the one at which the last of them ends."""
+    """The first row of each block in the file, and the row after the last block."""
 
     def __str__(self) -> str:
         return f"{self.layout.place}, rows {self.cuts[0]} to {self.cuts[-1] - 1}"
 
     @property
     def blocks(self) -> list[tuple[int, int]]:
-        """The blocks: first row, and the row after the last."""
+        """The first row of each block, and the row after its last."""
         return list(pairwise(self.cuts))
 
     def read(self, wanted: Sequence[bool] | None = None) -> Iterator[Trace]:
-        """Read the blocks, or those wanted, as a local reading has them."""
+        """Read all blocks, or those wanted, as a local reading does."""
         file = _Rows(Path(self.layout.place))
         if file.rows != self.rows:
             raise TraceError(
@@ -72,56 +75,56 @@ class Stretch:
 
 
 def files_of(paths: Paths) -> list[Path]:
-    """Return the files meant, in order: those named, and those of a folder by name."""
+    """Return the files in order: those named, and those of a folder sorted by name."""
     given = [paths] if isinstance(paths, str) or not isinstance(paths, list | tuple) else paths
     found: list[Path] = []
     for each in given:
         path = Path(each)  # type: ignore[arg-type]
         inside = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         if not inside:
-            raise TraceError(f"{path}: is a folder without *.parquet files; name another")
+            raise TraceError(f"{path}: is a folder without *.parquet files; name another folder")
         found += inside
     for path in found:
         if path.suffix.lower() != ".parquet":
-            raise TraceError(f"{path}: only Parquet files are read in parts; convert it")
+            raise TraceError(
+                f"{path}: only Parquet files are read in parts; convert the file to Parquet"
+            )
     if not found:
-        raise ArgumentError("there are no files: name at least one")
+        raise ArgumentError("there are no files; name at least one")
     return [path.absolute() for path in found]
 
 
 def spec_of(cascade: CascadeSpec | str | os.PathLike[str] | None, first: Path) -> CascadeSpec:
-    """Return the cascade given, or else the one kept in the first file."""
+    """Return the cascade given, or the one inside the first file."""
     if isinstance(cascade, CascadeSpec):
         return cascade
     if cascade is not None:
         return CascadeSpec.from_file(cascade)
     kept = open_source(first).cascade
     if kept is None:
-        raise ArgumentError(f"{first}: keeps no cascade; give a cascade.toml")
+        raise ArgumentError(f"{first}: has no cascade inside; give a cascade.toml")
     try:
         return CascadeSpec.from_toml(kept.decode("utf-8", "replace"))
     except CascadeError as error:
         raise TraceError(
-            f"{first}: the cascade kept in the file is damaged: {error}; give a cascade.toml"
+            f"{first}: the cascade inside the file is damaged: {error}; give a cascade.toml"
         ) from None
 
 
 def stretches(files: Sequence[Path], spec: CascadeSpec, *, rows: int, blocks: int) -> list[Stretch]:
-    """Cut files into stretches of about so many blocks, each of at most ``rows`` rows.
+    """Cut files into stretches of about ``blocks`` blocks, each of at most ``rows`` rows.
 
     Only footers are read. A stretch begins at the first block that begins in a row group, so that
-    no row group is read by many.
+    few tasks read the same row group.
     """
     found: list[Stretch] = []
     first = 0
     for number, path in enumerate(files):
-        open_source(path)  # says what is wrong with a file in the words of a local reading
+        open_source(path)  # raises the errors of a local reading
         file = _Rows(path)
         layout = plan(file.columns, spec, str(path))
         if not file.total:
-            raise TraceError(
-                f"{path}: has columns and no rows; bring a log with at least one input"
-            )
+            raise TraceError(f"{path}: has columns and no rows; a log needs at least one row")
         found += [
             Stretch(number, layout, file.total, first, cuts)
             for cuts in file.stretches(layout, rows, blocks)
@@ -130,8 +133,92 @@ def stretches(files: Sequence[Path], spec: CascadeSpec, *, rows: int, blocks: in
     return found
 
 
+@dataclass(frozen=True)
+class Span:
+    """Consecutive rows of some files, as one list of inputs."""
+
+    parts: tuple[tuple[str, int, int], ...]
+    """The file, the first row in it, and the row after the last."""
+    start: int
+    """The number of the first row among the rows of all files."""
+    stop: int
+    chunk: int
+    column: str
+    label: str | None
+
+    def read(self) -> Iterator[tuple[int, list[Any], list[Any]]]:
+        """Yield chunks: the number of the first row, the inputs, and the labels or ``None``."""
+        values: list[Any] = []
+        labels: list[Any] = []
+        for path, start, stop in self.parts:
+            table = _rows(path, start, stop, [self.column, *([self.label] if self.label else [])])
+            values += table.column(self.column).to_pylist()
+            labels += table.column(self.label).to_pylist() if self.label else [None] * len(table)
+        for at in range(0, len(values), self.chunk):
+            part = slice(at, at + self.chunk)
+            yield self.start + at, values[part], labels[part]
+
+
+def spans_of(files: Sequence[Path], column: str, label: str | None, *, chunk: int) -> list[Span]:
+    """Cut files into spans of whole chunks, about one for each row group, by their footers."""
+    starts: list[int] = []  # of row groups, among all rows
+    ends: list[tuple[str, int, int]] = []  # of files
+    rows = 0
+    for path in files:
+        file = _open(str(path))
+        for name in (column, *([label] if label else [])):
+            if name not in file.schema_arrow.names:
+                raise TraceError(
+                    f"{path}: there is no column {name!r}; the file has "
+                    f"{', '.join(file.schema_arrow.names[:12])}"
+                )
+        first = rows
+        for number in range(file.metadata.num_row_groups):
+            starts.append(rows)
+            rows += file.metadata.row_group(number).num_rows
+        ends.append((str(path), first, rows))
+    cuts = sorted({min(-(-start // chunk) * chunk, rows) for start in starts} | {rows})
+    return [
+        Span(_parts(ends, start, stop), start, stop, chunk, column, label)
+        for start, stop in pairwise(cuts)
+    ]
+
+
+def _parts(
+    files: Sequence[tuple[str, int, int]], start: int, stop: int
+) -> tuple[tuple[str, int, int], ...]:
+    """Return the part of each file that lies between two rows of all files."""
+    return tuple(
+        (path, max(start, first) - first, min(stop, end) - first)
+        for path, first, end in files
+        if max(start, first) < min(stop, end)
+    )
+
+
+def _open(path: str) -> Any:
+    """Open a Parquet file."""
+    try:
+        return arrow("pyarrow.parquet").ParquetFile(path)
+    except (OSError, arrow().ArrowException) as error:
+        line = str(error).partition("\n")[0][:200]
+        raise TraceError(f"{path}: cannot be read as Parquet: {line}") from None
+
+
+def _rows(path: str, start: int, stop: int, columns: list[str]) -> Any:
+    """Return some rows of a file, reading only their row groups."""
+    file = _open(path)
+    groups, skipped, at = [], 0, 0
+    for number in range(file.metadata.num_row_groups):
+        end = at + file.metadata.row_group(number).num_rows
+        if at < stop and start < end:
+            groups.append(number)
+            skipped = skipped if groups[1:] else at
+        at = end
+    return file.read_row_groups(groups, columns=columns).slice(start - skipped, stop - start)
+
+
 class _Rows(ParquetFile):
-    """A Parquet file of which any rows can be had."""
+    """A Parquet file with access to any range of rows."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -142,7 +229,7 @@ class _Rows(ParquetFile):
         self.total = int(self._groups[-1])
 
     def stretches(self, layout: Layout, rows: int, blocks: int) -> Iterator[tuple[int, ...]]:
-        """Yield where the blocks of each stretch begin, and where its last one ends."""
+        """Yield the cuts of each stretch: where its blocks begin, and where the last one ends."""
         cuts = self._cuts(layout, rows)
         group = np.searchsorted(self._groups, cuts[:-1], side="right")
         begin = 0
@@ -153,10 +240,10 @@ class _Rows(ParquetFile):
                 begin = at
 
     def _cuts(self, layout: Layout, rows: int) -> list[int]:
-        """Return where a local reading begins a batch, and the end.
+        """Return the rows at which a local reading begins a batch, and the end.
 
-        Every so many rows; and where a row group brings a new dictionary of text, since one batch
-        of Arrow has one dictionary.
+        A batch begins after every ``rows`` rows, and where a row group has a new dictionary of
+        text, since one batch of Arrow has one dictionary.
         """
         cuts = {*range(0, self.total, rows), self.total}
         text = set(self._text(layout))
@@ -178,7 +265,7 @@ class _Rows(ParquetFile):
     def blocks(
         self, layout: Layout, blocks: Sequence[tuple[int, int]], wanted: Sequence[bool] | None
     ) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, table) of each block wanted; neighbours are read in one go."""
+        """Yield the first row and the table of each block wanted; neighbours are read together."""
         run: list[tuple[int, int]] = []
         for number, block in enumerate(blocks):
             if wanted is None or wanted[number]:
@@ -190,6 +277,7 @@ class _Rows(ParquetFile):
             yield from self._run(layout, run)
 
     def _run(self, layout: Layout, run: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Any]]:
+        """Yield the first row and the table of each of some consecutive blocks."""
         pa = arrow()
         begin, end = run[0][0], run[-1][1]
         low = int(np.searchsorted(self._groups, begin, side="right")) - 1
@@ -206,6 +294,7 @@ class _Rows(ParquetFile):
             at = stop
 
     def _batches(self, layout: Layout, groups: range, rows: int) -> Iterator[Any]:
+        """Yield the Arrow batches of some row groups."""
         text = [c for c in layout.classes if arrow().types.is_string(self._schema.field(c).type)]
         file = self._open(text) if text else self._file
         try:
@@ -216,4 +305,4 @@ class _Rows(ParquetFile):
         except (arrow().ArrowException, OSError, ValueError) as error:
             line = str(error).partition("\n")[0][:200]
             raise TraceError(f"{self._place}: is damaged: {line}") from None
-        raise TraceError(f"{self._place}: is damaged: it has fewer rows than it says")
+        raise TraceError(f"{self._place}: is damaged: it has fewer rows than its footer states")

@@ -1,4 +1,4 @@
-"""Blocks are the batches of a local reading, each to be had by itself."""
+"""Blocks are the batches of a local reading, each readable by itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.traces import answering_trace, chain_trace
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.ray.blocks import files_of, spec_of, stretches
+from ttamer.ray.parquet import files_of, spec_of, stretches
 from ttamer.trace.files import read_batches
 from ttamer.trace.spec import CascadeSpec
 
@@ -117,5 +117,5 @@ def test_the_cascade_is_the_one_given_or_the_one_in_the_file(tmp_path):
     assert spec_of(tmp_path / "cascade.toml", tmp_path) == trace.spec
     assert spec_of(None, tmp_path / "log.parquet") == trace.spec
     write(tmp_path / "plain.parquet", group=100, text=False)
-    with pytest.raises(ArgumentError, match=r"keeps no cascade; give a cascade.toml"):
+    with pytest.raises(ArgumentError, match=r"has no cascade inside; give a cascade.toml"):
         spec_of(None, tmp_path / "plain.parquet")
