@@ -27,6 +27,7 @@ def measure() -> list[Result]:
     data = line_data(NODES, STATES)
     line = tt.Problem.line(*data)
     precedence = line.with_moves("precedence")
+    written = line.to_dict()  # what json.loads makes of a problem.json
     program = quantecon_line.build(*data, TRADEOFF)
     gap = abs(quantecon_line.solve(program, NODES) - tt.solve(line, TRADEOFF).value)
     if gap > MOST_GAP:
@@ -35,6 +36,7 @@ def measure() -> list[Result]:
     times = interleaved(
         {
             "walk": lambda: tt.solve(tt.Problem.line(*data), TRADEOFF),
+            "walk from json": lambda: tt.solve(tt.Problem.from_dict(written), TRADEOFF),
             "walk build": lambda: tt.Problem.line(*data),
             "walk solve": lambda: tt.solve(line, TRADEOFF),
             "index": lambda: tt.solve(tt.Problem.line(*data, moves="precedence"), TRADEOFF),
@@ -50,6 +52,12 @@ def measure() -> list[Result]:
     results = []
     for what, mine, theirs, least in (
         ("walk: build and solve, peer built state by state", "walk", "quantecon by state", 500.0),
+        (
+            "walk: from the object of a problem.json, build and solve, peer built state by state",
+            "walk from json",
+            "quantecon by state",
+            1000.0,
+        ),
         ("walk: build and solve, peer laid out by hand", "walk", "quantecon", None),
         ("walk: build alone", "walk build", "quantecon build", None),
         ("walk: solve alone", "walk solve", "quantecon solve", None),

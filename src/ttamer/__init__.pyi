@@ -41,15 +41,15 @@ from ttamer.fitted.ladder import FittedPolicy as FittedPolicy
 from ttamer.fitted.mixture import Mixture as Mixture
 from ttamer.fitted.promise import Promise as Promise
 from ttamer.fitting.plans import fit as fit
+from ttamer.policy.base import Ladder as Ladder
 from ttamer.policy.base import Policy as Policy
 from ttamer.policy.future import Future as Future
 from ttamer.policy.index import IndexPolicy as IndexPolicy
-from ttamer.policy.ladder import Ladder as Ladder
 from ttamer.policy.session import Explanation as Explanation
 from ttamer.policy.session import Session as Session
 from ttamer.policy.walk import WalkPolicy as WalkPolicy
-from ttamer.problem.grid import LossGrid as LossGrid
 from ttamer.problem.problem import Edge as Edge
+from ttamer.problem.problem import LossGrid as LossGrid
 from ttamer.problem.problem import Node as Node
 from ttamer.problem.problem import Problem as Problem
 from ttamer.runtime.cascade import Cascade as Cascade

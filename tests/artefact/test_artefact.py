@@ -29,7 +29,7 @@ from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError, Artefac
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.fitting.beliefs import build_belief
 from ttamer.fitting.plans import fit
-from ttamer.policy.ladder import Ladder
+from ttamer.policy.base import Ladder
 from ttamer.solvers import solve, solve_ladder
 
 FORMAT = Path(__file__).parents[2] / "docs" / "format.md"

@@ -655,7 +655,7 @@ def test_a_session_says_where_it_stands_and_why():
     trace = answering_trace(800, order="fixed")
     policy = build_belief(trace, SOME).at(1.0)
     turn = policy.session()
-    assert turn.explain().why == "nobody has answered yet: ask 'small'"
+    assert turn.explain().why == "there is no answer yet: ask 'small'"
     assert turn.explain().best == float("inf")
     assert turn.explain().answer is None
     assert turn.answer is None
@@ -669,7 +669,7 @@ def test_a_session_says_where_it_stands_and_why():
     while turn.next is not None:
         turn.observe(confidence=0.0, prediction="c0")
     assert turn.asked == ("small", "middle", "large")
-    assert turn.explain().why == f"nobody is left to ask: answer with {turn.answer!r}"
+    assert turn.explain().why == f"no node is left to ask: answer with {turn.answer!r}"
     early = build_belief(trace, SOME)[0].session()
     early.observe(confidence=1.0, prediction="c0")
     why = early.explain()

@@ -13,7 +13,7 @@ import ttamer as tt
 from support.examples import examples
 from support.strategies import problems
 from ttamer.errors import ArgumentError, ProblemError
-from ttamer.policy.ladder import Ladder
+from ttamer.policy.base import Ladder
 
 CASCADE = tt.Problem.line(
     losses=[0.05, 0.5],
@@ -114,7 +114,7 @@ def test_what_is_expected_does_not_depend_on_how_many_kinds_of_cost_are_played_a
     )
     whole = tt.solve(branches, 0.7)
     expected = [whole.expected_loss, whole.expected_cost, *whole.asked.values()]
-    monkeypatch.setattr("ttamer.policy.expected_forest.MOST_MEANS", 1)
+    monkeypatch.setattr("ttamer.policy.expected_forest.MAX_MEANS", 1)
     parts = tt.solve(branches, 0.7)
     played = [parts.expected_loss, parts.expected_cost, *parts.asked.values()]
     assert played == pytest.approx(expected, abs=1e-12)
@@ -158,7 +158,7 @@ def test_costs_that_differ_by_rounding_alone_are_one_cost_and_others_are_not():
 
 
 def test_a_future_of_more_costs_than_anybody_could_read_is_refused(monkeypatch):
-    monkeypatch.setattr("ttamer.policy.future.MOST_COSTS", 1)
+    monkeypatch.setattr("ttamer.policy.future.MAX_COSTS", 1)
     branches = tt.Problem.forest(  # the second node is asked in one state of the first
         [[0.5, 0.6], [0.1, 0.7], [0.2]],
         [0.01, 0.01, 0.05],

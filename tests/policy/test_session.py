@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import ttamer as tt
 from support.examples import examples
-from support.oracles import available, outcomes, path_cost, stop_loss, weighed
+from support.oracles import available, best_value, outcomes, path_cost, stop_loss, weighed
 from support.strategies import problems, tradeoffs
 from ttamer.errors import ArgumentError, ObservationError, ProblemError
 
@@ -166,16 +166,16 @@ def test_an_explanation_compares_the_loss_in_hand_with_the_index_in_words(play):
         if abs(why.best - why.index) > 1e-6:
             assert (why.best <= why.index) == (following is None)
         if loss == math.inf and following is None:
-            assert why.why.startswith("nobody who was asked could answer")
+            assert why.why.startswith("no node asked has an answer")
         elif loss == math.inf:
-            assert why.why == f"nobody has answered yet: ask {following!r}"
+            assert why.why == f"there is no answer yet: ask {following!r}"
         elif following is not None:
             assert (
                 f"the answer of {answer!r} loses {why.best:.4g}, above {why.index:.4g}" in why.why
             )
             assert why.why.endswith(f": ask {following!r}")
         elif why.index == math.inf:
-            assert why.why == f"nobody is left to ask: answer with {answer!r}"
+            assert why.why == f"no node is left to ask: answer with {answer!r}"
         else:
             assert f"the answer of {answer!r} loses {why.best:.4g}, at or below" in why.why
             assert why.why.endswith(": stop")
@@ -185,7 +185,7 @@ def test_an_explanation_compares_the_loss_in_hand_with_the_index_in_words(play):
 def test_an_explanation_is_plain_json_before_during_and_after(policy):
     turn = policy.session()
     before = json.loads(json.dumps(turn.explain().to_dict(), allow_nan=False))
-    assert before["why"] == "nobody has answered yet: ask 'small'"
+    assert before["why"] == "there is no answer yet: ask 'small'"
     assert (before["next"], before["answer"], before["best"]) == ("small", None, None)
     turn.observe(1)
     during = json.loads(json.dumps(turn.explain().to_dict(), allow_nan=False))
@@ -197,7 +197,7 @@ def test_an_explanation_is_plain_json_before_during_and_after(policy):
     turn.observe(0)
     after = json.loads(json.dumps(turn.explain().to_dict(), allow_nan=False))
     assert (after["next"], after["index"]) == (None, None)
-    assert after["why"] == "nobody is left to ask: answer with 'large'"
+    assert after["why"] == "no node is left to ask: answer with 'large'"
 
 
 @EACH
@@ -211,11 +211,40 @@ def test_a_stop_before_the_end_is_explained_by_the_index(policy):
     assert why.why == f"the answer of 'small' loses 0.03, at or below {why.index:.4g}: stop"
 
 
-def test_where_routes_part_the_index_is_the_largest_loss_of_the_grid_at_which_to_stop():
-    policy = tt.solve(tt.Problem.skip_of(LINE), 0.6)
-    turn = policy.session()
-    turn.observe(0)
-    assert turn.explain().index == policy.threshold(turn.asked[-1])[0]
+@settings(max_examples=80, deadline=None)
+@given(problems("dag"), tradeoffs)
+def test_on_a_walk_the_loss_in_hand_is_compared_with_the_value_of_going_on(problem, tradeoff):
+    policy = solved(problem, tradeoff, recall=True)
+    if policy is None:
+        return
+    turn, history = policy.session(), ()
+    while True:
+        goes_on = min(
+            (
+                (1 - tradeoff) * problem.edges[edge].cost
+                + sum(
+                    chance
+                    * best_value(
+                        problem, tradeoff, history=(*history, (problem.ends[edge][1], state))
+                    )
+                    for state, chance in enumerate(law)
+                    if chance > 0
+                )
+                for edge, law in available(problem, history)
+            ),
+            default=math.inf,
+        )
+        why = turn.explain()
+        if why.best < math.inf or why.next is not None:
+            assert why.index == pytest.approx(max(goes_on, why.best) if turn.stopped else goes_on)
+        if turn.stopped:
+            return
+        law = next(
+            law for e, law in available(problem, history) if problem.ends[e][1] == turn.number
+        )
+        state = max(range(len(law)), key=law.__getitem__)
+        history = (*history, (turn.number, state))
+        turn.observe(state)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
@@ -329,12 +358,20 @@ def law_of(future):
     return law
 
 
-@pytest.mark.parametrize("kind", ["walk", "index"])
-def test_on_a_line_the_loss_in_hand_is_compared_with_the_next_nodes_index(kind):
-    turn = POLICIES[kind].session()
-    assert turn.explain().index == POLICIES[kind].index("small")[0]
+def test_under_precedence_the_loss_in_hand_is_compared_with_the_next_nodes_index():
+    turn = POLICIES["index"].session()
+    assert turn.explain().index == POLICIES["index"].index("small")[0]
     turn.observe(1)
-    assert turn.explain().index == POLICIES[kind].index("large")[1]
+    assert turn.explain().index == POLICIES["index"].index("large")[1]
+
+
+def test_the_exact_index_of_a_line_is_not_in_the_file_of_a_walk(tmp_path):
+    tt.save(POLICIES["walk"], tmp_path / "line.ttamer")
+    loaded = tt.load(tmp_path / "line.ttamer")
+    with pytest.raises(ArgumentError, match=r"use solve\(policy.problem, policy.tradeoff\).index"):
+        loaded.index("small")
+    again = tt.solve(loaded.problem, loaded.tradeoff)
+    assert again.index("large").tolist() == POLICIES["index"].index("large").tolist()
 
 
 @pytest.mark.parametrize("policy", [tt.solve(tt.Problem.skip_of(LINE), 0.6), POLICIES["last"]])
@@ -412,7 +449,7 @@ def test_a_future_from_a_state_there_is_not_is_refused(policy, state):
         policy.future(None, 1)
 
 
-def test_without_recall_a_node_that_only_informs_is_nobodys_answer():
+def test_without_recall_a_node_that_only_informs_gives_no_answer():
     line = tt.Problem.line([[math.inf], [0.1]], [1, 1], [[1], [[1]]])
     policy = tt.solve(line, 0.5, recall=False)
     turn, batch = policy.session(), policy.batch(1)
@@ -465,7 +502,7 @@ def test_a_node_that_failed_does_not_answer_and_the_next_is_asked(policy):
 
 
 @EACH
-def test_where_everybody_failed_nobody_answers(policy):
+def test_where_every_node_failed_there_is_no_answer(policy):
     turn = policy.session()
     turn.fail()
     turn.fail()

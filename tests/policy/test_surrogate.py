@@ -7,18 +7,21 @@ the same when ``E[min(x, W)]`` is, for every x.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_equal
 
 import ttamer as tt
 from support.examples import examples
 from support.strategies import costs, losses, problems, rows, tradeoffs
-from ttamer.policy.surrogate import Surrogate, sweep
+from ttamer.policy.surrogate import Surrogate, surrogate_below
 from ttamer.problem.tradeoff import weigh_losses
+from ttamer.solvers.forest import sweep
 
 CLOSE = 1e-12
 INF = math.inf
@@ -140,18 +143,42 @@ def test_the_least_chance_of_no_answer_makes_the_whole_mean_infinite():
     assert surrogate.least_mean(np.array([INF]))[:, 0].tolist() == [INF, 0.5]
 
 
+@settings(deadline=None)
+@given(laws(), laws())
+def test_a_trimmed_law_has_the_same_means(one, two):
+    least = one[0].least_with(two[0])
+    for _ in range(6):
+        least = least.least_with(one[0])
+    assert_equal(least.trimmed().least_mean(np.array(XS)), least.least_mean(np.array(XS)))
+
+
+def test_an_upper_tail_below_rounding_is_dropped_and_no_other():
+    points, tiny = np.array([0.5, 1.0, 2.0]), np.array([1e-20, 1e-10])
+    law = Surrogate(points, *(np.array([[0.5, 1.0, 1.0]] * 2) for _ in "ab"), np.array([True] * 2))
+    law = replace(law, above=np.stack([np.full(2, 0.5), tiny, np.zeros(2)], axis=1))
+    assert law.trimmed() is law
+    law = replace(law, above=np.stack([np.full(2, 0.5), tiny[[0, 0]], np.zeros(2)], axis=1))
+    assert law.trimmed().points.tolist() == [0.5, 1.0]
+    assert law.trimmed().above.tolist() == [[0.5, 0.0]] * 2
+    assert replace(law, sure=np.array([True, False])).trimmed().points.tolist() == [0.5, 1.0, 2.0]
+
+
 # The sweep over a forest.
 
 
 @examples(100)
 @given(problems("forest"), tradeoffs)
 def test_a_leafs_index_pays_for_itself_and_a_subtree_means_what_it_loses(problem, tradeoff):
-    sigma, below = sweep(problem, tradeoff)
+    sigma, whole = sweep(problem, tradeoff)
+    again = surrogate_below(problem, tradeoff, sigma, -1)
+    assert_equal(again.points, whole.points)
+    assert_equal(again.below, whole.below)
     for node in range(len(problem.nodes)):
+        below = surrogate_below(problem, tradeoff, sigma, node)
         if problem.outgoing[node]:
-            assert below[node] is not None
+            assert below is not None
             continue
-        assert below[node] is None
+        assert below is None
         own = weigh_losses(problem.nodes[node].losses, tradeoff).tolist()
         edge = problem.parent_edge(node)
         for index, row in zip(sigma[node].tolist(), edge.probabilities.tolist(), strict=True):

@@ -189,7 +189,6 @@ REFUSED = {
         lambda: Problem.multi_line([line()(), forest([None, 0, 0])()]),
         "multi_line: item 1 is not a line|Problem.forest",
     ),
-    "lines of equal names": (lambda: Problem.multi_line([line()()] * 2), "'m1': rename one"),
     "no lines": (lambda: Problem.multi_line([]), "no nodes"),
     "a skip lacking a pair": (skip(lacking=(0, 1)), "skip: probabilities lacks the pair (0, 1)"),
     "a skip lacking a start": (skip(lacking=(None, 0)), "probabilities lacks the pair (None, 0)"),
@@ -382,3 +381,10 @@ def test_the_order_in_which_edges_are_given_does_not_matter_to_the_value(problem
     shuffled = Problem(problem.moves, problem.nodes, edges)
     value = tt.solve(problem, tradeoff).value
     assert tt.solve(shuffled, tradeoff).value == pytest.approx(value, abs=1e-12)
+
+
+def test_lines_with_names_in_common_stand_side_by_side_under_numbered_names():
+    line = Problem.line([0.0, 1.0], [0.1, 0.2], [[0.5, 0.5], [[0.9, 0.1], [0.2, 0.8]]])
+    assert Problem.multi_line([line, line]).names == ("1.m1", "1.m2", "2.m1", "2.m2")
+    other = Problem.line([0.0], [0.1], [[1.0]], names=["other"])
+    assert Problem.multi_line([line, other]).names == ("m1", "m2", "other")

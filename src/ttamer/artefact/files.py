@@ -25,9 +25,8 @@ from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError
 from ttamer.fitted.belief_model import BeliefFitted
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.fitted.mixture import Mixture
-from ttamer.policy.base import Policy
+from ttamer.policy.base import Ladder, Policy
 from ttamer.policy.index import IndexPolicy
-from ttamer.policy.ladder import Ladder
 from ttamer.policy.walk import WalkPolicy
 
 if TYPE_CHECKING:

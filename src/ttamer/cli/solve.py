@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
-    from ttamer.policy.base import Policy
-    from ttamer.policy.ladder import Ladder
+    from ttamer.policy.base import Ladder, Policy
     from ttamer.problem.problem import Problem
 
 __all__ = ["add_to"]

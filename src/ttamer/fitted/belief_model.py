@@ -281,12 +281,12 @@ class BeliefSession:
         """Say why the session stands where it stands."""
         inner = self._session.explain()
         if not self._asked:
-            why = f"nobody has answered yet: ask {self.next!r}"
+            why = f"there is no answer yet: ask {self.next!r}"
         elif self.next is not None:
             on = f"asking on comes to {inner.index:.4g}, its {inner.best:.4g} is more"
             why = f"{self._chance()}; {on}: ask {self.next!r}"
         elif inner.index == float("inf"):
-            why = f"nobody is left to ask: answer with {self.answer!r}"
+            why = f"no node is left to ask: answer with {self.answer!r}"
         else:
             on = f"asking on would come to {inner.index:.4g}, its {inner.best:.4g} is no more"
             why = f"{self._chance()}; {on}: stop"

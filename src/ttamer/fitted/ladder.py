@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from ttamer.fitted.promise import Kind, Promise
     from ttamer.fitted.quantiser import Quantiser
     from ttamer.fitted.rungs import Mix, Rungs
-    from ttamer.policy.base import Policy
-    from ttamer.policy.ladder import Ladder
+    from ttamer.policy.base import Ladder, Policy
     from ttamer.policy.session import Explanation, Session
     from ttamer.trace.spec import CascadeSpec
     from ttamer.trace.trace import Trace

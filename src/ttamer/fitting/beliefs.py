@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ttamer.policy.ladder import Ladder
+    from ttamer.policy.base import Ladder
     from ttamer.trace.spec import Order
     from ttamer.trace.trace import Trace
 

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer.policy.base import Ladder
 from ttamer.policy.expected_walk import START, STOP
-from ttamer.policy.ladder import Ladder
-from ttamer.policy.surrogate import tie_slack
 from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.tradeoff import check_tradeoffs
 from ttamer.solvers.blas import one_thread
+from ttamer.solvers.walk import tie_slack
 from ttamer.stats.isotonic import rising
 
 if TYPE_CHECKING:

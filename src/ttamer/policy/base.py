@@ -11,8 +11,10 @@ Units: ``value``, indices, thresholds and equivalent losses are weighed (tradeof
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,9 +22,11 @@ import numpy as np
 from ttamer.errors import ArgumentError
 from ttamer.policy.expected_walk import STOP
 from ttamer.policy.future import Future
-from ttamer.problem.tradeoff import weigh_losses
+from ttamer.problem.tradeoff import check_tradeoff, weigh_losses
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from ttamer.policy.batch import Batch
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from ttamer.policy.session import Session
     from ttamer.problem.problem import Problem
 
-__all__ = ["Policy"]
+__all__ = ["Ladder", "Policy"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -170,3 +174,48 @@ class Policy(ABC):
             where = "the start" if place < 0 else f"node {self.problem.names[place]!r}"
             raise ArgumentError(f"{where} has states 0 to {self._states(place) - 1}, not {state!r}")
         return state
+
+
+@dataclass(frozen=True, eq=False)
+class Ladder:
+    """Policies in increasing order of tradeoff, so of expected cost."""
+
+    policies: tuple[Policy, ...]
+
+    def __post_init__(self) -> None:
+        if not self.policies:
+            raise ArgumentError("a ladder needs at least one policy")
+        if any(right <= left for left, right in pairwise(self.tradeoffs)):
+            raise ArgumentError("a ladder needs its policies in increasing order of tradeoff")
+
+    def __len__(self) -> int:
+        return len(self.policies)
+
+    def __iter__(self) -> Iterator[Policy]:
+        return iter(self.policies)
+
+    def __getitem__(self, rung: int) -> Policy:
+        return self.policies[rung]
+
+    def __repr__(self) -> str:
+        first, last = self.tradeoffs[0], self.tradeoffs[-1]
+        return f"Ladder({len(self)} policies, tradeoffs {first:g} to {last:g})"
+
+    @property
+    def problem(self) -> Problem:
+        """The problem all policies solve."""
+        return self.policies[0].problem
+
+    @property
+    def tradeoffs(self) -> tuple[float, ...]:
+        """The tradeoff of each policy."""
+        return tuple(policy.tradeoff for policy in self.policies)
+
+    def at(self, tradeoff: float) -> Policy:
+        """Return the policy solved for the nearest tradeoff; the lower one if two are as near."""
+        wanted = check_tradeoff(tradeoff)
+        tradeoffs = self.tradeoffs
+        right = min(bisect_left(tradeoffs, wanted), len(self) - 1)
+        left = max(right - 1, 0)
+        nearer_left = wanted - tradeoffs[left] <= tradeoffs[right] - wanted
+        return self.policies[left if nearer_left else right]

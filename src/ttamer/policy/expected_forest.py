@@ -1,9 +1,9 @@
-"""Playing an index policy on a forest: what its table of indices leads to, exactly.
+"""The outcome of an index policy on a forest: what its table of indices leads to, exactly.
 
 Put every loss and every index on one scale of *levels*, in the order in which the policy
-meets them: by value; at equal value a loss before an index (X <= sigma stops), and the indices
-of nodes given earlier first. Then no two things that compete are equal, and a subtree is played
-up to a level m exactly like this:
+reaches them: by value; at equal value a loss before an index (X <= sigma stops), and the indices
+of nodes given earlier first. Then no two competing entries are equal, and a subtree explored up to
+a level m is in one of these conditions:
 
 - its surrogate level is ``kappa = max(sigma, W)``, with W the least of its root's loss level and
   its children's kappa;
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.policy.future import Expected, Future, Purse
+from ttamer.policy.future import CostQuantizer, Expected, Future
 from ttamer.problem.tradeoff import weigh_losses
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["expected_forest", "forest_future"]
 
-MOST_MEANS = 2_000_000
-"""Entries of one table of means: kinds of cost are played in portions that stay below it."""
+MAX_MEANS = 2_000_000
+"""The most entries in one table of means: kinds of cost are evaluated in parts below this size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class Levels:
 
 @dataclass(frozen=True, eq=False)
 class Means:
-    """Open and settled play at every level: chances, and means over those chances.
+    """Open and settled outcomes at every level: chances, and means over those chances.
 
     Shapes are (states, levels), and (states, levels, kinds of cost) for what was paid.
     """
@@ -82,7 +82,7 @@ class Means:
     settled_loss: NDArray[np.float64]
 
     def beside(self, other: Means) -> Means:
-        """Play two subtrees, independent given the state, side by side."""
+        """Combine two subtrees that are independent given the state."""
         late = other.open + other.settled  # the other settles no earlier
         late_cost = other.open_cost + other.settled_cost
         up = np.newaxis
@@ -100,7 +100,7 @@ class Means:
     def asked(
         self, rows: NDArray[np.float64], cost: NDArray[np.float64], index: NDArray[np.intp]
     ) -> Means:
-        """Put the asking of the root in front: its cost, its states, and its index."""
+        """Add the root in front: its cost, its states, and its index."""
         opened = rows @ self.open
         opened_cost = _mix(rows, self.open_cost) + opened[..., np.newaxis] * cost
         settled = rows @ self.settled
@@ -115,21 +115,21 @@ class Means:
 
 
 def forest_means(problem: Problem, levels: Levels, kinds: NDArray[np.float64]) -> Means:
-    """Play the whole forest.
+    """Evaluate the whole forest.
 
     ``kinds`` has shape (nodes, kinds of cost): what asking each node adds to each kind.
     """
     waiting: list[Means | None] = [None] * (len(problem.nodes) + 1)
     for node in reversed(problem.order):
-        play = _own_loss(problem, levels, node, kinds.shape[1])
+        outcome = _own_loss(problem, levels, node, kinds.shape[1])
         after = waiting[node]
         if after is not None:
-            play = play.beside(after)
+            outcome = outcome.beside(after)
         edge = problem.parent_edge(node)
-        play = play.asked(edge.probabilities, kinds[node], levels.indices[node])
+        outcome = outcome.asked(edge.probabilities, kinds[node], levels.indices[node])
         parent = problem.ends[problem.incoming[node][0]][0]
         sibling = waiting[parent]
-        waiting[parent] = play if sibling is None else play.beside(sibling)
+        waiting[parent] = outcome if sibling is None else outcome.beside(sibling)
         waiting[node] = None
     whole = waiting[-1]
     assert whole is not None  # noqa: S101 - a forest has a root
@@ -144,18 +144,18 @@ def expected_forest(
     levels = Levels.of(problem, tradeoff, sigma)
     costs = np.array([problem.parent_edge(node).cost for node in range(count)])
     kinds = np.column_stack([costs, np.eye(count)])
-    width = max(1, MOST_MEANS // (levels.count * max(len(node.losses) for node in problem.nodes)))
+    width = max(1, MAX_MEANS // (levels.count * max(len(node.losses) for node in problem.nodes)))
     paid = []
     for at in range(0, count + 1, width):
-        play = forest_means(problem, levels, kinds[:, at : at + width])
-        paid.append(play.settled_cost[0].sum(axis=0))
-    loss = float(play.settled_loss[0].sum())
+        outcome = forest_means(problem, levels, kinds[:, at : at + width])
+        paid.append(outcome.settled_cost[0].sum(axis=0))
+    loss = float(outcome.settled_loss[0].sum())
     cost, *asked = np.concatenate(paid).tolist()
     return Expected(loss, cost), np.array(asked)
 
 
 Atoms = dict[tuple[float, int], float]
-"""Chances by (least loss found, name of the cost paid)."""
+"""Chances by (least loss found, key of the cost paid)."""
 
 
 def forest_future(
@@ -171,13 +171,13 @@ def forest_future(
 
     ``best`` is the best loss so far, weighed; it need not be on the grid.
     """
-    purse = Purse(problem)
+    quantizer = CostQuantizer(problem)
     paid: dict[int, float] = {0: 0.0}
     levels = Levels.of(problem, tradeoff, sigma)
     weighed = weigh_losses(problem.grid.values, tradeoff)
     values = np.concatenate([weighed, *sigma])
     ranks = np.concatenate([levels.grid, *levels.indices])
-    # Play ends below the first index that is at or above the best loss in hand.
+    # The search ends below the first index that is at or above the best loss in hand.
     end = int(ranks[values < best].max(initial=-1))
 
     def join(one: Atoms, two: Atoms) -> Atoms:
@@ -185,11 +185,11 @@ def forest_future(
         for (loss_a, cost_a), p in one.items():
             for (loss_b, cost_b), q in two.items():
                 total = paid[cost_a] + paid[cost_b]
-                name = purse.name(total)
-                paid.setdefault(name, total)
-                key = (min(loss_a, loss_b), name)
-                joined[key] = joined.get(key, 0.0) + p * q
-        purse.check({cost for _, cost in joined})
+                key = quantizer.key(total)
+                paid.setdefault(key, total)
+                atom = (min(loss_a, loss_b), key)
+                joined[atom] = joined.get(atom, 0.0) + p * q
+        quantizer.check({cost for _, cost in joined})
         return joined
 
     def add(into: Atoms, atoms: Atoms, weight: float = 1.0) -> None:
@@ -211,25 +211,25 @@ def forest_future(
 
     @cache
     def below(parent: int, state: int) -> tuple[list[Atoms], list[Atoms]]:
-        play: tuple[list[Atoms], list[Atoms]] = (
+        outcome: tuple[list[Atoms], list[Atoms]] = (
             [{(np.inf, 0): 1.0} for _ in range(end + 1)],
             [{} for _ in range(end + 1)],
         )
         for edge in problem.outgoing[parent]:
-            play = side_by_side(play, subtree(problem.ends[edge][1], state))
-        return play
+            outcome = side_by_side(outcome, subtree(problem.ends[edge][1], state))
+        return outcome
 
     def subtree(root: int, state: int) -> tuple[list[Atoms], list[Atoms]]:
         edge = problem.parent_edge(root)
-        name = purse.name(edge.cost)
-        paid.setdefault(name, edge.cost)
+        key = quantizer.key(edge.cost)
+        paid.setdefault(key, edge.cost)
         opened: list[Atoms] = [{} for _ in range(end + 1)]
         settled: list[Atoms] = [{} for _ in range(end + 1)]
         index = int(levels.indices[root][state])
         for own, chance in enumerate(edge.probabilities[state].tolist()):
             if chance == 0 or index > end:
                 continue
-            loss = {(float(problem.nodes[root].losses[own]), name): 1.0}
+            loss = {(float(problem.nodes[root].losses[own]), key): 1.0}
             level = int(levels.losses[root][own])
             mine = (
                 [loss if level > m else {} for m in range(end + 1)],
@@ -246,7 +246,7 @@ def forest_future(
     whole = dict(opened[end]) if end >= 0 else {(np.inf, 0): 1.0}
     for part in settled:
         add(whole, part)
-    return Future.of({(loss, paid[name]): p for (loss, name), p in whole.items()})
+    return Future.of({(loss, paid[key]): p for (loss, key), p in whole.items()})
 
 
 def _own_loss(problem: Problem, levels: Levels, node: int, kinds: int) -> Means:

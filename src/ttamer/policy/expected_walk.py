@@ -1,4 +1,4 @@
-"""Playing a walk: what its decision tables lead to, exactly.
+"""The outcome of a walk: what its decision tables lead to, exactly.
 
 Probability mass flows forward over (state of the node asked last, column of the best loss).
 """
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.policy.future import Expected, Future, Purse
+from ttamer.policy.future import CostQuantizer, Expected, Future
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -22,15 +22,18 @@ __all__ = ["START", "STOP", "expected_walk", "walk_future"]
 
 START = STOP = -1
 """Before the first node there is the start; after the last one there is nothing."""
+NEGLIGIBLE = 1e-60
+"""Chances below this are left out, so that on a long line few losses stay in play."""
 
 
 def expected_walk(
-    problem: Problem, choice: Sequence[NDArray[np.int32]], *, recall: bool
+    problem: Problem, choice: Callable[[int], NDArray[np.int32]], *, recall: bool
 ) -> tuple[Expected, NDArray[np.float64]]:
     """Return the expected loss and cost, and the chance that each node is asked.
 
-    ``choice[u]`` has shape (states, columns), with one column per loss on the grid, or one only
-    without recall; an entry is the node to ask next or -1. The last table is the start's.
+    ``choice(u)``, used once per place u (-1: the start), has shape (states, columns), with one
+    column per loss on the grid, or one only without recall; an entry is the node to ask next or
+    -1.
     """
     mass: list[NDArray[np.float64] | None] = [None] * (len(problem.nodes) + 1)
     mass[START] = np.zeros((1, len(problem.grid) if recall else 1))
@@ -38,9 +41,11 @@ def expected_walk(
     asked = np.zeros(len(problem.nodes))
     loss = cost = 0.0
     for place in (START, *problem.order):
-        here, table = mass[place], choice[place]
+        here = mass[place]
         if here is None:
             continue
+        mass[place] = None
+        table = choice(place)
         if place != START:
             asked[place] = here.sum()
             stopped = np.where(table == STOP, here, 0.0)
@@ -55,7 +60,9 @@ def expected_walk(
             if share == 0:
                 continue
             cost += share * problem.edges[edge].cost
-            moved = problem.edges[edge].probabilities.T @ leaving
+            columns = np.flatnonzero(leaving.max(axis=0) > NEGLIGIBLE)
+            moved = np.zeros((len(problem.nodes[target].losses), here.shape[1]))
+            moved[:, columns] = problem.edges[edge].probabilities.T @ leaving[:, columns]
             if recall:
                 moved = _fold(moved, problem.grid.positions[target])
             before = mass[target]
@@ -73,25 +80,25 @@ def walk_future(
 ) -> Future:
     """Return the law of what lies ahead once a place (-1: the start) was seen in a state.
 
-    ``choice`` is as for :func:`expected_walk`, but its columns are the least loss *still to be
-    seen* (one per loss on the grid, also without recall): the caller has put in the best loss
-    so far. With recall the future loss is the least one; without, that of the last node asked.
+    ``choice`` holds the tables of :func:`expected_walk`, but their columns are the least loss
+    *still to be seen* (one per loss on the grid, also without recall): the caller has put in the
+    best loss so far. With recall the future loss is the least one; without, that of the last node.
     """
-    grid, purse = problem.grid, Purse(problem)
-    # At each place: by the name of the cost paid, (cost, mass over states and future losses).
-    piles: list[dict[int, tuple[float, NDArray[np.float64]]]] = [{} for _ in choice]
+    grid, quantizer = problem.grid, CostQuantizer(problem)
+    # At each place, by the key of the cost paid: (cost, mass over states and future losses).
+    paths: list[dict[int, tuple[float, NDArray[np.float64]]]] = [{} for _ in choice]
     ahead = np.zeros(choice[place].shape)
     ahead[state, -1] = 1.0  # nothing seen yet: the future loss is infinite
-    piles[place][0] = (0.0, ahead)
+    paths[place][0] = (0.0, ahead)
     atoms: dict[tuple[float, float], float] = {}
     for here in (START, *problem.order):
-        purse.check(piles[here])
+        quantizer.check(paths[here])
         table = choice[here]
-        for cost, mass in piles[here].values():
+        for cost, mass in paths[here].values():
             stopped = np.where(table == STOP, mass, 0.0).sum(axis=0)
             for column in np.flatnonzero(stopped):
-                key = (float(grid.values[column]), cost)
-                atoms[key] = atoms.get(key, 0.0) + float(stopped[column])
+                atom = (float(grid.values[column]), cost)
+                atoms[atom] = atoms.get(atom, 0.0) + float(stopped[column])
             for edge in problem.outgoing[here]:
                 target = problem.ends[edge][1]
                 leaving = np.where(table == target, mass, 0.0)
@@ -100,9 +107,9 @@ def walk_future(
                 moved = problem.edges[edge].probabilities.T @ leaving
                 moved = _fold(moved, grid.positions[target], least=recall)
                 paid = cost + problem.edges[edge].cost
-                name = purse.name(paid)
-                paid, before = piles[target].get(name, (paid, np.zeros(())))
-                piles[target][name] = (paid, before + moved)
+                key = quantizer.key(paid)
+                paid, before = paths[target].get(key, (paid, np.zeros(())))
+                paths[target][key] = (paid, before + moved)
     return Future.of(atoms)
 
 

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from ttamer.problem.problem import Problem
 
-__all__ = ["Expected", "Future", "Purse"]
+__all__ = ["CostQuantizer", "Expected", "Future"]
 
-MOST_COSTS = 50_000
+MAX_COSTS = 50_000
+"""The most distinct sums of costs that an exact law of the future may have."""
 
 
 @dataclass(frozen=True)
@@ -63,21 +64,21 @@ class Future:
         return float(self.probabilities @ np.minimum(self.losses, fallback))
 
 
-class Purse:
-    """Names for sums of costs: sums that differ by rounding alone get the same name."""
+class CostQuantizer:
+    """Integer keys for sums of costs: sums that differ by rounding alone get the same key."""
 
     def __init__(self, problem: Problem) -> None:
         self._unit = max(sum(edge.cost for edge in problem.edges), 1e-300) * 1e-12
 
-    def name(self, cost: float) -> int:
-        """Return the name of a sum."""
+    def key(self, cost: float) -> int:
+        """Return the key of a sum."""
         return round(cost / self._unit)
 
     @staticmethod
     def check(costs: Iterable[object]) -> None:
-        """Refuse laws with more distinct costs than anybody could read."""
-        if sum(1 for _ in costs) > MOST_COSTS:
+        """Refuse laws with more distinct costs than can be tabulated."""
+        if sum(1 for _ in costs) > MAX_COSTS:
             raise ArgumentError(
-                f"the future cost takes more than {MOST_COSTS} distinct values; round the costs "
-                "of the problem to a common unit, or use policy.simulate"
+                f"the future cost takes more than {MAX_COSTS} distinct values; round the costs "
+                "of the problem to a common unit, or sample with ttamer.simulate(policy, inputs)"
             )

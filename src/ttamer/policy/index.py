@@ -5,6 +5,7 @@ Ask the available node of least index; stop when the best loss so far is at or b
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +17,7 @@ from ttamer.policy.batch import IndexBatch
 from ttamer.policy.expected_forest import expected_forest, forest_future
 from ttamer.policy.expected_walk import STOP, expected_walk, walk_future
 from ttamer.policy.session import IndexSession
-from ttamer.policy.surrogate import sweep
+from ttamer.policy.surrogate import surrogate_below
 from ttamer.problem.tradeoff import weigh_losses
 
 if TYPE_CHECKING:
@@ -27,14 +28,21 @@ if TYPE_CHECKING:
 __all__ = ["IndexPolicy"]
 
 
+class Children(NamedTuple):
+    """The children of a node seen in one state, the least index first."""
+
+    indices: array[float]
+    nodes: array[int]
+
+
 class Layout(NamedTuple):
     """The table of indices as plain sequences; the last entry, without states, is "stopped"."""
 
     names: tuple[str | None, ...]
-    tables: tuple[tuple[tuple[float, ...], tuple[tuple[int, tuple[float, ...]], ...]], ...]
-    """Per node: the weighed loss of each state; per child, its number and its indices."""
+    tables: tuple[tuple[tuple[float, ...], tuple[Children, ...]], ...]
+    """Per node: the weighed loss, and the children, of each state; no children for a leaf."""
     roots: tuple[tuple[float, int], ...]
-    """(index, node) for every root, the least last; the first stands for nobody."""
+    """(index, node) for every root, the least last; the first stands for "no node is left"."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -55,7 +63,7 @@ class IndexPolicy(Policy):
     def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
         """Return Phi for what lies below a node: ``E[min(x, kappa)]``."""
         place = self._place(after)
-        below = sweep(self.problem, self.tradeoff)[1][place]
+        below = surrogate_below(self.problem, self.tradeoff, self.sigma, place)
         if below is None:
             return np.tile(self.fallbacks, (self._states(place), 1))
         return below.least_mean(self.fallbacks)
@@ -91,20 +99,29 @@ class IndexPolicy(Policy):
         """The tables as a session reads them."""
         tables = []
         for node in range(len(self.sigma)):
-            children = [self.problem.ends[edge][1] for edge in self.problem.outgoing[node]]
-            indices = tuple((child, tuple(self.sigma[child].tolist())) for child in children)
-            tables.append((tuple(self.weighed_losses[node].tolist()), indices))
+            children = sorted(self.problem.ends[edge][1] for edge in self.problem.outgoing[node])
+            ordered: tuple[Children, ...] = ()
+            if children:
+                sigma = np.stack([self.sigma[child] for child in children], axis=1)
+                least_first = sigma.argsort(axis=1, kind="stable")  # ties: the node given first
+                numbers = np.array(children, np.int32)[least_first]
+                sigma = np.take_along_axis(sigma, least_first, axis=1)
+                ordered = tuple(
+                    Children(array("d", row.tobytes()), array("i", nodes.tobytes()))
+                    for row, nodes in zip(sigma, numbers, strict=True)
+                )
+            tables.append((tuple(self.weighed_losses[node].tolist()), ordered))
         roots = [self.problem.ends[edge][1] for edge in self.problem.starts]
         least_last = sorted(((float(self.sigma[root][0]), root) for root in roots), reverse=True)
-        nobody = (float("inf"), len(tables))
-        return Layout((*self.problem.names, None), (*tables, ((), ())), (nobody, *least_last))
+        none_left = (float("inf"), len(tables))
+        return Layout((*self.problem.names, None), (*tables, ((), ())), (none_left, *least_last))
 
     @cached_property
     def _expected(self) -> tuple[Expected, NDArray[np.float64]]:
         if self.problem.is_line:
-            places = (*range(len(self.sigma)), -1)
-            choice = [self._choice(place, self.fallbacks) for place in places]
-            return expected_walk(self.problem, choice, recall=True)
+            return expected_walk(
+                self.problem, lambda place: self._choice(place, self.fallbacks), recall=True
+            )
         return expected_forest(self.problem, self.tradeoff, self.sigma)
 
     def _choice(self, place: int, columns: NDArray[np.float64]) -> NDArray[np.int32]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ttamer.policy.base import Policy
-    from ttamer.policy.index import IndexPolicy
+    from ttamer.policy.index import Children, IndexPolicy
     from ttamer.policy.walk import WalkPolicy
 
 __all__ = ["Explanation", "IndexSession", "LastAnswerSession", "Session", "WalkSession"]
@@ -44,10 +44,10 @@ class Explanation:
     best: float
     """The loss of that answer, weighed by the tradeoff; ``inf`` before any answer."""
     index: float
-    """What that loss is compared with: at or below it, stop; ``inf`` when nobody is left to ask.
+    """What that loss is compared with: at or below it, stop; ``inf`` when no node is left to ask.
 
-    With recall the dynamic index (off a line, the largest loss on the grid at which to stop);
-    without, the expected loss and cost of going on. Weighed.
+    On a walk the expected loss and cost of going on; under precedence the least dynamic index
+    of the nodes that may be asked. Weighed.
     """
     why: str
     """The decision in words."""
@@ -58,9 +58,9 @@ class Explanation:
 
     @property
     def gain(self) -> float | None:
-        """What asking on is expected to gain over stopping, price paid, weighed by the tradeoff.
+        """How far the loss in hand lies above ``index``: on a walk, what going on gains, cost paid.
 
-        Negative where it stops; ``None`` where there is nothing to compare.
+        Weighed; negative where it stops, ``None`` where there is nothing to compare.
         """
         if INFINITY in (self.best, self.index):
             return None
@@ -140,7 +140,7 @@ class Session(ABC):
 
     @property
     def stopped(self) -> bool:
-        """Whether to ask nobody else."""
+        """Whether no other node is asked."""
         return self.next is None
 
     @property
@@ -192,13 +192,13 @@ class Session(ABC):
         if self.next is None and best < INFINITY:
             index = max(index, best)  # a tie within rounding stops
         if best == INFINITY and self.next is None:
-            why = "nobody who was asked could answer, and nobody is left who might: stop"
+            why = "no node asked has an answer, and no node is left that might: stop"
         elif best == INFINITY:
-            why = f"nobody has answered yet: ask {self.next!r}"
+            why = f"there is no answer yet: ask {self.next!r}"
         elif self.next is not None:
             why = f"the answer of {answer!r} loses {loses}, above {index:.4g}: ask {self.next!r}"
         elif index == INFINITY:
-            why = f"nobody is left to ask: answer with {answer!r}"
+            why = f"no node is left to ask: answer with {answer!r}"
         else:
             why = f"the answer of {answer!r} loses {loses}, at or below {index:.4g}: stop"
         return Explanation(self.next, answer, best, index, why, self.price)
@@ -263,9 +263,8 @@ class WalkSession(Session):
     def explain(self) -> Explanation:
         """Say why the session stands where it stands."""
         after, state = self._last()
-        return self._explained(
-            float(self._policy.fallbacks[self._best]), self._policy.stop_index(after, state)
-        )
+        best = float(self._policy.fallbacks[self._best])
+        return self._explained(best, self._policy.going_on(after, state, self._best))
 
 
 class LastAnswerSession(Session):
@@ -320,7 +319,7 @@ class LastAnswerSession(Session):
         if after is not None:
             losses = self._policy.problem.nodes[self._path[-1][0]].losses[state : state + 1]
             best = float(weigh_losses(losses, self._policy.tradeoff)[0])
-        return self._explained(best, self._policy.stop_index(after, state))
+        return self._explained(best, self._policy.going_on(after, state))
 
 
 class IndexSession(Session):
@@ -335,7 +334,8 @@ class IndexSession(Session):
         self._names, self._tables, roots = policy.layout
         # Roots come in a known order, so a list will do; what opens below them goes on a heap.
         self._roots = list(roots)  # (index, node), the least last, an infinite index first
-        self._below: list[tuple[float, int]] = []
+        # (index, node, its siblings, its place among them): of siblings the least is on the heap.
+        self._below: list[tuple[float, int, Children, int]] = []
         self._best = INFINITY
         self._node = self._roots[-1][1]
         self.next = self._names[self._node]
@@ -356,13 +356,17 @@ class IndexSession(Session):
         if roots[-1][1] == node:
             roots.pop()
         else:
-            heappop(below)
-        for child, sigma in children:
-            heappush(below, (sigma[state], child))
-        least = roots[-1]
-        if below and below[0] < least:
-            least = below[0]
-        following = least[1] if self._best > least[0] else -1
+            _, _, siblings, at = heappop(below)
+            if (at := at + 1) < len(siblings.nodes):
+                heappush(below, (siblings.indices[at], siblings.nodes[at], siblings, at))
+        if children:
+            opened = children[state]
+            heappush(below, (opened.indices[0], opened.nodes[0], opened, 0))
+        index, following = roots[-1]
+        if below and below[0] < (index, following):
+            index, following = below[0][:2]
+        if self._best <= index:
+            following = -1
         self._path.append((node, state))
         self._node = following
         self.next = self._names[following]
@@ -375,8 +379,8 @@ class IndexSession(Session):
         self._best = -INFINITY  # no loss is below it
         self.observe(self._worst())
         self._best, self._answer = best, answer
-        least = min(self._roots[-1], *self._below) if self._below else self._roots[-1]
-        self._node = least[1] if best > least[0] else -1
+        index, following = self._least()
+        self._node = following if best > index else -1
         self.next = self._names[self._node]
 
     def start_with(self, node: int) -> None:
@@ -388,5 +392,9 @@ class IndexSession(Session):
 
     def explain(self) -> Explanation:
         """Say why the session stands where it stands."""
-        index = min(self._roots[-1], *self._below)[0] if self._below else self._roots[-1][0]
-        return self._explained(self._best, index)
+        return self._explained(self._best, self._least()[0])
+
+    def _least(self) -> tuple[float, int]:
+        """The least index of the nodes that may be asked, and its node."""
+        least = self._roots[-1]
+        return min(least, self._below[0][:2]) if self._below else least

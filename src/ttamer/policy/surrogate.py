@@ -1,15 +1,18 @@
 """The surrogate loss: a whole subtree as one random number.
 
-Asking what lies in a subtree, optimally, with a fallback x in hand, is worth ``E[min(x, kappa)]``
-for one random number kappa, whatever x is. From the leaves up, for every state s of the parent::
+Asking what lies in a subtree by its indices, with a fallback x in hand, is worth
+``E[min(x, kappa)]`` for one random number kappa, whatever x is. From the leaves up, for every
+state s of the parent::
 
     W_v        = min(l_v(Y), kappa_u(Y) for children u),  Y ~ P_v(s, .)
-    sigma_v(s) : E[(sigma - W_v)^+] = c_v                   the dynamic index
     kappa_v(s) = max(sigma_v(s), W_v)
 
+The solver finds the dynamic index sigma_v(s) from the law of W_v (solvers/forest.py). Here are the
+laws, and what given indices lead to.
+
 Children are independent given Y, so the law of W is a product; expectations of ``(x - W)^+`` are
-integrals of a step function, so sigma is found exactly. The laws carry their own breakpoints:
-sigma lies off the loss grid, and rounding it there would tie branches that should not tie.
+integrals of a step function. The laws carry their own breakpoints: sigma lies off the loss grid,
+and rounding it there would tie branches that should not tie.
 
 Everything here is in weighed units: losses times the tradeoff, costs times one minus it.
 """
@@ -24,14 +27,16 @@ import numpy as np
 from ttamer.problem.tradeoff import weigh_losses
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from ttamer.problem.problem import Problem
 
-__all__ = ["Surrogate", "sweep", "tie_slack"]
+__all__ = ["Surrogate", "subtree_law", "surrogate_below"]
 
-TIE = 1e-13
-"""Gains below this share of the largest loss or cost are rounding: stopping wins such ties."""
+NEGLIGIBLE = 1e-18
+"""The share of a mean that the upper tail of a law may add and still be dropped: below rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +85,26 @@ class Surrogate:
         """Return the law of the number plus a constant."""
         return Surrogate(self.points + delay, self.below, self.above, self.sure)
 
+    def trimmed(self) -> Surrogate:
+        """Return the law without an upper tail that changes no mean beyond rounding.
+
+        On a long line the chance that nothing good is found falls geometrically, so that the
+        number of breakpoints kept does not grow with the number of nodes.
+        """
+        if len(self.points) < 2 or not self.sure.all():
+            return self
+        pieces = self.above[:, :-1] * np.diff(self.points)
+        tails = np.cumsum(pieces[:, ::-1], axis=1)[:, ::-1]  # of the mean, from each point up
+        means = self.points[0] + np.cumsum(pieces, axis=1)
+        means[:, 1:] = means[:, :-1]
+        means[:, 0] = self.points[0]  # E[min(p, W)] at each point p
+        last = int((tails > NEGLIGIBLE * means).any(axis=0).sum())
+        if last == len(self.points) - 1:
+            return self
+        below, above = self.below[:, : last + 1].copy(), self.above[:, : last + 1].copy()
+        below[:, -1], above[:, -1] = 1.0, 0.0
+        return Surrogate(self.points[: last + 1], below, above, self.sure)
+
     def index(self, cost: float) -> NDArray[np.float64]:
         """Return the largest sigma with ``E[(sigma - W)^+] <= cost``, for each state."""
         states = np.arange(len(self.below))
@@ -122,45 +147,32 @@ class Surrogate:
         return gained
 
 
-def sweep(
-    problem: Problem, tradeoff: float
-) -> tuple[tuple[NDArray[np.float64], ...], tuple[Surrogate | None, ...]]:
-    """Sweep a forest from its leaves.
+def surrogate_below(
+    problem: Problem, tradeoff: float, sigma: Sequence[NDArray[np.float64]], place: int
+) -> Surrogate | None:
+    """Return the law of all that lies below a place (-1: the start), given its state.
 
-    Returns per node its index, one for each state of its parent (one for a root); and per node
-    the surrogate of all that lies below it, given its state, ``None`` for a leaf. The last of these
-    is the start's: the whole forest.
+    ``sigma`` holds the index of each node, for each state of its parent. ``None`` for a leaf.
     """
-    sigma: list[NDArray[np.float64]] = [np.empty(0)] * len(problem.nodes)
+    inside = [False] * (len(problem.nodes) + 1)
+    inside[place] = True
+    for node in problem.order:
+        inside[node] |= inside[problem.ends[problem.incoming[node][0]][0]]
     below: list[Surrogate | None] = [None] * (len(problem.nodes) + 1)
-    losses = weigh_losses(problem.grid.values[:-1], tradeoff)
-    slack = float(tie_slack(problem, np.array([tradeoff]))[0])
     for node in reversed(problem.order):
-        law = Surrogate.of_losses(weigh_losses(problem.nodes[node].losses, tradeoff))
-        after = below[node]
-        if after is not None:
-            law = law.least_with(after)
-        edge = problem.parent_edge(node)
-        cost = (1 - tradeoff) * edge.cost
-        law = law.mixed(edge.probabilities)
-        sigma[node] = _settled(law.index(cost), losses, slack)
-        law = law.raised(sigma[node])
+        if node == place or not inside[node]:
+            continue
+        law = subtree_law(problem, tradeoff, node, below[node]).raised(sigma[node])
+        below[node] = None
         parent = problem.ends[problem.incoming[node][0]][0]
         sibling = below[parent]
         below[parent] = law if sibling is None else law.least_with(sibling)
-    return tuple(sigma), tuple(below)
+    return below[place]
 
 
-def tie_slack(problem: Problem, tradeoffs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return, for each tradeoff, the largest gain that is taken for rounding."""
-    most_loss = float(problem.grid.values[-2])  # the last is infinity
-    most_cost = max(edge.cost for edge in problem.edges)
-    return TIE * (tradeoffs * most_loss + (1 - tradeoffs) * most_cost)
-
-
-def _settled(
-    sigma: NDArray[np.float64], losses: NDArray[np.float64], slack: float
-) -> NDArray[np.float64]:
-    """Raise an index that equals a loss up to rounding onto that loss, so that the tie is seen."""
-    near = np.searchsorted(losses, sigma + slack, side="right") - 1
-    return np.where(near >= 0, np.maximum(sigma, losses[np.maximum(near, 0)]), sigma)
+def subtree_law(problem: Problem, tradeoff: float, node: int, below: Surrogate | None) -> Surrogate:
+    """Return the law of W for a node, given its parent's state; ``below`` is of its children."""
+    law = Surrogate.of_losses(weigh_losses(problem.nodes[node].losses, tradeoff))
+    if below is not None:
+        law = law.least_with(below)
+    return law.mixed(problem.parent_edge(node).probabilities).trimmed()

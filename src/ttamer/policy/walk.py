@@ -15,9 +15,10 @@ from ttamer.policy.batch import WalkBatch
 from ttamer.policy.expected_walk import STOP, expected_walk, walk_future
 from ttamer.policy.index import IndexPolicy
 from ttamer.policy.session import LastAnswerSession, WalkSession
-from ttamer.policy.surrogate import sweep
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from ttamer.policy.future import Expected, Future
@@ -43,6 +44,8 @@ class WalkPolicy(Policy):
     """Shape (states, columns) each: the node to ask next, or -1."""
     phi: tuple[NDArray[np.float64], ...]
     """Shape (states, columns) each: the equivalent loss, weighed."""
+    line_indices: Callable[[], tuple[NDArray[np.float64], ...]] | None = None
+    """Solves for the exact index of each node of a line; ``None`` for a policy from a file."""
 
     def index(self, node: str) -> NDArray[np.float64]:
         """Return the exact dynamic index of a node of a line, for each state before it."""
@@ -52,7 +55,7 @@ class WalkPolicy(Policy):
                 "a node has an index of its own on a line or a forest, with recall; where routes "
                 "meet or part, use policy.threshold(after) and policy.choice(after)"
             )
-        return self._indices[number]
+        return self._indices()[number]
 
     def choice(self, after: str | None = None) -> NDArray[np.int32]:
         """Return the node to ask next, or -1."""
@@ -71,7 +74,7 @@ class WalkPolicy(Policy):
                 problem=self.problem.with_moves("precedence"),
                 tradeoff=self.tradeoff,
                 value=self.value,
-                sigma=self._indices,
+                sigma=self._indices(),
             )
             return same.future(after, state, best)
         columns = np.zeros(len(self.problem.grid), np.intp)
@@ -89,30 +92,24 @@ class WalkPolicy(Policy):
         """Start deciding for many inputs at once."""
         return WalkBatch(self, size)
 
-    def stop_index(self, after: str | None, state: int) -> float:
-        """Return what the loss in hand is compared with at a place: at or below it, stop.
+    def going_on(self, after: str | None, state: int, column: int = 0) -> float:
+        """Return the expected loss and cost of asking one more node at a place, weighed.
 
-        With recall the index of going on (exact on a line, else on the grid); without, the
-        value of going on. ``inf`` when nobody is left to ask.
+        The best loss so far heads ``column`` of the grid (with recall). ``inf`` when no node is
+        left to ask.
         """
         place = self._place(after)
+        if self.choices[place][state, column] != STOP:
+            return float(self.phi[place][state, column])
         edges = self.problem.outgoing[place]
-        if not edges:
-            return np.inf
-        if not self.recall:
-            if self.choices[place][state, 0] != STOP:
-                return float(self.phi[place][state, 0])
-            return min(self._onward(edge, state) for edge in edges)
-        if self.problem.is_line:
-            return float(self._indices[self.problem.ends[edges[0]][1]][state])
-        return float(self.threshold(after)[state])
+        return min((self._onward(edge, state, column) for edge in edges), default=np.inf)
 
     def onward(self, place: int, state: int) -> int:
-        """Return whom to ask next at a place if stopping is no choice, without recall; or -1."""
+        """Return the node to ask next at a place if it must not stop, without recall; or -1."""
         edges = self.problem.outgoing[place]
         if not edges:
             return STOP
-        return self.problem.ends[min(edges, key=lambda edge: self._onward(edge, state))][1]
+        return self.problem.ends[min(edges, key=lambda edge: self._onward(edge, state, 0))][1]
 
     @cached_property
     def layout(self) -> Layout:
@@ -125,17 +122,26 @@ class WalkPolicy(Policy):
         first = int(self.choices[-1][0, -1])
         return Layout((*names, None), first, len(grid) - 1, (*tables, ((), ())))
 
-    def _onward(self, edge: int, state: int) -> float:
-        """Return the value of taking an edge, without recall."""
-        after = self.phi[self.problem.ends[edge][1]][:, 0]
+    def _onward(self, edge: int, state: int, column: int) -> float:
+        """Return the value of taking an edge, when the best loss so far heads ``column``."""
+        target = self.problem.ends[edge][1]
+        after = self.phi[target]
+        columns = np.minimum(column, self.problem.grid.positions[target]) if self.recall else 0
+        values = after[np.arange(len(after)), columns]
         row = self.problem.edges[edge].probabilities[state]
         cost = (1 - self.tradeoff) * self.problem.edges[edge].cost
-        return cost + float(row[row > 0] @ after[row > 0])
+        return cost + float(row[row > 0] @ values[row > 0])
 
     @cached_property
     def _expected(self) -> tuple[Expected, NDArray[np.float64]]:
-        return expected_walk(self.problem, self.choices, recall=self.recall)
+        return expected_walk(self.problem, self.choices.__getitem__, recall=self.recall)
 
-    @cached_property
     def _indices(self) -> tuple[NDArray[np.float64], ...]:
-        return sweep(self.problem, self.tradeoff)[0]
+        """Return the exact index of each node of a line, by the solver that made this policy."""
+        if self.line_indices is None:
+            raise ArgumentError(
+                "the file of a walk holds its tables, and the exact index lies between two of "
+                "their columns: use solve(policy.problem, policy.tradeoff).index(node), or "
+                "policy.threshold(after), which is on the grid"
+            )
+        return self.line_indices()

@@ -22,17 +22,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ttamer.errors import ArgumentError, ProblemError
-from ttamer.problem.grid import LossGrid
-from ttamer.problem.json_form import check_form, read_json, write_json
-from ttamer.problem.validation import check_edges, check_nodes, check_shape, topological_order
+from ttamer.problem.validation import (
+    check_edges,
+    check_form,
+    check_nodes,
+    check_shape,
+    read_json,
+    topological_order,
+    write_json,
+)
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Edge", "Moves", "Node", "Problem"]
+__all__ = ["Edge", "LossGrid", "Moves", "Node", "Problem"]
 
 Moves = Literal["precedence", "walk"]
 
@@ -82,9 +88,54 @@ class Edge:
             rows = rows[np.newaxis]
         object.__setattr__(self, "probabilities", rows)
 
+    @property
+    def expected_costs(self) -> NDArray[np.float64]:
+        """Shape (states of source,): the expected cost, given the state of the source."""
+        return np.full(len(self.probabilities), self.cost)
+
     def __str__(self) -> str:
         source = "start" if self.source is None else repr(self.source)
         return f"edge {source} -> {self.target!r}"
+
+
+@dataclass(frozen=True, eq=False)
+class LossGrid:
+    """Distinct losses in increasing order; the last is always infinity.
+
+    >>> grid = LossGrid.of([np.array([0.3, 0.1]), np.array([0.1, 0.9])])
+    >>> grid.values.tolist()
+    [0.1, 0.3, 0.9, inf]
+    >>> grid.positions[0].tolist()
+    [1, 0]
+    """
+
+    values: NDArray[np.float64]
+    """Shape (columns,), in units of loss."""
+    positions: tuple[NDArray[np.intp], ...]
+    """One array per node: the column of each of its states' losses."""
+
+    @classmethod
+    def of(cls, losses: Iterable[NDArray[np.float64]]) -> LossGrid:
+        """Build the grid that holds every loss of every node."""
+        supports = list(losses)
+        values = np.unique(np.concatenate([*supports, [np.inf]]))
+        positions = tuple(np.searchsorted(values, support) for support in supports)
+        for array in (values, *positions):
+            array.setflags(write=False)
+        return cls(values, positions)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def column(self, loss: float) -> int:
+        """Return the column of a loss that is on the grid."""
+        column = int(np.searchsorted(self.values, loss))
+        if column == len(self.values) or self.values[column] != loss:
+            raise ArgumentError(
+                f"{loss!r} is not a loss of this problem; the best loss so far is always one of "
+                f"the {len(self.values) - 1} losses in grid.values, or inf before any answer"
+            )
+        return column
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +239,22 @@ class Problem:
         """
         return self if moves == self.moves else Problem(moves, self.nodes, self.edges)
 
+    def _renamed(self, prefix: str) -> Problem:
+        """Put a prefix before every name."""
+        return Problem(
+            self.moves,
+            tuple(Node(prefix + node.name, node.losses) for node in self.nodes),
+            tuple(
+                Edge(
+                    None if edge.source is None else prefix + edge.source,
+                    prefix + edge.target,
+                    cost=edge.cost,
+                    probabilities=edge.probabilities,
+                )
+                for edge in self.edges
+            ),
+        )
+
     # Topologies. ``losses`` is one support for every node, or a sequence of one per node.
 
     @classmethod
@@ -210,12 +277,32 @@ class Problem:
 
     @classmethod
     def multi_line(cls, lines: Sequence[Problem]) -> Problem:
-        """Several independent lines side by side; any of them may be continued next."""
+        """Several independent lines side by side; any of them may be continued next.
+
+        Where two lines have a name in common (as by default), every name gets the number of its
+        line in front.
+
+        Args:
+            lines: Problems that are lines, with either kind of moves.
+
+        Returns:
+            The problem under precedence.
+
+        Raises:
+            ProblemError: If one of them is not a line.
+
+        >>> line = Problem.line([0.0, 1.0], [0.1, 0.2], [[0.5, 0.5], [[0.9, 0.1], [0.2, 0.8]]])
+        >>> Problem.multi_line([line, line]).names
+        ('1.m1', '1.m2', '2.m1', '2.m2')
+        """
         for position, line in enumerate(lines):
             if not line.is_line:
                 raise ProblemError(
                     f"multi_line: item {position} is not a line; use Problem.forest for trees"
                 )
+        given = [name for line in lines for name in line.names]
+        if len(set(given)) < len(given):
+            lines = [line._renamed(f"{k}.") for k, line in enumerate(lines, start=1)]
         nodes = [node for line in lines for node in line.nodes]
         return cls("precedence", tuple(nodes), tuple(e for line in lines for e in line.edges))
 
@@ -338,7 +425,7 @@ class Problem:
             tuple(_edge(nodes, parents[v], v, costs[v], probabilities[v]) for v in range(count)),
         )
 
-    # Files: problem_json says what they look like.
+    # Files: validation.py says what they look like.
 
     @classmethod
     def from_dict(cls, data: object) -> Problem:

@@ -1,26 +1,51 @@
-"""What makes a problem well formed. Each check names the place and the remedy.
+"""What makes a problem well formed, and ``problem.json``, the form in which it is written.
 
-The common case is checked in a few array operations per edge; only a problem that fails them
-is searched for the first offending entry.
+::
+
+    {"moves": "precedence" | "walk",
+     "nodes": [{"name": "small", "losses": [0.1, 0.6]}, ...],
+     "edges": [{"from": null, "to": "small", "cost": 0.1, "probabilities": [[0.5, 0.5]]}, ...]}
+
+``"from": null`` is the start, with one row of probabilities; any other edge has one row per state
+of ``from``. JSON has no infinity, so an infinite loss is written ``"inf"``.
+
+Each check names the place and the remedy. The common case is checked in a few array operations
+per edge; only a problem that fails them is searched for the first offending entry.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from typing import TYPE_CHECKING
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ttamer.errors import ProblemError
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from ttamer.problem.problem import Edge, Node
 
-__all__ = ["ROW_SUM_TOLERANCE", "check_edges", "check_nodes", "check_shape", "topological_order"]
+__all__ = [
+    "ROW_SUM_TOLERANCE",
+    "check_edges",
+    "check_form",
+    "check_nodes",
+    "check_shape",
+    "read_json",
+    "topological_order",
+    "write_json",
+]
 
 ROW_SUM_TOLERANCE = 1e-9
+"""The largest distance from 1 that the sum of a row of probabilities may have."""
 
 
 def check_nodes(moves: str, nodes: Sequence[Node]) -> dict[str, int]:
@@ -151,3 +176,116 @@ def topological_order(
             "a node can be asked once, so remove an edge"
         )
     return tuple(order)
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read a JSON file, or say in one line why it is none."""
+    try:
+        return json.loads(Path(path).read_text("utf-8"), object_pairs_hook=_without_repeats)
+    except OSError as error:
+        raise ProblemError(f"cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ProblemError("is not text in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise ProblemError(
+            f"is not JSON: line {error.lineno}, column {error.colno}: {error.msg}"
+        ) from None
+    except ProblemError:
+        raise
+    except (RecursionError, ValueError) as error:  # too deep; an integer of too many digits
+        raise ProblemError(f"is not a problem: {error}") from None
+
+
+def write_json(data: Any, path: str | os.PathLike[str]) -> None:
+    """Write JSON that reads back to the same numbers."""
+    Path(path).write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", "utf-8")
+
+
+def check_form(data: object) -> dict[str, Any]:
+    """Check the form of a problem; return it with every list of numbers as an array.
+
+    >>> nodes = [{"name": "a", "losses": ["inf"]}]
+    >>> form = check_form({"moves": "walk", "nodes": nodes, "edges": []})
+    >>> form["nodes"][0]["losses"].tolist()
+    [inf]
+    """
+    problem = _fields(data, "the problem", ("moves", "nodes", "edges"))
+    nodes = []
+    for position, item in enumerate(_list(problem["nodes"], "nodes")):
+        node = _fields(item, f"nodes[{position}]", ("name", "losses"))
+        if not isinstance(node["name"], str):
+            raise ProblemError(f"nodes[{position}]: name must be a string, not {node['name']!r}")
+        losses = _list(node["losses"], f"node {node['name']!r}: losses")
+        support = _numbers([math.inf if loss == "inf" else loss for loss in losses])
+        if support is None or support.ndim != 1:
+            raise ProblemError(f'node {node["name"]!r}: losses must be numbers, or "inf"')
+        nodes.append({"name": node["name"], "losses": support})
+    edges = []
+    for position, item in enumerate(_list(problem["edges"], "edges")):
+        edge = _fields(item, f"edges[{position}]", ("from", "to", "cost", "probabilities"))
+        for end in ("from", "to"):
+            if not isinstance(edge[end], str) and (end == "to" or edge[end] is not None):
+                raise ProblemError(
+                    f"edges[{position}]: {end!r} must name a node, not {edge[end]!r}"
+                )
+        if not _is_number(edge["cost"]):
+            raise ProblemError(f"edges[{position}]: cost must be a number, not {edge['cost']!r}")
+        rows = edge["probabilities"]
+        table = _numbers(rows) if isinstance(rows, list) else None
+        if table is None:
+            start = "start" if edge["from"] is None else repr(edge["from"])
+            raise ProblemError(
+                f"edge {start} -> {edge['to']!r}: probabilities must be numbers in rows of equal "
+                "length, one row per state of the source"
+            )
+        edges.append({**edge, "probabilities": table})
+    return {"moves": problem["moves"], "nodes": nodes, "edges": edges}
+
+
+def _numbers(values: list[Any]) -> NDArray[np.float64] | None:
+    """Return nested lists as an array; ``None`` where an entry is no number, or rows differ."""
+    try:
+        array = np.array(values)
+        if array.dtype.kind not in "iufO":
+            return None
+        # NumPy reads true and false as 1 and 0, so only such entries can be either.
+        if array.dtype.kind == "O" or ((array == 0) | (array == 1)).any():
+            entries = values
+            for _ in range(array.ndim - 1):
+                entries = list(chain.from_iterable(entries))
+            if not {*map(type, entries)} <= {int, float}:
+                return None
+        return array.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _fields(item: object, place: str, names: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise ProblemError(f"{place} must be an object with {', '.join(names)}")
+    for name in names:
+        if name not in item:
+            raise ProblemError(f"{place} lacks {name!r}; it must have {', '.join(names)}")
+    for name in item:
+        if name not in names:
+            raise ProblemError(f"{place} has an unknown {name!r}; it may have {', '.join(names)}")
+    return item
+
+
+def _list(item: object, place: str) -> list[Any]:
+    if not isinstance(item, list):
+        raise ProblemError(f"{place} must be a list")
+    return item
+
+
+def _is_number(item: object) -> bool:
+    return isinstance(item, int | float) and not isinstance(item, bool)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    item = dict(pairs)
+    if len(item) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ProblemError(f"the key {repeated!r} stands twice in one object; keep one")
+    return item

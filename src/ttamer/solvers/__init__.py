@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ttamer.errors import ProblemError
-from ttamer.policy.ladder import Ladder
+from ttamer.policy.base import Ladder
 from ttamer.problem.tradeoff import check_tradeoff, check_tradeoffs
 from ttamer.solvers.blas import one_thread
-from ttamer.solvers.forest import solve_forest
+from ttamer.solvers.forest import indices, solve_forest
+from ttamer.solvers.memory import check_memory, table_bytes
 from ttamer.solvers.walk import solve_walk
 
 if TYPE_CHECKING:
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from ttamer.problem.problem import Problem
 
 __all__ = ["solve", "solve_ladder"]
+
+MAX_LINE_TABLES = 2**29
+"""The largest tables of a walk, in bytes, for a line: a larger one is solved by its indices."""
 
 
 def solve(problem: Problem, tradeoff: float, *, recall: bool = True) -> Policy:
@@ -68,7 +74,19 @@ def _solve(problem: Problem, tradeoffs: NDArray[np.float64], *, recall: bool) ->
                 'use "moves": "walk", or keep recall'
             )
         problem = problem.with_moves("walk")
+    if problem.moves == "walk":
+        size = table_bytes(problem, len(tradeoffs), recall=recall)
+        if recall and problem.is_line and size > MAX_LINE_TABLES:
+            problem = problem.with_moves("precedence")
+        else:
+            check_memory(problem, size)
     with one_thread():
         if problem.moves == "walk":
-            return solve_walk(problem, tradeoffs, recall=recall)
+            policies = solve_walk(problem, tradeoffs, recall=recall)
+            if not (recall and problem.is_line):
+                return policies
+            return [
+                replace(policy, line_indices=partial(indices, problem, policy.tradeoff))
+                for policy in policies
+            ]
         return solve_forest(problem, tradeoffs)

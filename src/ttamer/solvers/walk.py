@@ -8,6 +8,9 @@ Recursion
     ``Phi(x, s, u) = min(x, min over edges (u, v) of going on)``, where going on to v comes to
     ``c(u, v) + sum_y P_uv(s, y) Phi(min(x, l_v(y)), y, v)``.
     Without recall the state is (s, u), and stopping costs l_u(s).
+No answer
+    Where every way on may end without an answer, Phi is infinite at x = infinity. The policy then
+    minimises first the chance of that and next the cost: what it does for a very large finite x.
 Ties
     When stopping and going on are equal, stop; between edges, the first given.
 Cost
@@ -21,22 +24,26 @@ Reference
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ttamer.errors import ProblemError
 from ttamer.policy.expected_walk import START, STOP
-from ttamer.policy.surrogate import tie_slack
 from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.tradeoff import weigh_losses
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from ttamer.problem.problem import Problem
 
-__all__ = ["NO_SURE_ANSWER", "solve_walk"]
+__all__ = ["NO_SURE_ANSWER", "TIE", "solve_walk", "tie_slack"]
+
+TIE = 1e-13
+"""A gain below this share of what it is compared with is rounding: stopping wins such ties."""
 
 NO_SURE_ANSWER = (
     "with some probability every node that can be asked has loss inf, so no policy is sure of an "
@@ -55,14 +62,11 @@ def solve_walk(
     count = len(tradeoffs)
     weights = tradeoffs[:, np.newaxis]
     fallback = weigh_losses(problem.grid.values, weights)
-    edge_costs = np.array([edge.cost for edge in problem.edges])
-    costs = (1 - weights) * edge_costs
-    slack = tie_slack(problem, tradeoffs)[:, np.newaxis]
-
     places = len(problem.nodes) + 1  # the start's tables come last
     phi: list[NDArray[np.float64]] = [np.empty(0)] * places
     choices: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * places
     entry: list[NDArray[np.float64]] = [np.empty(0)] * places
+    unanswered: list[Unanswered] = [EMPTY] * places
     product = np.matmul if problem.all_answer else _product
     for place in (*reversed(problem.order), START):
         losses = problem.nodes[place].losses if place != START else np.array([np.inf])
@@ -78,25 +82,36 @@ def solve_walk(
             after = entry[target]
             value = product(problem.edges[edge].probabilities, after.reshape(len(after), -1))
             value = value.reshape(len(losses), *after.shape[1:])
-            value += costs[:, edge, np.newaxis]
+            value += _cost(problem, edge, tradeoffs)[..., np.newaxis]
             if best is None:
                 best, towards = value, np.int32(target)
             else:
-                better = value < best - slack
+                better = value < best * (1 - TIE)
                 best = np.where(better, value, best)
                 towards = np.where(better, np.int32(target), towards)
         if best is None:
             table = np.broadcast_to(stop, (len(losses), count, stop.shape[2]))
             choices[place] = np.broadcast_to(towards, table.shape)
         else:
-            choices[place] = np.where(best < stop - slack, towards, np.int32(STOP))
+            choices[place] = np.where(best < stop * (1 - TIE), towards, np.int32(STOP))
             table = np.minimum(stop, best, out=best)
+        if not problem.all_answer:
+            last = np.broadcast_to(stop[..., -1], (len(losses), count))
+            unanswered[place], following = _least_unanswered(
+                problem, place, tradeoffs, last, unanswered
+            )
+            if best is not None:
+                choices[place][..., -1] = np.where(
+                    np.isinf(table[..., -1]), following, choices[place][..., -1]
+                )
         phi[place] = entry[place] = table
         if recall and place != START:
             # On arrival the best so far is min(x, l(y)): beyond l(y)'s column nothing changes.
             # Phi never falls in x, so capping it there is the same.
             capped = table[np.arange(len(losses)), :, problem.grid.positions[place]]
             entry[place] = np.minimum(table, capped[:, :, np.newaxis])
+            if not problem.all_answer:
+                unanswered[place] = unanswered[place].or_own(capped)
 
     values = phi[START][0, :, -1]  # the search starts with x = infinity
     if not np.isfinite(values).all():
@@ -114,6 +129,68 @@ def solve_walk(
     ]
 
 
+def _cost(problem: Problem, edge: int, tradeoffs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the weighed expected cost of an edge, of shape (states of its source, tradeoffs)."""
+    return problem.edges[edge].expected_costs[:, np.newaxis] * (1 - tradeoffs)
+
+
+class Unanswered(NamedTuple):
+    """What follows a place with no answer in hand; shapes are (states, tradeoffs)."""
+
+    chance: NDArray[np.float64]
+    """The chance that the search ends without an answer."""
+    rest: NDArray[np.float64]
+    """The expected loss and cost otherwise, weighed."""
+
+    def before(self, rows: NDArray[np.float64], cost: NDArray[np.float64]) -> Unanswered:
+        """Return the same from the source of an edge."""
+        return Unanswered(rows @ self.chance, rows @ self.rest + cost)
+
+    def less_than(self, other: Unanswered) -> NDArray[np.bool_]:
+        """Compare the chances; where they are equal, the rest."""
+        lower = self.chance < other.chance * (1 - TIE)
+        equal = ~lower & (self.chance <= other.chance * (1 + TIE))
+        return lower | (equal & (self.rest < other.rest * (1 - TIE)))
+
+    def where(self, chosen: NDArray[np.bool_], other: Unanswered) -> Unanswered:
+        """Take this where chosen, and the other elsewhere."""
+        return Unanswered(
+            np.where(chosen, self.chance, other.chance), np.where(chosen, self.rest, other.rest)
+        )
+
+    def or_own(self, values: NDArray[np.float64]) -> Unanswered:
+        """Take the value with the node's own answer in hand, where it has one."""
+        has_own = np.isfinite(values)
+        return Unanswered(np.where(has_own, 0.0, self.chance), np.where(has_own, values, self.rest))
+
+
+EMPTY = Unanswered(np.empty(0), np.empty(0))
+
+
+def _least_unanswered(
+    problem: Problem,
+    place: int,
+    tradeoffs: NDArray[np.float64],
+    stop: NDArray[np.float64],
+    after: Sequence[Unanswered],
+) -> tuple[Unanswered, NDArray[np.int32]]:
+    """Return the least chance of no answer at a place, and the node to ask next for it (or -1).
+
+    ``stop`` is the loss of stopping there with no earlier answer, of shape (states, tradeoffs).
+    """
+    nothing = np.isinf(stop)
+    best = Unanswered(nothing.astype(float), np.where(nothing, 0.0, stop))
+    towards = np.full(stop.shape, STOP, np.int32)
+    for edge in problem.outgoing[place]:
+        target = problem.ends[edge][1]
+        rows = problem.edges[edge].probabilities
+        onward = after[target].before(rows, _cost(problem, edge, tradeoffs))
+        better = onward.less_than(best)
+        best = onward.where(better, best)
+        towards = np.where(better, np.int32(target), towards)
+    return best, towards
+
+
 def _product(rows: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[np.float64]:
     """``rows @ after`` where a zero probability of an infinite value counts as zero."""
     with np.errstate(invalid="ignore"):
@@ -123,3 +200,10 @@ def _product(rows: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[n
         product = rows @ np.where(infinite, 0.0, after)
         product[(rows > 0) @ infinite] = np.inf
     return product
+
+
+def tie_slack(problem: Problem, tradeoffs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return, for each tradeoff, the largest gain that is rounding among values of any size."""
+    largest_loss = float(problem.grid.values[-2])  # the last is infinity
+    largest_cost = max(float(edge.expected_costs.max()) for edge in problem.edges)
+    return TIE * (tradeoffs * largest_loss + (1 - tradeoffs) * largest_cost)

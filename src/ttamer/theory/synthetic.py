@@ -117,7 +117,7 @@ def best_threshold(problem: Problem, tradeoff: float, *, recall: bool) -> float:
             going = np.where(node.losses > threshold, following[number], STOP)
             choice.append(np.repeat(going[:, np.newaxis], width, axis=1).astype(np.int32))
         choice.append(np.full((1, width), problem.order[0], np.int32))
-        mean, _ = expected_walk(problem, choice, recall=recall)
+        mean, _ = expected_walk(problem, choice.__getitem__, recall=recall)
         best = min(best, tradeoff * mean.loss + (1 - tradeoff) * mean.cost)
     return best
 
