@@ -211,7 +211,7 @@ def test_a_stop_before_the_end_is_explained_by_the_index(policy):
     assert why.why == f"the answer of 'small' loses 0.03, at or below {why.index:.4g}: stop"
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(problems("dag"), tradeoffs)
 def test_on_a_walk_the_loss_in_hand_is_compared_with_the_value_of_going_on(problem, tradeoff):
     policy = solved(problem, tradeoff, recall=True)

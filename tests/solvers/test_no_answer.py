@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import ttamer as tt
+from support.examples import examples
 from support.oracles import available
 from support.strategies import TOPOLOGIES, problems, tradeoffs
 from ttamer import ProblemError
@@ -82,7 +83,7 @@ def test_after_a_failure_the_node_that_is_left_is_asked():
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_with_infinite_losses_stopping_is_monotone_and_ends_at_the_threshold(topology):
-    @settings(max_examples=60, deadline=None)
+    @examples(60)
     @given(problems(topology), tradeoffs)
     def check(problem, tradeoff):
         problem = with_infinite_states(problem, np.random.default_rng(len(problem.edges)))
@@ -100,7 +101,7 @@ def test_with_infinite_losses_stopping_is_monotone_and_ends_at_the_threshold(top
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_while_there_is_no_answer_a_node_is_asked_as_long_as_one_may_answer(topology):
-    @settings(max_examples=60, deadline=None)
+    @examples(60)
     @given(problems(topology), tradeoffs)
     def check(problem, tradeoff):
         problem = with_infinite_states(problem, np.random.default_rng(len(problem.edges)))
@@ -120,7 +121,7 @@ def test_while_there_is_no_answer_a_node_is_asked_as_long_as_one_may_answer(topo
 
 @pytest.mark.parametrize("recall", [True, False])
 def test_where_no_policy_is_sure_of_an_answer_the_choice_has_the_least_chance_of_none(recall):
-    @settings(max_examples=80, deadline=None)
+    @examples(80)
     @given(problems("dag"), tradeoffs)
     def check(problem, tradeoff):
         problem = with_infinite_states(problem, np.random.default_rng(len(problem.edges)))
