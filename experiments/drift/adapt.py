@@ -6,7 +6,7 @@
 For every stream of the package: so many runs with other draws of the rows fitted to and of the
 audits, target "last" (agreement with the full network), an error of at most 5% promised with
 confidence 0.95, a fifth of the rows audited. Then quiet runs: the rows before the shift are
-shuffled anew, a policy is fitted and certified on the first 4,000, and the other 3,000 are all
+shuffled again, a policy is fitted and certified on the first 4,000, and the other 3,000 are all
 audited: how often is there an alarm? Half an hour on one core.
 """
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def one_run(name: str, seed: int, pictures: Path | None) -> dict[str, Any]:
-    """Replay a stream once, and return what is told of it."""
+    """Replay a stream once, and return its measurements."""
     stream = streams.load(name, target="last")
     fitted, held = stream.fit.split(0.6, seed)
     serving = serving_of(tt.fit(fitted), held, SETTINGS)

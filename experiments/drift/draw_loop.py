@@ -1,4 +1,4 @@
-"""Draw the picture of docs/drift.md: the loop, and what it does on a stream with noise.
+"""Draw the figure of docs/drift.md: the loop, and what it does on a stream with noise.
 
 python experiments/drift/draw_loop.py [--out docs/img/drift.png]
 """
@@ -34,7 +34,7 @@ BOXES = {
     "certify": (78, 14, "certifying\non others", SAND),
     "shadow": (93, 14, "shadowing", SAND),
     "swap": (93, 48, "swapped", GREEN),
-    "fallen": (78, 48, "fallen back:\na person looks", RED),
+    "fallback": (78, 48, "fallback: manual\naction required", RED),
 }
 ARROWS = (
     ("traffic", "serve", ""),
@@ -47,7 +47,7 @@ ARROWS = (
     ("refit", "certify", ""),
     ("certify", "shadow", ""),
     ("shadow", "swap", "agrees"),
-    ("certify", "fallen", "4 tries failed"),
+    ("certify", "fallback", "4 attempts failed"),
 )
 WIDE, HIGH = 14.0, 21.0
 
@@ -104,7 +104,7 @@ def draw_boxes(figure: Any) -> None:
     axis.plot([93, 93, 62], [48 + HIGH / 2, 97, 97], color=INK, lw=1)
     axis.plot([62, 26], [97, 97], color=INK, lw=1)
     arrow(axis, (26, 97), (26, 82 + HIGH / 2))
-    axis.text(60, 95, "the new policy serves, and is watched", fontsize=7, color=INK, va="top")
+    axis.text(60, 95, "the new policy serves, and is monitored", fontsize=7, color=INK, va="top")
     axis.plot([62, 62, 31], [48 + HIGH / 2, 65, 65], color=INK, lw=1)
     arrow(axis, (31, 65), (31, 82 - HIGH / 2))
     axis.text(60, 66, "at once", fontsize=7, color=INK, va="bottom", ha="right")
