@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ttamer.evaluation.benchmark import Duel
+    from ttamer.evaluation.benchmark import PairwiseComparison
     from ttamer.evaluation.frontiers import Frontier
 
 GROUPS = {
@@ -87,7 +87,7 @@ class Played:
     trace: str
     target: str
     frontier: Frontier
-    duels: tuple[Duel, ...]
+    comparisons: tuple[PairwiseComparison, ...]
 
     @property
     def title(self) -> str:
@@ -104,19 +104,19 @@ class Played:
     def lines(self) -> list[dict[str, Any]]:
         """Return one line of numbers for each family."""
         found, best = self.frontier, self.frontier.area(self.best_threshold)
-        duels = {duel.rival: duel for duel in self.duels}
+        comparisons = {comparison.rival: comparison for comparison in self.comparisons}
         lines = []
         for family in found.families:
-            duel = duels.get(family)
+            comparison = comparisons.get(family)
             lines.append({
                 "trace": self.trace, "target": self.target, "family": family,
                 "latency": {f"+{100 * m:g}": found.cost_at(family, m) for m in MORE_ERROR},
                 "lowest_error": min(found.curve(family)[1]),
                 "area": found.area(family),
                 "area_to_best_threshold": found.area(family) / best - 1,
-                "gain_of_ours": None if duel is None else duel.gain,
-                "gain_interval": None if duel is None else list(duel.interval),
-                "verdict": None if duel is None else duel.verdict,
+                "gain_of_ours": None if comparison is None else comparison.gain,
+                "gain_interval": None if comparison is None else list(comparison.interval),
+                "verdict": None if comparison is None else comparison.verdict,
             })  # fmt: skip
         return lines
 
@@ -180,7 +180,7 @@ def play(name: str, trace: Trace, target: str, *, resamples: int) -> Played:
     spec = dataclasses.replace(trace.spec, target=TARGETS[target])
     aimed = dataclasses.replace(trace, spec=spec)
     found = bench_trace(name, aimed, families=FAMILIES, resamples=resamples)
-    return Played(name, target, found.frontier, found.duels)
+    return Played(name, target, found.frontier, found.comparisons)
 
 
 # Numbers
@@ -223,10 +223,10 @@ def counted(played: Sequence[Played]) -> str:
     """Return how often ours wins in area, by family, over some traces and targets."""
     verdicts: dict[str, list[str]] = {}
     for each in played:
-        for duel in each.duels:
-            verdicts.setdefault(duel.rival, []).append(duel.verdict)
-            if duel.rival == each.best_threshold:
-                verdicts.setdefault("best threshold", []).append(duel.verdict)
+        for comparison in each.comparisons:
+            verdicts.setdefault(comparison.rival, []).append(comparison.verdict)
+            if comparison.rival == each.best_threshold:
+                verdicts.setdefault("best threshold", []).append(comparison.verdict)
     order = [name for name in (*FAMILIES, "best threshold") if name in verdicts]
     rows = [[name, *(str(verdicts[name].count(v)) for v in ("win", "tie", "loss"))]
             for name in order]  # fmt: skip

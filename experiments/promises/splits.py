@@ -37,9 +37,8 @@ from risk_control import Sample, betting, corrected, crc, exact, in_sequence, mo
 
 import ttamer as tt
 from ttamer import datasets
-from ttamer.baselines.moves import Moves
+from ttamer.baselines.rules import StopRule, walk_of
 from ttamer.baselines.single import AlwaysLast
-from ttamer.baselines.stop_rule import StopRule
 from ttamer.baselines.threshold import Confidence, common_thresholds
 from ttamer.cli.output import table
 from ttamer.fitted.held_out import HeldOut, pairs_of_corners
@@ -163,7 +162,7 @@ class Population:
 
 def thresholds(trace: Trace, most: int) -> list[StopRule]:
     """Return confidence thresholds, one for all nodes, the highest first: it never stops early."""
-    walk = Moves.of(trace).walk
+    walk = walk_of(trace)
     cuts = common_thresholds(trace, Confidence(), walk, most)[::-1]
     return [StopRule(Confidence(), walk, np.full(len(walk) - 1, cut)) for cut in cuts]
 

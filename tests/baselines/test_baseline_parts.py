@@ -11,10 +11,9 @@ from support.small_traces import (
     random_trace,
 )
 from ttamer.baselines import fit_families
-from ttamer.baselines.isotonic import MOST_LEVELS, Isotonic, level_starts
-from ttamer.baselines.moves import Moves
-from ttamer.baselines.selection import Ruler, sweep_prices
-from ttamer.baselines.states import States, transitions
+from ttamer.baselines.calibration import MAX_LEVELS, Isotonic, States, level_starts, transitions
+from ttamer.baselines.rules import walk_of
+from ttamer.baselines.selection import RuleScorer, sweep_prices
 from ttamer.evaluation.results import measure
 from ttamer.fitted.replay import Setting
 from ttamer.trace.spec import CascadeNode, CascadeSpec
@@ -39,11 +38,11 @@ def test_isotonic_fit_equals_the_max_min_formula():
 
 
 def test_very_many_confidences_are_calibrated_in_groups():
-    said = np.random.default_rng(2).permutation(3 * MOST_LEVELS).astype(float)
-    curve = Isotonic.fit(said, said > MOST_LEVELS)
-    assert len(level_starts(said, MOST_LEVELS)) == MOST_LEVELS
+    said = np.random.default_rng(2).permutation(3 * MAX_LEVELS).astype(float)
+    curve = Isotonic.fit(said, said > MAX_LEVELS)
+    assert len(level_starts(said, MAX_LEVELS)) == MAX_LEVELS
     assert curve(np.array([-5.0, 0.0, 1e9])).tolist() == [0.0, 0.0, 1.0]
-    assert np.abs(curve(said) - (said > MOST_LEVELS)).mean() < 1e-3
+    assert np.abs(curve(said) - (said > MAX_LEVELS)).mean() < 1e-3
 
 
 def test_states_pool_blocks_to_about_equal_rows_and_keep_the_mean_loss():
@@ -70,16 +69,16 @@ def test_transitions_are_shares_shrunk_by_one_row_to_the_targets_own():
 
 def test_the_walk_goes_by_mean_cost_on_the_rows_unless_the_order_is_given():
     cost = np.array([[9.0, 1.0], [1.0, 2.0]])
-    assert Moves.of(make(np.ones((2, 2)), cost=cost)).walk.tolist() == [1, 0]
+    assert walk_of(make(np.ones((2, 2)), cost=cost)).tolist() == [1, 0]
     for order in ("fixed", "skip"):
-        assert Moves.of(make(np.ones((2, 2)), cost=cost, order=order)).walk.tolist() == [0, 1]
+        assert walk_of(make(np.ones((2, 2)), cost=cost, order=order)).tolist() == [0, 1]
 
 
 def test_in_a_tree_a_parent_is_asked_before_its_children():
     nodes = (CascadeNode("leaf", 1.0, "root"), CascadeNode("root", 5.0), CascadeNode("alone", 2.0))
     spec = CascadeSpec(nodes)
     trace = Trace(spec, np.ones((2, 3)), correct=np.array([[True, False, False]] * 2))
-    assert [spec.names[v] for v in Moves.of(trace).walk] == ["alone", "root", "leaf"]
+    assert [spec.names[v] for v in walk_of(trace)] == ["alone", "root", "leaf"]
     assert (
         fit("always-first", trace)[0].rule.play(trace).asked.tolist() == [[True, True, False]] * 2
     )
@@ -105,18 +104,18 @@ def test_sweeping_prices_finds_every_corner_of_an_exact_family():
         return Setting({"corner": int(np.argmin(values))}, Point(int(np.argmin(values))))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ruler, "measure", lambda _, rule: corners[rule.number])
+        patch.setattr(RuleScorer, "score", lambda _, rule: corners[rule.number])
         found = sweep_prices(trace, solve)
         assert [s.knob["corner"] for s in found] == list(range(8))
         few = sweep_prices(trace, solve, most=3)
         assert [s.knob["corner"] for s in few][:: len(few) - 1] == [0, 7]
 
 
-def test_the_ruler_says_what_evaluation_says():
+def test_the_scorer_says_what_evaluation_says():
     for seed in range(4):
         trace = random_trace(seed, nodes=3, rows=17)
-        ruler = Ruler.of(trace)
+        scorer = RuleScorer.of(trace)
         for settings in fit_families(trace)[0].values():
             for setting in settings:
                 result = measure(setting.rule.play(trace), trace, resamples=0)
-                assert ruler.measure(setting.rule) == (result.cost, result.error)
+                assert scorer.score(setting.rule) == (result.cost, result.error)

@@ -19,10 +19,9 @@ from support.small_traces import (
     points,
     random_trace,
 )
+from ttamer.baselines.calibration import Calibrated
 from ttamer.baselines.chain import chain_table
 from ttamer.baselines.frugalml import FrugalML
-from ttamer.baselines.isotonic import Calibrated
-from ttamer.baselines.moves import Moves
 
 if TYPE_CHECKING:
     from ttamer.trace.trace import Trace
@@ -76,7 +75,7 @@ def test_the_table_of_chains_holds_every_subset_at_every_threshold(seed):
     wrong = trace.wrong()
     score = Calibrated.fit(trace, wrong)
     cuts = np.array([*np.unique([score(trace, v) for v in range(3)]), np.inf])
-    table = chain_table(trace, wrong, score, Moves.of(trace), cuts)
+    table = chain_table(trace, wrong, score, cuts)
     mine = np.column_stack([table.costs.ravel(), table.errors.ravel()])
     brute = np.array(every_chain(trace, common=True))
     assert sorted(map(tuple, mine.round(9))) == sorted(map(tuple, brute.round(9)))

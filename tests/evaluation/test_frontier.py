@@ -101,19 +101,19 @@ def test_bad_calls_are_refused():
         frontier(trace, trace.take(np.array([], int)))
 
 
-def test_duels_tell_wins_from_ties():
+def test_comparisons_distinguish_wins_from_ties():
     done = bench_trace("made", answering_trace(1500), families=FEW, resamples=60)
-    duels = {duel.rival: duel for duel in done.duels}
-    assert set(duels) == {"paper", "threshold", "always-best"}  # the oracle is nobody's rival
-    assert duels["always-best"].verdict == "win"
-    gains = [duel.gain for duel in done.duels]
+    comparisons = {comparison.rival: comparison for comparison in done.comparisons}
+    assert set(comparisons) == {"paper", "threshold", "always-best"}  # the oracle is no rival
+    assert comparisons["always-best"].verdict == "win"
+    gains = [comparison.gain for comparison in done.comparisons]
     assert gains == sorted(gains)
-    for duel in done.duels:
-        low, high = duel.interval
-        assert low <= duel.gain + 0.05
-        assert high >= duel.gain - 0.05
+    for comparison in done.comparisons:
+        low, high = comparison.interval
+        assert low <= comparison.gain + 0.05
+        assert high >= comparison.gain - 0.05
     same = bench_trace("made", answering_trace(600), families=["paper", "threshold"], resamples=0)
-    assert same.duels[0].interval == (same.duels[0].gain,) * 2
+    assert same.comparisons[0].interval == (same.comparisons[0].gain,) * 2
 
 
 def test_bench_runs_over_a_folder(tmp_path):

@@ -144,7 +144,7 @@ def test_verdicts_are_counted_over_traces_and_targets(script, played):
     rows = {
         line[0]: line for line in map(str.split, script.counted([*played.values()]).split("\n"))
     }
-    verdicts = [next(d for d in each.duels if d.rival == "paper").verdict for each in
+    verdicts = [next(d for d in each.comparisons if d.rival == "paper").verdict for each in
                 played.values()]  # fmt: skip
     assert rows["paper"][1:] == [str(verdicts.count(v)) for v in ("win", "tie", "loss")]
     assert sum(map(int, rows["best"][2:])) == len(played)

@@ -20,8 +20,7 @@ from support.small_traces import fit as fit_family
 from support.small_traces import points
 from support.traces import passing_trace, small_traces
 from ttamer.baselines import FAMILIES, fit_families
-from ttamer.baselines.moves import Moves
-from ttamer.baselines.selection import Ruler
+from ttamer.baselines.selection import RuleScorer
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.evaluation.benchmark import _row_tables, bench_trace
 from ttamer.evaluation.bootstrap import Resampled
@@ -196,7 +195,7 @@ def test_batches_are_fitted_as_the_whole():
 
 def test_what_one_answer_alone_costs():
     trace = network([3, 2, 4], [2.5, 1], [[0, 1, 1], [0, 1, 1]])
-    assert Moves.of(trace).prices.tolist() == [3, 4.5, 7.5]
+    assert trace.spec.answer_costs().tolist() == [3, 4.5, 7.5]
     assert points(fit_family("always-first", trace), trace) == [(3, 1.0)]
     assert points(fit_family("always-last", trace), trace) == [(7.5, 0.0)]
     # Of equals the cheapest: by cost alone it would be the last of these.
@@ -228,7 +227,7 @@ def test_without_recall_passing_is_weighed_against_asking():
 
 
 @given(exits)
-def test_rules_that_walk_pass_nobody_and_the_ruler_says_what_evaluation_says(trace):
+def test_rules_that_walk_pass_nobody_and_the_scorer_says_what_evaluation_says(trace):
     found, _ = fit_families(trace)
     for name in ("threshold", "threshold-per-exit", "calibrated", "patience"):
         for setting in found[name]:
@@ -237,7 +236,7 @@ def test_rules_that_walk_pass_nobody_and_the_ruler_says_what_evaluation_says(tra
     for choices in found.values():
         for setting in choices:
             result = measure(setting.rule.play(trace), trace, resamples=0)
-            assert Ruler.of(trace).measure(setting.rule) == (result.cost, result.error)
+            assert RuleScorer.of(trace).score(setting.rule) == (result.cost, result.error)
 
 
 def test_rules_for_separate_models_are_left_out():
@@ -282,7 +281,7 @@ def test_the_network_is_its_last_exit_even_where_an_earlier_one_errs_less():
 
 def test_a_bench_runs_all_families():
     done = bench_trace("exits", passing_trace(120), families=["paper", "threshold"], resamples=5)
-    assert [duel.rival for duel in done.duels] == ["threshold"]
+    assert [comparison.rival for comparison in done.comparisons] == ["threshold"]
 
 
 # Traces

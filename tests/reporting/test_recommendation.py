@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.bootstrap import MOST_BLOCKS, Resampled
+from ttamer.evaluation.bootstrap import MAX_BLOCKS, Resampled
 from ttamer.evaluation.frontiers import Frontier, Point, frontier
 from ttamer.evaluation.results import measure
 from ttamer.fitted.replay import Played
@@ -246,7 +246,7 @@ def test_resampled_errors_and_costs_spread_as_means_of_rows_do(times):
     trace = two_models()
     trace = trace.take(np.tile(np.arange(ROWS), times))
     rows = len(trace)
-    assert (rows > MOST_BLOCKS) == (times > 1)
+    assert (rows > MAX_BLOCKS) == (times > 1)
     asked = np.column_stack([np.ones(rows, bool), np.tile(np.arange(ROWS) < 300, times)])
     play = Played(asked[:, 1].astype(np.intp), asked, asked[:, 1].astype(np.intp))
     point = Point("ttamer", {"tradeoff": 0.5}, measure(play, trace, resamples=0))

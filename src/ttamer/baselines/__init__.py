@@ -1,8 +1,8 @@
-"""Baselines: what people do today, under one contract.
+"""Baselines: common practice and published rules, under one contract.
 
 Every family has a ``name`` and ``fit(trace)``, which returns its settings on the lower convex
-envelope of the fit rows; every knob is chosen there. A rule sees of a row only what the nodes it
-asked have said; the oracle alone looks further, and says so (``uses_labels``).
+envelope of the fit rows; every knob is chosen there. A rule sees of a row only the replies of the
+nodes it asked; only the oracle uses the labels too (``uses_labels``).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ttamer.baselines.no_recall import NoRecall
 from ttamer.baselines.oracle import Oracle
 from ttamer.baselines.patience import Patience
 from ttamer.baselines.routing import Routing
+from ttamer.baselines.rules import Unsuitable
 from ttamer.baselines.single import AlwaysBest, AlwaysFirst, AlwaysLast
 from ttamer.baselines.threshold import (
     CalibratedThreshold,
     EntropyThreshold,
     MarginThreshold,
     Threshold,
+    ThresholdPerExit,
 )
-from ttamer.baselines.tuned_threshold import ThresholdPerExit
-from ttamer.baselines.unsuitable import Unsuitable
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -58,7 +58,17 @@ FAMILIES: dict[str, Family] = {family.name: family for family in _EVERY}
 def fit_families(
     trace: Trace, names: Iterable[str] | None = None
 ) -> tuple[dict[str, list[Setting]], dict[str, str]]:
-    """Fit baselines: the settings of each by name, and why others were left out.
+    """Fit baselines to a trace.
+
+    Args:
+        trace: The rows to fit on.
+        names: The baselines to fit; by default all of ``FAMILIES``.
+
+    Returns:
+        The settings of each by name, and why others were left out.
+
+    Raises:
+        ArgumentError: If there is no baseline of a name.
 
     >>> from ttamer.trace.spec import CascadeSpec
     >>> from ttamer.trace.trace import Trace

@@ -1,9 +1,9 @@
 """The best chain of separate models: any subset, a threshold on the calibrated chance at each.
 
 All subsets are tried with all common thresholds, exactly: at one threshold a row matters only
-through who would stop there, a pattern of n bits, so rows are counted by pattern and each subset is
-scored on the counts. For each price the best few subsets are then tuned with one threshold
-per node (``descent``), beginning from their best common one.
+through the nodes that would stop there, a pattern of n bits, so rows are counted by pattern and
+each subset is scored on the counts. For each price the best few subsets are then tuned with one
+threshold per node, beginning from their best common one.
 """
 
 from __future__ import annotations
@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.baselines.descent import descend
-from ttamer.baselines.isotonic import Calibrated
-from ttamer.baselines.moves import Moves
-from ttamer.baselines.selection import Ruler, sweep_prices
-from ttamer.baselines.stop_rule import StopRule, plain
-from ttamer.baselines.threshold import common_thresholds
-from ttamer.baselines.unsuitable import Unsuitable, separate_models
+from ttamer.baselines.calibration import Calibrated
+from ttamer.baselines.rules import StopRule, Unsuitable, plain, separate_models, walk_of
+from ttamer.baselines.selection import RuleScorer, sweep_prices
+from ttamer.baselines.threshold import common_thresholds, descend
 from ttamer.fitted.replay import Setting
 
 if TYPE_CHECKING:
@@ -29,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Chain", "chain_table"]
 
-MOST_NODES = 10
+MAX_NODES = 10
+"""The largest number of nodes whose subsets are all tried."""
 TUNED = 6
 """How many subsets are tuned for each price."""
 
@@ -41,21 +39,21 @@ class Chain:
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the chains on the envelope."""
-        moves = Moves.of(trace)
-        if moves.exits:
+        walk = walk_of(trace)
+        if trace.spec.order == "fixed":
             raise Unsuitable(
                 "the nodes are exits of one network, where it is the same as calibrated"
             )
-        separate_models(moves)
-        if len(trace.spec) > MOST_NODES:
+        separate_models(trace.spec)
+        if len(trace.spec) > MAX_NODES:
             raise Unsuitable(
-                f"it tries every subset of the nodes, at most {MOST_NODES}; "
+                f"it tries every subset of the nodes, at most {MAX_NODES}; "
                 f"there are {len(trace.spec)}"
             )
-        ruler = Ruler.of(trace)
-        score = Calibrated.fit(trace, ruler.wrong)
-        common = common_thresholds(trace, score, np.append(moves.walk, 0))
-        table = chain_table(trace, ruler.wrong, score, moves, common)
+        scorer = RuleScorer.of(trace)
+        score = Calibrated.fit(trace, scorer.wrong)
+        common = common_thresholds(trace, score, np.append(walk, 0))
+        table = chain_table(trace, scorer.wrong, score, common)
         levels = [c.level(trace.confidence[:, v]) for v, c in enumerate(score.curves)]
 
         def solve(price: float) -> Setting:
@@ -76,7 +74,7 @@ class Chain:
         ) -> tuple[float, NDArray[np.intp], NDArray[np.float64]]:
             values = [score.curves[node].values for node in walk[:-1]]
             begin = [int(np.searchsorted(v, common)) for v in values]
-            losses = list((ruler.wrong[:, walk] + price * np.cumsum(trace.costs[:, walk], 1)).T)
+            losses = list((scorer.wrong[:, walk] + price * np.cumsum(trace.costs[:, walk], 1)).T)
             mine = [levels[node] for node in walk[:-1]]
             cuts, loss = descend(mine, [len(v) for v in values], losses, begin)
             ends = [np.append(v, np.inf)[cut] for v, cut in zip(values, cuts, strict=True)]
@@ -101,14 +99,13 @@ def chain_table(
     trace: Trace,
     wrong: NDArray[np.bool_],
     score: Calibrated,
-    moves: Moves,
     thresholds: NDArray[np.float64],
 ) -> ChainTable:
     """Return cost and error of every chain the cascade allows; bits are steps of the walk."""
-    walk, count, rows = moves.walk, len(moves.walk), len(trace)
+    walk, count, rows = walk_of(trace), len(trace.spec), len(trace)
     masks = np.arange(1 << count)
     bits = (masks[:, np.newaxis] >> np.arange(count)) & 1  # (masks, n)
-    needs = moves.needs[np.ix_(walk, walk)]
+    needs = trace.spec.required[np.ix_(walk, walk)]
     # A parent missing from a subset that holds its child: no chain.
     lacks = (bits @ needs.astype(int) > 0) & (bits == 0)
     chains = masks[(masks > 0) & ~lacks.any(axis=1)]
@@ -121,7 +118,7 @@ def chain_table(
         sums = [np.bincount(group, wrong[:, v], len(pattern)) for v in walk]
         wrongs = np.stack(sums, axis=1)
         spent = np.stack([np.bincount(group, trace.costs[:, v], len(pattern)) for v in walk], 1)
-        hit = chains[:, np.newaxis] & pattern  # who would stop and belongs to the chain
+        hit = chains[:, np.newaxis] & pattern  # nodes that would stop and belong to the chain
         answer = np.where(hit > 0, lowest[hit], highest[chains][:, np.newaxis])
         asked = chains[:, np.newaxis] & ((2 << answer) - 1)
         each = np.arange(len(pattern))

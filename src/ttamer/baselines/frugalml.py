@@ -1,12 +1,12 @@
 """FrugalML (Chen, Zaharia and Zou, 2020): a base service, and an add-on where it is not sure.
 
 The base is asked on every row. For each label it may predict there is a threshold and an add-on:
-at or below the threshold the add-on is asked, and its answer is returned whatever it says.
+at or below the threshold the add-on is asked, and its answer is returned.
 
 For a price, a base and a label, calling add-on v on the rows up to a confidence changes
 ``error + price * cost`` by a running sum over these rows in order of confidence; its least value
 over all confidences and add-ons is the optimum, so each strategy here is exact on the fit rows.
-(FrugalML may also draw its base at random; that is a mixture of two settings, open to everybody.)
+(FrugalML may also draw its base at random; every family may mix two settings.)
 Cost: O(T n) for each price and base, after sorting.
 """
 
@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer.baselines.moves import Moves
-from ttamer.baselines.selection import Ruler, sweep_prices
-from ttamer.baselines.stop_rule import plain
-from ttamer.baselines.unsuitable import Unsuitable, predictions_of, separate_models
+from ttamer.baselines.rules import Unsuitable, plain, predictions_of, separate_models
+from ttamer.baselines.selection import RuleScorer, sweep_prices
 from ttamer.fitted.replay import Played, Setting
 
 if TYPE_CHECKING:
@@ -32,7 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FrugalML"]
 
-LEAST_ROWS = 20
+MIN_ROWS = 20
+"""A label predicted on fewer rows has no strategy of its own."""
+
 _NO_GAIN = 1e-9
 
 
@@ -60,7 +60,7 @@ class FrugalRule:
         return Played(answer, asked, answer)
 
     def knob(self, names: tuple[str, ...]) -> dict[str, Any]:
-        """Return the strategy in words: whom to ask for which label, up to which confidence."""
+        """Return the strategy as plain values: the add-on of each label, up to which confidence."""
 
         def words(group: int) -> dict[str, Any] | None:
             cut = plain(self.cuts[group])
@@ -79,8 +79,8 @@ def group_rows(trace: Trace, base: int, groups: Mapping[str, int]) -> NDArray[np
 class Base:
     """All strategies of one base, on the fit rows."""
 
-    def __init__(self, ruler: Ruler, moves: Moves, base: int, least: int) -> None:
-        trace, count = ruler.trace, len(ruler.trace.spec)
+    def __init__(self, scorer: RuleScorer, base: int, least: int) -> None:
+        trace, count = scorer.trace, len(scorer.trace.spec)
         self.base = base
         self.groups = _groups(trace, base, least)
         group = group_rows(trace, base, self.groups)
@@ -99,10 +99,10 @@ class Base:
         self.cut_at = said[ends]
         self.first = np.searchsorted(group[ends], np.arange(len(self.groups) + 1))
         self.of_end = group[ends]
-        worse = ruler.wrong[rows].astype(np.int64) - ruler.wrong[rows, base][:, np.newaxis]
+        worse = scorer.wrong[rows].astype(np.int64) - scorer.wrong[rows, base][:, np.newaxis]
         self.worse = _running(worse, starts, ends, self.of_end)
         self.spent = _running(trace.costs[rows], starts, ends, self.of_end)
-        self.barred = ~moves.follows[base] | (np.arange(count) == base)
+        self.barred = ~trace.spec.successors[base] | (np.arange(count) == base)
 
     def strategy(self, price: float) -> FrugalRule:
         """Return the strategy of least error + price * cost."""
@@ -123,24 +123,23 @@ class FrugalML:
     """The best strategy over all bases, for a range of prices."""
 
     name: str = "frugalml"
-    least: int = LEAST_ROWS
+    least: int = MIN_ROWS
     """At least 1. A label predicted on fewer rows shares one strategy with the others like it."""
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the strategies on the envelope."""
-        moves = Moves.of(trace)
-        if moves.exits:
+        if trace.spec.order == "fixed":
             raise Unsuitable("the nodes are exits of one network, and it needs separate services")
-        separate_models(moves)
-        if moves.is_tree:
+        separate_models(trace.spec)
+        if trace.spec.is_tree:
             raise Unsuitable("some nodes come after others, and it may ask any two of them")
         predictions_of(trace)
-        ruler = Ruler.of(trace)
-        bases = [Base(ruler, moves, base, self.least) for base in range(len(trace.spec))]
+        scorer = RuleScorer.of(trace)
+        bases = [Base(scorer, base, self.least) for base in range(len(trace.spec))]
 
         def solve(price: float) -> Setting:
             rules = [base.strategy(price) for base in bases]
-            points = [ruler.measure(rule) for rule in rules]
+            points = [scorer.score(rule) for rule in rules]
             values = [error + price * cost for cost, error in points]
             best = rules[int(np.argmin(values))]
             return Setting({"price": price, **best.knob(trace.names)}, best)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.baselines.moves import Moves
-from ttamer.baselines.selection import Ruler, worth_having
-from ttamer.baselines.states import States, fit_states, transitions
+from ttamer.baselines.calibration import States, fit_states, transitions
+from ttamer.baselines.rules import walk_of
+from ttamer.baselines.selection import RuleScorer, pareto_settings
 from ttamer.fitted.replay import Played, Setting
 from ttamer.problem.problem import Problem
 from ttamer.solvers import solve_ladder
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["NoRecall"]
 
 PRICES = np.geomspace(1e-4, 1e2, 60)
-"""Error per cost of asking everybody."""
+"""Prices tried: error per cost of asking every node."""
 
 
 @dataclass(frozen=True, eq=False)
 class TableRule:
-    """Look up whom to ask next, by the state of the node asked last."""
+    """Look up the node to ask next, by the state of the node asked last."""
 
     walk: NDArray[np.intp]
     """Shape (m,): the nodes by number, every one after those it can be asked from."""
@@ -63,9 +63,8 @@ class NoRecall:
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the policies on the envelope."""
-        ruler, moves = Ruler.of(trace), Moves.of(trace)
-        walk = moves.walk
-        by_node = fit_states(trace, ruler.wrong)
+        scorer, walk, spec = RuleScorer.of(trace), walk_of(trace), trace.spec
+        by_node = fit_states(trace, scorer.wrong)
         states = tuple(by_node[node] for node in walk)
         seen = [s.of(trace.confidence[:, v]) for s, v in zip(states, walk, strict=True)]
         sizes = [len(s.losses) for s in states]
@@ -76,16 +75,16 @@ class NoRecall:
             return transitions(seen[source], seen[target], (sizes[source], sizes[target]))
 
         losses = [s.losses for s in states]
-        whole = ruler.whole_cost
-        costs = (moves.costs[walk] / whole).tolist()
+        whole = scorer.whole_cost
+        costs = (trace.costs.mean(axis=0)[walk] / whole).tolist()
         steps = range(len(walk))
-        if moves.exits or moves.is_tree:
+        if spec.order == "fixed" or spec.is_tree:
             chances = [pair(step - 1 if step else None, step) for step in steps]
             problem = Problem.line(losses, costs, [chances[0][0], *chances[1:]])
         else:
             pairs = [(u, v) for u in (None, *steps) for v in steps if u is None or u < v]
             # What is passed is counted in the cascade's order, which is the walk's where it costs.
-            passed = trace.spec.passed
+            passed = spec.passed
             tolls = {(u, v): passed(-1 if u is None else u, v) / whole for u, v in pairs}
             ways = {(u, v): toll + costs[v] for (u, v), toll in tolls.items()}
             problem = Problem.skip(losses, ways, {(u, v): pair(u, v) for u, v in pairs})
@@ -94,4 +93,4 @@ class NoRecall:
             following = tuple(policy.choice(name)[:, 0] for name in problem.names)
             rule = TableRule(walk, states, int(policy.choice(None)[0, -1]), following)
             settings.append(Setting({"tradeoff": policy.tradeoff}, rule))
-        return worth_having(trace, settings)
+        return pareto_settings(trace, settings)

@@ -1,4 +1,4 @@
-"""The oracle: knows every answer beforehand. A bound, not a rule."""
+"""The oracle: uses the labels of the rows it decides on. A bound, not a rule."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.baselines.moves import Moves, before
 from ttamer.fitted.replay import Played, Setting
+from ttamer.trace.trace import require_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,21 +20,21 @@ __all__ = ["Oracle"]
 
 @dataclass(frozen=True, eq=False)
 class OracleRule:
-    """The cheapest way to a right answer; the cheapest answer where nobody is right.
+    """The cheapest way to a right answer; the cheapest answer where no node is right.
 
     On the way a node is passed, or asked where the row says that this is cheaper.
     """
 
     needs: NDArray[np.bool_]
-    """Shape (n, n): whom it takes to ask for each node's answer."""
+    """Shape (n, n): the nodes asked for each node's answer."""
     passing: NDArray[np.float64]
     """Shape (n,): what going past each node costs."""
 
     def play(self, trace: Trace) -> Played:
-        """Decide for every row of a trace, looking at who is right."""
+        """Decide for every row of a trace, given which answers are right."""
         wrong = trace.wrong()
         costs = trace.costs
-        price = costs @ self.needs.T + before(np.minimum(costs, self.passing))
+        price = costs @ self.needs.T + _before(np.minimum(costs, self.passing))
         hopeless = wrong.all(axis=1, keepdims=True)
         answer = np.where(wrong & ~hopeless, np.inf, price).argmin(axis=1)
         earlier = np.arange(costs.shape[1]) < answer[:, np.newaxis]
@@ -50,5 +50,11 @@ class Oracle:
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the one setting."""
-        moves = Moves.of(trace)
-        return [Setting({}, OracleRule(moves.needs, moves.passing))]
+        require_rows(trace, 1, "a baseline")
+        return [Setting({}, OracleRule(trace.spec.required, trace.spec.passing))]
+
+
+def _before(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return, at each entry, the sum of those before it along the last axis."""
+    running = np.cumsum(values, axis=-1)[..., :-1]
+    return np.concatenate([np.zeros((*values.shape[:-1], 1)), running], axis=-1)

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.baselines.moves import Moves
-from ttamer.baselines.selection import worth_having
-from ttamer.baselines.stop_rule import walked
-from ttamer.baselines.unsuitable import predictions_of
+from ttamer.baselines.rules import predictions_of, walk_of, walked
+from ttamer.baselines.selection import pareto_settings
 from ttamer.fitted.replay import Setting
 
 if TYPE_CHECKING:
@@ -58,9 +56,9 @@ class Patience:
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the patiences on the envelope."""
         predictions_of(trace)
-        walk = Moves.of(trace).walk
+        walk = walk_of(trace)
         settings = [
             Setting({"patience": times}, PatienceRule(walk, times))
             for times in range(1, len(walk) + 1)
         ]
-        return worth_having(trace, settings)
+        return pareto_settings(trace, settings)

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.baselines.moves import Moves
-from ttamer.baselines.selection import Ruler, sweep_prices
-from ttamer.baselines.states import States, fit_states, transitions
-from ttamer.baselines.unsuitable import separate_models
+from ttamer.baselines.calibration import States, fit_states, transitions
+from ttamer.baselines.rules import separate_models
+from ttamer.baselines.selection import RuleScorer, sweep_prices
 from ttamer.fitted.replay import Played, Setting
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ttamer.trace.spec import CascadeSpec
     from ttamer.trace.trace import Trace
 
 __all__ = ["Routing"]
@@ -38,19 +38,19 @@ class Gains:
     place: tuple[NDArray[np.intp], ...]
     """Per node, shape (states,): where the correctness of each state stands in ``rights``."""
     follows: tuple[NDArray[np.intp], ...]
-    """Per node, shape (m,): who may be asked after it."""
+    """Per node, shape (m,): the nodes that may be asked after it."""
     tables: tuple[NDArray[np.float64], ...]
     """Per node, shape (states, X, m): the gain of asking each of them."""
 
     @classmethod
-    def fit(cls, trace: Trace, wrong: NDArray[np.bool_], moves: Moves) -> Gains:
+    def fit(cls, trace: Trace, wrong: NDArray[np.bool_]) -> Gains:
         """Count pairs of states on a trace."""
         states = fit_states(trace, wrong)
         seen = [s.of(trace.confidence[:, v]) for v, s in enumerate(states)]
         rights = np.unique(np.concatenate([1 - s.losses for s in states]))
         place = tuple(np.searchsorted(rights, 1 - s.losses) for s in states)
         rise = [np.maximum((1 - s.losses)[:, np.newaxis] - rights, 0) for s in states]
-        follows = tuple(np.flatnonzero(row) for row in moves.follows)
+        follows = tuple(np.flatnonzero(row) for row in trace.spec.successors)
         tables = []
         for u, mine in enumerate(states):
             gain = np.empty((len(mine.losses), len(rights), len(follows[u])))
@@ -66,7 +66,9 @@ class RoutingRule:
     """Ask what is worth most at a price, as long as it is worth anything."""
 
     gains: Gains
-    moves: Moves
+    spec: CascadeSpec
+    costs: NDArray[np.float64]
+    """Shape (n,): the mean cost of asking each node on the fit rows."""
     start: int
     price: float
 
@@ -76,7 +78,7 @@ class RoutingRule:
         asked = np.zeros((rows, count), bool)
         last, answer = np.full((2, rows), self.start)
         best = np.full(rows, -1)  # the place of the best correctness in hand
-        toll = self.price * self.moves.costs
+        toll = self.price * self.costs
         active = np.arange(rows)
         while active.size:
             now = last[active]  # a copy: ``last`` moves on within the round
@@ -102,11 +104,11 @@ class RoutingRule:
         return Played(answer, asked, last)
 
     def _may_ask(self, asked: NDArray[np.bool_], others: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return, shape (rows, others), who was not asked yet and needs nobody else first."""
+        """Return, shape (rows, others), which were not asked yet and need no other first."""
         may = ~asked[:, others]
-        if self.moves.is_tree:
+        if self.spec.is_tree:
             for column, node in enumerate(others):
-                above = self.moves.needs[node].copy()
+                above = self.spec.required[node].copy()
                 above[node] = False
                 may[:, column] &= asked[:, above].all(axis=1)
         return may
@@ -119,14 +121,14 @@ class Routing:
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the routers on the envelope."""
-        ruler, moves = Ruler.of(trace), Moves.of(trace)
-        separate_models(moves)
-        gains = Gains.fit(trace, ruler.wrong, moves)
-        starts = np.flatnonzero(moves.needs.sum(axis=1) == 1)  # who can be asked first
+        scorer, spec, costs = RuleScorer.of(trace), trace.spec, trace.costs.mean(axis=0)
+        separate_models(spec)
+        gains = Gains.fit(trace, scorer.wrong)
+        starts = np.flatnonzero(spec.required.sum(axis=1) == 1)  # nodes that can be asked first
 
         def solve(price: float) -> Setting:
-            rules = [RoutingRule(gains, moves, int(start), price) for start in starts]
-            points = [ruler.measure(rule) for rule in rules]
+            rules = [RoutingRule(gains, spec, costs, int(start), price) for start in starts]
+            points = [scorer.score(rule) for rule in rules]
             best = int(np.argmin([error + price * cost for cost, error in points]))
             knob = {"price": price, "start": trace.names[starts[best]]}
             return Setting(knob, rules[best])

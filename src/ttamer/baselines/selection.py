@@ -1,7 +1,7 @@
-"""Which settings of a family are worth having: those on its envelope over the fit rows.
+"""Which settings of a family are kept: those on its envelope over the fit rows.
 
 Two settings can always be mixed, so what lies inside the lower convex envelope of (cost, error) is
-left out; nobody gains from having many settings. A family that can be optimised for a *price*
+left out: a family gains nothing from more settings. A family that can be optimised for a *price*
 (error + price * cost) finds the corners of its envelope one by one: the price at which two
 neighbouring corners are equal either brings a corner between them, or there is none.
 """
@@ -26,23 +26,25 @@ if TYPE_CHECKING:
     from ttamer.fitted.replay import Rule, Setting
     from ttamer.trace.trace import Trace
 
-__all__ = ["Ruler", "sweep_prices", "worth_having"]
+__all__ = ["RuleScorer", "pareto_settings", "sweep_prices"]
 
-MOST_PRICES = 40
+MAX_PRICES = 40
+"""The largest number of prices for which a family is optimised."""
+
 _NO_GAIN = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
-class Ruler:
-    """Measures rules on a trace: the same numbers as ``evaluation.measure``, and nothing else."""
+class RuleScorer:
+    """Cost and error of rules on a trace: the same numbers as ``evaluation.measure``."""
 
     trace: Trace
     wrong: NDArray[np.bool_]
     """Shape (T, n)."""
 
     @classmethod
-    def of(cls, trace: Trace) -> Ruler:
-        """Return the ruler of a trace with at least one row."""
+    def of(cls, trace: Trace) -> RuleScorer:
+        """Return the scorer of a trace with at least one row."""
         require_rows(trace, 1, "a baseline")
         return cls(trace, trace.wrong())
 
@@ -51,33 +53,33 @@ class Ruler:
         """What asking every node costs per row; 1 where everything is free."""
         return float(self.trace.costs.mean(axis=0).sum()) or 1.0
 
-    def measure(self, rule: Rule) -> tuple[float, float]:
+    def score(self, rule: Rule) -> tuple[float, float]:
         """Return (mean cost, error) of a rule."""
         played = rule.play(self.trace)
         wrong = self.wrong[np.arange(len(self.trace)), played.answer]
         return float(paid(played.asked, self.trace).mean()), float(wrong.mean())
 
 
-def worth_having(trace: Trace, settings: Iterable[Setting]) -> list[Setting]:
+def pareto_settings(trace: Trace, settings: Iterable[Setting]) -> list[Setting]:
     """Return the settings on the envelope over the rows of a trace, the cheapest first."""
-    ruler = Ruler.of(trace)
-    return _on_envelope([(*ruler.measure(setting.rule), setting) for setting in settings])
+    scorer = RuleScorer.of(trace)
+    return _on_envelope([(*scorer.score(setting.rule), setting) for setting in settings])
 
 
 def sweep_prices(
-    trace: Trace, solve: Callable[[float], Setting], *, most: int = MOST_PRICES
+    trace: Trace, solve: Callable[[float], Setting], *, most: int = MAX_PRICES
 ) -> list[Setting]:
-    """Return the settings on the envelope that ``solve(price)`` gives, for at most so many prices.
+    """Return the settings on the envelope that ``solve(price)`` gives, for at most ``most`` prices.
 
     ``solve`` returns a setting that makes ``error + price * cost`` small on the trace; a price is
     error per unit of cost. Wide gaps are looked into first.
     """
-    ruler = Ruler.of(trace)
+    scorer = RuleScorer.of(trace)
     found: list[tuple[float, float, Setting]] = []
 
     def ask(price: float) -> int:
         setting = solve(price)
-        found.append((*ruler.measure(setting.rule), setting))
+        found.append((*scorer.score(setting.rule), setting))
         return len(found) - 1
 
     gaps: list[tuple[float, int, int]] = []
@@ -88,7 +90,7 @@ def sweep_prices(
             heapq.heappush(gaps, (-wider * lower, left, right))
 
     # The ends: whatever error, then whatever cost (but no cost for nothing).
-    open_gap(ask(1e6 / ruler.whole_cost), ask(1e-3 / (len(trace) * ruler.whole_cost)))
+    open_gap(ask(1e6 / scorer.whole_cost), ask(1e-3 / (len(trace) * scorer.whole_cost)))
     while gaps and len(found) < most:
         _, left, right = heapq.heappop(gaps)
         (cost, error, _), (dearer, better, _) = found[left], found[right]

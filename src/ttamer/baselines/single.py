@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.baselines.moves import Moves
-from ttamer.baselines.selection import Ruler
+from ttamer.baselines.selection import RuleScorer
 from ttamer.fitted.replay import Played, Setting
+from ttamer.trace.trace import require_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,7 +29,7 @@ class AlwaysNode:
 
     node: int
     needs: NDArray[np.bool_]
-    """Shape (n,): whom that takes to ask; others on the way are passed."""
+    """Shape (n,): the nodes asked; others on the way are passed."""
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace."""
@@ -38,7 +38,8 @@ class AlwaysNode:
 
 
 def _setting(trace: Trace, node: int) -> list[Setting]:
-    rule = AlwaysNode(node, Moves.of(trace).needs[node])
+    require_rows(trace, 1, "a baseline")
+    rule = AlwaysNode(node, trace.spec.required[node])
     return [Setting({"node": trace.names[node]}, rule)]
 
 
@@ -69,5 +70,6 @@ class AlwaysBest:
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the one setting."""
-        errors = Ruler.of(trace).wrong.mean(axis=0)
-        return _setting(trace, int(np.lexsort((Moves.of(trace).prices, errors))[0]))
+        errors = RuleScorer.of(trace).wrong.mean(axis=0)
+        prices = trace.spec.answer_costs(trace.costs.mean(axis=0))
+        return _setting(trace, int(np.lexsort((prices, errors))[0]))

@@ -1,4 +1,11 @@
-"""One threshold for all nodes: on confidence, entropy, margin, or the calibrated confidence."""
+"""Thresholds: one for all nodes, on any score, or one per exit.
+
+One threshold per step of a walk is tuned by coordinate descent. Given all other thresholds, every
+row that reaches a step has a loss if it stops there and a loss if it goes on, so the best threshold
+of the step is the minimum of one running sum over its levels. Steps are taken from the last to the
+first, again and again until nothing moves. No round raises the loss; the end is a local optimum,
+and the optimum itself where the walk has two nodes.
+"""
 
 from __future__ import annotations
 
@@ -7,47 +14,65 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.baselines.isotonic import Calibrated, level_starts
-from ttamer.baselines.moves import Moves
-from ttamer.baselines.selection import Ruler, worth_having
-from ttamer.baselines.stop_rule import StopRule, plain
-from ttamer.baselines.unsuitable import Unsuitable
+from ttamer.baselines.calibration import Calibrated, level_starts
+from ttamer.baselines.rules import StopRule, Unsuitable, plain, walk_of
+from ttamer.baselines.selection import RuleScorer, pareto_settings, sweep_prices
 from ttamer.fitted.replay import Setting
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-    from ttamer.baselines.stop_rule import Score
+    from ttamer.baselines.rules import Score
     from ttamer.trace.trace import Trace
 
-__all__ = ["CalibratedThreshold", "Confidence", "EntropyThreshold", "MarginThreshold", "Threshold"]
+__all__ = [
+    "CalibratedThreshold",
+    "Confidence",
+    "EntropyThreshold",
+    "MarginThreshold",
+    "Threshold",
+    "ThresholdPerExit",
+    "common_thresholds",
+    "descend",
+]
 
-MOST_THRESHOLDS = 60
+MAX_THRESHOLDS = 60
+"""The largest number of common thresholds that are tried."""
+
+MAX_TUNED_LEVELS = 200
+"""The largest number of thresholds tried at each exit."""
+
+MAX_ROUNDS = 12
+"""The largest number of rounds of coordinate descent."""
+
+_NO_GAIN = 1e-12
 
 
 @dataclass(frozen=True)
 class Confidence:
-    """The confidence as it stands in the trace."""
+    """The confidence as it is in the trace."""
 
     def __call__(self, trace: Trace, node: int) -> NDArray[np.float64]:
-        """Return, shape (T,), how sure the node is."""
+        """Return, shape (T,), the certainty of the node."""
         return trace.confidence[:, node]
 
 
 @dataclass(frozen=True)
 class Extra:
-    """What a node says about itself besides; the sign is -1 where less of it is surer."""
+    """A further column of a node; the sign is -1 where less of it is more certain."""
 
     field: str
     sign: float
 
     def __call__(self, trace: Trace, node: int) -> NDArray[np.float64]:
-        """Return, shape (T,), how sure the node is; NaN where it does not say."""
+        """Return, shape (T,), the certainty of the node; NaN where it has none."""
         return self.sign * _extra(trace, self.field)[:, node]
 
 
 def common_thresholds(
-    trace: Trace, score: Score, walk: NDArray[np.intp], most: int = MOST_THRESHOLDS
+    trace: Trace, score: Score, walk: NDArray[np.intp], most: int = MAX_THRESHOLDS
 ) -> NDArray[np.float64]:
     """Return thresholds to try: every score that could stop a walk, or quantiles; then ``inf``."""
     scores = [score(trace, int(node)) for node in walk[:-1]]
@@ -57,13 +82,13 @@ def common_thresholds(
 
 
 def _sweep(trace: Trace, score: Score, sign: float = 1.0) -> list[Setting]:
-    walk = Moves.of(trace).walk
+    walk = walk_of(trace)
     steps = len(walk) - 1
     settings = [
         Setting({"threshold": plain(sign * cut)}, StopRule(score, walk, np.full(steps, cut)))
         for cut in common_thresholds(trace, score, walk)
     ]
-    return worth_having(trace, settings)
+    return pareto_settings(trace, settings)
 
 
 class Threshold:
@@ -105,12 +130,96 @@ class CalibratedThreshold:
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the thresholds on the envelope, as probabilities."""
-        ruler = Ruler.of(trace)
-        return _sweep(trace, Calibrated.fit(trace, ruler.wrong))
+        scorer = RuleScorer.of(trace)
+        return _sweep(trace, Calibrated.fit(trace, scorer.wrong))
+
+
+class ThresholdPerExit:
+    """For each price, thresholds that make error + price * cost small on the fit rows.
+
+    The descent begins from the best common threshold at that price, and from never stopping; so on
+    the fit rows it is nowhere worse than one threshold for all.
+    """
+
+    name = "threshold-per-exit"
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Return the sets of thresholds on the envelope."""
+        scorer, walk = RuleScorer.of(trace), walk_of(trace)
+        common = common_thresholds(trace, Confidence(), walk)
+        said = [trace.confidence[:, node] for node in walk[:-1]]
+        starts = [np.union1d(level_starts(x, MAX_TUNED_LEVELS), common[:-1]) for x in said]
+        levels = [
+            np.searchsorted(s, x, side="right") - 1 for s, x in zip(starts, said, strict=True)
+        ]
+        sizes = [len(s) for s in starts]
+        wrong = scorer.wrong[:, walk]
+        spent = np.cumsum(trace.costs[:, walk], axis=1)
+        rules = [StopRule(Confidence(), walk, np.full(len(said), cut)) for cut in common]
+        points = np.array([scorer.score(rule) for rule in rules])
+
+        def solve(price: float) -> Setting:
+            losses = list((wrong + price * spent).T)
+            cut = common[(points[:, 1] + price * points[:, 0]).argmin()]
+            begin = [[int(np.searchsorted(s, cut)) for s in starts], sizes]
+            cuts, _ = min(
+                (descend(levels, sizes, losses, b) for b in begin), key=lambda end: end[1]
+            )
+            thresholds = np.array(
+                [np.append(s, np.inf)[cut] for s, cut in zip(starts, cuts, strict=True)]
+            )
+            names = [trace.names[node] for node in walk[:-1]]
+            knob = {
+                "price": price,
+                "thresholds": dict(zip(names, map(plain, thresholds), strict=True)),
+            }
+            return Setting(knob, StopRule(Confidence(), walk, thresholds))
+
+        return sweep_prices(trace, solve)
+
+
+def descend(
+    levels: Sequence[NDArray[np.intp]],
+    sizes: Sequence[int],
+    losses: Sequence[NDArray[np.float64]],
+    cuts: Sequence[int],
+) -> tuple[list[int], float]:
+    """Return the level from which each step stops, and the mean loss.
+
+    Args:
+        levels: Per step but the last, shape (T,): the level of the score on each row.
+        sizes: Per step but the last: how many levels there are; a cut at ``size`` never stops.
+        losses: Per step, shape (T,): what stopping there loses on each row, costs included.
+        cuts: Where to begin.
+
+    >>> stop, go = np.array([0.0, 1.0, 1.0]), np.array([0.5, 0.5, 0.5])
+    >>> descend([np.array([2, 0, 1])], [3], [stop, go], [0])
+    ([2], 0.3333333333333333)
+
+    """
+    found = list(cuts)
+    onward = losses[-1]
+    for _ in range(MAX_ROUNDS):
+        before = list(found)
+        reached = [np.ones(len(losses[0]), bool)]
+        for step in range(len(levels) - 1):
+            reached.append(reached[step] & (levels[step] < found[step]))
+        onward = losses[-1]
+        for step in range(len(levels) - 1, -1, -1):
+            change = np.where(reached[step], losses[step] - onward, 0.0)
+            by_level = np.bincount(levels[step], change, minlength=sizes[step])
+            total = np.append(np.cumsum(by_level[::-1])[::-1], 0.0)  # of stopping from a level on
+            best = int(total.argmin())
+            if total[best] < total[found[step]] - _NO_GAIN:
+                found[step] = best
+            onward = np.where(levels[step] >= found[step], losses[step], onward)
+        if found == before:
+            break
+    return found, float(onward.mean())
 
 
 def _extra(trace: Trace, field: str) -> NDArray[np.float64]:
-    """Return, shape (T, n), what the nodes say, or say that none of them does."""
+    """Return a column of all nodes, shape (T, n); a trace without it is unsuitable."""
     if field not in trace.extras or np.isnan(trace.extras[field]).all():
         raise Unsuitable(f"no node of the trace says its {field}: add columns <node>.{field}")
     return trace.extras[field]

@@ -60,7 +60,7 @@ def _text(done: list[TraceBench]) -> str:
         rows = []
         for family in result.families:
             cost, error = result.cost_at(family), result.error_at(family, best.cost)
-            comparison = next((c for c in each.duels if c.rival == family), None)
+            comparison = next((c for c in each.comparisons if c.rival == family), None)
             low, high = (0.0, 0.0) if comparison is None else comparison.interval
             rows.append([
                 family,
@@ -71,7 +71,7 @@ def _text(done: list[TraceBench]) -> str:
                 "" if comparison is None else f"{low:+.1%} to {high:+.1%}",
                 "" if comparison is None else comparison.verdict,
             ])  # fmt: skip
-        for comparison in each.duels:
+        for comparison in each.comparisons:
             wins[comparison.verdict] += 1
         head = ["family", "saving", "accuracy", "area", "gain", "95%", ""]
         parts.append(

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.baselines.moves import Moves
-from ttamer.baselines.stop_rule import StopRule
+from ttamer.baselines.rules import StopRule, walk_of
 from ttamer.baselines.threshold import Confidence
 from ttamer.errors import ArgumentError
 from ttamer.fitted.replay import paid
@@ -109,7 +108,7 @@ def tune_thresholds(window: Trace, bound: Bound) -> StopRule:
             f"{window.confidence.min():.4g} to {window.confidence.max():.4g}: compare without "
             "re-tuned thresholds"
         )
-    walk = Moves.of(window).walk
+    walk = walk_of(window)
     lost = window.wrong()
     allowed = bound.at_most * len(window)
     if bound.kind == "drop":

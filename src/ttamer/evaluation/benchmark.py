@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttamer.errors import ArgumentError, TraceError
+from ttamer.evaluation.bootstrap import RowBootstrap, interval
+from ttamer.evaluation.families import uses_labels
 from ttamer.evaluation.frontiers import frontier
 from ttamer.fitted.replay import paid
 from ttamer.stats.envelope import area_under
@@ -28,15 +30,13 @@ if TYPE_CHECKING:
 
     from ttamer.evaluation.frontiers import Frontier
 
-__all__ = ["Duel", "TraceBench", "bench", "bench_trace", "find_traces"]
+__all__ = ["PairwiseComparison", "TraceBench", "bench", "bench_trace", "find_traces"]
 
 SUFFIXES = (".parquet", ".csv", ".npz")
-PEEKS = ("oracle",)
-"""Families that know the answers: shown, but nobody's rival."""
 
 
 @dataclass(frozen=True)
-class Duel:
+class PairwiseComparison:
     """How much smaller the first family's area is than a rival's, as a share of the rival's."""
 
     rival: str
@@ -56,15 +56,15 @@ class TraceBench:
 
     name: str
     frontier: Frontier
-    duels: tuple[Duel, ...]
+    comparisons: tuple[PairwiseComparison, ...]
     """The first family against every other, the hardest rival first."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         facts = self.frontier.to_dict()
         del facts["points"]
-        duels = [{**vars(duel), "verdict": duel.verdict} for duel in self.duels]
-        return {"trace": self.name, **facts, "duels": duels}
+        comparisons = [{**vars(each), "verdict": each.verdict} for each in self.comparisons]
+        return {"trace": self.name, **facts, "duels": comparisons}
 
 
 def bench(
@@ -125,24 +125,24 @@ def bench_trace(
     half = len(trace) // 2
     fit_trace, test_trace = trace.take(order[:half]), trace.take(order[half:])
     result = frontier(fit_trace, test_trace, families=families, resamples=0, progress=progress)
-    return TraceBench(name, result, _duels(result, test_trace, resamples=resamples, seed=seed))
+    return TraceBench(name, result, _compare(result, test_trace, resamples=resamples, seed=seed))
 
 
-def _duels(result: Frontier, trace: Trace, *, resamples: int, seed: int) -> tuple[Duel, ...]:
+def _compare(
+    result: Frontier, trace: Trace, *, resamples: int, seed: int
+) -> tuple[PairwiseComparison, ...]:
     """Compare the first family with each other one, on the same resamples of the test rows."""
-    first, *rivals = [family for family in result.families if family not in PEEKS]
+    first, *rivals = [family for family in result.families if not uses_labels(family)]
+    rows = RowBootstrap.of(len(trace), resamples=resamples, seed=seed)
     sums = {family: _row_tables(result, trace, family) for family in (first, *rivals)}
-    generator = np.random.default_rng(seed)
-    rows = len(trace)
-    draws = generator.multinomial(rows, np.full(rows, 1 / rows), size=resamples) / rows
-    areas = {family: _areas(tables, draws) for family, tables in sums.items()}
-    duels = []
+    areas = {family: _areas(tables, rows) for family, tables in sums.items()}
+    comparisons = []
     for rival in rivals:
         gain = 1 - result.area(first) / result.area(rival)
         spread = 1 - areas[first] / areas[rival]
-        low, high = np.quantile(spread, [0.025, 0.975]) if resamples else (gain, gain)
-        duels.append(Duel(rival, gain, (float(low), float(high))))
-    return tuple(sorted(duels, key=lambda duel: duel.gain))
+        low, high = interval(spread) if resamples else (gain, gain)
+        comparisons.append(PairwiseComparison(rival, gain, (float(low), float(high))))
+    return tuple(sorted(comparisons, key=lambda each: each.gain))
 
 
 def _row_tables(
@@ -161,8 +161,10 @@ def _row_tables(
 
 def _areas(
     tables: tuple[NDArray[np.float64], NDArray[np.float64], tuple[float, float]],
-    draws: NDArray[np.float64],
+    rows: RowBootstrap,
 ) -> NDArray[np.float64]:
     costs, errors, (low, high) = tables
-    means: Sequence[Any] = list(zip(draws @ costs, draws @ errors, strict=True))
+    means: Sequence[Any] = list(
+        zip(rows.column_means(costs.T), rows.column_means(errors.T), strict=True)
+    )
     return np.array([area_under(cost, error, low, high) / (high - low) for cost, error in means])

@@ -1,8 +1,10 @@
-"""Resampling whole frontiers: intervals for what is read off an envelope.
+"""The bootstrap: resampled rows, for the intervals of points, frontiers and comparisons.
 
-The intervals of single points are in evaluation. What a family costs at the reference's error
-depends on all its points and on the reference at once, all measured on the same rows, so rows are
-resampled and the envelope is drawn anew each time.
+A resampled mean depends only on how often each group of rows is drawn, so rows are grouped, and
+resamples are drawn as counts of the groups. Points are grouped by their distinct pairs of (wrong,
+cost): a million rows cost no more than a thousand. What is read off an envelope depends on all
+points of a family and on the reference at once, so there rows are grouped at random, and the
+envelope is computed for each resample.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer.baselines.moves import Moves
 from ttamer.fitted.replay import paid
 from ttamer.stats.envelope import cost_at_error, error_at_cost
 
@@ -24,11 +25,75 @@ if TYPE_CHECKING:
     from ttamer.evaluation.frontiers import Frontier
     from ttamer.trace.trace import Trace
 
-__all__ = ["Resampled"]
+__all__ = ["Resampled", "RowBootstrap", "draw_counts", "interval"]
 
-MOST_BLOCKS = 4000
-"""Rows beyond this many are grouped at random, and whole groups are drawn: the mean of a group
-varies as much less as it is larger, so the spread of the drawn means stays what it is."""
+MAX_BLOCKS = 4000
+"""The largest number of groups of rows that are drawn. More rows are grouped at random: the mean of
+a group varies less in proportion to its size, so the spread of the drawn means does not change."""
+
+Interval = tuple[float, float]
+
+
+def draw_counts(
+    counts: NDArray[Any], resamples: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return, shape (resamples, groups), how often each group is drawn.
+
+    Args:
+        counts: Shape (groups,): the number of units in each group; as many units are drawn.
+        resamples: How many resamples to draw.
+        generator: The source of randomness.
+
+    >>> draw_counts(np.array([2, 1]), 3, np.random.default_rng(0)).sum(axis=1).tolist()
+    [3, 3, 3]
+    """
+    total = int(counts.sum())
+    return generator.multinomial(total, counts / total, size=resamples)
+
+
+def interval(draws: Any, *, method: Any = "linear", axis: int | None = None) -> Any:
+    """Return the ends of the 95% percentile interval of resampled values.
+
+    >>> [float(end) for end in interval(np.arange(1001.0))]
+    [25.0, 975.0]
+    """
+    return np.quantile(draws, [0.025, 0.975], method=method, axis=axis)
+
+
+@dataclass(frozen=True, eq=False)
+class RowBootstrap:
+    """Resamples of T rows, drawn in at most ``MAX_BLOCKS`` groups made at random.
+
+    >>> rows = RowBootstrap.of(3, resamples=2, seed=0)
+    >>> rows.means(np.ones(3)).tolist()
+    [1.0, 1.0]
+    """
+
+    group: NDArray[np.intp]
+    """Shape (T,): the group of each row."""
+    share: NDArray[np.float64]
+    """Shape (B, groups): the weight of a group's sum in each resampled mean."""
+
+    @classmethod
+    def of(cls, rows: int, *, resamples: int, seed: int) -> RowBootstrap:
+        """Draw resamples of so many rows."""
+        generator = np.random.default_rng(seed)
+        groups = min(rows, MAX_BLOCKS)
+        group = generator.permutation(np.arange(rows) % groups)
+        drawn = draw_counts(np.ones(groups, np.int64), resamples, generator)
+        return cls(group, drawn / (drawn @ np.bincount(group))[:, np.newaxis])
+
+    def means(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Return, shape (B,), the mean of values, shape (T,), in each resample."""
+        return self.share @ self._sums(values)
+
+    def column_means(self, columns: Iterable[NDArray[Any]]) -> NDArray[np.float64]:
+        """Return, shape (B, k), the mean of each of k columns in each resample."""
+        return self.share @ np.column_stack([self._sums(values) for values in columns])
+
+    def _sums(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        total: NDArray[Any] = np.bincount(self.group, values, self.share.shape[1])
+        return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,31 +118,22 @@ class Resampled:
         seed: int = 0,
     ) -> Resampled:
         """Draw the rows of the trace on which the frontier was measured."""
-        generator = np.random.default_rng(seed)
-        rows, blocks = len(trace), min(len(trace), MOST_BLOCKS)
-        block = generator.permutation(np.arange(rows) % blocks)
-        drawn = generator.multinomial(blocks, np.full(blocks, 1 / blocks), size=resamples)
-        share = drawn / (drawn @ np.bincount(block))[:, np.newaxis]
-
-        def sums(values: NDArray[Any]) -> NDArray[np.float64]:
-            total: NDArray[Any] = np.bincount(block, values, blocks)
-            return total
-
-        wrong, every = trace.wrong(), np.arange(rows)
+        rows = RowBootstrap.of(len(trace), resamples=resamples, seed=seed)
+        wrong, every = trace.wrong(), np.arange(len(trace))
         measured = {}
         for family in families:
             plays = frontier.played[family]
-            cost = [sums(paid(played.asked, trace)) for played in plays]
-            error = [sums(wrong[every, played.answer]) for played in plays]
-            measured[family] = (share @ np.column_stack(cost), share @ np.column_stack(error))
+            costs = rows.column_means(paid(played.asked, trace) for played in plays)
+            errors = rows.column_means(wrong[every, played.answer] for played in plays)
+            measured[family] = (costs, errors)
         node = trace.names.index(frontier.reference.node)
-        price = paid(np.tile(Moves.of(trace).needs[node], (rows, 1)), trace)
-        return cls(share @ sums(wrong[:, node]), share @ sums(price), measured)
+        price = paid(np.tile(trace.spec.required[node], (len(trace), 1)), trace)
+        return cls(rows.means(wrong[:, node]), rows.means(price), measured)
 
     def saving(self, family: str, more_error: float) -> tuple[float, float, float]:
         """Return a 95% interval of the saving, and the share of resamples that do not get there."""
         draws = self._savings(family, more_error)
-        low, high = np.quantile(draws, [0.025, 0.975], method="inverted_cdf")
+        low, high = interval(draws, method="inverted_cdf")
         return float(low), float(high), float(np.isneginf(draws).mean())
 
     def error_at_price(self, family: str) -> tuple[float, float]:
@@ -87,7 +143,7 @@ class Resampled:
             for costs, errors, price in zip(*self.families[family], self.cost, strict=True)
         )
         draws = [1.0 if error is None else error for error in found]  # no answer is a wrong one
-        low, high = np.quantile(draws, [0.025, 0.975])
+        low, high = interval(draws)
         return float(low), float(high)
 
     def cannot_tell(self, one: str, other: str, more_error: float) -> bool:
@@ -95,7 +151,7 @@ class Resampled:
         first, second = self._savings(one, more_error), self._savings(other, more_error)
         with np.errstate(invalid="ignore"):
             gap = np.nan_to_num(first - second, nan=0.0, posinf=np.inf, neginf=-np.inf)
-        low, high = np.quantile(gap, [0.025, 0.975], method="inverted_cdf")
+        low, high = interval(gap, method="inverted_cdf")
         return bool(low <= 0 <= high)
 
     def _savings(self, family: str, more_error: float) -> NDArray[np.float64]:

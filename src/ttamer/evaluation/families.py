@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ttamer.fitted.replay import Family
     from ttamer.trace.trace import Trace
 
-__all__ = ["OURS", "FitFamily", "fit_all"]
+__all__ = ["OURS", "FitFamily", "fit_all", "uses_labels"]
 
 
 class FitFamily:
@@ -66,3 +66,12 @@ def fit_all(
         except Unsuitable as reason:
             left_out[name] = str(reason)
     return settings, left_out
+
+
+def uses_labels(family: str) -> bool:
+    """Return whether a family uses the labels of the rows it decides on: a bound, not a rival.
+
+    >>> uses_labels("oracle"), uses_labels("threshold")
+    (True, False)
+    """
+    return bool(getattr(FAMILIES.get(family), "uses_labels", False))

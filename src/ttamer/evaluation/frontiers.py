@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ttamer.baselines import FAMILIES, Unsuitable
-from ttamer.baselines.moves import Moves
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.families import fit_all
 from ttamer.evaluation.results import measure
@@ -196,7 +195,7 @@ def _reference(fit_trace: Trace, test_trace: Trace) -> Reference:
 
 
 def _cheapest(trace: Trace) -> tuple[float, float]:
-    prices = Moves.of(trace).prices
+    prices = trace.spec.answer_costs(trace.costs.mean(axis=0))
     roots = [v for v, node in enumerate(trace.spec.nodes) if node.after is None]
     node = 0 if trace.spec.order == "fixed" else min(roots, key=lambda v: float(prices[v]))
     return float(prices[node]), float(trace.wrong()[:, node].mean())

@@ -1,9 +1,4 @@
-"""Evaluation: error, cost and who answered, with intervals.
-
-The intervals are percentile bootstrap intervals. A resampled mean depends on how often each pair of
-(wrong, cost) is drawn, so whole resamples are drawn as counts of the distinct pairs: a million
-rows cost no more than a thousand.
-"""
+"""Evaluation: error, cost and the node that answered, with percentile bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -13,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttamer.errors import ArgumentError
+from ttamer.evaluation.bootstrap import Interval, draw_counts, interval
 from ttamer.fitted.replay import full_cost, paid
 
 if TYPE_CHECKING:
@@ -25,10 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["Result", "evaluate", "measure"]
 
 QUANTILES = (0.5, 0.9, 0.99)
-MOST_GROUPS = 1000
-"""Distinct pairs of (wrong, cost) to draw from; more are grouped by cost first."""
+"""The quantiles of the cost that a result holds."""
 
-Interval = tuple[float, float]
+MAX_GROUPS = 1000
+"""The largest number of distinct pairs of (wrong, cost); more are grouped by cost first."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class Result:
     """Mean cost per row, in the units of the cascade."""
     cost_interval: Interval
     relative_cost: float
-    """Mean cost over the full model's: of a network its last exit's, else the dearest model's."""
+    """Mean cost over the full model's: the last exit of a network, or the most expensive model."""
     cost_quantiles: dict[float, float]
     answered: dict[str, float]
     """The share of rows each node answered."""
@@ -67,8 +63,26 @@ def evaluate(
 ) -> Result:
     """Replay a rule on a trace and measure it.
 
-    ``target`` is ``"label"`` or ``"last"`` (agreement with the last node, as the paper has it); by
-    default what the cascade says.
+    Args:
+        rule: A fitted policy, a mixture, or any other rule.
+        trace: The rows to decide on; best rows that the rule was not fitted to.
+        target: What counts as right: ``"label"``, or ``"last"`` for agreement with the last node,
+            as in the paper. By default the cascade's own target.
+        resamples: Bootstrap resamples for the intervals; 0 gives intervals of no width.
+        seed: The seed of the resamples.
+
+    Returns:
+        Error and cost with intervals, and the share of rows that each node was asked on.
+
+    Raises:
+        ArgumentError: If the trace has no rows.
+        TraceError: If the trace lacks what the target needs.
+
+    >>> from ttamer import datasets, fit
+    >>> ladder = fit(datasets.load("langid", "fit"), belief="none")
+    >>> result = evaluate(ladder.at(0.9), datasets.load("langid", "test"))
+    >>> result.rows
+    14694
     """
     if len(trace) == 0:
         raise ArgumentError("the trace has no rows to evaluate on")
@@ -83,7 +97,18 @@ def measure(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Result:
-    """Measure what a rule did; ``resamples=0`` gives intervals of no width."""
+    """Measure a replay; the arguments are those of :func:`evaluate`.
+
+    Args:
+        played: The replay of a rule on the trace.
+        trace: The rows.
+        target: What counts as right; by default the cascade's own target.
+        resamples: Bootstrap resamples for the intervals; 0 gives intervals of no width.
+        seed: The seed of the resamples.
+
+    Returns:
+        Error and cost with intervals, and the share of rows that each node was asked on.
+    """
     rows = np.arange(len(trace))
     wrong = trace.wrong(target)
     mine = wrong[rows, played.answer]
@@ -117,15 +142,15 @@ def _intervals(
     if not resamples:
         return (float(wrong.mean()),) * 2, (float(cost.mean()),) * 2
     pairs, counts = np.unique(np.column_stack([wrong, cost]), axis=0, return_counts=True)
-    if len(pairs) > MOST_GROUPS:  # costs of their own on every row: group them finely
-        edges = np.quantile(cost, np.linspace(0, 1, MOST_GROUPS // 2))
+    if len(pairs) > MAX_GROUPS:  # costs of their own on every row: group them finely
+        edges = np.quantile(cost, np.linspace(0, 1, MAX_GROUPS // 2))
         group = 2 * np.searchsorted(edges, cost) + wrong
         _, group = np.unique(group, return_inverse=True)
         counts = np.bincount(group)
         pairs = np.column_stack(
             [np.bincount(group, wrong) / counts, np.bincount(group, cost) / counts]
         )
-    draws = np.random.default_rng(seed).multinomial(rows, counts / rows, size=resamples)
+    draws = draw_counts(counts, resamples, np.random.default_rng(seed))
     means = draws @ pairs / rows
-    low, high = np.quantile(means, [0.025, 0.975], axis=0)
+    low, high = interval(means, axis=0)
     return (float(low[0]), float(high[0])), (float(low[1]), float(high[1]))

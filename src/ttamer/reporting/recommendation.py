@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ttamer.baselines import FAMILIES
-from ttamer.baselines.moves import Moves
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.bootstrap import Resampled
+from ttamer.evaluation.families import uses_labels
 from ttamer.evaluation.frontiers import MORE_ERROR
 from ttamer.reporting.style import less, number, percent, points
 from ttamer.stats.envelope import lower_envelope
 
 if TYPE_CHECKING:
+    from ttamer.evaluation.bootstrap import Interval
     from ttamer.evaluation.frontiers import Frontier, Point
-    from ttamer.evaluation.results import Interval
     from ttamer.trace.trace import Trace
 
 __all__ = [
@@ -210,15 +209,6 @@ def point_in_words(*points: Share) -> str:
     return f"{number(cost)} per input (error {percent(error, digits=1)})"
 
 
-def uses_labels(family: str) -> bool:
-    """Return whether a family decides by labels that no deployed policy has, as the oracle does.
-
-    >>> uses_labels("oracle"), uses_labels("ttamer")
-    (True, False)
-    """
-    return bool(getattr(FAMILIES.get(family), "uses_labels", False))
-
-
 def _least_saving(more: float) -> float:
     """Return the saving that makes a margin of error worth it."""
     return max(MIN_SAVING_FOR_ERRORS, SAVING_PER_ERROR * more) if more else MIN_SAVING
@@ -252,7 +242,7 @@ def _savings(frontier: Frontier, more: float) -> dict[str, float]:
 
 def _cheapest_node(trace: Trace) -> str:
     """Return the node whose answer costs least, with all that is asked or passed before it."""
-    return trace.names[int(np.argmin(Moves.of(trace).prices))]
+    return trace.names[int(np.argmin(trace.spec.answer_costs(trace.costs.mean(axis=0))))]
 
 
 @dataclass(frozen=True)
