@@ -1,12 +1,14 @@
 """Profiles: every part timed, costs as shares of the bare network, and files that come back."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
 
 from support.exit_networks import adding_network, evidence
 from ttamer.errors import ArgumentError
+from ttamer.torch import profiling
 from ttamer.torch.early_exit import fold_batch_norm
 from ttamer.torch.networks.vgg import vgg
 from ttamer.torch.profiling import Profile, full_run, profile, runner_for, timed
@@ -34,11 +36,11 @@ def test_costs_are_per_input_and_shares_of_the_network_without_ramps():
     spec = costs.spec(skip=True)
     assert spec.costs.tolist() == pytest.approx([0.6 / 2.025, 0.6 / 2.025, 1.025 / 2.025])
     assert spec.passing.tolist() == pytest.approx([0.5 / 2.025, 0.5 / 2.025, 0.0])
-    with pytest.raises(ArgumentError, match="batches of 4 were not measured; there are 1, 8"):
+    with pytest.raises(ArgumentError, match="batches of 4 were not measured, only 1, 8"):
         MADE.costs(4)
 
 
-def test_regrouping_pays_where_the_times_say_so():
+def test_regrouping_follows_the_measured_times():
     rule = MADE.regrouping()
     assert rule.pays(0, 1, 8, 4)
     assert not dataclasses.replace(MADE, regroup=3.0).regrouping().pays(0, 1, 8, 4)
@@ -50,25 +52,27 @@ def test_a_profile_comes_back_from_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"names": 3}'])
-def test_a_file_that_is_no_profile_is_refused(tmp_path, text):
+def test_a_file_that_is_not_a_profile_is_refused(tmp_path, text):
     path = tmp_path / "profile.json"
     path.write_text(text)
-    with pytest.raises(ArgumentError, match="is no profile"):
+    with pytest.raises(ArgumentError, match="not a profile"):
         Profile.load(path)
     with pytest.raises(ArgumentError, match="cannot be read"):
         Profile.load(tmp_path / "nothing")
 
 
 def test_every_part_is_timed():
-    said = []
-    measured = profile(adding_network(), evidence(5, seed=0)[0], sizes=(4, 1), progress=said.append)
+    lines = []
+    measured = profile(
+        adding_network(), evidence(5, seed=0)[0], sizes=(4, 1), progress=lines.append
+    )
     assert measured.sizes == (1, 4)
     assert set(measured.sizes) <= set(measured.groups)
     assert len(measured.segments) == len(measured.asking) == 4
     assert all(len(row) == len(measured.groups) for row in measured.segments)
     assert all(len(row) == 2 for row in measured.asking)
     assert min(map(min, measured.segments)) > 0
-    assert said[0] == "timing batches of 1"
+    assert lines[0] == "timing batches of 1"
     assert measured.costs(4).full > 0
 
 
@@ -81,7 +85,7 @@ def test_bad_sizes_and_graphs_without_a_gpu_are_refused():
         profile(adding_network(), inputs, sizes=(2,), graphs=True)
 
 
-def test_the_full_run_is_the_network_as_it_was():
+def test_the_full_run_is_the_network_without_ramps():
     network, (inputs, _) = adding_network().eval(), evidence(6, seed=1)
     logits = full_run(network, inputs)(inputs)
     assert torch.equal(logits, network.full(inputs))
@@ -90,10 +94,17 @@ def test_the_full_run_is_the_network_as_it_was():
     assert len(runner(inputs)) == 6
 
 
-def test_timing_repeats_until_it_can_be_told():
-    count = []
-    assert timed(lambda: count.append(1), torch.device("cpu")) > 0
-    assert len(count) > 100
+@pytest.mark.parametrize(("seconds", "repeats"), [(1e-6, 200), (1e-3, 5), (1.0, 1)])
+def test_short_work_is_repeated_in_each_timing(monkeypatch, seconds, repeats):
+    now, calls = [0.0], itertools.count()
+
+    def work():
+        next(calls)
+        now[0] += seconds
+
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: now[0])
+    assert timed(work, torch.device("cpu")) == pytest.approx(seconds)
+    assert next(calls) == 2 + 1 + 5 * repeats  # a warm-up, an estimate, five timings
 
 
 @pytest.mark.parametrize("depth", [11, 16])

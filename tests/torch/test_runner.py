@@ -294,7 +294,7 @@ def test_where_none_stops_everything_runs_once_and_whole():
 
 
 @pytest.mark.parametrize("which", [*rules()])
-def test_exits_nobody_asks_are_not_run_and_each_asked_costs_one_wait_at_most(which):
+def test_exits_that_are_not_asked_do_not_run_and_each_asked_waits_at_most_once(which):
     inputs, _ = evidence(200, seed=8)
     network = adding_network()
     calls = Calls.of(network)
@@ -306,11 +306,11 @@ def test_exits_nobody_asks_are_not_run_and_each_asked_costs_one_wait_at_most(whi
     assert all(len(rows) == 1 for rows in (*calls.ramps.values(), *calls.segments.values()))
     assert runner.waits <= len(asked)
     assert {network.names[k] for k in asked} <= set(runner.reached)
-    want = group_sizes_run(answers, least_saved=1)
+    want = group_sizes_run(answers, min_saved=1)
     assert [calls.segments[k][0] for k in range(max(asked) + 1)] == want
 
 
-def group_sizes_run(answers, *, least_saved):
+def group_sizes_run(answers, *, min_saved):
     """Return on how many rows each segment runs, from who was asked what.
 
     After an exit that was asked, the next size that holds all who go on is taken, where that is
@@ -323,7 +323,7 @@ def group_sizes_run(answers, *, least_saved):
         alive = int(answers.asked[:, k + 1 :].any(dim=1).sum())
         if k in asked and alive:
             size = min(size for size in group_sizes(len(answers)) if size >= alive)
-            rows = size if rows - size >= least_saved else rows
+            rows = size if rows - size >= min_saved else rows
     return sizes
 
 
@@ -341,9 +341,9 @@ def test_a_measured_rule_is_asked():
     network = adding_network()
     calls = Calls.of(network)
     answers = Runner(network, rule_of(0), regrouping=EVEN)(inputs)
-    want = group_sizes_run(answers, least_saved=101)
+    want = group_sizes_run(answers, min_saved=101)
     assert len(set(want)) > 1  # it did regroup
-    assert want != group_sizes_run(answers, least_saved=1)  # and not always
+    assert want != group_sizes_run(answers, min_saved=1)  # and not always
     assert [calls.segments[k][0] for k in range(EXITS)] == want
 
 
@@ -528,9 +528,9 @@ def test_a_trace_with_names_of_classes():
     answers = Runner(adding_network(), policy, classes=names)(fresh)
     test = trace_of(adding_network(), batches(fresh, fresh_labels), classes=names)
     assert np.array_equal(answers.exit, policy.play(test).answer)
-    with pytest.raises(ArgumentError, match=r"knows the classes ant.*network's are 0, 1, 2, 3"):
+    with pytest.raises(ArgumentError, match=r"classes are ant.*network's are 0, 1, 2, 3"):
         Runner(adding_network(), policy)
-    with pytest.raises(ArgumentError, match=r"3 classes.* 4: name them all"):
+    with pytest.raises(ArgumentError, match=r"3 classes.* 4: name all classes"):
         Runner(adding_network(), policy, classes=names[:3])(fresh)
 
 
@@ -576,7 +576,7 @@ def test_a_policy_for_separate_models():
 def test_a_head_whose_classes_cannot_be_counted():
     network = EarlyExit([nn.Identity()], [], nn.Identity(), names=["full"])
     policy = fitted("full").at(0.9)
-    with pytest.raises(ArgumentError, match="give classes="):
+    with pytest.raises(ArgumentError, match="name them with classes="):
         Runner(network, policy)
     answers = Runner(network, threshold_tables(np.zeros(1)))(torch.eye(3))
     assert torch.equal(answers.logits, torch.eye(3))
@@ -654,7 +654,7 @@ def test_it_pays_where_the_segments_up_to_the_next_exit_save_more_than_it_costs(
     assert not RULE.pays(1, 2, rows=16, alive=4)
 
 
-def test_where_nobody_left_there_is_nothing_to_regroup():
+def test_where_no_row_left_there_is_nothing_to_regroup():
     for rule in (RULE, Regrouping.always(), Regrouping.never()):
         assert not rule.pays(0, 2, rows=16, alive=16)
 

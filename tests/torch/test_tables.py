@@ -1,4 +1,4 @@
-"""Policies laid out as tensors, and what is refused."""
+"""Policies as tensors, and what is refused."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ BELIEFS = ["full", "calibrated", "none"]
 
 @pytest.mark.parametrize("belief", BELIEFS)
 @pytest.mark.parametrize("skip", [False, True])
-def test_nobody_is_asked_who_is_not_reached(belief, skip):
+def test_exits_that_are_not_reached_are_never_asked(belief, skip):
     inputs, labels = evidence(400, seed=2)
     ladder = fitted(belief, skip=skip)
     trace = trace_of(adding_network(), batches(inputs, labels), spec=ladder.fitted.spec)
@@ -166,10 +166,8 @@ def test_a_policy_on_confidence_without_recall():
         tables_of(other, NAMES, CLASSES)
 
 
-def test_classes_nobody_knows():
-    with pytest.raises(
-        ArgumentError, match=r"knows the classes 0, 1, 2, 3 .*are cat, dog .*names?"
-    ):
+def test_classes_that_are_not_in_the_trace():
+    with pytest.raises(ArgumentError, match=r"classes are 0, 1, 2, 3 .*are cat, dog .*name them"):
         tables_of(fitted("full").at(0.9), NAMES, ["cat", "dog"])
     # On confidence alone names do not matter.
     assert tables_of(fitted("none").at(0.9), NAMES, ["cat", "dog"]).exits == EXITS

@@ -82,12 +82,12 @@ def test_the_network_is_traced_as_it_evaluates():
     assert np.array_equal(trace.confidence, want.confidence)
 
 
-def test_rows_with_an_exit_that_gave_nan_are_left_out_and_counted():
+def test_rows_with_nan_logits_are_left_out_and_counted():
     inputs, labels = evidence(200, seed=0, broken=0.1)
     trace = trace_of(adding_network(), batches(inputs, labels, 64))
     whole = (inputs[:, -EXITS:] == 0).all(dim=1)
     assert 0 < whole.sum() < 200
-    assert trace.left_out == {"an exit gave NaN logits": 200 - int(whole.sum())}
+    assert trace.left_out == {"an exit returned NaN logits": 200 - int(whole.sum())}
     assert np.array_equal(trace.label, labels[whole])
     want = trace_of(adding_network(), batches(inputs[whole], labels[whole]))
     assert np.array_equal(trace.confidence, want.confidence)
@@ -100,11 +100,13 @@ def test_classes_are_named():
     trace = trace_of(adding_network(), batches(inputs, labels), classes=names)
     assert trace.classes == tuple(names)
     assert trace_of(adding_network(), batches(inputs, labels)).classes == ("0", "1", "2", "3")
-    with pytest.raises(TraceError, match="there are 2 classes, and class 3 was met"):
+    with pytest.raises(
+        TraceError, match="there are 2 classes, and a label or prediction is class 3"
+    ):
         trace_of(adding_network(), batches(inputs, labels), classes=names[:2])
 
 
-def test_a_class_nobody_predicts_is_known_by_its_labels():
+def test_a_class_without_predictions_is_known_by_its_labels():
     logits = torch.zeros(3, 2, 2)
     trace = trace_of(told_network(2), [(logits, torch.tensor([0, 1, 5]))], spec=two_exits())
     assert trace.classes == ("0", "1", "2", "3", "4", "5")
@@ -122,7 +124,7 @@ def two_exits():
     ids=["no batch", "an empty batch"],
 )
 def test_without_inputs_there_is_no_trace(loader, spec):
-    with pytest.raises(TraceError, match="the loader gave no inputs; bring at least one"):
+    with pytest.raises(TraceError, match="the loader has no inputs; give at least one"):
         trace_of(told_network(2), loader, spec=spec)
 
 
@@ -146,7 +148,7 @@ def test_tuples_and_lists_of_tensors_are_inputs():
         trace_of(adding_network(), [({"inputs": inputs}, labels)])
 
 
-def test_progress_is_told_in_rows():
+def test_progress_is_reported_in_rows():
     done = []
     inputs, labels = evidence(40, seed=0)
     trace_of(adding_network(), batches(inputs, labels, 16), progress=done.append)

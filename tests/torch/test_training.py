@@ -1,4 +1,4 @@
-"""Training one part leaves the rest, the seed decides all, a cut run goes on to the same end."""
+"""Training one part keeps the rest, a seed fixes the result, an interrupted run continues."""
 
 import dataclasses
 from itertools import pairwise
@@ -14,11 +14,14 @@ from ttamer.torch.training import Recipe, train
 
 
 def build(seed=0, width=8, blocks=3):
-    """Return a network with batch normalisation and dropout on both sides."""
+    """Return a network with batch normalisation and dropout in backbone and ramps.
+
+    Layers before a normalisation have no bias: its gradient would be rounding noise around zero.
+    """
     torch.manual_seed(seed)
     sizes = [6] + [width] * blocks
     parts = [
-        nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU(), nn.Dropout(0.2))
+        nn.Sequential(nn.Linear(a, b, bias=False), nn.BatchNorm1d(b), nn.ReLU(), nn.Dropout(0.2))
         for a, b in pairwise(sizes)
     ]
     ramps = [
@@ -119,11 +122,11 @@ def test_afterwards_the_network_evaluates_and_everything_can_be_trained_again():
         assert all(parameter.requires_grad for parameter in network.parameters())
 
 
-def test_norms_and_biases_are_not_shrunk():
+def test_norms_and_biases_have_no_weight_decay():
     network = build()
     for parameter in network.parameters():
         nn.init.constant_(parameter, 1.0)
-    # Clipped so far that gradients move nothing: what moves was shrunk.
+    # Gradients are clipped to nearly nothing: only weight decay moves weights.
     before = {n: p.clone() for n, p in network.named_parameters() if p.ndim == 1}
     still = [(torch.zeros(4, 6), torch.tensor([0, 1, 2, 0]))]
     train(network, still, recipe("backbone", weight_decay=10.0, rate=0.01, clip=1e-12, warmup=0.0))
@@ -208,7 +211,7 @@ def test_the_rate_rises_over_the_warm_up_and_falls_as_a_cosine():
         ({"optimiser": "adam"}, "optimiser must be .*, not 'adam'"),
     ],
 )
-def test_a_recipe_says_what_it_cannot_be(changes, text):
+def test_a_recipe_out_of_range_is_refused(changes, text):
     with pytest.raises(ArgumentError, match=text):
         recipe(**changes)
 
@@ -219,11 +222,11 @@ def test_a_network_without_ramps_has_none_to_train():
 
 
 def test_a_loader_without_batches_is_refused():
-    with pytest.raises(ArgumentError, match="no batches"):
+    with pytest.raises(ArgumentError, match="has no batches"):
         train(build(), [], recipe())
 
 
-def test_progress_is_told():
+def test_progress_is_reported():
     lines = []
     losses = train(build(), data(), recipe("ramps"), progress=lines.append)
     assert lines == [
@@ -231,10 +234,10 @@ def test_progress_is_told():
     ]
 
 
-# Losses that are no numbers
+# Losses that are not finite
 
 
-def test_a_loss_that_is_no_number_is_said_and_not_kept(tmp_path):
+def test_a_loss_that_is_not_finite_is_an_error_and_not_saved(tmp_path):
     network, path = build(), tmp_path / "run.pt"
     good = data()
     bad = [(torch.full((8, 6), float("nan")), torch.zeros(8, dtype=torch.int64))] * len(good)
@@ -262,24 +265,24 @@ def test_a_loss_that_is_no_number_is_said_and_not_kept(tmp_path):
 
 
 class CutError(Exception):
-    """The machine is gone."""
+    """The run is interrupted."""
 
 
 def cut_after(epochs):
-    """Return a progress callback that ends the run in the epoch after so many."""
+    """Return a progress callback that interrupts the run after some epochs."""
     lines = []
 
-    def say(line):
+    def record(line):
         lines.append(line)
         if len(lines) > epochs:
             raise CutError
 
-    return say
+    return record
 
 
 @pytest.mark.parametrize("part", ["backbone", "ramps", "all"])
 @pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
-def test_a_run_that_was_cut_goes_on_to_the_same_weights(tmp_path, part, optimiser):
+def test_an_interrupted_run_continues_to_the_same_weights(tmp_path, part, optimiser):
     plan = recipe(part, epochs=4, optimiser=optimiser, clip=1.0)
     whole = build()
     losses = train(whole, data(), plan)
@@ -346,7 +349,9 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
         stored = torch.load(path, weights_only=True)
         del stored["network"]
         torch.save(stored, path)
-    with pytest.raises(ArgumentError, match=r"run\.pt: is no checkpoint .*remove it to start anew"):
+    with pytest.raises(
+        ArgumentError, match=r"run\.pt: not a readable checkpoint .*remove it to start again"
+    ):
         train(build(), data(), recipe(epochs=1), checkpoint=path)
 
 
@@ -356,7 +361,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):
     before = path.read_bytes()
     for other in ({"rate": 0.06}, {"seed": 1}, {"part": "ramps"}, {"epochs": 2}):
         plan = recipe(**({"epochs": 1} | other))
-        with pytest.raises(ArgumentError, match=r"run\.pt: is a checkpoint of .*another path"):
+        with pytest.raises(ArgumentError, match=r"run\.pt: this checkpoint is of .*another path"):
             train(build(), data(), plan, checkpoint=path)
     with pytest.raises(ArgumentError, match=r"'batches': 3.*'batches': 6"):
         train(build(), data(batch=16), recipe(epochs=1), checkpoint=path)
@@ -369,16 +374,18 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path, other):
     train(build(), data(), recipe(epochs=1), checkpoint=path)
     network = build(**other)
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    with pytest.raises(ArgumentError, match=r"run\.pt: is a checkpoint of another network; .* has"):
+    with pytest.raises(
+        ArgumentError, match=r"run\.pt: this checkpoint is of another network; .* has"
+    ):
         train(network, data(), recipe(epochs=1), checkpoint=path)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
-def test_a_loader_that_cannot_be_gone_through_again_is_refused():
-    with pytest.raises(ArgumentError, match="generator does not know how many batches it has"):
+def test_a_loader_that_cannot_be_read_twice_is_refused():
+    with pytest.raises(ArgumentError, match="a generator has no length and cannot be read twice"):
         train(build(), (batch for batch in data()), recipe())
 
 
 def test_a_checkpoint_needs_a_folder_before_the_work_begins(tmp_path):
-    with pytest.raises(ArgumentError, match="there is no folder"):
+    with pytest.raises(ArgumentError, match="nowhere does not exist; create it first"):
         train(build(), data(), recipe(), checkpoint=tmp_path / "nowhere" / "run.pt")

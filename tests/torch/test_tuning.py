@@ -1,4 +1,4 @@
-"""Which policy to run: predictions from measured parts, and the clock's word."""
+"""Which policy to run: predictions from measured parts, then timings."""
 
 import numpy as np
 import pytest
@@ -31,14 +31,15 @@ def made(asking, *, batch=4, segment=1.0):
 
 
 @pytest.fixture(autouse=True)
-def few_rungs(monkeypatch):
-    """Fewer tradeoffs than a user would want: the tests are of the search, not of the fit."""
-    monkeypatch.setattr(tuning, "RUNGS", 6)
+def few_tradeoffs(monkeypatch):
+    """Use few tradeoffs: these are tests of the search, not of the fit."""
+    monkeypatch.setattr(tuning, "TRADEOFFS", 6)
 
 
 @pytest.fixture(scope="module")
 def trace():
-    return trace_of(adding_network(), [evidence(1500, seed=0)])
+    """Enough rows that a fit needs no cross-validation."""
+    return trace_of(adding_network(), [evidence(2000, seed=0)])
 
 
 def test_what_a_batch_takes_is_predicted_by_hand():
@@ -53,42 +54,42 @@ def test_what_a_batch_takes_is_predicted_by_hand():
     assert predicted(asked, last, made(0.5), 4) == pytest.approx(1 + 0.5 + some * 3)
 
 
-def test_cheap_ramps_are_used_and_dear_ones_are_not(trace):
+def test_cheap_ramps_are_used_and_expensive_ones_are_not(trace):
     own = float(trace.wrong()[:, -1].mean())
-    cheap = search(trace, made(0.01), 4, most_error=own + 0.02)
+    cheap = search(trace, made(0.01), 4, max_error=own + 0.02)
     assert cheap[0].seconds < 4.0
     assert cheap[0].ramps
     assert cheap == sorted(cheap, key=lambda each: each.seconds)
     assert all(each.error <= own + 0.02 for each in cheap)
     assert len({each.ramps for each in cheap}) == len(cheap)
-    dear = search(trace, made(50.0), 4, most_error=own)
-    assert all(each.seconds > 4.0 or not each.ramps for each in dear)
+    expensive = search(trace, made(50.0), 4, max_error=own)
+    assert all(each.seconds > 4.0 or not each.ramps for each in expensive)
 
 
 def test_nothing_is_found_where_nothing_is_good_enough(trace):
-    assert search(trace, made(0.01), 4, most_error=-1.0) == []
+    assert search(trace, made(0.01), 4, max_error=-1.0) == []
 
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Let the clock say what the test wants: seconds per batch, by what is run."""
-    said = {}
+    """Replace the clock: seconds per batch, by what is run."""
+    times = {}
 
     def fake(run, batches, **_):
         run(batches[0])
-        seconds = said["ours"] if isinstance(run, Runner) else said["full"]
+        seconds = times["ours"] if isinstance(run, Runner) else times["full"]
         return Timing(seconds, seconds, seconds, len(batches[0]) / seconds)
 
     monkeypatch.setattr(tuning, "time_batches", fake)
-    return said
+    return times
 
 
 def test_the_fastest_policy_is_recommended(trace, slow):
     network, (inputs, labels) = adding_network(), evidence(64, seed=3)
     slow |= {"ours": 1.0, "full": 2.0}
-    said = []
+    lines = []
     found = recommend(
-        network, trace, inputs, batch=4, more_error=0.05, measured=made(0.01), progress=said.append
+        network, trace, inputs, batch=4, more_error=0.05, measured=made(0.01), progress=lines.append
     )
     assert found.speed_up == 2.0
     assert found.runner is not None
@@ -98,7 +99,7 @@ def test_the_fastest_policy_is_recommended(trace, slow):
     assert torch.equal(logits, found.runner(inputs[:4]).logits)
     wrong = (torch.cat([found.run(part) for part in inputs.split(4)]).argmax(1) != labels).float()
     assert wrong.mean() <= found.full_error + 0.15
-    assert any("ramps exit" in line for line in said)
+    assert any("ramps exit" in line for line in lines)
 
 
 def test_the_network_itself_is_recommended_where_nothing_beats_it(trace, slow):

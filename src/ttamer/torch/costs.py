@@ -1,4 +1,8 @@
-"""Costs of the parts of a network, counted or measured, and the cascade they make."""
+"""Costs of the parts of a network, counted or measured, and the cascade they make.
+
+Counted costs are floating-point operations for one input: matrix products and convolutions, where
+multiplying and adding are two operations. Measured costs come from :mod:`ttamer.torch.profiling`.
+"""
 
 from __future__ import annotations
 
@@ -23,27 +27,38 @@ __all__ = ["Costs", "count_flops"]
 
 @dataclass(frozen=True)
 class Costs:
-    """What running each part of a network costs one input."""
+    """Cost of each part of a network for one input.
+
+    >>> costs = Costs(("early", "full"), (2.0, 7.0), (1.0, 1.0), "flops")
+    >>> costs.full, costs.spec().costs.tolist()
+    (10.0, [0.3, 0.8])
+    """
 
     names: tuple[str, ...]
-    """Of the exits."""
+    """The names of the exits."""
     segments: tuple[float, ...]
-    """Of leading from the exit before to this one."""
+    """The cost of each segment, from the exit before to this one."""
     ramps: tuple[float, ...]
-    """Of asking this exit once there: its ramp, and in measured costs the decision too."""
+    """The cost of asking each exit once it is reached: its ramp, and in measured costs the decision
+    too."""
     unit: str
-    """Of these numbers: ``"flops"``, ``"seconds"``."""
+    """The unit of these numbers: ``"flops"`` or ``"seconds"``."""
 
     @property
     def full(self) -> float:
-        """What the network as it was costs: all segments, and the head."""
+        """The cost of the network without ramps: all segments, and the head."""
         return sum(self.segments) + self.ramps[-1]
 
     def spec(self, *, target: Target = "label", skip: bool = False) -> CascadeSpec:
-        """Return the cascade, costs as shares of the network as it was.
+        """Return the cascade, with costs as shares of the network without ramps.
 
-        Every exit is asked on the way (``order = "fixed"``), or with ``skip`` a policy may pass
-        ramps that are not worth their cost.
+        Args:
+            target: What counts as correct: the label, or the answer of the last exit.
+            skip: Whether a policy may pass ramps that are not worth their cost; otherwise every
+                exit is asked on the way (``order = "fixed"``).
+
+        Returns:
+            The cascade of the exits.
         """
         nodes = tuple(
             CascadeNode(name, (segment + ramp) / self.full)
@@ -60,7 +75,14 @@ class Costs:
 
 
 def count_flops(network: EarlyExit, inputs: Value) -> Costs:
-    """Count the operations on an example, per input.
+    """Count the operations of every segment and ramp.
+
+    Args:
+        network: Its modules are put back in the mode they were in.
+        inputs: Some inputs, on the device of the network.
+
+    Returns:
+        The operations for one input.
 
     >>> from torch import nn, zeros
     >>> from ttamer.torch.early_exit import EarlyExit
@@ -72,7 +94,7 @@ def count_flops(network: EarlyExit, inputs: Value) -> Costs:
     rows = len(inputs) if isinstance(inputs, torch.Tensor) else len(inputs[0])
     segments, ramps = [], []
     value = inputs
-    # The plain kernel of attention is made of matrix products, which the counter knows.
+    # The plain kernel of attention consists of matrix products, which are counted.
     with _evaluating(network), torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
         for segment, ramp in zip(network.segments, network.exits, strict=True):
             with FlopCounterMode(display=False) as counter:
@@ -86,7 +108,7 @@ def count_flops(network: EarlyExit, inputs: Value) -> Costs:
 
 @contextlib.contextmanager
 def _evaluating(network: EarlyExit) -> Iterator[None]:
-    """Run in evaluation mode, so that no running mean is moved, and put the modes back."""
+    """Run in evaluation mode, so that running means stay, and restore the modes afterwards."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
     try:

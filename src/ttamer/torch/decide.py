@@ -1,9 +1,12 @@
 """Decisions for a whole batch, where the network runs: table lookups on tensors.
 
-A :class:`Carry` holds what is known of every input of a batch, in the caller's order. After an exit
-has run for some of them, :meth:`Decider.observe` moves those on that were to be asked there; nobody
-waits for the device in that. :meth:`Decider.look` does: it tells the host how many inputs are to be
-asked at which exit next.
+A :class:`Carry` holds the state of every input of a batch, in the caller's order. After an exit has
+run for some rows, :meth:`Decider.observe` updates the rows that were due there, without waiting for
+the device. :meth:`Decider.count_due` waits: it returns how many rows are due at each exit next.
+
+Confidence is the softmax probability of the predicted class, in single precision whatever the
+network computes in. Logits with a NaN give no answer: the prediction is ``NO_ANSWER`` and the
+confidence NaN, which every policy treats as the lowest.
 """
 
 from __future__ import annotations
@@ -24,54 +27,58 @@ if TYPE_CHECKING:
 __all__ = ["NO_ANSWER", "STOP", "Carry", "Decider", "Scores", "confidence_of", "scores_of"]
 
 NO_ANSWER = -1
+"""The prediction of an exit whose logits have a NaN."""
 STOP = -1
-MOST_EXITS = 64
-"""Those asked are bits of a whole number."""
+"""The place of a row that has stopped."""
+MAX_EXITS = 64
+"""The exits asked are bits of a 64-bit integer, so there are at most 64."""
 
 
 @dataclass(eq=False)
 class Carry:
-    """What is known of a batch of B inputs, one row each."""
+    """The state of a batch of B inputs, one row each."""
 
     place: Tensor
-    """Shape (B,): where the input is to be asked next, or -1 once it has stopped. int64."""
+    """Shape (B,): the place where the input is due next, or -1 once it has stopped. int64."""
     owner: Tensor
     """Shape (B,): the exit whose answer is the best so far. int64."""
     best: Tensor
     """Shape (B,): the column of its loss, for plain policies. int64."""
     confidence: Tensor
-    """Shape (B, exits): what each exit said; NaN where it was not asked, or had none."""
+    """Shape (B, exits): the confidence of each exit; NaN where it was not asked, or has none."""
     prediction: Tensor
-    """Shape (B, exits): the class it predicts; ``NO_ANSWER`` where none. int32."""
+    """Shape (B, exits): the class each exit predicts; ``NO_ANSWER`` where none. int32."""
     odds: Tensor
-    """Shape (B, exits): for beliefs."""
+    """Shape (B, exits): the log-odds of each exit's answer, for beliefs."""
     lean: Tensor
-    """Shape (B, exits): for beliefs."""
+    """Shape (B, exits): the offset of each predicted class, for beliefs."""
     asked: Tensor
     """Shape (B,): a bit for every exit that was asked. int64."""
     logits: Tensor
-    """Shape (exits, B, classes): what each exit said; not written where it was not asked."""
+    """Shape (exits, B, classes): the logits of each exit; not written where it was not asked."""
 
 
 class Decider:
-    """Decides by a policy's tables, with PyTorch's own operations, on any device."""
+    """Decides by a policy's tables, with PyTorch's operations, on any device."""
 
     def __init__(self, tables: Tables, device: torch.device) -> None:
-        if tables.exits > MOST_EXITS:
+        if tables.exits > MAX_EXITS:
             raise ArgumentError(
-                f"there are {tables.exits} exits, and at most {MOST_EXITS} can be kept track of: "
-                "leave some ramps out (None)"
+                f"there are {tables.exits} exits, and at most {MAX_EXITS} are supported: "
+                "leave some "
+                "ramps out (None)"
             )
         self.tables = tables.to(device)
         self._device = device
         self._exit_of = torch.tensor([*tables.exit_of, STOP], device=device)  # the last: stopped
 
     def start(self, rows: int, classes: int, dtype: torch.dtype) -> Carry:
-        """Return what is known before anybody was asked."""
+        """Return the state before any exit is asked."""
         if isinstance(self.tables, BeliefTables) and self.tables.leans.shape[1] != classes:
             raise ArgumentError(
-                f"the policy was laid out for {self.tables.leans.shape[1]} classes, and the "
-                f"network's logits are for {classes}: name them all, with classes="
+                f"the policy's tables are for {self.tables.leans.shape[1]} classes, and "
+                "the network's "
+                f"logits are for {classes}: name all classes with classes="
             )
         exits, device = self.tables.exits, self._device
 
@@ -91,9 +98,9 @@ class Decider:
         )
 
     def observe(self, carry: Carry, exit_: int, rows: Tensor, logits: Tensor) -> None:
-        """Take in what one exit said of some rows, and move those on that were to be asked there.
+        """Record the logits of one exit for some rows, and update the rows that were due there.
 
-        ``rows`` has shape (m,), their places in the batch; ``logits`` shape (m, classes).
+        ``rows`` has shape (m,), their positions in the batch; ``logits`` has shape (m, classes).
         """
         due = self._exit_of[carry.place[rows]] == exit_
         confidence, prediction = confidence_of(logits)
@@ -132,18 +139,20 @@ class Decider:
         step = carry.place[rows].clamp_min(0)
         context = tables.context[step]  # (m, width)
         at = context.clamp_min(0)
-        odds, lean, said = (
+        odds, lean, predicted = (
             part[rows].gather(1, at) for part in (carry.odds, carry.lean, carry.prediction)
         )
         own, others = tables.own[step], tables.others[step]
-        same = said[:, :, None] == said[:, None, :]  # (m, answer, other)
+        same = predicted[:, :, None] == predicted[:, None, :]  # (m, answer, other)
         agreed = others[..., 0] + others[..., 1] * odds[:, None, :]
         differed = others[..., 2] * odds[:, None, :] + others[..., 3] * lean[:, None, :]
         # Exact in any order: see ttamer.fitted.belief.
         totals = own[..., 0] + own[..., 1] * odds + own[..., 2] * lean
         totals = totals + torch.where(same, agreed, differed).sum(dim=2)
         least, place = totals[:, 0], torch.zeros_like(step)
-        for k in range(1, totals.shape[1]):  # of equals the first, which argmin does not promise
+        for k in range(
+            1, totals.shape[1]
+        ):  # among equals the first, which argmin does not guarantee
             better = totals[:, k] < least
             least, place = least.where(~better, totals[:, k]), place.where(~better, k)
         owner = context.gather(1, place[:, None])[:, 0]
@@ -151,8 +160,8 @@ class Decider:
         states = tables.onward.shape[1]
         return tables.onward.flatten()[step * states + state].long(), owner
 
-    def look(self, carry: Carry, rows: Tensor) -> list[int]:
-        """Wait for the device, and return how many of the rows are to be asked at each exit."""
+    def count_due(self, carry: Carry, rows: Tensor) -> list[int]:
+        """Wait for the device, and return how many of the rows are due at each exit."""
         where = self._exit_of[carry.place[rows]]
         exits = torch.arange(self.tables.exits, device=self._device)
         counts: list[int] = (where[:, None] == exits).sum(dim=0).tolist()
@@ -164,9 +173,9 @@ class Decider:
         return carry.logits[carry.owner.clamp_min(0), every]
 
     def regroup(self, carry: Carry, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Return which positions make a smaller group, and its rows, without waiting.
+        """Return the positions that form a smaller group, and its rows, without waiting.
 
-        Those that go on come first, in order; the group is filled up with rows that have stopped.
+        Rows that continue come first, in order; the group is padded with rows that have stopped.
         """
         stopped = (carry.place[rows] == STOP).to(torch.uint8)
         positions = stopped.argsort(stable=True)[:size]
@@ -174,23 +183,26 @@ class Decider:
 
 
 def confidence_of(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the confidence and the prediction, as :func:`scores_of` does."""
+    """Return the confidence and the prediction of logits, as :func:`scores_of` does."""
     best, prediction = torch.log_softmax(logits.float(), dim=-1).exp().max(dim=-1)
     return best, torch.where(torch.isnan(best), NO_ANSWER, prediction).to(torch.int32)
 
 
 class Scores(NamedTuple):
-    """Shape (batch,) each, in single precision."""
+    """Scores of logits, each of shape (batch,), in single precision."""
 
     confidence: Tensor
+    """The softmax probability of the predicted class."""
     prediction: Tensor
+    """The predicted class, or ``NO_ANSWER``."""
     margin: Tensor
-    """Between the two likeliest classes; of one class alone, its probability."""
+    """The difference between the two largest probabilities; with one class, its probability."""
     entropy: Tensor
+    """The entropy of the softmax, in nats."""
 
 
 def scores_of(logits: Tensor) -> Scores:
-    """Return what logits of shape (batch, classes) say.
+    """Return the scores of logits of shape (batch, classes).
 
     >>> scores = scores_of(torch.tensor([[0.0, 0.0, -1e9], [float("nan"), 1.0, 2.0]]))
     >>> scores.confidence.tolist(), scores.prediction.tolist(), scores.margin.tolist()

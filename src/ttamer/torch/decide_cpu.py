@@ -1,7 +1,7 @@
-"""Decisions on the CPU, with NumPy: for a few rows an operation of PyTorch costs several of its.
+"""Decisions on the CPU, with NumPy: for a few rows it is faster than PyTorch's operations.
 
 :class:`CpuDecider` decides as :class:`ttamer.torch.decide.Decider` does, on the same tables and
-in the same memory, and looks only at the rows that are to be asked.
+in the same memory, and reads only the rows that are due.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class CpuDecider(Decider):
 
     def __init__(self, tables: Tables, device: torch.device) -> None:
         super().__init__(tables, device)
-        self._places = np.array([*tables.exit_of, STOP])  # the last: stopped
+        self._places = np.array([*tables.exit_of, STOP])  # the last entry: stopped
         self._arrays: dict[str, NDArray[Any]] = {
             name: part.numpy() for name, part in vars(self.tables).items() if hasattr(part, "numpy")
         }
 
     def observe(self, carry: Carry, exit_: int, rows: Tensor, logits: Tensor) -> None:
-        """Take in what one exit said of some rows, and move those on that were to be asked."""
+        """Record the logits of one exit for some rows, and update the rows that were due."""
         carry.logits[exit_].index_copy_(0, rows, logits.to(carry.logits.dtype))
         confidence, prediction = (part.numpy() for part in confidence_of(logits))
         places, owners, row = carry.place.numpy(), carry.owner.numpy(), rows.numpy()
@@ -64,17 +64,19 @@ class CpuDecider(Decider):
         bins: NDArray[np.intp],
         prediction: NDArray[np.int32],
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Return the owner and the next place of rows, by the belief at each one's step."""
+        """Return the owner and the next place of rows, by the belief at each row's step."""
         tables = self._arrays
         every_odds, every_lean = carry.odds.numpy(), carry.lean.numpy()
         every_odds[row, exit_] = tables["levels"][exit_, bins]
-        lean = tables["leans"][exit_, prediction]  # no answer reads the last, and is put right
+        lean = tables["leans"][
+            exit_, prediction
+        ]  # no answer reads the last entry, and is corrected below
         every_lean[row, exit_] = np.where(prediction == NO_ANSWER, 0.0, lean)
         step = carry.place.numpy()[row]
         context = tables["context"][step]
         line = row[:, np.newaxis]
         odds, lean = every_odds[line, context], every_lean[line, context]
-        said = carry.prediction.numpy()[line, context]
+        predicted = carry.prediction.numpy()[line, context]
         own, others = tables["own"][step], tables["others"][step]
         # Exact in any order: see ttamer.fitted.belief.
         totals = own[:, :, 0] + own[:, :, 1] * odds + own[:, :, 2] * lean
@@ -82,15 +84,15 @@ class CpuDecider(Decider):
             odds, lean = odds[:, np.newaxis], lean[:, np.newaxis]
             agreed = others[..., 0] + others[..., 1] * odds
             differed = others[..., 2] * odds + others[..., 3] * lean
-            same = said[:, :, np.newaxis] == said[:, np.newaxis]
+            same = predicted[:, :, np.newaxis] == predicted[:, np.newaxis]
             totals += np.where(same, agreed, differed).sum(axis=2)
-        best = totals.argmin(axis=1)  # of equals the first
+        best = totals.argmin(axis=1)  # among equals the first
         every = np.arange(len(row))
         state = (tables["edges"][step] <= totals[every, best, np.newaxis]).sum(axis=1)
         return context[every, best], tables["onward"][step, state]
 
-    def look(self, carry: Carry, rows: Tensor) -> list[int]:
-        """Return how many of the rows are to be asked at each exit."""
+    def count_due(self, carry: Carry, rows: Tensor) -> list[int]:
+        """Return how many of the rows are due at each exit."""
         where = self._places[carry.place.numpy()[rows.numpy()]]
         counts: list[int] = np.bincount(where + 1, minlength=self.tables.exits + 1)[1:].tolist()
         return counts

@@ -1,10 +1,11 @@
 """Decisions on a GPU in one or two small kernels, written in Triton.
 
 :class:`TritonDecider` decides as :class:`ttamer.torch.decide.Decider` does, on the same tables.
-Each program takes a block of rows from logits to the next place. Where one block holds all rows,
-it also counts who is due where and lists the survivors; else a second kernel does.
+Each program computes the next place of a block of rows from their logits. Where one block holds all
+rows, it also counts the rows due at each exit and lists those that continue; otherwise a second
+kernel does.
 
-The counts are written straight into pinned memory of the host, which then waits for an event.
+The counts are written directly into pinned memory of the host, which then waits for an event.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ if TYPE_CHECKING:
 __all__ = ["TritonDecider"]
 
 BLOCK = 32
-"""Rows per program."""
-MOST_LISTED = 8192
-"""Rows that one program can list."""
+"""The number of rows per program."""
+MAX_ROWS = 8192
+"""The number of rows that one program can list."""
 
 
 @dataclass(eq=False)
 class TritonCarry(Carry):
-    """What is known of a batch, and the answers of those that have stopped."""
+    """The state of a batch, and the answers of the rows that have stopped."""
 
     answer: Tensor
-    """Shape (B, classes)."""
+    """Shape (B, classes): the logits returned."""
 
 
 class TritonDecider(Decider):
@@ -50,12 +51,12 @@ class TritonDecider(Decider):
         pinned = device.type == "cuda"
         self._exits32 = torch.tensor(tables.exit_of, dtype=torch.int32, device=device)
         self.counts = torch.zeros(tables.exits, dtype=torch.int32, pin_memory=pinned)
-        """Pinned: how many rows are due at each exit, once the device is done."""
+        """How many rows are due at each exit, once the device is done; in pinned memory."""
         self._event = torch.cuda.Event() if pinned else None
         self._listed: dict[int, tuple[Tensor, Tensor]] = {}
 
     def start(self, rows: int, classes: int, dtype: torch.dtype) -> TritonCarry:
-        """Return room for what is known; a batch's first exit writes over what is there."""
+        """Allocate the state of a batch; its first exit overwrites what is there."""
         plain = super().start(rows, classes, dtype)
         answer = torch.empty((rows, classes), dtype=dtype, device=self._device)
         return TritonCarry(**vars(plain), answer=answer)
@@ -67,9 +68,9 @@ class TritonDecider(Decider):
     def observe(
         self, carry: Carry, exit_: int, rows: Tensor, logits: Tensor, *, first: bool = False
     ) -> None:
-        """Take in what one exit said of some rows, and move those on that were to be asked there.
+        """Record the logits of one exit for some rows, and update the rows that were due there.
 
-        A row of -1 is none: it fills a batch up. ``first`` says that nobody was asked before.
+        A row of -1 is padding. ``first`` says that no exit was asked before.
         """
         carry = cast("TritonCarry", carry)
         size, classes = logits.shape
@@ -110,9 +111,11 @@ class TritonDecider(Decider):
             )  # fmt: skip
 
     def lists(self, size: int) -> tuple[Tensor, Tensor]:
-        """Return where survivors of ``size`` rows are listed: their positions, and their rows."""
-        if size > MOST_LISTED:
-            raise ArgumentError(f"at most {MOST_LISTED} rows go together, not {size}: use less")
+        """Return the buffers that list the survivors of ``size`` rows: positions, and rows."""
+        if size > MAX_ROWS:
+            raise ArgumentError(
+                f"at most {MAX_ROWS} rows are decided together, not {size}: use smaller batches"
+            )
         if size not in self._listed:
             self._listed[size] = (
                 torch.zeros(size, dtype=torch.int64, device=self._device),
@@ -128,14 +131,14 @@ class TritonDecider(Decider):
         counts: list[int] = self.counts.tolist()
         return counts
 
-    def look(self, carry: Carry, rows: Tensor) -> list[int]:  # noqa: ARG002 - listed already
-        """Wait for the device, and return how many of the rows are to be asked at each exit."""
+    def count_due(self, carry: Carry, rows: Tensor) -> list[int]:  # noqa: ARG002 - counted already
+        """Wait for the device, and return how many of the rows are due at each exit."""
         return self.wait()
 
     def regroup(self, carry: Carry, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        """Return which positions make a smaller group, and its rows, without waiting.
+        """Return the positions that form a smaller group, and its rows, without waiting.
 
-        Those that go on come first, in order; the group is filled up with rows of -1.
+        Rows that continue come first, in order; the group is padded with rows of -1.
         """
         positions, following = self.lists(len(rows))
         return positions[:size].clone(), following[:size].clone()
@@ -146,12 +149,12 @@ def _counted(
     place, valid, row, at, exit_of, counts, positions, following,
     EXITS: tl.constexpr, EXIT_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Count who is due where, and list the survivors in order, then the others as none."""
+    """Count the rows due at each exit; list the survivors in order, then the others as -1."""
     alive = valid & (place >= 0)
     due = tl.load(exit_of + place, mask=alive, other=-1)
     exits = tl.arange(0, EXIT_BLOCK)
-    told = tl.sum((due[:, None] == exits[None, :]).to(tl.int32), axis=0)
-    tl.store(counts + exits, told, mask=exits < EXITS)
+    total_due = tl.sum((due[:, None] == exits[None, :]).to(tl.int32), axis=0)
+    tl.store(counts + exits, total_due, mask=exits < EXITS)
     going = alive.to(tl.int32)
     total = tl.sum(going, axis=0)
     rank = tl.cumsum(going, axis=0) - 1
@@ -198,17 +201,17 @@ def _decide(
     row = tl.load(rows + at, mask=valid, other=-1)
     real = row >= 0
     place = tl.load(place_ + row, mask=real, other=-1)
-    if FIRST:  # whatever the batch before has left there
+    if FIRST:  # ignore what the batch before has left there
         place = tl.where(real, first, -1).to(tl.int64)
     due = real & (place >= 0)
     due = due & (tl.load(exit_of + place, mask=due, other=-1) == exit_)
 
-    # What the exit says: the softmax probability of its class.
+    # The confidence of the exit: the softmax probability of its class.
     column = tl.arange(0, CLASS_BLOCK)
     inside = valid[:, None] & (column < CLASSES)[None, :]
     where = at[:, None] * row_stride + column[None, :] * class_stride
-    said = tl.load(logits + where, mask=inside, other=-float("inf"))
-    values = said.to(tl.float32)
+    raw = tl.load(logits + where, mask=inside, other=-float("inf"))
+    values = raw.to(tl.float32)
     unclear = tl.max((values != values).to(tl.int32), axis=1) > 0
     values = tl.where(unclear[:, None], 0.0, values)
     top = tl.max(values, axis=1)
@@ -218,7 +221,7 @@ def _decide(
     confidence = tl.where(unclear, float("nan"), confidence)
     prediction = tl.where(unclear, -1, tl.argmax(values, axis=1).to(tl.int32))
     kept = logits_ + (exit_ * capacity + row[:, None]) * CLASSES + column[None, :]
-    tl.store(kept, said, mask=inside & due[:, None])
+    tl.store(kept, raw, mask=inside & due[:, None])
     tl.store(confidence_ + row * EXITS + exit_, confidence, mask=due)
     tl.store(prediction_ + row * EXITS + exit_, prediction, mask=due)
     if FIRST:
@@ -248,8 +251,8 @@ def _decide(
             own_odds = tl.where(mine, odds, own_odds)
             own_lean = tl.load(lean_ + row * EXITS + answer, mask=there, other=0.0)
             own_lean = tl.where(mine, lean, own_lean)
-            own_said = tl.load(prediction_ + row * EXITS + answer, mask=there, other=-1)
-            own_said = tl.where(mine, prediction, own_said)
+            own_prediction = tl.load(prediction_ + row * EXITS + answer, mask=there, other=-1)
+            own_prediction = tl.where(mine, prediction, own_prediction)
             weights = own_ + (step * WIDTH + a) * 3
             total = tl.load(weights) + tl.load(weights + 1) * own_odds
             total += tl.load(weights + 2) * own_lean
@@ -262,12 +265,12 @@ def _decide(
                     its_odds = tl.where(same_exit, odds, its_odds)
                     its_lean = tl.load(lean_ + row * EXITS + other, mask=seen, other=0.0)
                     its_lean = tl.where(same_exit, lean, its_lean)
-                    its_said = tl.load(prediction_ + row * EXITS + other, mask=seen, other=-1)
-                    its_said = tl.where(same_exit, prediction, its_said)
+                    its_prediction = tl.load(prediction_ + row * EXITS + other, mask=seen, other=-1)
+                    its_prediction = tl.where(same_exit, prediction, its_prediction)
                     pair = others + ((step * WIDTH + a) * WIDTH + j) * 4
                     agreed = tl.load(pair) + tl.load(pair + 1) * its_odds
                     differed = tl.load(pair + 2) * its_odds + tl.load(pair + 3) * its_lean
-                    total += tl.where(its_said == own_said, agreed, differed)
+                    total += tl.where(its_prediction == own_prediction, agreed, differed)
             better = total < least
             least = tl.where(better, total, least)
             owner = tl.where(better, answer, owner)
@@ -298,7 +301,7 @@ def _decide(
     recalled = logits_ + (owner[:, None] * capacity + row[:, None]) * CLASSES + column[None, :]
     earlier = done & (owner != exit_)
     answer = tl.load(recalled, mask=inside & earlier[:, None], other=0.0)
-    answer = tl.where(earlier[:, None], answer, said)
+    answer = tl.where(earlier[:, None], answer, raw)
     tl.store(
         answer_ + row[:, None] * CLASSES + column[None, :], answer, mask=inside & done[:, None]
     )

@@ -1,4 +1,4 @@
-"""Where values live and in which precision a network computes."""
+"""Values on devices: moving them, taking rows of them, and the precision of a network."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["Precision", "autocast", "device_of", "rows_of", "take", "to_device", "wait"]
 
 Precision = Literal["fp32", "bf16"]
+"""What a network computes in: single precision, or PyTorch's mixed precision with bfloat16."""
 
 
 def device_of(network: nn.Module) -> torch.device:
-    """Return where a network lives."""
+    """Return the device of a network's first parameter; the CPU where it has none."""
     parameter = next(network.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device
 
@@ -28,7 +29,7 @@ def device_of(network: nn.Module) -> torch.device:
 def autocast(
     device: torch.device, precision: Precision
 ) -> contextlib.AbstractContextManager[object]:
-    """Compute in a precision: ``bf16`` is PyTorch's mixed precision, weights stay as they are."""
+    """Return the context that computes in a precision; weights are not converted."""
     if precision == "fp32":
         return contextlib.nullcontext()
     if precision != "bf16":
@@ -48,7 +49,7 @@ def to_device(value: Value, device: torch.device) -> Value:
 
 
 def wait(device: torch.device | None = None) -> None:
-    """Let the host wait until a GPU is done: the one named, or the current one if there is any."""
+    """Wait until a GPU is done: the device given, or the current one if there is any."""
     if torch.cuda.is_available() and (device is None or device.type == "cuda"):
         torch.cuda.synchronize(device)
 
@@ -59,14 +60,15 @@ def rows_of(value: Value) -> int:
 
 
 def take(value: Value, rows: torch.Tensor) -> Value:
-    """Return some rows of a value, in the order given; images stay laid out as they are."""
+    """Return some rows of a value, in the order given; the memory format of images is kept."""
     if isinstance(value, torch.Tensor):
         return _taken(value, rows)
     return cast("Value", tuple(_taken(tensor, rows) for tensor in value))
 
 
 def _taken(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return some rows of a tensor."""
     if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
-        # Picked in the order of memory: else the next convolution would have to turn them back.
+        # Selected in the order of memory: otherwise the next convolution would convert them back.
         return tensor.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
     return tensor.index_select(0, rows)

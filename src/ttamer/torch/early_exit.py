@@ -1,8 +1,8 @@
 """A network with exits: segments of blocks, a ramp after each, and the head at the end.
 
 Exit k is reached by running segments 0 to k and then its own ramp; the last exit is the network's
-own head. What blocks hand on is a *value*: a tensor, or a tuple of tensors, each with the batch
-as its first dimension, so that rows can leave a batch half way.
+own head. What blocks pass on is a *value*: a tensor, or a tuple of tensors, each with the batch
+as its first dimension, so that rows can leave a batch part way.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ if TYPE_CHECKING:
 __all__ = ["EarlyExit", "Value", "fold_batch_norm"]
 
 Value = Tensor | tuple[Tensor, ...]
-"""What blocks hand on: the batch is the first dimension of every tensor in it."""
+"""What blocks pass on: the batch is the first dimension of every tensor in it."""
 
 
 class EarlyExit(nn.Module):
     """Exits on any sequence of modules.
 
     Args:
-        blocks: Run one after another; each takes what the one before returned.
-        ramps: One per block but the last, or ``None`` where there is no exit. Each takes what its
-            block returned, and returns logits of shape (batch, classes).
-        head: Takes what the last block returned, and returns logits.
-        names: Of the exits, the head last; by default exit1, exit2, ..., full.
+        blocks: Modules run one after another; each takes the output of the one before.
+        ramps: One per block but the last, or ``None`` where there is no exit. Each takes the
+            output of its block and returns logits of shape (batch, classes).
+        head: Takes the output of the last block and returns logits.
+        names: Names of the exits, the head last; by default exit1, exit2, ..., full.
+
+    Raises:
+        ArgumentError: The numbers of blocks, ramps and names do not fit together, or two exits
+            have the same name.
 
     >>> from torch import nn, zeros
     >>> network = EarlyExit(
@@ -57,19 +61,19 @@ class EarlyExit(nn.Module):
                 "block but the last, which the head follows (None where there is no exit)"
             )
         segments: list[nn.Module] = []
-        stretch: list[nn.Module] = []
+        pending: list[nn.Module] = []
         exits: list[nn.Module] = []
         for block, ramp in zip(blocks, [*ramps, head], strict=True):
-            stretch.append(block)
+            pending.append(block)
             if ramp is not None:
-                segments.append(stretch[0] if len(stretch) == 1 else nn.Sequential(*stretch))
+                segments.append(pending[0] if len(pending) == 1 else nn.Sequential(*pending))
                 exits.append(ramp)
-                stretch = []
+                pending = []
         names = names or [*(f"exit{k}" for k in range(1, len(exits))), "full"]
         if len(names) != len(exits) or len(set(names)) < len(names):
             raise ArgumentError(
                 f"there are {len(exits)} exits, the head among them, and the names are "
-                f"{', '.join(names)}; give each exit one of its own"
+                f"{', '.join(names)}; give each exit one name of its own"
             )
         self.segments = nn.ModuleList(segments)
         """Segment k leads from exit k - 1 to exit k."""
@@ -78,7 +82,14 @@ class EarlyExit(nn.Module):
         self.names = tuple(names)
 
     def forward(self, inputs: Value) -> list[Tensor]:
-        """Return the logits of every exit, the head's last."""
+        """Run all exits.
+
+        Args:
+            inputs: What the first block takes.
+
+        Returns:
+            The logits of every exit, the head's last, each of shape (batch, classes).
+        """
         logits = []
         value = inputs
         for segment, ramp in zip(self.segments, self.exits, strict=True):
@@ -87,7 +98,14 @@ class EarlyExit(nn.Module):
         return logits
 
     def full(self, inputs: Value) -> Tensor:
-        """Return the logits of the head alone: the network as it was, no ramp run."""
+        """Run the network without its ramps.
+
+        Args:
+            inputs: What the first block takes.
+
+        Returns:
+            The logits of the head, shape (batch, classes).
+        """
         value: Any = inputs
         for segment in self.segments:
             value = segment(value)
@@ -95,17 +113,23 @@ class EarlyExit(nn.Module):
         return logits
 
     def backbone(self) -> Iterator[nn.Module]:
-        """The modules of the network as it was: segments and head."""
+        """Return the modules of the network without ramps: segments and head."""
         yield from self.segments
         yield self.exits[-1]
 
     def ramps(self) -> Iterator[nn.Module]:
-        """The modules that were put on it."""
+        """Return the ramps, without the head."""
         yield from list(self.exits)[:-1]
 
 
 def fold_batch_norm(network: EarlyExit) -> EarlyExit:
-    """Return a copy for inference, every batch normalisation folded into its convolution.
+    """Fold every batch normalisation into the convolution before it.
+
+    Args:
+        network: The trained network; it is not changed.
+
+    Returns:
+        A copy for inference that computes the same with fewer operations.
 
     >>> from torch import nn
     >>> from ttamer.torch.networks.vgg import vgg

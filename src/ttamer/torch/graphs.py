@@ -1,8 +1,8 @@
-"""Running with CUDA graphs: where launching kernels takes longer than running them.
+"""Running with CUDA graphs, for networks where launching kernels takes longer than running them.
 
-A *hop* leads a group of rows from one exit to the next that some of them are due at: the segments
+A *hop* takes a group of rows from one exit to the next where some of them are due: the segments
 between, the ramp, and the decision, captured once as a graph and replayed as one launch. Groups
-have one of a few sizes; a smaller one is filled up with rows that count for nothing.
+have one of a few sizes; a smaller group is padded with rows that are ignored.
 """
 
 from __future__ import annotations
@@ -31,13 +31,32 @@ if TYPE_CHECKING:
 __all__ = ["GraphRunner", "captured", "full_graph"]
 
 START = -1
+"""The exit before the first one."""
 WARM_UPS = 3
+"""How often work runs before it is captured."""
 
 
 class GraphRunner(Runner):
     """A runner that replays captured hops, for batches of up to a fixed size, on one stream.
 
-    What it returns is written over by the next call: copy what must be kept.
+    The next call overwrites what it returned: copy what must be kept.
+
+    Args:
+        network: The network, on a GPU.
+        policy: A fitted policy for these exits, or the tables of one.
+        example: A batch of the largest size.
+        classes: The names of the network's classes, as for :class:`Runner`.
+        precision: What the network computes in.
+        regrouping: When survivors are regrouped; by default whenever any row has left.
+        sizes: The group sizes; by default powers of two and the numbers half way between.
+
+    Raises:
+        ArgumentError: There is no GPU, or Triton is not installed.
+
+    Example::
+
+        runner = GraphRunner(network.cuda(), policy, batch)
+        logits = runner(batch).logits.clone()
     """
 
     def __init__(
@@ -63,21 +82,21 @@ class GraphRunner(Runner):
             logits = network.full(value)
             self._carry = self._decider.start(batch, logits.shape[1], logits.dtype)
             self._rows = {size: torch.arange(size, device=self._device) for size in self._sizes}
-            self._whole: dict[int, int] = {}  # sizes whose rows are numbered, and how many
+            self._whole: dict[int, int] = {}  # sizes whose rows are numbered, with their count
             self._inputs = {size: _like(value, size) for size in self._sizes}
             self._values: dict[tuple[int, int], Any] = {}
             self._hops: dict[tuple[int, int, int], Callable[[], None]] = {}
 
     @property
     def batch(self) -> int:
-        """The most rows a batch may have."""
+        """The largest number of rows of a batch."""
         return self._sizes[-1]
 
     def _run(self, value: Any) -> Answers:
         count = rows_of(value)
         if not 0 < count <= self.batch:
             raise ArgumentError(
-                f"the batch has {count} rows; graphs were made for 1 to {self.batch}"
+                f"the batch has {count} rows; the graphs are for 1 to {self.batch}: split it"
             )
         decider = cast("TritonDecider", self._decider)
         size = self._fitting(count)
@@ -114,12 +133,14 @@ class GraphRunner(Runner):
         )
 
     def _fitting(self, rows: int) -> int:
+        """Return the smallest group size that holds some rows."""
         return self._sizes[bisect_left(self._sizes, rows)]
 
     def _hop(self, start: int, end: int, size: int) -> None:
+        """Replay a hop; capture it first where it is new."""
         key = (start, end, size)
         if key not in self._hops:
-            # Warming up decides, too: what was known is put back afterwards.
+            # Warming up decides too: the state is restored afterwards.
             known = [part.clone() for part in vars(self._carry).values()]
             rows = self._rows[size].clone()
             self._hops[key] = captured(lambda: self._work(start, end, size))
@@ -129,6 +150,7 @@ class GraphRunner(Runner):
         self._hops[key]()
 
     def _work(self, start: int, end: int, size: int) -> None:
+        """Do what a hop does, as plain work to capture."""
         value = self._inputs[size] if start == START else self._values[start, size]
         for segment in list(self.network.segments)[start + 1 : end + 1]:
             value = segment(value)
@@ -140,17 +162,17 @@ class GraphRunner(Runner):
         if (end, size) in self._values:
             _copy(self._values[end, size], value)
         elif torch.cuda.is_current_stream_capturing():
-            self._values[end, size] = value  # replayed, it will be written there again
+            self._values[end, size] = value  # a replay writes there again
 
     def _value(self, exit_: int, size: int, like: Any) -> Any:
-        """Return where the value after an exit is kept for groups of one size."""
+        """Return the buffer of the value after an exit for groups of one size."""
         if (exit_, size) not in self._values:
             self._values[exit_, size] = _like(like, size)
         return self._values[exit_, size]
 
 
 def captured(work: Callable[[], object]) -> Callable[[], None]:
-    """Capture work as a CUDA graph; what it returns replays it."""
+    """Capture work as a CUDA graph, and return a function that replays it."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -167,7 +189,7 @@ def captured(work: Callable[[], object]) -> Callable[[], None]:
 def full_graph(
     network: EarlyExit, example: Value, *, precision: Precision = "fp32"
 ) -> Callable[[Any], Tensor]:
-    """Return the network as it was as one graph, for batches like the example."""
+    """Return the network without ramps as one graph, for batches like the example."""
     device = device_of(network)
     out: dict[str, Tensor] = {}
     with torch.inference_mode(), autocast(device, precision):
@@ -184,39 +206,43 @@ def full_graph(
 
 
 def _each(value: Any) -> tuple[Tensor, ...]:
+    """Return the tensors of a value."""
     return (value,) if isinstance(value, torch.Tensor) else tuple(value)
 
 
 def _like(value: Any, size: int) -> Any:
-    """Return room for a value of so many rows, laid out as it is."""
+    """Return a buffer for ``size`` rows of a value, in its memory format."""
 
-    def room(tensor: Tensor) -> Tensor:
+    def buffer(tensor: Tensor) -> Tensor:
         shape = (size, *tensor.shape[1:])
         kept = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
         if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
             kept = kept.to(memory_format=torch.channels_last)
         return kept
 
-    parts = tuple(room(tensor) for tensor in _each(value))
+    parts = tuple(buffer(tensor) for tensor in _each(value))
     return parts[0] if isinstance(value, torch.Tensor) else parts
 
 
 def _copy(target: Any, source: Any) -> None:
+    """Copy a value into a buffer of its size."""
     for kept, tensor in zip(_each(target), _each(source), strict=True):
         kept.copy_(tensor)
 
 
 def _fill(target: Any, value: Any) -> None:
+    """Copy a value into the first rows of a buffer."""
     for kept, tensor in zip(_each(target), _each(value), strict=True):
         kept[: len(tensor)].copy_(tensor)
 
 
 def _gather(target: Any, source: Any, positions: Tensor) -> None:
+    """Copy some rows of a value into a buffer."""
     for kept, tensor in zip(_each(target), _each(source), strict=True):
         torch.index_select(tensor, 0, positions, out=kept)
 
 
 def _number(rows: Tensor, count: int) -> None:
-    """Number the rows of a group that holds a whole batch, -1 where it is filled up."""
+    """Number the rows of a group that holds a whole batch, with -1 for padding."""
     torch.arange(len(rows), out=rows)
     rows[count:] = -1

@@ -1,9 +1,9 @@
 """Measured costs: how long each segment takes, and what asking each exit adds.
 
-Asking an exit is its ramp, the decision, and the host's wait for it: what the network takes more
-when everybody asks there and nobody stops. A segment is timed as it runs in a stream of work,
-nobody waiting. So a policy that is fitted to these costs asks an exit only where that pays on
-this machine, at this batch size.
+Asking an exit adds its ramp, the decision, and the host's wait for it: the extra time of a network
+when every row asks there and none stops. A segment is timed as it runs in a stream of work, without
+waiting. A policy that is fitted to these costs therefore asks an exit only where that pays on this
+machine, at this batch size.
 """
 
 from __future__ import annotations
@@ -38,39 +38,69 @@ if TYPE_CHECKING:
 
 __all__ = ["Profile", "profile", "timed"]
 
-GROUPS = 5
-"""The median of so many timings is kept."""
-LEAST_SECONDS = 0.005
-"""Each lasts at least so long."""
-MOST_REPEATS = 200
+TIMINGS = 5
+"""The number of timings whose median is kept."""
+MIN_SECONDS = 0.005
+"""The shortest duration of one timing, reached by repeating the work."""
+MAX_REPEATS = 200
+"""The largest number of repetitions in one timing."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How long the parts of a network take on one machine, in seconds per batch."""
+    """The times of the parts of a network on one machine, in seconds per batch.
+
+    >>> measured = Profile(
+    ...     names=("early", "full"),
+    ...     sizes=(8,),
+    ...     groups=(4, 8),
+    ...     segments=((0.1, 0.2), (0.3, 0.6)),
+    ...     asking=((0.05,), (0.0,)),
+    ...     regroup=0.01,
+    ...     device="cpu",
+    ...     precision="fp32",
+    ...     graphs=False,
+    ... )
+    >>> measured.costs(8).full, measured.regrouping().pays(0, 1, rows=8, alive=4)
+    (0.1, True)
+    """
 
     names: tuple[str, ...]
-    """Of the exits."""
+    """The names of the exits."""
     sizes: tuple[int, ...]
     """The batch sizes measured, increasing."""
     groups: tuple[int, ...]
-    """These, and smaller sizes that what is left of a batch may have."""
+    """The batch sizes, and smaller sizes that the rest of a batch may have."""
     segments: tuple[tuple[float, ...], ...]
-    """Per exit and group: of leading from the exit before to this one."""
+    """Per exit and group size: the segment from the exit before to this one."""
     asking: tuple[tuple[float, ...], ...]
-    """Per exit and size: of its ramp, the decision and the wait; of the head, its own time."""
+    """Per exit and batch size: its ramp, the decision and the wait; for the head, its own time."""
     regroup: float
-    """Of regrouping once."""
+    """The time of regrouping once."""
     device: str
+    """The name of the GPU, or ``"cpu"``."""
     precision: str
+    """What the network computed in."""
     graphs: bool
     """Whether parts were replayed as CUDA graphs."""
 
     def costs(self, size: int) -> Costs:
-        """Return the cost per input at a batch size that was measured."""
+        """Return the costs per input at a batch size that was measured.
+
+        Args:
+            size: One of ``sizes``.
+
+        Returns:
+            The costs in seconds.
+
+        Raises:
+            ArgumentError: The size was not measured.
+        """
         if size not in self.sizes:
             raise ArgumentError(
-                f"batches of {size} were not measured; there are {', '.join(map(str, self.sizes))}"
+                f"batches of {size} were not measured, only "
+                f"{', '.join(map(str, self.sizes))}: choose one "
+                "of these, or measure again"
             )
         at, group = self.sizes.index(size), self.groups.index(size)
         return Costs(
@@ -81,16 +111,30 @@ class Profile:
         )
 
     def regrouping(self) -> Regrouping:
-        """Return the rule for regrouping that these times make."""
+        """Return the rule for regrouping that follows from these times."""
         return Regrouping(self.groups, self.segments, self.regroup)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the profile as JSON."""
+        """Write the profile as JSON.
+
+        Args:
+            path: The file to write.
+        """
         Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
-        """Read a profile."""
+        """Read a profile.
+
+        Args:
+            path: A file that :meth:`save` wrote.
+
+        Returns:
+            The profile.
+
+        Raises:
+            ArgumentError: The file cannot be read, or is not a profile.
+        """
         try:
             stored = json.loads(Path(path).read_text("utf-8"))
             for name in ("names", "sizes", "groups"):
@@ -101,7 +145,7 @@ class Profile:
         except OSError as error:
             raise ArgumentError(f"{path}: cannot be read: {error.strerror or error}") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise ArgumentError(f"{path}: is no profile: {error}") from None
+            raise ArgumentError(f"{path}: not a profile: {error}") from None
 
 
 @torch.inference_mode()
@@ -114,18 +158,39 @@ def profile(
     graphs: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Profile:
-    """Measure a network where it is, on rows like the example's, at several batch sizes.
+    """Measure a network on its device, at several batch sizes.
 
-    ``graphs`` times parts as CUDA graphs, as :class:`ttamer.torch.graphs.GraphRunner` runs them.
+    Args:
+        network: The network, on the device where it will run.
+        example: Some inputs; their rows are repeated to fill batches.
+        sizes: The batch sizes.
+        precision: What the network computes in.
+        graphs: Time parts as CUDA graphs, as :class:`ttamer.torch.GraphRunner` runs them.
+        progress: Called with a line of text for each batch size.
+
+    Returns:
+        The measured times.
+
+    Raises:
+        ArgumentError: A batch size is less than 1, or graphs are wanted without a GPU.
+
+    >>> from torch import nn, zeros
+    >>> from ttamer.torch import EarlyExit
+    >>> layers = [nn.Linear(4, 8), nn.Linear(8, 8)]
+    >>> network = EarlyExit(layers, [nn.Linear(8, 3)], nn.Linear(8, 3))
+    >>> profile(network, zeros(2, 4), sizes=(1, 2)).sizes
+    (1, 2)
     """
     network.eval()
     device = device_of(network)
     sizes = tuple(sorted(set(sizes)))
     if not sizes or sizes[0] < 1:
-        raise ArgumentError(f"batch sizes are {sizes}; name at least one, all of 1 or more")
+        raise ArgumentError(f"batch sizes are {sizes}; give at least one, each 1 or more")
     if graphs and device.type != "cuda":
-        raise ArgumentError("CUDA graphs need a network on a GPU")
-    groups = tuple(sorted({*sizes, *group_sizes(sizes[-1], least=sizes[-1] // 16)}))
+        raise ArgumentError(
+            "CUDA graphs need a network on a GPU: move it there, or use graphs=False"
+        )
+    groups = tuple(sorted({*sizes, *group_sizes(sizes[-1], smallest=sizes[-1] // 16)}))
     table: tuple[list[tuple[float, ...]], list[tuple[float, ...]]] = ([], [])
     with autocast(device, precision):
         for size in groups:
@@ -143,7 +208,7 @@ def profile(
 
 
 class _Parts:
-    """The parts of a network, each with what goes into it for one batch size."""
+    """The parts of a network, each with its input for one batch size."""
 
     def __init__(self, network: EarlyExit, value: Any, *, graphs: bool) -> None:
         self._network = network
@@ -155,11 +220,12 @@ class _Parts:
             self._values.append(segment(self._values[-1]))
 
     def segments(self) -> tuple[float, ...]:
+        """Time every segment."""
         pairs = zip(self._network.segments, self._values, strict=False)
         return tuple(self._flowing(partial(segment, value)) for segment, value in pairs)
 
     def asking(self, precision: Precision) -> tuple[float, ...]:
-        """Time the network asking one exit after the other, nobody ever stopping there."""
+        """Time the network asking one exit at a time, where no row stops."""
         value, count = self._values[0], len(self._network.exits)
         options: dict[str, Any] = {"precision": precision, "graphs": self._graphs}
         full = full_run(self._network, value, **options)
@@ -184,9 +250,11 @@ class _Parts:
         return self._flowing(lambda: take(self._values[1], half), graph=False)
 
     def _flowing(self, work: Callable[[], object], *, graph: bool = True) -> float:
+        """Time work in a stream of work."""
         return timed(self._replayed(work) if graph else work, self._device)
 
     def _replayed(self, work: Callable[[], object]) -> Callable[[], object]:
+        """Return work as it will run: captured as a graph, or as it is."""
         if not self._graphs:
             return work
         from ttamer.torch.graphs import captured
@@ -217,7 +285,7 @@ def runner_for(
 def full_run(
     network: EarlyExit, example: Value, *, precision: Precision = "fp32", graphs: bool = False
 ) -> Callable[[Any], Tensor]:
-    """Return the network as it was, run the same way as a runner: for batches like the example."""
+    """Return the network without ramps, run as a runner runs, for batches like the example."""
     device = device_of(network)
 
     @torch.inference_mode()
@@ -233,7 +301,7 @@ def full_run(
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:
-    """Return how long work takes when it is done again and again: the median of a few timings."""
+    """Return the seconds that work takes when it is repeated: the median of a few timings."""
 
     def once(repeats: int) -> float:
         start = time.perf_counter()
@@ -243,5 +311,5 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
         return (time.perf_counter() - start) / repeats
 
     once(2)
-    repeats = int(min(MOST_REPEATS, max(1, LEAST_SECONDS / max(once(1), 1e-9))))
-    return statistics.median(once(repeats) for _ in range(GROUPS))
+    repeats = int(min(MAX_REPEATS, max(1, MIN_SECONDS / max(once(1), 1e-9))))
+    return statistics.median(once(repeats) for _ in range(TIMINGS))

@@ -1,13 +1,13 @@
-"""Running a network with a policy: rows that are done leave, and answers come back in order.
+"""Running a network with a policy: rows that are done leave, and answers keep the inputs' order.
 
-Three ways, by what is wanted:
+Three ways to run:
 
-- :meth:`Runner.__call__`: one batch, as soon as possible. After every exit asked the host waits for
-  the device once, to learn who goes on; survivors are regrouped where that pays.
-- :meth:`Runner.stream`: many batches, as many per second as possible. Several batches go together,
+- :meth:`Runner.__call__`: one batch, with the lowest latency. After every exit asked the host waits
+  for the device once, to read which rows continue; survivors are regrouped where that pays.
+- :meth:`Runner.stream`: many batches, with the highest throughput. Several batches run together,
   so that the survivors still fill the device and one wait serves them all.
-- :meth:`Runner.early`: results as soon as they are known, while the batch runs on to its end, as
-  Apparate serves. The host never waits in between, and nothing is regrouped.
+- :meth:`Runner.early`: results as soon as they are available, while the batch runs to its end, as
+  in Apparate. The host never waits in between, and nothing is regrouped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["Answers", "Regrouping", "Runner", "decider_for", "group_sizes"]
 
 @dataclass(frozen=True)
 class Regrouping:
-    """Regroup where running on to the next exit with fewer rows saves more than it costs.
+    """When survivors are regrouped: where fewer rows up to the next exit save more than it costs.
 
     >>> Regrouping((8, 64), ((1.0, 4.0), (1.0, 4.0)), cost=0.5).pays(0, 1, rows=64, alive=8)
     True
@@ -49,24 +49,34 @@ class Regrouping:
     """
 
     sizes: tuple[int, ...]
-    """Increasing numbers of rows that segments were measured with; none: always regroup."""
+    """The numbers of rows that were measured, increasing; empty for a rule without measurements."""
     seconds: tuple[tuple[float, ...], ...]
-    """Per segment, how long it took for each of them."""
+    """Per segment, the seconds for each of these numbers of rows."""
     cost: float
-    """How long regrouping takes."""
+    """The seconds that regrouping takes."""
 
     @classmethod
     def always(cls) -> Regrouping:
-        """Regroup whenever any row has left."""
+        """Return the rule that regroups whenever any row has left."""
         return cls((), (), 0.0)
 
     @classmethod
     def never(cls) -> Regrouping:
-        """Run every batch on whole."""
+        """Return the rule that never regroups."""
         return cls((), (), float("inf"))
 
     def pays(self, after: int, due: int, rows: int, alive: int) -> bool:
-        """Whether to regroup ``rows`` to ``alive`` after an exit, when ``due`` is asked next."""
+        """Decide whether to regroup.
+
+        Args:
+            after: The exit just asked.
+            due: The next exit that is asked.
+            rows: The number of rows now.
+            alive: The number of rows after regrouping.
+
+        Returns:
+            Whether the segments up to ``due`` save more than regrouping costs.
+        """
         if alive == rows:
             return False
         if not self.sizes:
@@ -76,7 +86,16 @@ class Regrouping:
         return saved > self.cost
 
     def time(self, segment: int, rows: int) -> float:
-        """Return how long a segment takes, in proportion between the sizes measured."""
+        """Return the seconds that a segment takes, interpolated between the sizes measured.
+
+        Args:
+            segment: The number of the segment.
+            rows: The number of rows.
+
+        Returns:
+            Seconds; below the smallest size those of the smallest, beyond the largest in
+            proportion to the rows.
+        """
         sizes, seconds = self.sizes, self.seconds[segment]
         at = bisect_left(sizes, rows)
         if at == len(sizes):
@@ -87,10 +106,10 @@ class Regrouping:
         return seconds[at - 1] + share * (seconds[at] - seconds[at - 1])
 
 
-def group_sizes(batch: int, least: int = 1) -> list[int]:
-    """Return the sizes of groups: powers of two and half way between them, up to a batch.
+def group_sizes(batch: int, smallest: int = 1) -> list[int]:
+    """Return the sizes of groups: powers of two and the numbers half way between, up to a batch.
 
-    Libraries choose how to compute for every new size, so there are few; a group is filled up.
+    Libraries choose an algorithm for every new size, so there are few sizes; groups are padded.
 
     >>> group_sizes(32)
     [1, 2, 4, 6, 8, 12, 16, 24, 32]
@@ -99,46 +118,56 @@ def group_sizes(batch: int, least: int = 1) -> list[int]:
     while power <= batch:
         sizes |= {power, power * 3 // 2} if power >= 4 else {power}
         power *= 2
-    return sorted(size for size in sizes if least <= size <= batch)
+    return sorted(size for size in sizes if smallest <= size <= batch)
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What was answered, in the order of the inputs; all tensors are where the network is."""
+    """The answers to a batch, in the order of the inputs, on the device of the network.
+
+    >>> from torch import nn, zeros
+    >>> import numpy as np
+    >>> from ttamer.torch import EarlyExit, Runner, threshold_tables
+    >>> layers = [nn.Linear(4, 8), nn.Linear(8, 8)]
+    >>> network = EarlyExit(layers, [nn.Linear(8, 3)], nn.Linear(8, 3))
+    >>> answers = Runner(network, threshold_tables(np.array([0.0, 0.0])))(zeros(2, 4))
+    >>> answers.exit.tolist(), answers.asked.tolist()
+    ([0, 0], [[True, False], [True, False]])
+    """
 
     logits: Tensor
-    """Shape (batch, classes): those of the exit whose answer is returned."""
+    """Shape (batch, classes): the logits of the exit whose answer is returned."""
     exit: Tensor
-    """Shape (batch,): that exit's number."""
-    bits: Tensor
+    """Shape (batch,): the number of that exit."""
+    asked_bits: Tensor
     """Shape (batch,): a bit for every exit that was asked."""
-    seen: Tensor
-    """Shape (batch, exits): how sure each was; means nothing where it was not asked."""
-    said: Tensor
-    """Shape (batch, exits): what each predicted; means nothing where it was not asked."""
+    raw_confidence: Tensor
+    """Shape (batch, exits): confidences; undefined where the exit was not asked."""
+    raw_prediction: Tensor
+    """Shape (batch, exits): predictions; undefined where the exit was not asked."""
 
     @property
     def asked(self) -> Tensor:
         """Shape (batch, exits): which exits were asked."""
-        every = torch.arange(self.seen.shape[1], device=self.bits.device)
-        return (self.bits[:, None] >> every) & 1 == 1
+        every = torch.arange(self.raw_confidence.shape[1], device=self.asked_bits.device)
+        return (self.asked_bits[:, None] >> every) & 1 == 1
 
     @property
     def confidence(self) -> Tensor:
-        """Shape (batch, exits): how sure each exit was; NaN where it was not asked."""
-        return self.seen.where(self.asked, float("nan"))
+        """Shape (batch, exits): the confidence of each exit; NaN where it was not asked."""
+        return self.raw_confidence.where(self.asked, float("nan"))
 
     @property
     def prediction(self) -> Tensor:
-        """Shape (batch, exits): the class each predicts; -1 where none, or not asked."""
-        return self.said.where(self.asked, NO_ANSWER)
+        """Shape (batch, exits): the class each exit predicts; -1 where none, or not asked."""
+        return self.raw_prediction.where(self.asked, NO_ANSWER)
 
     def __len__(self) -> int:
         return len(self.exit)
 
     @property
     def unclear(self) -> int:
-        """How many answers of exits asked were NaN, and counted as the least sure."""
+        """The number of NaN confidences of exits asked; they count as the lowest."""
         return int((self.asked & torch.isnan(self.confidence)).sum())
 
 
@@ -146,13 +175,25 @@ class Runner:
     """A network with exits and the policy that decides on them.
 
     Args:
-        network: With its exits; it is put in evaluation mode.
+        network: The network; it is put in evaluation mode.
         policy: A fitted policy for these exits, or the tables of one.
-        classes: Names of the network's classes as the policy's trace had them; not needed where
-            it had their numbers, as :func:`ttamer.torch.trace_of` gives by default.
+        classes: Names of the network's classes as in the policy's trace; not needed where the
+            trace has their numbers, as those of :func:`ttamer.torch.trace_of` by default.
         precision: What the network computes in.
         regrouping: When survivors are regrouped; by default whenever any row has left. A measured
-            rule comes from :meth:`ttamer.torch.profiling.Profile.regrouping`.
+            rule comes from :meth:`ttamer.torch.Profile.regrouping`.
+
+    Raises:
+        ArgumentError: The policy is not for the exits or classes of this network.
+
+    >>> from torch import nn, zeros
+    >>> import numpy as np
+    >>> from ttamer.torch import EarlyExit, threshold_tables
+    >>> layers = [nn.Linear(4, 8), nn.Linear(8, 8)]
+    >>> network = EarlyExit(layers, [nn.Linear(8, 3)], nn.Linear(8, 3))
+    >>> runner = Runner(network, threshold_tables(np.array([0.9, 0.0])))
+    >>> runner.reached, runner(zeros(5, 4)).logits.shape
+    (('exit1', 'full'), torch.Size([5, 3]))
     """
 
     def __init__(
@@ -173,30 +214,48 @@ class Runner:
             if tables.exits != len(network.names):
                 raise ArgumentError(
                     f"the tables are for {tables.exits} exits, and the network has "
-                    f"{len(network.names)}: make them for this network"
+                    f"{len(network.names)}: build them for this network"
                 )
         else:
             tables = tables_of(policy, network.names, classes if classes else _classes(network))
         self._decider = decider_for(tables, self._device)
         self._reached = tables.reached
         self.waits = 0
-        """How often the host has waited for the device."""
+        """The number of times the host has waited for the device."""
 
     @property
     def reached(self) -> tuple[str, ...]:
-        """The exits whose ramps the policy ever asks for."""
+        """The exits that the policy may ask."""
         return tuple(self.network.names[k] for k in self._reached)
 
     @torch.inference_mode()
     def __call__(self, inputs: Value) -> Answers:
-        """Run one batch as fast as possible; answers in the order of the inputs."""
+        """Run one batch with the lowest latency.
+
+        Args:
+            inputs: What the first block takes, on any device.
+
+        Returns:
+            The answers, in the order of the inputs.
+        """
         with autocast(self._device, self.precision):
             return self._run(to_device(inputs, self._device))
 
     def stream(self, batches: Iterable[Value], *, window: int = 8) -> Iterator[Answers]:
-        """Run many batches, ``window`` of them together; one result per batch, in order."""
+        """Run many batches, several of them together.
+
+        Args:
+            batches: The inputs of each batch.
+            window: How many batches run together.
+
+        Returns:
+            The answers of each batch, in order.
+
+        Raises:
+            ArgumentError: ``window`` is less than 1.
+        """
         if window < 1:
-            raise ArgumentError(f"window is {window}; at least one batch goes at a time")
+            raise ArgumentError(f"window is {window}; it must be at least 1")
         waiting: list[Value] = []
         for batch in batches:
             waiting.append(batch)
@@ -208,10 +267,15 @@ class Runner:
 
     @torch.inference_mode()
     def early(self, inputs: Value) -> Iterator[tuple[Tensor, Answers]]:
-        """Yield (positions, answers) for the inputs that each exit settles, soonest first.
+        """Run one batch to its end, and yield results as soon as they are available.
 
-        All the work is handed to the device before the first result is waited for: the batch runs
-        on whole, and a result costs no time but its own.
+        All work is queued on the device before the first result is waited for.
+
+        Args:
+            inputs: What the first block takes, on any device.
+
+        Returns:
+            Pairs (positions, answers) for the inputs that stop at each exit, in that order.
         """
         value: Any = to_device(inputs, self._device)
         count = rows_of(value)
@@ -243,6 +307,7 @@ class Runner:
                 yield found, _rows(answers, found)
 
     def _together(self, batches: list[Value]) -> Iterator[Answers]:
+        """Run some batches as one, and yield the answers of each."""
         moved: list[Any] = [to_device(batch, self._device) for batch in batches]
         sizes = [rows_of(batch) for batch in moved]
         if isinstance(moved[0], torch.Tensor):
@@ -256,6 +321,7 @@ class Runner:
             start += size
 
     def _run(self, value: Any) -> Answers:
+        """Run a batch that is on the device, regrouping its survivors."""
         count = rows_of(value)
         rows = torch.arange(count, device=self._device)
         sizes = group_sizes(count)
@@ -277,7 +343,7 @@ class Runner:
             if k == last:
                 break
             self.waits += 1
-            counts = self._decider.look(carry, rows)
+            counts = self._decider.count_due(carry, rows)
             alive = sum(counts)
             if not alive:
                 break
@@ -289,21 +355,23 @@ class Runner:
         return self._answers(cast("Carry", carry))  # some exit is always due
 
     def _answers(self, carry: Carry) -> Answers:
+        """Return the answers of a batch, as copies."""
         return Answers(
             logits=self._decider.answers(carry),
             exit=carry.owner.clone(),
-            bits=carry.asked.clone(),
-            seen=carry.confidence.clone(),
-            said=carry.prediction.clone(),
+            asked_bits=carry.asked.clone(),
+            raw_confidence=carry.confidence.clone(),
+            raw_prediction=carry.prediction.clone(),
         )
 
 
 def _rows(answers: Answers, rows: Tensor) -> Answers:
+    """Return the answers of some rows."""
     return Answers(**{name: part[rows] for name, part in vars(answers).items()})
 
 
 def decider_for(tables: Tables, device: torch.device) -> Decider:
-    """Return what decides fastest on a device: on a GPU with Triton, a kernel of its own."""
+    """Return the fastest decider for a device: on a GPU with Triton, a kernel."""
     if device.type == "cpu":
         return CpuDecider(tables, device)
     if device.type == "cuda" and find_spec("triton") is not None:
@@ -314,6 +382,7 @@ def decider_for(tables: Tables, device: torch.device) -> Decider:
 
 
 def _event(device: torch.device) -> Any:
+    """Return an event recorded now, or ``None`` on a device without events."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -322,8 +391,10 @@ def _event(device: torch.device) -> Any:
 
 
 def _classes(network: EarlyExit) -> int:
-    """Return how many classes the head tells apart: the width of its last linear layer."""
+    """Return the number of classes: the width of the head's last linear layer."""
     layers = [m for m in network.exits[-1].modules() if isinstance(m, torch.nn.Linear)]
     if not layers:
-        raise ArgumentError("the head has no linear layer to count classes by: give classes=")
+        raise ArgumentError(
+            "the head has no linear layer to count classes by: name them with classes="
+        )
     return int(layers[-1].out_features)

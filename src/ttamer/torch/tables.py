@@ -1,15 +1,15 @@
-"""A policy as tensors, for deciding where the network runs.
+"""A policy as tensors, for deciding on the device of the network.
 
 Exits are asked in the network's order, so a policy for them is a line or a walk that leaves some
 out. Two layouts cover all of them:
 
-- :class:`PlainTables`: the state of an exit is the bin of its confidence; what is kept of the past
-  is the best loss so far. Policies on confidence with recall, and thresholds.
-- :class:`BeliefTables`: what is kept are the log-odds, leans and predictions of the exits asked; X
+- :class:`PlainTables`: the state of an exit is the bin of its confidence; the only memory is the
+  best loss so far. This covers policies on confidence with recall, and thresholds.
+- :class:`BeliefTables`: the memory is the log-odds, offsets and predictions of the exits asked; X
   is their belief (see :mod:`ttamer.fitted.belief`), and its bin decides.
 
-All numbers are kept as they are in the policy, in double precision where it is double, so that
-every device decides as a session does.
+All numbers keep the precision they have in the policy, so that every device decides as a session
+does.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ if TYPE_CHECKING:
 __all__ = ["BeliefTables", "PlainTables", "Tables", "tables_of", "threshold_tables"]
 
 STOP = -1
+"""The next place of an input that stops."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Shared:
-    """What both layouts have."""
+    """The fields of both layouts."""
 
     bounds: Tensor
-    """Shape (exits, bins - 1): increasing confidences, padded with inf. Double precision."""
+    """Shape (exits, bins - 1): increasing confidences, padded with inf; double precision."""
     first: int
-    """The place where every input starts: an exit, or a step."""
+    """The place where every input starts: an exit or a step."""
     exit_of: tuple[int, ...]
     """The exit that is asked at each place."""
 
@@ -62,12 +63,12 @@ class _Shared:
 
     @property
     def exits(self) -> int:
-        """How many exits the network must have."""
+        """The number of exits of the network."""
         return len(self.bounds)
 
 
 def _at(tensor: Tensor, places: Sequence[int], count: int, filling: float) -> Tensor:
-    """Return a tensor whose rows stand at some places among more of them."""
+    """Return a tensor of ``count`` rows, these rows at some places and a filling elsewhere."""
     spread = torch.full((count, *tensor.shape[1:]), filling, dtype=tensor.dtype)
     spread[list(places)] = tensor
     return spread
@@ -75,7 +76,7 @@ def _at(tensor: Tensor, places: Sequence[int], count: int, filling: float) -> Te
 
 @dataclass(frozen=True, eq=False)
 class PlainTables(_Shared):
-    """Places are exits."""
+    """Tables whose places are exits."""
 
     own: Tensor
     """Shape (exits, bins): the column of the exit's own loss; smaller is better. int32."""
@@ -95,9 +96,9 @@ class PlainTables(_Shared):
 
     @property
     def reached(self) -> tuple[int, ...]:
-        """The exits that some input may be asked at, in order."""
+        """The exits that any input may ask, in order."""
         own, onward = self.own.cpu().numpy(), self.onward.cpu().numpy()
-        # Per exit, with which best columns inputs may come; the last is for none so far.
+        # Per exit, the best columns that inputs may arrive with; the last is for none so far.
         come = np.zeros((self.exits, onward.shape[2] + 1), bool)
         come[self.first, -1] = True
         for k in range(self.first, self.exits):
@@ -110,19 +111,19 @@ class PlainTables(_Shared):
 
 @dataclass(frozen=True, eq=False)
 class BeliefTables(_Shared):
-    """Places are steps: the exits asked so far, or the last few of them."""
+    """Tables whose places are steps: the exits asked so far, or the last few of them."""
 
     levels: Tensor
     """Shape (exits, bins): log-odds."""
     leans: Tensor
-    """Shape (exits, classes): what predicting a class adds."""
+    """Shape (exits, classes): the offset of predicting a class."""
     context: Tensor
-    """Shape (steps, width): the exits looked at, padded with -1. int64."""
+    """Shape (steps, width): the exits taken into account, padded with -1. int64."""
     own: Tensor
-    """Shape (steps, width, 3): of each answer, what its own odds and lean weigh, after a 1."""
+    """Shape (steps, width, 3): per answer, the constant and the weights of its odds and offset."""
     others: Tensor
-    """Shape (steps, width, width, 4): of each answer and other exit, the weights of agreement, of
-    its odds in agreement, of its odds otherwise, of its lean otherwise. 0 for the answer itself."""
+    """Shape (steps, width, width, 4): per answer and other exit, the weights of agreement, of its
+    odds in agreement, of its odds otherwise, of its offset otherwise; 0 for the answer itself."""
     edges: Tensor
     """Shape (steps, states - 1): increasing X, padded with inf."""
     onward: Tensor
@@ -142,7 +143,7 @@ class BeliefTables(_Shared):
 
     @property
     def reached(self) -> tuple[int, ...]:
-        """The exits that some input may be asked at, in order."""
+        """The exits that any input may ask, in order."""
         steps = _reached(self.first, [set(rows.unique().tolist()) for rows in self.onward.cpu()])
         return tuple(sorted({self.exit_of[step] for step in steps}))
 
@@ -151,11 +152,10 @@ Tables = PlainTables | BeliefTables
 
 
 def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str] | int) -> Tables:
-    """Lay a fitted policy out for a network with these exits and classes.
+    """Return the tables of a fitted policy for a network with these exits and classes.
 
     The policy may be for some of the exits only: the others are never asked. ``classes`` are the
-    names of the network's classes as the trace had them, or how many there are, if it had their
-    numbers.
+    names of the network's classes as in the trace, or their number if the trace has numbers.
     """
     fitted, solved = policy.fitted, policy.policy
     names = fitted.spec.names
@@ -172,7 +172,7 @@ def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str]
         )
     if isinstance(fitted, BeliefFitted) and fitted.belief.signals is not None:
         raise ArgumentError(
-            "the policy was fitted with signals, and a network knows no signals of its inputs: fit "
+            "the policy was fitted with signals, and a network has no signals of its inputs: fit "
             "it on a trace without signal columns"
         )
     if isinstance(fitted, BeliefFitted):
@@ -185,10 +185,14 @@ def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str]
 
 
 def threshold_tables(thresholds: NDArray[np.float64]) -> PlainTables:
-    """Lay out the plain rule: stop at the first exit whose confidence reaches its threshold.
+    """Return the tables of a rule that stops at the first exit whose confidence is high enough.
 
-    ``thresholds`` has shape (exits,); the last is not looked at. ``nan`` leaves an exit's ramp out,
-    ``inf`` never stops there.
+    Args:
+        thresholds: Shape (exits,): the confidence at which each exit stops; the last is ignored.
+            ``nan`` leaves a ramp out, ``inf`` never stops there.
+
+    Returns:
+        Tables for :class:`ttamer.torch.Runner`.
 
     >>> tables = threshold_tables(np.array([0.9, np.nan, 0.0]))
     >>> tables.first, tables.reached
@@ -208,6 +212,7 @@ def threshold_tables(thresholds: NDArray[np.float64]) -> PlainTables:
 
 
 def _plain_tables(edges: Sequence[NDArray[np.float64]], policy: WalkPolicy) -> PlainTables:
+    """Return the tables of a policy on confidence."""
     problem = policy.problem
     if not policy.recall:
         raise ArgumentError("a policy on confidence needs recall to run on a network")
@@ -229,6 +234,7 @@ def _plain_tables(edges: Sequence[NDArray[np.float64]], policy: WalkPolicy) -> P
 def _belief_tables(
     fitted: BeliefFitted, policy: WalkPolicy, classes: Sequence[str]
 ) -> BeliefTables:
+    """Return the tables of a policy on beliefs."""
     belief, steps = fitted.belief, fitted.steps
     if belief.by_class:
         raise ArgumentError(
@@ -238,8 +244,8 @@ def _belief_tables(
     known = fitted.codes
     if belief.knows_predictions and not any(name in known for name in classes):
         raise ArgumentError(
-            f"the policy knows the classes {', '.join(list(known)[:5])} ... and the network's are "
-            f"{', '.join(classes[:5])} ...: name them as the trace does, with classes="
+            f"the policy's classes are {', '.join(list(known)[:5])} ... and the network's are "
+            f"{', '.join(classes[:5])} ...: name them as in the trace, with classes="
         )
     leans = np.zeros((len(belief.leans), len(classes)))
     for k, own in enumerate(belief.leans):
@@ -251,7 +257,7 @@ def _belief_tables(
     context = np.full((len(steps), width), -1)
     own_weights = np.zeros((len(steps), width, 3))
     others = np.zeros((len(steps), width, width, 4))
-    own_weights[:, :, 0] = np.inf  # nobody answers in a place that is not there
+    own_weights[:, :, 0] = np.inf  # padding never answers
     for s, step in enumerate(steps):
         for a, answer in enumerate(context_of(step)):
             context[s, a] = answer
@@ -263,7 +269,7 @@ def _belief_tables(
             rest = [j for j in range(len(context_of(step))) if j != a]
             if belief.knows_predictions:
                 others[s, a, rest] = weights[3:].reshape(len(rest), 4)
-            else:  # the odds count the same, whether they agree or not
+            else:  # the odds weigh the same in agreement and otherwise
                 others[s, a, rest, 1] = others[s, a, rest, 2] = weights[3:]
     onward = np.full((len(steps), max(len(own) for own in fitted.edges) + 1), STOP, np.int32)
     for s in range(len(steps)):
@@ -287,7 +293,7 @@ def _belief_tables(
 
 
 def _padded(rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return rows of different lengths as one array, padded with what nothing reaches."""
+    """Return rows of different lengths as one array, padded with infinity."""
     padded = np.full((len(rows), max(1, *(len(row) for row in rows))), np.inf)
     for k, row in enumerate(rows):
         padded[k, : len(row)] = row
@@ -295,6 +301,7 @@ def _padded(rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
 
 
 def _reached(first: int, onward: list[set[int]]) -> tuple[int, ...]:
+    """Return the places that can be reached from the first."""
     found, front = {first}, {first}
     while front:
         front = set().union(*(onward[place] for place in front)) - found - {STOP}

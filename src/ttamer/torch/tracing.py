@@ -1,4 +1,4 @@
-"""Traces of early-exit networks: what every exit says of every input, in one pass."""
+"""Traces of early-exit networks: the answer of every exit to every input, in one pass."""
 
 from __future__ import annotations
 
@@ -34,16 +34,32 @@ def trace_of(
     precision: Precision = "fp32",
     progress: Callable[[int], None] | None = None,
 ) -> Trace:
-    """Run all exits on all inputs, and return what they said.
+    """Run all exits on all inputs and record their answers.
 
     Args:
-        network: In evaluation mode afterwards.
-        loader: Batches of (inputs, labels), labels being class numbers.
-        spec: The cascade and its costs; by default operations counted on the first input, ramps
+        network: The network; it is in evaluation mode afterwards.
+        loader: Batches of (inputs, labels), where labels are class numbers.
+        spec: The cascade and its costs; by default the operations counted on the first input, ramps
             included, as shares of the network without ramps.
         classes: Names of the classes; by default their numbers.
         precision: What the network computes in.
-        progress: Called with the rows done.
+        progress: Called with the number of rows done.
+
+    Returns:
+        A trace with confidence, prediction, margin and entropy of every exit. Rows where an exit
+        returns NaN logits are left out and counted in ``left_out``.
+
+    Raises:
+        TraceError: The loader has no inputs, or a class has no name.
+
+    >>> from torch import nn
+    >>> from ttamer.torch.early_exit import EarlyExit
+    >>> network = EarlyExit(
+    ...     [nn.Linear(4, 8), nn.Linear(8, 8)], [nn.Linear(8, 3)], nn.Linear(8, 3)
+    ... )
+    >>> trace = trace_of(network, [(torch.zeros(10, 4), torch.zeros(10, dtype=torch.int64))])
+    >>> trace.names, trace.confidence.shape
+    (('exit1', 'full'), (10, 2))
     """
     network.eval()
     device = device_of(network)
@@ -64,7 +80,7 @@ def trace_of(
         if progress is not None:
             progress(done)
     if spec is None or not done:
-        raise TraceError("the loader gave no inputs; bring at least one")
+        raise TraceError("the loader has no inputs; give at least one")
     confidence, prediction, margin, entropy = (
         torch.cat([part[k] for part in found]).numpy() for k in range(4)
     )
@@ -72,9 +88,12 @@ def trace_of(
     count = 1 + int(max(prediction.max(), right.max()))
     names = tuple(str(k) for k in range(count)) if classes is None else tuple(classes)
     if count > len(names):
-        raise TraceError(f"there are {len(names)} classes, and class {count - 1} was met")
+        raise TraceError(
+            f"there are {len(names)} classes, and a label or prediction is class "
+            f"{count - 1}: name all classes"
+        )
     whole = np.isfinite(confidence).all(axis=1)
-    left_out = {} if whole.all() else {"an exit gave NaN logits": int((~whole).sum())}
+    left_out = {} if whole.all() else {"an exit returned NaN logits": int((~whole).sum())}
     return Trace(
         spec,
         confidence[whole].astype(np.float64),

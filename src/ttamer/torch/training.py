@@ -1,7 +1,7 @@
 """Training: the backbone first, then the ramps on it, or all together.
 
-Everything random is seeded anew at the start of each epoch, from the seed and the epoch's
-number. So a run that was cut short goes on from its checkpoint to the same weights.
+The random generator is seeded at the start of each epoch from the seed and the epoch's number,
+so that an interrupted run continues from its checkpoint to the same weights.
 """
 
 from __future__ import annotations
@@ -33,47 +33,72 @@ if TYPE_CHECKING:
 __all__ = ["Part", "Recipe", "train"]
 
 Part = Literal["backbone", "ramps", "all"]
+"""What is trained: the network without ramps, the ramps alone, or everything."""
 PARTS = ("backbone", "ramps", "all")
+"""The parts that can be trained."""
 OPTIMISERS = ("sgd", "adamw")
+"""The optimisers that a recipe can name."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How to train one part of a network.
 
-    ``backbone`` trains the network as it was; ``ramps`` the ramps alone, the backbone frozen,
-    so that its own answers stay as they are; ``all`` everything, on the sum of all exits' losses.
+    ``backbone`` trains the network without ramps; ``ramps`` trains the ramps alone with the
+    backbone frozen, so that the head's answers do not change; ``all`` trains everything on the
+    sum of all exits' losses.
+
+    Raises:
+        ArgumentError: A field is out of its range.
+
+    >>> Recipe("ramps", epochs=5, rate=0.02).optimiser
+    'sgd'
     """
 
     part: Part
+    """What is trained."""
     epochs: int
+    """How many times the loader is run through."""
     rate: float
-    """The learning rate at its highest: it rises over the warm-up, and falls as a cosine."""
+    """The highest learning rate: it rises over the warm-up and falls as a cosine."""
     optimiser: Literal["sgd", "adamw"] = "sgd"
+    """Stochastic gradient descent with Nesterov momentum, or AdamW."""
     weight_decay: float = 5e-4
+    """The weight decay; norms and biases have none."""
     warmup: float = 0.1
-    """Share of all steps."""
+    """The share of all steps over which the learning rate rises."""
     clip: float | None = None
-    """The most the norm of the gradient may be."""
+    """The largest norm of the gradient, or ``None`` for no limit."""
     precision: Precision = "fp32"
+    """What the network computes in."""
     seed: int = 0
+    """The seed of shuffling and dropout."""
 
     def __post_init__(self) -> None:
         if self.part not in PARTS:
             raise ArgumentError(f"part must be one of {', '.join(PARTS)}, not {self.part!r}")
         if self.epochs < 1 or not self.rate > 0:
             raise ArgumentError(
-                f"epochs is {self.epochs} and rate {self.rate}; at least 1, and more than 0"
+                f"epochs is {self.epochs} and rate {self.rate}; epochs must be at least 1 and rate "
+                "more than 0"
             )
         if not 0 <= self.warmup < 1:
-            raise ArgumentError(f"warmup is {self.warmup}; a share of all steps, less than 1")
+            raise ArgumentError(
+                f"warmup is {self.warmup}; it must be a share of all steps, less than 1"
+            )
         if self.optimiser not in OPTIMISERS:
             raise ArgumentError(
                 f"optimiser must be one of {', '.join(OPTIMISERS)}, not {self.optimiser!r}"
             )
 
     def factor(self, progress: float) -> float:
-        """Return the share of the highest rate after this share of all steps.
+        """Return the learning rate as a share of the highest one.
+
+        Args:
+            progress: The share of all steps that is done.
+
+        Returns:
+            A number from 0 to 1.
 
         >>> recipe = Recipe("all", epochs=1, rate=0.1, warmup=0.5)
         >>> recipe.factor(0.25), recipe.factor(0.5), recipe.factor(1.0)
@@ -93,20 +118,40 @@ def train(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[float]:
-    """Train one part of a network in place; return the mean loss of each epoch.
+    """Train one part of a network in place.
 
-    ``loader`` gives batches of (inputs, labels) and is gone through once per epoch; it must know
-    its length, as PyTorch's loaders do. Where ``checkpoint`` exists, training goes on from it; it
-    is written after every epoch.
+    Args:
+        network: The network; it is in evaluation mode afterwards.
+        loader: Batches of (inputs, labels), read once per epoch; it must have a length, as
+            PyTorch's loaders do.
+        recipe: What to train and how.
+        checkpoint: A file written after every epoch. Where it exists, training continues from it.
+        progress: Called with one line of text per epoch.
+
+    Returns:
+        The mean loss of each epoch.
+
+    Raises:
+        ArgumentError: The loader has no length or no batches, the network has no ramps to train,
+            the checkpoint belongs to another run, or a loss is not finite.
+
+    >>> from torch import nn
+    >>> from ttamer.torch.early_exit import EarlyExit
+    >>> network = EarlyExit(
+    ...     [nn.Linear(4, 8), nn.Linear(8, 8)], [nn.Linear(8, 3)], nn.Linear(8, 3)
+    ... )
+    >>> loader = [(torch.zeros(5, 4), torch.zeros(5, dtype=torch.int64))]
+    >>> len(train(network, loader, Recipe("all", epochs=2, rate=0.1)))
+    2
     """
     if not isinstance(loader, Sized):
         raise ArgumentError(
-            f"a {type(loader).__name__} does not know how many batches it has, nor can it be gone "
-            "through twice; make a list of it, or use a DataLoader"
+            f"a {type(loader).__name__} has no length and cannot be read twice; make a list of it, "
+            "or use a DataLoader"
         )
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and not path.parent.is_dir():
-        raise ArgumentError(f"{path}: there is no folder {path.parent} to write checkpoints to")
+        raise ArgumentError(f"{path}: the folder {path.parent} does not exist; create it first")
     learner = _Learner(network, recipe, len(loader))
     if path is not None and path.exists():
         learner.resume(path)
@@ -124,7 +169,7 @@ def train(
 
 
 class _Learner:
-    """A network, its optimiser, and how far they are."""
+    """A network with its optimiser, and the epochs done."""
 
     def __init__(self, network: EarlyExit, recipe: Recipe, batches: int) -> None:
         self.network = network
@@ -139,7 +184,7 @@ class _Learner:
         }
         trained = parts[recipe.part]
         if batches < 1:
-            raise ArgumentError("the loader gives no batches; bring at least one")
+            raise ArgumentError("the loader has no batches; give at least one")
         if not trained:
             raise ArgumentError("the network has no ramps to train")
         for parameter in network.parameters():
@@ -150,7 +195,7 @@ class _Learner:
         network.eval()
         for part in trained:
             part.train()
-        # Norms and biases are not shrunk: they have no scale to overfit with.
+        # Norms and biases have no weight decay: they have no scale to overfit with.
         groups: list[dict[str, Any]] = [
             {"params": [p for p in self.parameters if p.ndim > 1]},
             {"params": [p for p in self.parameters if p.ndim <= 1], "weight_decay": 0.0},
@@ -169,6 +214,7 @@ class _Learner:
             )
 
     def run_epoch(self, loader: Iterable[tuple[Value, Tensor]]) -> float:
+        """Train for one epoch and return its mean loss."""
         device = device_of(self.network)
         total = torch.zeros((), device=device)
         for number, (inputs, labels) in enumerate(loader):
@@ -188,11 +234,12 @@ class _Learner:
         if not math.isfinite(self.losses[-1]):
             raise ArgumentError(
                 f"the loss of epoch {self.epoch} is {self.losses[-1]}: lower the rate "
-                f"({self.recipe.rate}), clip gradients, or look for NaN in the inputs"
+                f"({self.recipe.rate}), clip gradients, or check the inputs for NaN"
             )
         return self.losses[-1]
 
     def _loss(self, inputs: Value, labels: Tensor) -> Tensor:
+        """Return the loss of one batch, summed over the exits that are trained."""
         if self.recipe.part == "backbone":
             return cross_entropy(self.network.full(inputs).float(), labels)
         if self.recipe.part == "all":
@@ -207,7 +254,7 @@ class _Learner:
         return torch.stack([cross_entropy(each.float(), labels) for each in every]).sum()
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint whole or not at all."""
+        """Write a checkpoint atomically."""
         state = {
             "recipe": asdict(self.recipe),
             "batches": self.batches,
@@ -220,7 +267,7 @@ class _Learner:
             torch.save(state, part)
 
     def resume(self, path: Path) -> None:
-        """Go on from a checkpoint of the same recipe."""
+        """Continue from a checkpoint of the same recipe."""
         try:
             stored = torch.load(path, map_location=device_of(self.network), weights_only=True)
             mine = {"recipe": asdict(self.recipe), "batches": self.batches}
@@ -228,15 +275,16 @@ class _Learner:
             rest = {key: stored[key] for key in ("network", "optimiser", "epoch", "losses")}
         except Exception as error:
             raise ArgumentError(
-                f"{path}: is no checkpoint that can be read ({type(error).__name__}); remove it to "
-                "start anew"
+                f"{path}: not a readable checkpoint ({type(error).__name__}); remove it "
+                "to start again"
             ) from error
         if mine != theirs:
             raise ArgumentError(
-                f"{path}: is a checkpoint of {theirs}, and this is {mine}; use another path, or "
-                "remove it to start anew"
+                f"{path}: this checkpoint is of {theirs}, and this run is {mine}; use "
+                "another path, "
+                "or remove it to start again"
             )
-        # Compared before anything is loaded: a refused checkpoint must leave the network alone.
+        # Compared before anything is loaded: a rejected checkpoint must not change the network.
         ours, other = (
             {name: tuple(value.shape) for name, value in each.items()}
             for each in (self.network.state_dict(), rest["network"])
@@ -244,8 +292,9 @@ class _Learner:
         if ours != other:
             odd = sorted(name for name in {*ours, *other} if ours.get(name) != other.get(name))
             raise ArgumentError(
-                f"{path}: is a checkpoint of another network; {odd[0]} has shape "
-                f"{other.get(odd[0], 'none')} there and {ours.get(odd[0], 'none')} here"
+                f"{path}: this checkpoint is of another network; {odd[0]} has shape "
+                f"{other.get(odd[0], 'none')} in it and {ours.get(odd[0], 'none')} here; "
+                "use another path"
             )
         self.network.load_state_dict(rest["network"])
         self.optimiser.load_state_dict(rest["optimiser"])

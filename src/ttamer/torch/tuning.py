@@ -1,10 +1,10 @@
-"""Which policy to run: predicted from measured parts, and then decided by the clock.
+"""Which policy to run: predicted from measured parts, then decided by timing.
 
-Costs per input say what going on is worth to one input. What a batch takes also depends on how many
-leave when: a ramp is run, and waited for, if a single input asks it. So policies are fitted for
-several small sets of ramps, what a batch would take with each is predicted from the profile, and
-the few best are timed whole, beside the network as it was. It is what is recommended where nothing
-beats it.
+Costs per input determine what continuing is worth for one input. The time of a batch also depends
+on how many rows leave at each exit: a ramp is run, and waited for, if a single input asks it.
+Policies are therefore fitted for several small sets of ramps, the time of a batch with each is
+predicted from the profile, and the few best are timed in full, beside the network without ramps.
+Where none is faster, the network itself is recommended.
 """
 
 from __future__ import annotations
@@ -37,22 +37,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Candidate", "Recommendation", "Timing", "predicted", "recommend", "time_batches"]
 
-TRIED = 4
-"""Policies that are timed whole."""
-MOST_RAMPS = 3
-ENOUGH = 0.97
-"""What a policy may take of the network's time to be worth it: less is within the noise."""
-RUNGS = 48
+MAX_TIMED = 4
+"""The number of policies that are timed in full."""
+MAX_RAMPS = 3
+"""The largest number of ramps in a set."""
+MAX_TIME_SHARE = 0.97
+"""The share of the network's time below which a policy counts as faster; more is noise."""
+TRADEOFFS = 48
+"""The number of tradeoffs that policies are fitted for."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long batches took, one after another, each waited for; in seconds."""
+    """The times of batches run one after another, each waited for; in seconds."""
 
     p50: float
+    """The median."""
     p99: float
+    """The 99th percentile."""
     mean: float
+    """The mean without the slowest hundredth."""
     rows_per_second: float
+    """The throughput."""
 
     def to_dict(self) -> dict[str, float]:
         """Return plain values."""
@@ -61,37 +67,49 @@ class Timing:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A policy, with what it would take and how often it would err."""
+    """A policy with its predicted time and its error."""
 
     policy: FittedPolicy
+    """The policy."""
     seconds: float
-    """Predicted, per batch."""
+    """The predicted time per batch."""
     error: float
-    """On the trace."""
+    """The error on the trace."""
     ramps: tuple[int, ...]
-    """The exits it asks, but for the head."""
+    """The exits it asks, without the head."""
 
 
 @dataclass(frozen=True, eq=False)
 class Recommendation:
-    """What to run on this machine, for batches of one size."""
+    """What to run on this machine, for batches of one size.
+
+    >>> from ttamer.torch.tuning import Timing
+    >>> slow, fast = Timing(2.0, 2.0, 2.0, 4.0), Timing(1.0, 1.0, 1.0, 8.0)
+    >>> found = Recommendation(lambda value: value, None, None, 0.05, 0.05, fast, slow, ())
+    >>> found.speed_up
+    2.0
+    """
 
     run: Callable[[Any], Tensor]
-    """From inputs to logits."""
+    """A function from inputs to logits."""
     runner: Runner | None
-    """What runs the policy; ``None`` where the network as it was is fastest."""
+    """The runner of the policy; ``None`` where the network itself is fastest."""
     policy: FittedPolicy | None
+    """The policy; ``None`` where the network itself is fastest."""
     error: float
-    """Of the policy, on the trace."""
+    """The error of the recommendation on the trace."""
     full_error: float
+    """The error of the network itself on the trace."""
     timing: Timing
+    """The times of the recommendation."""
     full_timing: Timing
+    """The times of the network itself."""
     tried: tuple[Candidate, ...]
     """The policies that were timed."""
 
     @property
     def speed_up(self) -> float:
-        """How many times faster than the network as it was: the ratio of mean times."""
+        """How many times faster than the network itself: the ratio of mean times."""
         return self.full_timing.mean / self.timing.mean
 
 
@@ -108,32 +126,46 @@ def recommend(
     measured: Profile | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Recommendation:
-    """Find the fastest way to run a network that errs at most so much more than it does alone.
+    """Find the fastest way to run a network within an allowance for extra error.
 
     Args:
-        network: Where it will run, as it will run.
-        trace: What its exits say of inputs it was not trained on: :func:`ttamer.torch.trace_of`.
-        inputs: Real ones to time on, some batches of them.
-        batch: How many go at a time.
-        more_error: By how much the error on the trace may exceed the full network's.
-        classes: Names of the classes, as the trace has them.
+        network: The network, on the device where it will run.
+        trace: The answers of its exits to inputs it was not trained on, from
+            :func:`ttamer.torch.trace_of`.
+        inputs: Real inputs to time on, at least one batch.
+        batch: The batch size.
+        more_error: By how much the error on the trace may exceed the network's own.
+        classes: Names of the classes, as in the trace.
         precision: What the network computes in.
         graphs: Run as CUDA graphs.
-        measured: A profile made before; by default it is made now.
-        progress: Called with a line of text as the work moves on.
+        measured: A profile at this batch size; by default it is measured first.
+        progress: Called with a line of text as the work proceeds.
+
+    Returns:
+        The fastest policy with its runner and times, or the network itself where no policy is
+        faster.
+
+    Raises:
+        ArgumentError: There is less than one batch of inputs.
+
+    Example::
+
+        trace = exits.trace_of(network, held_out_loader)
+        found = exits.recommend(network, trace, inputs, batch=32, more_error=0.01)
+        logits = found.run(batch)
     """
-    say = progress or (lambda _: None)
+    report = progress or (lambda _: None)
     cut = [part for part in _split(inputs, batch) if rows_of(part) == batch]
     if not cut:
         raise ArgumentError(
-            f"there are {rows_of(inputs)} inputs to time on; bring at least one batch of {batch}"
+            f"there are {rows_of(inputs)} inputs to time on; give at least one batch of {batch}"
         )
     if measured is None:
         measured = profile(
-            network, cut[0], sizes=(batch,), precision=precision, graphs=graphs, progress=say
+            network, cut[0], sizes=(batch,), precision=precision, graphs=graphs, progress=report
         )
     own = float(trace.wrong()[:, -1].mean())
-    chosen = search(trace, measured, batch, most_error=own + more_error, progress=say)
+    chosen = search(trace, measured, batch, max_error=own + more_error, progress=report)
     rule = measured.regrouping()
     runners = [
         runner_for(
@@ -142,14 +174,14 @@ def recommend(
         )
         for each in chosen
     ]  # fmt: skip
-    say(f"timing {len(runners)} policies beside the network")
+    report(f"timing {len(runners)} policies beside the network")
     full = full_run(network, cut[0], precision=precision, graphs=graphs)
     alone = time_batches(full, cut)
     times = [time_batches(run, cut) for run in runners]
     again = time_batches(full, cut)
     alone = min(alone, again, key=lambda timing: timing.mean)
     best = min(range(len(times)), key=lambda k: times[k].mean, default=None)
-    if best is None or times[best].mean > ENOUGH * alone.mean:
+    if best is None or times[best].mean > MAX_TIME_SHARE * alone.mean:
         return Recommendation(full, None, None, own, own, alone, alone, tuple(chosen))
     runner = runners[best]
     return Recommendation(
@@ -163,17 +195,17 @@ def search(
     measured: Profile,
     batch: int,
     *,
-    most_error: float,
+    max_error: float,
     progress: Callable[[str], None] | None = None,
 ) -> list[Candidate]:
-    """Return the policies of least predicted time that err at most so much, soonest first.
+    """Return the policies within an error bound with the lowest predicted times, fastest first.
 
-    Sets of ramps grow one at a time, each time by the one that helps most.
+    Sets of ramps grow by one ramp at a time, each time the one that helps most.
     """
     found: list[Candidate] = []
     kept: tuple[int, ...] = ()
     exits = range(len(measured.names) - 1)
-    for _ in range(min(MOST_RAMPS, len(exits))):
+    for _ in range(min(MAX_RAMPS, len(exits))):
         best: Candidate | None = None
         grown = kept
         for ramp in exits:
@@ -183,7 +215,7 @@ def search(
             if progress is not None:
                 progress(f"ramps {', '.join(measured.names[k] for k in ramps)}")
             able = [each for each in fitted_for(trace, measured, batch, ramps)
-                    if each.error <= most_error]  # fmt: skip
+                    if each.error <= max_error]  # fmt: skip
             fast = min(able, key=lambda each: each.seconds, default=None)
             if fast is not None and (best is None or fast.seconds < best.seconds):
                 best, grown = fast, ramps
@@ -192,13 +224,13 @@ def search(
             break
         kept = grown
     found.sort(key=lambda each: each.seconds)
-    return found[:TRIED]
+    return found[:MAX_TIMED]
 
 
 def fitted_for(
     trace: Trace, measured: Profile, batch: int, ramps: tuple[int, ...]
 ) -> list[Candidate]:
-    """Fit a ladder for these ramps and the head alone, and predict what its policies take."""
+    """Fit a ladder for these ramps and the head, and predict the time of each policy."""
     spec = measured.costs(batch).spec(target=trace.spec.target, skip=True)
     places = np.array([*ramps, len(spec) - 1])
     fewer = trace.with_spec(spec).restrict([spec.names[k] for k in places])
@@ -219,11 +251,10 @@ def fitted_for(
 def predicted(
     asked: NDArray[np.bool_], last: NDArray[np.intp], measured: Profile, batch: int
 ) -> float:
-    """Return the seconds a batch takes when its rows do on average as those of a trace.
+    """Return the expected seconds of a batch whose rows behave as those of a trace.
 
-    ``asked`` has shape (T, exits), ``last``, the exit asked last, shape (T,). Every segment takes
-    what it takes for the rows that still go on, and every exit that somebody asks what asking it
-    adds.
+    ``asked`` has shape (T, exits); ``last``, the exit asked last, has shape (T,). The time is that
+    of every segment for the rows that continue, plus that of every exit that any row asks.
     """
     rule, sizes = measured.regrouping(), group_sizes(batch)
     at = measured.sizes.index(batch)
@@ -232,8 +263,8 @@ def predicted(
         going = float((last >= k).mean())
         if going == 0:
             break
-        some = 1 - (1 - going) ** batch  # the chance that any row of the batch is still there
-        left = going * batch / some  # how many are, if any
+        some = 1 - (1 - going) ** batch  # the probability that any row of the batch continues
+        left = going * batch / some  # the expected number of such rows, given that there is one
         size = min(size, next(each for each in sizes if each >= left - 1e-9))
         total += some * rule.time(k, size)
         total += (1 - (1 - float(asked[:, k].mean())) ** batch) * measured.asking[k][at]
@@ -245,7 +276,7 @@ def time_batches(
 ) -> Timing:
     """Run batches one after another, waiting for each, and time them.
 
-    What takes longest, one in a hundred, is left out of the mean: it is the machine's own doing.
+    The slowest hundredth is left out of the mean: it is due to the machine.
     """
     for _ in range(max(1, warm_ups // len(batches))):
         for batch in list(batches):
@@ -269,12 +300,13 @@ def time_batches(
 
 
 def _tradeoffs() -> list[float]:
-    """Return tradeoffs that price the whole network from a hundredth of an error to three."""
-    prices = np.geomspace(0.01, 3.0, RUNGS)
+    """Return tradeoffs for which the whole network costs from 0.01 to 3 errors."""
+    prices = np.geomspace(0.01, 3.0, TRADEOFFS)
     return sorted(float(1 / (1 + price)) for price in prices)
 
 
 def _split(value: Value, size: int) -> list[Value]:
+    """Split a value into batches."""
     if isinstance(value, torch.Tensor):
         return list(torch.split(value, size))
     return list(zip(*(torch.split(tensor, size) for tensor in value), strict=True))

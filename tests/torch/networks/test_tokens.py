@@ -1,4 +1,4 @@
-"""Exits on transformers' models: the plain model's answers, whatever the padding and the batch."""
+"""Exits on models of transformers: the answers of the plain model, for any padding and batch."""
 
 import json
 import sys
@@ -80,7 +80,7 @@ def plain_vectors(kind, hidden):
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_exit_is_what_the_plain_model_says(kind, implementation):
+def test_every_exit_matches_the_plain_model(kind, implementation):
     model, network = build(kind, attn_implementation=implementation)
     ids, mask = tokens()
     with torch.inference_mode():
@@ -122,7 +122,7 @@ def test_padding_changes_no_answer(kind):
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_of_padding_alone_spoils_no_other(kind, precision, implementation):
+def test_a_row_of_padding_alone_changes_no_other(kind, precision, implementation):
     _, network = build(kind, attn_implementation=implementation)
     ids, mask = tokens()
     emptied = mask.clone()
@@ -147,7 +147,7 @@ def test_gpt2_looks_back_only():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_may_leave_half_way(kind):
+def test_rows_may_leave_part_way(kind):
     _, network = build(kind)
     inputs = tokens()
     rows = torch.tensor([3, 1])
@@ -165,8 +165,8 @@ def test_rows_may_leave_half_way(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_lowers_the_loss_and_ramps_leave_the_backbone_alone(kind, precision):
     _, network = build(kind)
-    loader = [(tokens(), torch.tensor([0, 1, 2, 0]))] * 8
-    recipe = {"epochs": 4, "rate": 1e-2, "optimiser": "adamw", "clip": 1.0, "precision": precision}
+    loader = [(tokens(), torch.tensor([0, 1, 2, 0]))] * 6
+    recipe = {"epochs": 3, "rate": 1e-2, "optimiser": "adamw", "clip": 1.0, "precision": precision}
     losses = train(network, loader, Recipe("backbone", **recipe))
     assert losses[-1] < losses[0]
     before = network.full(tokens())
@@ -244,10 +244,10 @@ def test_a_config_and_weights_are_one_too_many(make, config, tmp_path):
 
 
 def test_directories_that_hold_no_such_model_are_refused(tmp_path):
-    with pytest.raises(ArgumentError, match=r"nowhere: has no config\.json"):
+    with pytest.raises(ArgumentError, match=r"nowhere: no config\.json"):
         bert(weights=tmp_path / "nowhere", classes=2)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ArgumentError, match=r"no config\.json that names a model_type"):
+    with pytest.raises(ArgumentError, match=r"no config\.json with a model_type"):
         bert(weights=tmp_path, classes=2)
     GPT2Model(gpt2_config()).save_pretrained(tmp_path)
     with pytest.raises(ArgumentError, match="of type 'gpt2', not 'bert'"):
@@ -261,7 +261,9 @@ def test_weights_that_lack_a_layer_are_refused(tmp_path):
     BertModel(bert_config(num_hidden_layers=2)).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 3}))
-    with pytest.raises(ArgumentError, match=r"lacks 16 weights.*encoder\.layer\.2"):
+    with pytest.raises(
+        ArgumentError, match=r"16 weights of BertModel are missing.*encoder\.layer\.2"
+    ):
         bert(weights=tmp_path, classes=2)
 
 
@@ -287,12 +289,14 @@ def test_without_transformers_the_extra_is_named(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_of_any_length_leave_a_batch_as_they_are_done(kind):
-    """Padding and masks travel with their rows: regrouped, every text is answered as if alone."""
+    """Padding and masks stay with their rows: regrouped, every text is answered as if alone."""
     _, network = build(kind)
     ids, mask = tokens(width=8, padding=3)
     with torch.inference_mode():
         every = [scores_of(logits).confidence for logits in network((ids, mask))]
-    middles = [float(confidence.median()) for confidence in every]
+    # Half way between two confidences: rounding differs with the padding, decisions must not.
+    ordered = [confidence.sort().values for confidence in every]
+    middles = [float((each[1] + each[2]) / 2) for each in ordered]
     runner = Runner(network, threshold_tables(np.array(middles)))
     answers = runner((ids, mask))
     assert len(answers.exit.unique()) > 1

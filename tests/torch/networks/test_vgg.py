@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.networks.vgg import MOST_POOLED, VGG, exits_on_vgg, pooled_ramp, vgg
+from ttamer.torch.networks.vgg import MAX_FEATURES, VGG, exits_on_vgg, pooled_ramp, vgg
 
 
 @pytest.mark.parametrize(("depth", "convolutions"), [(11, 8), (13, 10), (16, 13)])
@@ -94,12 +94,12 @@ def test_no_ramp_pools_to_more_places_than_there_are(size):
 def test_a_ramp_pools_to_the_largest_square_that_is_small_enough(channels, side, square):
     ramp = pooled_ramp(channels, side, 3)
     assert ramp[2].in_features == channels * square**2
-    assert square == 1 or ramp[2].in_features <= MOST_POOLED
+    assert square == 1 or ramp[2].in_features <= MAX_FEATURES
     assert ramp(torch.zeros(2, channels, side, side)).shape == (2, 3)
 
 
 def test_there_is_no_other_depth():
-    with pytest.raises(ArgumentError, match="there is no VGG-19; there are 11, 13 and 16"):
+    with pytest.raises(ArgumentError, match="there is no VGG-19; the depth must be 11, 13 or 16"):
         vgg(19)
 
 

@@ -1,8 +1,8 @@
 """BERT, and models built like it such as MiniLM, with an exit after every layer.
 
-The layers are transformers' own. A ramp is built as BERT's own head is: one vector for the input,
-a linear layer with tanh, dropout, and a linear layer to the classes (as in DeeBERT, Xin et al.
-2020). Inputs are pairs (ids, mask); see ``ttamer.torch.networks.tokens``.
+The layers are those of transformers. A ramp is built like BERT's head: one vector for the input, a
+linear layer with tanh, dropout, and a linear layer to the classes (as in DeeBERT, Xin et al. 2020).
+Inputs are pairs (ids, mask); see ``ttamer.torch.networks.tokens``.
 """
 
 from __future__ import annotations
@@ -31,11 +31,18 @@ def bert(
     """Return BERT with an exit after every layer.
 
     Args:
-        config: A ``transformers.BertConfig``: weights are drawn at random. By default BERT-base.
-        classes: How many there are.
+        config: A ``transformers.BertConfig`` for random weights; by default BERT-base.
+        classes: The number of classes.
         weights: A directory with a ``BertModel``, in place of a config.
-        pool: What stands for an input: its first token, as in BERT, or the mean of all, as in
+        pool: The vector of an input: its first token, as in BERT, or the mean of all tokens, as in
             MiniLM.
+
+    Returns:
+        The network with exits.
+
+    Raises:
+        ArgumentError: Both a config and weights are given, or the directory has no such model.
+        MissingExtra: transformers is not installed.
 
     >>> from transformers import BertConfig
     >>> tiny = BertConfig(
@@ -49,11 +56,11 @@ def bert(
     ('layer1', 'layer2', 'full')
     """
     package = transformers()
-    # BERT's own pooler is for the first token; a mean needs none, and MiniLM's is not trained.
+    # BERT's pooler is for the first token; a mean needs none, and MiniLM's is not trained.
     pooler = {"add_pooling_layer": pool == "first"}
     if weights is not None:
         if config is not None:
-            raise ArgumentError("give a config or weights, not both: weights come with their own")
+            raise ArgumentError("give a config or weights, not both: weights include a config")
         model = load_model(package.BertModel, weights, **pooler)
     else:
         model = package.BertModel(package.BertConfig() if config is None else config, **pooler)
@@ -63,15 +70,40 @@ def bert(
 def exits_on_bert(
     model: Any, *, classes: int, pool: Literal["first", "mean"] = "first"
 ) -> EarlyExit:
-    """Put a ramp after every layer of a ``transformers.BertModel``, and a head on the last."""
+    """Put a ramp after every layer of a ``transformers.BertModel``, and a head on the last.
+
+    Args:
+        model: The encoder; its weights are shared.
+        classes: The number of classes.
+        pool: The vector of an input: its first token, or the mean of all tokens.
+
+    Returns:
+        The network with exits.
+
+    Raises:
+        ArgumentError: The model is of another kind, or a decoder.
+        MissingExtra: transformers is not installed.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> tiny = BertConfig(
+    ...     vocab_size=9,
+    ...     hidden_size=8,
+    ...     num_hidden_layers=2,
+    ...     num_attention_heads=2,
+    ...     intermediate_size=8,
+    ... )
+    >>> exits_on_bert(BertModel(tiny), classes=2).names
+    ('layer1', 'full')
+    """
     package = transformers()
     if not isinstance(model, package.BertModel):
         raise ArgumentError(
-            f"this takes a BertModel, not {type(model).__name__}; models for one task hold theirs "
+            f"the model must be a BertModel, not {type(model).__name__}; models for one "
+            "task have it "
             "in .bert"
         )
     if model.config.is_decoder:
-        raise ArgumentError("this takes an encoder, and the model's config says is_decoder")
+        raise ArgumentError("the model must be an encoder, and its config has is_decoder")
     if pool not in ("first", "mean"):
         raise ArgumentError(f'pool must be "first" or "mean" for BERT, not {pool!r}')
     width = model.config.hidden_size
@@ -85,7 +117,7 @@ def exits_on_bert(
     ramps = [None, *(Pooled(pool, *ramp()) for _ in layers[1:])]
     last = ramp()
     if pool == "first" and model.pooler is not None:
-        # What follows the pooling of BERT's own pooler, its weights with it.
+        # The layers of BERT's pooler after its pooling, with their weights.
         last[:2] = [model.pooler.dense, model.pooler.activation]
     names = [*(f"layer{k}" for k in range(1, len(layers))), "full"]
     return EarlyExit(blocks, ramps, Pooled(pool, *last), names=names)

@@ -1,8 +1,8 @@
 """GPT-2 with an exit after every block.
 
-The blocks are transformers' own. A ramp takes the last kept token, the only one that has seen the
-whole input, and normalises it first, as GPT-2 does before its own head: what blocks hand on is the
-plain sum of all before, of growing size. Inputs are pairs (ids, mask); see
+The blocks are those of transformers. A ramp takes the last token that is not padding, the only one
+that depends on the whole input, and normalises it first, as GPT-2 does before its head: the output
+of a block is the plain sum of all before, of growing size. Inputs are pairs (ids, mask); see
 ``ttamer.torch.networks.tokens``.
 """
 
@@ -29,10 +29,17 @@ def gpt2(
     """Return GPT-2 with an exit after every block.
 
     Args:
-        config: A ``transformers.GPT2Config``: weights are drawn at random. By default GPT-2 small;
-            medium is ``GPT2Config(n_embd=1024, n_layer=24, n_head=16)``.
-        classes: How many there are.
+        config: A ``transformers.GPT2Config`` for random weights; by default GPT-2 small; medium is
+            ``GPT2Config(n_embd=1024, n_layer=24, n_head=16)``.
+        classes: The number of classes.
         weights: A directory with a ``GPT2Model``, in place of a config.
+
+    Returns:
+        The network with exits.
+
+    Raises:
+        ArgumentError: Both a config and weights are given, or the directory has no such model.
+        MissingExtra: transformers is not installed.
 
     >>> from transformers import GPT2Config
     >>> tiny = GPT2Config(
@@ -44,7 +51,7 @@ def gpt2(
     package = transformers()
     if weights is not None:
         if config is not None:
-            raise ArgumentError("give a config or weights, not both: weights come with their own")
+            raise ArgumentError("give a config or weights, not both: weights include a config")
         model = load_model(package.GPT2Model, weights)
     else:
         model = package.GPT2Model(package.GPT2Config() if config is None else config)
@@ -52,11 +59,31 @@ def gpt2(
 
 
 def exits_on_gpt2(model: Any, *, classes: int) -> EarlyExit:
-    """Put a ramp after every block of a ``transformers.GPT2Model``, and a head on the last."""
+    """Put a ramp after every block of a ``transformers.GPT2Model``, and a head on the last.
+
+    Args:
+        model: The decoder; its weights are shared.
+        classes: The number of classes.
+
+    Returns:
+        The network with exits.
+
+    Raises:
+        ArgumentError: The model is of another kind.
+        MissingExtra: transformers is not installed.
+
+    >>> from transformers import GPT2Config, GPT2Model
+    >>> tiny = GPT2Config(
+    ...     vocab_size=9, n_embd=8, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2
+    ... )
+    >>> exits_on_gpt2(GPT2Model(tiny), classes=2).names
+    ('block1', 'full')
+    """
     package = transformers()
     if not isinstance(model, package.GPT2Model):
         raise ArgumentError(
-            f"this takes a GPT2Model, not {type(model).__name__}; models for one task hold theirs "
+            f"the model must be a GPT2Model, not {type(model).__name__}; models for one "
+            "task have it "
             "in .transformer"
         )
     width = model.config.n_embd

@@ -1,9 +1,8 @@
-"""What the exits of BERT and GPT-2 share: how tokens are kept apart, pooled, and models loaded.
+"""Shared parts of transformer networks with exits: embeddings, layers, pooling and loading.
 
-Inputs are a pair: token ids, shape (batch, tokens), and a mask of the same shape, true where a
-token is kept and false where there is only padding, which comes last. What layers hand on is a
-pair too: hidden states of shape (batch, tokens, width), and the mask. So rows can leave half way,
-and padding never changes an answer.
+Inputs are a pair: token ids, shape (batch, tokens), and a mask of the same shape, true for tokens
+and false for padding, which comes last. Layers pass on a pair too: hidden states of shape (batch,
+tokens, width), and the mask. So rows can leave part way, and padding never changes an answer.
 """
 
 from __future__ import annotations
@@ -25,13 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["Embed", "Layer", "Pool", "Pooled", "load_model", "pooled", "transformers"]
 
 Pool = Literal["first", "mean", "last"]
+"""The vector of an input: its first token, the mean of its tokens, or its last token."""
 POOLS = ("first", "mean", "last")
+"""The ways of pooling."""
 Tokens = tuple[Tensor, Tensor]
 """Ids or hidden states, and the mask."""
 
 
 def transformers() -> Any:
-    """Return the package transformers, loaded now: nothing else here needs it."""
+    """Return the package transformers, imported on first use."""
     try:
         return importlib.import_module("transformers")
     except ImportError:
@@ -39,18 +40,19 @@ def transformers() -> Any:
 
 
 class Embed(nn.Module, ABC):
-    """Token ids to hidden states; ``longest`` is how many positions the model knows."""
+    """Token ids to hidden states; ``longest`` is the number of positions of the model."""
 
     def __init__(self, *, longest: int) -> None:
         super().__init__()
         self.longest = longest
 
     def forward(self, inputs: Tokens) -> Tokens:
-        """Check the pair, and hand on hidden states with the mask as truth values."""
+        """Check the pair, and return hidden states with a boolean mask."""
         if not isinstance(inputs, tuple | list) or len(inputs) != 2:
             raise ArgumentError(
-                f"inputs must be a pair (ids, mask), not {type(inputs).__name__}; the mask is true "
-                "where a token is kept"
+                f"inputs must be a pair (ids, mask), not {type(inputs).__name__}; the "
+                "mask is true for "
+                "tokens and false for padding"
             )
         ids, mask = inputs
         if ids.ndim != 2 or ids.shape != mask.shape:
@@ -60,18 +62,18 @@ class Embed(nn.Module, ABC):
             )
         if not 0 < ids.shape[1] <= self.longest:
             raise ArgumentError(
-                f"inputs are {ids.shape[1]} tokens long, and this model takes 1 to {self.longest}; "
+                f"inputs are {ids.shape[1]} tokens long, and this model takes 1 to {self.longest}: "
                 "truncate them"
             )
         return self.embed(ids), mask.bool()
 
     @abstractmethod
     def embed(self, ids: Tensor) -> Tensor:
-        """Return hidden states; each model has its own way."""
+        """Return hidden states of shape (batch, tokens, width)."""
 
 
 class Layer(nn.Module):
-    """One layer of transformers', on hidden states and their mask."""
+    """One layer of transformers, on hidden states and their mask."""
 
     def __init__(self, layer: nn.Module, *, causal: bool) -> None:
         super().__init__()
@@ -79,14 +81,14 @@ class Layer(nn.Module):
         self.causal = causal
 
     def forward(self, value: Tokens) -> Tokens:
-        """Attend to kept tokens only; where causal, to none that comes later."""
+        """Attend to tokens that are not padding; where causal, to none that comes later."""
         hidden, mask = value
         seen = mask[:, None, None, :]
         if self.causal:
             length = mask.shape[1]
             seen = seen & mask.new_ones(length, length).tril()
-        # Added to the scores: a form that both kinds of attention of transformers' take. Not the
-        # least number there is: in bf16 that is minus infinity, and a row of padding alone NaN.
+        # Added to the scores: a form that both kinds of attention of transformers take. Not the
+        # lowest number: in bf16 that is minus infinity, and a row of padding alone would be NaN.
         unseen = max(torch.finfo(hidden.dtype).min, -1e30)
         scores = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
         found = self.layer(hidden, attention_mask=scores.masked_fill(~seen, unseen))
@@ -95,7 +97,7 @@ class Layer(nn.Module):
 
 
 class Pooled(nn.Module):
-    """Logits from one vector for each input, pooled from its kept tokens."""
+    """Logits from one vector per input, pooled from its tokens."""
 
     def __init__(self, pool: Pool, *layers: nn.Module) -> None:
         super().__init__()
@@ -114,7 +116,7 @@ class Pooled(nn.Module):
 
 
 def pooled(hidden: Tensor, mask: Tensor, pool: Pool) -> Tensor:
-    """Return one vector for each input: of its first or last kept token, or their mean.
+    """Return one vector per input: that of its first or last token, or their mean.
 
     >>> hidden = torch.tensor([[[1.0], [3.0], [8.0]]])
     >>> mask = torch.tensor([[True, True, False]])
@@ -132,22 +134,22 @@ def pooled(hidden: Tensor, mask: Tensor, pool: Pool) -> Tensor:
 
 
 def load_model(kind: type[Any], path: str | os.PathLike[str], **options: Any) -> Any:
-    """Return a model of transformers' from a directory, in single precision.
+    """Return a model of transformers from a directory, in single precision.
 
-    Nothing is fetched. A directory that holds another kind of model, or lacks some of its weights,
-    is refused: transformers would go on with random ones.
+    Nothing is downloaded. A directory with another kind of model, or without some of its weights,
+    is an error: transformers would use random ones.
     """
     wanted = kind.config_class.model_type
     config = Path(path) / "config.json"
-    advice = f"give a directory that {kind.__name__}.save_pretrained wrote, or one downloaded whole"
+    advice = f"give a directory that {kind.__name__}.save_pretrained wrote, or a complete download"
     try:
         found = json.loads(config.read_text(encoding="utf-8"))["model_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArgumentError(
-            f"{path}: has no config.json that names a model_type ({type(error).__name__}); {advice}"
+            f"{path}: no config.json with a model_type ({type(error).__name__}); {advice}"
         ) from None
     if found != wanted:
-        raise ArgumentError(f"{path}: holds a model of type {found!r}, not {wanted!r}; {advice}")
+        raise ArgumentError(f"{path}: the model is of type {found!r}, not {wanted!r}; {advice}")
     try:
         model, info = kind.from_pretrained(
             Path(path),
@@ -161,7 +163,8 @@ def load_model(kind: type[Any], path: str | os.PathLike[str], **options: Any) ->
     lacking = sorted(info["missing_keys"])
     if lacking:
         raise ArgumentError(
-            f"{path}: lacks {len(lacking)} weights of {kind.__name__}, the first is {lacking[0]}; "
+            f"{path}: {len(lacking)} weights of {kind.__name__} are missing, the first is "
+            f"{lacking[0]}; "
             f"{advice}"
         )
     return model

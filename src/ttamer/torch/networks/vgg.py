@@ -1,7 +1,7 @@
 """VGG-11, 13 and 16 with an exit after every convolution block.
 
 The layers are those of Simonyan and Zisserman (2015), with batch normalisation. ``exits_on_vgg``
-takes any network laid out as torchvision's (``features``, ``avgpool``, ``classifier``).
+takes any network with the parts of torchvision's VGG (``features``, ``avgpool``, ``classifier``).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ LAYERS: dict[int, tuple[tuple[int, int], ...]] = {
     16: ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)),
 }
 """By depth: (channels, convolutions) of each of the five stages; each ends with a pooling."""
-MOST_POOLED = 2048
-"""A ramp sees at most so many numbers of each input."""
+MAX_FEATURES = 2048
+"""The largest number of pooled features that a ramp reads, unless there are more channels."""
 
 
 class VGG(nn.Module):
-    """VGG with batch normalisation, laid out as torchvision's."""
+    """VGG with batch normalisation, with the parts of torchvision's."""
 
     def __init__(self, depth: int, *, classes: int, width: int = 64) -> None:
         super().__init__()
         if depth not in LAYERS:
-            raise ArgumentError(f"there is no VGG-{depth}; there are 11, 13 and 16")
+            raise ArgumentError(f"there is no VGG-{depth}; the depth must be 11, 13 or 16")
         features: list[nn.Module] = []
         channels = 3
         for wide, convolutions in LAYERS[depth]:
@@ -58,7 +58,17 @@ class VGG(nn.Module):
 def vgg(depth: int, *, classes: int = 10, size: int = 32, width: int = 64) -> EarlyExit:
     """Return VGG with an exit after every convolution block, for square images.
 
-    ``width`` is the channels of the first stage: 64 in the paper, fewer for tests.
+    Args:
+        depth: 11, 13 or 16.
+        classes: The number of classes.
+        size: The side of the images in pixels.
+        width: The number of channels of the first stage: 64 in the paper, fewer for tests.
+
+    Returns:
+        A network with random weights.
+
+    Raises:
+        ArgumentError: There is no VGG of this depth.
 
     >>> vgg(11, width=8).names
     ('conv1', 'conv2', 'conv3', 'conv4', 'conv5', 'conv6', 'conv7', 'full')
@@ -67,12 +77,27 @@ def vgg(depth: int, *, classes: int = 10, size: int = 32, width: int = 64) -> Ea
 
 
 def exits_on_vgg(model: nn.Module, *, classes: int, size: int) -> EarlyExit:
-    """Put a ramp after every convolution block of a VGG laid out as torchvision's."""
+    """Put a ramp after every convolution block of a VGG with the parts of torchvision's.
+
+    Args:
+        model: A module with ``features``, ``avgpool`` and ``classifier``; its weights are shared.
+        classes: The number of classes.
+        size: The side of the images in pixels.
+
+    Returns:
+        The network with exits; its full output is that of the model.
+
+    Raises:
+        ArgumentError: The model has other parts.
+
+    >>> exits_on_vgg(VGG(11, classes=5, width=8), classes=5, size=32).names[-2:]
+    ('conv7', 'full')
+    """
     parts = [getattr(model, part, None) for part in ("features", "avgpool", "classifier")]
     if not all(isinstance(part, nn.Module) for part in parts):
         raise ArgumentError(
             f"{type(model).__name__} has no features, avgpool and classifier; for another layout "
-            "build EarlyExit(blocks, ramps, head) from its own parts"
+            "build EarlyExit(blocks, ramps, head) from its parts"
         )
     features, avgpool, classifier = (cast("nn.Module", part) for part in parts)
     blocks = _blocks(list(features.children()))
@@ -89,21 +114,32 @@ def exits_on_vgg(model: nn.Module, *, classes: int, size: int) -> EarlyExit:
 def pooled_ramp(channels: int, side: int, classes: int) -> nn.Sequential:
     """Return a ramp for feature maps: average pooling to a small square, then one linear layer.
 
+    Args:
+        channels: The number of channels.
+        side: The side of the feature maps.
+        classes: The number of classes.
+
+    Returns:
+        Pooling, flattening, and a linear layer.
+
     >>> pooled_ramp(64, 32, 10)[2].in_features
     1024
     """
     square = 1
-    while square * 2 <= side and channels * (square * 2) ** 2 <= MOST_POOLED:
+    while square * 2 <= side and channels * (square * 2) ** 2 <= MAX_FEATURES:
         square *= 2
-    # Where squares fit, plain pooling is the same and faster.
+    # Where the side is a multiple, plain pooling is the same and faster.
     pool = nn.AvgPool2d(side // square) if side % square == 0 else nn.AdaptiveAvgPool2d(square)
     return nn.Sequential(pool, nn.Flatten(), nn.Linear(channels * square**2, classes))
 
 
 def _blocks(layers: Sequence[nn.Module]) -> list[nn.Sequential]:
-    """Cut layers before every convolution, so that pooling ends the block it follows."""
+    """Split layers before every convolution, so that pooling ends the block it follows."""
     starts = [k for k, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
     if not starts or starts[0] != 0:
-        raise ArgumentError("the features must begin with a convolution")
+        raise ArgumentError(
+            "the features must begin with a convolution; build EarlyExit(blocks, ramps, "
+            "head) instead"
+        )
     ends = [*starts[1:], len(layers)]
     return [nn.Sequential(*layers[start:end]) for start, end in zip(starts, ends, strict=True)]
