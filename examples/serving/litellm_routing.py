@@ -18,8 +18,7 @@ from litellm.types.router import CustomRoutingStrategyBase
 
 import ttamer as tt
 from ttamer.runtime.cascade import Cascade
-from ttamer.serve.comparing import prediction_of
-from ttamer.serve.confidence import probability_of_answer
+from ttamer.serve.confidence import prediction_from, probability_of_answer
 
 GROUP = "cascade"
 
@@ -60,7 +59,7 @@ class CascadeRouting(CustomRoutingStrategyBase):
             )
             said = response.model_dump()
             text = said["choices"][0]["message"]["content"] or ""
-            return prediction_of(text, self.compare), probability_of_answer(said), response
+            return prediction_from(text, self.compare), probability_of_answer(said), response
 
         return ask
 

@@ -28,10 +28,10 @@ from ttamer import torch as exits
 # What has no public name: when it moves, the move is to be followed here and nowhere else.
 from ttamer.cli import main
 from ttamer.fitting import fit_batches
+from ttamer.serve.config import read_settings
 from ttamer.serve.metrics import Metrics
 from ttamer.serve.openapi import description
-from ttamer.serve.served import Served
-from ttamer.serve.settings import read_settings
+from ttamer.serve.record import RequestRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -729,7 +729,7 @@ def of_metrics() -> Entries:
     )
     metrics.started()
     metrics.finished(
-        Served("1", "/v1/chat/completions", 200, 0.02, asked=(asked,), by="large", cost=1.0)
+        RequestRecord("1", "/v1/chat/completions", 200, 0.02, asked=(asked,), by="large", cost=1.0)
     )
     metrics.policy("aa", "start")
     lines = metrics.text().decode().splitlines()

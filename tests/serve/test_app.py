@@ -216,7 +216,7 @@ def test_too_many_at_once_are_told_to_come_back(run_gateway):
             upstream.release()
         assert running.result(30).status_code == 200
     assert gateway.metric("ttamer_refused_total") == 1
-    assert gateway.gateway.gate.running == 0
+    assert gateway.gateway.limit.running == 0
 
 
 def test_a_client_that_goes_away_ends_the_work_upstream(run_gateway):
@@ -226,14 +226,14 @@ def test_a_client_that_goes_away_ends_the_work_upstream(run_gateway):
     limits = httpx.Timeout(30, read=0.3)
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{gateway.url}/chat/completions", json=ASK, timeout=limits)
-    _until(lambda: gateway.gateway.gate.running == 0)
+    _until(lambda: gateway.gateway.limit.running == 0)
     _until(lambda: any(line.get("status") == 499 for line in gateway.log))
     assert gateway.metric("ttamer_requests_in_flight") == 0
 
 
 def test_a_request_finishes_on_the_policy_it_began_with(run_gateway):
     gateway = run_gateway(2)
-    before = gateway.gateway.reloader.current.short
+    before = gateway.gateway.policies.current.short_version
     for upstream in gateway.served.upstreams.values():
         upstream.mode = "slow"
     with ThreadPoolExecutor(1) as pool:
@@ -242,7 +242,7 @@ def test_a_request_finishes_on_the_policy_it_began_with(run_gateway):
         import ttamer as tt
 
         tt.save(gateway.served.ladder, gateway.served.artefact, notes={"n": "2"})
-        assert gateway.do(gateway.gateway.reloader.reload()).changed
+        assert gateway.do(gateway.gateway.policies.reload()).changed
         for upstream in gateway.served.upstreams.values():
             upstream.mode = "ok"
             upstream.release()
@@ -301,7 +301,7 @@ def test_what_asks_no_node_is_counted_and_logged(run_gateway, monkeypatch):
 def test_a_file_that_is_refused_does_not_change_who_is_said_to_serve(gateway):
     before = [line for line in _metrics(gateway) if "policy_info{" in line]
     gateway.served.artefact.write_bytes(b"garbage")
-    assert not gateway.do(gateway.gateway.reloader.reload("signal")).ok
+    assert not gateway.do(gateway.gateway.policies.reload("signal")).ok
     assert [line for line in _metrics(gateway) if "policy_info{" in line] == before
 
 
@@ -352,7 +352,7 @@ def test_many_at_once_get_each_its_own_answer(run_gateway):
         by = gateway.served.upstreams[reply.headers["x-ttamer-answered-by"]]
         assert reply.json()["choices"][0]["message"]["content"] == by.answer(text, 0)[0]
     assert len({reply.headers["x-request-id"] for reply in replies}) == 200
-    assert gateway.gateway.gate.running == 0
+    assert gateway.gateway.limit.running == 0
 
 
 def _until(true, seconds: float = 20.0) -> None:

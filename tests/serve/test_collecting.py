@@ -12,10 +12,15 @@ import ttamer as tt
 from support.faulty_upstream import truth
 from ttamer.cli import main
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.serve.collecting import GIVE_UP, collect_upstreams
-from ttamer.serve.journal import Entry, Journal
-from ttamer.serve.prompts import Prompt, read_prompts
-from ttamer.serve.settings import read_settings
+from ttamer.serve.collecting import (
+    MAX_FAILURES,
+    Journal,
+    JournalEntry,
+    Prompt,
+    collect_upstreams,
+    read_prompts,
+)
+from ttamer.serve.config import read_settings
 
 QUESTIONS = [f"Question {number}?" for number in range(30)]
 LABELLED = [Prompt({"messages": [{"role": "user", "content": q}]}, truth(q)) for q in QUESTIONS]
@@ -85,9 +90,7 @@ def test_a_node_that_changes_is_asked_again_and_the_others_are_not(served):
 
 def test_failures_are_refused_and_asked_alone_the_next_time(served):
     served.upstreams["small"].plan = ["garbage", "ok", "garbage"]
-    with pytest.raises(
-        TraceError, match=r"2 of 30 prompts lack an answer \(small answered with what"
-    ):
+    with pytest.raises(TraceError, match=r"2 of 30 prompts lack an answer \(small returned text"):
         collected(served)
     assert counts(served) == [30, 30]
     assert len(collected(served)) == 30
@@ -100,8 +103,8 @@ def test_failures_may_be_left_out_counted(make_served):
     trace = collected(served, on_error="skip")
     assert len(trace) == 28
     assert trace.left_out == {
-        "small answered with what is not JSON": 1,
-        "small broke off the connection": 1,
+        "small returned text that is not JSON": 1,
+        "small closed the connection early": 1,
     }
     assert trace.classes[trace.label[0]] == truth(QUESTIONS[1])
 
@@ -109,14 +112,14 @@ def test_failures_may_be_left_out_counted(make_served):
 def test_a_node_that_only_fails_is_soon_left_alone(make_served):
     served = make_served(node={"small": {"concurrency": 1}})
     served.upstreams["small"].mode, served.upstreams["small"].status = "error", 401
-    with pytest.raises(TraceError, match="status 401: 10; small was not asked any more: 20"):
+    with pytest.raises(TraceError, match="status 401: 10; small was not called any more: 20"):
         collected(served, on_error="skip")
-    assert counts(served) == [GIVE_UP, 30]
+    assert counts(served) == [MAX_FAILURES, 30]
 
 
 def test_a_node_that_answers_now_and_then_is_asked_to_the_end(make_served):
     served = make_served(node={"small": {"concurrency": 1}})
-    served.upstreams["small"].plan = ([*["garbage"] * (GIVE_UP - 1), "ok"]) * 2
+    served.upstreams["small"].plan = ([*["garbage"] * (MAX_FAILURES - 1), "ok"]) * 2
     assert len(collected(served, on_error="skip")) == 12
     assert counts(served) == [30, 30]
 
@@ -155,7 +158,7 @@ def test_without_labels_the_last_node_is_right(served):
 
 def test_a_label_that_is_none_under_the_rule_is_said_before_anything_is_asked(served):
     prompts = [*LABELLED, Prompt(LABELLED[0].body, "Paris")]
-    with pytest.raises(TraceError, match=r"prompt 30 .*'Paris' is none under compare"):
+    with pytest.raises(TraceError, match=r"prompt 30 .*'Paris' has no content under compare"):
         collected(served, prompts)
     assert counts(served) == [0, 0]
 
@@ -166,17 +169,17 @@ def test_a_label_that_is_none_under_the_rule_is_said_before_anything_is_asked(se
 def test_a_journal_that_was_cut_short_loses_its_last_line_only(tmp_path):
     path = tmp_path / "journal"
     with Journal(path) as journal:
-        journal.add("a", Entry("A", 0.5, 1.0))
-        journal.add("b", Entry(None, 0.25, 1.0))
+        journal.add("a", JournalEntry("A", 0.5, 1.0))
+        journal.add("b", JournalEntry(None, 0.25, 1.0))
     whole = path.read_bytes()
     for cut in range(1, len(whole)):
         path.write_bytes(whole[:cut])
         with Journal(path) as journal:
             kept = whole[:cut].count(b"\n")
             assert len(journal) == kept
-            journal.add("c", Entry("C", 1.0, 2.0))
+            journal.add("c", JournalEntry("C", 1.0, 2.0))
         with Journal(path) as journal:
-            assert journal.get("c") == Entry("C", 1.0, 2.0)
+            assert journal.get("c") == JournalEntry("C", 1.0, 2.0)
             assert ("a" in journal) == (kept >= 1)
 
 
@@ -184,7 +187,7 @@ def test_a_journal_that_was_cut_short_loses_its_last_line_only(tmp_path):
                                   '"prediction": null, "confidence": NaN, "cost": 1}'])  # fmt: skip
 def test_a_file_that_is_no_journal_is_refused(tmp_path, line):
     (tmp_path / "journal").write_text(f"{line}\n", "utf-8")
-    with pytest.raises(TraceError, match="line 1 is not one of a journal"):
+    with pytest.raises(TraceError, match="line 1 is not a journal entry"):
         Journal(tmp_path / "journal").__enter__()
 
 
@@ -192,7 +195,7 @@ def test_a_full_disk_is_said():
     journal = Journal("/dev/full")
     journal._file = os.open("/dev/full", os.O_WRONLY)
     with pytest.raises(TraceError, match="/dev/full: cannot be written: No space left"):
-        journal.add("a", Entry("A", 0.5, 1.0))
+        journal.add("a", JournalEntry("A", 0.5, 1.0))
     os.close(journal._file)
 
 
@@ -295,7 +298,7 @@ def test_failures_in_the_command(served, prompts, tmp_path, capsys):
     arguments = ["collect", str(served.cascade), "--prompts", prompts]
     arguments += ["-o", str(tmp_path / "trace.csv"), "--skip-bad"]
     assert main(arguments) == 0
-    assert "1 prompts left out: small answered with what is not JSON" in capsys.readouterr().out
+    assert "1 prompts left out: small returned text that is not JSON" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -306,7 +309,7 @@ def test_failures_in_the_command(served, prompts, tmp_path, capsys):
         (["a=json:loads"], "--inputs FILE"),
         (
             ["cascade.toml", "other.toml", "--prompts", "p.txt"],
-            "one cascade.toml is asked at a time",
+            "give one cascade.toml, not",
         ),
         (["cascade.toml", "--prompts", "p.txt", "-o", "trace.xls"], "suffix must be one of"),
         (["gone.toml", "--prompts", "p.txt"], "gone.toml: cannot be read"),

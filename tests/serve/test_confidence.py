@@ -15,7 +15,7 @@ from ttamer.serve.confidence import (
     probability_of_answer,
     probability_of_choice,
     probability_of_yes,
-    question_of,
+    question_text,
     verifier_body,
 )
 
@@ -124,10 +124,10 @@ def test_a_choice_is_as_sure_as_the_token_that_names_it(tokens, probability):
 def test_what_was_asked_is_read_from_every_shape():
     parts = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {}}]
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
-    assert question_of({"messages": messages}) == "Be brief.\n\nlook"
-    assert question_of({"prompt": "Once"}) == "Once"
-    assert question_of({"input": "spam?"}) == "spam?"
-    assert question_of({"messages": [{"role": "assistant", "content": None}, 3]}) == ""
+    assert question_text({"messages": messages}) == "Be brief.\n\nlook"
+    assert question_text({"prompt": "Once"}) == "Once"
+    assert question_text({"input": "spam?"}) == "spam?"
+    assert question_text({"messages": [{"role": "assistant", "content": None}, 3]}) == ""
 
 
 def test_a_verifier_is_asked_for_one_word_about_question_and_answer():

@@ -89,7 +89,7 @@ class StandInRouter:
             key_env=None, model=params["model"], retries=0, timeout=9.0, max_response=10**6,
         )  # fmt: skip
         async with open_session() as session:
-            reply = await Upstream(node, session).ask(
+            reply = await Upstream(node, session).call(
                 "/chat/completions", {"messages": messages, **options}
             )
         content = reply.body["choices"][0]["message"]["content"]

@@ -73,7 +73,7 @@ def check(gateway, replies, statuses, count: int = REQUESTS) -> Counter:
     assert sorted(line["request"] for line in lines) == sorted(f"r{n}" for n in range(count))
     assert gateway.metric("ttamer_requests_total") == count
     assert gateway.metric("ttamer_requests_in_flight") == 0
-    assert gateway.gateway.gate.running == 0
+    assert gateway.gateway.limit.running == 0
     assert not [line for line in gateway.log if line["event"] == "failure"]
     return found
 
@@ -151,7 +151,7 @@ def test_the_artefact_is_replaced_by_garbage_during_load(run_gateway):
     gateway = run_gateway(2, serve={"watch": 0.02, "timeout": 20.0})
     artefact = gateway.served.artefact
     good = artefact.read_bytes()
-    version = gateway.gateway.reloader.current.version
+    version = gateway.gateway.policies.current.version
 
     async def both():
         async def spoil():
@@ -163,13 +163,13 @@ def test_the_artefact_is_replaced_by_garbage_during_load(run_gateway):
         return replies
 
     check(gateway, asyncio.run(both()), OK)
-    assert gateway.gateway.reloader.current.version == version
+    assert gateway.gateway.policies.current.version == version
     assert not gateway.do(_spoilt(gateway, artefact)).ok
 
 
 async def _spoilt(gateway, artefact):
     artefact.write_bytes(b"spoilt")
-    return await gateway.gateway.reloader.reload()
+    return await gateway.gateway.policies.reload()
 
 
 def test_a_good_artefact_is_taken_during_load(run_gateway):
@@ -181,7 +181,7 @@ def test_a_good_artefact_is_taken_during_load(run_gateway):
             for number in range(5):
                 tt.save(served.ladder, served.artefact, notes={"number": str(number)})
                 reloaded = asyncio.run_coroutine_threadsafe(
-                    gateway.gateway.reloader.reload(), gateway.loop
+                    gateway.gateway.policies.reload(), gateway.loop
                 )
                 assert (await asyncio.wrap_future(reloaded)).changed
 

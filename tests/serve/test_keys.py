@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttamer.serve.keys import Keys, KeysError
+from ttamer.serve.admission import Keys, KeysError
 
 ONE, TWO = "correct-horse-battery", "staple/0123456789+="
 

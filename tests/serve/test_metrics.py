@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.programs import require_program
 from ttamer.serve.metrics import Metrics
-from ttamer.serve.served import KINDS, Served
+from ttamer.serve.record import FAILURES, RequestRecord
 
 CHAT = "/v1/chat/completions"
 
@@ -53,7 +53,9 @@ def metrics():
 def serve(metrics: Metrics, **facts) -> None:
     metrics.started()
     metrics.finished(
-        Served(**{"request_id": "1", "endpoint": CHAT, "status": 200, "seconds": 0.02} | facts)
+        RequestRecord(
+            **{"request_id": "1", "endpoint": CHAT, "status": 200, "seconds": 0.02} | facts
+        )
     )
 
 
@@ -88,7 +90,7 @@ def test_requests_in_flight_and_in_the_queue(metrics):
     waiting[0] = 7
     assert value(metrics, "requests_in_flight") == 2
     assert value(metrics, "queue_length") == 7
-    metrics.finished(Served("1", CHAT, 200, 0.1))
+    metrics.finished(RequestRecord("1", CHAT, 200, 0.1))
     assert value(metrics, "requests_in_flight") == 1
 
 
@@ -127,7 +129,7 @@ def test_a_cost_that_is_none_spoils_no_counter(metrics, cost):
     assert value(metrics, "node_cost_total", node="small") == 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FAILURES)
 def test_every_kind_of_failure_has_its_series_from_the_start(metrics, kind):
     assert value(metrics, "failed_total", node="small", kind=kind) == 0
 
@@ -228,7 +230,7 @@ def test_every_metric_is_in_the_docs(metrics):
     names = [name.removeprefix("ttamer_") for name in families if not name.endswith("_created")]
     assert len(names) > 10
     assert [name for name in names if f"`{name}`" not in page] == []
-    assert [kind for kind in KINDS if f"`{kind}`" not in page] == []
+    assert [kind for kind in FAILURES if f"`{kind}`" not in page] == []
 
 
 @pytest.mark.parametrize(
@@ -251,5 +253,5 @@ def test_how_an_upstream_fails_is_seen_in_the_metrics(run_gateway, mode, kind):
     assert caught.value.code == 502
     metrics = counted(gateway)
     for node in ("small", "large"):
-        kinds = {each: value(metrics, "failed_total", node=node, kind=each) for each in KINDS}
-        assert kinds == {each: float(each == kind) for each in KINDS}
+        kinds = {each: value(metrics, "failed_total", node=node, kind=each) for each in FAILURES}
+        assert kinds == {each: float(each == kind) for each in FAILURES}

@@ -41,7 +41,7 @@ def test_chat(gateway):
     assert raw.headers["x-ttamer-answered-by"] == answer.model
     assert answer.model in raw.headers["x-ttamer-path"].split(",")
     assert float(raw.headers["x-ttamer-cost"]) > 0
-    assert raw.headers["x-ttamer-policy"] == gateway.gateway.reloader.current.version[:16]
+    assert raw.headers["x-ttamer-policy"] == gateway.gateway.policies.current.version[:16]
     if len(gateway.served.upstreams) > 1:  # one node's own bytes are handed on
         assert answer.id == f"chatcmpl-{raw.headers['x-request-id']}"
 

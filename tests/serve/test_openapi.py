@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
+from ttamer.serve.config import read_settings
 from ttamer.serve.openapi import description
-from ttamer.serve.settings import read_settings
 
 EXAMPLES = 8
 CLASSIFIER = {"confidence": "field", "field": "score", "answer": "label"}

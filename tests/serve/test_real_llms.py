@@ -14,8 +14,8 @@ import ttamer as tt
 from support import real_llms as module
 from support.running_gateway import running
 from ttamer.cli import main
-from ttamer.serve.asking import nodes_of
-from ttamer.serve.settings import read_settings
+from ttamer.serve.config import read_settings
+from ttamer.serve.node import open_nodes
 from ttamer.serve.upstream import open_session
 
 QUESTIONS = [
@@ -47,7 +47,7 @@ def ask(cascade, name, text, path="/chat/completions", **more):
 
     async def go():
         async with open_session() as session:
-            node = nodes_of(read_settings(cascade), session)[name]
+            node = open_nodes(read_settings(cascade), session)[name]
             return await node.ask(path, {**request, "temperature": 0, "max_tokens": 8, **more})
 
     return asyncio.run(go())
@@ -59,9 +59,9 @@ def test_confidence_is_a_probability_and_the_same_twice(real_cascade, name, path
     text = prompt(*QUESTIONS[0][:3]) if "chat" in path else "The capital of France is"
     said = ask(real_cascade, name, text, path)
     assert 0 < said.confidence < 1
-    assert said.answer
+    assert said.text
     again = ask(real_cascade, name, text, path)
-    assert (again.answer, again.confidence) == (said.answer, said.confidence)
+    assert (again.text, again.confidence) == (said.text, said.confidence)
 
 
 def test_the_models_are_different_ones(real_cascade):
@@ -187,7 +187,7 @@ def test_the_real_client_is_answered_by_one_of_the_real_models(client):
 
 
 def test_a_request_is_audited_over_both_real_models(client, real_gateway, real_cascade):
-    auditor = real_gateway.gateway.auditing._auditor
+    auditor = real_gateway.gateway.audits._auditor
     before = auditor.audited
     chat(client, "ttamer")
     until = time.monotonic() + 120

@@ -11,10 +11,10 @@ import pytest
 import ttamer as tt
 from support.forge import pickled, put, take, zipped
 from ttamer.errors import ArgumentError, ArtefactError, CascadeError
+from ttamer.serve.admission import KeysError
+from ttamer.serve.config import read_settings
 from ttamer.serve.gateway import Gateway
-from ttamer.serve.keys import KeysError
-from ttamer.serve.main import check_open
-from ttamer.serve.settings import read_settings
+from ttamer.serve.server import check_exposure
 from ttamer.trace.spec import CascadeSpec
 
 KEY = "the-right-key-0000001"
@@ -168,7 +168,7 @@ def test_only_the_cascade_can_be_asked_for(gateway, model):
 
 def test_names_of_nodes_are_escaped_in_headers(run_gateway):
     gateway = run_gateway(1)
-    from ttamer.serve.life import _path_headers
+    from ttamer.serve.request import _path_headers
 
     found = _path_headers('a,b\r\nx: é"', ("a,b", "c\nd"), 1.0)
     assert found["x-ttamer-answered-by"] == "a%2Cb%0D%0Ax%3A%20%C3%A9%22"
@@ -252,13 +252,13 @@ HOSTILE = {
 @pytest.mark.parametrize("forge", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_artefact_is_never_served(run_gateway, forge):
     gateway = run_gateway(2)
-    version = gateway.gateway.reloader.current.version
+    version = gateway.gateway.policies.current.version
     artefact = gateway.served.artefact
     artefact.write_bytes(forge(artefact.read_bytes()))
-    done = gateway.do(gateway.gateway.reloader.reload())
+    done = gateway.do(gateway.gateway.policies.reload())
     assert not done.ok
     assert done.message.isprintable()
-    assert gateway.gateway.reloader.current.version == version
+    assert gateway.gateway.policies.current.version == version
     assert post(gateway, key=None).status_code == 200
     assert gateway.metric("ttamer_reloads_total") == 1
 
@@ -268,24 +268,24 @@ def test_a_policy_for_other_nodes_or_from_a_problem_is_not_served(served, tmp_pa
     problem = tt.Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]])
     tt.save(tt.solve(problem, 0.5), tmp_path / "solved.ttamer")
     with pytest.raises(ArtefactError, match="ttamer fit"):
-        Gateway(settings, tmp_path / "solved.ttamer").check()
+        Gateway(settings, tmp_path / "solved.ttamer").load()
     other = CascadeSpec.of({"one": 1.0, "two": 2.0})
     trace = tt.Trace.from_arrays(
         other, [[0.1, 0.9], [0.8, 0.2]] * 20, prediction=[["a", "b"]] * 40, label=["a", "b"] * 20
     )
     tt.save(tt.fit(trace, belief="none"), tmp_path / "other.ttamer")
     with pytest.raises(ArtefactError, match="the cascade has small, large"):
-        Gateway(settings, tmp_path / "other.ttamer").check()
+        Gateway(settings, tmp_path / "other.ttamer").load()
 
 
 def test_no_keys_means_this_machine_only():
     for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8"):
-        check_open(host, has_keys=False, is_open=False)
-    check_open("0.0.0.0", has_keys=True, is_open=False)  # noqa: S104
-    check_open("0.0.0.0", has_keys=False, is_open=True)  # noqa: S104
+        check_exposure(host, has_keys=False, is_open=False)
+    check_exposure("0.0.0.0", has_keys=True, is_open=False)  # noqa: S104
+    check_exposure("0.0.0.0", has_keys=False, is_open=True)  # noqa: S104
     for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "127.0.0.1.example.org"):  # noqa: S104
         with pytest.raises(ArgumentError, match="--open"):
-            check_open(host, has_keys=False, is_open=False)
+            check_exposure(host, has_keys=False, is_open=False)
 
 
 def test_keys_that_are_not_there_are_an_error_and_not_an_open_door(make_served, monkeypatch):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ttamer.cli import build_parser
-from ttamer.serve.prompts import read_prompts
-from ttamer.serve.settings import NodeSettings, settings_of
+from ttamer.serve.collecting import read_prompts
+from ttamer.serve.config import NodeSettings, settings_from
 from ttamer.trace.spec import CascadeSpec
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def test_there_are_commands_to_check():
 
 @pytest.mark.parametrize("text", [b for b in blocks("toml") if "upstream" in b])
 def test_a_cascade_can_be_served(text):
-    assert settings_of(CascadeSpec.from_toml(text)).nodes
+    assert settings_from(CascadeSpec.from_toml(text)).nodes
 
 
 @pytest.mark.parametrize("path", re.findall(r"examples/serving/[\w/.]+\w", PAGE))

@@ -13,7 +13,7 @@ import pytest
 
 import ttamer as tt
 from support.traces import answering_trace
-from ttamer.serve.served import Served
+from ttamer.serve.record import RequestRecord
 from ttamer.serve.status import PAGE, PAGE_HEADERS, Frontier, Rung, Status, frontier_of
 
 COSTS = {"small": 1.0, "middle": 4.0, "large": 20.0}
@@ -34,7 +34,7 @@ def asked(node, error=None):
 
 def serve(status: Status, *path, code=200, by=None, cost=None):
     cost = sum(seen.cost for seen in path) if cost is None else cost
-    status.finished(Served("id", "/v1/x", code, 0.2, asked=path, by=by, cost=cost))
+    status.finished(RequestRecord("id", "/v1/x", code, 0.2, asked=path, by=by, cost=cost))
 
 
 def shown(status: Status, **facts) -> dict:

@@ -27,7 +27,7 @@ from ttamer.drift.loop import Loop, serving_of
 from ttamer.drift.sampling import AuditSampler
 from ttamer.drift.settings import LoopSettings
 from ttamer.fitting.plans import fit
-from ttamer.serve.served import Served
+from ttamer.serve.record import RequestRecord
 from ttamer.serve.status import PAGE, PAGE_HEADERS, Status, frontier_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def asked(node, error=None):
 def request(*path, status=200, by=None, failed=()):
     nodes = tuple(asked(node, "timeout" if node in failed else None) for node in path)
     cost = sum(seen.cost for seen in nodes)
-    return Served("id", "/v1/x", status, 0.2, asked=nodes, by=by, cost=cost)
+    return RequestRecord("id", "/v1/x", status, 0.2, asked=nodes, by=by, cost=cost)
 
 
 def busy_status(name="support answers") -> Status:
@@ -64,7 +64,7 @@ def busy_status(name="support answers") -> Status:
         status.finished(request("small", "middle", "large", by="large", failed=["middle"]))
     status.finished(request("small", "middle", "large", status=502, failed=COSTS))
     for _ in range(3):
-        status.finished(Served("id", "/v1/x", 429, 0.0, error="rate_limited"))
+        status.finished(RequestRecord("id", "/v1/x", 429, 0.0, error="rate_limited"))
     status.event("load", "serving")
     status.event("reload", "serving")
     status.event(
@@ -432,7 +432,7 @@ def test_in_a_browser_all_is_shown_and_nothing_overflows(chromium, site, frontie
             ["large", "184", "183", "1", "3,680"],
         ]
         assert seen["bars"][1] == pytest.approx([420 / 1304, 0, 24 / 1304], abs=0.01)
-        names = ['"Asked"', '"Answered"', '"Failed"', '"Cost"']
+        names = ['"Asked"', '"NodeAnswer"', '"Failed"', '"Cost"']
         assert seen["labels"] == (names if seen["width"] < 700 else ["none"] * 4)
         assert seen["marks"] == [1, 1, len(frontier.rungs)]
         assert "abababababababab" in seen["text"]
@@ -467,7 +467,7 @@ def test_in_a_browser_before_the_first_request(chromium, site, frontier):
 
 def test_in_a_browser_names_from_outside_stay_text(chromium, site, frontier):
     status = Status({EVIL: 1.0, "b": 2.0}, EVIL)
-    status.finished(Served("id", "/v1/x", 200, 0.2, asked=(asked(EVIL),), by=EVIL, cost=1.0))
+    status.finished(RequestRecord("id", "/v1/x", 200, 0.2, asked=(asked(EVIL),), by=EVIL, cost=1.0))
     status.event("reload", EVIL, ok=False)
     status.event(EVIL, EVIL)
     site.answers = [(200, status.to_dict(frontier, version=EVIL))]
@@ -543,7 +543,7 @@ def test_in_a_browser_a_gateway_that_runs_is_shown(chromium, make_served):
     assert complaints(done) == []
     assert "1 request decided" in done.stdout
     assert f'<code id="version" title="{version}' in done.stdout
-    assert re.search(rf'<th scope="row">{by}</th>.*?data-label="Answered">1<', done.stdout)
+    assert re.search(rf'<th scope="row">{by}</th>.*?data-label="NodeAnswer">1<', done.stdout)
     assert "load at" in done.stdout
     assert '<circle class="here"' in done.stdout
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from ttamer.errors import ArgumentError
-from ttamer.serve.served import Served
+from ttamer.serve.record import RequestRecord
 from ttamer.serve.trace_log import TraceLog, log_files, read_rows
 
 HERE = str(Path(__file__).parent)
@@ -25,9 +25,9 @@ def asked(node, prediction="Paris", error=None, confidence=0.75):
     )
 
 
-def served(number=0, *path) -> Served:
+def served(number=0, *path) -> RequestRecord:
     nodes = path or (asked("small"),)
-    return Served(f"r{number}", "/v1/classify", 200, 0.2, "ab12", nodes, "small", 1.0)
+    return RequestRecord(f"r{number}", "/v1/classify", 200, 0.2, "ab12", nodes, "small", 1.0)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_predictions_are_written_only_if_wanted(path):
 
 def test_who_asked_nobody_has_no_row(path):
     log = TraceLog(path)
-    log.finished(Served("1", "/v1/classify", 401, 0.0))
+    log.finished(RequestRecord("1", "/v1/classify", 401, 0.0))
     log.close()
     assert not path.exists()
     assert log.lost == 0
@@ -81,7 +81,7 @@ def test_only_the_owner_may_read_it(path):
 
 
 def test_files_are_set_aside_when_full_and_the_oldest_removed(path):
-    log = TraceLog(path, most_bytes=1024, keep=2)
+    log = TraceLog(path, max_bytes=1024, keep=2)
     for number in range(100):
         log.finished(served(number))
     log.close()
@@ -102,7 +102,7 @@ def test_the_files_of_a_log_come_oldest_first(path):
 
 
 def test_one_file_alone_stays_small_too(path):
-    log = TraceLog(path, most_bytes=1024, keep=0)
+    log = TraceLog(path, max_bytes=1024, keep=0)
     for number in range(50):
         log.finished(served(number))
     log.close()
@@ -113,7 +113,7 @@ def test_one_file_alone_stays_small_too(path):
 
 def test_a_log_goes_on_where_it_was_left(path):
     for number in range(3):
-        log = TraceLog(path, most_bytes=1024)
+        log = TraceLog(path, max_bytes=1024)
         for more in range(4):
             log.finished(served(10 * number + more))
         log.close()
@@ -267,7 +267,7 @@ def test_closing_twice_is_closing_once(path):
     log.close()
 
 
-@pytest.mark.parametrize("wrong", [{"most_bytes": 10}, {"keep": -1}, {"queue_rows": 0}])
+@pytest.mark.parametrize("wrong", [{"max_bytes": 10}, {"keep": -1}, {"queue_rows": 0}])
 def test_a_log_that_cannot_be(path, wrong):
     with pytest.raises(ArgumentError, match="a trace log needs"):
         TraceLog(path, **wrong)

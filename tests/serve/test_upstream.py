@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from ttamer.serve import upstream as module
-from ttamer.serve.settings import NodeSettings
+from ttamer.serve.config import NodeSettings
 from ttamer.serve.upstream import Upstream, UpstreamFailed, open_session
 
 # The test's own server, ended in mid-answer, may leave a socket to the garbage collector.
@@ -23,7 +23,7 @@ def settings(url, **options) -> NodeSettings:
 def ask(node: NodeSettings, **options):
     async def go():
         async with open_session() as session:
-            return await Upstream(node, session).ask(CHAT, BODY, **options)
+            return await Upstream(node, session).call(CHAT, BODY, **options)
 
     return asyncio.run(go())
 
@@ -47,7 +47,7 @@ def _short_pauses(monkeypatch):
 def test_an_answer_is_the_json_that_came(small):
     reply = ask(settings(small.url))
     assert reply.body["choices"][0]["message"]["content"] in "ABCD"
-    assert (reply.tries, reply.by_fallback) == (1, False)
+    assert (reply.attempts, reply.by_fallback) == (1, False)
     assert small.requests == [{**BODY, "model": "m"}]
 
 
@@ -55,7 +55,7 @@ def test_an_answer_is_asked_for_whole(small):
     async def go():
         async with open_session() as session:
             body = {**BODY, "stream": True, "stream_options": {"include_usage": True}}
-            return await Upstream(settings(small.url), session).ask(CHAT, body)
+            return await Upstream(settings(small.url), session).call(CHAT, body)
 
     assert asyncio.run(go()).body["choices"]
     assert small.requests == [{**BODY, "model": "m"}]
@@ -104,7 +104,7 @@ def test_each_fault_has_its_name(small, mode, kind, paid):
     assert "'small'" in str(failed)
     assert "sk-secret" not in str(failed)
     small.mode = "ok"
-    assert ask(settings(small.url)).tries == 1
+    assert ask(settings(small.url)).attempts == 1
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_no_time_is_a_timeout(small):
 def test_what_may_pass_is_tried_again(small, mode):
     small.plan = [mode, mode]
     reply = ask(settings(small.url, retries=2))
-    assert (reply.tries, small.count, small.answered) == (3, 3, 1)
+    assert (reply.attempts, small.count, small.answered) == (3, 3, 1)
 
 
 def test_there_are_only_so_many_tries(small):
@@ -181,7 +181,7 @@ def test_a_retry_waits_as_long_as_it_is_told(small, start_upstream, monkeypatch)
     assert waited == [7.0, 7.0]  # there was no time left for it
     small.plan = ["error"]
     reply = ask(settings(small.url, retries=2, fallback=other.url), timeout=5.0)
-    assert (reply.tries, reply.by_fallback) == (2, True)
+    assert (reply.attempts, reply.by_fallback) == (2, True)
     assert waited == [7.0, 7.0]
 
 
@@ -220,11 +220,11 @@ def test_loss_is_made_good_by_retries(start_upstream):
     async def go():
         async with open_session() as session:
             upstream = Upstream(node, session)
-            return await asyncio.gather(*(upstream.ask(CHAT, BODY) for _ in range(40)))
+            return await asyncio.gather(*(upstream.call(CHAT, BODY) for _ in range(40)))
 
     replies = asyncio.run(go())
     assert len(replies) == lossy.answered == 40
-    assert lossy.count == sum(reply.tries for reply in replies) > 40
+    assert lossy.count == sum(reply.attempts for reply in replies) > 40
 
 
 def relay(node: NodeSettings, content: bytes, **options):
@@ -278,10 +278,10 @@ def test_a_stream_that_breaks_is_a_failure(small):
     assert caught.value.kind == "cut"
 
 
-def test_a_relay_goes_to_the_fallback_where_nobody_answers(small, dead_url):
+def test_a_relay_goes_to_the_fallback_where_the_connection_fails(small, dead_url):
     status, *_ = relay(settings(dead_url, fallback=small.url), STREAM)
     assert (status, small.answered) == (200, 1)
-    with pytest.raises(UpstreamFailed, match="nobody answers"):
+    with pytest.raises(UpstreamFailed, match="connection failed"):
         relay(settings(dead_url), STREAM)
 
 

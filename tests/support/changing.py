@@ -158,5 +158,5 @@ class Traffic:
 
     @property
     def _is_fitting(self) -> bool:
-        adapting = self.gateway.gateway.adapting
+        adapting = self.gateway.gateway.drift
         return adapting is not None and adapting.loop.state in ("refitting", "certifying")

@@ -13,10 +13,10 @@ import uvicorn
 
 from support.quick_server import QuickServer
 from ttamer.serve.app import make_app
+from ttamer.serve.config import read_settings
 from ttamer.serve.gateway import Gateway
-from ttamer.serve.logs import RequestLog
-from ttamer.serve.main import listen
-from ttamer.serve.settings import read_settings
+from ttamer.serve.logging import JsonLog
+from ttamer.serve.server import listen
 
 if TYPE_CHECKING:
     import os
@@ -50,7 +50,7 @@ class RunningGateway:
         """Let the gateway tell now what it would tell in a moment."""
 
         async def tell() -> None:
-            self.gateway.tell()
+            self.gateway.flush()
 
         if self.loop is not None and self.loop.is_running():
             self.do(tell())
@@ -67,7 +67,7 @@ def running(
 ) -> Iterator[RunningGateway]:
     """Serve a cascade while inside."""
     stream = io.StringIO()
-    gateway = Gateway(read_settings(cascade), artefact, log=RequestLog(stream))
+    gateway = Gateway(read_settings(cascade), artefact, log=JsonLog(stream))
     with listen("127.0.0.1", 0) as listener:
         found = RunningGateway(gateway, stream, listener.getsockname()[1])
         config = uvicorn.Config(

@@ -82,9 +82,8 @@ def run(args: argparse.Namespace) -> None:
 def _from_upstreams(args: argparse.Namespace) -> Trace:
     from ttamer.cli.output import progress_line
     from ttamer.errors import ArgumentError
-    from ttamer.serve.collecting import collect_upstreams
-    from ttamer.serve.prompts import read_prompts
-    from ttamer.serve.settings import read_settings
+    from ttamer.serve.collecting import collect_upstreams, read_prompts
+    from ttamer.serve.config import read_settings
 
     if len(args.models) > 1:
         raise ArgumentError(f"give one cascade.toml, not {' '.join(args.models)}")

@@ -37,15 +37,15 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Check, listen, and serve until stopped."""
+    from ttamer.serve.config import read_settings
     from ttamer.serve.gateway import Gateway
-    from ttamer.serve.main import check_open, listen
-    from ttamer.serve.main import run as serve
-    from ttamer.serve.settings import read_settings
+    from ttamer.serve.server import check_exposure, listen
+    from ttamer.serve.server import run as serve
 
     settings = read_settings(args.cascade)
     gateway = Gateway(settings, args.policy)
-    check_open(args.host, has_keys=gateway.keys is not None, is_open=args.open)
-    gateway.check()
+    check_exposure(args.host, has_keys=gateway.keys is not None, is_open=args.open)
+    gateway.load()
     names = settings.spec.names
     if args.check:
         _print(args, {"nodes": list(names)}, f"{args.cascade} and {args.policy} can be served")

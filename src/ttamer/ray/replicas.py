@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,9 +27,9 @@ from ttamer.errors import CascadeError
 from ttamer.runtime.calling import is_async
 from ttamer.runtime.references import import_reference
 from ttamer.runtime.reply import Unusable, error_text, reply_of
-from ttamer.serve.asking import Answered, nodes_of
-from ttamer.serve.confidence import question_of
-from ttamer.serve.settings import settings_of
+from ttamer.serve.confidence import question_text
+from ttamer.serve.config import settings_from
+from ttamer.serve.node import NodeAnswer, open_nodes
 from ttamer.serve.upstream import UpstreamFailed, open_session
 from ttamer.trace.classes import class_text
 from ttamer.trace.spec import CascadeSpec
@@ -38,8 +37,8 @@ from ttamer.trace.spec import CascadeSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ttamer.serve.asking import Node
-    from ttamer.serve.settings import Settings
+    from ttamer.serve.config import Settings
+    from ttamer.serve.node import Node
 
 __all__ = ["Failed", "Placement", "Replica", "read_placements"]
 
@@ -103,7 +102,7 @@ def read_placements(spec: CascadeSpec) -> tuple[Settings, dict[str, Placement]]:
             _amount(options.pop("gpus", 0.0), f"{place}: gpus"),
         )
         nodes.append(dataclasses.replace(node, options=options))
-    return settings_of(dataclasses.replace(spec, nodes=tuple(nodes))), placements
+    return settings_from(dataclasses.replace(spec, nodes=tuple(nodes))), placements
 
 
 def _replicas(value: Any, place: str) -> tuple[int, int]:
@@ -138,7 +137,7 @@ class Replica:
 
     async def ask(
         self, path: str, body: dict[str, Any], timeout: float | None, headers: dict[str, str]
-    ) -> Answered | Failed:
+    ) -> NodeAnswer | Failed:
         """Answer one request; an error is returned, not raised, so that it can be pickled."""
         try:
             if self._model is None:
@@ -156,14 +155,13 @@ class Replica:
         """Return the upstream, with an open session."""
         if self._upstream is None:
             session = await self._stack.enter_async_context(open_session(1024))
-            self._upstream = nodes_of(self._settings, session)[self._node.name]
+            self._upstream = open_nodes(self._settings, session)[self._node.name]
         return self._upstream
 
-    async def _asked(self, path: str, body: Mapping[str, Any]) -> Answered | Failed:
+    async def _asked(self, path: str, body: Mapping[str, Any]) -> NodeAnswer | Failed:
         """Return the model's answer to one request."""
         model: Any = self._model
-        value = question_of(body)
-        start = time.monotonic()
+        value = question_text(body)
         try:
             returned = await (model(value) if is_async(model) else asyncio.to_thread(model, value))
             reply = reply_of(returned)
@@ -174,8 +172,7 @@ class Replica:
         prediction = class_text(reply.prediction)
         text = str(prediction if reply.answer is reply.prediction else reply.answer)
         cost = self._node.cost if reply.cost is None else reply.cost
-        seconds = time.monotonic() - start
-        return Answered(prediction, reply.confidence, text, _response(path, text), cost, 1, seconds)
+        return NodeAnswer(prediction, reply.confidence, text, _response(path, text), cost)
 
 
 def _response(path: str, text: str) -> dict[str, Any]:

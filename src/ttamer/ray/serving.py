@@ -24,9 +24,9 @@ from ray.serve.exceptions import RayServeException
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.ray.replicas import Failed, Replica, read_placements
 from ttamer.serve.app import make_app
-from ttamer.serve.asking import Node
 from ttamer.serve.gateway import Gateway
-from ttamer.serve.reloading import load_for
+from ttamer.serve.node import Node
+from ttamer.serve.policies import load_artefact
 from ttamer.serve.upstream import UpstreamFailed
 from ttamer.trace.spec import CascadeSpec
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from ttamer.ray.replicas import Placement
     from ttamer.serve.app import App
-    from ttamer.serve.asking import Answered
-    from ttamer.serve.settings import NodeSettings, Settings
+    from ttamer.serve.config import NodeSettings, Settings
+    from ttamer.serve.node import NodeAnswer
 
 __all__ = ["application", "build"]
 
@@ -81,7 +81,7 @@ def application(
             "deployments instead; remove it, or use ttamer serve"
         )
     path = Path(policy).absolute()
-    load_for(path, spec.names)
+    load_artefact(path, spec.names)
     text = spec.to_toml()
     handles = {
         name: _deployment(number, settings.nodes[name], placements[name]).bind(text, name)
@@ -150,7 +150,7 @@ class _Remote(Node):
         *,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answered:
+    ) -> NodeAnswer:
         """Call a replica; if it dies, call another one."""
         node = self.settings
         limit = min(node.timeout, float("inf") if timeout is None else timeout)
@@ -177,8 +177,8 @@ class _Remote(Node):
             raise UpstreamFailed(node.name, "timeout", f"no answer in {limit:.4g} s") from None
         if isinstance(found, Failed):
             raise UpstreamFailed(node.name, found.kind, found.text, status=found.status)
-        answered: Answered = found
-        return answered
+        answer: NodeAnswer = found
+        return answer
 
 
 class _Gateway(Gateway):
@@ -190,15 +190,15 @@ class _Gateway(Gateway):
         super().__init__(settings, policy)
         self._handles = handles
 
-    def _opened(self, session: ClientSession) -> Mapping[str, Node]:
+    def _open_nodes(self, session: ClientSession) -> Mapping[str, Node]:
         """Return the deployments; their replicas call the upstreams."""
         del session
         nodes = self.settings.nodes
         return {name: _Remote(nodes[name], self._handles[name]) for name in nodes}
 
-    def alone(self, model: str) -> str | None:
+    def single_node(self, model: str) -> str | None:
         """Return ``None`` for a node: every request goes through the policy."""
-        return None if model in self.names else super().alone(model)
+        return None if model in self.names else super().single_node(model)
 
 
 @serve.ingress()

@@ -1,39 +1,61 @@
-"""The gateway as an ASGI application: routes, and what is answered without asking a node."""
+"""The gateway as an ASGI application: its routes, and the responses that ask no node."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from ttamer.errors import ArgumentError
-from ttamer.serve import chat
-from ttamer.serve.exchange import Exchange
-from ttamer.serve.labels import take_label
-from ttamer.serve.life import Life
-from ttamer.serve.limits import Refused
+from ttamer.serve import openai
+from ttamer.serve.admission import check_key
+from ttamer.serve.confidence import prediction_from
+from ttamer.serve.http import (
+    INTERNAL_ERROR,
+    HttpError,
+    HttpExchange,
+    SlowBody,
+    check_content_type,
+    parse_json,
+    read_body,
+)
 from ttamer.serve.openapi import description
-from ttamer.serve.refusing import INTERNAL, Rejected, check_key, send_refusal
+from ttamer.serve.record import RequestRecord
+from ttamer.serve.request import RequestHandler
 from ttamer.serve.routes import DRIFT, OTHER, ROUTES
-from ttamer.serve.served import Served
+from ttamer.serve.schemas import LABEL, check, compile_schema
 from ttamer.serve.status import PAGE, PAGE_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ttamer.serve.exchange import Receive, Scope, Send
     from ttamer.serve.gateway import Gateway
+    from ttamer.serve.http import Receive, Scope, Send
 
-    Handler = Callable[[Exchange], Awaitable[None]]
+    Handler = Callable[[HttpExchange], Awaitable[None]]
 
 __all__ = ["App", "make_app"]
 
+_LABEL = compile_schema(LABEL)
+
 
 def make_app(gateway: Gateway) -> App:
-    """Return the ASGI application of a gateway; it opens and closes it with its lifespan."""
+    """Return the ASGI application of a gateway, which opens and closes it with its lifespan.
+
+    Args:
+        gateway: The gateway, not yet open.
+
+    Returns:
+        The application, for any ASGI server.
+
+    ::
+
+        app = make_app(Gateway(read_settings("cascade.toml"), "policy.ttamer"))
+    """
     return App(gateway)
 
 
 class App:
-    """Routes requests, and sees each through."""
+    """Routes requests to their handlers."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -43,34 +65,34 @@ class App:
             "/readyz": ("GET", self._readiness),
             "/openapi.json": ("GET", self._openapi),
             "/status": ("GET", self._status_page),
-            "/status.json": ("GET", self._keyed(self._status)),
-            "/metrics": ("GET", self._keyed(self._metrics)),
-            "/v1/models": ("GET", self._keyed(self._models)),
+            "/status.json": ("GET", self._with_key(self._status)),
+            "/metrics": ("GET", self._with_key(self._metrics)),
+            "/v1/models": ("GET", self._with_key(self._models)),
         }
         audit = gateway.settings.serve.audit
         has_loop = audit is not None and audit.reference is not None
         if audit is not None:
-            self._routes["/v1/labels"] = ("POST", self._keyed(self._label))
+            self._routes["/v1/labels"] = ("POST", self._with_key(self._label))
         if gateway.admin_keys is not None:
             self._routes["/admin/reload"] = ("POST", self._reload)
             self._routes["/admin/rollback"] = ("POST", self._rollback)
             for path, action in DRIFT.items() if has_loop else ():
                 self._routes[path] = ("POST", self._drift(action))
-        self._kinds = {f"/v1{kind.path}": kind for kind in chat.KINDS}
+        self._endpoints = {f"/v1{endpoint.path}": endpoint for endpoint in openai.ENDPOINTS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request, or the life of the server."""
+        """Handle one request, or the lifespan of the server."""
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._lifespan(receive, send)
         elif scope["type"] == "http":
-            exchange = Exchange(scope, receive, send)
-            kind = self._kinds.get(exchange.path)
-            if kind is not None and exchange.method == "POST":
-                await Life(self._gateway, exchange, kind).live()
+            exchange = HttpExchange(scope, receive, send)
+            endpoint = self._endpoints.get(exchange.path)
+            if endpoint is not None and exchange.method == "POST":
+                await RequestHandler(self._gateway, exchange, endpoint).handle()
             else:
-                await self._plain(exchange)
+                await self._handle(exchange)
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         try:
             await self._gateway.__aenter__()
@@ -82,23 +104,23 @@ class App:
         await self._gateway.__aexit__(None, None, None)
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _plain(self, exchange: Exchange) -> None:
-        """Answer what asks no node; it is counted once it is over, and never as in flight."""
+    async def _handle(self, exchange: HttpExchange) -> None:
+        """Handle a request that asks no node; it counts once it ends, and never as in flight."""
         code: str | None = None
         try:
             await self._handler(exchange)(exchange)
-        except Refused as error:
+        except HttpError as error:
             code = error.code
-            await send_refusal(exchange, error)
+            await exchange.send_error(error)
         except Exception as error:
             code = "internal"
             self._gateway.log.failure(exchange.request_id, error)
             if not exchange.status:
-                await exchange.send_json(500, INTERNAL)
+                await exchange.send_json(500, INTERNAL_ERROR)
         finally:
             self._gateway.metrics.started()
             self._gateway.finished(
-                Served(
+                RequestRecord(
                     exchange.request_id,
                     exchange.path if exchange.path in ROUTES else OTHER,
                     exchange.status or 500,
@@ -107,71 +129,96 @@ class App:
                 )
             )
 
-    def _handler(self, exchange: Exchange) -> Handler:
+    def _handler(self, exchange: HttpExchange) -> Handler:
         method, handler = self._routes.get(exchange.path, ("POST", None))
-        if handler is None and exchange.path not in self._kinds:
-            raise Rejected(404, "not_found", "there is nothing here")
+        if handler is None and exchange.path not in self._endpoints:
+            raise HttpError("not found", status=404, code="not_found")
         wanted = "GET" if exchange.method == "HEAD" else exchange.method
         if handler is None or wanted != method:
-            exchange.more_headers["allow"] = method
-            raise Rejected(405, "method_not_allowed", f"use {method} here")
+            exchange.response_headers["allow"] = method
+            raise HttpError(f"use {method} here", status=405, code="method_not_allowed")
         return handler
 
-    def _keyed(self, handler: Handler) -> Handler:
-        async def handle(exchange: Exchange) -> None:
+    def _with_key(self, handler: Handler) -> Handler:
+        async def handle(exchange: HttpExchange) -> None:
             check_key(self._gateway.keys, exchange)
             await handler(exchange)
 
         return handle
 
-    async def _health(self, exchange: Exchange) -> None:
+    async def _health(self, exchange: HttpExchange) -> None:
         await exchange.send_json(200, {"status": "ok"})
 
-    async def _readiness(self, exchange: Exchange) -> None:
+    async def _readiness(self, exchange: HttpExchange) -> None:
         ready = self._gateway.ready
         word = "ready" if ready else "not ready"
         await exchange.send_json(200 if ready else 503, {"status": word})
 
-    async def _openapi(self, exchange: Exchange) -> None:
+    async def _openapi(self, exchange: HttpExchange) -> None:
         await exchange.send_json(200, self._description)
 
-    async def _models(self, exchange: Exchange) -> None:
-        await exchange.send_json(200, chat.models(self._gateway.models()))
+    async def _models(self, exchange: HttpExchange) -> None:
+        await exchange.send_json(200, openai.model_list(self._gateway.models()))
 
-    async def _metrics(self, exchange: Exchange) -> None:
-        self._gateway.tell()
+    async def _metrics(self, exchange: HttpExchange) -> None:
+        self._gateway.flush()
         metrics = self._gateway.metrics
         headers = {"content-type": metrics.CONTENT_TYPE}
         await exchange.send_bytes(200, metrics.text(), headers)
 
-    async def _status_page(self, exchange: Exchange) -> None:
+    async def _status_page(self, exchange: HttpExchange) -> None:
         await exchange.send_bytes(200, PAGE, PAGE_HEADERS)
 
-    async def _status(self, exchange: Exchange) -> None:
+    async def _status(self, exchange: HttpExchange) -> None:
         await exchange.send_json(200, self._gateway.status_now(), {"cache-control": "no-store"})
 
-    async def _reload(self, exchange: Exchange) -> None:
+    async def _reload(self, exchange: HttpExchange) -> None:
         check_key(self._gateway.admin_keys, exchange)
-        done = await self._gateway.reloader.reload("admin")
-        await exchange.send_json(200 if done.ok else 409, done.to_dict())
+        result = await self._gateway.policies.reload("admin")
+        await exchange.send_json(200 if result.ok else 409, result.to_dict())
 
-    async def _rollback(self, exchange: Exchange) -> None:
+    async def _rollback(self, exchange: HttpExchange) -> None:
         check_key(self._gateway.admin_keys, exchange)
-        done = await self._gateway.reloader.rollback("admin")
-        await exchange.send_json(200 if done.ok else 409, done.to_dict())
+        result = await self._gateway.policies.rollback("admin")
+        await exchange.send_json(200 if result.ok else 409, result.to_dict())
 
     def _drift(self, action: str) -> Handler:
-        async def handle(exchange: Exchange) -> None:
+        async def handle(exchange: HttpExchange) -> None:
             check_key(self._gateway.admin_keys, exchange)
-            adapting = self._gateway.adapting
-            assert adapting is not None  # noqa: S101 - it is open, and there is a loop
+            drift = self._gateway.drift
+            assert drift is not None  # noqa: S101 - the gateway is open and has a loop
             try:
-                done = await adapting.do(action)
+                state = await drift.act(action)
             except ArgumentError as error:
-                raise Rejected(409, "not_now", str(error)) from None
-            await exchange.send_json(200, done)
+                raise HttpError(str(error), status=409, code="not_now") from None
+            await exchange.send_json(200, state)
 
         return handle
 
-    async def _label(self, exchange: Exchange) -> None:
-        await take_label(self._gateway, exchange)
+    async def _label(self, exchange: HttpExchange) -> None:
+        """Take the right answer to a request; respond whether an audit waits for it.
+
+        A client need not know which requests are audited.
+        """
+        serve, audits = self._gateway.settings.serve, self._gateway.audits
+        assert audits is not None  # noqa: S101 - only then is there this route
+        check_content_type(exchange)
+        length = exchange.header(b"content-length")
+        try:
+            async with asyncio.timeout(serve.timeout):
+                body = await read_body(
+                    exchange.receive, limit=serve.max_body, content_length=length
+                )
+        except TimeoutError:
+            raise SlowBody from None
+        data = parse_json(body, max_depth=serve.max_depth)
+        check(data, _LABEL)
+        label = prediction_from(data["label"], serve.compare)
+        if label is None:
+            raise HttpError(
+                f"the label has no content under compare = {serve.compare!r}",
+                code="bad_label",
+                param="label",
+            )
+        is_taken = audits.label(data["request"], label)
+        await exchange.send_json(200, {"request": data["request"], "audited": is_taken})

@@ -1,40 +1,160 @@
 """From prompts to a trace: ask every upstream of a cascade about every prompt.
 
-Each node is asked by as many workers as its ``concurrency`` says. What was answered is in the
-journal at once, so that the same call goes on after any kind of end.
+Each node is called by as many workers as its ``concurrency`` allows. Every answer is written to the
+journal at once, so that the same command continues after an interruption of any kind. Journal
+entries are found by node and prompt: changed ones are asked, the others are not.
+
+Prompts are JSON lines, CSV, or text with one prompt per line::
+
+    {"prompt": "What is 2 + 2?", "label": "4"}
+    {"messages": [{"role": "user", "content": "..."}], "label": "B", "max_tokens": 1}
+
+In JSON lines, further keys are sent with the request unchanged.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import csv
+import hashlib
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from ttamer.errors import TraceError
-from ttamer.serve.asking import nodes_of
-from ttamer.serve.comparing import prediction_of
-from ttamer.serve.journal import Entry, Journal, key_of
+from ttamer.errors import ArgumentError, TraceError
+from ttamer.serve.confidence import prediction_from
+from ttamer.serve.node import open_nodes
 from ttamer.serve.upstream import UpstreamFailed, open_session
+from ttamer.trace.classes import class_text
 from ttamer.trace.trace import OnBad, Trace
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import TracebackType
 
-    from ttamer.serve.asking import Node
-    from ttamer.serve.prompts import Endpoint, Prompt
-    from ttamer.serve.settings import Settings
+    from ttamer.serve.config import Settings
+    from ttamer.serve.node import Node
 
-__all__ = ["collect_upstreams"]
+__all__ = ["Endpoint", "Journal", "JournalEntry", "Prompt", "collect_upstreams", "journal_key",
+           "read_prompts"]  # fmt: skip
 
-GIVE_UP = 10
-"""A node that fails so many times in a row is not asked any more."""
+Endpoint = Literal["chat/completions", "completions", "classify"]
+"""The endpoint of the upstreams that is called."""
+MAX_FAILURES = 10
+"""The number of failures in a row after which a node is not called any more."""
 
-_SAME_ANSWER = ("timeout", "retries", "concurrency", "max_response", "key_env", "fallback")
-"""What may change in a node without its answers being asked again."""
+_BODY_KEYS: dict[str, str] = {"chat/completions": "messages", "completions": "prompt"}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request body, and its reference answer if there is one."""
+
+    body: Mapping[str, Any]
+    label: str | None = None
+
+
+def read_prompts(
+    path: str | os.PathLike[str],
+    *,
+    label: str = "label",
+    endpoint: Endpoint = "chat/completions",
+    request: Mapping[str, Any] | None = None,
+) -> list[Prompt]:
+    """Read prompts from a file.
+
+    Args:
+        path: JSON lines (.jsonl, .ndjson), CSV, or text with one prompt per line.
+        label: The field that holds the reference answer.
+        endpoint: The endpoint that the prompts are for.
+        request: Fields sent with every prompt, unless the prompt sets them itself.
+
+    Returns:
+        The prompts, in the order of the file.
+
+    Raises:
+        ArgumentError: If the endpoint is unknown.
+        TraceError: If the file cannot be read, or a line is not a prompt.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "prompts.txt")
+    ...     _ = path.write_text("2 + 2?")
+    ...     read_prompts(path, endpoint="completions")
+    [Prompt(body={'prompt': '2 + 2?'}, label=None)]
+    """
+    if endpoint not in get_args(Endpoint):
+        raise ArgumentError(
+            f"endpoint is {endpoint!r}; it must be one of {', '.join(get_args(Endpoint))}"
+        )
+    file = Path(path)
+    try:
+        text = file.read_text("utf-8")
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{path}: is not text in UTF-8") from None
+    prompts = []
+    for place, row in _rows(file, text, label):
+        reference = _label(row.pop(label, None), place, label)
+        body = dict(request or {}) | _body(row, endpoint, place)
+        prompts.append(Prompt(body, reference))
+    if not prompts:
+        raise TraceError(f"{path}: holds no prompts")
+    return prompts
+
+
+def _rows(file: Path, text: str, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if file.suffix == ".csv":
+        table = csv.DictReader(text.splitlines(keepends=True), restval="")
+        if "prompt" not in (table.fieldnames or ()):
+            raise TraceError(f"{file}: has no column prompt; name the columns in the first line")
+        kept = ("prompt", label)  # other columns are ignored
+        for row in table:
+            yield f"{file}: line {table.line_num}", {k: row[k] for k in kept if k in row}
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        place = f"{file}: line {number}"
+        if not line.strip():
+            continue
+        if file.suffix not in (".jsonl", ".ndjson"):
+            yield place, {"prompt": line}
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise TraceError(f"{place}: is not JSON; write one object per line") from None
+        if not isinstance(row, dict):
+            raise TraceError(f"{place}: is not an object; write one object per line")
+        yield place, row
+
+
+def _label(value: Any, place: str, field: str) -> str | None:
+    try:
+        return class_text(value) or None
+    except TraceError as error:
+        raise TraceError(f"{place}: {field}: {error}") from None
+
+
+def _body(row: dict[str, Any], endpoint: Endpoint, place: str) -> dict[str, Any]:
+    """Return the request body of a row."""
+    if "messages" in row:
+        if endpoint != "chat/completions":
+            raise TraceError(f"{place}: has messages, and {endpoint} takes a prompt")
+        if not isinstance(row["messages"], list) or not row["messages"]:
+            raise TraceError(f"{place}: messages must be a list with at least one message")
+        return row
+    text = row.pop("prompt", None)
+    if not isinstance(text, str) or not text:
+        raise TraceError(f"{place}: has no prompt; write prompt, a text, or messages")
+    if endpoint == "chat/completions":
+        return {**row, "messages": [{"role": "user", "content": text}]}
+    return {**row, _BODY_KEYS.get(endpoint, "input"): text}
 
 
 def collect_upstreams(
@@ -46,25 +166,41 @@ def collect_upstreams(
     on_error: OnBad = "refuse",
     progress: Callable[[int, int, int], None] | None = None,
 ) -> Trace:
-    """Ask every node about every prompt, and return what they said as a trace.
+    """Ask every node about every prompt, and return the answers as a trace.
 
-    A prompt for which some node failed is refused once everything else is asked; with
-    ``on_error="skip"`` it is left out, and counted. ``progress(done, total, failed)`` is
-    called with numbers of answers. The trace has a cost per row where calls differ in cost.
+    Args:
+        settings: The cascade and its upstreams.
+        prompts: The prompts, such as :func:`read_prompts` returns.
+        journal: A file that keeps the answers, so that no call is made twice.
+        endpoint: The endpoint of the upstreams.
+        on_error: "refuse" raises an error for prompts that lack an answer, once all others are
+            asked; "skip" drops and counts them.
+        progress: Called with the numbers of answers done, total and failed.
+
+    Returns:
+        The trace, with a cost per row where calls differ in cost.
+
+    Raises:
+        TraceError: If labels are missing, the journal is not valid, or a prompt lacks an answer.
+
+    ::
+
+        prompts = read_prompts("prompts.jsonl")
+        trace = collect_upstreams(read_settings("cascade.toml"), prompts, "answers.journal")
     """
     labels = _labels(settings, prompts)
     with Journal(journal) as kept:
-        work = _Work(settings, prompts, kept, f"/{endpoint}", progress)
+        collection = _Collection(settings, prompts, kept, f"/{endpoint}", progress)
         try:
-            asyncio.run(work.all())
-        except ExceptionGroup as errors:  # of workers: the first says what is wrong
+            asyncio.run(collection.all())
+        except ExceptionGroup as errors:  # of several workers: report the first
             raise errors.exceptions[0] from None
-        return _trace(settings, work, labels, on_error)
+        return _trace(settings, collection, labels, on_error)
 
 
 @dataclass
-class _Work:
-    """What is to be asked, what was answered, and what failed."""
+class _Collection:
+    """The calls to make, the answers, and the failures."""
 
     settings: Settings
     prompts: Sequence[Prompt]
@@ -75,22 +211,22 @@ class _Work:
     done: int = 0
 
     def __post_init__(self) -> None:
-        how = {"path": self.path, "compare": self.settings.serve.compare}
-        self._how = {name: how | self._identity(name) for name in self.settings.nodes}
+        common = {"path": self.path, "compare": self.settings.serve.compare}
+        self._identities = {name: common | self._identity(name) for name in self.settings.nodes}
 
     def _identity(self, name: str) -> dict[str, Any]:
-        """Return what a node's answers depend on."""
-        node = dataclasses.asdict(self.settings.nodes[name])
-        judge = node["verifier"]
-        if judge is not None:
-            node["verifier"] = dataclasses.asdict(self.settings.nodes[judge])
-        return {k: v for k, v in node.items() if k not in _SAME_ANSWER}
+        """Return the settings that a node's answers depend on."""
+        node = self.settings.nodes[name]
+        values = node.answer_settings
+        if node.verifier is not None:
+            values["verifier"] = asdict(self.settings.nodes[node.verifier])
+        return values
 
     def key(self, name: str, row: int) -> str:
-        return key_of(self._how[name], self.prompts[row].body)
+        return journal_key(self._identities[name], self.prompts[row].body)
 
     async def all(self) -> None:
-        """Ask what is not in the journal."""
+        """Make the calls whose answers are not in the journal."""
         total = len(self.prompts) * len(self.settings.nodes)
         waiting = {
             name: [
@@ -99,92 +235,96 @@ class _Work:
             for name in self.settings.nodes
         }
         self.done = total - sum(map(len, waiting.values()))
-        self._tell()
+        self._report()
         async with open_session() as session, asyncio.TaskGroup() as group:
-            for name, node in nodes_of(self.settings, session).items():
-                rows, in_a_row = iter(waiting[name]), _Failures()
+            for name, node in open_nodes(self.settings, session).items():
+                rows, failures = iter(waiting[name]), _FailureCount()
                 for _ in range(min(node.settings.concurrency, len(waiting[name]))):
-                    group.create_task(self._worker(node, rows, in_a_row))
+                    group.create_task(self._worker(node, rows, failures))
 
-    async def _worker(self, node: Node, rows: Iterator[int], in_a_row: _Failures) -> None:
+    async def _worker(self, node: Node, rows: Iterator[int], failures: _FailureCount) -> None:
         name = node.settings.name
         for row in rows:
-            if in_a_row.too_many:
-                self.failed[name, row] = "was not asked any more"
+            if failures.too_many:
+                self.failed[name, row] = "was not called any more"
             else:
-                await self._one(node, row, in_a_row)
+                await self._one(node, row, failures)
             self.done += 1
-            self._tell()
+            self._report()
 
-    async def _one(self, node: Node, row: int, in_a_row: _Failures) -> None:
+    async def _one(self, node: Node, row: int, failures: _FailureCount) -> None:
         name = node.settings.name
         try:
-            said = await node.ask(self.path, self.prompts[row].body)
+            answer = await node.ask(self.path, self.prompts[row].body)
         except UpstreamFailed as error:
             self.failed[name, row] = str(error).partition(": ")[2]
-            in_a_row.count += 1
+            failures.count += 1
             return
-        in_a_row.count = 0
-        self.journal.add(self.key(name, row), Entry(said.prediction, said.confidence, said.cost))
+        failures.count = 0
+        entry = JournalEntry(answer.prediction, float(answer.confidence or 0.0), answer.cost)
+        self.journal.add(self.key(name, row), entry)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self.progress is not None:
             total = len(self.prompts) * len(self.settings.nodes)
             self.progress(self.done, total, len(self.failed))
 
 
 @dataclass
-class _Failures:
-    """How often a node failed in a row."""
+class _FailureCount:
+    """The number of failures of a node in a row."""
 
     count: int = 0
 
     @property
     def too_many(self) -> bool:
-        return self.count >= GIVE_UP
+        return self.count >= MAX_FAILURES
 
 
 def _labels(settings: Settings, prompts: Sequence[Prompt]) -> list[str] | None:
-    """Return the reference answers as they are compared; ``None`` where there are none."""
+    """Return the predictions of the reference answers; ``None`` where there are none."""
     given = [prompt.label is not None for prompt in prompts]
     if not any(given):
         if settings.spec.target == "label":
             raise TraceError(
-                "the prompts have no reference answers: give each a label, or let the last node "
-                'be right by definition with target = "last" under [cascade]'
+                "the prompts have no reference answers; give each a label, or take the last node's "
+                'answer as right with target = "last" under [cascade]'
             )
         return None
     labels = []
     for row, prompt in enumerate(prompts):
-        label = prediction_of(prompt.label or "", settings.serve.compare)
+        label = prediction_from(prompt.label or "", settings.serve.compare)
         if label is None:
             raise TraceError(
-                f"prompt {row} (counting from 0): the label {prompt.label!r} is none under "
+                f"prompt {row} (counting from 0): the label {prompt.label!r} has no content under "
                 f'compare = "{settings.serve.compare}"; give every prompt a label, or none'
             )
         labels.append(label)
     return labels
 
 
-def _trace(settings: Settings, work: _Work, labels: list[str] | None, on_error: OnBad) -> Trace:
+def _trace(
+    settings: Settings, collection: _Collection, labels: list[str] | None, on_error: OnBad
+) -> Trace:
     names = tuple(settings.nodes)
     left_out: dict[str, int] = {}
     rows, table = [], []
-    for row in range(len(work.prompts)):
-        entries = [work.journal.get(work.key(name, row)) for name in names]
+    for row in range(len(collection.prompts)):
+        entries = [collection.journal.get(collection.key(name, row)) for name in names]
         found = [entry for entry in entries if entry is not None]
         if len(found) == len(names):
             rows.append(row)
             table.append(found)
         else:
             name = names[entries.index(None)]
-            reason = f"{name} {work.failed[name, row]}"
+            reason = f"{name} {collection.failed[name, row]}"
             left_out[reason] = left_out.get(reason, 0) + 1
     if left_out and (on_error == "refuse" or not rows):
         reasons = "; ".join(f"{reason}: {count}" for reason, count in left_out.items())
         raise TraceError(
-            f"{sum(left_out.values())} of {len(work.prompts)} prompts lack an answer ({reasons}); "
-            "mend that and run the same again, which asks those alone, or leave them out"
+            f"{sum(left_out.values())} of {len(collection.prompts)} prompts lack an answer "
+            f"({reasons}); fix the cause and run the same command again, which asks only these, "
+            "or skip them with --skip-bad"
         )
     cost = np.array([[entry.cost for entry in found] for found in table])
     return Trace.from_arrays(
@@ -195,3 +335,84 @@ def _trace(settings: Settings, work: _Work, labels: list[str] | None, on_error: 
         cost=None if (cost == settings.spec.costs).all() else cost,
         left_out=left_out,
     )
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """A node's answer to a prompt."""
+
+    prediction: str | None
+    confidence: float
+    cost: float
+
+
+def journal_key(*parts: Mapping[str, Any]) -> str:
+    """Return the key of an entry, from the node's settings and the prompt.
+
+    >>> journal_key({"node": "small"}, {"prompt": "Hi"})
+    '4ea5f20932d71dcbcbb9b26e'
+    """
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+class Journal:
+    """Entries by key, in a file of JSON lines (mode 600); use it with ``with``."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._entries: dict[str, JournalEntry] = {}
+        self._file = -1
+
+    def __enter__(self) -> Journal:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        self._file = os.open(self.path, flags, 0o600)  # answers may be private
+        content = self.path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        os.truncate(self._file, whole)  # a line that a crash cut short
+        for number, line in enumerate(content[:whole].splitlines(), start=1):
+            key, entry = self._parsed(line, number)
+            self._entries[key] = entry
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def get(self, key: str) -> JournalEntry | None:
+        """Return an entry, or ``None`` where there is none."""
+        return self._entries.get(key)
+
+    def add(self, key: str, entry: JournalEntry) -> None:
+        """Add an entry, and write it at once."""
+        self._entries[key] = entry
+        line = json.dumps({"key": key, **asdict(entry)}).encode() + b"\n"
+        try:
+            while line:
+                line = line[os.write(self._file, line) :]
+        except OSError as error:
+            raise TraceError(f"{self.path}: cannot be written: {error.strerror}") from None
+
+    def _parsed(self, line: bytes, number: int) -> tuple[str, JournalEntry]:
+        try:
+            row = json.loads(line)
+            entry = JournalEntry(row["prediction"], float(row["confidence"]), float(row["cost"]))
+            key = row["key"]
+        except (ValueError, KeyError, TypeError):
+            entry, key = None, ""
+        if entry is None or not math.isfinite(entry.confidence + entry.cost):
+            raise TraceError(
+                f"{self.path}: line {number} is not a journal entry; move the file away to ask "
+                "all prompts again"
+            )
+        return key, entry

@@ -1,13 +1,19 @@
-"""How sure an answer is, read from responses in OpenAI's shape.
+"""Reading a response in OpenAI's format: its answer, its prediction, and its confidence.
 
-Nothing here asks anybody: ``asking`` does. A response that lacks what is needed is an
-:class:`Unreadable` that says what.
+Nothing here calls a node; :mod:`ttamer.serve.node` does. A response that lacks what is needed is an
+:class:`Unreadable` that names it.
+
+The *prediction* is the form of an answer that is compared with other nodes' and with labels, by the
+rule ``[serve] compare``. exact: the text unchanged. normalised: letter case, spacing, and
+punctuation at the ends do not count. choice: the letter of a multiple-choice answer.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
+import unicodedata
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,40 +22,47 @@ from ttamer.errors import TTamerError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ttamer.serve.config import Compare
+
 __all__ = [
     "Unreadable",
     "agreement",
     "answer_text",
     "field_value",
+    "prediction_from",
     "probability_of_answer",
     "probability_of_choice",
     "probability_of_yes",
-    "question_of",
+    "question_text",
     "verifier_body",
 ]
 
-_AROUND = " \t\n()[]*.:,\"'\u2581\u0120"
-"""What may stand around a letter within its token."""
-
-LOWEST = -1e9
-"""The least log-probability: its exponential is 0, and many of them have a sum."""
-
-TOP = 20
-"""How many likely tokens the verifier is asked for: the most that OpenAI gives."""
+MIN_LOGPROB = -1e9
+"""The lowest log-probability: its exponential is 0, and sums of many stay finite."""
+TOP_LOGPROBS = 20
+"""The number of likely tokens requested of a verifier: the most that OpenAI returns."""
 VERDICT_TOKENS = 4
-
+"""The most tokens of a verifier's answer."""
 VERIFY = (
     "Here is a question and a proposed answer.\n\nQuestion:\n{question}\n\nProposed answer:\n"
     "{answer}\n\nIs the proposed answer right? Say yes or no, one word."
 )
+"""The prompt of a verifier."""
+
+_AROUND = " \t\n()[]*.:,\"'\u2581\u0120"
+"""Characters that may surround a letter within its token."""
+_FIRST = re.compile(r"[\s(\[*\"']*([A-Za-z])(?:[)\].:,*\"']|\s*$|\s*\n|\s+-)")
+_NAMED = re.compile(r"(?i:answer|choice|option)(?i:\s+is)?[\s:*(\[\"']*\b([A-Z])\b")
+_BRACKETED = re.compile(r"[(\[]([A-Z])[)\]]")
+_ALONE = re.compile(r"\b([B-HJ-Z])\b")  # neither the article nor the pronoun
 
 
-class Unreadable(TTamerError):  # noqa: N818 - the name says what happened
-    """A response lacks what an answer or its confidence is read from."""
+class Unreadable(TTamerError):
+    """A response lacks the answer, or the source of its confidence."""
 
 
 def answer_text(response: Mapping[str, Any], path: str | None = None) -> str:
-    """Return the text of the answer; a call of tools counts as the text of the call.
+    """Return the text of the answer; for a tool call, the text of the call.
 
     >>> answer_text({"choices": [{"message": {"content": "Paris"}}]})
     'Paris'
@@ -96,8 +109,8 @@ def probability_of_choice(response: Mapping[str, Any], letter: str) -> float:
     return math.exp(tokens[place][1])
 
 
-def question_of(body: Mapping[str, Any]) -> str:
-    """Return the text of what was asked, for a verifier to read."""
+def question_text(body: Mapping[str, Any]) -> str:
+    """Return the text of a request, for a verifier."""
     messages = body.get("messages")
     if not isinstance(messages, list):
         return str(body.get("prompt", body.get("input", "")))
@@ -113,7 +126,7 @@ def verifier_body(question: str, answer: str) -> dict[str, Any]:
         "max_tokens": VERDICT_TOKENS,
         "temperature": 0,
         "logprobs": True,
-        "top_logprobs": TOP,
+        "top_logprobs": TOP_LOGPROBS,
     }
 
 
@@ -128,28 +141,28 @@ def probability_of_yes(response: Mapping[str, Any]) -> float:
     for entry in _entries(response):
         top = entry.get("top_logprobs")
         likely = [each for each in top if isinstance(each, dict)] if isinstance(top, list) else []
-        said = {"yes": 0.0, "no": 0.0}
+        verdict = {"yes": 0.0, "no": 0.0}
         for other in likely or [entry]:
             word = str(other.get("token", "")).strip(_AROUND).casefold()
-            if word in said:
-                said[word] += math.exp(_log(other.get("logprob")))
-        if total := said["yes"] + said["no"]:
-            return said["yes"] / total
-    raise Unreadable("the verifier said neither yes nor no")
+            if word in verdict:
+                verdict[word] += math.exp(_log(other.get("logprob")))
+        if total := verdict["yes"] + verdict["no"]:
+            return verdict["yes"] / total
+    raise Unreadable("the verifier returned neither yes nor no")
 
 
 def agreement(predictions: Sequence[str | None]) -> tuple[int, float]:
     """Return which of several answers to give, and the share of them that agree with it.
 
-    An answer that says nothing, or never came, agrees with nobody. Of equals the first counts.
+    An answer without content, or a failed call, agrees with no other. Ties take the first.
 
     >>> agreement(["B", None, "B", "C"])
     (0, 0.5)
     """
-    said = Counter(prediction for prediction in predictions if prediction is not None)
-    if not said:
+    counts = Counter(prediction for prediction in predictions if prediction is not None)
+    if not counts:
         return 0, 0.0
-    modal, count = said.most_common(1)[0]
+    modal, count = counts.most_common(1)[0]
     return list(predictions).index(modal), count / len(predictions)
 
 
@@ -191,29 +204,29 @@ def _entries(response: Mapping[str, Any]) -> list[dict[str, Any]]:
         return content
     if isinstance(logprobs, dict) and isinstance(logprobs.get("token_logprobs"), list):
         logs = logprobs["token_logprobs"]
-        said = logprobs.get("tokens")
-        texts = said if isinstance(said, list) and said else [None] * len(logs)
+        tokens = logprobs.get("tokens")
+        texts = tokens if isinstance(tokens, list) and tokens else [None] * len(logs)
         pairs = zip(texts, logs, strict=False)
         return [{"token": text, "logprob": log} for text, log in pairs if log is not None]
     raise Unreadable("there are no log-probabilities: the upstream must support logprobs")
 
 
 def _tokens(response: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Return the tokens that have a text: llama.cpp counts the end of the answer as one more."""
+    """Return the tokens that have text: llama.cpp adds one for the end of the answer."""
     entries = [e for e in _entries(response) if e.get("token") != ""]
     return [(str(e.get("token")), _log(e.get("logprob"))) for e in entries]
 
 
 def _log(value: Any) -> float:
-    """Return a log-probability; rounding above 0 is 0, and minus infinity is far enough down."""
+    """Return a log-probability between :data:`MIN_LOGPROB` and 0."""
     number = _number(value)
     if math.isnan(number):
-        raise Unreadable("a log-probability is no number")
-    return max(min(number, 0.0), LOWEST)
+        raise Unreadable("a log-probability is not a number")
+    return max(min(number, 0.0), MIN_LOGPROB)
 
 
 def _number(value: Any) -> float:
-    """Return a number as JSON may hold one, whole ones of any size too; else NaN."""
+    """Return a JSON number as a float, infinite if too large; NaN for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     try:
@@ -229,3 +242,46 @@ def _message_text(content: Any) -> str:
         return ""
     parts = (part.get("text") for part in content if isinstance(part, dict))
     return "\n".join(part for part in parts if isinstance(part, str))
+
+
+def prediction_from(text: str, compare: Compare) -> str | None:
+    """Return the form of an answer that is compared; ``None`` for one without content.
+
+    >>> prediction_from(" The  Moon. ", "normalised")
+    'the moon'
+    >>> prediction_from("The answer is (B).", "choice")
+    'B'
+    """
+    text = text.encode("utf-8", "replace").decode()  # JSON may hold half a character
+    if compare == "exact":
+        return text or None
+    if compare == "normalised":
+        return _normalised(text) or None
+    return _choice(text)
+
+
+def _normalised(text: str) -> str:
+    words = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    start, end = 0, len(words)
+    while start < end and not _counts(words[start]):
+        start += 1
+    while start < end and not _counts(words[end - 1]):
+        end -= 1
+    return words[start:end]
+
+
+def _counts(character: str) -> bool:
+    """Whether a character at an end of an answer counts: currency signs and digits do."""
+    return unicodedata.category(character)[0] not in "PZ" or character in "-%"
+
+
+def _choice(text: str) -> str | None:
+    if first := _FIRST.match(text):
+        return first[1].upper()
+    if named := _NAMED.findall(text):
+        return str(named[-1])
+    for pattern in (_BRACKETED, _ALONE):
+        letters = set(pattern.findall(text))
+        if len(letters) == 1:
+            return str(letters.pop())
+    return None

@@ -1,9 +1,9 @@
 """Prometheus metrics of one gateway, in a registry of its own.
 
-All children of labels known in advance are made at the start, and what is counted is added up
-here until somebody asks: a request then costs a few additions. Labels take their values from the
-cascade and from fixed lists, never from requests, so that nobody outside can make the number of
-series grow.
+All label values known in advance are created at the start, and increments are added up here until
+the metrics are read, so that a request costs a few additions. Labels take their values from the
+cascade and from fixed lists, never from requests, so that no client can increase the number of
+series.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ try:
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
     from prometheus_client.metrics_core import HistogramMetricFamily
     from prometheus_client.registry import Collector
-except ImportError as error:  # pragma: no cover - the whole extra is missing then
+except ImportError as error:
     from ttamer.errors import MissingExtra
 
     raise MissingExtra("prometheus-client", "serve") from error
 
 from ttamer.drift.loop import EventKind
-from ttamer.serve.served import KINDS, kind_of
+from ttamer.serve.record import FAILURES, failure_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ttamer.serve.served import Served
+    from ttamer.serve.record import RequestRecord
 
 __all__ = ["Metrics"]
 
 OTHER = "other"
+"""The label of routes that are not known."""
 AUDIT_RESULTS = ("taken", "failed", "lost")
-"""Handed over whole; a node did not answer, or too many waited; could not be handed over."""
+"""The results of an audit: complete; a node failed or too many waited; complete and not stored."""
 SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 )  # fmt: skip
+"""The bounds of the latency histogram."""
 
 
 class Metrics:
-    """Everything that is counted.
+    """The counters and gauges of a gateway.
 
     >>> metrics = Metrics(["small", "large"], ["/v1/chat/completions"])
     >>> metrics.refused()
@@ -66,27 +68,29 @@ class Metrics:
         registry.register(self._seconds)
         in_flight = gauge("requests_in_flight", "Requests begun and not finished.")
         in_flight.set_function(lambda: self._in_flight)
-        self._queue = gauge("queue_length", "Requests that wait for their turn.")
-        self._refused = counter("refused", "Requests answered 429: too many at once.")
+        self._queue = gauge("queue_length", "Requests in the queue.")
+        self._refused = counter("refused", "Requests answered 429: too many concurrent requests.")
         asked = counter("asked", "Times a node was asked.", "node")
         answered = counter("answered", "Times a node's answer was returned.", "node")
-        failed = counter("failed", "Times a node gave no answer.", "node", "kind")
-        cost = counter("node_cost", "What asking a node cost, in the cascade's units.", "node")
-        self._cost = counter("cost", "What all requests cost, in the cascade's units.")
+        failed = counter("failed", "Times a node returned no answer.", "node", "kind")
+        cost = counter("node_cost", "The cost of calls to a node, in the cascade's units.", "node")
+        self._cost = counter("cost", "The cost of all requests, in the cascade's units.")
         stops = counter("stops", "Requests by how many nodes were asked.", "depth")
-        self._capped = counter("capped", "Requests ended by the cap on cost or time.")
+        self._capped = counter("capped", "Requests ended by the limit on cost or time.")
         self._hedged = counter("hedged", "Second calls to a node that was slow.")
-        self._policy = gauge("policy_info", "The policy that serves: 1.", "version", "source")
-        reloads = counter("reloads", "Tries to load another policy.", "result")
+        self._policy = gauge("policy_info", "The active policy: 1.", "version", "source")
+        reloads = counter("reloads", "Attempts to load another policy.", "result")
         self._lost = counter("log_rows_lost", "Rows the trace log could not write.")
-        audits = counter("audits", "Audited requests, by what came of them.", "result")
-        self._audit_cost = counter("audit_cost", "What audits cost, in the cascade's units.")
+        audits = counter("audits", "Audited requests, by result.", "result")
+        self._audit_cost = counter("audit_cost", "The cost of audits, in the cascade's units.")
         drift = counter("drift_events", "Steps of the drift loop.", "kind")
 
         self._known = set(endpoints)
         self._asked = {node: asked.labels(node) for node in nodes}
         self._answered = {node: answered.labels(node) for node in nodes}
-        self._failed = {(node, kind): failed.labels(node, kind) for node in nodes for kind in KINDS}
+        self._failed = {
+            (node, kind): failed.labels(node, kind) for node in nodes for kind in FAILURES
+        }
         self._costs = {node: cost.labels(node) for node in nodes}
         self._depth = [stops.labels(str(depth)) for depth in range(len(nodes) + 1)]
         self._reloads = {True: reloads.labels("ok"), False: reloads.labels("failed")}
@@ -94,87 +98,87 @@ class Metrics:
         self._drift = {kind: drift.labels(kind) for kind in get_args(EventKind)}
         self._counted: dict[tuple[str, int], Counter] = {}
         self._in_flight = 0
-        self._untold: dict[Counter, float] = {}
+        self._pending: dict[Counter, float] = {}
 
     def started(self) -> None:
-        """A request came in; :meth:`finished` must follow, whatever happens."""
+        """Count a request that begins; :meth:`finished` must follow."""
         self._in_flight += 1
 
-    def finished(self, served: Served) -> None:
-        """Count all that one request did."""
+    def finished(self, record: RequestRecord) -> None:
+        """Count a finished request."""
         self._in_flight -= 1
-        endpoint = served.endpoint if served.endpoint in self._known else OTHER
-        counted = self._counted.get((endpoint, served.status))
+        endpoint = record.endpoint if record.endpoint in self._known else OTHER
+        counted = self._counted.get((endpoint, record.status))
         if counted is None:
-            counted = self._requests.labels(endpoint, str(served.status))
-            self._counted[endpoint, served.status] = counted
+            counted = self._requests.labels(endpoint, str(record.status))
+            self._counted[endpoint, record.status] = counted
         self._add(counted)
-        self._seconds.observe(endpoint, served.seconds)
-        if served.asked:
-            self._count_nodes(served)
+        self._seconds.observe(endpoint, record.seconds)
+        if record.asked:
+            self._count_nodes(record)
 
-    def _count_nodes(self, served: Served) -> None:
-        for seen in served.asked:
-            node = seen.node
+    def _count_nodes(self, record: RequestRecord) -> None:
+        for one in record.asked:
+            node = one.node
             if node not in self._asked:
                 continue
             self._add(self._asked[node])
-            self._add(self._costs[node], seen.cost)
-            if seen.error is not None:
-                self._add(self._failed[node, kind_of(seen.error)])
-        if served.by in self._answered:
-            self._add(self._answered[served.by])
-        self._add(self._cost, served.cost)
-        self._add(self._depth[min(len(served.asked), len(self._depth) - 1)])
-        if served.capped:
+            self._add(self._costs[node], one.cost)
+            if one.error is not None:
+                self._add(self._failed[node, failure_kind(one.error)])
+        if record.by in self._answered:
+            self._add(self._answered[record.by])
+        self._add(self._cost, record.cost)
+        self._add(self._depth[min(len(record.asked), len(self._depth) - 1)])
+        if record.capped:
             self._add(self._capped)
-        self._add(self._hedged, served.hedged)
+        self._add(self._hedged, record.hedged)
 
     def _add(self, counter: Counter, amount: float = 1) -> None:
-        """Add later; what is no sum of money would spoil a counter for good."""
+        """Add later; an amount that is not finite would corrupt a counter."""
         if 0 < amount < inf:
-            self._untold[counter] = self._untold.get(counter, 0.0) + amount
+            self._pending[counter] = self._pending.get(counter, 0.0) + amount
 
     def refused(self) -> None:
-        """A request was answered 429."""
+        """Count a request answered 429."""
         self._refused.inc()
 
     def row_lost(self) -> None:
-        """The trace log lost a row; may be called from any thread."""
+        """Count a row lost by the trace log; may be called from any thread."""
         self._lost.inc()
 
     def audited(self, result: str, cost: float) -> None:
-        """An audit came to something of :data:`AUDIT_RESULTS`."""
+        """Count an audit, by one of :data:`AUDIT_RESULTS`."""
         self._add(self._audits[result])
         self._add(self._audit_cost, cost)
 
     def drifted(self, kind: EventKind) -> None:
-        """The drift loop took a step."""
+        """Count a step of the drift loop."""
         self._add(self._drift[kind])
 
     def reloaded(self, ok: bool) -> None:
-        """Another policy was tried."""
+        """Count an attempt to load another policy."""
         self._reloads[ok].inc()
 
     def policy(self, version: str, source: str) -> None:
-        """Say which policy serves now; the former is no longer shown."""
+        """Set the active policy; the former is no longer shown."""
         self._policy.clear()
         self._policy.labels(version, source).set(1)
 
     def watch_queue(self, waiting: Callable[[], float]) -> None:
-        """Read the length of the queue from here, when asked for it."""
+        """Read the length of the queue from a function."""
         self._queue.set_function(waiting)
 
     def text(self) -> bytes:
-        """Return all of it in Prometheus's text format."""
-        untold, self._untold = self._untold, {}
-        for counter, amount in untold.items():
+        """Return all metrics in Prometheus's text format."""
+        pending, self._pending = self._pending, {}
+        for counter, amount in pending.items():
             counter.inc(amount)
         return generate_latest(self._registry)
 
 
 class _Seconds(Collector):
-    """How long requests took, by route."""
+    """The latency of requests, by route."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         self._counts = {endpoint: [0] * (len(SECONDS) + 1) for endpoint in endpoints}
@@ -186,10 +190,10 @@ class _Seconds(Collector):
         self._sums[endpoint] += seconds
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Return what was counted, as Prometheus wants it: each bucket with all below."""
+        """Return cumulative buckets, as Prometheus expects them."""
         family = HistogramMetricFamily(
             "ttamer_request_seconds",
-            "From the first byte of a request to the last of its response.",
+            "The time from the first byte of a request to the last byte of its response.",
             labels=["endpoint"],
         )
         names = [*map(str, SECONDS), "+Inf"]

@@ -6,24 +6,24 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ttamer._version import __version__
-from ttamer.serve.chat import CASCADE, KINDS
+from ttamer.serve.openai import CASCADE, ENDPOINTS
 from ttamer.serve.schemas import LABEL
 
 if TYPE_CHECKING:
-    from ttamer.serve.chat import Kind
-    from ttamer.serve.settings import Settings
+    from ttamer.serve.config import Settings
+    from ttamer.serve.openai import Endpoint
 
 __all__ = ["description"]
 
 _TEXT = {"type": "string"}
 _WHOLE = {"type": "integer"}
-_CALLED = {
-    "x-request-id": "The request's id: the caller's own, where it sent a harmless one.",
+_HEADERS = {
+    "x-request-id": "The request's id: the client's own where it sent a valid one.",
     "x-ttamer-answered-by": "The node whose answer this is, percent-encoded.",
-    "x-ttamer-path": "The nodes asked, in order, percent-encoded, with commas between.",
-    "x-ttamer-cost": "What they cost, in the cascade's units.",
-    "x-ttamer-policy": "The first 16 digits of its SHA-256; +N after the drift loop's N-th change.",
-    "x-ttamer-promise": "Under a choice of error: certified, or not-certified.",
+    "x-ttamer-path": "The nodes asked, in order, percent-encoded, separated by commas.",
+    "x-ttamer-cost": "The cost of all calls, in the cascade's units.",
+    "x-ttamer-policy": "The policy's SHA-256, 16 digits; +N after the drift loop's N-th change.",
+    "x-ttamer-promise": "For an operating point in error: certified, or not-certified.",
 }
 _SUMMARIES = {
     "/chat/completions": "Answer a chat by the cascade.",
@@ -31,33 +31,33 @@ _SUMMARIES = {
     "/classify": "Label a text by the cascade.",
 }
 _ERRORS = {
-    "400": "The request is not as described, or every model refused it.",
-    "401": "No key, or a wrong one.",
+    "400": "The request does not match the schema, or every model refused it.",
+    "401": "The API key is missing or wrong.",
     "404": "There is no such model.",
-    "408": "The body did not come in time.",
+    "408": "The body was not received in time.",
     "413": "The body is too large.",
     "415": "The body is not declared as application/json.",
-    "429": "Too many requests at once: try again after Retry-After.",
-    "502": "No model gave an answer that can be used.",
+    "429": "Too many concurrent requests; retry after Retry-After.",
+    "502": "No model returned a usable answer.",
     "504": "No model answered in time.",
 }
 
 
 def description(settings: Settings) -> dict[str, Any]:
-    """Return what a gateway of these settings serves, as OpenAPI 3.1."""
+    """Return the OpenAPI 3.1 description of a gateway with these settings."""
     serve = settings.serve
     has_keys = serve.keys_env is not None or serve.keys_file is not None
     security: list[Any] = [{"key": []}] if has_keys else []
     paths: dict[str, Any] = {
-        f"/v1{kind.path}": {"post": _post(kind.path, _schema(kind, settings), security)}
-        for kind in KINDS
+        f"/v1{each.path}": {"post": _post(each.path, _schema(each, settings), security)}
+        for each in ENDPOINTS
     }
     if serve.audit is not None:
         paths["/v1/labels"] = {"post": _labels(security)}
-    paths["/v1/models"] = {"get": _get("List what may be asked.", "ModelList", security)}
-    paths["/healthz"] = {"get": _get("Say that the process lives.", "Health", [])}
-    ready = _get("Say whether requests are taken.", "Health", [])
-    ready["responses"]["503"] = _response("Not yet, or no longer.", "Health")
+    paths["/v1/models"] = {"get": _get("List the available models.", "ModelList", security)}
+    paths["/healthz"] = {"get": _get("Return whether the process runs.", "Health", [])}
+    ready = _get("Return whether requests are accepted.", "Health", [])
+    ready["responses"]["503"] = _response("Starting, or shutting down.", "Health")
     paths["/readyz"] = {"get": ready}
     return {
         "openapi": "3.1.0",
@@ -74,9 +74,9 @@ def description(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _schema(kind: Kind, settings: Settings) -> dict[str, Any]:
-    """Return what this very gateway takes: its models, and the choices that it allows."""
-    serve, fields = settings.serve, dict(kind.schema["properties"])
+def _schema(endpoint: Endpoint, settings: Settings) -> dict[str, Any]:
+    """Return the request schema of this gateway, with its models and allowed choices."""
+    serve, fields = settings.serve, dict(endpoint.schema["properties"])
     names = [settings.spec.name or CASCADE, CASCADE]
     names += settings.spec.names if serve.direct else ()
     fields["model"] = {"type": "string", "enum": list(dict.fromkeys(names))}
@@ -85,15 +85,15 @@ def _schema(kind: Kind, settings: Settings) -> dict[str, Any]:
         low, high = getattr(serve, f"{name}_range")
         top = {} if high == math.inf else {"maximum": high}
         choices[name] = {"type": "number", "minimum": low, **top}
-    most = {"maxProperties": min(1, len(choices))}
-    fields["ttamer"] = {**fields["ttamer"], "properties": choices, **most}
-    return {**kind.schema, "properties": fields}
+    limit = {"maxProperties": min(1, len(choices))}
+    fields["ttamer"] = {**fields["ttamer"], "properties": choices, **limit}
+    return {**endpoint.schema, "properties": fields}
 
 
 def _post(path: str, schema: dict[str, Any], security: list[Any]) -> dict[str, Any]:
     answer = _response("The answer.", _ANSWERS[path])
     answer["headers"] = {
-        name: {"description": text, "schema": _TEXT} for name, text in _CALLED.items()
+        name: {"description": text, "schema": _TEXT} for name, text in _HEADERS.items()
     }
     if path != "/classify":
         answer["content"]["text/event-stream"] = {"schema": _object({"data": _TEXT})}
@@ -113,16 +113,16 @@ def _labels(security: list[Any]) -> dict[str, Any]:
         code: _response(_ERRORS[code], "Error") for code in ("400", "401", "408", "413", "415")
     }
     return {
-        "summary": "Tell the right answer to a request; it is used where that was audited.",
+        "summary": "Send the right answer to a request; it is used where the request was audited.",
         "operationId": "labels",
         "security": security,
         "requestBody": {"required": True, "content": {"application/json": {"schema": LABEL}}},
-        "responses": {"200": _response("It was taken, or is of no use.", "Labelled"), **errors},
+        "responses": {"200": _response("Whether an audit uses the label.", "Labelled"), **errors},
     }
 
 
 def _get(summary: str, schema: str, security: list[Any]) -> dict[str, Any]:
-    responses = {"200": _response("It is so.", schema)}
+    responses = {"200": _response("OK", schema)}
     if security:
         responses["401"] = _response(_ERRORS["401"], "Error")
     return {"summary": summary, "security": security, "responses": responses}

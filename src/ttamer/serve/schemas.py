@@ -1,132 +1,217 @@
-"""What requests may look like: one description, both published and enforced.
+"""The JSON schemas of request bodies: one description, both published and enforced.
 
-The schemas are JSON Schema as OpenAPI 3.1 has it, of the few words that :func:`check` knows.
+The schemas are JSON Schema as in OpenAPI 3.1, with the keywords that :func:`compile_schema`
+supports. A schema is compiled once into a validator, which returns ``None`` for a valid value and
+otherwise where the value is wrong and what is expected there.
 """
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ttamer.serve.limits import Refused
+from ttamer.serve.http import HttpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CHAT", "CLASSIFY", "COMPLETION", "LABEL", "BadField", "check"]
+    Validator = Callable[[Any], "Violation | None"]
+
+__all__ = ["CHAT", "CLASSIFY", "COMPLETION", "LABEL", "BadField", "check", "compile_schema"]
 
 Schema = dict[str, Any]
 
 
-class BadField(Refused):
-    """A field of the request is not what it may be."""
+class BadField(HttpError):
+    """A field of the request does not match the schema."""
 
     code = "bad_field"
 
-    def __init__(self, param: str | None, wanted: str) -> None:
-        super().__init__(f"{param or 'the body'} must be {wanted}")
-        self.param = param
+    def __init__(self, param: str | None, expected: str) -> None:
+        super().__init__(f"{param or 'the body'} must be {expected}", param=param)
 
 
-def check(value: Any, schema: Schema, place: str = "") -> None:
-    """Raise :class:`BadField`, naming the place, unless the value is as the schema says.
+class Violation(NamedTuple):
+    """Where a value is wrong, innermost key first, and what is expected there."""
 
-    >>> check({"model": "ttamer", "messages": []}, CHAT)
+    path: list[str]
+    expected: str
+
+    def within(self, key: str) -> Violation:
+        """Return the same violation, seen from the list or object that holds the value."""
+        self.path.append(key)
+        return self
+
+    @property
+    def place(self) -> str:
+        """The dotted path to the value; empty for the value itself."""
+        return ".".join(reversed(self.path))
+
+
+def check(value: Any, validator: Validator) -> None:
+    """Raise :class:`BadField`, which names the field, unless the value is valid.
+
+    >>> check({"model": "ttamer", "messages": []}, compile_schema(CHAT))
     Traceback (most recent call last):
     ttamer.serve.schemas.BadField: messages must be a list of at least 1 item
     """
+    violation = validator(value)
+    if violation is not None:
+        raise BadField(violation.place or None, violation.expected)
+
+
+def compile_schema(schema: Schema) -> Validator:
+    """Return the validator of a schema, for values that JSON can hold.
+
+    >>> short = compile_schema({"type": ["string", "null"], "maxLength": 3})
+    >>> short("abc"), short(None)
+    (None, None)
+    >>> short("abcd").expected
+    'text or null'
+    """
     if "anyOf" in schema:
-        _check_any(value, schema["anyOf"], place)
-        return
-    kinds = schema.get("type", ())
-    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    if kinds and not any(_TYPES[kind](value) for kind in kinds):
-        raise BadField(place or None, _wanted(schema, kinds))
-    if "enum" in schema and value not in schema["enum"]:
-        raise BadField(place, " or ".join(map(repr, schema["enum"])))
-    if isinstance(value, str):
-        _check_size(len(value), schema, "Length", place, kinds)
-    elif isinstance(value, list):
-        _check_size(len(value), schema, "Items", place, kinds)
-        for number, item in enumerate(value):
-            check(item, schema.get("items", {}), f"{place}.{number}" if place else str(number))
-    elif isinstance(value, dict):
-        _check_object(value, schema, place)
-    elif _is_number(value):
-        low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
-        if not low <= value <= high:
-            raise BadField(place, _wanted(schema, kinds))
+        return _any_of([compile_schema(each) for each in schema["anyOf"]])
+    types = schema.get("type", ())
+    types = (types,) if isinstance(types, str) else tuple(types)
+    expected = _expected(schema, types)
+    validators: dict[type, Validator] = {}
+    for name in types:
+        validator = _COMPILERS[name](schema, expected)
+        validators |= dict.fromkeys(_PYTHON_TYPES[name], validator)
+    enum = schema.get("enum")
+
+    def validate(value: Any) -> Violation | None:
+        validator = validators.get(type(value))
+        if validator is None:
+            return Violation([], expected)
+        if enum is not None and value not in enum:
+            return Violation([], " or ".join(map(repr, enum)))
+        return validator(value)
+
+    return validate if validators else _accept
 
 
-def _check_any(value: Any, schemas: list[Schema], place: str) -> None:
-    """Take it if one of them does; the error is that of the one that went deepest."""
-    deepest: BadField | None = None
-    for schema in schemas:
-        try:
-            check(value, schema, place)
-        except BadField as error:
-            if deepest is None or len(error.param or "") > len(deepest.param or ""):
-                deepest = error
-        else:
-            return
-    if deepest is not None:
-        raise deepest
+def _accept(_: Any) -> None:
+    return None
 
 
-def _check_object(value: dict[str, Any], schema: Schema, place: str) -> None:
-    dot = f"{place}." if place else ""
-    for name in schema.get("required", ()):
-        if name not in value:
-            raise BadField(f"{dot}{name}", "given")
-    fields = schema.get("properties", {})
-    for name, item in value.items():
-        if name in fields:
-            check(item, fields[name], f"{dot}{name}")
-        elif schema.get("additionalProperties") is False:
-            raise BadField(place or None, f"an object of {', '.join(fields)} and nothing else")
-    if len(value) < schema.get("minProperties", 0) or len(value) > schema.get(
-        "maxProperties", math.inf
-    ):
-        raise BadField(place or None, f"an object with one of {', '.join(fields)}")
+def _any_of(validators: list[Validator]) -> Validator:
+    """Accept what one of them accepts; report the violation that lies deepest."""
+
+    def validate(value: Any) -> Violation | None:
+        deepest: Violation | None = None
+        for validator in validators:
+            violation = validator(value)
+            if violation is None:
+                return None
+            if deepest is None or len(violation.place) > len(deepest.place):
+                deepest = violation
+        return deepest
+
+    return validate
 
 
-def _check_size(size: int, schema: Schema, what: str, place: str, kinds: tuple[str, ...]) -> None:
-    if not schema.get(f"min{what}", 0) <= size <= schema.get(f"max{what}", math.inf):
-        raise BadField(place, _wanted(schema, kinds))
+def _object(schema: Schema, expected: str) -> Validator:
+    del expected
+    required = schema.get("required", ())
+    fields = {name: compile_schema(each) for name, each in schema.get("properties", {}).items()}
+    low, high = schema.get("minProperties", 0), schema.get("maxProperties", sys.maxsize)
+    is_closed = schema.get("additionalProperties") is False
+
+    def validate(value: dict[str, Any]) -> Violation | None:
+        for name in required:
+            if name not in value:
+                return Violation([name], "given")
+        for name, item in value.items():
+            field = fields.get(name)
+            if field is not None:
+                violation = field(item)
+                if violation is not None:
+                    return violation.within(name)
+            elif is_closed:
+                return Violation([], f"an object of {', '.join(fields)} and nothing else")
+        if not low <= len(value) <= high:
+            return Violation([], f"an object with one of {', '.join(fields)}")
+        return None
+
+    return validate
 
 
-def _wanted(schema: Schema, kinds: tuple[str, ...]) -> str:
-    """Say in words what a schema takes."""
-    least, most = schema.get("minimum"), schema.get("maximum")
-    bounds = "" if least is None else f" from {least}"
-    bounds += "" if most is None else f" to {most}"
+def _array(schema: Schema, expected: str) -> Validator:
+    item = compile_schema(schema.get("items", {}))
+    low, high = schema.get("minItems", 0), schema.get("maxItems", sys.maxsize)
+
+    def validate(value: list[Any]) -> Violation | None:
+        if not low <= len(value) <= high:
+            return Violation([], expected)
+        for number, each in enumerate(value):
+            violation = item(each)
+            if violation is not None:
+                return violation.within(str(number))
+        return None
+
+    return validate
+
+
+def _string(schema: Schema, expected: str) -> Validator:
+    low, high = schema.get("minLength", 0), schema.get("maxLength", sys.maxsize)
+    return lambda value: None if low <= len(value) <= high else Violation([], expected)
+
+
+def _number(schema: Schema, expected: str) -> Validator:
+    # The bounds of a float: JSON can hold integers that are larger.
+    low = schema.get("minimum", -sys.float_info.max)
+    high = schema.get("maximum", sys.float_info.max)
+    return lambda value: None if low <= value <= high else Violation([], expected)
+
+
+def _integer(schema: Schema, expected: str) -> Validator:
+    number = _number(schema, expected)
+    return lambda value: number(value) if value == int(value) else Violation([], expected)
+
+
+def _anything(schema: Schema, expected: str) -> Validator:
+    del schema, expected
+    return _accept
+
+
+def _expected(schema: Schema, types: tuple[str, ...]) -> str:
+    """Describe in words what a schema accepts."""
+    low, high = schema.get("minimum"), schema.get("maximum")
+    bounds = "" if low is None else f" from {low}"
+    bounds += "" if high is None else f" to {high}"
     words = []
-    for kind in kinds:
-        word = _WORDS[kind]
-        if kind in ("number", "integer"):
+    for name in types:
+        word = _WORDS[name]
+        if name in ("number", "integer"):
             word += bounds
-        elif kind == "array" and schema.get("minItems"):
+        elif name == "array" and schema.get("minItems"):
             count = schema["minItems"]
             exact = "exactly" if schema.get("maxItems") == count else "at least"
             word += f" of {exact} {count} item{'s' * (count > 1)}"
-        elif kind == "string" and schema.get("minLength"):
+        elif name == "string" and schema.get("minLength"):
             word = "text that is not empty"
         words.append(word)
     return " or ".join(words)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-_TYPES: dict[str, Callable[[Any], bool]] = {
-    "object": lambda value: isinstance(value, dict),
-    "array": lambda value: isinstance(value, list),
-    "string": lambda value: isinstance(value, str),
-    "boolean": lambda value: isinstance(value, bool),
-    "number": _is_number,
-    "integer": lambda value: _is_number(value) and value == int(value),
-    "null": lambda value: value is None,
+_COMPILERS: dict[str, Callable[[Schema, str], Validator]] = {
+    "object": _object,
+    "array": _array,
+    "string": _string,
+    "number": _number,
+    "integer": _integer,
+    "boolean": _anything,
+    "null": _anything,
+}
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
 }
 _WORDS = {
     "object": "an object",
@@ -141,7 +226,7 @@ _WORDS = {
 _MODEL: Schema = {"type": "string", "minLength": 1, "maxLength": 256}
 _CHOICE: Schema = {
     "type": "object",
-    "description": "Where to stand between error and cost, if the operator allows it.",
+    "description": "The tradeoff between error and cost, if the operator allows it.",
     "properties": {
         "tradeoff": {"type": "number", "minimum": 0, "maximum": 1},
         "budget": {"type": "number", "minimum": 0},

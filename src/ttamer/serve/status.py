@@ -1,8 +1,8 @@
-"""The status page: traffic per node, the frontier, the bill, and how traffic changes.
+"""The status page: traffic per node, the frontier, the bill, and the state of the drift loop.
 
-The page (``status.html``) holds no data and may be shown to anybody; it asks for ``status.json``
-every two seconds, with a key where one is needed. All text from outside is put into it as text.
-Where there is an ``/admin``, its buttons post to ``admin/drift/...`` with a key asked for there.
+The page (``status.html``) holds no data and needs no key; it fetches ``status.json`` every two
+seconds, with a key where one is required. Text from outside is inserted as text, never as HTML.
+Where ``/admin`` is enabled, its buttons post to ``admin/drift/...`` with an admin key.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ttamer.fitted.mixture import Mixture
-    from ttamer.serve.served import Served
+    from ttamer.serve.record import RequestRecord
 
 __all__ = ["PAGE", "PAGE_HEADERS", "Frontier", "Rung", "Status", "frontier_of"]
 
-MOST_EVENTS = 50
+MAX_EVENTS = 50
+"""The number of events on the page."""
 RECENT = 500
-"""How many requests the live mean cost is taken over."""
+"""The number of requests in the recent mean cost."""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """What a policy is expected to cost, and how often to be wrong."""
+    """The estimated cost and error of a policy."""
 
     tradeoff: float
     cost: float
@@ -43,30 +44,29 @@ class Rung:
 
 @dataclass(frozen=True)
 class Frontier:
-    """The rungs of an artefact, and the one that serves."""
+    """The rungs of an artefact, and the one that answers."""
 
     rungs: tuple[Rung, ...]
     operating: Rung
 
 
 def frontier_of(artefact: FittedLadder | FittedPolicy, policy: FittedPolicy | Mixture) -> Frontier:
-    """Say what each policy of an artefact is expected to do, and the one that serves.
+    """Return the estimated cost and error of each policy, and of the one that answers.
 
-    What was measured on rows not fitted to, where the artefact knows it; else what the fit itself
-    expects.
+    The estimates are those of held-out rows where the artefact has them, else those of the fit.
     """
     rungs = _rungs(artefact)
     if isinstance(policy, FittedPolicy):
         operating = rungs.get(policy.tradeoff) or _rung(policy)
     else:
-        cheap, dear = (rungs[each.tradeoff] for each in (policy.cheap, policy.dear))
-        operating = _mixed(cheap, dear, policy.share)
+        low, high = (rungs[each.tradeoff] for each in (policy.cheap, policy.dear))
+        operating = _mixed(low, high, policy.share)
     distinct = {(round(r.cost, 9), round(r.error, 9)): r for r in reversed(rungs.values())}
     return Frontier(tuple(reversed(distinct.values())), operating)
 
 
 def _rungs(artefact: FittedLadder | FittedPolicy) -> dict[float, Rung]:
-    """By tradeoff, in increasing order."""
+    """Return the rungs by tradeoff, in increasing order."""
     if isinstance(artefact, FittedPolicy):
         return {artefact.tradeoff: _rung(artefact)}
     if artefact.rungs is None:
@@ -81,14 +81,14 @@ def _rung(policy: FittedPolicy) -> Rung:
     return Rung(policy.tradeoff, inner.expected_cost, inner.expected_loss)
 
 
-def _mixed(cheap: Rung, dear: Rung, share: float) -> Rung:
-    ends = zip(asdict(cheap).values(), asdict(dear).values(), strict=True)
-    return Rung(*((1 - share) * low + share * high for low, high in ends))
+def _mixed(low: Rung, high: Rung, share: float) -> Rung:
+    ends = zip(asdict(low).values(), asdict(high).values(), strict=True)
+    return Rung(*((1 - share) * first + share * second for first, second in ends))
 
 
 @dataclass
 class _Traffic:
-    """What one node did."""
+    """The traffic of one node."""
 
     asked: int = 0
     answered: int = 0
@@ -97,7 +97,7 @@ class _Traffic:
 
 
 class Status:
-    """What the page shows, counted as requests finish.
+    """The data of the page, counted as requests finish.
 
     >>> status = Status({"small": 1.0, "large": 12.5})
     >>> status.event("start", "two nodes")
@@ -117,30 +117,30 @@ class Status:
         self._requests = self._decided = self._refused = self._failed = 0
         self._spent = 0.0
         self._recent: deque[float] = deque(maxlen=RECENT)
-        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
 
-    def finished(self, served: Served) -> None:
+    def finished(self, record: RequestRecord) -> None:
         """Count one request."""
         self._requests += 1
-        self._refused += served.status == 429
-        self._failed += served.status >= 500
-        if not served.asked:
+        self._refused += record.status == 429
+        self._failed += record.status >= 500
+        if not record.asked:
             return
-        for seen in served.asked:
-            node = self._nodes.get(seen.node)
+        for one in record.asked:
+            node = self._nodes.get(one.node)
             if node is not None:
                 node.asked += 1
-                node.failed += seen.error is not None
-                node.spent += _sum(seen.cost)
-        answered = self._nodes.get(served.by or "")
+                node.failed += one.error is not None
+                node.spent += _finite(one.cost)
+        answered = self._nodes.get(record.by or "")
         if answered is not None:
             answered.answered += 1
         self._decided += 1
-        self._spent += _sum(served.cost)
-        self._recent.append(_sum(served.cost))
+        self._spent += _finite(record.cost)
+        self._recent.append(_finite(record.cost))
 
     def event(self, kind: str, text: str, *, ok: bool = True) -> None:
-        """Remember that something happened to the gateway."""
+        """Record an event of the gateway."""
         self._events.append({"time": self._clock(), "kind": kind, "text": text, "ok": ok})
 
     def to_dict(
@@ -154,13 +154,13 @@ class Status:
         drift: Mapping[str, Any] | None = None,
         admin: bool = False,
     ) -> dict[str, Any]:
-        """Return all the page shows, in plain values.
+        """Return the data of the page, in plain values.
 
-        ``drift`` is what the auditor tells of itself, None where nothing is audited; ``admin`` says
-        whether there is an ``/admin`` that the page's buttons can post to.
+        ``drift`` is the status of the auditor, ``None`` where nothing is audited; ``admin`` is
+        whether the page's buttons can post to ``/admin``.
         """
-        dearest = max(self._costs, key=self._costs.__getitem__)
-        always = self._costs[dearest] * self._decided
+        most_expensive = max(self._costs, key=self._costs.__getitem__)
+        always = self._costs[most_expensive] * self._decided
         return {
             "name": self._name,
             "version": version,
@@ -182,7 +182,7 @@ class Status:
                 "spent": self._spent,
                 "mean": self._spent / self._decided if self._decided else None,
                 "recent_mean": sum(self._recent) / len(self._recent) if self._recent else None,
-                "dearest": dearest,
+                "dearest": most_expensive,
                 "always_dearest": always,
                 "saved": 1 - self._spent / always if always else None,
             },
@@ -195,12 +195,12 @@ class Status:
         }
 
 
-def _sum(cost: float) -> float:
+def _finite(cost: float) -> float:
     return cost if isfinite(cost) else 0.0
 
 
 def _allowed(page: str, tag: str) -> str:
-    """The hash by which a browser knows the one inline script or style of the page."""
+    """Return the hash by which a browser accepts the one inline script or style of the page."""
     (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     digest = hashlib.sha256(inside.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
@@ -208,6 +208,7 @@ def _allowed(page: str, tag: str) -> str:
 
 _HTML = files("ttamer.serve").joinpath("status.html").read_text("utf-8")
 PAGE = _HTML.encode()
+"""The page."""
 PAGE_HEADERS = {
     "content-type": "text/html; charset=utf-8",
     "cache-control": "no-store",
@@ -219,3 +220,4 @@ PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+"""The headers of the page."""

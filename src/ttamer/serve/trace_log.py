@@ -1,12 +1,12 @@
-"""What was seen of every request, as JSON lines: the raw material of the next trace.
+"""One JSON line per request, from which the next trace can be made.
 
-A row says whom the policy asked, how sure each was, what it cost, and whose answer was returned.
-Predictions are written only if wanted: they are class labels or normalised answers.
+A row lists the nodes asked, their confidence and cost, and the node whose answer was returned.
+Predictions are written on demand only: they are class labels or normalised answers.
 
-One thread writes, from a bounded queue. A disk that is slow fills the queue, a disk that is full
-refuses the row: either way the row is lost and counted, and the request notices nothing. Files
-are renamed ``log.1``, ``log.2``, ... when full, the oldest is removed: the log never takes more
-than ``(keep + 1) * most_bytes``.
+One thread writes, from a bounded queue. A slow disk fills the queue and a full disk refuses the
+row: either way the row is lost and counted, and the request is not affected. Full files are renamed
+``log.1``, ``log.2``, ... and the oldest is removed: the log never takes more than
+``(keep + 1) * max_bytes``.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import ArgumentError
-from ttamer.serve.served import kind_of
+from ttamer.serve.record import failure_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ttamer.serve.served import Served
+    from ttamer.serve.record import RequestRecord
 
 __all__ = ["TraceLog", "log_files", "read_rows"]
 
-MOST_AT_ONCE = 256
+MAX_BATCH = 256
+"""The most rows written at once."""
 
 
 class TraceLog:
@@ -43,19 +44,19 @@ class TraceLog:
         path: str | os.PathLike[str],
         *,
         predictions: bool = False,
-        most_bytes: int = 64 * 2**20,
+        max_bytes: int = 64 * 2**20,
         keep: int = 4,
         queue_rows: int = 10_000,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        if most_bytes < 1024 or keep < 0 or queue_rows < 1:
+        if max_bytes < 1024 or keep < 0 or queue_rows < 1:
             raise ArgumentError(
-                "a trace log needs most_bytes >= 1024, keep >= 0 and queue_rows >= 1, not "
-                f"{most_bytes}, {keep}, {queue_rows}"
+                "a trace log needs max_bytes >= 1024, keep >= 0 and queue_rows >= 1, not "
+                f"{max_bytes}, {keep}, {queue_rows}"
             )
         self._predictions = predictions
-        self._file = _Rotating(Path(path), most_bytes, keep)
-        self._rows: queue.Queue[tuple[float, Served] | None] = queue.Queue(queue_rows)
+        self._file = _Rotating(Path(path), max_bytes, keep)
+        self._rows: queue.Queue[tuple[float, RequestRecord] | None] = queue.Queue(queue_rows)
         self._on_lost = on_lost
         self._closing = threading.Event()
         self.written = 0
@@ -64,20 +65,20 @@ class TraceLog:
         self._thread = threading.Thread(target=self._run, name="ttamer trace log", daemon=True)
         self._thread.start()
 
-    def finished(self, served: Served) -> None:
-        """Take one request, if it asked anybody; never waits, never raises."""
-        if not served.asked:
+    def finished(self, record: RequestRecord) -> None:
+        """Take the record of a request that asked a node; never waits, never raises."""
+        if not record.asked:
             return
         if self._closing.is_set():
             self._lose(1)
             return
         try:
-            self._rows.put_nowait((time.time(), served))
+            self._rows.put_nowait((time.time(), record))
         except queue.Full:
             self._lose(1)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Write what waits, for at most so many seconds; what is left then counts as lost."""
+        """Write the rows that wait, for at most ``timeout`` seconds; the others count as lost."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -92,7 +93,7 @@ class TraceLog:
         while True:
             batch = [self._rows.get()]
             with suppress(queue.Empty):
-                while len(batch) < MOST_AT_ONCE and batch[-1] is not None:
+                while len(batch) < MAX_BATCH and batch[-1] is not None:
                     batch.append(self._rows.get_nowait())
             lines = [self._line(*item) for item in batch if item is not None]
             for text in self._file.parts(lines):
@@ -105,10 +106,10 @@ class TraceLog:
                 self._file.close()
                 return
 
-    def _line(self, when: float, served: Served) -> bytes:
+    def _line(self, when: float, record: RequestRecord) -> bytes:
         try:
-            return _line(when, served, self._predictions)
-        except Exception:  # whatever a node gave, the thread lives on
+            return _line(when, record, self._predictions)
+        except Exception:  # no answer of a node may end the thread
             self._lose(1)
             return b""
 
@@ -120,19 +121,19 @@ class TraceLog:
 
 
 class _Rotating:
-    """A file that is appended to, and set aside when full."""
+    """A file that is appended to, and renamed when full."""
 
-    def __init__(self, path: Path, most: int, keep: int) -> None:
-        self._path, self._most, self._keep = path, most, keep
+    def __init__(self, path: Path, max_bytes: int, keep: int) -> None:
+        self._path, self._max_bytes, self._keep = path, max_bytes, keep
         self._handle: int | None = None
         self._size = 0
         self._torn = False
 
     def parts(self, lines: list[bytes]) -> Iterator[bytes]:
-        """Join lines to texts that fit into a file each."""
+        """Join lines into texts that each fit into a file."""
         text = b""
         for line in lines:
-            if text and len(text) + len(line) > self._most:
+            if text and len(text) + len(line) > self._max_bytes:
                 yield text
                 text = b""
             text += line
@@ -140,11 +141,11 @@ class _Rotating:
             yield text
 
     def append(self, text: bytes) -> bool:
-        """Write a text as a whole; say whether that worked."""
+        """Write a text as a whole; return whether that succeeded."""
         try:
             if self._handle is None:
                 self._open()
-            if self._size and self._size + len(text) > self._most:
+            if self._size and self._size + len(text) > self._max_bytes:
                 self._rotate()
                 self._open()
             if self._torn:
@@ -167,7 +168,7 @@ class _Rotating:
         self._handle = os.open(self._path, flags, 0o600)
         self._size = os.fstat(self._handle).st_size
         self._torn = False
-        if self._size:  # what a kill or a full disk cut short must not run into the next row
+        if self._size:  # a row that a crash cut short must not run into the next
             self._torn = os.pread(self._handle, 1, self._size - 1) != b"\n"
 
     def _write(self, text: bytes) -> None:
@@ -196,33 +197,44 @@ class _Rotating:
         return self._path.with_name(f"{self._path.name}.{number}") if number else self._path
 
 
-def _line(when: float, served: Served, predictions: bool) -> bytes:
+def _line(when: float, record: RequestRecord, predictions: bool) -> bytes:
     asked = []
-    for seen in served.asked:
-        row: dict[str, Any] = {"node": seen.node, "cost": seen.cost}
-        row["seconds"] = round(seen.seconds, 6)
-        if seen.error is not None:
-            row["failed"] = kind_of(seen.error)
+    for one in record.asked:
+        row: dict[str, Any] = {"node": one.node, "cost": one.cost}
+        row["seconds"] = round(one.seconds, 6)
+        if one.error is not None:
+            row["failed"] = failure_kind(one.error)
         else:
-            sure = seen.confidence
-            row["confidence"] = sure if sure is not None and isfinite(sure) else None
+            confidence = one.confidence
+            is_number = confidence is not None and isfinite(confidence)
+            row["confidence"] = confidence if is_number else None
             if predictions:
-                row["prediction"] = seen.prediction
+                row["prediction"] = one.prediction
         asked.append(row)
     row = {
         "time": round(when, 3),
-        "request": served.request_id,
-        "policy": served.policy,
+        "request": record.request_id,
+        "policy": record.policy,
         "asked": asked,
-        "by": served.by,
-        "cost": served.cost,
-        "capped": served.capped,
+        "by": record.by,
+        "cost": record.cost,
+        "capped": record.capped,
     }
     return json.dumps(row, separators=(",", ":"), default=str).encode() + b"\n"
 
 
 def log_files(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the files of a log that there are, the oldest first."""
+    """Return the existing files of a log, the oldest first.
+
+    Args:
+        path: The file named by ``trace_log``.
+
+    Returns:
+        The rotated files and the current one.
+
+    >>> log_files("no-such-log.jsonl")
+    []
+    """
     last = Path(path)
     numbered = [
         (int(file.suffix[1:]), file)
@@ -234,7 +246,24 @@ def log_files(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def read_rows(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Give the rows of a log file, oldest first; lines that were cut short are passed over."""
+    r"""Iterate over the rows of a log file, the oldest first; torn lines are skipped.
+
+    Args:
+        path: One of :func:`log_files`.
+
+    Returns:
+        The rows, as dictionaries.
+
+    Raises:
+        OSError: If the file cannot be read.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "log.jsonl")
+    ...     _ = path.write_text('{"request": "a"}\n{"requ')
+    ...     [row["request"] for row in read_rows(path)]
+    ['a']
+    """
     with Path(path).open("rb") as file:
         for line in file:
             row = None

@@ -1,7 +1,7 @@
-"""One OpenAI-compatible server: asked with JSON, or relayed byte for byte.
+"""One OpenAI-compatible server: called with JSON, or relayed byte for byte.
 
-What goes wrong is an :class:`UpstreamFailed` that says how. It names the node and never repeats
-what the server said, since that may hold a key or a prompt.
+Every failure is an :class:`UpstreamFailed` of a known kind. It names the node and never repeats the
+server's own text, since that may hold a key or a prompt.
 """
 
 from __future__ import annotations
@@ -15,51 +15,55 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from ttamer.errors import CascadeError, MissingExtra, TTamerError
-from ttamer.serve.time_limit import TimeLimit
 
 try:
     import aiohttp
     from yarl import URL
-except ImportError:  # pragma: no cover - the tests have it
+except ImportError:
     raise MissingExtra("aiohttp", "serve") from None
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    from ttamer.serve.settings import NodeSettings
+    from ttamer.serve.config import NodeSettings
 
-__all__ = ["Failure", "Relayed", "Reply", "Upstream", "UpstreamFailed", "open_session"]
+__all__ = ["Failure", "NodeResponse", "RelayedStream", "Upstream", "UpstreamFailed", "open_session"]
 
 Failure = Literal["connect", "timeout", "refused", "busy", "error", "cut", "garbage", "too_large"]
 """How an upstream fails.
 
-connect: nobody there; timeout; refused: a status of 400 or the like, the request is at fault; busy:
-429 or 503; error: another status that is not 200; cut: the connection broke; garbage: not a JSON
-object; too_large: more bytes than allowed.
+connect: the connection failed; timeout: no response in time; refused: a status from 400 to 499 that
+blames the request; busy: 429 or 503; error: another status that is not 200; cut: the connection
+broke; garbage: not a JSON object; too_large: more bytes than allowed.
 """
 
-_AGAIN: frozenset[Failure] = frozenset({"connect", "busy", "error", "cut"})
-"""Worth another try on the same server: a completion changes nothing there, and asking again does
-not take the time a timeout took already."""
+_RETRIED: frozenset[Failure] = frozenset({"connect", "busy", "error", "cut"})
+"""The failures after which the same server is called again: completions have no side effects, and a
+timeout would take as long once more."""
 _UNPAID: frozenset[Failure] = frozenset({"connect", "refused", "busy"})
+"""The failures after which a call costs nothing."""
 
-_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _OWN_HEADERS = ("authorization", "content-type")
 _STREAMING = ("stream", "stream_options")
 
 T = TypeVar("T")
 
 FIRST_PAUSE = 0.05
-LONGEST_PAUSE = 10.0
-"""Seconds between tries: doubled each time, or what Retry-After says."""
-PIECE = 64 * 1024
-IDLE = 4.0
-"""Seconds that a connection is kept: less than servers keep it (5 in many), so that it is not used
-while it is being closed at the other end."""
+"""The seconds before the first retry; doubled for each further one, or as Retry-After demands."""
+MAX_PAUSE = 10.0
+"""The most seconds between two attempts."""
+CHUNK_BYTES = 64 * 1024
+"""The most bytes read at once from a response of unknown length."""
+KEEP_ALIVE = 4.0
+"""The seconds that an idle connection is kept.
+
+Many servers close after 5: a shorter time avoids a call on a connection that is being closed.
+"""
 
 
-class UpstreamFailed(TTamerError):  # noqa: N818 - the name says what happened
-    """A node gave no answer that can be used."""
+class UpstreamFailed(TTamerError):
+    """A node returned no usable answer."""
 
     def __init__(
         self, node: str, kind: Failure, detail: str, *, status: int | None = None, pause: float = 0
@@ -73,36 +77,38 @@ class UpstreamFailed(TTamerError):  # noqa: N818 - the name says what happened
         return self.kind not in _UNPAID
 
 
-class Reply(NamedTuple):
-    """A JSON object that an upstream answered with."""
+class NodeResponse(NamedTuple):
+    """The JSON object that an upstream returned."""
 
     body: dict[str, Any]
     seconds: float
-    """From asking to the last byte, tries that failed included."""
-    tries: int = 1
+    """The time to the last byte, failed attempts included."""
+    attempts: int = 1
     by_fallback: bool = False
     content: bytes = b""
-    """The body as it came."""
+    """The body as received."""
 
 
 @dataclass(frozen=True)
-class Relayed:
-    """A response that has begun, and comes as it comes."""
+class RelayedStream:
+    """A response that has begun and is still being received."""
 
     status: int
-    """Always 200: another one is a failure."""
+    """Always 200: another status is a failure."""
     content_type: str
     chunks: AsyncIterator[bytes]
     """Raises :class:`UpstreamFailed` where the connection breaks."""
 
 
 def open_session(connections: int = 512) -> aiohttp.ClientSession:
-    """Return the pool of connections that all upstreams share; close it at the end.
+    """Return the connection pool that all upstreams share; close it at the end.
 
-    It keeps no cookies and takes no proxy from the environment.
+    It keeps no cookies and reads no proxy from the environment.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=connections, ttl_dns_cache=60, keepalive_timeout=IDLE),
+        connector=aiohttp.TCPConnector(
+            limit=connections, ttl_dns_cache=60, keepalive_timeout=KEEP_ALIVE
+        ),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None),
         headers={"Accept-Encoding": "identity"},
@@ -116,7 +122,8 @@ class Upstream:
     ::
 
         async with open_session() as session:
-            reply = await Upstream(settings.nodes["small"], session).ask("/chat/completions", body)
+            upstream = Upstream(settings.nodes["small"], session)
+            response = await upstream.call("/chat/completions", body)
     """
 
     def __init__(self, settings: NodeSettings, session: aiohttp.ClientSession) -> None:
@@ -128,38 +135,38 @@ class Upstream:
             self._bases.append(settings.fallback)
         self._urls: dict[tuple[str, str], URL] = {}
 
-    async def ask(
+    async def call(
         self,
         path: str,
         body: Mapping[str, Any],
         *,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Reply:
-        """Post a JSON object, and return the one that comes back.
+    ) -> NodeResponse:
+        """Post a JSON object and return the response.
 
-        ``timeout`` is for all tries together; each has the node's own besides. ``headers`` are sent
-        along, but for the key, which is the node's.
+        ``timeout`` is for all attempts together; each has the node's own besides. ``headers`` are
+        sent too, except for the key, which is the node's.
         """
         start = time.monotonic()
         end = None if timeout is None else start + timeout
         whole = {key: value for key, value in body.items() if key not in _STREAMING}
         whole["model"] = self.settings.model
-        content = _json(whole).encode()
+        content = _encode(whole).encode()
 
         async def once(base: str) -> tuple[dict[str, Any], bytes]:
-            with TimeLimit(self._limit(end)):
+            async with asyncio.timeout(self._limit(end)):
                 response = await self._post(base, path, content, headers)
                 try:
-                    came = await self._read(response)
+                    received = await self._read(response)
                 except BaseException:
                     response.close()
                     raise
-            return self._parsed(came), came
+            return self._parsed(received), received
 
-        (answer, came), tries, base = await self._tried(once, end)
+        (answer, received), attempts, base = await self._attempt(once, end)
         seconds = time.monotonic() - start
-        return Reply(answer, seconds, tries, base != self._bases[0], came)
+        return NodeResponse(answer, seconds, attempts, base != self._bases[0], received)
 
     @asynccontextmanager
     async def relay(
@@ -169,59 +176,59 @@ class Upstream:
         *,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[Relayed]:
-        """Post bytes as they are, and hand the response on as it comes, a stream too.
+    ) -> AsyncIterator[RelayedStream]:
+        """Post bytes unchanged, and relay the response while it is received.
 
-        Tries again like :meth:`ask`, up to the moment the response begins. ``timeout`` is for the
-        whole response; the node's own is for its beginning, and between bytes.
+        Retries like :meth:`call` until the response begins. ``timeout`` is for the whole response;
+        the node's own is for the time to its first byte and between bytes.
         """
         end = None if timeout is None else time.monotonic() + timeout
 
         async def begun(base: str) -> aiohttp.ClientResponse:
-            with TimeLimit(self._limit(end)):
+            async with asyncio.timeout(self._limit(end)):
                 return await self._post(base, path, content, headers)
 
-        response, _, _ = await self._tried(begun, end)
+        response, _, _ = await self._attempt(begun, end)
         try:
             kind = response.headers.get("Content-Type", "application/octet-stream")
-            yield Relayed(response.status, kind, self._chunks(response, end))
+            yield RelayedStream(response.status, kind, self._chunks(response, end))
         finally:
             response.close()
 
-    async def _tried(
+    async def _attempt(
         self, attempt: Callable[[str], Awaitable[T]], end: float | None
     ) -> tuple[T, int, str]:
-        """Try each server as often as it may be tried; say after how many tries, and which."""
-        tries = 0
+        """Call each server as often as allowed; return the result, the attempts and the server."""
+        attempts = 0
         failed: UpstreamFailed | None = None
         for base in self._bases:
-            for again in range(self.settings.retries + 1):
-                if failed is not None and again and not await self._paused(failed, again, end):
+            for retry in range(self.settings.retries + 1):
+                if failed is not None and retry and not await self._pause(failed, retry, end):
                     break
-                tries += 1
+                attempts += 1
                 try:
-                    return await attempt(base), tries, base
+                    return await attempt(base), attempts, base
                 except (UpstreamFailed, aiohttp.ClientError, OSError) as error:
                     failed = self._named(error)
                     if failed.kind == "refused" or (end is not None and time.monotonic() >= end):
                         raise failed from None
-                    if failed.kind not in _AGAIN:
+                    if failed.kind not in _RETRIED:
                         break
-        raise failed or self._failed("timeout", "there was no time to ask")
+        raise failed or self._failed("timeout", "there was no time for a call")
 
     async def _chunks(
         self, response: aiohttp.ClientResponse, end: float | None
     ) -> AsyncIterator[bytes]:
-        pieces = response.content.iter_any()
+        received = response.content.iter_any()
         while True:
             try:
-                with TimeLimit(self._limit(end)):
-                    piece = await anext(pieces)
+                async with asyncio.timeout(self._limit(end)):
+                    chunk = await anext(received)
             except StopAsyncIteration:
                 return
             except (aiohttp.ClientError, OSError) as error:
                 raise self._named(error) from None
-            yield piece
+            yield chunk
 
     async def _post(
         self, base: str, path: str, content: bytes, headers: Mapping[str, str] | None
@@ -238,7 +245,7 @@ class Upstream:
         return response
 
     def _with(self, headers: Mapping[str, str] | None) -> dict[str, str]:
-        """Return the headers to send: whatever the case of its name, the key is the node's."""
+        """Return the headers to send; in any letter case, the key is the node's."""
         if not headers:
             return self._headers
         found = {k: v for k, v in headers.items() if k.lower() not in _OWN_HEADERS}
@@ -246,14 +253,14 @@ class Upstream:
         return found
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        most = self.settings.max_response
-        if (response.content_length or most + 1) <= most:
+        limit = self.settings.max_response
+        if (response.content_length or limit + 1) <= limit:
             return await response.read()
         parts, size = [], 0
-        async for part in response.content.iter_chunked(PIECE):
+        async for part in response.content.iter_chunked(CHUNK_BYTES):
             size += len(part)
-            if size > most:
-                raise self._failed("too_large", f"answered with more than {most} bytes")
+            if size > limit:
+                raise self._failed("too_large", f"returned more than {limit} bytes")
             parts.append(part)
         return b"".join(parts)
 
@@ -261,9 +268,9 @@ class Upstream:
         try:
             body = json.loads(content)
         except (ValueError, RecursionError):
-            raise self._failed("garbage", "answered with what is not JSON") from None
+            raise self._failed("garbage", "returned text that is not JSON") from None
         if not isinstance(body, dict):
-            raise self._failed("garbage", "answered with JSON that is not an object")
+            raise self._failed("garbage", "returned JSON that is not an object")
         return body
 
     def _bad_status(self, response: aiohttp.ClientResponse) -> UpstreamFailed:
@@ -275,12 +282,12 @@ class Upstream:
             kind = "refused"
         pause = _seconds(response.headers.get("Retry-After"))
         return UpstreamFailed(
-            self.settings.name, kind, f"answered with status {status}", status=status, pause=pause
+            self.settings.name, kind, f"returned status {status}", status=status, pause=pause
         )
 
-    async def _paused(self, failed: UpstreamFailed, again: int, end: float | None) -> bool:
-        """Wait before another try; return whether there was time to."""
-        pause = min(max(FIRST_PAUSE * 2 ** (again - 1), failed.pause), LONGEST_PAUSE)
+    async def _pause(self, failed: UpstreamFailed, retry: int, end: float | None) -> bool:
+        """Wait before a retry; return whether there was time to."""
+        pause = min(max(FIRST_PAUSE * 2 ** (retry - 1), failed.pause), MAX_PAUSE)
         if end is not None and time.monotonic() + pause >= end:
             return False
         await asyncio.sleep(pause)
@@ -294,14 +301,14 @@ class Upstream:
         return UpstreamFailed(self.settings.name, kind, detail)
 
     def _named(self, error: Exception) -> UpstreamFailed:
-        """Return what the HTTP client raised as a failure with a name."""
+        """Return an error of the HTTP client as a failure of a known kind."""
         if isinstance(error, UpstreamFailed):
             return error
         if isinstance(error, TimeoutError):  # an OSError, as Python has it
-            return self._failed("timeout", "did not answer in time")
+            return self._failed("timeout", "returned no response in time")
         if isinstance(error, aiohttp.ClientConnectorError):
-            return self._failed("connect", "nobody answers at its address")
-        return self._failed("cut", "broke off the connection")
+            return self._failed("connect", "connection failed")
+        return self._failed("cut", "closed the connection early")
 
 
 def _authorisation(settings: NodeSettings) -> dict[str, str]:

@@ -1,0 +1,319 @@
+"""Which requests are admitted: API keys, the limit of concurrent requests, and time limits."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import math
+import os
+import re
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from ttamer.errors import ArgumentError, TTamerError
+from ttamer.serve.http import ClientDisconnected, HttpError, TooManyRequests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ttamer.serve.http import HttpExchange, Receive
+
+__all__ = ["ConcurrencyLimit", "Keys", "KeysError", "RequestGuard", "Watchdog", "check_key"]
+
+MIN_KEY_LENGTH = 16
+"""The fewest characters an API key may have."""
+MAX_KEY_LENGTH = 512
+"""The most characters an API key may have."""
+MAX_RETRY_AFTER = 60
+"""The most seconds that a refused client is asked to wait."""
+WATCH_INTERVAL = 0.05
+"""The seconds between two checks of all running requests."""
+
+_KEY = re.compile(r"[!-+\--~]+")
+"""Visible ASCII without the comma, which separates keys in an environment variable."""
+_BEARER = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] ([!-~]{1,512})")
+
+
+class KeysError(TTamerError, ValueError):
+    """API keys are missing or not acceptable. The message never holds a key."""
+
+
+class Keys:
+    """The API keys that are admitted: their SHA-256 only, each compared in constant time.
+
+    >>> keys = Keys(["correct-horse-battery"])
+    >>> keys.admit("Bearer correct-horse-battery"), keys.admit("Bearer guess"), keys.admit(None)
+    (True, False, False)
+    >>> keys
+    Keys(1)
+    """
+
+    __slots__ = ("_hashes",)
+
+    def __init__(self, keys: Iterable[str], source: str = "keys") -> None:
+        given = list(keys)
+        for number, key in enumerate(given, start=1):
+            if not _KEY.fullmatch(key) or not MIN_KEY_LENGTH <= len(key) <= MAX_KEY_LENGTH:
+                raise KeysError(
+                    f"{source}: key {number} must be {MIN_KEY_LENGTH} to {MAX_KEY_LENGTH} visible "
+                    "ASCII characters without comma; make one with: openssl rand -hex 24"
+                )
+        if not given:
+            raise KeysError(f"{source}: there are no keys; add one, or remove the setting")
+        self._hashes = tuple({_hash(key): None for key in given})
+
+    @classmethod
+    def from_env(cls, name: str, environ: Mapping[str, str] | None = None) -> Keys:
+        """Read keys from an environment variable, separated by commas."""
+        value = (os.environ if environ is None else environ).get(name)
+        if value is None:
+            raise KeysError(
+                f"the environment variable {name} is not set; it must hold the API keys, separated "
+                "by commas"
+            )
+        keys = (key.strip() for key in value.split(","))
+        return cls([key for key in keys if key], f"the environment variable {name}")
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Keys:
+        """Read keys from a file, one per line; empty lines and ``#`` comments are skipped."""
+        try:
+            text = Path(path).read_text("utf-8")
+        except OSError as error:
+            raise KeysError(f"{path}: cannot be read: {error.strerror or error}") from None
+        except UnicodeDecodeError:
+            raise KeysError(f"{path}: is not text; write one key per line") from None
+        lines = (line.strip() for line in text.splitlines())
+        return cls([line for line in lines if line and not line.startswith("#")], str(path))
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def __repr__(self) -> str:
+        return f"Keys({len(self)})"
+
+    def admit(self, authorization: str | None) -> bool:
+        """Return whether a header ``Authorization: Bearer <key>`` holds one of the keys.
+
+        The time taken depends neither on which key matches nor on how much of one is right.
+        """
+        found = _BEARER.fullmatch(authorization or "")
+        given = _hash(found[1] if found else "")  # no key is empty
+        admitted = False
+        for known in self._hashes:
+            admitted |= hmac.compare_digest(known, given)
+        return admitted
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def check_key(keys: Keys | None, exchange: HttpExchange) -> None:
+    """Refuse a request without a valid key, where keys are configured."""
+    if keys is not None and not keys.admit(exchange.header(b"authorization")):
+        exchange.response_headers["www-authenticate"] = "Bearer"
+        raise HttpError(
+            "an API key is required: Authorization: Bearer KEY",
+            status=401,
+            code="invalid_api_key",
+        )
+
+
+class ConcurrencyLimit:
+    """Limits how many requests run at once; a bounded number wait in a queue, in order.
+
+    A request that finds the queue full, or has waited ``wait`` seconds, is refused with
+    :class:`~ttamer.serve.http.TooManyRequests`. ``retry_after`` is the least that a refused client
+    is asked to wait. An instance belongs to one event loop.
+    """
+
+    def __init__(
+        self, *, limit: int, queue: int, wait: float = 5.0, retry_after: float = 1.0
+    ) -> None:
+        if limit < 1 or queue < 0 or wait < 0:
+            raise ArgumentError(
+                "a concurrency limit needs limit >= 1, queue >= 0 and wait >= 0, not "
+                f"{limit}, {queue}, {wait}"
+            )
+        self._limit, self._queue, self._wait = limit, queue, wait
+        self._retry_after = max(1, math.ceil(retry_after))
+        self._running = 0
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._mean_seconds = 1.0
+
+    @property
+    def running(self) -> int:
+        """The number of requests that run."""
+        return self._running
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests in the queue."""
+        return len(self._waiters)
+
+    def slot(self, wait: float | None = None) -> _Slot:
+        """Hold a slot inside ``async with``; it is released however the block ends."""
+        return _Slot(self, self._wait if wait is None else min(wait, self._wait))
+
+    async def idle(self) -> None:
+        """Wait until no request runs."""
+        if self._running:
+            future = asyncio.get_running_loop().create_future()
+            self._idle.append(future)
+            await future
+
+    async def acquire(self, wait: float) -> None:
+        """Take a slot, or wait for one."""
+        if self._running < self._limit:  # then the queue is empty: slots are handed over
+            self._running += 1
+            return
+        if len(self._waiters) >= self._queue or wait <= 0:
+            raise self._refusal()
+        future = asyncio.get_running_loop().create_future()
+        self._waiters.append(future)
+        try:
+            async with asyncio.timeout(wait):
+                await future
+        except BaseException as error:
+            if future.done() and not future.cancelled():
+                self.release()  # it received a slot at the moment it was cancelled
+            elif future in self._waiters:
+                self._waiters.remove(future)
+            if isinstance(error, TimeoutError):
+                raise self._refusal() from None
+            raise
+
+    def release(self, seconds: float | None = None) -> None:
+        """Release a slot that was held for so many seconds."""
+        if seconds is not None:
+            self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
+        while self._waiters:
+            following = self._waiters.popleft()
+            if not following.done():
+                following.set_result(None)  # the slot is handed over
+                return
+        self._running -= 1
+        if not self._running:
+            for future in self._idle:
+                if not future.done():
+                    future.set_result(None)
+            self._idle.clear()
+
+    def _refusal(self) -> TooManyRequests:
+        """Return the refusal, with the time the queue takes at the recent pace."""
+        ahead = (len(self._waiters) + 1) * self._mean_seconds / self._limit
+        return TooManyRequests(max(self._retry_after, min(math.ceil(ahead), MAX_RETRY_AFTER)))
+
+
+class _Slot:
+    """One slot; a class and not a generator, since every request enters one."""
+
+    __slots__ = ("_limit", "_start", "_wait")
+
+    def __init__(self, limit: ConcurrencyLimit, wait: float) -> None:
+        self._limit, self._wait = limit, wait
+
+    async def __aenter__(self) -> None:
+        await self._limit.acquire(self._wait)
+        self._start = time.monotonic()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._limit.release(time.monotonic() - self._start)
+
+
+class Watchdog:
+    """Checks all running requests at once, at a fixed interval while there are any.
+
+    One timer per request took a tenth of the time of a short request.
+    """
+
+    def __init__(self) -> None:
+        self._guards: dict[RequestGuard, None] = {}
+        self._is_running = False
+
+    def add(self, guard: RequestGuard) -> None:
+        """Check one more request."""
+        self._guards[guard] = None
+        if not self._is_running:
+            self._is_running = True
+            asyncio.get_running_loop().call_later(WATCH_INTERVAL, self._check)
+
+    def remove(self, guard: RequestGuard) -> None:
+        """Stop checking a request."""
+        del self._guards[guard]
+
+    def _check(self) -> None:
+        now = time.monotonic()
+        for guard in tuple(self._guards):
+            guard.check(now)
+        self._is_running = bool(self._guards)
+        if self._is_running:
+            asyncio.get_running_loop().call_later(WATCH_INTERVAL, self._check)
+
+
+class RequestGuard:
+    """Ends the block inside when its time is over, or when the client disconnects.
+
+    ::
+
+        with RequestGuard(watchdog, receive, seconds) as guard:
+            ...                       # TimeoutError once the time is over
+            guard.watch_disconnect()  # from here on ClientDisconnected too; nothing else receives
+
+    It takes effect at the watchdog's next check: most requests are complete by then, and it costs
+    them nothing.
+    """
+
+    __slots__ = ("_end", "_ended", "_receive", "_task", "_waiting", "_watchdog", "_watches_client")
+
+    def __init__(self, watchdog: Watchdog, receive: Receive, seconds: float) -> None:
+        self._watchdog, self._receive = watchdog, receive
+        self._end = time.monotonic() + seconds
+        self._watches_client = False
+        self._ended: type[Exception] | None = None
+        self._waiting: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a request guard belongs to a task")
+        self._task: asyncio.Task[Any] = task
+        self._watchdog.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        self._watchdog.remove(self)
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if self._ended is None or kind is not asyncio.CancelledError:
+            return
+        if self._task.uncancel() == 0:
+            raise self._ended("the request was ended") from error
+
+    def watch_disconnect(self) -> None:
+        """Watch for a client that disconnects, once the whole request has been read."""
+        self._watches_client = True
+
+    def check(self, now: float) -> None:
+        """End the block if its time is over; called by the watchdog."""
+        if now >= self._end:
+            self._stop(TimeoutError)
+        elif self._watches_client and self._waiting is None:
+            self._waiting = asyncio.get_running_loop().create_task(self._wait_for_disconnect())
+
+    async def _wait_for_disconnect(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._stop(ClientDisconnected)
+
+    def _stop(self, reason: type[Exception]) -> None:
+        if self._ended is None:
+            self._ended = reason
+            self._task.cancel()

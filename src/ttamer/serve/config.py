@@ -1,0 +1,540 @@
+"""The settings of a gateway: the ``[serve]`` table of ``cascade.toml`` and each node's upstream.
+
+Every setting is declared once, as a field with its check and its default. All settings are checked
+before anything is served: an unknown key or a value out of range is one line that names the place
+and what is allowed there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from urllib.parse import urlsplit
+
+from ttamer.drift.audit_log import Retention
+from ttamer.drift.settings import MIN_REFIT_ROWS, LoopSettings
+from ttamer.errors import ArgumentError, CascadeError
+from ttamer.trace.spec import CascadeSpec
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+__all__ = [
+    "AuditSettings",
+    "Choice",
+    "Compare",
+    "Confidence",
+    "NodeSettings",
+    "OperatingPoint",
+    "ServeSettings",
+    "Settings",
+    "TokenCost",
+    "read_settings",
+    "settings_from",
+]
+
+Compare = Literal["exact", "normalised", "choice"]
+"""How answers are compared."""
+Confidence = Literal["logprobs", "agreement", "verifier", "field"]
+"""Where the confidence of an answer comes from."""
+Choice = Literal["tradeoff", "budget", "error"]
+"""What a request may choose for itself, if the operator allows it."""
+OperatingPoint = Literal["tradeoff", "budget", "error", "mistake_cost"]
+"""How the operator states which policy of a ladder answers."""
+
+Range = tuple[float, float]
+Check = Callable[[Any], Any]
+"""Returns a value as it is used, or raises :class:`InvalidValue`."""
+
+CLUSTER_KEYS = ("replicas", "cpus", "gpus")
+"""The keys of a node that only :mod:`ttamer.ray` reads."""
+DAY = 86_400.0
+"""The seconds of a day."""
+
+_LOOP_KEYS = (
+    "confidence",
+    "false_alarms",
+    "refit_rows",
+    "shadow_rows",
+    "attempts",
+    "window",
+    "seed",
+)
+
+T = TypeVar("T")
+
+
+# Checks of single values.
+
+
+class InvalidValue(Exception):
+    """A value that is not allowed; the text says what is."""
+
+
+def text(value: Any) -> str:
+    """Accept text without control characters."""
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise InvalidValue("text without control characters")
+    return value
+
+
+def flag(value: Any) -> bool:
+    """Accept true or false."""
+    if not isinstance(value, bool):
+        raise InvalidValue("true or false")
+    return value
+
+
+def table(value: Any) -> dict[str, Any]:
+    """Accept a table."""
+    if not isinstance(value, dict):
+        raise InvalidValue("a table")
+    return value
+
+
+def number(low: float, high: float = math.inf, *, above: bool = False) -> Callable[[Any], float]:
+    """Accept a finite number in a range; with ``above`` the range excludes ``low``."""
+    expected = f"a number {'above' if above else 'from'} {low:g}"
+    expected += f" to {high:g}" if high < math.inf else ""
+
+    def check(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidValue(expected)
+        is_low_enough = value <= high and math.isfinite(value)
+        if not is_low_enough or not (low < value if above else low <= value):
+            raise InvalidValue(expected)
+        return float(value)
+
+    return check
+
+
+def integer(low: int, high: int) -> Callable[[Any], int]:
+    """Accept a whole number in a range."""
+
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise InvalidValue(f"a whole number from {low} to {high}")
+        return value
+
+    return check
+
+
+def one_of(kind: Any) -> Callable[[Any], str]:
+    """Accept one of the values of a ``Literal``."""
+    names = get_args(kind)
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in names:
+            raise InvalidValue("one of " + ", ".join(f'"{name}"' for name in names))
+        return value
+
+    return check
+
+
+def url(value: Any) -> str:
+    """Accept the base URL of a server, and remove the slash at its end."""
+    expected = 'a URL like "http://127.0.0.1:8081/v1", without user, query or fragment'
+    if not isinstance(value, str) or not value.isprintable() or " " in value:
+        raise InvalidValue(expected)
+    try:
+        parts = urlsplit(value)
+        parts.port  # noqa: B018 - a port out of range is found when it is read
+    except ValueError:
+        raise InvalidValue(expected) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidValue(expected)
+    if "@" in parts.netloc or "?" in value or "#" in value:
+        raise InvalidValue(expected)
+    return value.rstrip("/")
+
+
+def _choices(value: Any) -> tuple[str, ...]:
+    names = get_args(Choice)
+    if not isinstance(value, list) or any(item not in names for item in value):
+        raise InvalidValue("a list of " + ", ".join(f'"{name}"' for name in names))
+    return tuple(value)
+
+
+def _range(low: float, high: float = math.inf) -> Callable[[Any], Range]:
+    check_end = number(low, high)
+
+    def check(value: Any) -> Range:
+        if not isinstance(value, list) or len(value) != 2:
+            raise InvalidValue("a list of two numbers, the lowest and the highest")
+        first, last = check_end(value[0]), check_end(value[1])
+        if first > last:
+            raise InvalidValue("a list of two numbers, the lowest first")
+        return first, last
+
+    return check
+
+
+def _token_cost(value: Any) -> TokenCost:
+    keys = [each.name for each in dataclasses.fields(TokenCost)]
+    if not isinstance(value, dict) or not set(value) <= set(keys):
+        raise InvalidValue("a table like {input = 0.1, output = 0.4}")
+    return TokenCost(**{key: number(0)(value[key]) for key in value})
+
+
+def setting(
+    check: Check, default: Any = dataclasses.MISSING, *, changes_answers: bool = True
+) -> Any:
+    """Declare a setting: its check, its default, and whether a node's answers depend on it."""
+    metadata = {"check": check, "changes_answers": changes_answers}
+    return field(default=default, metadata=metadata)
+
+
+def _checked(kind: type[Any], given: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return the checked values of a table; refuse an unknown key and a value out of range."""
+    checks = {
+        each.name: each.metadata["check"]
+        for each in dataclasses.fields(kind)
+        if "check" in each.metadata
+    }
+    values = {}
+    for key, value in given.items():
+        if key not in checks:
+            raise CascadeError(
+                f"{place}: has an unknown key {key!r}; allowed are {', '.join(checks)}"
+            )
+        try:
+            values[key] = checks[key](value)
+        except InvalidValue as error:
+            raise CascadeError(f"{place}: {key} is {value!r}; it must be {error}") from None
+    return values
+
+
+# The settings.
+
+
+@dataclass(frozen=True)
+class TokenCost:
+    """The price of a token, in the cascade's units; added to the cost of the call."""
+
+    input: float = 0.0
+    output: float = 0.0
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """One ``[[node]]`` and the OpenAI-compatible server behind it."""
+
+    name: str
+    cost: float
+    """The cost of one call."""
+    upstream: str = setting(url)
+    """The base URL, without a slash at its end: ``http://127.0.0.1:8081/v1``."""
+    model: str = setting(text, "")
+    """The model's name at the upstream; by default the node's name."""
+    key_env: str | None = setting(text, None, changes_answers=False)
+    """The environment variable that holds the upstream's key."""
+    confidence: Confidence = setting(one_of(Confidence), "logprobs")
+    samples: int = setting(integer(1, 64), 1)
+    """The number of answers requested, with confidence "agreement"."""
+    temperature: float = setting(number(0, 2, above=True), 0.7)
+    """The temperature of these answers, where the request does not set one above 0."""
+    verifier: str | None = setting(text, None)
+    """The node whose upstream judges this node's answers, with confidence "verifier"."""
+    field: str | None = setting(text, None)
+    """The path to the confidence in the response, with confidence "field"."""
+    answer: str | None = setting(text, None)
+    """The path to the answer in the response, if the response is not in OpenAI's format."""
+    timeout: float = setting(number(0, above=True), 30.0, changes_answers=False)
+    """The seconds that one call may take."""
+    retries: int = setting(integer(0, 10), 0, changes_answers=False)
+    fallback: str | None = setting(url, None, changes_answers=False)
+    """Another base URL, called when this one fails."""
+    cost_per_token: TokenCost | None = setting(_token_cost, None)
+    concurrency: int = setting(integer(1, 1024), 8, changes_answers=False)
+    """The number of concurrent calls while collecting."""
+    max_response: int = setting(integer(1, 2**40), 8 * 1024 * 1024, changes_answers=False)
+    """The most bytes of a response; a longer one is a failure."""
+
+    @property
+    def answer_settings(self) -> dict[str, Any]:
+        """The settings that the node's answers depend on, in plain values."""
+        values = dataclasses.asdict(self)
+        kept = [each.name for each in dataclasses.fields(self)
+                if each.metadata.get("changes_answers", True)]  # fmt: skip
+        return {name: values[name] for name in kept}
+
+
+@dataclass(frozen=True)
+class AuditSettings:
+    """The ``[serve.audit]`` table: which requests are audited, and the limits of the drift loop.
+
+    ::
+
+        [serve.audit]
+        share = 0.05                 # of requests: all nodes are asked, after the response
+        budget = 500                 # the most that audits may cost in an hour
+        log = "audits"               # a folder of Parquet segments
+        reference = "held.parquet"   # rows the policy was not fitted to: with them the loop runs
+        error = 0.05                 # the error rate that the loop guarantees
+    """
+
+    share: float = setting(number(0, 1, above=True))
+    """The share of requests without a choice of their own that is audited, within the budget."""
+    budget: float = setting(number(0, above=True), math.inf)
+    """The most that audits may cost in an hour, in the cascade's units."""
+    budget_in_all: float = setting(number(0, above=True), math.inf)
+    """The most that audits may cost until the gateway stops."""
+    at_once: int = setting(integer(1, 1024), 4)
+    """The number of audits that run at the same time."""
+    log: str | None = setting(text, None)
+    """A folder for audited rows."""
+    keep_rows: int | None = setting(integer(1, 2**40), None)
+    keep_bytes: int | None = setting(integer(1, 2**50), None)
+    keep_days: float | None = setting(number(0, above=True), None)
+    reference: str | None = setting(text, None)
+    """A trace of rows the policy was not fitted to; with it the drift loop runs."""
+    error: float | None = setting(number(0, 1), None)
+    """The highest share of wrong answers that the loop accepts."""
+    drop: float | None = setting(number(0, 1), None)
+    """The highest share of wrong answers above the last node's that the loop accepts."""
+    confidence: float = setting(number(0.5, 0.999999), LoopSettings.confidence)
+    false_alarms: float = setting(number(0.000001, 0.5), LoopSettings.false_alarms)
+    refit_rows: int = setting(integer(MIN_REFIT_ROWS, 10**7), LoopSettings.refit_rows)
+    shadow_rows: int = setting(integer(1, 10**7), LoopSettings.shadow_rows)
+    attempts: int = setting(integer(1, 1000), LoopSettings.attempts)
+    window: int = setting(integer(MIN_REFIT_ROWS, 10**7), LoopSettings.window)
+    seed: int = setting(integer(0, 2**53), 0)
+
+    @classmethod
+    def from_table(cls, given: Mapping[str, Any], *, nodes: int) -> AuditSettings:
+        """Check a ``[serve.audit]`` table of a cascade with so many nodes.
+
+        >>> AuditSettings.from_table({"share": 0.05, "log": "audits"}, nodes=2).budget
+        inf
+        """
+        place = "[serve.audit]"
+        if "share" not in given:
+            raise CascadeError(
+                f"{place}: lacks share, the share of requests to audit; write share = 0.05"
+            )
+        audit = cls(**_checked(cls, given, place))
+        if nodes < 2:
+            raise CascadeError(f"{place}: an audit needs at least two nodes; remove the table")
+        if audit.log is None and audit.reference is None:
+            raise CascadeError(
+                f"{place}: audited rows have no destination; set log (a folder), reference (rows "
+                "that the policy was not fitted to), or both"
+            )
+        audit._check_loop(given, place)
+        return audit
+
+    @property
+    def retention(self) -> Retention:
+        """What the audit log keeps."""
+        seconds = None if self.keep_days is None else self.keep_days * DAY
+        return Retention(self.keep_rows, self.keep_bytes, seconds)
+
+    @property
+    def loop(self) -> LoopSettings:
+        """The settings of the drift loop; only valid with a reference."""
+        kind, limit = ("error", self.error) if self.drop is None else ("drop", self.drop)
+        if limit is None:
+            raise ArgumentError("the drift loop needs error or drop")
+        values = {name: getattr(self, name) for name in _LOOP_KEYS}
+        return LoopSettings(limit, kind, **values)  # type: ignore[arg-type]
+
+    def _check_loop(self, given: Mapping[str, Any], place: str) -> None:
+        limits = [name for name in ("error", "drop") if name in given]
+        if self.reference is None:
+            for name in (*limits, *_LOOP_KEYS):
+                if name in given:
+                    raise CascadeError(
+                        f"{place}: has {name}, which is for the drift loop, and the loop needs "
+                        "reference, a trace of rows that the policy was not fitted to"
+                    )
+            return
+        if len(limits) != 1:
+            raise CascadeError(
+                f"{place}: the drift loop guarantees one limit, and the table has {len(limits)}; "
+                "write error (the share of wrong answers) or drop (that share above the last "
+                "node's)"
+            )
+        try:
+            self.loop  # noqa: B018 - it checks itself
+        except ArgumentError as error:
+            raise CascadeError(f"{place}: {error}") from None
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """The ``[serve]`` table; every key is optional."""
+
+    compare: Compare = setting(one_of(Compare), "normalised")
+    max_cost: float | None = setting(number(0, above=True), None)
+    """The most that one request may cost."""
+    timeout: float = setting(number(0, above=True), 60.0)
+    """The seconds that one request may take, all nodes together."""
+    hedge: float | None = setting(number(0, above=True), None)
+    """The seconds after which a node that has not answered is called a second time."""
+    tradeoff: float | None = setting(number(0, 1), None)
+    """The operating point is one of tradeoff, budget, error and mistake_cost."""
+    budget: float | None = setting(number(0), None)
+    error: float | None = setting(number(0, 1), None)
+    mistake_cost: float | None = setting(number(0, above=True), None)
+    """The cost of a wrong answer, in the cascade's units."""
+    allow: tuple[Choice, ...] = setting(_choices, ())
+    """What a request may choose for itself."""
+    tradeoff_range: Range = setting(_range(0, 1), (0.0, 1.0))
+    budget_range: Range = setting(_range(0), (0.0, math.inf))
+    error_range: Range = setting(_range(0, 1), (0.0, 1.0))
+    direct: bool = setting(flag, False)
+    """Whether a request may name a node as its model, which then answers alone."""
+    keys_env: str | None = setting(text, None)
+    """The environment variable that holds the API keys, separated by commas."""
+    keys_file: str | None = setting(text, None)
+    """A file that holds the API keys, one per line."""
+    admin_keys_env: str | None = setting(text, None)
+    """The environment variable with the keys of ``/admin``; without it there is no ``/admin``."""
+    max_body: int = setting(integer(1, 2**40), 1024 * 1024)
+    max_depth: int = setting(integer(1, 500), 32)
+    """The deepest nesting of a request's JSON."""
+    max_concurrent: int = setting(integer(1, 100_000), 256)
+    queue: int = setting(integer(0, 1_000_000), 256)
+    """The number of requests that may wait for a slot."""
+    retry_after: float = setting(number(0, 86_400), 1.0)
+    """The least seconds that a refused client is asked to wait."""
+    drain: float = setting(number(0, 86_400), 30.0)
+    """The seconds that running requests may take when the gateway stops."""
+    watch: float = setting(number(0, 86_400), 2.0)
+    """The seconds between checks of the artefact's file; 0 for never."""
+    trace_log: str | None = setting(text, None)
+    """A file for one JSON line per request."""
+    trace_log_bytes: int = setting(integer(1024, 2**50), 64 * 1024 * 1024)
+    trace_log_files: int = setting(integer(1, 1000), 4)
+    log_predictions: bool = setting(flag, False)
+    """Whether the trace log holds the nodes' predictions."""
+    otel: str | None = setting(url, None)
+    """The URL of an OTLP/HTTP collector for OpenTelemetry spans."""
+    audit: AuditSettings | None = setting(table, None)
+    """Which requests are audited, and the drift loop that uses them."""
+
+    @property
+    def operating_point(self) -> tuple[OperatingPoint, float] | None:
+        """The operating point that the operator states; ``None`` where none is stated."""
+        points = self._points()
+        return points[0] if points else None
+
+    def _points(self) -> list[tuple[OperatingPoint, float]]:
+        names: tuple[OperatingPoint, ...] = get_args(OperatingPoint)
+        return [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A cascade and all settings needed to serve it."""
+
+    spec: CascadeSpec
+    serve: ServeSettings
+    nodes: Mapping[str, NodeSettings]
+    """The nodes by name, in the cascade's order."""
+
+
+def read_settings(path: str | os.PathLike[str]) -> Settings:
+    """Read and check a ``cascade.toml`` for serving.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The cascade with the settings of the gateway and of every node.
+
+    Raises:
+        CascadeError: If the file cannot be read, or a key or value is not allowed.
+
+    >>> read_settings("no-such-file.toml")
+    Traceback (most recent call last):
+    ttamer.errors.CascadeError: no-such-file.toml: cannot be read: No such file or directory
+    """
+    spec = CascadeSpec.from_file(path)
+    try:
+        return settings_from(spec)
+    except CascadeError as error:
+        raise CascadeError(f"{path}: {error}") from None
+
+
+def settings_from(spec: CascadeSpec) -> Settings:
+    """Check a cascade for serving.
+
+    Args:
+        spec: The cascade, with its ``[serve]`` table and the options of its nodes.
+
+    Returns:
+        The checked settings.
+
+    Raises:
+        CascadeError: If a key or value is not allowed.
+
+    >>> spec = CascadeSpec.from_toml('''
+    ... [serve]
+    ... compare = "choice"
+    ... [[node]]
+    ... name = "small"
+    ... cost = 1
+    ... upstream = "http://127.0.0.1:8081/v1/"
+    ... ''')
+    >>> settings = settings_from(spec)
+    >>> settings.serve.compare, settings.nodes["small"].upstream
+    ('choice', 'http://127.0.0.1:8081/v1')
+    """
+    serve = _serve_settings(spec)
+    nodes = {}
+    for position, node in enumerate(spec.nodes, start=1):
+        place = f"[[node]] {position} ({node.name!r})"
+        if "upstream" not in node.options:
+            raise CascadeError(
+                f"{place}: lacks upstream, the base URL of an OpenAI-compatible server; "
+                'write upstream = "http://..."'
+            )
+        options = {key: value for key, value in node.options.items() if key not in CLUSTER_KEYS}
+        values = {"model": node.name} | _checked(NodeSettings, options, place)
+        nodes[node.name] = NodeSettings(name=node.name, cost=node.cost, **values)
+        _check_confidence(nodes[node.name], values, spec.names, place)
+    return Settings(spec, serve, nodes)
+
+
+def _serve_settings(spec: CascadeSpec) -> ServeSettings:
+    values = _checked(ServeSettings, spec.serve, "[serve]")
+    if "audit" in values:
+        values["audit"] = AuditSettings.from_table(values["audit"], nodes=len(spec.nodes))
+    serve = ServeSettings(**values)
+    points = [name for name, _ in serve._points()]
+    if serve.audit is not None and serve.audit.reference is not None and points:
+        raise CascadeError(
+            f"[serve]: has {points[0]}, and with a reference the limit in [serve.audit] is the "
+            f"operating point; remove {points[0]}"
+        )
+    if len(points) > 1:
+        raise CascadeError(
+            f"[serve]: has {' and '.join(points)}, and there is one operating point; keep one"
+        )
+    return serve
+
+
+def _check_confidence(
+    node: NodeSettings, given: Mapping[str, Any], names: tuple[str, ...], place: str
+) -> None:
+    """Refuse a source of confidence that lacks its option, and an option without its source."""
+    for option, source in (("samples", "agreement"), ("verifier", "verifier"), ("field", "field")):
+        if node.confidence == source and option not in given:
+            raise CascadeError(f'{place}: confidence = "{source}" needs {option}')
+        if option in given and node.confidence != source:
+            raise CascadeError(
+                f'{place}: has {option}, which applies to confidence = "{source}" only, not '
+                f'"{node.confidence}"; change one of them'
+            )
+    if node.confidence == "agreement" and node.samples < 2:
+        raise CascadeError(f"{place}: samples is {node.samples}; agreement needs at least 2")
+    if node.verifier is not None and node.verifier not in names:
+        raise CascadeError(
+            f"{place}: verifier is {node.verifier!r}, and there is no such node; "
+            f"the nodes are {', '.join(names)}"
+        )

@@ -1,0 +1,297 @@
+"""Audits and the drift loop beside a gateway's traffic.
+
+After the response, a request may be drawn for an audit: the nodes that were not asked are asked
+then, and the answers of all nodes go to the audit log and to the drift loop
+(:mod:`ttamer.drift.loop`), which works in a thread. Its decisions become the active policy, its
+steps become log lines and metrics, and an operator can hold, release, roll back or retry it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ttamer.artefact.files import save
+from ttamer.drift.audit_log import AuditLog
+from ttamer.drift.audit_log import NodeAnswer as AuditAnswer
+from ttamer.drift.auditor import Auditor
+from ttamer.drift.loop import CertifiedServing, Loop, serving_of
+from ttamer.drift.refit import RefitProcess
+from ttamer.drift.sampling import AuditSampler, Budget
+from ttamer.errors import ArgumentError, CascadeError, TTamerError
+from ttamer.fitted.ladder import FittedLadder
+from ttamer.serve.upstream import UpstreamFailed
+from ttamer.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from ttamer.drift.loop import Event, Serving
+    from ttamer.runtime.outcome import NodeCall
+    from ttamer.serve.config import AuditSettings, NodeSettings, Settings
+    from ttamer.serve.logging import JsonLog
+    from ttamer.serve.metrics import Metrics
+    from ttamer.serve.node import Node
+    from ttamer.serve.policies import Artefact, PolicyStore
+    from ttamer.serve.request import RequestContext
+
+__all__ = ["ACTIONS", "Audits", "DriftControl", "audit_from", "open_audits", "starting_policy"]
+
+MAX_WAITING = 1000
+"""The number of audits that may wait for a free slot."""
+CLOSE_TIMEOUT = 10.0
+"""The seconds that accepted rows may take to be processed when the gateway stops."""
+ACTIONS = {
+    "hold": Loop.hold,
+    "release": Loop.release,
+    "rollback": Loop.roll_back,
+    "retry": Loop.retry,
+}
+"""The actions that an operator has over the drift loop."""
+
+
+def node_cost(node: NodeSettings, nodes: Mapping[str, NodeSettings]) -> float:
+    """Return the cost of one answer with all calls it needs, without its tokens."""
+    verifier = nodes.get(node.verifier or "")
+    return node.cost * node.samples + (0.0 if verifier is None else verifier.cost)
+
+
+def audit_from(settings: Settings) -> AuditSampler:
+    """Return the rule that draws requests for audits; refuse a budget that is too small."""
+    audit, nodes = _audit_settings(settings), settings.nodes
+    cost = sum(node_cost(node, nodes) for node in nodes.values())
+    budget = Budget(audit.budget, audit.budget_in_all)
+    try:
+        return AuditSampler(audit.share, cost=cost, budget=budget, seed=audit.seed)
+    except ArgumentError as error:
+        raise CascadeError(f"[serve.audit]: {error}") from None
+
+
+def _audit_settings(settings: Settings) -> AuditSettings:
+    if settings.serve.audit is None:
+        raise CascadeError("[serve.audit]: is missing")
+    return settings.serve.audit
+
+
+@asynccontextmanager
+async def open_audits(
+    settings: Settings,
+    nodes: Mapping[str, Node],
+    metrics: Metrics,
+    *,
+    loop: Loop | None,
+    lost: Callable[[str], None],
+) -> AsyncIterator[Audits]:
+    """Audit requests inside the block.
+
+    Rows go to the log, and to the loop where it runs. ``lost`` is called, in another thread, with
+    the reason why a row was lost.
+    """
+    audit = _audit_settings(settings)
+    with ExitStack() as stack:
+        log = None
+        if audit.log is not None:
+            log = AuditLog(audit.log, settings.spec, retention=audit.retention)
+            await asyncio.to_thread(stack.enter_context, log)
+        auditor = Auditor(settings.spec, audit_from(settings), log=log, loop=loop, failed=lost)
+        audits = Audits(settings, nodes, metrics, auditor)
+        try:
+            yield audits
+        finally:
+            await audits.stop()
+            await asyncio.to_thread(auditor.close, CLOSE_TIMEOUT)
+
+
+class Audits:
+    """Draws requests for audits, and asks the nodes that were not asked."""
+
+    def __init__(
+        self, settings: Settings, nodes: Mapping[str, Node], metrics: Metrics, auditor: Auditor
+    ) -> None:
+        self._settings, self._nodes, self._metrics = settings, nodes, metrics
+        self._auditor = auditor
+        self._slots = asyncio.Semaphore(_audit_settings(settings).at_once)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def stop(self) -> None:
+        """Cancel the audits that run."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def consider(self, request: RequestContext, asked: Sequence[NodeCall]) -> None:
+        """Draw for an answered request; if it is drawn, ask the other nodes now."""
+        # A client chooses the request's id, so the draw needs another key.
+        drawn, number = self._auditor.draw(request.request_id, key=secrets.token_hex(8))
+        if not drawn.audited:
+            return
+        if len(self._tasks) >= MAX_WAITING:
+            self._auditor.fail(request.request_id)
+            self._metrics.audited("failed", 0.0)
+            return
+        work = self._audit(request, asked, number, drawn.chance)
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def label(self, request_id: str, label: str) -> bool:
+        """Take the right answer to a request; return whether an audit waits for it."""
+        return self._auditor.label(request_id, label)
+
+    def status(self) -> dict[str, Any]:
+        """Return the data of the status page."""
+        return self._auditor.status()
+
+    async def _audit(
+        self, request: RequestContext, asked: Sequence[NodeCall], number: int, chance: float
+    ) -> None:
+        answers = {
+            one.node: AuditAnswer(one.confidence, _text(one.prediction), one.cost)
+            for one in asked
+            if one.error is None and one.confidence is not None
+        }
+        others = [name for name in self._settings.spec.names if name not in answers]
+        spent, result = 0.0, "failed"
+        try:
+            async with self._slots:
+                results = await asyncio.gather(*(self._ask(name, request) for name in others))
+            spent = sum(cost for _, cost in results)
+            answers |= {
+                name: answer
+                for name, (answer, _) in zip(others, results, strict=True)
+                if answer is not None
+            }
+            if len(answers) == len(self._settings.spec.names):
+                is_taken = self._auditor.add(
+                    request.request_id, number, chance, answers, spent=spent
+                )
+                result = "taken" if is_taken else "lost"
+        finally:
+            if result == "failed":
+                self._auditor.fail(request.request_id, spent)
+            self._metrics.audited(result, spent)
+
+    async def _ask(self, name: str, request: RequestContext) -> tuple[AuditAnswer | None, float]:
+        """Ask one node; return its answer, if there is one, and the cost."""
+        node = self._nodes[name]
+        headers = {"x-request-id": request.request_id}
+        try:
+            answer = await node.ask(request.endpoint.path, request.body, headers=headers)
+        except UpstreamFailed as error:
+            return None, node_cost(node.settings, self._settings.nodes) if error.paid else 0.0
+        confidence = float(answer.confidence or 0.0)
+        return AuditAnswer(confidence, answer.prediction, answer.cost), answer.cost
+
+
+def _text(prediction: object) -> str | None:
+    return None if prediction is None else str(prediction)
+
+
+def starting_policy(artefact: Artefact, settings: Settings) -> CertifiedServing | None:
+    """Return what the drift loop begins with; ``None`` where no loop runs."""
+    audit = settings.serve.audit
+    if audit is None or audit.reference is None:
+        return None
+    if not isinstance(artefact, FittedLadder):
+        raise CascadeError(
+            "[serve.audit]: the loop chooses among the policies of a ladder, and the artefact "
+            "holds one policy; fit a ladder, or remove reference"
+        )
+    fitted_target = artefact.fitted.spec.target
+    if fitted_target != settings.spec.target:
+        raise CascadeError(
+            f"[cascade]: target is {settings.spec.target!r}, and the artefact was fitted for "
+            f"{fitted_target!r}; the loop needs the same target"
+        )
+    reference = Trace.read(audit.reference, settings.spec)
+    serving = serving_of(artefact, reference, audit.loop)
+    Loop(serving, audit.loop)  # refuses a reference that is too small
+    return serving
+
+
+class DriftControl:
+    """Connects the drift loop, which has a thread, with the gateway's event loop."""
+
+    def __init__(
+        self, settings: Settings, policies: PolicyStore, metrics: Metrics, log: JsonLog
+    ) -> None:
+        audit, serving = _audit_settings(settings), policies.current.policies.serving
+        assert serving is not None  # noqa: S101 - only then is there a loop
+        self._policies, self._metrics, self._log = policies, metrics, log
+        self._folder = None if audit.log is None else Path(audit.log)
+        self._event_loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._activations = 0
+        self._fit = RefitProcess()
+        self.loop = Loop(
+            serving,
+            audit.loop,
+            swap=self._activate,
+            notify=self._notify,
+            refit=self._fit,
+            clock=time.time,
+        )
+
+    def stop(self) -> None:
+        """Stop a re-fit that runs."""
+        self._fit.stop()
+
+    async def act(self, action: str) -> dict[str, Any]:
+        """Do one of :data:`ACTIONS`; return the state of the loop after it."""
+        loop = self.loop
+        await asyncio.to_thread(ACTIONS[action], loop)  # a re-fit may hold the loop's lock
+        return {"state": loop.state, "held": loop.held, "serving": str(loop.serving)}
+
+    def reloaded(self, cause: str) -> None:
+        """Restart the loop with the artefact that an operator activated."""
+        current = self._policies.current
+        serving = current.policies.serving
+        assert serving is not None  # noqa: S101 - an artefact without is refused
+        current.policies.activate(serving, current.short_version)  # even while the loop is busy
+        why = f"an artefact was installed ({cause})"
+        work = asyncio.to_thread(self.loop.reset, serving, why)
+        task = self._event_loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _activate(self, serving: Serving) -> None:
+        """Answer requests by another policy from now on; called in the loop's thread."""
+        current = self._policies.current
+        is_artefacts = serving is current.policies.serving
+        self._activations += not is_artefacts
+        version = current.short_version
+        if not is_artefacts:
+            version = f"{version}+{self._activations}"
+        current.policies.activate(serving, version)
+        self._metrics.policy(version, "drift")
+        if self._folder is not None and not is_artefacts:
+            try:
+                _save(serving, self._folder / "policies", version)
+            except (OSError, TTamerError) as error:
+                self._log.event("audit", message=f"{version} could not be saved: {error}")
+
+    def _notify(self, event: Event) -> None:
+        """Hand a step of the loop to the event loop; called in the loop's thread."""
+        if not self._event_loop.is_closed():
+            self._event_loop.call_soon_threadsafe(self._record, event)
+
+    def _record(self, event: Event) -> None:
+        self._metrics.drifted(event.kind)
+        self._log.event("drift", **event.to_dict())
+
+
+def _save(serving: Serving, folder: Path, version: str) -> None:
+    """Write a policy, and the rows that describe its traffic.
+
+    Both can replace the artefact and the reference when a gateway starts again.
+    """
+    if not isinstance(serving, CertifiedServing):
+        return
+    folder.mkdir(exist_ok=True)
+    save(serving.ladder, folder / f"{version}.ttamer")
+    serving.reference.write(folder / f"{version}.parquet")

@@ -1,0 +1,326 @@
+"""HTTP over plain ASGI: one request with its response, its body, and the errors sent to clients."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from ttamer.errors import TTamerError
+from ttamer.serve.record import request_id_from
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+
+    Message = MutableMapping[str, Any]
+    Scope = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[Message]]
+    Send = Callable[[Message], Awaitable[None]]
+
+__all__ = [
+    "INTERNAL_ERROR",
+    "BadJson",
+    "BodyTooLarge",
+    "ClientDisconnected",
+    "HttpError",
+    "HttpExchange",
+    "SlowBody",
+    "TooManyRequests",
+    "check_content_type",
+    "error_body",
+    "parse_json",
+    "read_body",
+]
+
+JSON = "application/json"
+"""The content type of JSON."""
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+"""The content type of server-sent events."""
+
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_LENGTH = re.compile(r"[0-9]+")
+_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class HttpError(TTamerError):
+    """A request that is not served: the status, code and message that the client receives."""
+
+    status = 400
+    code = "refused"
+    param: str | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        if status is not None:
+            self.status = status
+        if code is not None:
+            self.code = code
+        if param is not None:
+            self.param = param
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers sent with the error."""
+        return {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error in OpenAI's format."""
+        return error_body(self.status, str(self), self.code, self.param)
+
+
+class BodyTooLarge(HttpError):
+    """The body has more bytes than allowed."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class BadJson(HttpError):
+    """The body is not acceptable JSON."""
+
+    code = "bad_json"
+
+
+class SlowBody(HttpError):
+    """The body was not received in time."""
+
+    status = 408
+    code = "request_timeout"
+
+    def __init__(self) -> None:
+        super().__init__("the body was not received in time")
+
+
+class ClientDisconnected(HttpError):
+    """The client disconnected before the response was complete."""
+
+    status = 499
+    code = "client_gone"
+
+
+class TooManyRequests(HttpError):
+    """The gateway is at its limit of concurrent requests."""
+
+    status = 429
+    code = "rate_limited"
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"too many concurrent requests; retry in {retry_after} s")
+        self.retry_after = retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header ``Retry-After``."""
+        return {"retry-after": str(self.retry_after)}
+
+
+def error_body(
+    status: int, message: str, code: str | None = None, param: str | None = None
+) -> dict[str, Any]:
+    """Return an error in OpenAI's format."""
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+INTERNAL_ERROR = error_body(500, "internal error; see the gateway's log", "internal")
+"""The body of a response with status 500."""
+
+
+class HttpExchange:
+    """A request, and the one response to it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.start = time.monotonic()
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.receive = receive
+        self._send = send
+        self.request_id = request_id_from(self.header(b"x-request-id"))
+        self.response_headers: dict[str, str] = {}
+        """Headers sent with every response, errors included."""
+        self.status = 0
+        """The status sent; 0 before the response begins."""
+        self.is_stream = False
+
+    @property
+    def seconds(self) -> float:
+        """The time since the request began."""
+        return time.monotonic() - self.start
+
+    def header(self, name: bytes) -> str | None:
+        """Return a request header by its lower-case name."""
+        value = self._headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    async def send_json(
+        self, status: int, data: Any, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send a complete response as JSON."""
+        content = _encode(data).encode()
+        await self.send_bytes(status, content, {"content-type": JSON, **(headers or {})})
+
+    async def send_error(self, error: HttpError) -> None:
+        """Send an error in OpenAI's format."""
+        await self.send_json(error.status, error.body, error.headers)
+
+    async def send_bytes(self, status: int, content: bytes, headers: Mapping[str, str]) -> None:
+        """Send a complete response."""
+        await self._begin(status, {**headers, "content-length": str(len(content))})
+        await self._send({"type": "http.response.body", "body": content})
+
+    async def send_events(
+        self, chunks: AsyncIterator[bytes], content_type: str = EVENT_STREAM
+    ) -> None:
+        """Send a response chunk by chunk, each as soon as it is available."""
+        self.is_stream = True
+        headers = {"content-type": content_type, "cache-control": "no-store"}
+        await self._begin(200, headers)
+        async for chunk in chunks:
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def send_error_event(self, error: HttpError) -> None:
+        """End a stream that has begun with an error event, as OpenAI's clients read it."""
+        event = b"data: " + json.dumps(error.body).encode() + b"\n\n"
+        await self._send({"type": "http.response.body", "body": event})
+
+    async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status = status
+        merged = {**headers, **self.response_headers, "x-request-id": self.request_id}
+        raw = [(_header_name(name), value.encode("latin-1")) for name, value in merged.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+@lru_cache(maxsize=256)
+def _header_name(name: str) -> bytes:
+    """Encode the name of a response header; there are few of them."""
+    return name.encode("latin-1")
+
+
+def check_content_type(exchange: HttpExchange) -> None:
+    """Refuse a body that is not declared as JSON."""
+    content_type = exchange.header(b"content-type") or ""
+    if content_type.partition(";")[0].strip().lower() != JSON:
+        raise HttpError("send application/json", status=415, code="unsupported_media_type")
+
+
+async def read_body(receive: Receive, *, limit: int, content_length: str | None = None) -> bytes:
+    """Return the body of an ASGI request; stop reading as soon as it is too large.
+
+    ``content_length`` may refuse a body early; the limit applies to the bytes received.
+    """
+    declared = content_length or ""
+    if _LENGTH.fullmatch(declared) and int(declared[:18]) > limit:  # 18 digits exceed any limit
+        raise BodyTooLarge(f"the body has more than the {limit} bytes that are allowed")
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected("the client disconnected")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise BodyTooLarge(f"the body has more than the {limit} bytes that are allowed")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def parse_json(body: bytes, *, max_depth: int = 32) -> Any:
+    """Return the value that a body holds.
+
+    Refused are: text that is not UTF-8, a key given twice in one object (two parsers could take
+    different ones), numbers that are not finite, lone surrogates, and nesting deeper than
+    ``max_depth`` lists and objects.
+
+    >>> parse_json(b'{"model": "ttamer", "n": [1, 2]}')
+    {'model': 'ttamer', 'n': [1, 2]}
+    >>> parse_json(b'{"n": 1, "n": 2}')
+    Traceback (most recent call last):
+    ttamer.serve.http.BadJson: the body has a key twice in one object
+    """
+    try:
+        data = _DECODER.decode(body.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise BadJson("the body is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise BadJson(
+            f"the body is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        ) from None
+    except RecursionError:
+        raise _too_deep(max_depth) from None
+    except ValueError:  # more digits than Python reads
+        raise BadJson("the body has a number with too many digits") from None
+    # With few brackets and no escapes there is nothing left to check.
+    if body.count(b"{") + body.count(b"[") > max_depth or b"\\u" in body:
+        _check_nested(data, max_depth)
+    return data
+
+
+def _check_nested(data: Any, max_depth: int) -> None:
+    """Check depth and text level by level, without recursion."""
+    level: list[Any] = [data]
+    depth = 0
+    while level:
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, str):
+                if not item.isascii():
+                    _check_text(item)
+            elif isinstance(item, dict):
+                below.extend(item.keys())
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+        if any(isinstance(item, dict | list) for item in level):
+            depth += 1
+            if depth > max_depth:
+                raise _too_deep(max_depth)
+        level = below
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadJson("the body has half of a character: a lone surrogate escape") from None
+
+
+def _too_deep(max_depth: int) -> BadJson:
+    return BadJson(f"the body is nested more than {max_depth} deep")
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    item = dict(pairs)
+    if len(item) != len(pairs):
+        raise BadJson("the body has a key twice in one object")
+    return item
+
+
+def _no_constant(token: str) -> float:
+    raise BadJson(f"the body has the number {token}, which is not JSON")
+
+
+def _finite(token: str) -> float:
+    number = float(token)
+    if not math.isfinite(number):
+        raise BadJson("the body has a number that is too large")
+    return number
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_without_repeats, parse_constant=_no_constant, parse_float=_finite
+)

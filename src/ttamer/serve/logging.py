@@ -1,0 +1,140 @@
+"""The log: one JSON object per line on standard error.
+
+The fields are listed here one by one. Prompts, answers, keys, headers, paths as they were sent and
+the texts of foreign errors are not among them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ttamer.serve.record import failure_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ttamer.serve.record import RequestRecord
+
+__all__ = ["JsonLog"]
+
+MAX_FRAMES = 8
+"""The number of innermost frames logged of an unexpected error."""
+
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+_text = json.encoder.encode_basestring_ascii
+
+
+class JsonLog:
+    """Writes log lines; a log that cannot be written never fails a request.
+
+    >>> import sys
+    >>> JsonLog(sys.stdout, clock=lambda: 0.0).event("start", nodes=2)
+    {"time":"1970-01-01T00:00:00.000Z","event":"start","nodes":2}
+    """
+
+    def __init__(self, stream: TextIO | None = None, clock: Any = time.time) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self.lost = 0
+        """The number of lines that could not be written."""
+
+    def finished(self, records: Iterable[RequestRecord]) -> None:
+        """Write one line per request, in one write."""
+        time = self._time()
+        self._write("".join([f'{{"time":"{time}",{_fields(record)}\n' for record in records]))
+
+    def event(self, event: str, /, **facts: Any) -> None:
+        """Write an event of the gateway itself, such as a start or a reload."""
+        self._write(self._line(event, facts))
+
+    def failure(self, request_id: str, error: BaseException) -> None:
+        """Write the type and place of an unexpected error; its text may hold a prompt."""
+        frames = []
+        trace = error.__traceback__
+        while trace is not None:
+            name = Path(trace.tb_frame.f_code.co_filename).name
+            frames.append(f"{name}:{trace.tb_lineno}")
+            trace = trace.tb_next
+        facts = {"request": request_id, "type": type(error).__name__, "at": frames[-MAX_FRAMES:]}
+        self._write(self._line("failure", facts))
+
+    def handler(self) -> logging.Handler:
+        """Return a handler for the loggers of libraries."""
+        return _LibraryHandler(self)
+
+    def _line(self, event: str, facts: dict[str, Any]) -> str:
+        return f"{_encode({'time': self._time(), 'event': event, **facts})}\n"
+
+    def _time(self) -> str:
+        now = self._clock()
+        return f"{_stamp(int(now))}.{int(now % 1 * 1000):03}Z"
+
+    def _write(self, lines: str) -> None:
+        if not lines:
+            return
+        try:
+            self._stream.write(lines)
+            self._stream.flush()
+        except (OSError, ValueError):  # a closed pipe, a full disk, a closed stream
+            self.lost += lines.count("\n")
+
+
+def _fields(record: RequestRecord) -> str:
+    """Return the fields of a request as JSON, without the opening brace and the time.
+
+    Written by hand: a busy gateway writes one such line per request.
+    """
+    text = (
+        f'"event":"request","request":{_text(record.request_id)},'
+        f'"endpoint":{_text(record.endpoint)},"status":{record.status},'
+        f'"seconds":{record.seconds:.6f}'
+    )
+    if record.asked:
+        path = ",".join([_name(one.node) for one in record.asked])
+        by = "null" if record.by is None else _name(record.by)
+        text += (
+            f',"path":[{path}],"by":{by},"cost":{_encode(record.cost)},"policy":"{record.policy}"'
+        )
+    facts: dict[str, Any] = {}
+    failed = {s.node: failure_kind(s.error) for s in record.asked if s.error is not None}
+    if failed:
+        facts["failed"] = failed
+    if record.capped:
+        facts["capped"] = True
+    if record.hedged:
+        facts["hedged"] = record.hedged
+    if record.error is not None:
+        facts["error"] = record.error
+    return f"{text},{_encode(facts)[1:]}" if facts else f"{text}}}"
+
+
+@lru_cache(maxsize=1024)
+def _name(node: str) -> str:
+    return _text(node)
+
+
+@lru_cache(maxsize=4)
+def _stamp(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+
+
+class _LibraryHandler(logging.Handler):
+    """Logs the template of a library's message, never its arguments or an error's text."""
+
+    def __init__(self, log: JsonLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        facts: dict[str, Any] = {"level": record.levelname.lower(), "logger": record.name}
+        if isinstance(record.msg, str) and record.name != "py.warnings":  # that is all text
+            facts["message"] = record.msg.strip().partition("\n")[0]
+        if record.exc_info and record.exc_info[0] is not None:
+            facts["type"] = record.exc_info[0].__name__
+        self._log.event("log", **facts)

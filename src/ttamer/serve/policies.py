@@ -1,0 +1,386 @@
+"""The policies of an artefact: which of them answers a request, and replacing them while serving.
+
+A new artefact is loaded in a thread and checked against the cascade. Only then is it activated, by
+one assignment: a request reads ``PolicyStore.current`` once and ends on what it read. The former
+artefact is kept, so that :meth:`PolicyStore.rollback` needs no file. A file that is not valid
+changes nothing: it is reported, and the active artefact stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import OrderedDict
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ttamer.artefact.files import inspect, load
+from ttamer.drift.decisions import decide
+from ttamer.drift.loop import CertifiedServing, FallbackServing
+from ttamer.errors import ArgumentError, ArtefactError, TTamerError
+from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+from ttamer.runtime.cascade import Cascade
+from ttamer.serve.http import HttpError
+from ttamer.serve.status import Frontier, Rung, frontier_of
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+    from ttamer.drift.fallback import AskLast
+    from ttamer.drift.loop import Serving
+    from ttamer.fitted.mixture import Mixture
+    from ttamer.serve.config import ServeSettings
+    from ttamer.trace.spec import CascadeSpec
+
+__all__ = [
+    "ActivePolicy",
+    "Artefact",
+    "ChoiceNotAllowed",
+    "LoadedArtefact",
+    "Policies",
+    "PolicyStore",
+    "Reload",
+    "load_artefact",
+]
+
+Artefact = FittedLadder | FittedPolicy
+"""What an artefact for serving may hold."""
+DEFAULT_TRADEOFF = 0.9
+"""The tradeoff where the operator states no operating point."""
+MAX_CHOICES = 64
+"""The number of operating points chosen by requests whose policies are kept ready."""
+SHORT_VERSION = 16
+"""The number of digits of a version in responses, logs and metrics."""
+MAX_NAMES_SHOWN = 200
+"""The most characters of a foreign file's node names in an error."""
+
+
+class ChoiceNotAllowed(HttpError):
+    """A request chose an operating point that the operator does not allow."""
+
+    code = "choice_not_allowed"
+    param = "ttamer"
+
+
+@dataclass(frozen=True)
+class ActivePolicy:
+    """The policy that answers a request."""
+
+    cascade: Cascade
+    version: str
+    """The version of the policy in responses."""
+    promise: str | None = None
+    """For an operating point in error: "certified" or "not-certified"."""
+
+
+class Policies:
+    """The policies of one artefact, by the operating point that a request chooses."""
+
+    def __init__(
+        self,
+        artefact: Artefact,
+        version: str,
+        serve: ServeSettings,
+        nodes: Mapping[str, Callable[[Any], Awaitable[Any]]],
+        serving: CertifiedServing | None = None,
+    ) -> None:
+        self._artefact, self._version, self._serve, self._nodes = artefact, version, serve, nodes
+        self.serving = serving
+        """What the drift loop begins with, where it runs."""
+        self._chosen: OrderedDict[tuple[str, float], ActivePolicy] = OrderedDict()
+        point = serve.operating_point
+        if isinstance(artefact, FittedPolicy) and (point is not None or serve.allow):
+            raise ArgumentError(
+                "the artefact holds one policy, which has one operating point; fit a ladder, or "
+                "remove the operating point and allow from [serve]"
+            )
+        self.point: tuple[str, float] = point or ("tradeoff", DEFAULT_TRADEOFF)
+        """The operating point where a request chooses none and no loop runs."""
+        self._frontier: Callable[[], Frontier]
+        if serving is None:
+            policy = self._policy(*self.point)
+            self._standard = ActivePolicy(self._cascade(policy), version, self._promised(policy))
+            self._frontier = cache(partial(frontier_of, artefact, policy))
+        else:
+            self.activate(serving, version)
+
+    def choose(self, choice: tuple[str, float] | None) -> ActivePolicy:
+        """Return the policy that answers a request, or refuse its choice."""
+        if choice is None:
+            return self._standard
+        name, value = choice
+        if name not in self._serve.allow:
+            allowed = ", ".join(self._serve.allow) or "nothing"
+            raise ChoiceNotAllowed(f"a request may not choose {name} here; it may choose {allowed}")
+        low, high = getattr(self._serve, f"{name}_range")
+        if not low <= value <= high:
+            raise ChoiceNotAllowed(f"{name} is {value:g}; allowed here is {low:g} to {high:g}")
+        if choice not in self._chosen:
+            try:
+                policy = self._policy(*choice)
+            except ArgumentError as error:
+                raise ChoiceNotAllowed(f"{name} cannot be {value:g}: {error}") from None
+            self._chosen[choice] = ActivePolicy(
+                self._cascade(policy), self._version, self._promised(policy)
+            )
+            if len(self._chosen) > MAX_CHOICES:
+                self._chosen.popitem(last=False)
+        self._chosen.move_to_end(choice)
+        return self._chosen[choice]
+
+    def activate(self, serving: Serving, version: str) -> None:
+        """Answer requests without a choice by another policy, from the next request on."""
+        promise: str | None
+        if isinstance(serving, FallbackServing):
+            # With target = "last" the last node is right by definition.
+            promise = self._promise(is_certified=self._spec.target == "last")
+            self._frontier = cache(partial(self._fallback_frontier, serving.policy))
+        else:
+            promise = self._promised(serving.policy)
+            self._frontier = cache(partial(frontier_of, serving.ladder, serving.policy))
+        self._standard = ActivePolicy(self._cascade(serving.policy), version, promise)
+
+    @property
+    def frontier(self) -> Frontier:
+        """The estimated cost and error of each policy, and of the one that answers."""
+        return self._frontier()
+
+    def _fallback_frontier(self, fallback: AskLast) -> Frontier:
+        """Return the artefact's frontier, with the fallback policy as the one that answers."""
+        assert self.serving is not None  # noqa: S101 - only a loop activates it
+        found = decide(fallback, self.serving.reference)
+        ladder = self.serving.ladder
+        rungs = frontier_of(ladder, ladder.at(1.0)).rungs
+        return Frontier(rungs, Rung(1.0, float(found.cost.mean()), float(found.wrong.mean())))
+
+    def _cascade(self, policy: FittedPolicy | Mixture | AskLast) -> Cascade:
+        serve = self._serve
+        return Cascade(policy, self._nodes, max_cost=serve.max_cost, hedge=serve.hedge)
+
+    def _promised(self, policy: FittedPolicy | Mixture) -> str | None:
+        promise = getattr(policy, "promise", None)
+        return None if promise is None else self._promise(is_certified=promise.certified)
+
+    def _promise(self, *, is_certified: bool) -> str:
+        # A policy is certified without max_cost: where that may end a request early, it is not.
+        limit = self._serve.max_cost
+        is_capped = limit is not None and limit < sum(node.cost for node in self._spec.nodes)
+        return "certified" if is_certified and not is_capped else "not-certified"
+
+    @property
+    def _spec(self) -> CascadeSpec:
+        return self._artefact.fitted.spec
+
+    def _policy(self, name: str, value: float) -> FittedPolicy | Mixture:
+        ladder = self._artefact
+        if isinstance(ladder, FittedPolicy):
+            return ladder
+        if name == "tradeoff":
+            return ladder.at(value)
+        return ladder.for_budget(value) if name == "budget" else ladder.for_error(value)
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedArtefact:
+    """An artefact that is or was active, and the policies built from it."""
+
+    artefact: Artefact
+    version: str
+    """The SHA-256 of the file, 64 digits."""
+    path: str
+    policies: Policies
+
+    @property
+    def short_version(self) -> str:
+        """The first 16 digits of the version."""
+        return self.version[:SHORT_VERSION]
+
+
+@dataclass(frozen=True)
+class Reload:
+    """The result of one attempt to change the artefact."""
+
+    ok: bool
+    action: str
+    """``"load"``, ``"reload"`` or ``"rollback"``."""
+    cause: str
+    """``"start"``, ``"file"``, ``"signal"`` or ``"admin"``."""
+    version: str
+    """The version that is active now."""
+    changed: bool
+    message: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def load_artefact(path: str | os.PathLike[str], nodes: Sequence[str]) -> tuple[Artefact, str]:
+    """Return a fitted policy or ladder for these nodes, and its version."""
+    before = inspect(path)["sha256"]
+    artefact = load(path)
+    if inspect(path)["sha256"] != before:
+        raise ArtefactError(f"{path}: changed while it was read; try again when it is complete")
+    if not isinstance(artefact, FittedLadder | FittedPolicy):
+        raise ArtefactError(
+            f"{path}: was solved from a problem, and serving needs a fit, which relates "
+            "confidences to errors; make one with: ttamer fit"
+        )
+    names = artefact.fitted.spec.names
+    if names != tuple(nodes):
+        raise ArtefactError(
+            f"{path}: was fitted for {_listed(names)}, and the cascade has {_listed(nodes)}; fit "
+            "it with the same cascade.toml"
+        )
+    return artefact, before
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the names of a foreign file, short and printable."""
+    text = ", ".join(names)
+    text = text if len(text) <= MAX_NAMES_SHOWN else f"{text[:MAX_NAMES_SHOWN]}..."
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+class PolicyStore:
+    """Holds the active artefact, and replaces it on demand.
+
+    ``build`` makes the policies of an artefact and its version; a
+    :class:`~ttamer.errors.TTamerError` from it refuses the file. ``notify`` receives the result of
+    every attempt.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        nodes: Sequence[str],
+        build: Callable[[Artefact, str], Policies],
+        notify: Callable[[Reload], None] = lambda _: None,
+    ) -> None:
+        self._path = Path(path)
+        self._nodes = tuple(nodes)
+        self._build = build
+        self._notify = notify
+        self._current: LoadedArtefact | None = None
+        self._former: LoadedArtefact | None = None
+        self._signature: object = None
+        self._changing = asyncio.Lock()
+        self.last: Reload | None = None
+
+    @property
+    def current(self) -> LoadedArtefact:
+        """The active artefact. Read it once per request."""
+        if self._current is None:
+            raise ArtefactError("no policy is loaded yet")
+        return self._current
+
+    def read(self) -> LoadedArtefact:
+        """Load the first artefact, without a report; a file that is not valid is an error here."""
+        self._signature = self._read_signature()
+        self._current = self._load()
+        return self._current
+
+    def load(self, cause: str = "start") -> LoadedArtefact:
+        """Load the first artefact, unless :meth:`read` did, and report it."""
+        current = self._current or self.read()
+        self._report(True, "load", cause, changed=True)
+        return current
+
+    async def reload(self, cause: str = "admin") -> Reload:
+        """Load the file again, in a thread, and activate it if it is valid."""
+        async with self._changing:
+            self._signature = await asyncio.to_thread(self._read_signature)
+            try:
+                new = await asyncio.to_thread(self._load)
+            except TTamerError as error:
+                return self._report(False, "reload", cause, changed=False, message=str(error))
+            except Exception as error:  # no file may end the task that watches it
+                text = f"{self._path}: could not be loaded: {type(error).__name__}"
+                return self._report(False, "reload", cause, changed=False, message=text)
+            if new.version == self.current.version:
+                text = "the file holds the active policy"
+                return self._report(True, "reload", cause, changed=False, message=text)
+            self._former, self._current = self._current, new
+            return self._report(True, "reload", cause, changed=True)
+
+    async def rollback(self, cause: str = "admin") -> Reload:
+        """Activate the former artefact; a second rollback activates the newer one again.
+
+        The file is not changed: it is read again when it changes, or on the next reload.
+        """
+        async with self._changing:
+            if self._former is None:
+                text = "there is no former policy to return to"
+                return self._report(False, "rollback", cause, changed=False, message=text)
+            self._former, self._current = self._current, self._former
+            return self._report(True, "rollback", cause, changed=True)
+
+    @asynccontextmanager
+    async def watching(self, interval: float = 1.0) -> AsyncIterator[None]:
+        """Inside, reload on SIGHUP and when the file changes.
+
+        ``interval`` is in seconds; 0 does not check the file.
+        """
+        loop = asyncio.get_running_loop()
+        hangups = asyncio.Event()
+        tasks = [loop.create_task(self._reload_on_hangup(hangups))]
+        if interval > 0:
+            tasks.append(loop.create_task(self._watch_file(interval)))
+        has_handler = _handle_hangup(loop, hangups)
+        try:
+            yield
+        finally:
+            if has_handler:
+                loop.remove_signal_handler(signal.SIGHUP)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch_file(self, interval: float) -> None:
+        """Reload a file that has changed, once two checks in a row agree."""
+        before = self._signature
+        while True:
+            await asyncio.sleep(interval)
+            now = await asyncio.to_thread(self._read_signature)
+            if now == before and now not in (None, self._signature):
+                await self.reload("file")
+            before = now
+
+    async def _reload_on_hangup(self, hangups: asyncio.Event) -> None:
+        while True:
+            await hangups.wait()
+            hangups.clear()
+            await self.reload("signal")
+
+    def _read_signature(self) -> object:
+        """Return what distinguishes two states of the file; ``None`` where there is no file."""
+        with suppress(OSError, ValueError):
+            found = self._path.stat()
+            return found.st_mtime_ns, found.st_size, found.st_ino
+        return None
+
+    def _load(self) -> LoadedArtefact:
+        artefact, version = load_artefact(self._path, self._nodes)
+        return LoadedArtefact(artefact, version, str(self._path), self._build(artefact, version))
+
+    def _report(
+        self, ok: bool, action: str, cause: str, *, changed: bool, message: str = ""
+    ) -> Reload:
+        now = self.current
+        text = message or f"serving {now.short_version} from {now.path}"
+        self.last = Reload(ok, action, cause, now.version, changed, text)
+        self._notify(self.last)
+        return self.last
+
+
+def _handle_hangup(loop: asyncio.AbstractEventLoop, hangups: asyncio.Event) -> bool:
+    """Handle SIGHUP, where there is such a signal and this is the main thread."""
+    try:
+        loop.add_signal_handler(signal.SIGHUP, hangups.set)
+    except (AttributeError, NotImplementedError, RuntimeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,91 @@
+"""The record of one request, which the gateway hands to every sink when the request ends.
+
+The sinks are metrics, log, trace log, status page and spans. A record holds no prompt, no header
+and no key.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ttamer.runtime.outcome import NodeCall
+
+__all__ = ["FAILURES", "RequestRecord", "failure_kind", "request_id_from"]
+
+FAILURES = (
+    "connect",
+    "timeout",
+    "refused",
+    "busy",
+    "error",
+    "cut",
+    "garbage",
+    "too_large",
+    "reply",
+    "other",
+)
+"""The ways in which a node fails to answer.
+
+The kinds of :data:`ttamer.serve.upstream.Failure`, then a reply that cannot be used, then any other
+error.
+"""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class RequestRecord(NamedTuple):
+    """One request, once its last byte was sent.
+
+    >>> RequestRecord("7f3a", "/v1/chat/completions", 200, 0.12, by="small", cost=1.0).by
+    'small'
+    """
+
+    request_id: str
+    endpoint: str
+    """The route, never the path as it was sent."""
+    status: int
+    """The status sent, or 499 where the client disconnected first."""
+    seconds: float
+    policy: str = ""
+    """The first 16 digits of the policy's version."""
+    asked: Sequence[NodeCall] = ()
+    """The nodes asked, in order."""
+    by: str | None = None
+    """The node whose answer was returned."""
+    cost: float = 0.0
+    """The cost of all calls, in the cascade's units."""
+    capped: bool = False
+    """Whether the limit on cost or time ended the request."""
+    hedged: int = 0
+    """How many second calls were started."""
+    error: str | None = None
+    """An error code of the gateway, never text from outside."""
+
+
+def failure_kind(error: object) -> str:
+    """Return which of :data:`FAILURES` an error is: its ``kind``, or the word before the colon.
+
+    >>> failure_kind("timeout: no answer in 2 s"), failure_kind(TimeoutError())
+    ('timeout', 'timeout')
+    >>> failure_kind("sk-123")
+    'other'
+    """
+    kind = "timeout" if isinstance(error, TimeoutError) else str(error).partition(":")[0]
+    kind = getattr(error, "kind", kind)
+    return kind if kind in FAILURES else "other"
+
+
+def request_id_from(header: str | None) -> str:
+    r"""Return the client's own id where it is short and harmless, else a new random one.
+
+    >>> request_id_from("job-17"), len(request_id_from("a\nb"))
+    ('job-17', 32)
+    """
+    if header is not None and _REQUEST_ID.fullmatch(header):
+        return header
+    return secrets.token_hex(16)

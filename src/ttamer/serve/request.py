@@ -1,0 +1,410 @@
+"""One request, from its first byte to its last.
+
+key -> body -> concurrency slot -> policy -> nodes -> response in OpenAI's format. Whatever happens,
+a request gets one response, and the sinks receive one record of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
+from ttamer.serve import openai
+from ttamer.serve.admission import RequestGuard, check_key
+from ttamer.serve.http import (
+    INTERNAL_ERROR,
+    ClientDisconnected,
+    HttpError,
+    SlowBody,
+    TooManyRequests,
+    check_content_type,
+    parse_json,
+    read_body,
+)
+from ttamer.serve.otel import NO_SPAN
+from ttamer.serve.record import RequestRecord
+from ttamer.serve.schemas import check
+from ttamer.serve.upstream import UpstreamFailed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+
+    from ttamer.serve.gateway import Gateway
+    from ttamer.serve.http import HttpExchange
+    from ttamer.serve.openai import Endpoint
+    from ttamer.serve.otel import NodeSpan, RequestSpan
+    from ttamer.serve.policies import ActivePolicy
+    from ttamer.serve.upstream import RelayedStream
+
+__all__ = ["NodeFailed", "RequestContext", "RequestHandler"]
+
+GRACE = 5.0
+"""The seconds after its deadline in which a response must have been sent."""
+TIMER_SLACK = 0.005
+"""The seconds by which a timer may fire early."""
+CLIENT_ERRORS = (400, 413, 422)
+"""The statuses with which an upstream blames the request itself."""
+CHOICE_HEADERS = {name: f"x-ttamer-{name}".encode() for name in ("tradeoff", "budget", "error")}
+"""The headers in which a request may choose its operating point."""
+STREAM_TYPES = {
+    "text/event-stream": "text/event-stream; charset=utf-8",
+    "application/json": "application/json",
+}
+"""The content types that are relayed, and what the client receives for each."""
+
+_JSON = {"content-type": "application/json"}
+
+
+class NodeFailed(UpstreamFailed):
+    """A node returned no answer to a request; ``is_client_error`` where it blames the request."""
+
+    def __init__(self, error: UpstreamFailed) -> None:
+        Exception.__init__(self, str(error))
+        self.node, self.kind, self.status = error.node, error.kind, error.status
+        self.pause = error.pause
+
+    @property
+    def is_client_error(self) -> bool:
+        """Whether the upstream blames the request itself."""
+        return self.status in CLIENT_ERRORS
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """A request, parsed and checked, with its deadline and its span."""
+
+    endpoint: Endpoint
+    model: str
+    body: dict[str, Any]
+    """The body for upstreams, except for the model and the streaming options."""
+    stream: bool = False
+    include_usage: bool = False
+    choice: tuple[str, float] | None = None
+    """The operating point that the request chose, such as ("tradeoff", 0.8)."""
+    request_id: str = ""
+    deadline: float = math.inf
+    """The time by which it must be answered, by ``time.monotonic()``."""
+    span: RequestSpan = NO_SPAN
+    client_errors: set[str] = field(default_factory=set)
+    """The nodes that blamed the request itself."""
+
+    @classmethod
+    def parse(cls, data: Any, endpoint: Endpoint, **context: Any) -> RequestContext:
+        """Check the JSON body of a request against the endpoint's schema.
+
+        >>> body = {"model": "ttamer", "messages": [{"role": "user", "content": "2+2?"}]}
+        >>> RequestContext.parse(body, openai.CHAT_COMPLETIONS).stream
+        False
+        """
+        check(data, endpoint.validator)
+        body = dict(data)
+        model = body.pop("model", openai.CASCADE)
+        chosen = body.pop("ttamer", None) or {}
+        stream = bool(body.pop("stream", None)) if endpoint.chunk else False
+        options = body.pop("stream_options", None) if endpoint.chunk else None
+        choice = next(((name, float(value)) for name, value in chosen.items()), None)
+        include_usage = bool((options or {}).get("include_usage"))
+        return cls(endpoint, model, body, stream, include_usage, choice, **context)
+
+    @property
+    def seconds_left(self) -> float:
+        """The seconds until the deadline."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def headers(self, span: NodeSpan) -> dict[str, str]:
+        """Return the headers sent to upstreams."""
+        headers = {"x-request-id": self.request_id}
+        headers.update(span.headers())
+        return headers
+
+
+class RequestHandler:
+    """Handles one request that asks nodes."""
+
+    def __init__(self, gateway: Gateway, exchange: HttpExchange, endpoint: Endpoint) -> None:
+        self._gateway, self._exchange, self._endpoint = gateway, exchange, endpoint
+        self._artefact = gateway.policies.current  # the request ends on the one it began with
+        self._version = self._artefact.short_version
+        self._asked: tuple[NodeCall, ...] = ()
+        self._by: str | None = None
+        self._is_capped = False
+        self._error: str | None = None
+        self._has_body = False
+
+    async def handle(self) -> None:
+        """Handle the request, and record it."""
+        gateway, exchange = self._gateway, self._exchange
+        gateway.metrics.started()
+        span = gateway.tracing.request(
+            f"/v1{self._endpoint.path}",
+            traceparent=exchange.header(b"traceparent"),
+            tracestate=exchange.header(b"tracestate"),
+        )
+        try:
+            seconds = gateway.settings.serve.timeout + GRACE
+            with RequestGuard(gateway.watchdog, exchange.receive, seconds) as guard:
+                await self._respond(span, guard)
+        except HttpError as error:
+            await self._refuse(error)
+        except TimeoutError:
+            await self._refuse(_late() if self._has_body else SlowBody())
+        except asyncio.CancelledError:
+            self._error = "cancelled"
+            raise
+        except Exception as error:
+            gateway.log.failure(exchange.request_id, error)
+            self._error = "internal"
+            if not exchange.status:
+                await exchange.send_json(500, INTERNAL_ERROR)
+        finally:
+            record = self._record()
+            span.finish(record)
+            gateway.finished(record)
+
+    async def _respond(self, span: RequestSpan, guard: RequestGuard) -> None:
+        gateway, exchange = self._gateway, self._exchange
+        check_key(gateway.keys, exchange)
+        request = await self._read(span)
+        guard.watch_disconnect()
+        policy = self._artefact.policies.choose(request.choice)
+        node = gateway.single_node(request.model)
+        self._version = policy.version
+        exchange.response_headers["x-ttamer-policy"] = policy.version
+        if policy.promise is not None and request.model in gateway.names:
+            exchange.response_headers["x-ttamer-promise"] = policy.promise
+        async with gateway.limit.slot(request.seconds_left):
+            if node is None:
+                await self._answer(request, policy)
+            elif request.stream:
+                await self._relay(request, node)
+            else:
+                await self._answer_alone(request, node)
+
+    async def _read(self, span: RequestSpan) -> RequestContext:
+        """Read and check the whole request."""
+        exchange, serve = self._exchange, self._gateway.settings.serve
+        check_content_type(exchange)
+        body = await read_body(
+            exchange.receive,
+            limit=serve.max_body,
+            content_length=exchange.header(b"content-length"),
+        )
+        self._has_body = True
+        request = RequestContext.parse(
+            parse_json(body, max_depth=serve.max_depth),
+            self._endpoint,
+            request_id=exchange.request_id,
+            deadline=exchange.start + serve.timeout,
+            span=span,
+        )
+        request.choice = _choice(request.choice, exchange)
+        return request
+
+    async def _answer(self, request: RequestContext, policy: ActivePolicy) -> None:
+        """Answer by the cascade."""
+        exchange = self._exchange
+        try:
+            outcome = await self._gateway.answer(request, policy)
+        except CascadeFailed as error:
+            self._asked = error.asked
+            raise _failure(error, request) from None
+        self._asked, self._by, self._is_capped = outcome.asked, outcome.by, outcome.capped
+        exchange.response_headers |= _path_headers(outcome.by, outcome.path, outcome.cost)
+        body = openai.completion(request, outcome)
+        if request.stream:
+            await exchange.send_events(_each(openai.events(request, body)))
+        else:
+            await exchange.send_json(200, body)
+        if self._gateway.audits is not None and request.choice is None:
+            self._gateway.audits.consider(request, outcome.asked)
+
+    async def _answer_alone(self, request: RequestContext, name: str) -> None:
+        """Answer by one node."""
+        exchange = self._exchange
+        try:
+            answer, asked = await self._gateway.answer_alone(request, name)
+        except CascadeFailed as error:
+            self._asked = error.asked
+            raise _failure(error, request) from None
+        self._asked, self._by = (asked,), name
+        exchange.response_headers |= _path_headers(name, (name,), asked.cost)
+        if answer.content:
+            await exchange.send_bytes(200, answer.content, _JSON)  # the upstream's own bytes
+            return
+        why = f"{name!r} answers alone"
+        outcome = Outcome(
+            answer, asked.prediction, name, (asked,), asked.cost, asked.seconds, why, capped=False
+        )
+        await exchange.send_json(200, openai.completion(request, outcome))
+
+    async def _relay(self, request: RequestContext, name: str) -> None:
+        """Relay one node's stream."""
+        exchange = self._exchange
+        async with AsyncExitStack() as stack:
+            relay = _Relay(self._gateway, request, name, stack)
+            try:
+                chunks, content_type = await relay.begin()
+                exchange.response_headers |= _path_headers(name, (name,), relay.cost)
+                async with aclosing(chunks):
+                    await exchange.send_events(chunks, content_type)
+            except NodeFailed as error:
+                failed = CascadeFailed(f"no node returned an answer: {error}")
+                raise _failure(failed, request) from None
+            finally:
+                self._asked = (relay.asked(),)
+                self._by = name if relay.is_complete else None
+
+    async def _refuse(self, error: HttpError) -> None:
+        exchange = self._exchange
+        self._error = error.code
+        if isinstance(error, ClientDisconnected):
+            return
+        if isinstance(error, TooManyRequests):
+            self._gateway.metrics.refused()
+        if not exchange.status:
+            await exchange.send_error(error)
+        elif exchange.is_stream:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GRACE):
+                    await exchange.send_error_event(error)
+
+    def _record(self) -> RequestRecord:
+        exchange, asked = self._exchange, self._asked
+        is_gone = self._error == ClientDisconnected.code
+        return RequestRecord(
+            exchange.request_id,
+            f"/v1{self._endpoint.path}",
+            ClientDisconnected.status if is_gone else exchange.status or 500,
+            exchange.seconds,
+            self._version,
+            asked,
+            self._by,
+            math.fsum([one.cost for one in asked]),
+            self._is_capped,
+            sum([one.calls for one in asked]) - len(asked),
+            self._error,
+        )
+
+
+class _Relay:
+    """One node's stream: begun, relayed, complete or broken."""
+
+    def __init__(
+        self, gateway: Gateway, request: RequestContext, name: str, stack: AsyncExitStack
+    ) -> None:
+        self._gateway, self._request, self._name, self._stack = gateway, request, name, stack
+        self._start = time.monotonic()
+        self._span = request.span.node(name)
+        self._failed: NodeFailed | None = None
+        self.is_complete = False
+        self.cost = gateway.settings.nodes[name].cost
+
+    async def begin(self) -> tuple[AsyncGenerator[bytes, None], str]:
+        """Call the node, and wait for the first bytes; return all chunks and their type."""
+        request, node = self._request, self._gateway.node(self._name)
+        body = {**request.body, "stream": True, "model": node.settings.model}
+        if request.include_usage:
+            body["stream_options"] = {"include_usage": True}
+        try:
+            stream = await self._stack.enter_async_context(
+                node.upstream.relay(
+                    request.endpoint.path,
+                    json.dumps(body).encode(),
+                    timeout=request.seconds_left,
+                    headers=request.headers(self._span),
+                )
+            )
+            first, content_type = await self._first_chunk(stream)
+        except UpstreamFailed as error:
+            raise self._fail(error) from None
+        return self._chunks(first, stream), content_type
+
+    async def _first_chunk(self, stream: RelayedStream) -> tuple[bytes, str]:
+        content_type = STREAM_TYPES.get(stream.content_type.partition(";")[0].strip().lower())
+        first = await anext(stream.chunks, None)
+        if content_type is None or first is None:
+            raise UpstreamFailed(self._name, "garbage", "returned no stream")
+        return first, content_type
+
+    async def _chunks(self, first: bytes, stream: RelayedStream) -> AsyncGenerator[bytes, None]:
+        yield first
+        try:
+            async for chunk in stream.chunks:
+                yield chunk
+        except UpstreamFailed as error:
+            raise self._fail(error) from None
+        self.is_complete = True
+        self._span.finish(cost=self.cost)
+
+    def _fail(self, error: UpstreamFailed) -> NodeFailed:
+        self._failed = NodeFailed(error)
+        if self._failed.is_client_error:
+            self._request.client_errors.add(self._name)
+        if not self._failed.paid:
+            self.cost = 0.0
+        self._span.finish(cost=self.cost, error=self._failed)
+        return self._failed
+
+    def asked(self) -> NodeCall:
+        """Return the record of the call."""
+        error = None if self._failed is None else f"{self._failed.kind}: {self._failed}"
+        return NodeCall(self._name, None, None, self.cost, time.monotonic() - self._start, error)
+
+
+def _choice(in_body: tuple[str, float] | None, exchange: HttpExchange) -> tuple[str, float] | None:
+    """Return the operating point chosen in the body or in a header; refuse two of them."""
+    choices = [] if in_body is None else [in_body]
+    for name, header in CHOICE_HEADERS.items():
+        text = exchange.header(header)
+        if text is None:
+            continue
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise HttpError(f"the header x-ttamer-{name} must be a number", code="bad_header")
+        choices.append((name, value))
+    if len(choices) > 1:
+        raise HttpError("choose one of tradeoff, budget and error, once", code="bad_choice")
+    return choices[0] if choices else None
+
+
+def _late() -> HttpError:
+    return HttpError("no model answered in time", status=504, code="deadline")
+
+
+def _failure(error: CascadeFailed, request: RequestContext) -> HttpError:
+    """Return the error for the client when no node answered, without the nodes' own text."""
+    nodes = [one.node for one in error.asked]
+    if nodes and request.client_errors >= set(nodes):
+        return HttpError("the model refused the request as malformed", code="refused_upstream")
+    if error.late or request.seconds_left <= TIMER_SLACK:
+        return _late()
+    return HttpError("no model returned a usable answer", status=502, code="upstream_failed")
+
+
+def _path_headers(by: str, path: tuple[str, ...], cost: float) -> dict[str, str]:
+    return {
+        "x-ttamer-answered-by": _quoted(by),
+        "x-ttamer-path": ",".join(map(_quoted, path)),
+        "x-ttamer-cost": f"{cost:.10g}",
+    }
+
+
+@lru_cache(maxsize=1024)
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+async def _each(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk

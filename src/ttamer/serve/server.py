@@ -1,0 +1,131 @@
+"""Run a gateway until a signal stops it; running requests are finished first."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import ipaddress
+import logging
+import signal
+import socket
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ttamer.errors import ArgumentError, MissingExtra
+
+try:
+    import uvicorn
+except ImportError:
+    raise MissingExtra("uvicorn", "serve") from None
+
+from ttamer.serve.app import make_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from ttamer.serve.gateway import Gateway
+
+__all__ = ["check_exposure", "listen", "run"]
+
+BACKLOG = 2048
+"""The number of connections that may wait to be accepted."""
+
+
+def run(gateway: Gateway, listener: socket.socket, started: Callable[[], None]) -> None:
+    """Serve on a listening socket until SIGTERM or SIGINT; ``started`` is called once ready.
+
+    After a first signal running requests may finish, within ``[serve] drain`` seconds; a second
+    signal ends them.
+    """
+    config = uvicorn.Config(
+        make_app(gateway),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        ws="none",
+        server_header=False,
+        proxy_headers=False,  # clients are known by key, not by address
+        timeout_graceful_shutdown=max(1, round(gateway.settings.serve.drain)),
+    )
+
+    async def serve() -> None:
+        async with gateway:
+            gc.collect()
+            gc.freeze()  # what is loaded now stays: it need not be scanned again
+            gc.set_threshold(100_000)  # by default the collector took a tenth of the time
+            started()
+            await _Server(config, gateway).serve(sockets=[listener])
+
+    _log_to(gateway.log.handler())
+    with _signals_survived(), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(serve())
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 takes a free one."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(
+            f"cannot listen on {host}, port {port}: {reason}; choose others with --host and --port"
+        ) from None
+    listener.set_inheritable(False)
+    # Connections inherit it, and not every event loop sets it. Without it a response of two writes
+    # waits for the client's delayed acknowledgement, 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def check_exposure(host: str, *, has_keys: bool, is_open: bool) -> None:
+    """Refuse to serve other machines without API keys, unless ``--open`` allows it."""
+    if has_keys or is_open or _is_loopback(host):
+        return
+    raise ArgumentError(
+        f"without API keys only this machine is served, and --host is {host}; set keys_env in "
+        "[serve], or pass --open to serve every client"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Server(uvicorn.Server):
+    """A server that is not ready any more once it received a signal to stop."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._gateway.ready = False
+        super().handle_exit(sig, frame)
+
+
+def _log_to(handler: logging.Handler) -> None:
+    """Send the logs and warnings of all libraries to one handler, and none to standard error."""
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+
+
+@contextmanager
+def _signals_survived() -> Iterator[None]:
+    """Ignore the signal that the server raises once more after it has stopped."""
+
+    def ignore(*_: Any) -> None:
+        pass
+
+    before = {sig: signal.signal(sig, ignore) for sig in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for sig, handler in before.items():
+            signal.signal(sig, handler)

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from support.faulty_upstream import truth
+from ttamer.serve import upstream as upstream_module
+from ttamer.serve.confidence import Unreadable
+from ttamer.serve.config import NodeSettings, TokenCost, settings_from
+from ttamer.serve.node import call_cost, open_nodes
+from ttamer.serve.upstream import UpstreamFailed, open_session
+from ttamer.trace.spec import CascadeSpec, toml_text
+
+CHAT = "/chat/completions"
+
+
+def body(text="Which?", **more):
+    return {"messages": [{"role": "user", "content": text}], **more}
+
+
+@pytest.fixture
+def small(start_upstream):
+    return start_upstream("small", skill=1.0)
+
+
+def node_asked(tables, path, request, *, name="small", compare="choice", **options):
+    text = "[serve]\n" + toml_text({"compare": compare})
+    for each, table in tables.items():
+        text += "[[node]]\n" + toml_text({"name": each, "cost": 2.0} | table)
+    settings = settings_from(CascadeSpec.from_toml(text))
+
+    async def go():
+        async with open_session() as session:
+            return await open_nodes(settings, session)[name].ask(path, request, **options)
+
+    return asyncio.run(go())
+
+
+def asked(upstream, path=CHAT, request=None, **table):
+    tables = {"small": {"upstream": upstream.url} | table}
+    return node_asked(tables, path, request or body())
+
+
+def test_a_letter_is_as_sure_as_its_probability(small):
+    said = asked(small)
+    assert said.prediction == said.text == truth("Which?")
+    text, sure = small.answer("Which?", 0)
+    assert (text, pytest.approx(said.confidence)) == (said.prediction, sure)
+    assert (said.cost, said.calls) == (2.0, 1)
+
+
+def test_log_probabilities_are_asked_for_and_only_shown_to_whom_asked(small):
+    said = asked(small)
+    assert small.requests[0]["logprobs"] is True
+    assert said.response["choices"][0]["logprobs"] is None
+    said = asked(small, request=body(logprobs=True))
+    assert said.response["choices"][0]["logprobs"]["content"]
+
+
+def test_completions_have_log_probabilities_too(small):
+    said = asked(small, "/completions", {"prompt": "Which?"})
+    assert small.requests[0]["logprobs"] == 1
+    assert said.prediction == truth("Which?")
+    assert 0 < said.confidence < 1
+
+
+def test_answers_are_compared_by_the_rule_of_the_cascade(small):
+    small.answer = lambda prompt, sample: ("The Moon.", 0.5)
+    tables = {"small": {"upstream": small.url}}
+    said = node_asked(tables, CHAT, body(), compare="normalised")
+    assert (said.prediction, said.text) == ("the moon", "The Moon.")
+    assert said.confidence == pytest.approx(0.5)
+    assert node_asked(tables, CHAT, body(), compare="choice").prediction is None
+
+
+def test_agreement_asks_several_times_and_returns_the_modal_answer(small):
+    small.answer = lambda prompt, sample: ("ABB"[sample % 3], 0.9)
+    said = asked(small, confidence="agreement", samples=3)
+    assert (said.prediction, said.text) == ("B", "B")
+    assert said.response["choices"][0]["message"]["content"] == "B"
+    assert said.confidence == pytest.approx(2 / 3)
+    assert (said.cost, said.calls, small.count) == (6.0, 3, 3)
+    assert {request["temperature"] for request in small.requests} == {0.7}
+
+
+def test_samples_keep_the_requests_temperature_and_differ_in_seed(small):
+    request = body(temperature=1.2, seed=5)
+    asked(small, request=request, confidence="agreement", samples=2, temperature=0.3)
+    assert sorted(r["seed"] for r in small.requests) == [5, 6]
+    assert {r["temperature"] for r in small.requests} == {1.2}
+    asked(small, request=body(temperature=0), confidence="agreement", samples=2, temperature=0.3)
+    assert {r["temperature"] for r in small.requests[2:]} == {0.3}
+
+
+def test_a_sample_that_fails_agrees_with_nobody_and_is_paid(small):
+    small.answer = lambda prompt, sample: ("B", 0.9)
+    small.plan = ["garbage"]
+    said = asked(small, confidence="agreement", samples=4)
+    assert said.confidence == pytest.approx(3 / 4)
+    assert said.cost == 8.0
+
+
+def test_no_sample_is_no_answer(small):
+    small.mode = "garbage"
+    with pytest.raises(UpstreamFailed, match="not JSON"):
+        asked(small, confidence="agreement", samples=3)
+
+
+def test_a_verifier_judges_the_answer(small, start_upstream):
+    judge = start_upstream("judge")
+    judge.yes = lambda prompt: 0.8 if "Which?" in prompt and truth("Which?") in prompt else 0.1
+    tables = {
+        "small": {"upstream": small.url, "confidence": "verifier", "verifier": "judge"},
+        "judge": {"upstream": judge.url, "cost": 0.5, "model": "judging"},
+    }
+    said = node_asked(tables, CHAT, body())
+    assert said.confidence == pytest.approx(0.8)
+    assert (said.prediction, said.cost, said.calls) == (truth("Which?"), 2.5, 2)
+    assert judge.requests[0]["model"] == "judging"
+    assert "logprobs" not in small.requests[0]
+    judge.mode = "error"
+    with pytest.raises(UpstreamFailed, match="'small': its verifier failed") as caught:
+        node_asked(tables, CHAT, body())
+    assert caught.value.kind == "error"
+
+
+def test_a_field_of_a_classifiers_response(small):
+    said = asked(
+        small, "/classify", {"input": "Which?"}, confidence="field", field="score", answer="label"
+    )
+    assert said.prediction == truth("Which?")
+    assert said.confidence == pytest.approx(small.answer("Which?", 0)[1])
+
+
+def test_tokens_are_priced_by_the_usage(small):
+    request = body("one two three")
+    said = asked(small, request=request, cost_per_token={"input": 0.5, "output": 10.0})
+    assert said.cost == 2.0 + 3 * 0.5 + 1 * 10.0
+
+
+@pytest.mark.parametrize("count", [None, -1, 1.5, 2**60, "3"])
+def test_tokens_that_cannot_be_counted_are_not_priced(count):
+    node = NodeSettings("n", 1.0, "http://x/v1", "n", cost_per_token=TokenCost(1.0, 1.0))
+    with pytest.raises(Unreadable, match="usage"):
+        call_cost(node, {"usage": {"prompt_tokens": 1, "completion_tokens": count}})
+
+
+@pytest.mark.parametrize("lacking", ["choices", "usage"])
+def test_a_response_that_lacks_a_part_is_garbage(small, monkeypatch, lacking):
+    parsed = upstream_module.Upstream._parsed
+    monkeypatch.setattr(
+        upstream_module.Upstream,
+        "_parsed",
+        lambda self, content: {k: v for k, v in parsed(self, content).items() if k != lacking},
+    )
+    with pytest.raises(UpstreamFailed, match=lacking) as caught:
+        asked(small, cost_per_token={"input": 1})
+    assert (caught.value.kind, caught.value.node) == ("garbage", "small")
+
+
+def test_the_time_is_for_all_calls_of_a_node(small, start_upstream, monkeypatch):
+    given = {}
+    call = upstream_module.Upstream.call
+
+    async def noted(self, path, body, *, timeout, headers):
+        given[self.settings.name] = timeout
+        return await call(self, path, body, timeout=timeout, headers=headers)
+
+    monkeypatch.setattr(upstream_module.Upstream, "call", noted)
+    tables = {
+        "small": {"upstream": small.url, "confidence": "verifier", "verifier": "judge"},
+        "judge": {"upstream": start_upstream("judge").url},
+    }
+    node_asked(tables, CHAT, body(), timeout=20.0)
+    assert given["small"] == 20.0
+    assert 0 < given["judge"] < 20.0
+    node_asked(tables, CHAT, body())
+    assert given == {"small": None, "judge": None}

@@ -1,0 +1,139 @@
+"""What a request may choose for itself, and what it is told of the choice; calls made twice."""
+
+from __future__ import annotations
+
+import httpx2 as httpx
+import pytest
+
+import ttamer as tt
+
+ASK = {"model": "ttamer", "messages": [{"role": "user", "content": "Which letter?"}]}
+TESTED = {"hold_out": 0.4, "rows": 1000}
+"""A ladder that knows what it does on rows held out, which a promise needs."""
+
+
+def post(gateway, text="Which letter?", **choice):
+    headers = {f"x-ttamer-{name}": str(value) for name, value in choice.items()}
+    body = {**ASK, "messages": [{"role": "user", "content": text}]}
+    return httpx.post(f"{gateway.url}/chat/completions", json=body, headers=headers, timeout=30.0)
+
+
+def bill(gateway, **choice) -> float:
+    replies = [post(gateway, f"question {number}", **choice) for number in range(12)]
+    assert {reply.status_code for reply in replies} == {200}
+    return sum(float(reply.headers["x-ttamer-cost"]) for reply in replies)
+
+
+def test_a_lower_error_costs_more_and_is_certified(run_gateway):
+    gateway = run_gateway(2, serve={"allow": ["error"]}, fit=TESTED)
+    strict, lax = 0.08, 0.35
+    ladder = gateway.served.ladder
+    assert ladder.for_error(strict).promise.certified
+    assert ladder.for_error(lax).promise.certified
+    assert bill(gateway, error=strict) > bill(gateway, error=lax)
+    assert post(gateway, error=strict).headers["x-ttamer-promise"] == "certified"
+    assert "x-ttamer-promise" not in post(gateway).headers
+
+
+def test_an_error_that_cannot_be_certified_is_answered_and_told(run_gateway):
+    gateway = run_gateway(2, serve={"allow": ["error"]}, fit=TESTED)
+    policy = gateway.served.ladder.for_error(0.001)
+    assert not policy.promise.certified
+    reply = post(gateway, error=0.001)
+    assert (reply.status_code, reply.headers["x-ttamer-promise"]) == (200, "not-certified")
+
+
+def test_a_promise_does_not_hold_where_a_cap_ends_requests_early(run_gateway):
+    capped = run_gateway(2, serve={"allow": ["error"], "max_cost": 13.0}, fit=TESTED)
+    assert post(capped, error=0.35).headers["x-ttamer-promise"] == "not-certified"
+
+
+def test_a_cap_that_nothing_reaches_leaves_the_promise(run_gateway):
+    capped = run_gateway(2, serve={"allow": ["error"], "max_cost": 13.5}, fit=TESTED)
+    assert post(capped, error=0.35).headers["x-ttamer-promise"] == "certified"
+
+
+def test_the_operators_own_error_is_told_with_every_answer(run_gateway):
+    gateway = run_gateway(2, serve={"error": 0.001}, fit=TESTED)
+    assert post(gateway).headers["x-ttamer-promise"] == "not-certified"
+
+
+def test_without_rows_held_out_no_error_can_be_chosen(run_gateway):
+    gateway = run_gateway(2, serve={"allow": ["error"]})
+    reply = post(gateway, error=0.1)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "choice_not_allowed")
+    assert "hold_out" in reply.json()["error"]["message"]
+
+
+def test_limits_of_budget_and_error_are_the_operators(run_gateway):
+    ranges = {"budget_range": [2.0, 9.0], "error_range": [0.1, 0.4]}
+    gateway = run_gateway(2, serve={"allow": ["budget", "error"], **ranges}, fit=TESTED)
+    for choice in ({"budget": 1.9}, {"budget": 9.1}, {"error": 0.09}, {"error": 0.41},
+                   {"tradeoff": 0.9}):  # fmt: skip
+        assert post(gateway, **choice).status_code == 400
+    assert not any(upstream.count for upstream in gateway.served.upstreams.values())
+    for choice in ({"budget": 2.0}, {"budget": 9.0}, {"error": 0.1}, {"error": 0.4}):
+        assert post(gateway, **choice).status_code == 200
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_node_asked_alone_takes_no_choice_that_is_not_allowed(run_gateway, nodes):
+    gateway = run_gateway(nodes, serve={"direct": True})
+    body = {**ASK, "model": "small"}
+    headers = {"x-ttamer-tradeoff": "0.5"}
+    reply = httpx.post(f"{gateway.url}/chat/completions", json=body, headers=headers)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "choice_not_allowed")
+
+
+def test_a_node_asked_by_its_name_may_not_pass_the_cap(run_gateway):
+    gateway = run_gateway(2, serve={"direct": True, "max_cost": 6.0})
+    replies = {
+        name: httpx.post(f"{gateway.url}/chat/completions", json={**ASK, "model": name})
+        for name in ("small", "large")
+    }
+    assert replies["small"].status_code == 200
+    assert replies["large"].status_code == 400
+    assert gateway.served.upstreams["large"].count == 0
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_slow_call_is_made_twice_and_both_are_paid(run_gateway, nodes):
+    gateway = run_gateway(nodes, serve={"hedge": 0.05, "tradeoff": 0.0})
+    small = gateway.served.upstreams["small"]
+    small.plan = ["slow", "ok"]
+    reply = post(gateway)
+    assert reply.status_code == 200
+    assert reply.headers["x-ttamer-path"] == reply.headers["x-ttamer-answered-by"] == "small"
+    assert float(reply.headers["x-ttamer-cost"]) == 2.0
+    assert small.count == 2
+    assert gateway.metric("ttamer_hedged_total") == 1
+    assert gateway.metric("ttamer_asked_total") == 1
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_second_call_that_would_pass_the_cap_is_not_made(run_gateway, nodes):
+    gateway = run_gateway(nodes, serve={"hedge": 0.01, "tradeoff": 0.0, "max_cost": 1.5},
+                          node={"small": {"timeout": 1.0}})  # fmt: skip
+    small = gateway.served.upstreams["small"]
+    small.mode = "slow"
+    assert post(gateway).status_code == 502
+    assert small.count == 1
+    assert gateway.metric("ttamer_cost_total") == 1.0
+
+
+def test_two_calls_that_both_fail_are_both_paid(run_gateway):
+    gateway = run_gateway(1, serve={"hedge": 0.05}, node={"small": {"timeout": 1.0}})
+    small = gateway.served.upstreams["small"]
+    small.mode = "slow"
+    assert post(gateway).status_code == 502
+    assert small.count == 2
+    assert gateway.metric("ttamer_cost_total") == 2.0
+    assert gateway.metric("ttamer_failed_total") == 1
+
+
+def test_a_policy_alone_has_one_operating_point(run_gateway):
+    gateway = run_gateway(2)
+    tt.save(gateway.served.ladder.at(0.9), gateway.served.artefact)
+    assert gateway.do(gateway.gateway.policies.reload()).ok
+    assert post(gateway).status_code == 200
+    assert post(gateway, tradeoff=0.9).status_code == 400
