@@ -20,8 +20,7 @@ import numpy as np
 
 from ttamer.evaluation.benchmark import find_traces
 from ttamer.evaluation.frontiers import frontier
-from ttamer.fitted import belief
-from ttamer.fitting import beliefs as belief_fitting
+from ttamer.fitting import beliefs, regressions
 from ttamer.trace.trace import Trace
 
 
@@ -35,10 +34,10 @@ def measured(job: tuple[Path, Path, int, bool]) -> tuple[float, float, float]:
     def known(rows: Trace) -> bool:
         return with_terms and belief_has_terms(rows)
 
-    belief_has_terms = belief.has_class_terms
+    belief_has_terms = regressions.has_class_terms
     with (
-        patch.object(belief, "has_class_terms", known),
-        patch.object(belief_fitting, "has_class_terms", known),
+        patch.object(regressions, "has_class_terms", known),
+        patch.object(beliefs, "has_class_terms", known),
     ):
         found = frontier(
             trace.take(order[:half]), trace.take(order[half:]), families=["ttamer"], resamples=0

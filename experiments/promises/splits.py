@@ -41,9 +41,8 @@ from ttamer.baselines.rules import StopRule, walk_of
 from ttamer.baselines.single import AlwaysLast
 from ttamer.baselines.threshold import Confidence, common_thresholds
 from ttamer.cli.output import table
-from ttamer.fitted.held_out import HeldOut, pairs_of_corners
 from ttamer.fitted.mixture import Mixture
-from ttamer.fitted.promise import STEPS
+from ttamer.fitted.promise import STEPS, HeldOut, pairs_of_corners
 from ttamer.fitted.replay import full_cost, paid
 from ttamer.stats.bounds import betting_p, binomial_upper
 
@@ -53,9 +52,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.fitted.ladder import FittedLadder
+    from ttamer.fitted.mixture import Mix
     from ttamer.fitted.promise import Kind
     from ttamer.fitted.replay import Rule
-    from ttamer.fitted.rungs import Mix
     from ttamer.trace.trace import Trace
 
     Measured = tuple[str, list["Outcome"], list[Spent]]
@@ -296,12 +295,12 @@ def promise_ours(population: Population, draws: Draws) -> list[Outcome]:
     for split, rows in enumerate(draws.rows):
         held = population.held(rows, f"{population.name} {draws.design} {split}")
         for wish, (passed, mix) in enumerate(promised(held, asked)):
-            cheap, dear, share = place[mix.cheap], place[mix.dear], mix.share
+            cheap, dear, share = place[mix.cheap], place[mix.expensive], mix.share
             if draws.rest is None:  # a row drawn anew gets the dearer policy with this chance
                 error, last = (1 - share) * errors[cheap] + share * errors[dear], base
             else:
                 rest = draws.rest[split]
-                mixture = Mixture(ladder[mix.cheap], ladder[mix.dear], share)
+                mixture = Mixture(ladder[mix.cheap], ladder[mix.expensive], share)
                 served = np.where(mixture.draws(len(rest)), dear, cheap)
                 error = corners.wrong[rest, served].mean()
                 last = population.last[rest].mean()

@@ -26,7 +26,7 @@ from support.traces import answering_trace, passing_trace
 from ttamer.artefact.container import MOST_BYTES
 from ttamer.artefact.files import inspect, load, save
 from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError, ArtefactTooNew
-from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+from ttamer.fitted.ladder import FittedPolicy
 from ttamer.fitting.beliefs import build_belief
 from ttamer.fitting.plans import fit
 from ttamer.policy.base import Ladder
@@ -55,7 +55,7 @@ def tree():
 def with_promise():
     ladder = fit(answering_trace(90), belief="calibrated", order="skip", states=3,
                  tradeoffs=[0.5, 0.9, 1.0], hold_out=0.3)  # fmt: skip
-    return ladder.promising(ladder.for_error(0.9))
+    return ladder.with_promise(ladder.for_error(0.9))
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +134,8 @@ def play(policy, games=6):
 
 
 def policies_of(thing):
-    thing = thing.ladder if isinstance(thing, FittedLadder) else thing
-    thing = thing.policy if isinstance(thing, FittedPolicy) else thing
-    return list(thing) if isinstance(thing, Ladder) else [thing]
+    policies = list(thing) if isinstance(thing, Ladder) else [thing]
+    return [each.policy if isinstance(each, FittedPolicy) else each for each in policies]
 
 
 # What is saved comes back.

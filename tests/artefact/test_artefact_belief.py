@@ -18,8 +18,8 @@ from support.forge import poked, put, take
 from support.traces import answering_trace, chain_trace, small_traces
 from ttamer.artefact.container import pack, write
 from ttamer.artefact.files import _describe
-from ttamer.fitted.belief_model import BeliefFitted
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+from ttamer.fitted.models import BeliefModel
 from ttamer.fitting.beliefs import build_belief
 
 SOME = np.array([0.1, 0.6, 0.9])
@@ -36,11 +36,11 @@ def test_a_ladder_of_beliefs_comes_back_and_decides_the_same(tmp_path_factory, t
     loaded = tt.load(path)
     assert isinstance(loaded, FittedLadder)
     mine, theirs = ladder.fitted, loaded.fitted
-    assert isinstance(theirs, BeliefFitted)
+    assert isinstance(theirs, BeliefModel)
     assert (theirs.spec, theirs.steps, theirs.classes) == (mine.spec, mine.steps, mine.classes)
     assert (theirs.rows, theirs.trace_digest) == (len(trace), trace.digest)
-    assert theirs.belief.leans == mine.belief.leans
-    assert theirs.belief.sure_last == mine.belief.sure_last
+    assert theirs.belief.offsets == mine.belief.offsets
+    assert theirs.belief.certain_last == mine.belief.certain_last
     assert theirs.belief.weights.keys() == mine.belief.weights.keys()
     for name in ("bounds", "levels"):
         for one, two in zip(getattr(mine.belief, name), getattr(theirs.belief, name), strict=True):
@@ -460,7 +460,7 @@ def believed(problem, tmp_path, *, recall=True):
         np.array([0.9]),
         states=1,
     )
-    header, arrays = _describe(FittedPolicy(two.ladder[0], two.fitted), {})
+    header, arrays = _describe(two[0], {})
     other, tables = _describe(tt.solve(problem, 0.9, recall=recall), {})
     mine = {name: array for name, array in arrays.items() if name.startswith("belief_")}
     path = tmp_path / "other.ttamer"

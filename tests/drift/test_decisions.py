@@ -45,8 +45,8 @@ def test_a_mixture_is_drawn_by_keys_as_its_sessions_are(fitted):
     mixture = Mixture(ladder[0], ladder[len(ladder) - 1], 0.5, seed=3)
     keys = [f"request-{k}" for k in range(len(rows))]
     found = decide(mixture, rows, keys)
-    cheap, dear = decide(mixture.cheap, rows), decide(mixture.dear, rows)
-    drawn = np.array([mixture.drawn(key) is mixture.dear for key in keys])
+    cheap, dear = decide(mixture.cheap, rows), decide(mixture.expensive, rows)
+    drawn = np.array([mixture.drawn(key) is mixture.expensive for key in keys])
     assert 0.3 < drawn.mean() < 0.7
     np.testing.assert_array_equal(found.answer, np.where(drawn, dear.answer, cheap.answer))
     np.testing.assert_array_equal(found.cost, np.where(drawn, dear.cost, cheap.cost))

@@ -11,8 +11,7 @@ import pytest
 
 from ttamer import datasets
 from ttamer.evaluation.results import measure
-from ttamer.fitted.held_out import HeldOut
-from ttamer.fitted.promise import STEPS, make_promise
+from ttamer.fitted.promise import STEPS, HeldOut, make_promise
 from ttamer.stats.bounds import binomial_p
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "promises"
@@ -59,7 +58,7 @@ def test_rows_are_counted_as_the_ladder_counts_them(script, population):
     ours = population.held(rows, theirs.trace_digest)
     assert (ours.rows, ours.against, ours.pairs) == (theirs.rows, theirs.against, theirs.pairs)
     np.testing.assert_array_equal(ours.counts, theirs.counts)
-    asked = population.ladder.tested(population.trace.take(rows)).for_error(0.12).promise
+    asked = population.ladder.with_holdout(population.trace.take(rows)).for_error(0.12).promise
     assert make_promise(ours, "error", 0.12, 0.95) == asked
 
 
@@ -109,7 +108,7 @@ def test_a_mixture_is_judged_as_it_serves(script, population):
         for split, rest in enumerate(draws.rest):
             held = population.held(draws.rows[split], f"{NAME} split {split}")
             promise = make_promise(held, found.kind, found.at_most, 0.95)
-            policy, test = population.ladder.keeping(promise), population.trace.take(rest)
+            policy, test = population.ladder.mixture_for(promise), population.trace.take(rest)
             result = measure(policy.play(test), test, resamples=0)
             base = test.wrong()[:, -1].mean() if found.kind == "drop" else 0.0
             assert found.risk[split] == pytest.approx(result.error - base)

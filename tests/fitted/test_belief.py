@@ -18,21 +18,25 @@ from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import frontier
 from ttamer.evaluation.results import evaluate
 from ttamer.fitted.belief import (
-    GRAIN,
-    MOST_WEIGHT,
-    SURE,
+    CERTAIN_LOGIT,
+    MAX_WEIGHT,
+    WEIGHT_RESOLUTION,
     Evidence,
-    Shrinkage,
-    believe,
     context_of,
-    features_of,
 )
-from ttamer.fitted.belief_classes import LEAST_ROWS, MOST_CLASSES, RIDGE, fit_by_class
-from ttamer.fitted.belief_model import BeliefFitted, BeliefSession
 from ttamer.fitted.ladder import FittedLadder
+from ttamer.fitted.models import BeliefModel
+from ttamer.fitted.sessions import BeliefSession
 from ttamer.fitting.beliefs import MOST_ANY, _cross_fitted, build_belief, steps_of
 from ttamer.fitting.plans import Plan, _chosen, fit
-from ttamer.stats.logistic import sigmoid
+from ttamer.fitting.regressions import (
+    MAX_CLASSES,
+    MIN_ROWS_FOR_CLASSES,
+    Shrinkage,
+    features_of,
+    fit_belief,
+)
+from ttamer.stats.logistic import CLASS_RIDGE, fit_by_class, sigmoid
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
@@ -103,7 +107,7 @@ def assert_works(trace, tradeoffs=SOME):
         assert 0 <= result.error <= 1
         assert result.cost >= 0
     assert_session_equals_play(ladder, trace, range(min(len(trace), 10)))
-    for node in ladder.ladder.problem.nodes:
+    for node in ladder.problem.nodes:
         assert ((node.losses >= 0) & (node.losses <= 1)).all()
         assert (np.diff(node.losses) >= 0).all()
     for array in (*ladder.fitted.belief.weights.values(), *ladder.fitted.belief.levels):
@@ -122,7 +126,7 @@ def test_chances_hold_on_rows_not_fitted_to(predictions):
         traces = [silent(trace) for trace in traces]
     trace, held = traces
     steps, _ = steps_of(trace)
-    belief = believe(trace, trace.wrong(), steps)
+    belief = fit_belief(trace, trace.wrong(), steps)
     seen, wrong = belief.evidence(held.confidence, held.prediction), held.wrong()
     for step in steps:
         least, owner = belief.least(seen, step)
@@ -140,7 +144,7 @@ def test_chances_hold_on_rows_not_fitted_to(predictions):
 
 def test_agreement_lowers_the_chance_to_be_wrong_and_disagreement_raises_it():
     trace = answering_trace(4000)
-    belief = believe(trace, trace.wrong(), [(0,), (1,), (0, 1)])
+    belief = fit_belief(trace, trace.wrong(), [(0,), (1,), (0, 1)])
     confidence = np.tile(np.median(trace.confidence, axis=0), (2, 1))
     said = np.array([[0, 0, -1], [0, 1, -1]], np.int32)
     seen = belief.evidence(confidence, said)
@@ -152,10 +156,10 @@ def test_agreement_lowers_the_chance_to_be_wrong_and_disagreement_raises_it():
 
 
 def test_an_answer_given_twice_is_judged_once_by_the_node_that_errs_less():
-    trace = answering_trace(LEAST_ROWS - 1)
+    trace = answering_trace(MIN_ROWS_FOR_CLASSES - 1)
     steps, _ = steps_of(trace)
     wrong = trace.wrong()
-    belief = believe(trace, wrong, steps)
+    belief = fit_belief(trace, wrong, steps)
     assert not belief.by_class
     seen = belief.evidence(trace.confidence, trace.prediction)
     errors = wrong.mean(axis=0)
@@ -191,7 +195,7 @@ def partial_trace(rows, seed=0):
 
 def test_what_a_class_adds_is_learned_after_each_step():
     trace = partial_trace(3000)
-    belief = believe(trace, trace.wrong(), [(0,), (1,), (0, 1)])
+    belief = fit_belief(trace, trace.wrong(), [(0,), (1,), (0, 1)])
     said = np.array([[0, 0], [1, 1]], np.int32)
     seen = belief.evidence(np.full((2, 2), 0.5), said)
     sure, even = sigmoid(belief.least(seen, (0, 1))[0])
@@ -201,14 +205,18 @@ def test_what_a_class_adds_is_learned_after_each_step():
 
 def test_terms_for_classes_need_rows_and_separate_models_and_not_too_many_classes():
     def terms(trace):
-        return believe(trace, trace.wrong(), [(0,), (0, 1)]).by_class
+        return fit_belief(trace, trace.wrong(), [(0,), (0, 1)]).by_class
 
-    assert terms(answering_trace(LEAST_ROWS)).keys() == {((0,), 0), ((0, 1), 0), ((0, 1), 1)}
-    assert not terms(answering_trace(LEAST_ROWS - 1))
+    assert terms(answering_trace(MIN_ROWS_FOR_CLASSES)).keys() == {
+        ((0,), 0),
+        ((0, 1), 0),
+        ((0, 1), 1),
+    }
+    assert not terms(answering_trace(MIN_ROWS_FOR_CLASSES - 1))
     for order in ("fixed", "skip"):
-        assert not terms(answering_trace(LEAST_ROWS, order=order))
-    assert terms(answering_trace(LEAST_ROWS, classes=MOST_CLASSES))
-    assert not terms(answering_trace(LEAST_ROWS, classes=MOST_CLASSES + 1))
+        assert not terms(answering_trace(MIN_ROWS_FOR_CLASSES, order=order))
+    assert terms(answering_trace(MIN_ROWS_FOR_CLASSES, classes=MAX_CLASSES))
+    assert not terms(answering_trace(MIN_ROWS_FOR_CLASSES, classes=MAX_CLASSES + 1))
 
 
 def test_terms_for_classes_minimise_the_penalised_loss():
@@ -225,22 +233,22 @@ def test_terms_for_classes_minimise_the_penalised_loss():
     spread = np.array([0.0, *features[:, 1:].std(axis=0)])
     slope = features.T @ off + (3.0 * spread**2 + 1e-9 * rows) * (weights - prior)
     np.testing.assert_allclose(slope, 0, atol=1e-2)
-    tilts = [off[codes == code].sum() + RIDGE * terms[code] for code in range(classes)]
+    tilts = [off[codes == code].sum() + CLASS_RIDGE * terms[code] for code in range(classes)]
     np.testing.assert_allclose(tilts, 0, atol=1e-2)
     assert terms[1] > terms[0] > terms[2]
 
 
 def test_terms_for_classes_are_grains():
-    trace = answering_trace(LEAST_ROWS)
-    for terms in believe(trace, trace.wrong(), [(0,), (0, 1)]).by_class.values():
+    trace = answering_trace(MIN_ROWS_FOR_CLASSES)
+    for terms in fit_belief(trace, trace.wrong(), [(0,), (0, 1)]).by_class.values():
         assert terms.any()
-        assert (terms % GRAIN == 0).all()
-        assert np.abs(terms).max() <= MOST_WEIGHT
+        assert (terms % WEIGHT_RESOLUTION == 0).all()
+        assert np.abs(terms).max() <= MAX_WEIGHT
 
 
 def test_a_class_never_seen_has_no_term():
     trace = answering_trace(600)
-    belief = believe(trace, trace.wrong(), [(0,)])
+    belief = fit_belief(trace, trace.wrong(), [(0,)])
     said = np.array([[4, -1, -1], [-1, -1, -1], [10**6, -1, -1]], np.int32)
     seen = belief.evidence(np.tile(trace.confidence[0], (3, 1)), said)
     one, own, _ = belief.weights[(0,), 0]
@@ -248,7 +256,7 @@ def test_a_class_never_seen_has_no_term():
     assert any(belief.by_class[(0,), 0])
 
 
-@pytest.mark.parametrize("rows", [LEAST_ROWS - 1, 900])
+@pytest.mark.parametrize("rows", [MIN_ROWS_FOR_CLASSES - 1, 900])
 def test_sessions_decide_as_whole_columns_do_with_and_without_terms_for_classes(rows):
     trace = answering_trace(rows, seed=3)
     ladder = build_belief(trace, SOME)
@@ -278,7 +286,7 @@ def test_a_session_tells_one_chance_for_an_answer_that_several_gave():
 
 def test_more_confidence_is_never_a_greater_chance_to_be_wrong_of_one_node():
     trace = answering_trace(3000)
-    belief = believe(trace, trace.wrong(), [(0,)])
+    belief = fit_belief(trace, trace.wrong(), [(0,)])
     confidence = np.linspace(-5, 5, 400)[:, np.newaxis] * np.ones(3)
     least, owner = belief.least(belief.evidence(confidence, None), (0,))
     assert (np.diff(least) <= 1e-12).all()
@@ -296,7 +304,7 @@ def contrary(rows: int, *, seed: int = 0, order: str = "any") -> Trace:
 
 
 def test_a_node_that_is_surer_where_it_is_wrong_is_believed_the_other_way_round():
-    levels = believe(contrary(300), contrary(300).wrong(), [(0,)]).levels[0]
+    levels = fit_belief(contrary(300), contrary(300).wrong(), [(0,)]).levels[0]
     assert (np.diff(levels) >= 0).all()
     assert levels[-1] - levels[0] > 3
     new = contrary(4000, seed=1)
@@ -312,7 +320,7 @@ def test_chance_does_not_turn_confidence_round():
     spec = CascadeSpec.of({"only": 1.0})
     for _ in range(200):
         trace = Trace(spec, rng.random((60, 1)), correct=rng.random((60, 1)) < 0.7)
-        assert (np.diff(believe(trace, trace.wrong(), [(0,)]).levels[0]) <= 0).all()
+        assert (np.diff(fit_belief(trace, trace.wrong(), [(0,)]).levels[0]) <= 0).all()
 
 
 def test_a_class_that_a_node_gets_wrong_is_doubted():
@@ -327,7 +335,7 @@ def test_a_class_that_a_node_gets_wrong_is_doubted():
         label=label.astype(np.int32),
         classes=("0", "1"),
     )
-    belief = believe(trace, trace.wrong(), [(0,)])
+    belief = fit_belief(trace, trace.wrong(), [(0,)])
     seen = belief.evidence(np.full((4, 1), 0.5), np.array([[0], [1], [7], [-1]], np.int32))
     least, _ = belief.least(seen, (0,))
     for code in (0, 1):
@@ -349,7 +357,7 @@ def test_features_by_hand():
 def test_x_is_the_least_chance_of_the_answers_in_hand():
     trace = answering_trace(500)
     steps, _ = steps_of(trace)
-    belief = believe(trace, trace.wrong(), steps)
+    belief = fit_belief(trace, trace.wrong(), steps)
     seen = belief.evidence(trace.confidence, trace.prediction)
     for step in steps:
         least, owner = belief.least(seen, step)
@@ -363,16 +371,16 @@ def test_the_last_node_is_right_by_definition_when_it_is_the_target(order):
     trace = renamed(answering_trace(600), order=order, target="last")
     ladder = build_belief(trace, SOME)
     belief, steps = ladder.fitted.belief, ladder.fitted.steps
-    assert belief.sure_last
+    assert belief.certain_last
     seen = belief.evidence(trace.confidence, trace.prediction)
-    for node, step in zip(ladder.ladder.problem.nodes, steps, strict=True):
+    for node, step in zip(ladder.problem.nodes, steps, strict=True):
         least, owner = belief.least(seen, step)
         if 2 in step:
-            assert (least == SURE).all()
+            assert (least == CERTAIN_LOGIT).all()
             assert (owner == 2).all()
             assert node.losses.tolist() == [0]
         else:
-            assert least.min() > SURE
+            assert least.min() > CERTAIN_LOGIT
             assert node.losses.max() > 0
     assert evaluate(ladder.at(1.0), trace, resamples=0).error == 0
 
@@ -530,7 +538,7 @@ def test_one_node(target):
 
 def test_no_predictions():
     ladder = assert_works(silent(answering_trace(300)))
-    assert not ladder.fitted.belief.knows_predictions
+    assert not ladder.fitted.belief.has_predictions
     assert_works(chain_trace(300, nodes=4))
 
 
@@ -558,7 +566,7 @@ def test_classes_never_seen_get_no_lean_and_agree_with_themselves_only():
     )  # other codes for the classes it knows
     assert_session_equals_play(ladder, other)
     fitted = ladder.fitted
-    said = fitted._said(other)
+    said = fitted.predictions(other)
     assert {fitted.classes[c] for c in np.unique(said) if c < 4} == set(fitted.classes)
     for mine, theirs in zip(said.T, other.prediction.T, strict=True):
         pairs = set(zip(mine.tolist(), theirs.tolist(), strict=True))
@@ -663,7 +671,7 @@ def test_a_session_says_where_it_stands_and_why():
     assert repr(turn) == "BeliefSession(next='small', answer=None)"
     turn.observe(confidence=0.0, prediction="c0")
     assert turn.explain().why.startswith("the answer of 'small' is wrong with chance ")
-    assert turn.explain().why.endswith("is more: ask 'middle'")
+    assert turn.explain().why.endswith(": ask 'middle'")
     assert f"{sigmoid(np.array(turn._least)):.2%}" in turn.explain().why
     assert turn.explain().best > turn.explain().index
     while turn.next is not None:
@@ -674,7 +682,7 @@ def test_a_session_says_where_it_stands_and_why():
     early.observe(confidence=1.0, prediction="c0")
     why = early.explain()
     assert why.next is None
-    assert why.why.endswith("is no more: stop")
+    assert why.why.endswith(": stop")
     assert why.best <= why.index
 
 
@@ -689,7 +697,7 @@ def test_a_policy_for_other_nodes_is_refused():
 def test_what_is_counted_was_not_fitted_to():
     trace = many_models(4, rows=150)
     wrong, (steps, _) = trace.wrong(), steps_of(trace)
-    belief = believe(trace, wrong, steps)
+    belief = fit_belief(trace, wrong, steps)
     least, owner = _cross_fitted(trace, wrong, steps, 0)
     seen = belief.evidence(trace.confidence, trace.prediction)
     rows = np.arange(len(trace))
@@ -712,23 +720,23 @@ def test_what_is_counted_was_not_fitted_to():
 
 def test_the_same_trace_gives_the_same_fit():
     one, two = (build_belief(answering_trace(300), SOME, seed=3) for _ in range(2))
-    for mine, theirs in zip(one.ladder, two.ladder, strict=True):
+    for mine, theirs in zip(one, two, strict=True):
         assert mine.value == theirs.value
     other = build_belief(answering_trace(300), SOME, seed=4)
-    assert other.ladder[2].value != one.ladder[2].value
+    assert other[2].value != one[2].value
 
 
 def test_the_number_of_states_can_be_given():
     ladder = build_belief(answering_trace(500), SOME, states=5)
     assert ladder.fitted.plan["states"] == 5
-    assert max(len(node.losses) for node in ladder.ladder.problem.nodes) == 5
+    assert max(len(node.losses) for node in ladder.problem.nodes) == 5
 
 
 def test_names_that_would_clash_are_numbered():
     trace = answering_trace(60)
     spec = CascadeSpec.of({"a": 1.0, "b": 2.0, "a + b": 3.0})
     ladder = assert_works(dataclasses.replace(trace, spec=spec, cost=None))
-    assert ladder.ladder.problem.names == tuple(f"step {k}" for k in range(7))
+    assert ladder.problem.names == tuple(f"step {k}" for k in range(7))
 
 
 def test_enough_rows_need_no_proof():
@@ -737,7 +745,7 @@ def test_enough_rows_need_no_proof():
     assert ladder.fitted.plan["belief"] == "full"
     assert not any("tried" in line for line in lines)
     assert lines[-1].startswith("finding policies")
-    assert isinstance(ladder.fitted, BeliefFitted)
+    assert isinstance(ladder.fitted, BeliefModel)
 
 
 def test_fewer_rows_choose_by_cross_validation():
@@ -767,7 +775,7 @@ def test_few_rows_of_a_network_look_back_less_and_are_shrunk_more():
     assert few.memory < many.memory == models.memory
     assert few.ridge > models.ridge > many.ridge
     trace = chain_trace(300, nodes=5)
-    belief = believe(trace, trace.wrong(), [tuple(range(5))])
+    belief = fit_belief(trace, trace.wrong(), [tuple(range(5))])
     step = tuple(range(5))
     seen = belief.evidence(trace.confidence, None)
     least, owner = belief.least(seen, step)
@@ -859,7 +867,7 @@ def test_a_prediction_that_is_not_a_number_is_no_answer():
     turns = [build_belief(answering_trace(100), SOME)[0].session() for _ in range(2)]
     turns[0].observe(confidence=0.5, prediction=float("nan"))
     turns[1].observe(confidence=0.5)
-    np.testing.assert_array_equal(turns[0]._said, turns[1]._said)
+    np.testing.assert_array_equal(turns[0]._predictions, turns[1]._predictions)
 
 
 def test_huge_confidences():
@@ -876,10 +884,10 @@ def test_a_fit_of_many_exits_can_be_saved(tmp_path):
 @given(small_traces(least=10, most=40))
 def test_numbers_are_grains_so_that_sums_are_exact(trace):
     belief = build_belief(trace, SOME).fitted.belief
-    leans = [value for each in belief.leans for value in each.values()]
+    leans = [value for each in belief.offsets for value in each.values()]
     for values in (*belief.levels, *belief.weights.values(), np.array(leans)):
-        assert (values % GRAIN == 0).all()
-        assert np.abs(values).max(initial=0) <= MOST_WEIGHT
+        assert (values % WEIGHT_RESOLUTION == 0).all()
+        assert np.abs(values).max(initial=0) <= MAX_WEIGHT
     seen = belief.evidence(trace.confidence, trace.prediction if leans else None)
     for (step, answer), weights in belief.weights.items():
         features = features_of(seen, step, answer)

@@ -93,7 +93,7 @@ def test_a_cap_holds_whatever_happens(fitted, data):
     cap = data.draw(st.floats(1.0, 30.0))
     free = policy.session()
     if cap < min(free.starts.values()) * (1 - 1e-6):
-        with pytest.raises(ArgumentError, match="nobody can be asked"):
+        with pytest.raises(ArgumentError, match="no node can be asked"):
             policy.session(max_cost=cap)
         return
     turn = policy.session(max_cost=cap)

@@ -185,8 +185,8 @@ def test_batches_are_fitted_as_the_whole():
     parts = [trace.take(slice(0, 150)), trace.take(slice(150, 400))]
     one, two = fit_batches(lambda: parts, **options), fit(trace, **options)
     assert one.fitted.columns == two.fitted.columns == (0, 1, 2)
-    want = [edge.cost for edge in two.ladder.problem.edges]
-    assert [edge.cost for edge in one.ladder.problem.edges] == pytest.approx(want)
+    want = [edge.cost for edge in two.problem.edges]
+    assert [edge.cost for edge in one.problem.edges] == pytest.approx(want)
     assert want == pytest.approx([3, 1.5 + 2, 1.5 + 0.25 + 4, 2, 0.25 + 4, 4])
 
 

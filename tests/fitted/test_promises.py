@@ -11,9 +11,8 @@ import ttamer as tt
 from support.traces import answering_trace, chain_trace
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.results import measure
-from ttamer.fitted.held_out import HeldOut, pairs_of_corners
-from ttamer.fitted.promise import check_promise, make_promise
-from ttamer.fitted.rungs import Mix, Rungs
+from ttamer.fitted.mixture import Mix, Rungs
+from ttamer.fitted.promise import HeldOut, check_promise, make_promise, pairs_of_corners
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,9 @@ def test_a_budget_is_met_exactly_on_the_envelope(points, place):
     assert 0 <= mix.share <= 1
     envelope = np.interp(cost, rungs.costs[corners], rungs.errors[corners])
     assert rungs.error_of(mix) == pytest.approx(envelope)
-    assert mix.cheap == mix.dear or corners.index(mix.dear) == corners.index(mix.cheap) + 1
+    assert (
+        mix.cheap == mix.expensive or corners.index(mix.expensive) == corners.index(mix.cheap) + 1
+    )
 
 
 def test_rungs_say_what_new_rows_show(ladder, new_rows):
@@ -112,7 +113,7 @@ def test_the_same_key_is_decided_alike_and_shares_come_out(ladder):
     drawn = [policy.drawn(key).tradeoff for key in keys]
     assert drawn == [ladder.for_budget(5.0).drawn(key).tradeoff for key in keys]
     assert drawn != [other.drawn(key).tradeoff for key in keys]
-    dear = np.mean([tradeoff == policy.dear.tradeoff for tradeoff in drawn])
+    dear = np.mean([tradeoff == policy.expensive.tradeoff for tradeoff in drawn])
     assert dear == pytest.approx(policy.share, abs=4 * (0.25 / 4000) ** 0.5)
 
 
@@ -120,7 +121,7 @@ def test_numbered_inputs_are_shared_evenly_and_as_a_trace_is(ladder, new_rows):
     policy = ladder.for_budget(5.0)
     draws = policy.draws(1000)
     assert draws.mean() == pytest.approx(policy.share, abs=0.005)
-    assert [policy.drawn(row) is policy.dear for row in range(1000)] == draws.tolist()
+    assert [policy.drawn(row) is policy.expensive for row in range(1000)] == draws.tolist()
     played = policy.play(new_rows)
     for row in range(0, 300, 7):
         turn = policy.session(key=row)
@@ -209,7 +210,7 @@ def test_what_cannot_be_certified_is_said_and_the_safest_returned(ladder):
     assert not hopeless.promise.certified
     assert hopeless.promise.rows_needed is None
     assert "more rows would not help" in str(hopeless.promise)
-    assert hopeless.promise.mix.dear == safest
+    assert hopeless.promise.mix.expensive == safest
     assert hopeless.promise.mix.share == 1
     close = ladder.for_error(hopeless.promise.observed + 0.002)
     assert not close.promise.certified
@@ -286,7 +287,7 @@ def test_a_refuted_drop():
         (lambda ladder: ladder.for_drop(-1.0), "above -1 and below 1"),
         (lambda ladder: ladder.for_error(float("nan")), "above 0 and below 1"),
         (lambda ladder: ladder.for_error(0.1, confidence=1.0), "from 0.5 to below 1"),
-        (lambda ladder: ladder.promising(ladder.for_budget(5.0)), "has no promise"),
+        (lambda ladder: ladder.with_promise(ladder.for_budget(5.0)), "has no promise"),
     ],
 )
 def test_bad_wishes(ladder, call, says):
@@ -302,7 +303,7 @@ def test_no_promise_on_the_rows_fitted_to():
     with pytest.raises(ArgumentError, match="the rows the ladder was fitted to"):
         ladder.for_error(0.4, on=trace)
     with pytest.raises(ArgumentError, match="no rows"):
-        ladder.tested(trace.take([]))
+        ladder.with_holdout(trace.take([]))
     with pytest.raises(ArgumentError, match=r"from 0 to 0\.5"):
         tt.fit(trace, hold_out=0.9)
 
@@ -311,7 +312,7 @@ def test_a_ladder_that_knows_nothing_says_so():
     from ttamer.fitting.beliefs import build_belief
 
     built = build_belief(answering_trace(60), np.array([0.9]), states=3)
-    bare = type(built)(built.ladder, built.fitted)
+    bare = type(built)(built.policies)
     with pytest.raises(ArgumentError, match="fit it again"):
         bare.for_budget(3.0)
 
@@ -319,12 +320,12 @@ def test_a_ladder_that_knows_nothing_says_so():
 def test_the_record_travels_with_the_ladder(ladder, new_rows, tmp_path):
     made = ladder.for_error(0.35)
     tight = ladder.for_drop(0.0001)
-    tt.save(ladder.promising(made).promising(tight), tmp_path / "p.ttamer")
+    tt.save(ladder.with_promise(made).with_promise(tight), tmp_path / "p.ttamer")
     loaded = tt.load(tmp_path / "p.ttamer")
     assert loaded.promises == (made.promise, tight.promise)
     np.testing.assert_array_equal(loaded.rungs.errors, ladder.rungs.errors)
     assert loaded.for_error(0.35).promise == made.promise
-    kept = loaded.keeping(loaded.promises[0])
+    kept = loaded.mixture_for(loaded.promises[0])
     assert (kept.share, kept.cost, kept.error) == (made.share, made.cost, made.error)
     np.testing.assert_array_equal(kept.play(new_rows).answer, made.play(new_rows).answer)
     facts = tt.inspect(tmp_path / "p.ttamer")

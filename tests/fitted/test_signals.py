@@ -45,7 +45,7 @@ def ladder():
 
 def test_the_router_begins_with_another_model_on_another_input(ladder):
     assert ladder.fitted.steps[0] == ROUTER
-    assert np.isinf(ladder.ladder.problem.nodes[0].losses).all()
+    assert np.isinf(ladder.problem.nodes[0].losses).all()
     policy = ladder.at(0.97)
     short = policy.session(signals={"length": 10.0, "noise": 0.5})
     long = policy.session(signals={"length": 90.0, "noise": 0.5})
@@ -96,11 +96,11 @@ def test_a_line_has_no_router_but_hears_signals():
 
 def test_what_signals_tell_is_in_the_leans(ladder):
     signals = ladder.fitted.belief.signals
-    length, noise = signals.leans
+    length, noise = signals.offsets
     assert length[0, 0] < -0.5 < 0.5 < length[-1, 0]  # short is right, long is wrong, for small
     assert np.abs(length[:, 1]).max() < 0.6
     assert np.abs(noise).max() < 0.6
-    assert signals.doubts[0][0] < signals.doubts[0][-1]
+    assert signals.router_logits[0][0] < signals.router_logits[0][-1]
 
 
 def test_signals_that_are_missing_tell_nothing_and_are_counted(ladder):

@@ -15,7 +15,7 @@ from support.traces import FIRST, ROWS, answering_trace, chain_trace, small_trac
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.evaluation.results import evaluate, measure
 from ttamer.fitted.quantiser import Quantiser
-from ttamer.fitted.replay_states import play_states
+from ttamer.fitted.replay import play_states
 from ttamer.fitting.counts import Counts
 from ttamer.fitting.plans import Plan, build, fit, problem_of
 from ttamer.stats.isotonic import falling, rising
@@ -45,7 +45,7 @@ def test_a_known_chain_is_recovered_within_statistical_bounds():
 def test_calibrated_losses_are_the_error_rates_of_the_states():
     trace = chain_trace(60_000)
     ladder = fit(trace, belief="calibrated", states=3)
-    for node in ladder.ladder.problem.nodes:
+    for node in ladder.problem.nodes:
         assert node.losses == pytest.approx([0.7, 0.4, 0.1], abs=0.02)
 
 
@@ -126,7 +126,7 @@ def test_smoothing_pulls_rows_towards_the_law_of_the_target():
 def test_the_paper_mode_loses_one_minus_confidence():
     trace = chain_trace(2000)
     ladder = fit(trace, belief="none", states=3)
-    for node in ladder.ladder.problem.nodes:
+    for node in ladder.problem.nodes:
         assert node.losses == pytest.approx([0.7, 0.4, 0.1])
 
 
@@ -134,7 +134,7 @@ def test_the_last_node_is_right_by_definition_when_it_is_the_target():
     trace = answering_trace(400)
     spec = CascadeSpec.of({n.name: n.cost for n in trace.spec.nodes}, order="fixed", target="last")
     fixed = Trace(spec, trace.confidence, prediction=trace.prediction, classes=trace.classes)
-    problem = fit(fixed).ladder.problem
+    problem = fit(fixed).problem
     assert problem.nodes[-1].losses.max() == 0
     assert problem.nodes[0].losses.max() > 0
 
@@ -147,9 +147,9 @@ def test_on_the_modelled_loss_the_frontier_is_monotone_and_recall_never_worse(be
     losses = [policy.policy.expected_loss for policy in ladder]
     assert (np.diff(costs[1:-1]) >= -1e-9).all()
     assert (np.diff(losses[1:-1]) <= 1e-9).all()
-    problem = ladder.ladder.problem
+    problem = ladder.problem
     if problem.moves == "walk":
-        for policy in ladder.ladder:
+        for policy in ladder:
             without = tt.solve(problem, policy.tradeoff, recall=False).value
             assert policy.value <= without + 1e-12
 
@@ -174,8 +174,8 @@ def test_replay_equals_a_plain_loop_over_sessions(trace):
 def test_the_fast_line_replay_equals_the_general_one():
     trace = chain_trace(3000, nodes=4)
     ladder = fit(trace, belief="calibrated", states=8, quantise="uniform")
-    states = ladder.fitted.states(trace)
-    for policy in ladder.ladder:
+    states = ladder.fitted.states(trace).found
+    for policy in ladder:
         answer, asked, last = play_states(policy, states)
         batch = policy.batch(len(trace))
         while batch.running:
@@ -210,7 +210,7 @@ def test_a_tree_is_fitted_as_a_tree():
     )
     spec = CascadeSpec.from_dict(tomllib.loads(text))
     tree = dataclasses.replace(trace, spec=spec, cost=None)
-    problem = fit(tree, states=4).ladder.problem
+    problem = fit(tree, states=4).problem
     assert problem.moves == "precedence"
     assert {edge.target: edge.source for edge in problem.edges} == {
         "small": None, "middle": "small", "large": "small",

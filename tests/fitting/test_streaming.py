@@ -20,7 +20,7 @@ def test_a_trace_that_fits_in_the_sample_gives_the_fit_in_memory():
     whole = fit(trace, belief="calibrated", tradeoffs=[0.5, 0.9])
     streamed = fit_batches(lambda: parts(trace, 7), tradeoffs=[0.5, 0.9])
     assert dict(streamed.fitted.plan) == dict(whole.fitted.plan)
-    for one, two in zip(whole.ladder, streamed.ladder, strict=True):
+    for one, two in zip(whole, streamed, strict=True):
         assert one.value == pytest.approx(two.value, abs=1e-12)
         for name in one.problem.names:
             np.testing.assert_array_equal(one.choice(name), two.choice(name))
@@ -31,7 +31,7 @@ def test_counts_come_from_all_rows_even_where_the_sample_is_small():
     streamed = fit_batches(lambda: parts(trace, 9), sample_rows=500, states=3, tradeoffs=[0.9])
     assert streamed.fitted.rows == 20_000
     whole = fit(trace, belief="calibrated", states=3, tradeoffs=[0.9])
-    assert streamed.ladder[0].value == pytest.approx(whole.ladder[0].value, abs=1e-12)
+    assert streamed[0].value == pytest.approx(whole[0].value, abs=1e-12)
 
 
 def test_a_file_is_read_in_batches(tmp_path):

@@ -269,7 +269,7 @@ def rung_of(ladder: tt.FittedLadder, policy: tt.FittedPolicy) -> int:
 
 
 def of_mixture(ladder: tt.FittedLadder, mixed: tt.Mixture) -> Entries:
-    yield "rungs", [rung_of(ladder, mixed.cheap), rung_of(ladder, mixed.dear)]
+    yield "rungs", [rung_of(ladder, mixed.cheap), rung_of(ladder, mixed.expensive)]
     yield "share, error, cost", [mixed.share, mixed.error, mixed.cost]
     promise = mixed.promise
     yield "promise", None if promise is None else promise.to_dict()
@@ -477,7 +477,7 @@ def promising(case: str, **options: Any) -> tt.FittedLadder:
     ladder = tt.fit(
         rows_of(case, "fit", 900), tradeoffs=OLD_TRADEOFFS[case], hold_out=0.3, **options
     )
-    return ladder.promising(ladder.for_error(0.3)).promising(ladder.for_drop(0.05))
+    return ladder.with_promise(ladder.for_error(0.3)).with_promise(ladder.for_drop(0.05))
 
 
 OLD_TRADEOFFS = {"langid": (0.5, 0.999, 0.9999, 1.0), "minilm-imdb": (0.3, 0.8, 0.9, 0.99)}
@@ -520,7 +520,7 @@ def of_file(name: str) -> Entries:
     if hasattr(policy, "rungs"):
         yield "promises", [promise.to_dict() for promise in policy.promises]
         for promise in policy.promises:
-            for part, value in of_mixture(policy, policy.keeping(promise)):
+            for part, value in of_mixture(policy, policy.mixture_for(promise)):
                 yield f"keeping the promise of {promise.kind}, {part}", value
         for part, value in of_mixture(policy, policy.for_error(0.25)):
             yield f"another promise, {part}", value

@@ -319,7 +319,7 @@ def test_max_cost_is_not_passed_by_rounding(how):
 
 def test_a_max_cost_below_every_node_is_refused_at_once():
     trace = answering_trace(60)
-    with pytest.raises(ArgumentError, match="cheapest to begin with, 'small', costs 1"):
+    with pytest.raises(ArgumentError, match="cheapest to start with, 'small', costs 1"):
         Cascade(fit(trace).at(0.9), nodes_of(trace, trace.names), max_cost=0.5)
 
 

@@ -123,7 +123,7 @@ def test_the_frontier_of_a_ladder_is_what_was_measured(ladder):
     points = list(zip(ladder.rungs.costs.tolist(), ladder.rungs.errors.tolist(), strict=True))
     assert 1 < len(found.rungs) <= len(ladder)
     assert {(rung.cost, rung.error) for rung in found.rungs} == set(points)
-    place = ladder.ladder.tradeoffs.index(ladder.at(0.98).tradeoff)
+    place = ladder.tradeoffs.index(ladder.at(0.98).tradeoff)
     assert (found.operating.cost, found.operating.error) == points[place]
 
 

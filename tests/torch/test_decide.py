@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.exit_networks import by_session, fitted, told_network
 from ttamer.errors import ArgumentError
-from ttamer.fitted.belief_model import BeliefFitted
 from ttamer.fitted.ladder import FittedPolicy
+from ttamer.fitted.models import BeliefModel
 from ttamer.fitting.beliefs import build_belief
 from ttamer.fitting.plans import fit
 from ttamer.torch.costs import Costs
@@ -61,15 +61,15 @@ def policies(draw) -> tuple[FittedPolicy, torch.Tensor]:
     states = draw(st.integers(1, 5))
     if belief == "full":
         ladder = build_belief(trace, np.array([tradeoff]), states=states)
-        policy = FittedPolicy(ladder.ladder[0], on_edges(ladder.fitted, trace))
+        policy = FittedPolicy.of(ladder[0].policy, on_edges(ladder.fitted, trace))
     else:
         policy = fit(trace, belief=belief, states=states, tradeoffs=[tradeoff])[0]
     return policy, torch.cat([logits, fresh])
 
 
-def on_edges(fitted: BeliefFitted, trace: Trace) -> BeliefFitted:
+def on_edges(fitted: BeliefModel, trace: Trace) -> BeliefModel:
     """Move edges of X onto values that it takes, where they stay apart."""
-    seen = fitted.belief.evidence(trace.confidence, fitted._said(trace))
+    seen = fitted.belief.evidence(trace.confidence, fitted.predictions(trace))
     moved = []
     for step, edges in zip(fitted.steps, fitted.edges, strict=True):
         values = np.unique(fitted.belief.least(seen, step)[0])

@@ -161,7 +161,7 @@ def test_a_policy_that_goes_back_to_an_exit_it_passed():
 def test_a_policy_on_confidence_without_recall():
     policy = fitted("calibrated").at(0.9)
     problem = policy.policy.problem
-    other = FittedPolicy(solve(problem, 0.9, recall=False), policy.fitted)
+    other = FittedPolicy.of(solve(problem, 0.9, recall=False), policy.fitted)
     with pytest.raises(ArgumentError, match="needs recall"):
         tables_of(other, NAMES, CLASSES)
 

@@ -14,10 +14,9 @@ from ttamer.artefact.container import fields_of, integers_of, text_of
 from ttamer.artefact.fits import plan_of, rows_of, spec_of, texts_of
 from ttamer.artefact.rules import cut
 from ttamer.errors import ArtefactDamaged
-from ttamer.fitted.belief import GRAIN, MOST_WEIGHT, Belief, Step, context_of
-from ttamer.fitted.belief_model import BeliefFitted
+from ttamer.fitted.belief import MAX_WEIGHT, WEIGHT_RESOLUTION, Belief, Signals, Step, context_of
+from ttamer.fitted.models import BeliefModel
 from ttamer.fitted.quantiser import MOST_STATES
-from ttamer.fitted.signals import Signals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,32 +36,32 @@ FIELDS = ("names", "order", "target", "predictions", "classes", "steps", "edges"
 SIGNAL_FIELDS = ("signals", "signal_bins")
 
 
-def describe_belief(fitted: BeliefFitted) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def describe_belief(fitted: BeliefModel) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return what the header and the arrays say of a fit on beliefs."""
     spec, belief = fitted.spec, fitted.belief
     described = {
         "names": list(spec.names),
         "order": spec.order,
         "target": spec.target,
-        "predictions": belief.knows_predictions,
+        "predictions": belief.has_predictions,
         "classes": list(fitted.classes),
         "steps": [sum(1 << node for node in step) for step in fitted.steps],
         "edges": [len(edges) for edges in fitted.edges],
         "levels": [len(levels) for levels in belief.levels],
-        "leans": [len(leans) for leans in belief.leans],
+        "leans": [len(leans) for leans in belief.offsets],
         "plan": {key: str(value) for key, value in fitted.plan.items()},
         "trace": fitted.trace_digest,
         "rows": fitted.rows,
     }
-    keys = _answers(fitted.steps, len(spec.names), sure_last=belief.sure_last)
+    keys = _answers(fitted.steps, len(spec.names), certain_last=belief.certain_last)
     pad = [0.0]  # no array is empty in a file
     arrays = {
         "belief_costs": np.array(spec.costs, float),
         "belief_edges": np.concatenate([*fitted.edges, pad]),
         "belief_bounds": np.concatenate([*belief.bounds, pad]),
         "belief_levels": np.concatenate(belief.levels),
-        "belief_classes": np.array([*(float(c) for each in belief.leans for c in each), *pad]),
-        "belief_leans": np.array([*(v for each in belief.leans for v in each.values()), *pad]),
+        "belief_classes": np.array([*(float(c) for each in belief.offsets for c in each), *pad]),
+        "belief_leans": np.array([*(v for each in belief.offsets for v in each.values()), *pad]),
         "belief_weights": np.concatenate([*(belief.weights[key] for key in keys), pad]),
     }
     if belief.by_class:
@@ -71,16 +70,16 @@ def describe_belief(fitted: BeliefFitted) -> tuple[dict[str, Any], dict[str, NDA
         arrays["belief_passing"] = np.array(spec.passing, float)
     if belief.signals is not None:
         described["signals"] = list(belief.signals.names)
-        described["signal_bins"] = [len(doubt) for doubt in belief.signals.doubts]
+        described["signal_bins"] = [len(doubt) for doubt in belief.signals.router_logits]
         arrays["belief_signal_bounds"] = np.concatenate([*belief.signals.bounds, pad])
-        arrays["belief_signal_leans"] = np.concatenate(belief.signals.leans)
-        arrays["belief_signal_doubts"] = np.concatenate(belief.signals.doubts)
+        arrays["belief_signal_leans"] = np.concatenate(belief.signals.offsets)
+        arrays["belief_signal_doubts"] = np.concatenate(belief.signals.router_logits)
     return described, arrays
 
 
 def restore_belief(
     described: object, arrays: Mapping[str, NDArray[Any]], problem: Problem, *, recall: bool
-) -> BeliefFitted:
+) -> BeliefModel:
     """Check what a file says of a fit on beliefs against its problem, and return it."""
     if problem.moves != "walk" or recall:
         raise ArtefactDamaged("a belief needs a walk without recall: recall is inside it")
@@ -104,8 +103,8 @@ def restore_belief(
         raise ArtefactDamaged("a class stands twice")
     steps = _steps(fields["steps"], count, problem, routed=told)
     signals = _signals(fields, arrays, count) if told else None
-    belief = _belief(fields, arrays, steps, count, len(classes), sure_last=spec.target == "last")
-    return BeliefFitted(
+    belief = _belief(fields, arrays, steps, count, len(classes), certain_last=spec.target == "last")
+    return BeliefModel(
         spec=spec,
         belief=dataclasses.replace(belief, signals=signals),
         steps=tuple(steps),
@@ -117,13 +116,13 @@ def restore_belief(
     )
 
 
-def _answers(steps: Sequence[Step], nodes: int, *, sure_last: bool) -> list[tuple[Step, int]]:
+def _answers(steps: Sequence[Step], nodes: int, *, certain_last: bool) -> list[tuple[Step, int]]:
     """Return the regressions there are, in the order of the file."""
     return [
         (step, answer)
         for step in steps
         for answer in context_of(step)
-        if not (sure_last and answer == nodes - 1)
+        if not (certain_last and answer == nodes - 1)
     ]
 
 
@@ -171,10 +170,10 @@ def _signals(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], node
         if array is None or array.shape != shape or not np.isfinite(array).all():
             raise ArtefactDamaged(f"array {name!r} must hold finite numbers, of shape {shape}")
         if name != "belief_signal_bounds" and (
-            np.abs(array).max() > MOST_WEIGHT or (array % GRAIN != 0).any()
+            np.abs(array).max() > MAX_WEIGHT or (array % WEIGHT_RESOLUTION != 0).any()
         ):
             raise ArtefactDamaged(
-                f"array {name!r} must hold multiples of {GRAIN:g} up to {MOST_WEIGHT:g}"
+                f"array {name!r} must hold multiples of {WEIGHT_RESOLUTION:g} up to {MAX_WEIGHT:g}"
             )
     bounds = cut(arrays["belief_signal_bounds"][:-1], [count - 1 for count in bins])
     if any((np.diff(own) <= 0).any() for own in bounds) or arrays["belief_signal_bounds"][-1]:
@@ -207,13 +206,13 @@ def _belief(
     nodes: int,
     classes: int,
     *,
-    sure_last: bool,
+    certain_last: bool,
 ) -> Belief:
     levels = integers_of(fields["levels"], "the levels", least=1, most=MOST_STATES)
     leans = integers_of(fields["leans"], "the leans", least=0, most=max(classes, 0))
     if len(levels) != nodes or len(leans) != nodes:
         raise ArtefactDamaged("the belief must have levels and leans for each node")
-    keys = _answers(steps, nodes, sure_last=sure_last)
+    keys = _answers(steps, nodes, certain_last=certain_last)
     predictions = fields["predictions"]
     if predictions != any(leans):
         raise ArtefactDamaged("the belief says otherwise whether it knows predictions")
@@ -231,10 +230,10 @@ def _belief(
         if name != "belief_levels" and array[-1] != 0:
             raise ArtefactDamaged(f"array {name!r} must end with 0")
         if name in EXACT and (
-            np.abs(array).max(initial=0) > MOST_WEIGHT or (array % GRAIN != 0).any()
+            np.abs(array).max(initial=0) > MAX_WEIGHT or (array % WEIGHT_RESOLUTION != 0).any()
         ):
             raise ArtefactDamaged(
-                f"array {name!r} must hold multiples of {GRAIN:g} up to {MOST_WEIGHT:g}"
+                f"array {name!r} must hold multiples of {WEIGHT_RESOLUTION:g} up to {MAX_WEIGHT:g}"
             )
     bounds = cut(arrays["belief_bounds"][:-1], [count - 1 for count in levels])
     if any((np.diff(own) <= 0).any() for own in bounds):
@@ -253,12 +252,12 @@ def _belief(
     return Belief(
         bounds=bounds,
         levels=cut(arrays["belief_levels"], levels),
-        leans=tuple(
+        offsets=tuple(
             dict(zip(own.astype(int).tolist(), values.tolist(), strict=True))
             for own, values in parts
         ),
         weights=dict(zip(keys, cut(arrays["belief_weights"], widths), strict=True)),
-        sure_last=sure_last,
+        certain_last=certain_last,
         by_class={} if by_class is None else dict(zip(keys, by_class, strict=True)),
     )
 
@@ -269,7 +268,7 @@ def _check_by_class(array: NDArray[Any], shape: tuple[int, int], *, predictions:
         raise ArtefactDamaged(f"array {name!r} is for a belief that knows predictions")
     if array.shape != shape or not np.isfinite(array).all():
         raise ArtefactDamaged(f"array {name!r} must hold finite numbers, of shape {shape}")
-    if np.abs(array).max() > MOST_WEIGHT or (array % GRAIN != 0).any():
+    if np.abs(array).max() > MAX_WEIGHT or (array % WEIGHT_RESOLUTION != 0).any():
         raise ArtefactDamaged(
-            f"array {name!r} must hold multiples of {GRAIN:g} up to {MOST_WEIGHT:g}"
+            f"array {name!r} must hold multiples of {WEIGHT_RESOLUTION:g} up to {MAX_WEIGHT:g}"
         )

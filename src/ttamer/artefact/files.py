@@ -22,9 +22,9 @@ from ttamer.artefact.fits import describe_fit, restore_fit
 from ttamer.artefact.record import describe_record, restore_record
 from ttamer.artefact.rules import TABLES, Saved, check, cut
 from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError
-from ttamer.fitted.belief_model import BeliefFitted
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.fitted.mixture import Mixture
+from ttamer.fitted.models import BeliefModel, ConfidenceModel
 from ttamer.policy.base import Ladder, Policy
 from ttamer.policy.index import IndexPolicy
 from ttamer.policy.walk import WalkPolicy
@@ -35,10 +35,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ttamer.fitted.held_out import HeldOut
-    from ttamer.fitted.ladder import Fitted
-    from ttamer.fitted.promise import Promise
-    from ttamer.fitted.rungs import Rungs
+    from ttamer.fitted.mixture import Rungs
+    from ttamer.fitted.models import Model
+    from ttamer.fitted.promise import HeldOut, Promise
     from ttamer.problem.problem import Problem
 
 __all__ = ["inspect", "load", "save"]
@@ -101,8 +100,8 @@ def load(path: str | os.PathLike[str]) -> Savable:
         record = _record(contents.header, contents.arrays, fitted)
     if saved.kind == "ladder":
         ladder = Ladder(policies)
-        return ladder if fitted is None else FittedLadder(ladder, fitted, *record)
-    return policies[0] if fitted is None else FittedPolicy(policies[0], fitted)
+        return ladder if fitted is None else FittedLadder.of(ladder, fitted, *record)
+    return policies[0] if fitted is None else FittedPolicy.of(policies[0], fitted)
 
 
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -152,7 +151,7 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _record(
     header: Mapping[str, Any],
     arrays: Mapping[str, NDArray[Any]],
-    fitted: Fitted | BeliefFitted | None,
+    fitted: Model | None,
 ) -> tuple[Rungs | None, HeldOut | None, tuple[Promise, ...]]:
     """Return how the policies of a ladder did, where the file says."""
     if fitted is None or "record" not in header:
@@ -162,7 +161,7 @@ def _record(
 
 def _checked(
     header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
-) -> tuple[Saved, Fitted | BeliefFitted | None]:
+) -> tuple[Saved, Model | None]:
     """Check all of a header and its arrays; return the fit too, where there is one."""
     saved = check(header, arrays)
     if "fit" in header:
@@ -197,11 +196,15 @@ def _describe(
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return the header and the arrays of what is to be saved."""
     if isinstance(given, FittedPolicy | FittedLadder):
-        inner = given.policy if isinstance(given, FittedPolicy) else given.ladder
-        header, arrays = _describe(inner, notes)
-        if isinstance(given.fitted, BeliefFitted):
-            header["belief"], more = describe_belief(given.fitted)
+        inner: Policy | Ladder
+        if isinstance(given, FittedPolicy):
+            inner = given.policy
         else:
+            inner = Ladder(tuple(policy.policy for policy in given))
+        header, arrays = _describe(inner, notes)
+        if isinstance(given.fitted, BeliefModel):
+            header["belief"], more = describe_belief(given.fitted)
+        elif isinstance(given.fitted, ConfidenceModel):
             header["fit"], more = describe_fit(given.fitted)
         if isinstance(given, FittedLadder) and given.rungs is not None:
             header["record"], record = describe_record(given)

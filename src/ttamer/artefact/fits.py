@@ -12,7 +12,7 @@ import numpy as np
 from ttamer.artefact.container import fields_of, integers_of, text_of
 from ttamer.artefact.rules import cut
 from ttamer.errors import ArtefactDamaged, CascadeError
-from ttamer.fitted.ladder import Fitted
+from ttamer.fitted.models import ConfidenceModel
 from ttamer.fitted.quantiser import MOST_STATES, Quantiser
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 
@@ -29,7 +29,7 @@ MOST_ROWS = 2**53
 FIELDS = ("names", "after", "order", "target", "columns", "edges", "plan", "trace", "rows")
 
 
-def describe_fit(fitted: Fitted) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def describe_fit(fitted: ConfidenceModel) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return what the header and the arrays say of a fit."""
     spec = fitted.spec
     described = {
@@ -51,7 +51,9 @@ def describe_fit(fitted: Fitted) -> tuple[dict[str, Any], dict[str, NDArray[Any]
     return described, arrays
 
 
-def restore_fit(described: object, arrays: Mapping[str, NDArray[Any]], problem: Problem) -> Fitted:
+def restore_fit(
+    described: object, arrays: Mapping[str, NDArray[Any]], problem: Problem
+) -> ConfidenceModel:
     """Check what a file says of a fit against its problem, and return it."""
     fields = fields_of(described, "the fit", FIELDS)
     names, after = texts_of(fields["names"], "names"), texts_of(fields["after"], "after")
@@ -63,10 +65,10 @@ def restore_fit(described: object, arrays: Mapping[str, NDArray[Any]], problem: 
         raise ArtefactDamaged("the columns of the fit must hold every node once")
     if [names[column] for column in columns] != list(problem.names):
         raise ArtefactDamaged("the fit and the problem differ in their nodes")
-    return Fitted(
+    return ConfidenceModel(
         spec=spec_of(names, after, fields, arrays["fit_costs"], arrays.get("fit_passing")),
         quantiser=_quantiser(fields["edges"], arrays["fit_edges"], columns, problem),
-        columns=tuple(columns),
+        steps=tuple((column,) for column in columns),
         plan=plan_of(fields["plan"]),
         trace_digest=text_of(fields["trace"], "the trace of the fit"),
         rows=rows_of(fields["rows"]),

@@ -11,9 +11,8 @@ import numpy as np
 
 from ttamer.artefact.container import fields_of, integers_of, text_of
 from ttamer.errors import ArtefactDamaged
-from ttamer.fitted.held_out import HeldOut, pairs_of_corners
-from ttamer.fitted.promise import Promise
-from ttamer.fitted.rungs import Mix, Rungs
+from ttamer.fitted.mixture import Mix, Rungs
+from ttamer.fitted.promise import HeldOut, Promise, pairs_of_corners
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,9 +34,7 @@ def describe_record(ladder: FittedLadder) -> tuple[dict[str, Any], dict[str, NDA
     """Return what the header and the arrays say of how a ladder did."""
     rungs = ladder.require_rungs()
     arrays: dict[str, NDArray[Any]] = {
-        "record_rungs": np.stack(
-            [rungs.errors, rungs.costs, rungs.errors if rungs.calm is None else rungs.calm]
-        )
+        "record_rungs": np.stack([rungs.errors, rungs.costs, rungs.corner_errors])
     }
     described: dict[str, Any] = {"held": {}, "promises": []}
     if ladder.held is not None:
@@ -53,7 +50,7 @@ def describe_record(ladder: FittedLadder) -> tuple[dict[str, Any], dict[str, NDA
             {
                 "kind": each.kind,
                 "cheap": each.mix.cheap,
-                "dear": each.mix.dear,
+                "dear": each.mix.expensive,
                 "certified": each.certified,
                 "rows": each.rows,
                 "trace": each.trace_digest,

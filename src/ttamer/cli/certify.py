@@ -86,14 +86,13 @@ def _promised(
         )
     assert policy.promise is not None  # noqa: S101 - for_error and for_drop make one
     if trace is not None:
-        ladder = ladder.tested(trace)
-    return ladder.promising(policy), [policy.promise]
+        ladder = ladder.with_holdout(trace)
+    return ladder.with_promise(policy), [policy.promise]
 
 
 def _checked(ladder: FittedLadder, trace: Trace | None, name: str) -> list[Promise]:
     from ttamer.errors import ArgumentError
-    from ttamer.fitted.held_out import HeldOut
-    from ttamer.fitted.promise import check_promise
+    from ttamer.fitted.promise import HeldOut, check_promise
 
     if not ladder.promises:
         raise ArgumentError(f"{name} holds no promise: make one with --error or --drop, and -o")
@@ -108,7 +107,7 @@ def _checked(ladder: FittedLadder, trace: Trace | None, name: str) -> list[Promi
 def _show(ladder: FittedLadder, promise: Promise) -> None:
     from ttamer.cli.output import number
 
-    policy = ladder.keeping(promise)
+    policy = ladder.mixture_for(promise)
     print(promise)
     print(f"  {policy}")
     if policy.cost is not None:

@@ -89,14 +89,14 @@ def _named(policy: FittedPolicy | Mixture) -> dict[str, Any]:
     """Say which policy it is, in plain values."""
     if hasattr(policy, "tradeoff"):
         return {"tradeoff": policy.tradeoff}
-    mixed = (policy.cheap.tradeoff, policy.dear.tradeoff)
+    mixed = (policy.cheap.tradeoff, policy.expensive.tradeoff)
     return {"mixed": mixed, "share": policy.share, "expected_cost": policy.cost}
 
 
 def _short(policy: FittedPolicy | Mixture) -> str:
     if hasattr(policy, "tradeoff"):
         return f"{policy.tradeoff:.5g}"
-    return f"{policy.cheap.tradeoff:.4g}, {policy.share:.0%} {policy.dear.tradeoff:.4g}"
+    return f"{policy.cheap.tradeoff:.4g}, {policy.share:.0%} {policy.expensive.tradeoff:.4g}"
 
 
 def _interval(ends: tuple[float, float], form: str) -> str:

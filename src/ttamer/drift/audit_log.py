@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.fitted.signals import BOOKKEEPING
+from ttamer.fitted.belief import BOOKKEEPING
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 

@@ -14,15 +14,13 @@ import numpy as np
 from ttamer.fitted.ladder import FittedPolicy
 from ttamer.fitted.mixture import Mixture
 from ttamer.fitted.replay import paid
-from ttamer.fitted.replay_states import play_states
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from ttamer.fitted.belief_model import BeliefFitted
-    from ttamer.fitted.ladder import Fitted
+    from ttamer.fitted.models import Model
     from ttamer.fitted.replay import Rule
     from ttamer.trace.trace import Trace
 
@@ -74,9 +72,9 @@ def decide(rule: Rule, trace: Trace, keys: Sequence[str | int] | None = None) ->
     rows = np.arange(len(trace))
     if isinstance(rule, Mixture):
         names = range(len(trace)) if keys is None else keys
-        is_second = np.array([rule.drawn(key) is rule.dear for key in names], bool)
+        is_second = np.array([rule.drawn(key) is rule.expensive for key in names], bool)
         one, one_believed = _fitted_decisions(rule.cheap, trace, lost)
-        two, two_believed = _fitted_decisions(rule.dear, trace, lost)
+        two, two_believed = _fitted_decisions(rule.expensive, trace, lost)
         answer = np.where(is_second, two.answer, one.answer)
         return Decisions(
             answer,
@@ -98,26 +96,23 @@ def _fitted_decisions(
 ) -> tuple[Decisions, NDArray[np.float64]]:
     """Return the decisions of a fitted policy, and the probability that each answer is wrong."""
     rows = np.arange(len(trace))
-    raw = rule.fitted.states(trace)
-    found = raw[0] if isinstance(raw, tuple) else raw
-    played = rule.fitted.played(rule.policy, raw)  # type: ignore[arg-type]
-    place = play_states(rule.policy, found)[0]
+    found = rule.fitted.states(trace)
+    visits = found.visit(rule.policy)
+    played, place = visits.played, visits.answer
     nodes = rule.policy.problem.nodes
     losses = np.zeros((len(nodes), 256))
     for k, node in enumerate(nodes):
         losses[k, : len(node.losses)] = node.losses
-    believed = losses[place, found[rows, place]]
-    states = found[:, _monitored(rule.fitted)].astype(np.float64)
+    believed = losses[place, found.found[rows, place]]
+    states = found.found[:, _monitored(rule.fitted)].astype(np.float64)
     cost = paid(played.asked, trace)
     wrong = lost[rows, played.answer]
     return Decisions(played.answer, wrong, lost, cost, believed, states), believed
 
 
-def _monitored(fitted: Fitted | BeliefFitted) -> list[int]:
+def _monitored(fitted: Model) -> list[int]:
     """Return the steps whose states are monitored: of each node alone, or along the walk."""
-    steps = getattr(fitted, "steps", None)
-    alone = [] if steps is None else [k for k, step in enumerate(steps) if len(step) == 1]
-    count = len(fitted.columns) if steps is None else len(steps)  # type: ignore[union-attr]
-    every = alone if len(alone) > 1 else list(range(count))
+    alone = [k for k, step in enumerate(fitted.steps) if len(step) == 1]
+    every = alone if len(alone) > 1 else list(range(len(fitted.steps)))
     places = np.linspace(0, len(every) - 1, min(MAX_STEPS, len(every))).round().astype(int)
     return [every[place] for place in places]

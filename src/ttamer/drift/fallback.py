@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ttamer.baselines.single import AlwaysLast
 from ttamer.errors import ObservationError
-from ttamer.fitted.capped import CappedSession
+from ttamer.fitted.sessions import CappedSession, FittedSession
 from ttamer.policy.session import Explanation
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class AskLast:
         max_cost: float | None = None,
         key: str | int | None = None,
         signals: Mapping[str, float] | None = None,
-    ) -> LastSession | CappedSession:
+    ) -> FittedSession:
         """Return a session that decides for one input.
 
         Args:
@@ -61,10 +61,10 @@ class AskLast:
         """
         del key, signals
         turn = LastSession(self.spec)
-        return turn if max_cost is None else CappedSession(turn, max_cost)  # type: ignore[arg-type]
+        return turn if max_cost is None else CappedSession(turn, max_cost)
 
 
-class LastSession:
+class LastSession(FittedSession):
     """A session that asks the last node; if it fails, the others are asked in reverse order.
 
     >>> from ttamer.trace import CascadeSpec
@@ -76,7 +76,7 @@ class LastSession:
     'small'
     """
 
-    __slots__ = ("_answer", "_asked", "_left", "_spec", "_substitutes", "unclear")
+    __slots__ = ("_answer", "_asked", "_left", "_spec", "_substitutes")
 
     def __init__(self, spec: CascadeSpec) -> None:
         self._spec = spec
@@ -91,7 +91,6 @@ class LastSession:
         self._asked: list[str] = []
         self._answer: str | None = None
         self.unclear = 0
-        """The number of confidences that were NaN; they change nothing here."""
 
     def observe(self, *, confidence: float, prediction: object = None) -> None:
         """Record the answer of ``next``."""
@@ -124,11 +123,6 @@ class LastSession:
     def next(self) -> str | None:
         """The node to ask now; ``None`` once stopped."""
         return self._left[0] if self._left else None
-
-    @property
-    def stopped(self) -> bool:
-        """Whether no other node is asked."""
-        return not self._left
 
     @property
     def answer(self) -> str | None:

@@ -37,8 +37,7 @@ from ttamer.drift.decisions import decide
 from ttamer.drift.fallback import AskLast
 from ttamer.drift.monitor import Bound, Monitor
 from ttamer.errors import ArgumentError, TTamerError
-from ttamer.fitted.held_out import HeldOut
-from ttamer.fitted.promise import check_promise, make_promise
+from ttamer.fitted.promise import HeldOut, check_promise, make_promise
 from ttamer.fitting.plans import fit
 from ttamer.trace.trace import Trace
 
@@ -181,8 +180,8 @@ def serving_of(ladder: FittedLadder, reference: Trace, settings: LoopSettings) -
     """
     counted = HeldOut.of(ladder, reference, against=settings.against or reference.names[-1])
     promise = make_promise(counted, settings.kind, settings.at_most, settings.confidence)
-    policy = ladder.keeping(promise, seed=settings.seed)
-    return CertifiedServing(policy, ladder.promising(policy), promise, reference)
+    policy = ladder.mixture_for(promise, seed=settings.seed)
+    return CertifiedServing(policy, ladder.with_promise(policy), promise, reference)
 
 
 class Loop:
@@ -455,8 +454,8 @@ class Loop:
         promise = make_promise(counted, settings.kind, settings.at_most, 1 - level)
         facts = {"attempt": self._attempt, "promise": promise.to_dict()}
         if promise.certified:
-            policy = ladder.keeping(promise, seed=settings.seed)
-            self._candidate = CertifiedServing(policy, ladder.promising(policy), promise, held)
+            policy = ladder.mixture_for(promise, seed=settings.seed)
+            self._candidate = CertifiedServing(policy, ladder.with_promise(policy), promise, held)
             self._shadow, self._shadow_keys = [], []
             self.state = "shadowing"
             self._record("certified", f"{promise}; the policy is in the shadow", facts)

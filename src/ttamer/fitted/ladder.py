@@ -1,103 +1,106 @@
-"""Fitted policies: a solved policy with what turns an observation into a state.
+"""Fitted policies: a solved policy with the model that turns answers of nodes into its states.
 
 They decide for traces (:meth:`FittedPolicy.play`) and for single inputs
-(:meth:`FittedPolicy.session`), from confidences as the models give them.
+(:meth:`FittedPolicy.session`), from confidences and predictions as the nodes give them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.errors import ArgumentError, ObservationError
-from ttamer.fitted.capped import CappedSession
-from ttamer.fitted.held_out import HeldOut
+from ttamer.errors import ArgumentError
 from ttamer.fitted.mixture import Mixture
-from ttamer.fitted.promise import make_promise
-from ttamer.fitted.replay import Played
-from ttamer.fitted.replay_states import play_states
+from ttamer.fitted.models import Model, SolvedPolicy
+from ttamer.fitted.promise import HeldOut, make_promise
+from ttamer.fitted.sessions import CappedSession
+from ttamer.policy.base import Ladder, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from ttamer.fitted.belief_model import BeliefFitted, BeliefSession
+    from ttamer.fitted.mixture import Mix, Rungs
     from ttamer.fitted.promise import Kind, Promise
-    from ttamer.fitted.quantiser import Quantiser
-    from ttamer.fitted.rungs import Mix, Rungs
-    from ttamer.policy.base import Ladder, Policy
-    from ttamer.policy.session import Explanation, Session
+    from ttamer.fitted.replay import Played
+    from ttamer.fitted.sessions import FittedSession
+    from ttamer.policy.batch import Batch
+    from ttamer.policy.future import Expected, Future
     from ttamer.trace.spec import CascadeSpec
     from ttamer.trace.trace import Trace
 
-__all__ = ["Fitted", "FittedLadder", "FittedPolicy", "FittedSession"]
+__all__ = ["FittedLadder", "FittedPolicy"]
 
 
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """What every policy of a fit shares, and where it comes from."""
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class FittedPolicy(Policy):
+    """One policy of a fit: a solved policy and the model that gives its states.
 
-    spec: CascadeSpec
-    quantiser: Quantiser
-    """Edges per node of the cascade, in the cascade's order."""
-    columns: tuple[int, ...]
-    """For each node of the problem, its place in the cascade."""
-    plan: Mapping[str, Any]
-    trace_digest: str
-    rows: int
+    The tables (``index``, ``choice``, ``equivalent_loss``, ``future``, ``batch``) are those of the
+    solved policy, over the problem of the fit.
 
-    def states(self, trace: Trace) -> NDArray[np.uint8]:
-        """Return the states of a trace, of shape (T, nodes), in the problem's order."""
-        if trace.names != self.spec.names:
+    >>> from ttamer import datasets, fit
+    >>> trace = datasets.load("minilm-imdb").take(slice(500))
+    >>> policy = fit(trace, belief="calibrated", states=4).at(0.9)
+    >>> policy.spec.names, len(policy.play(trace).answer)
+    (('layer1', 'layer2', 'layer3', 'layer4', 'layer5', 'full'), 500)
+    """
+
+    policy: SolvedPolicy
+    """The solved policy."""
+    fitted: Model
+    """What all policies of the fit share."""
+
+    @classmethod
+    def of(cls, policy: Policy, fitted: Model) -> FittedPolicy:
+        """Join a solved policy with a fitted model.
+
+        Args:
+            policy: A policy that a solver gave for the problem of the fit.
+            fitted: The model of the fit.
+
+        Returns:
+            A policy that decides from confidences and predictions.
+
+        Raises:
+            ArgumentError: The policy is of another kind.
+        """
+        if not isinstance(policy, SolvedPolicy):
             raise ArgumentError(
-                f"the policy was fitted for {', '.join(self.spec.names)}, and the trace has "
-                f"{', '.join(trace.names)}: use the same cascade.toml for both"
+                f"a fitted policy needs a policy that a solver gave, not a {type(policy).__name__}"
             )
-        return self.quantiser.states(trace.confidence)[:, list(self.columns)]
-
-    def session(self, policy: Policy, signals: Mapping[str, float] | None = None) -> FittedSession:
-        """Start deciding for one input, on confidence alone: signals are passed over."""
-        del signals
-        return FittedSession(self, policy.session())
-
-    def played(self, policy: Policy, states: NDArray[np.uint8]) -> Played:
-        """Play a policy on states, and number the nodes as the cascade does."""
-        answer, asked, last = play_states(policy, states)
-        columns = np.array(self.columns)
-        theirs = np.empty_like(asked)
-        theirs[:, columns] = asked
-        return Played(columns[answer], theirs, columns[last])
-
-
-@dataclass(frozen=True, eq=False)
-class FittedPolicy:
-    """One policy of a fit."""
-
-    policy: Policy
-    fitted: Fitted | BeliefFitted
+        return cls(
+            problem=policy.problem,
+            tradeoff=policy.tradeoff,
+            value=policy.value,
+            recall=policy.recall,
+            policy=policy,
+            fitted=fitted,
+        )
 
     def __repr__(self) -> str:
         names = ", ".join(self.fitted.spec.names)
-        return f"FittedPolicy({names}; tradeoff={self.policy.tradeoff:g})"
+        return f"FittedPolicy({names}; tradeoff={self.tradeoff:g})"
 
     @property
     def spec(self) -> CascadeSpec:
         """The cascade it was fitted for."""
         return self.fitted.spec
 
-    @property
-    def tradeoff(self) -> float:
-        """The tradeoff it was solved for."""
-        return self.policy.tradeoff
-
     def play(self, trace: Trace) -> Played:
-        """Decide for every row of a trace."""
-        states: Any = self.fitted.states(trace)
-        return self.fitted.played(self.policy, states)
+        """Decide for every row of a trace.
+
+        Args:
+            trace: Rows of the same cascade.
+
+        Returns:
+            The nodes asked and the node that answers, row by row.
+        """
+        return self.fitted.states(trace).play(self.policy)
 
     def session(
         self,
@@ -105,39 +108,104 @@ class FittedPolicy:
         max_cost: float | None = None,
         key: str | int | None = None,
         signals: Mapping[str, float] | None = None,
-    ) -> FittedSession | BeliefSession | CappedSession:
+    ) -> FittedSession:
         """Start deciding for one input.
 
-        With ``max_cost`` nobody is asked who would take the cost above it. ``signals`` are what is
-        known before anybody is asked, where the policy was fitted with them. ``key`` matters to
-        mixtures alone, and is taken so that all policies can be told the same things.
+        Args:
+            max_cost: No node is asked that would take the cost above this.
+            key: Only mixtures use it; here it is ignored.
+            signals: What is known before any node is asked, where the policy was fitted with
+                signals.
+
+        Returns:
+            A session that takes confidences and predictions.
         """
         del key
         turn = self.fitted.session(self.policy, signals)
         return turn if max_cost is None else CappedSession(turn, max_cost)
 
+    def index(self, node: str) -> NDArray[np.float64]:
+        """Return the dynamic index of a node of the problem, weighed."""
+        return self.policy.index(node)
 
-@dataclass(frozen=True, eq=False)
-class FittedLadder:
-    """The policies of a fit, in increasing order of tradeoff."""
+    def choice(self, after: str | None = None) -> NDArray[np.int32]:
+        """Return the routing table after a node of the problem."""
+        return self.policy.choice(after)
 
-    ladder: Ladder
-    fitted: Fitted | BeliefFitted
+    def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
+        """Return the expected loss and further cost after a node of the problem, weighed."""
+        return self.policy.equivalent_loss(after)
+
+    def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
+        """Return the joint law of the best future loss and the future cost."""
+        return self.policy.future(after, state, best)
+
+    def batch(self, size: int) -> Batch:
+        """Start deciding for many inputs at once, by states of the problem."""
+        return self.policy.batch(size)
+
+    @property
+    def _expected(self) -> tuple[Expected, NDArray[np.float64]]:
+        return self.policy._expected
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FittedLadder(Ladder):
+    """The policies of a fit, in increasing order of tradeoff.
+
+    >>> from ttamer import datasets, fit
+    >>> ladder = fit(datasets.load("minilm-imdb").take(slice(500)), belief="calibrated", states=4)
+    >>> len(ladder), ladder.at(0.9) is ladder[ladder.tradeoffs.index(ladder.at(0.9).tradeoff)]
+    (48, True)
+    """
+
+    policies: tuple[FittedPolicy, ...]
     rungs: Rungs | None = None
     """What each policy does on rows it was not fitted to, by cross-fitting."""
     held: HeldOut | None = None
-    """What they did on rows held out, on which promises are tested."""
+    """What they do on rows held out, on which promises are tested."""
     promises: tuple[Promise, ...] = ()
     """The promises made so far: they are saved with the ladder."""
 
-    def __len__(self) -> int:
-        return len(self.ladder)
+    @classmethod
+    def of(
+        cls,
+        ladder: Ladder,
+        fitted: Model,
+        rungs: Rungs | None = None,
+        held: HeldOut | None = None,
+        promises: tuple[Promise, ...] = (),
+    ) -> FittedLadder:
+        """Join the solved policies of a ladder with a fitted model.
+
+        Args:
+            ladder: The policies that a solver gave.
+            fitted: The model of the fit.
+            rungs: Estimates of what each policy does on new rows.
+            held: Counts on rows held out.
+            promises: Promises made before.
+
+        Returns:
+            A ladder of fitted policies.
+        """
+        policies = tuple(FittedPolicy.of(policy, fitted) for policy in ladder)
+        return cls(policies, rungs, held, promises)
+
+    @property
+    def fitted(self) -> Model:
+        """What all policies share."""
+        return self.policies[0].fitted
+
+    @property
+    def spec(self) -> CascadeSpec:
+        """The cascade it was fitted for."""
+        return self.fitted.spec
 
     def __iter__(self) -> Iterator[FittedPolicy]:
-        return (FittedPolicy(policy, self.fitted) for policy in self.ladder)
+        return iter(self.policies)
 
     def __getitem__(self, rung: int) -> FittedPolicy:
-        return FittedPolicy(self.ladder[rung], self.fitted)
+        return self.policies[rung]
 
     def __repr__(self) -> str:
         plan = self.fitted.plan
@@ -148,26 +216,57 @@ class FittedLadder:
         )
 
     def at(self, tradeoff: float) -> FittedPolicy:
-        """Return the policy solved for the nearest tradeoff."""
-        return FittedPolicy(self.ladder.at(tradeoff), self.fitted)
+        """Return the policy solved for the nearest tradeoff; the lower one if two are as near.
+
+        Args:
+            tradeoff: From 0, the cheapest answer, to 1, the best answer whatever it costs.
+
+        Returns:
+            One policy of the ladder.
+
+        Raises:
+            TradeoffError: The tradeoff is not from 0 to 1.
+        """
+        return self.policies[self.rung_at(tradeoff)]
 
     def for_budget(self, cost: float, *, seed: int = 0) -> Mixture:
-        """Return what errs least at so much cost per input, in expectation exactly.
+        """Return the mixture of least expected error whose expected cost is the budget.
 
         Two neighbouring policies are mixed: each input is given to one of them, drawn by the seed
         and the key of the input (``policy.session(key=...)``).
+
+        Args:
+            cost: The mean cost per input, in the cascade's units.
+            seed: The seed of the draws.
+
+        Returns:
+            A mixture of two policies of the ladder.
+
+        Raises:
+            ArgumentError: No policy is that cheap, or the ladder has no estimates.
         """
-        rungs = self.require_rungs()
-        return self._mixed(rungs.for_budget(cost), seed)
+        return self.mixed(self.require_rungs().for_budget(cost), seed=seed)
 
     def for_error(
         self, at_most: float, *, confidence: float = 0.95, on: Trace | None = None, seed: int = 0
     ) -> Mixture:
-        """Return the cheapest mixture whose error is at most so much, with this confidence.
+        """Return the cheapest mixture whose error is certified to be at most this.
 
-        It is tested on the rows held out from the fit (``hold_out``), or on those given. Where the
-        promise cannot be certified, the safest policy is returned and its ``promise`` says so, and
-        how many rows would do.
+        It is tested on the rows held out from the fit (``hold_out``), or on those given. Where it
+        cannot be certified, the most cautious policy is returned; its ``promise`` says so, and
+        how many rows would be enough.
+
+        Args:
+            at_most: The error that is promised.
+            confidence: The chance with which the promise holds, at least.
+            on: Rows to test on that the ladder was not fitted to.
+            seed: The seed of the mixture's draws.
+
+        Returns:
+            A mixture with its ``promise``.
+
+        Raises:
+            ArgumentError: There are no rows to test on, or a number is out of range.
         """
         return self._promised("error", at_most, confidence, self._held(on, None), seed)
 
@@ -180,46 +279,97 @@ class FittedLadder:
         on: Trace | None = None,
         seed: int = 0,
     ) -> Mixture:
-        """Return the cheapest mixture that errs at most so much more than a node does by itself.
+        """Return the cheapest mixture whose error is at most this far above that of one node.
 
-        ``against`` is ``"last"``, the last node, or with rows given (``on``) any node's name; all
-        else as for :meth:`for_error`.
+        Args:
+            at_most: The difference of errors that is promised.
+            against: ``"last"``, the last node, or with rows given (``on``) any node's name.
+            confidence: The chance with which the promise holds, at least.
+            on: Rows to test on that the ladder was not fitted to.
+            seed: The seed of the mixture's draws.
+
+        Returns:
+            A mixture with its ``promise``; all else as for :meth:`for_error`.
+
+        Raises:
+            ArgumentError: There are no rows to test on, or a number is out of range.
         """
         return self._promised("drop", at_most, confidence, self._held(on, against), seed)
 
-    def tested(self, trace: Trace) -> FittedLadder:
-        """Return the ladder with what it did on rows it was not fitted to, for promises."""
+    def with_holdout(self, trace: Trace) -> FittedLadder:
+        """Return the ladder with what it does on held-out rows, for promises.
+
+        Args:
+            trace: Rows that the ladder was not fitted to.
+
+        Returns:
+            The same ladder with counts of these rows.
+
+        Raises:
+            ArgumentError: These are the rows fitted to, or there are none.
+        """
         return dataclasses.replace(self, held=HeldOut.of(self, trace))
 
-    def promising(self, policy: Mixture) -> FittedLadder:
-        """Return the ladder with a mixture's promise kept in it, to be saved and checked again."""
+    def with_promise(self, policy: Mixture) -> FittedLadder:
+        """Return the ladder with a mixture's promise in it, to be saved and checked again.
+
+        Args:
+            policy: A mixture that :meth:`for_error` or :meth:`for_drop` gave.
+
+        Returns:
+            The same ladder with one more promise.
+
+        Raises:
+            ArgumentError: The mixture has no promise.
+        """
         if policy.promise is None:
             raise ArgumentError("this mixture has no promise: make one with for_error or for_drop")
         return dataclasses.replace(self, promises=(*self.promises, policy.promise))
 
-    def keeping(self, promise: Promise, *, seed: int = 0) -> Mixture:
-        """Return the mixture that a promise is about."""
-        return dataclasses.replace(self._mixed(promise.mix, seed), promise=promise)
+    def mixture_for(self, promise: Promise, *, seed: int = 0) -> Mixture:
+        """Return the mixture that a promise is about.
 
-    def require_rungs(self) -> Rungs:
-        """Return what is known of the rungs, or say that nothing is."""
-        if self.rungs is None:
-            raise ArgumentError(
-                "this ladder does not know what its policies do on new rows, so it cannot be asked "
-                "by budget or error: fit it again with ttamer.fit"
-            )
-        return self.rungs
+        Args:
+            promise: One of ``promises``.
+            seed: The seed of the draws.
 
-    def _mixed(self, mix: Mix, seed: int) -> Mixture:
+        Returns:
+            The mixture, with the promise.
+        """
+        return dataclasses.replace(self.mixed(promise.mix, seed=seed), promise=promise)
+
+    def mixed(self, mix: Mix, *, seed: int = 0) -> Mixture:
+        """Return two policies of the ladder as a mixture.
+
+        Args:
+            mix: The two rungs, and the share of the more expensive one.
+            seed: The seed of the draws.
+
+        Returns:
+            The mixture, with its expected error and cost.
+        """
         rungs = self.require_rungs()
         return Mixture(
             self[mix.cheap],
-            self[mix.dear],
+            self[mix.expensive],
             mix.share,
             seed,
             error=rungs.error_of(mix),
             cost=rungs.cost_of(mix),
         )
+
+    def require_rungs(self) -> Rungs:
+        """Return the estimates of what each policy does on new rows.
+
+        Raises:
+            ArgumentError: The ladder has none.
+        """
+        if self.rungs is None:
+            raise ArgumentError(
+                "this ladder has no estimates of what its policies do on new rows, so it cannot "
+                "choose by budget or error: fit it again with ttamer.fit"
+            )
+        return self.rungs
 
     def _held(self, on: Trace | None, against: str | None) -> HeldOut:
         last = self.fitted.spec.names[-1]
@@ -241,100 +391,16 @@ class FittedLadder:
     def _promised(
         self, kind: Kind, at_most: float, confidence: float, held: HeldOut, seed: int
     ) -> Mixture:
-        return self.keeping(make_promise(held, kind, at_most, confidence), seed=seed)
+        return self.mixture_for(make_promise(held, kind, at_most, confidence), seed=seed)
 
     def play_all(self, trace: Trace) -> Iterator[Played]:
-        """Play every policy on a trace, quantising it once."""
-        states: Any = self.fitted.states(trace)
-        return (self.fitted.played(policy, states) for policy in self.ladder)
+        """Play every policy on a trace, computing its states once.
 
+        Args:
+            trace: Rows of the same cascade.
 
-class FittedSession:
-    """One input's way through a fitted policy.
-
-    ::
-
-        turn = policy.session()
-        while turn.next is not None:
-            turn.observe(confidence=...)     # what turn.next said
-        turn.answer                          # whose answer to return
-    """
-
-    __slots__ = ("_fitted", "_session", "unclear")
-
-    def __init__(self, fitted: Fitted, session: Session) -> None:
-        self._fitted = fitted
-        self._session = session
-        self.unclear = 0
-        """How many observations were not a number, and counted as the least sure state."""
-
-    def __repr__(self) -> str:
-        return f"FittedSession(next={self.next!r}, answer={self.answer!r})"
-
-    def observe(self, *, confidence: float, prediction: object = None) -> None:
-        """Say how sure ``next`` was of its answer, and move on.
-
-        These policies decide on confidence alone; ``prediction`` is taken so that all sessions
-        can be told the same things.
+        Returns:
+            What each policy does, in the order of the ladder.
         """
-        del prediction
-        session = self._session
-        if session.next is None:
-            raise ObservationError("the session has stopped: start a new one")
-        column = self._fitted.columns[session.number]
-        try:
-            state = self._fitted.quantiser.state(column, confidence)
-        except TypeError:
-            raise ObservationError(
-                f"node {session.next!r}: confidence must be a number, not {confidence!r}"
-            ) from None
-        self.unclear += confidence != confidence
-        session.observe(state)
-
-    def fail(self) -> None:
-        """Say that ``next`` was asked and gave no answer, and move on."""
-        self._session.fail()
-
-    def start_with(self, node: str) -> None:
-        """Ask this one of ``starts`` first, whatever the policy says."""
-        self._session.start_with(self._session.names.index(node))
-
-    @property
-    def starts(self) -> dict[str, float]:
-        """The nodes that may be asked first, and what each costs."""
-        names = self._session.names
-        return {names[node]: cost for node, cost in self._session.starts.items()}
-
-    @property
-    def price(self) -> float:
-        """What asking ``next`` costs, in the cascade's units; 0 once stopped."""
-        return self._session.price
-
-    @property
-    def next(self) -> str | None:
-        """The node to ask now; ``None`` once stopped."""
-        return self._session.next
-
-    @property
-    def stopped(self) -> bool:
-        """Whether to ask nobody else."""
-        return self._session.stopped
-
-    @property
-    def answer(self) -> str | None:
-        """Whose answer to return."""
-        return self._session.answer
-
-    @property
-    def asked(self) -> tuple[str, ...]:
-        """The nodes asked, in order."""
-        return self._session.asked
-
-    @property
-    def cost(self) -> float:
-        """What they cost, in the cascade's units."""
-        return self._session.cost
-
-    def explain(self) -> Explanation:
-        """Say why the session stands where it stands."""
-        return self._session.explain()
+        states = self.fitted.states(trace)
+        return (states.play(policy.policy) for policy in self)

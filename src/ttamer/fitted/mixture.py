@@ -1,61 +1,158 @@
-"""A mixture: one of two policies, drawn for each input.
+"""Mixtures: one of two policies, drawn for each input; and the estimates they are chosen by.
 
-The draw is fixed by the seed and the input's key, so the same request is decided alike when it
-comes again. Without a key inputs are numbered as they come.
+A ladder of tradeoffs has only the corners of the frontier. Mixing two neighbouring corners gives
+the edges between them. The draw is fixed by the seed and the input's key, so a repeated request is
+decided the same way. Without a key inputs are numbered in the order of arrival.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ttamer.errors import ArgumentError
 from ttamer.fitted.replay import Played
+from ttamer.stats.envelope import lower_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from ttamer.fitted.belief_model import BeliefSession
-    from ttamer.fitted.capped import CappedSession
-    from ttamer.fitted.ladder import FittedPolicy, FittedSession
+    from ttamer.fitted.ladder import FittedPolicy
     from ttamer.fitted.promise import Promise
+    from ttamer.fitted.sessions import FittedSession
     from ttamer.trace.spec import CascadeSpec
     from ttamer.trace.trace import Trace
 
-__all__ = ["Mixture"]
+__all__ = ["Mix", "Mixture", "Rung", "Rungs"]
 
-TURN = (5**0.5 - 1) / 2
-"""Multiples of the golden ratio fill a circle evenly, however many there are."""
+GOLDEN_RATIO = (5**0.5 - 1) / 2
+"""The fractional parts of its multiples are spread evenly over [0, 1), however many there are."""
+
+
+class Mix(NamedTuple):
+    """Two rungs of a ladder, and the share of inputs that the more expensive one decides."""
+
+    cheap: int
+    expensive: int
+    share: float
+
+
+class Rung(NamedTuple):
+    """The estimates of one policy."""
+
+    error: float
+    cost: float
+
+
+@dataclass(frozen=True, eq=False)
+class Rungs:
+    """What each policy of a ladder does on rows it was not fitted to, by cross-fitting.
+
+    >>> rungs = Rungs(np.array([0.4, 0.1]), np.array([1.0, 5.0]))
+    >>> len(rungs), list(rungs)
+    (2, [Rung(error=0.4, cost=1.0), Rung(error=0.1, cost=5.0)])
+    """
+
+    errors: NDArray[np.float64]
+    """Shape (policies,): the error of each, in increasing order of tradeoff."""
+    costs: NDArray[np.float64]
+    """Shape (policies,): the mean cost of each, in the cascade's units."""
+    smoothed_errors: NDArray[np.float64] | None = None
+    """Shape (policies,): errors with less noise and some bias, by which corners are chosen."""
+
+    def __len__(self) -> int:
+        return len(self.errors)
+
+    def __iter__(self) -> Iterator[Rung]:
+        return map(Rung, self.errors.tolist(), self.costs.tolist())
+
+    @cached_property
+    def corners(self) -> tuple[int, ...]:
+        """The rungs on the lower convex envelope, the cheapest first."""
+        return tuple(lower_envelope(self.costs, self.corner_errors).tolist())
+
+    @property
+    def corner_errors(self) -> NDArray[np.float64]:
+        """Shape (policies,): the errors by which corners are chosen."""
+        return self.errors if self.smoothed_errors is None else self.smoothed_errors
+
+    def error_of(self, mix: Mix) -> float:
+        """Return the expected error of a mix."""
+        return float(
+            (1 - mix.share) * self.errors[mix.cheap] + mix.share * self.errors[mix.expensive]
+        )
+
+    def cost_of(self, mix: Mix) -> float:
+        """Return the expected cost of a mix."""
+        return float(
+            (1 - mix.share) * self.costs[mix.cheap] + mix.share * self.costs[mix.expensive]
+        )
+
+    def for_budget(self, cost: float) -> Mix:
+        """Return the mix of least expected error whose expected cost is this.
+
+        Above the cost of the most expensive corner it is that corner.
+
+        >>> rungs = Rungs(np.array([0.4, 0.3, 0.1]), np.array([1.0, 2.0, 5.0]))
+        >>> rungs.for_budget(3.5)
+        Mix(cheap=1, expensive=2, share=0.5)
+        """
+        corners = self.corners
+        costs = self.costs[list(corners)]
+        if not cost >= costs[0] * (1 - 1e-9):
+            raise ArgumentError(
+                f"no policy of this ladder costs as little as {cost:g}: the cheapest costs "
+                f"{costs[0]:g} per input; give at least that"
+            )
+        if cost >= costs[-1]:
+            return Mix(corners[-1], corners[-1], 1.0)
+        right = max(1, int(np.searchsorted(costs, cost, side="right")))
+        share = (cost - costs[right - 1]) / (costs[right] - costs[right - 1])
+        return Mix(corners[right - 1], corners[right], float(np.clip(share, 0.0, 1.0)))
+
+
+def _mean(values: NDArray[np.float64], mix: Mix) -> float:
+    """Return the mean of a mix, given each rung's value."""
+    return float((1 - mix.share) * values[mix.cheap] + mix.share * values[mix.expensive])
 
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """Two policies of a ladder, and the share of inputs that the dearer one decides."""
+    """Two policies of a ladder, and the share of inputs that the more expensive one decides.
+
+    >>> from ttamer import datasets, fit
+    >>> trace = datasets.load("minilm-imdb").take(slice(500))
+    >>> mixture = fit(trace, belief="calibrated", states=4).for_budget(0.5)
+    >>> round(mixture.cost, 6)
+    0.5
+    """
 
     cheap: FittedPolicy
-    dear: FittedPolicy
+    expensive: FittedPolicy
     share: float
     seed: int = 0
     error: float | None = None
-    """The error to expect, where the fit knows."""
+    """The expected error on new rows."""
     cost: float | None = None
-    """The mean cost to expect, where the fit knows."""
+    """The expected cost per input on new rows, in the cascade's units."""
     promise: Promise | None = None
-    """What was asked of it, where it was asked for by error or by drop, and whether that holds."""
+    """What is promised of it, where it was chosen by error or by drop, and whether that holds."""
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
 
     def __repr__(self) -> str:
         if self.share in (0, 1):
-            only = self.dear if self.share else self.cheap
+            only = self.expensive if self.share else self.cheap
             return f"Mixture(all at tradeoff {only.tradeoff:g})"
         return (
             f"Mixture({1 - self.share:.1%} at tradeoff {self.cheap.tradeoff:g}, "
-            f"{self.share:.1%} at {self.dear.tradeoff:g})"
+            f"{self.share:.1%} at {self.expensive.tradeoff:g})"
         )
 
     @property
@@ -65,7 +162,7 @@ class Mixture:
 
     def drawn(self, key: str | int) -> FittedPolicy:
         """Return the policy that decides the input of this key."""
-        return self.dear if self._draw(key) < self.share else self.cheap
+        return self.expensive if self._draw(key) < self.share else self.cheap
 
     def session(
         self,
@@ -73,29 +170,30 @@ class Mixture:
         max_cost: float | None = None,
         key: str | int | None = None,
         signals: Mapping[str, float] | None = None,
-    ) -> FittedSession | BeliefSession | CappedSession:
+    ) -> FittedSession:
         """Start deciding for one input, by the policy its key draws."""
         policy = self.drawn(next(self._numbers) if key is None else key)
         return policy.session(max_cost=max_cost, signals=signals)
 
     def play(self, trace: Trace) -> Played:
-        """Decide for every row of a trace; rows are numbered as they stand."""
-        one, two = self.cheap.play(trace), self.dear.play(trace)
-        dear = self.draws(len(trace))
+        """Decide for every row of a trace; rows are numbered from 0."""
+        states = self.cheap.fitted.states(trace)
+        one, two = states.play(self.cheap.policy), states.play(self.expensive.policy)
+        drawn = self.draws(len(trace))
         return Played(
-            np.where(dear, two.answer, one.answer),
-            np.where(dear[:, np.newaxis], two.asked, one.asked),
-            np.where(dear, two.last, one.last),
+            np.where(drawn, two.answer, one.answer),
+            np.where(drawn[:, np.newaxis], two.asked, one.asked),
+            np.where(drawn, two.last, one.last),
         )
 
     def draws(self, rows: int) -> NDArray[np.bool_]:
-        """Return, shape (rows,), which of the inputs numbered from 0 the dearer policy decides."""
+        """Return, shape (rows,), which inputs, numbered from 0, the expensive one decides."""
         start = self._start()
-        return np.asarray((start + TURN * np.arange(rows)) % 1.0 < self.share)
+        return np.asarray((start + GOLDEN_RATIO * np.arange(rows)) % 1.0 < self.share)
 
     def _draw(self, key: str | int) -> float:
         if isinstance(key, int):
-            return (self._start() + TURN * key) % 1.0
+            return (self._start() + GOLDEN_RATIO * key) % 1.0
         return _uniform(f"{self.seed}:{key}")
 
     def _start(self) -> float:

@@ -17,10 +17,20 @@ from ttamer.errors import ArgumentError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ttamer.policy.base import Policy
     from ttamer.trace.spec import CascadeSpec
     from ttamer.trace.trace import Trace
 
-__all__ = ["Family", "Played", "Rule", "Setting", "asked_up_to", "full_cost", "paid"]
+__all__ = [
+    "Family",
+    "Played",
+    "Rule",
+    "Setting",
+    "asked_up_to",
+    "full_cost",
+    "paid",
+    "play_states",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,3 +113,56 @@ def paid(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64]:
 def full_cost(spec: CascadeSpec, trace: Trace) -> float:
     """Return what the full model costs per row of a trace; see :meth:`CascadeSpec.full_cost`."""
     return spec.full_cost(trace.costs.mean(axis=0))
+
+
+def play_states(
+    policy: Policy, states: NDArray[np.uint8]
+) -> tuple[NDArray[np.intp], NDArray[np.bool_], NDArray[np.intp]]:
+    """Return whose answer (T,), who was asked (T, n), and who was asked last (T,).
+
+    ``states`` has shape (T, n), with one column per node of the policy's problem.
+    """
+    problem = policy.problem
+    if problem.is_line and problem.order == tuple(range(len(problem.nodes))) and policy.recall:
+        return _play_line(policy, states)
+    rows = len(states)
+    every = np.arange(rows)
+    batch = policy.batch(rows)
+    asked = np.zeros(states.shape, bool)
+    last = np.zeros(rows, np.intp)
+    while batch.running:
+        going = batch.next >= 0
+        last = np.where(going, batch.next, last)
+        asked[every[going], batch.next[going]] = True
+        batch.observe(states[every, last])
+    return batch.answer.astype(np.intp), asked, last
+
+
+def _play_line(
+    policy: Policy, states: NDArray[np.uint8]
+) -> tuple[NDArray[np.intp], NDArray[np.bool_], NDArray[np.intp]]:
+    """All rows in step: on a line, row by row, the k-th node asked is node k."""
+    problem = policy.problem
+    count = len(problem.nodes)
+    rows = len(states)
+    kind = np.uint8 if len(problem.grid) <= 256 else np.uint16
+    best = np.full(rows, len(problem.grid) - 1, kind)
+    answer = np.zeros(rows, np.intp)
+    last = np.full(rows, count - 1, np.intp)
+    running = np.arange(rows)
+    for node, name in enumerate(problem.names):
+        seen = states[running, node].astype(np.intp)
+        own = problem.grid.positions[node].astype(kind).take(seen)
+        better = own < best
+        answer[running[better]] = node
+        best = np.minimum(best, own)
+        if node == count - 1:
+            break
+        # It stops up to a column and not beyond: that column says it all.
+        stop_columns = policy.if_stop(name).sum(axis=1) - 1
+        goes_on = best.astype(np.int32) > stop_columns.astype(np.int32).take(seen)
+        last[running[~goes_on]] = node
+        running, best = running[goes_on], best[goes_on]
+        if not len(running):
+            break
+    return answer, asked_up_to(last, count), last

@@ -12,20 +12,20 @@ says and half what happened: the one has little spread, the other no bias.
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import combinations
 from math import comb
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.fitted.belief import SURE, Step, believe, has_class_terms, predictions_of
-from ttamer.fitted.belief_model import BeliefFitted
+from ttamer.fitted.belief import CERTAIN_LOGIT, Step, signal_names, signal_values
 from ttamer.fitted.ladder import FittedLadder
+from ttamer.fitted.mixture import Rungs
+from ttamer.fitted.models import BeliefModel
 from ttamer.fitted.quantiser import edges_of
-from ttamer.fitted.replay import paid
-from ttamer.fitted.replay_states import play_states
-from ttamer.fitted.rungs import Rungs
-from ttamer.fitted.signals import signal_names, signal_values
+from ttamer.fitted.replay import paid, play_states
+from ttamer.fitting.regressions import fit_belief, has_class_terms, predictions_of
 from ttamer.fitting.row_policy import smoother, solve_rows, width_of
 from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.solvers.blas import one_thread
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ttamer.policy.base import Ladder
     from ttamer.trace.spec import Order
     from ttamer.trace.trace import Trace
 
@@ -142,7 +141,7 @@ def build_belief(
     steps, ways = steps_of(trace, order)
     with one_thread():
         say(f"fitting beliefs after {len(steps)} steps (1 of {FOLDS + 1} times)")
-        belief = believe(trace, wrong, steps)
+        belief = fit_belief(trace, wrong, steps)
         least, owner = _cross_fitted(trace, wrong, steps, seed, say)
     say(f"finding policies for {len(tradeoffs)} tradeoffs")
     most = MOST_STATES if len(ways) <= MOST_WAYS else MOST_STATES // 2
@@ -154,11 +153,11 @@ def build_belief(
     met = wrong[np.arange(len(trace))[:, np.newaxis], owner]
     share = REALISED * len(trace) / (len(trace) + FEW_ROWS)
     lost = (1 - share) * sigmoid(least) + share * met
-    lost[:, (least == SURE).all(axis=0)] = 0.0  # right by definition
+    lost[:, (least == CERTAIN_LOGIT).all(axis=0)] = 0.0  # right by definition
     lost[:, [k for k, step in enumerate(steps) if step == ROUTER]] = np.inf
     width = width_of(len(trace))
     problem = _problem(trace, steps, ways, found, lost, width)
-    fitted = BeliefFitted(
+    fitted = BeliefModel(
         spec=trace.spec,
         belief=belief,
         steps=tuple(steps),
@@ -168,13 +167,12 @@ def build_belief(
         trace_digest=trace.digest,
         rows=len(trace),
     )
-    ladder = solve_rows(problem, found, lost, tradeoffs, width=width)
-    return FittedLadder(ladder, fitted, _rungs(ladder, fitted, trace, found, owner, lost))
+    ladder = FittedLadder.of(solve_rows(problem, found, lost, tradeoffs, width=width), fitted)
+    return dataclasses.replace(ladder, rungs=_rungs(ladder, trace, found, owner, lost))
 
 
 def _rungs(
-    ladder: Ladder,
-    fitted: BeliefFitted,
+    ladder: FittedLadder,
     trace: Trace,
     found: NDArray[np.intp],
     owner: NDArray[np.intp],
@@ -186,16 +184,16 @@ def _rungs(
     fit as it serves, which asks a little less often than its parts.
     """
     states = found.astype(np.uint8)
-    as_served: Any = fitted.states(trace)
+    as_served = ladder.fitted.states(trace)
     rows = np.arange(len(trace))
     wrong = trace.wrong()
-    errors, costs, calm = [], [], []
+    errors, costs, smoothed = [], [], []
     for policy in ladder:
-        step, _, _ = play_states(policy, states)
+        step, _, _ = play_states(policy.policy, states)
         errors.append(wrong[rows, owner[rows, step]].mean())
-        calm.append(lost[rows, step].mean())
-        costs.append(paid(fitted.played(policy, as_served).asked, trace).mean())
-    return Rungs(np.array(errors), np.array(costs), np.array(calm))
+        smoothed.append(lost[rows, step].mean())
+        costs.append(paid(as_served.play(policy.policy).asked, trace).mean())
+    return Rungs(np.array(errors), np.array(costs), np.array(smoothed))
 
 
 def _cross_fitted(
@@ -207,21 +205,23 @@ def _cross_fitted(
 ) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
     """Return X and its owner on every row, shape (T, steps), by regressions that did not see it."""
     rows = np.random.default_rng([seed, 2]).permutation(len(trace))
-    said, names = predictions_of(trace), signal_names(trace)
+    predictions, names = predictions_of(trace), signal_names(trace)
     class_terms = has_class_terms(trace)  # as in the fit to all rows
     least = np.empty((len(trace), len(steps)))
     owner = np.empty(least.shape, np.intp)
     for number, part in enumerate(np.array_split(rows, FOLDS), start=2):
         say(f"fitting beliefs after {len(steps)} steps ({number} of {FOLDS + 1} times)")
         rest = np.setdiff1d(rows, part)
-        other = believe(trace.take(rest), wrong[rest], steps, class_terms=class_terms)
+        other = fit_belief(trace.take(rest), wrong[rest], steps, class_terms=class_terms)
         known = signal_values(trace.take(part), names) if names else None
-        seen = other.evidence(trace.confidence[part], None if said is None else said[part], known)
+        seen = other.evidence(
+            trace.confidence[part], None if predictions is None else predictions[part], known
+        )
         for k, step in enumerate(steps):
             if step != ROUTER:
                 least[part, k], owner[part, k] = other.least(seen, step)
             elif other.signals is not None and known is not None:
-                least[part, k], owner[part, k] = other.signals.doubt(known), 0
+                least[part, k], owner[part, k] = other.signals.router_logit(known), 0
     return least, owner
 
 

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ttamer.errors import ArgumentError
-from ttamer.fitted.ladder import Fitted, FittedLadder
+from ttamer.fitted.ladder import FittedLadder
+from ttamer.fitted.mixture import Rungs
+from ttamer.fitted.models import ConfidenceModel
 from ttamer.fitted.quantiser import METHODS, MOST_STATES, Quantiser
 from ttamer.fitted.replay import full_cost, paid
-from ttamer.fitted.rungs import Rungs
 from ttamer.fitting.beliefs import MOST_ANY, build_belief
 from ttamer.fitting.counts import Counts, Pair
 from ttamer.problem.problem import Edge, Node, Problem
@@ -139,7 +140,7 @@ def fit(
     if ladder.rungs is None or rungs is not None:
         rungs = rungs or held_out_rungs(trace, best, weights, folds=folds, seed=seed)
         ladder = with_rungs(ladder, rungs.errors, trace)
-    return ladder if kept is None else ladder.tested(kept)
+    return ladder if kept is None else ladder.with_holdout(kept)
 
 
 def with_rungs(ladder: FittedLadder, errors: NDArray[np.float64], trace: Trace) -> FittedLadder:
@@ -149,8 +150,8 @@ def with_rungs(ladder: FittedLadder, errors: NDArray[np.float64], trace: Trace) 
     else, so costs are those of the ladder itself.
     """
     costs = np.array([paid(each.asked, trace).mean() for each in ladder.play_all(trace)])
-    calm = None if ladder.rungs is None else ladder.rungs.calm
-    return dataclasses.replace(ladder, rungs=Rungs(errors, costs, calm))
+    smoothed = None if ladder.rungs is None else ladder.rungs.smoothed_errors
+    return dataclasses.replace(ladder, rungs=Rungs(errors, costs, smoothed))
 
 
 def _split(trace: Trace, share: float, seed: int) -> tuple[Trace, Trace]:
@@ -289,15 +290,15 @@ def build_from(
 ) -> FittedLadder:
     """Fit from counts, however they were added up."""
     problem = problem_of(counts, spec, columns, plan, sure_last=spec.target == "last")
-    fitted = Fitted(
+    fitted = ConfidenceModel(
         spec=spec,
         quantiser=quantiser,
-        columns=tuple(columns),
+        steps=tuple((column,) for column in columns),
         plan=plan.to_dict(),
         trace_digest=trace_digest,
         rows=int(counts.rows),
     )
-    return FittedLadder(solve_ladder(problem, tradeoffs), fitted)
+    return FittedLadder.of(solve_ladder(problem, tradeoffs), fitted)
 
 
 def problem_of(

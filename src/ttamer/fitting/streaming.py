@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.fitted.ladder import FittedLadder
-    from ttamer.fitted.rungs import Rungs
+    from ttamer.fitted.mixture import Rungs
     from ttamer.fitting.counts import Pair
     from ttamer.fitting.plans import Plan
     from ttamer.trace.spec import CascadeSpec

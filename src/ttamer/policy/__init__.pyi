@@ -5,4 +5,5 @@ from ttamer.policy.future import Future as Future
 from ttamer.policy.index import IndexPolicy as IndexPolicy
 from ttamer.policy.session import Explanation as Explanation
 from ttamer.policy.session import Session as Session
+from ttamer.policy.session import StateSession as StateSession
 from ttamer.policy.walk import WalkPolicy as WalkPolicy

@@ -213,9 +213,13 @@ class Ladder:
 
     def at(self, tradeoff: float) -> Policy:
         """Return the policy solved for the nearest tradeoff; the lower one if two are as near."""
+        return self.policies[self.rung_at(tradeoff)]
+
+    def rung_at(self, tradeoff: float) -> int:
+        """Return the place in the ladder of the policy that :meth:`at` returns."""
         wanted = check_tradeoff(tradeoff)
         tradeoffs = self.tradeoffs
         right = min(bisect_left(tradeoffs, wanted), len(self) - 1)
         left = max(right - 1, 0)
         nearer_left = wanted - tradeoffs[left] <= tradeoffs[right] - wanted
-        return self.policies[left if nearer_left else right]
+        return left if nearer_left else right

@@ -27,8 +27,16 @@ if TYPE_CHECKING:
     from ttamer.policy.base import Policy
     from ttamer.policy.index import Children, IndexPolicy
     from ttamer.policy.walk import WalkPolicy
+    from ttamer.problem.problem import Problem
 
-__all__ = ["Explanation", "IndexSession", "LastAnswerSession", "Session", "WalkSession"]
+__all__ = [
+    "Explanation",
+    "IndexSession",
+    "LastAnswerSession",
+    "Session",
+    "StateSession",
+    "WalkSession",
+]
 
 INFINITY = float("inf")
 
@@ -73,48 +81,123 @@ class Explanation:
 
 
 class Session(ABC):
-    """One input's way through a policy."""
+    """One input's way through a policy, whatever the policy is.
+
+    A solved policy gives a :class:`StateSession`, which takes states. A fitted policy gives a
+    :class:`~ttamer.fitted.sessions.FittedSession`, which takes confidences and predictions.
+
+    >>> from ttamer import Problem, solve
+    >>> turn = solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5).session()
+    >>> isinstance(turn, Session), turn.next, turn.answer
+    (True, 'm1', None)
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(next={self.next!r}, answer={self.answer!r})"
+
+    @property
+    @abstractmethod
+    def next(self) -> str | None:
+        """The node to ask now; ``None`` once stopped."""
+
+    @property
+    @abstractmethod
+    def answer(self) -> str | None:
+        """The node whose answer to return; ``None`` before any node has answered."""
+
+    @property
+    @abstractmethod
+    def asked(self) -> tuple[str, ...]:
+        """The nodes asked, in order."""
+
+    @property
+    @abstractmethod
+    def cost(self) -> float:
+        """What they cost."""
+
+    @property
+    @abstractmethod
+    def price(self) -> float:
+        """What asking ``next`` costs; 0 once stopped."""
+
+    @property
+    @abstractmethod
+    def starts(self) -> dict[str, float]:
+        """The nodes that may be asked first, and what each costs."""
+
+    @abstractmethod
+    def start_with(self, node: str) -> None:
+        """Ask this one of ``starts`` first, whatever the policy's choice.
+
+        Args:
+            node: One of ``starts``.
+        """
+
+    @abstractmethod
+    def fail(self) -> None:
+        """Record that ``next`` was asked and gave no answer, and move on.
+
+        While there is no answer, nodes are asked as long as any is left.
+        """
+
+    @abstractmethod
+    def explain(self) -> Explanation:
+        """Return why the session stands where it stands."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no further node is asked."""
+        return self.next is None
+
+    @property
+    def capped(self) -> bool:
+        """Whether a cap on the cost ended the session, or changed where it started."""
+        return False
+
+
+class StateSession(Session):
+    """A session of a solved policy: it takes the state in which each node is observed."""
 
     __slots__ = ("_answer", "_node", "_path", "_policy", "next")
 
     _policy: Policy
     _node: int
     next: str | None
-    """The node to ask now; ``None`` once stopped."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._path: list[tuple[int, int]] = []
         self._answer = -1
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(next={self.next!r}, answer={self.answer!r})"
-
     @abstractmethod
     def observe(self, state: int) -> None:
-        """Say which state ``next`` was seen in, and move on."""
+        """Give the state in which ``next`` is observed, and move on.
 
-    @abstractmethod
-    def fail(self) -> None:
-        """Say that ``next`` was asked and gave no answer, and move on.
+        Args:
+            state: The number of the state.
 
-        It counts as seen in its worst state, and its answer is never returned. While there is no
-        answer in hand, somebody is asked as long as somebody is left.
+        Raises:
+            ObservationError: The session has stopped, or the node has no such state.
         """
 
     @abstractmethod
-    def start_with(self, node: int) -> None:
-        """Ask this one of ``starts`` first, whatever the policy says."""
+    def start_at(self, node: int) -> None:
+        """Ask this node of the problem first, by number, whatever the policy's choice."""
 
-    @abstractmethod
-    def explain(self) -> Explanation:
-        """Say why the session stands where it stands."""
+    def start_with(self, node: str) -> None:
+        """Ask this one of ``starts`` first, whatever the policy's choice."""
+        self.start_at(self._policy.problem.index_of(node))
 
     @property
-    def starts(self) -> dict[int, float]:
-        """The nodes that may be asked first, by number, and what each costs."""
+    def starts(self) -> dict[str, float]:
+        """The nodes that may be asked first, and what each costs."""
         problem = self._policy.problem
-        return {problem.ends[e][1]: problem.edges[e].cost for e in problem.starts}
+        return {
+            problem.names[problem.ends[edge][1]]: problem.edges[edge].cost
+            for edge in problem.starts
+        }
 
     def observe_loss(self, loss: float) -> None:
         """Say which loss ``next`` was seen with, where no two of its states share it."""
@@ -139,13 +222,13 @@ class Session(ABC):
         return self._node
 
     @property
-    def stopped(self) -> bool:
-        """Whether no other node is asked."""
-        return self.next is None
+    def problem(self) -> Problem:
+        """The problem of the policy."""
+        return self._policy.problem
 
     @property
     def answer(self) -> str | None:
-        """Whose answer to return; ``None`` before any node that can answer was asked."""
+        """The node whose answer to return; ``None`` before any node that can answer was asked."""
         return self._policy.problem.names[self._answer] if self._answer >= 0 else None
 
     @property
@@ -215,7 +298,7 @@ class Session(ABC):
         return self._policy.problem.names[node], state
 
 
-class WalkSession(Session):
+class WalkSession(StateSession):
     """A session of a walk with recall."""
 
     __slots__ = ("_best", "_names", "_tables")
@@ -256,8 +339,8 @@ class WalkSession(Session):
         self._path.append((node, state))
         self.next = self._names[self._node]
 
-    def start_with(self, node: int) -> None:
-        """Ask this one of ``starts`` first, whatever the policy says."""
+    def start_at(self, node: int) -> None:
+        """Ask this node first, whatever the policy's choice."""
         self._node, self.next = node, self._names[node]
 
     def explain(self) -> Explanation:
@@ -267,7 +350,7 @@ class WalkSession(Session):
         return self._explained(best, self._policy.going_on(after, state, self._best))
 
 
-class LastAnswerSession(Session):
+class LastAnswerSession(StateSession):
     """A session of a walk without recall: the answer is that of the node asked last."""
 
     __slots__ = ("_names", "_nothing", "_tables")
@@ -308,8 +391,8 @@ class LastAnswerSession(Session):
             self._node = self._policy.onward(*self._path[-1])
             self.next = self._names[self._node]
 
-    def start_with(self, node: int) -> None:
-        """Ask this one of ``starts`` first, whatever the policy says."""
+    def start_at(self, node: int) -> None:
+        """Ask this node first, whatever the policy's choice."""
         self._node, self.next = node, self._names[node]
 
     def explain(self) -> Explanation:
@@ -322,7 +405,7 @@ class LastAnswerSession(Session):
         return self._explained(best, self._policy.going_on(after, state))
 
 
-class IndexSession(Session):
+class IndexSession(StateSession):
     """A session under precedence: the available node of least index comes next."""
 
     __slots__ = ("_below", "_best", "_names", "_roots", "_tables")
@@ -383,8 +466,8 @@ class IndexSession(Session):
         self._node = following if best > index else -1
         self.next = self._names[self._node]
 
-    def start_with(self, node: int) -> None:
-        """Ask this one of ``starts`` first, whatever the policy says."""
+    def start_at(self, node: int) -> None:
+        """Ask this node first, whatever the policy's choice."""
         first = next(root for root in self._roots if root[1] == node)
         self._roots.remove(first)
         self._roots.append(first)  # the one to ask stands last; the others keep their order

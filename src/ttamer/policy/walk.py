@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.policy.future import Expected, Future
+    from ttamer.policy.session import StateSession
 
 __all__ = ["WalkPolicy"]
 
@@ -84,7 +85,7 @@ class WalkPolicy(Policy):
         state = self._check_state(place, state)
         return walk_future(self.problem, choice, recall=self.recall, place=place, state=state)
 
-    def session(self) -> WalkSession | LastAnswerSession:
+    def session(self) -> StateSession:
         """Start deciding for one input."""
         return WalkSession(self) if self.recall else LastAnswerSession(self)
 

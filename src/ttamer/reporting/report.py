@@ -122,7 +122,7 @@ def write_report(
 
 def _family_of(ladder: FittedLadder, frontier: Frontier, trace: Trace) -> str:
     """Return the family of the frontier whose settings decide as the ladder's policies do."""
-    tradeoffs = set(ladder.ladder.tradeoffs)
+    tradeoffs = set(ladder.tradeoffs)
     for family in frontier.families:
         points = frontier.of(family)
         if not all(point.knob.get("tradeoff") in tradeoffs for point in points):
@@ -234,7 +234,7 @@ def _stop_picture(fitted_policy: FittedPolicy, name: str) -> Picture:
             "Which nodes have been asked, and on what share of inputs; across, how likely the best "
             "answer so far is to be wrong."
         )
-        numbers = getattr(fitted_policy.fitted, "steps", [(i,) for i in range(len(names))])
+        numbers = fitted_policy.fitted.steps
         steps = [[names[node] for node in step] for step in numbers]
         count, drawing = len(reached_steps(policy)), drawn(draw_step_bars(policy, steps))
     label = f"When to stop, among {_listed(names)}. {how}"

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError, ObservationError
-from ttamer.fitted.capped import SLACK
+from ttamer.fitted.sessions import SLACK
 from ttamer.runtime.calling import Batched, Call, CallResult, call, call_async, is_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
 from ttamer.runtime.reply import Reply, Unusable, error_text, reply_of

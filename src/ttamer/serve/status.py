@@ -59,7 +59,7 @@ def frontier_of(artefact: FittedLadder | FittedPolicy, policy: FittedPolicy | Mi
     if isinstance(policy, FittedPolicy):
         operating = rungs.get(policy.tradeoff) or _rung(policy)
     else:
-        low, high = (rungs[each.tradeoff] for each in (policy.cheap, policy.dear))
+        low, high = (rungs[each.tradeoff] for each in (policy.cheap, policy.expensive))
         operating = _mixed(low, high, policy.share)
     distinct = {(round(r.cost, 9), round(r.error, 9)): r for r in reversed(rungs.values())}
     return Frontier(tuple(reversed(distinct.values())), operating)
@@ -71,7 +71,7 @@ def _rungs(artefact: FittedLadder | FittedPolicy) -> dict[float, Rung]:
         return {artefact.tradeoff: _rung(artefact)}
     if artefact.rungs is None:
         return {policy.tradeoff: _rung(policy) for policy in artefact}
-    tradeoffs = artefact.ladder.tradeoffs
+    tradeoffs = artefact.tradeoffs
     measured = zip(artefact.rungs.costs.tolist(), artefact.rungs.errors.tolist(), strict=True)
     return {t: Rung(t, *point) for t, point in zip(tradeoffs, measured, strict=True)}
 

@@ -1,4 +1,8 @@
-"""Ridge logistic regression by Newton's method: a few small linear systems, nothing else."""
+"""Ridge logistic regression by Newton's method, with or without a term for each class.
+
+A row has at most one class, so the class terms' part of Newton's system is diagonal and is
+eliminated before the rest is solved.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,16 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["fit_logistic", "logit", "sigmoid"]
+__all__ = ["fit_by_class", "fit_logistic", "logit", "sigmoid"]
 
-ROUNDS = 25
-ENOUGH = 1e-6
+MAX_ROUNDS = 25
+"""Newton's method stops after this many steps at the latest."""
+TOLERANCE = 1e-8
+"""A step that lowers the objective by less than this share of it is the last."""
 EDGE = 1e-6
 """Chances are kept this far from 0 and 1 before their logit is taken."""
+CLASS_RIDGE = 1.0
+"""The penalty on the square of each class term."""
 
 
 def sigmoid(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -61,7 +69,7 @@ def fit_logistic(
     wanted = outcomes.astype(float)
     best = np.inf
     step = np.zeros(width)
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         odds = features @ weights
         far = weights - middle
         loss = float(np.logaddexp(0, odds).sum() - wanted @ odds + 0.5 * penalty @ far**2)
@@ -69,7 +77,7 @@ def fit_logistic(
             step *= 0.5
             weights = weights - step
             continue
-        settled = best - loss < ENOUGH * (1 + abs(loss)) * 1e-2
+        settled = best - loss < TOLERANCE * (1 + abs(loss))
         best = loss
         if settled:
             break
@@ -79,3 +87,61 @@ def fit_logistic(
         step = -np.linalg.solve(bend + np.diag(penalty), slope)
         weights = weights + step
     return weights
+
+
+def fit_by_class(
+    features: NDArray[np.float64],
+    codes: NDArray[np.int32],
+    outcomes: NDArray[np.bool_],
+    *,
+    classes: int,
+    ridge: float,
+    prior: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return weights, and a term for each class, so that their sum is the log-odds of outcomes.
+
+    ``features`` has shape (T, d) with a first column of ones; weights are drawn towards the prior
+    as :func:`ttamer.stats.fit_logistic` draws them. ``codes`` say the class of each row, -1 being
+    none; such rows have no term.
+    """
+    order = np.argsort(codes, kind="stable")
+    rows, own = features[order], codes[order]
+    wanted = outcomes[order].astype(float)
+    starts = np.flatnonzero(np.diff(own, prepend=own[0] - 1))
+    met = own[starts]
+    sizes = np.diff(np.append(starts, len(own)))
+    spread = rows.std(axis=0)
+    spread[0] = 0.0
+    penalty = ridge * spread**2 + 1e-9 * len(rows)
+    holding = np.where(met < 0, np.inf, CLASS_RIDGE)
+    weights, terms = prior.copy(), np.zeros(len(met))
+    step, turn = np.zeros(len(prior)), np.zeros(len(met))
+    best = np.inf
+    for _ in range(MAX_ROUNDS):
+        odds = rows @ weights + np.repeat(terms, sizes)
+        far = weights - prior
+        drawn = penalty @ far**2 + CLASS_RIDGE * (terms @ terms)
+        loss = float(np.logaddexp(0, odds).sum() - wanted @ odds + 0.5 * drawn)
+        if loss > best + 1e-9 * abs(best):  # too long a step: half of it
+            step, turn = 0.5 * step, 0.5 * turn
+            weights, terms = weights - step, terms - turn
+            continue
+        settled = best - loss < TOLERANCE * (1 + abs(loss))
+        best = loss
+        if settled:
+            break
+        chances = sigmoid(odds)
+        bends = chances * (1 - chances)
+        weighed = rows * bends[:, np.newaxis]
+        across = np.add.reduceat(weighed, starts, axis=0)
+        alone = np.add.reduceat(bends, starts) + holding
+        slope = rows.T @ (chances - wanted) + penalty * far
+        tilt = np.add.reduceat(chances - wanted, starts) + CLASS_RIDGE * terms
+        share = across / alone[:, np.newaxis]
+        system = weighed.T @ rows + np.diag(penalty) - across.T @ share
+        step = -np.linalg.solve(system, slope - share.T @ tilt)
+        turn = -(tilt + across @ step) / alone
+        weights, terms = weights + step, terms + turn
+    every = np.zeros(classes)
+    every[met[met >= 0]] = terms[met >= 0]
+    return weights, every

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from ttamer.errors import ArgumentError
-from ttamer.fitted.belief import SURE, context_of
-from ttamer.fitted.belief_model import BeliefFitted
+from ttamer.fitted.belief import CERTAIN_LOGIT, context_of
+from ttamer.fitted.models import BeliefModel, ConfidenceModel
 from ttamer.policy.walk import WalkPolicy
 
 if TYPE_CHECKING:
@@ -170,16 +170,15 @@ def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str]
             "the policy asks separate models; for the exits of one network use a trace with "
             'order = "fixed", or "skip" with passing'
         )
-    if isinstance(fitted, BeliefFitted) and fitted.belief.signals is not None:
+    if isinstance(fitted, BeliefModel) and fitted.belief.signals is not None:
         raise ArgumentError(
             "the policy was fitted with signals, and a network has no signals of its inputs: fit "
             "it on a trace without signal columns"
         )
-    if isinstance(fitted, BeliefFitted):
+    if isinstance(fitted, BeliefModel):
         texts = [str(k) for k in range(classes)] if isinstance(classes, int) else list(classes)
         return _belief_tables(fitted, solved, texts).spread(places, len(exits))
-    columns = fitted.columns
-    if list(columns) != sorted(columns):
+    if not isinstance(fitted, ConfidenceModel) or list(fitted.columns) != sorted(fitted.columns):
         raise ArgumentError("the policy asks exits in another order than the network has")
     return _plain_tables(fitted.quantiser.edges, solved).spread(places, len(exits))
 
@@ -231,9 +230,7 @@ def _plain_tables(edges: Sequence[NDArray[np.float64]], policy: WalkPolicy) -> P
     )
 
 
-def _belief_tables(
-    fitted: BeliefFitted, policy: WalkPolicy, classes: Sequence[str]
-) -> BeliefTables:
+def _belief_tables(fitted: BeliefModel, policy: WalkPolicy, classes: Sequence[str]) -> BeliefTables:
     """Return the tables of a policy on beliefs."""
     belief, steps = fitted.belief, fitted.steps
     if belief.by_class:
@@ -242,13 +239,13 @@ def _belief_tables(
             'network needs a fit to its own exits: order = "fixed", or costs of passing'
         )
     known = fitted.codes
-    if belief.knows_predictions and not any(name in known for name in classes):
+    if belief.has_predictions and not any(name in known for name in classes):
         raise ArgumentError(
             f"the policy's classes are {', '.join(list(known)[:5])} ... and the network's are "
             f"{', '.join(classes[:5])} ...: name them as in the trace, with classes="
         )
-    leans = np.zeros((len(belief.leans), len(classes)))
-    for k, own in enumerate(belief.leans):
+    leans = np.zeros((len(belief.offsets), len(classes)))
+    for k, own in enumerate(belief.offsets):
         leans[k] = [own.get(known.get(name, -1), 0.0) for name in classes]
     levels = np.zeros((len(belief.levels), max(len(level) for level in belief.levels)))
     for k, level in enumerate(belief.levels):
@@ -261,13 +258,13 @@ def _belief_tables(
     for s, step in enumerate(steps):
         for a, answer in enumerate(context_of(step)):
             context[s, a] = answer
-            if belief.sure_last and answer == len(belief.bounds) - 1:
-                own_weights[s, a] = (SURE, 0.0, 0.0)
+            if belief.certain_last and answer == len(belief.bounds) - 1:
+                own_weights[s, a] = (CERTAIN_LOGIT, 0.0, 0.0)
                 continue
             weights = belief.weights[step, answer]
             own_weights[s, a] = weights[:3]
             rest = [j for j in range(len(context_of(step))) if j != a]
-            if belief.knows_predictions:
+            if belief.has_predictions:
                 others[s, a, rest] = weights[3:].reshape(len(rest), 4)
             else:  # the odds weigh the same in agreement and otherwise
                 others[s, a, rest, 1] = others[s, a, rest, 2] = weights[3:]

@@ -1,0 +1,250 @@
+"""Fitted models: what turns the answers of nodes into states of a policy's problem.
+
+A model is what all policies of a fit share. There are two: :class:`ConfidenceModel`, where the
+state of a node is the bin of its confidence, and :class:`BeliefModel`, where the state after a step
+is the bin of X (see :mod:`ttamer.fitted.belief`). Both give :class:`States` for a trace, which any
+policy of the fit plays, and sessions for single inputs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer.errors import ArgumentError
+from ttamer.fitted.belief import Scorer, signal_values
+from ttamer.fitted.replay import Played, play_states
+from ttamer.fitted.sessions import BeliefSession, ConfidenceSession
+from ttamer.policy.index import IndexPolicy
+from ttamer.policy.session import LastAnswerSession
+from ttamer.policy.walk import WalkPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from ttamer.fitted.belief import Belief, Signals, Step
+    from ttamer.fitted.quantiser import Quantiser
+    from ttamer.fitted.sessions import FittedSession
+    from ttamer.trace.spec import CascadeSpec
+    from ttamer.trace.trace import Trace
+
+__all__ = ["BeliefModel", "ConfidenceModel", "Model", "SolvedPolicy", "States", "Visits"]
+
+SolvedPolicy = IndexPolicy | WalkPolicy
+"""A policy that a solver gives: tables over the places of a problem."""
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """T rows as a fitted model sees them: a state and an owner at each place of the problem.
+
+    A place is a node of the problem: a node of the cascade, or a step of a belief.
+    """
+
+    found: NDArray[np.uint8]
+    """Shape (T, places): the state of each row at each place."""
+    owner: NDArray[np.intp]
+    """Shape (T, places): the node of the cascade whose answer is the best at that place."""
+    members: NDArray[np.bool_]
+    """Shape (places, n): the nodes of the cascade that have been asked at each place."""
+
+    def visit(self, policy: SolvedPolicy) -> Visits:
+        """Play a policy of the fit on these rows.
+
+        Args:
+            policy: A solved policy over the places.
+
+        Returns:
+            The places visited, and what that means for the nodes of the cascade.
+        """
+        answer, path, last = play_states(policy, self.found)
+        rows = np.arange(len(answer))
+        owner = self.owner[rows, answer]
+        if (self.members.sum(axis=1) == 1).all():  # places are nodes of the cascade
+            columns = self.members.argmax(axis=1)
+            asked = np.empty_like(path)
+            asked[:, columns] = path
+            return Visits(answer, path, Played(owner, asked, columns[last]))
+        before = path.copy()
+        before[rows, last] = False
+        earlier = before @ self.members
+        new = (self.members[last] & ~earlier).argmax(axis=1)
+        return Visits(answer, path, Played(owner, earlier | self.members[last], new))
+
+    def play(self, policy: SolvedPolicy) -> Played:
+        """Return what a policy of the fit does on these rows, in nodes of the cascade."""
+        return self.visit(policy).played
+
+
+@dataclass(frozen=True, eq=False)
+class Visits:
+    """The places of the problem that a policy visits on each of T rows."""
+
+    answer: NDArray[np.intp]
+    """Shape (T,): the place whose answer is returned."""
+    path: NDArray[np.bool_]
+    """Shape (T, places): the places visited."""
+    played: Played
+    """The same in nodes of the cascade."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Model(ABC):
+    """What all policies of a fit share, and where it comes from."""
+
+    spec: CascadeSpec
+    """The cascade it was fitted for."""
+    plan: Mapping[str, Any]
+    """The choices of the fit, as plain values."""
+    trace_digest: str
+    """The digest of the rows fitted to."""
+    rows: int
+    """How many rows it was fitted to."""
+    steps: tuple[Step, ...]
+    """The nodes of the cascade that have been asked at each place of the problem."""
+
+    @abstractmethod
+    def states(self, trace: Trace) -> States:
+        """Return the states of the rows of a trace.
+
+        Args:
+            trace: Rows of the same cascade.
+
+        Returns:
+            States that every policy of the fit can play.
+
+        Raises:
+            ArgumentError: The trace has other nodes, or lacks signals.
+        """
+
+    @abstractmethod
+    def session(
+        self, policy: SolvedPolicy, signals: Mapping[str, float] | None = None
+    ) -> FittedSession:
+        """Start deciding for one input.
+
+        Args:
+            policy: A solved policy of this fit.
+            signals: What is known before any node is asked.
+
+        Returns:
+            A session that takes confidences and predictions.
+        """
+
+    @cached_property
+    def members(self) -> NDArray[np.bool_]:
+        """Shape (places, n): the nodes of the cascade that have been asked at each place."""
+        members = np.zeros((len(self.steps), len(self.spec)), bool)
+        for place, step in enumerate(self.steps):
+            members[place, list(step)] = True
+        return members
+
+    def _check(self, trace: Trace) -> None:
+        """Refuse a trace of other nodes."""
+        if trace.names != self.spec.names:
+            raise ArgumentError(
+                f"the policy was fitted for {', '.join(self.spec.names)}, and the trace has "
+                f"{', '.join(trace.names)}: use the same cascade.toml for both"
+            )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ConfidenceModel(Model):
+    """States are bins of each node's own confidence: ``belief="none"`` and ``"calibrated"``."""
+
+    quantiser: Quantiser
+    """Edges per node of the cascade, in the cascade's order."""
+
+    @cached_property
+    def columns(self) -> tuple[int, ...]:
+        """For each node of the problem, its number in the cascade."""
+        return tuple(node for (node,) in self.steps)
+
+    def states(self, trace: Trace) -> States:
+        """Return the bin of each node's confidence, in the problem's order."""
+        self._check(trace)
+        columns = np.array(self.columns)
+        found = self.quantiser.states(trace.confidence)[:, list(self.columns)]
+        return States(found, np.broadcast_to(columns, found.shape), self.members)
+
+    def session(
+        self, policy: SolvedPolicy, signals: Mapping[str, float] | None = None
+    ) -> ConfidenceSession:
+        """Start deciding for one input, on confidence alone: signals are not used."""
+        del signals
+        return ConfidenceSession(self, policy.session())
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BeliefModel(Model):
+    """States are bins of X, the chance that the best answer so far is wrong: ``belief="full"``."""
+
+    belief: Belief
+    edges: tuple[NDArray[np.float64], ...]
+    """Per step, increasing log-odds that separate the states of X."""
+    classes: tuple[str, ...]
+    """The classes of the rows fitted to, in the order of the belief's codes."""
+
+    def states(self, trace: Trace) -> States:
+        """Return the state and the owner of X after each step."""
+        self._check(trace)
+        signals = self.belief.signals
+        known = None if signals is None else signal_values(trace, signals.names)
+        seen = self.belief.evidence(trace.confidence, self.predictions(trace), known)
+        found = np.empty((len(trace), len(self.steps)), np.uint8)
+        owner = np.zeros(found.shape, np.intp)
+        for k, step in enumerate(self.steps):
+            if step:
+                least, owner[:, k] = self.belief.least(seen, step)
+            else:
+                least = _router_logit(signals, known)
+            found[:, k] = np.searchsorted(self.edges[k], least, side="right")
+        return States(found, owner, self.members)
+
+    def session(
+        self, policy: SolvedPolicy, signals: Mapping[str, float] | None = None
+    ) -> BeliefSession:
+        """Start deciding for one input."""
+        if not isinstance(policy, WalkPolicy) or policy.recall:
+            raise ArgumentError(
+                "a policy on beliefs is a walk without recall, since recall is inside X: use a "
+                "policy of this fit"
+            )
+        return BeliefSession(self, LastAnswerSession(policy), signals)
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        """The belief laid out for one input at a time."""
+        return Scorer(self.belief, self.steps, self.edges)
+
+    @cached_property
+    def codes(self) -> dict[str, int]:
+        """The belief's code of each class."""
+        return {name: code for code, name in enumerate(self.classes)}
+
+    def predictions(self, trace: Trace) -> NDArray[np.int32] | None:
+        """Return a trace's predictions in the belief's own codes; new classes get new codes."""
+        if not self.belief.has_predictions:
+            return None
+        if trace.prediction is None:
+            return np.full(trace.confidence.shape, -1, np.int32)
+        if trace.classes == self.classes:
+            return trace.prediction
+        known = self.codes
+        codes = [known.get(name, len(known) + new) for new, name in enumerate(trace.classes)]
+        return np.array([*codes, -1], np.int32)[trace.prediction]
+
+
+def _router_logit(
+    signals: Signals | None, known: NDArray[np.float64] | None
+) -> NDArray[np.float64]:
+    """Return the router logit of every row."""
+    if signals is None or known is None:
+        raise ArgumentError("this policy has a router and no signals to route by: fit it again")
+    return signals.router_logit(known)

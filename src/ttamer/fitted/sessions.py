@@ -1,0 +1,409 @@
+"""Sessions of fitted policies: deciding for one input from confidences and predictions.
+
+::
+
+    turn = policy.session()
+    while turn.next is not None:
+        turn.observe(confidence=..., prediction=...)   # the answer of turn.next
+    turn.answer                                        # the node whose answer to return
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from math import exp, inf, nan
+from typing import TYPE_CHECKING
+
+from ttamer.errors import ArgumentError, ObservationError, TraceError
+from ttamer.fitted.belief import EXCLUDED_LOGIT
+from ttamer.policy.session import Explanation, Session
+from ttamer.trace.classes import class_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ttamer.fitted.models import BeliefModel, ConfidenceModel, Model
+    from ttamer.policy.session import LastAnswerSession, StateSession
+
+__all__ = ["BeliefSession", "CappedSession", "ConfidenceSession", "FittedSession"]
+
+SLACK = 1e-9
+"""A cap on the cost counts as met up to this relative error of summation."""
+
+
+class FittedSession(Session):
+    """A session that takes what each node answers: a confidence and a prediction."""
+
+    __slots__ = ("unclear",)
+
+    unclear: int
+    """How many confidences were NaN, and counted as the lowest; and how many signals were missing
+    or NaN, and counted for nothing."""
+
+    @abstractmethod
+    def observe(self, *, confidence: float, prediction: object = None) -> None:
+        """Give the answer of ``next``, and move on.
+
+        Args:
+            confidence: Any number; NaN counts as the lowest confidence, and in ``unclear``.
+            prediction: Compared as text with the other nodes' predictions and with the classes
+                fitted to. A class that the fit never saw is a class of its own, and no error.
+
+        Raises:
+            ObservationError: The session has stopped, or the confidence is not a number.
+        """
+
+
+class _ModelSession(FittedSession):
+    """What sessions of both models share: the nodes asked, and what they cost."""
+
+    __slots__ = ("_asked", "_inner", "_model")
+
+    _model: Model
+    _inner: StateSession
+
+    def __init__(self, model: Model, inner: StateSession) -> None:
+        self._model = model
+        self._inner = inner
+        self._asked: list[int] = []
+        self.unclear = 0
+
+    def _next_node(self) -> int:
+        """Return the number of the node to ask now; -1 once stopped."""
+        place = self._inner.number
+        if place < 0:
+            return -1
+        return next(node for node in self._model.steps[place] if node not in self._asked)
+
+    def _require_next(self) -> int:
+        node = self._next_node()
+        if node < 0:
+            raise ObservationError("the session has stopped: start a new one")
+        return node
+
+    def _refusal(self, confidence: object) -> ObservationError:
+        return ObservationError(
+            f"node {self.next!r}: confidence must be a number, not {confidence!r}"
+        )
+
+    @property
+    def next(self) -> str | None:
+        """The node to ask now; ``None`` once stopped."""
+        node = self._next_node()
+        return None if node < 0 else self._model.spec.names[node]
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The nodes asked, in order."""
+        return tuple(self._model.spec.names[node] for node in self._asked)
+
+    @property
+    def cost(self) -> float:
+        """What they cost, in the cascade's units."""
+        spec = self._model.spec
+        last = self._asked[-1] if self._asked else -1
+        passed = [node for node in range(last) if node not in self._asked]
+        return float(spec.costs[self._asked].sum() + spec.passing[passed].sum())
+
+    @property
+    def price(self) -> float:
+        """What asking ``next`` costs, in the cascade's units; 0 once stopped."""
+        node = self._next_node()
+        return 0.0 if node < 0 else self._cost_of(self._asked[-1] if self._asked else -1, node)
+
+    @property
+    def starts(self) -> dict[str, float]:
+        """The nodes that may be asked first, and what each costs."""
+        problem, steps = self._inner.problem, self._model.steps
+        first = [steps[problem.ends[edge][1]] for edge in problem.starts]
+        if first == [()]:  # a router comes before them
+            first = [step for step in steps if len(step) == 1]
+        return {self._model.spec.names[step[0]]: self._cost_of(-1, step[0]) for step in first}
+
+    def start_with(self, node: str) -> None:
+        """Ask this one of ``starts`` first, whatever the policy's choice."""
+        place = self._model.steps.index((self._model.spec.index_of(node),))
+        self._inner.start_at(place)
+
+    def _cost_of(self, last: int, node: int) -> float:
+        return self._model.spec.step_cost(last, node)
+
+
+class ConfidenceSession(_ModelSession):
+    """A session of a policy on confidence alone.
+
+    >>> from ttamer import datasets, fit
+    >>> ladder = fit(datasets.load("minilm-imdb").take(slice(500)), belief="calibrated", states=4)
+    >>> turn = ladder.at(0.9).session()
+    >>> while turn.next is not None:
+    ...     turn.observe(confidence=0.99)
+    >>> turn.asked, turn.answer
+    (('layer1',), 'layer1')
+    """
+
+    __slots__ = ()
+
+    _model: ConfidenceModel
+
+    def observe(self, *, confidence: float, prediction: object = None) -> None:
+        """Give the confidence of ``next``, and move on; the prediction is not used."""
+        del prediction
+        node = self._require_next()
+        try:
+            state = self._model.quantiser.state(node, confidence)
+        except TypeError:
+            raise self._refusal(confidence) from None
+        self.unclear += confidence != confidence
+        self._inner.observe(state)
+        self._asked.append(node)
+
+    def fail(self) -> None:
+        """Record that ``next`` gave no answer, and move on."""
+        node = self._require_next()
+        self._inner.fail()
+        self._asked.append(node)
+
+    @property
+    def answer(self) -> str | None:
+        """The node whose answer to return."""
+        return self._inner.answer
+
+    def explain(self) -> Explanation:
+        """Return why the session stands where it stands."""
+        return dataclasses.replace(self._inner.explain(), price=self.price)
+
+
+class BeliefSession(_ModelSession):
+    """A session of a policy on beliefs.
+
+    >>> from ttamer import datasets, fit
+    >>> turn = fit(datasets.load("minilm-imdb").take(slice(2000))).at(0.9).session()
+    >>> while turn.next is not None:
+    ...     turn.observe(confidence=0.99, prediction="pos")
+    >>> turn.answer in turn.asked
+    True
+    """
+
+    __slots__ = ("_failed", "_least", "_odds", "_offset", "_owner", "_place", "_predictions",
+                 "_unknown")  # fmt: skip
+
+    _model: BeliefModel
+    _inner: LastAnswerSession
+
+    def __init__(
+        self,
+        model: BeliefModel,
+        inner: LastAnswerSession,
+        signals: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(model, inner)
+        count = len(model.spec.names)
+        self._odds = [0.0] * count
+        self._offset = [0.0] * count
+        self._predictions = [-1] * count
+        self._unknown: dict[str, int] = {}
+        self._owner = -1
+        self._least = inf
+        self._failed: tuple[int, ...] = ()
+        self._place = -1
+        known = model.belief.signals
+        if known is not None:
+            self._offset, router_logit, self.unclear = known.contribution(signals or {})
+            router = self._inner.number
+            if not model.steps[router]:
+                self._inner.observe(model.scorer.state(router, router_logit))
+
+    def observe(self, *, confidence: float, prediction: object = None) -> None:
+        """Give the answer of ``next`` and its confidence, and move on.
+
+        Without a prediction the node counts as having given none, where the fit had predictions.
+        """
+        node = self._require_next()
+        try:
+            value = float(0.0 + confidence)  # a number, and not the text of one
+        except (TypeError, ValueError, OverflowError):
+            raise self._refusal(confidence) from None
+        model, scorer = self._model, self._model.scorer
+        try:
+            text = class_text(prediction)
+        except TraceError as error:
+            raise ObservationError(f"node {self.next!r}: {error}") from None
+        self.unclear += value != value
+        self._odds[node] = scorer.odds(node, value)
+        if text is not None:
+            known = model.codes
+            new = len(known) + len(self._unknown)  # a class of its own, for this input
+            code = known[text] if text in known else self._unknown.setdefault(text, new)
+            self._predictions[node] = code
+            self._offset[node] += scorer.offsets[node].get(code, 0.0)
+        self._asked.append(node)
+        place = self._place = self._inner.number
+        self._least, self._owner = scorer.least(
+            place, self._odds, self._offset, self._predictions, self._failed
+        )
+        self._inner.observe(scorer.state(place, self._least))
+
+    def fail(self) -> None:
+        """Record that ``next`` gave no answer, and move on; earlier answers keep their belief."""
+        node = self._require_next()
+        scorer = self._model.scorer
+        place = self._place = self._inner.number
+        self._odds[node] = scorer.odds(node, nan)
+        self._failed = (*self._failed, node)
+        self._asked.append(node)
+        self._inner.observe(scorer.state(place, self._least))
+        if self._owner < 0:
+            self._inner.go_on()
+
+    @property
+    def answer(self) -> str | None:
+        """The node whose answer to return."""
+        return None if self._owner < 0 else self._model.spec.names[self._owner]
+
+    def explain(self) -> Explanation:
+        """Return why the session stands where it stands."""
+        inner = self._inner.explain()
+        wrong = f"the answer of {self.answer!r} is wrong with chance {_chance(self._least):.2%}"
+        if not self._asked:
+            why = f"there is no answer yet: ask {self.next!r}"
+        elif self.next is not None:
+            on = f"going on comes to {inner.index:.4g}, stopping to {inner.best:.4g}"
+            why = f"{wrong}; {on}: ask {self.next!r}"
+        elif inner.index == inf:
+            why = f"no node is left to ask: answer with {self.answer!r}"
+        else:
+            on = f"going on comes to {inner.index:.4g}, stopping to {inner.best:.4g}"
+            why = f"{wrong}; {on}: stop"
+        return Explanation(
+            self.next, self.answer, inner.best, inner.index, why, self.price, self.beliefs
+        )
+
+    @property
+    def beliefs(self) -> dict[str, float]:
+        """The chance that each available answer is wrong, the least likely first.
+
+        An answer that several nodes gave is listed once: under the node with the lowest chance, or
+        where the belief has no class terms, under the one with the lowest error.
+        """
+        if self._place < 0:
+            return {}
+        names = self._model.spec.names
+        odds = self._model.scorer.every(
+            self._place, self._odds, self._offset, self._predictions, self._failed
+        )
+        chances = {v: _chance(x) for v, x in odds.items() if x < EXCLUDED_LOGIT / 2}
+        listed: dict[str, float] = {}
+        codes: set[int] = set()
+        for v in sorted(chances, key=chances.__getitem__):
+            if self._predictions[v] not in codes:
+                listed[names[v]] = chances[v]
+            codes |= {self._predictions[v]} - {-1}
+        return listed
+
+
+def _chance(odds: float) -> float:
+    """Return the chance of these log-odds."""
+    return 1 / (1 + exp(-odds)) if odds > 0 else exp(odds) / (1 + exp(odds))
+
+
+class CappedSession(FittedSession):
+    """A session under a cap on its cost, in the cascade's units.
+
+    It follows the policy as far as the cap allows. Where the policy would start with a node that
+    costs more than the cap, the most expensive one that fits is asked first instead.
+    """
+
+    __slots__ = ("_cap", "_ended", "_limit", "_redirected", "_turn")
+
+    def __init__(self, turn: FittedSession, max_cost: float) -> None:
+        if not max_cost > 0:
+            raise ArgumentError(f"max_cost is {max_cost!r}; it must be above 0")
+        self._turn = turn
+        self._cap = float(max_cost)
+        self._limit = self._cap * (1 + SLACK)
+        self._ended = False
+        self._redirected = turn.price > self._limit
+        if self._redirected:
+            affordable = {node: cost for node, cost in turn.starts.items() if cost <= self._limit}
+            if not affordable:
+                least = min(turn.starts, key=turn.starts.__getitem__)
+                raise ArgumentError(
+                    f"no node can be asked for max_cost = {self._cap:g}: the cheapest to start "
+                    f"with, {least!r}, costs {turn.starts[least]:g}"
+                )
+            turn.start_with(max(affordable, key=affordable.__getitem__))
+
+    def __repr__(self) -> str:
+        return f"CappedSession(next={self.next!r}, answer={self.answer!r}, max_cost={self._cap:g})"
+
+    def observe(self, *, confidence: float, prediction: object = None) -> None:
+        """Give the answer of ``next`` and its confidence, and move on."""
+        self._require_next()
+        self._turn.observe(confidence=confidence, prediction=prediction)
+        self._ended = self._turn.cost + self._turn.price > self._limit
+
+    def fail(self) -> None:
+        """Record that ``next`` gave no answer, and move on."""
+        self._require_next()
+        self._turn.fail()
+        self._ended = self._turn.cost + self._turn.price > self._limit
+
+    def _require_next(self) -> None:
+        if self.next is None:
+            raise ObservationError("the session has stopped: start a new one")
+
+    def start_with(self, node: str) -> None:
+        """Ask this one of ``starts`` first, whatever the policy's choice."""
+        self._turn.start_with(node)
+
+    @property
+    def starts(self) -> dict[str, float]:
+        """The nodes that may be asked first within the cap, and what each costs."""
+        return {node: cost for node, cost in self._turn.starts.items() if cost <= self._limit}
+
+    @property
+    def capped(self) -> bool:
+        """Whether the cap ended the session, or changed where it started."""
+        return self._ended or self._redirected
+
+    @property
+    def next(self) -> str | None:
+        """The node to ask now; ``None`` once stopped."""
+        return None if self._ended else self._turn.next
+
+    @property
+    def answer(self) -> str | None:
+        """The node whose answer to return: the best so far."""
+        return self._turn.answer
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The nodes asked, in order."""
+        return self._turn.asked
+
+    @property
+    def cost(self) -> float:
+        """What they cost, in the cascade's units."""
+        return self._turn.cost
+
+    @property
+    def price(self) -> float:
+        """What asking ``next`` costs, in the cascade's units; 0 once stopped."""
+        return 0.0 if self._ended else self._turn.price
+
+    @property
+    def unclear(self) -> int:  # type: ignore[override]  # counted by the session inside
+        """How many confidences were NaN, and counted as the lowest."""
+        return self._turn.unclear
+
+    def explain(self) -> Explanation:
+        """Return why the session stands where it stands."""
+        inner = self._turn.explain()
+        if not self._ended:
+            return inner
+        why = (
+            f"asking {inner.next!r} would cost {self._turn.price:g} on top of {self.cost:g}, above "
+            f"the cap of {self._cap:g}: stop"
+        )
+        return dataclasses.replace(inner, next=None, why=why)

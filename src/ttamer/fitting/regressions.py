@@ -1,0 +1,328 @@
+"""Fitting a belief: one logistic regression for each step and answer.
+
+The model is described in :mod:`ttamer.fitted.belief`. Weights are shrunk towards those of a node by
+itself, the more the fewer rows there are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ttamer.fitted.belief import (
+    EXCLUDED_LOGIT,
+    MAX_CONTEXT,
+    WEIGHT_RESOLUTION,
+    Belief,
+    Evidence,
+    Signals,
+    Step,
+    context_of,
+    signal_names,
+    signal_values,
+)
+from ttamer.fitted.quantiser import Quantiser
+from ttamer.stats.isotonic import falling, rising
+from ttamer.stats.logistic import fit_by_class, fit_logistic, logit, sigmoid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from ttamer.trace.trace import Trace
+
+__all__ = ["Shrinkage", "fit_belief", "has_class_terms", "predictions_of"]
+
+CONFIDENCE_BINS = 128
+"""Confidences are cut into at most this many bins."""
+KNOTS = 10
+"""The log-odds of being wrong are piecewise linear in the rank of confidence: the knots."""
+STIFFNESS = 3.0
+"""The penalty on the squared bend at each knot."""
+RIDGE = 0.1
+"""The penalty on the squared distance from the node's own error rate."""
+POOLED_RIDGE = 1.0
+"""The penalty on the squared distance from what all exits of one network have at a confidence."""
+REVERSAL_NATS = 6.0
+"""Errors may grow with confidence only if that makes the rows likelier by this many nats."""
+OFFSET_RIDGE = 2.0
+"""The penalty on the squared offset of each predicted class and signal bin."""
+FEW_ROWS = 2000
+"""With at most this many rows of one network's exits, the regressions use a short memory."""
+SHORT_MEMORY = 2
+"""How many of the last exits asked the regressions use where the memory is short."""
+MIN_ROWS_FOR_CLASSES = 200
+"""With fewer rows a belief has no class terms."""
+MAX_CLASSES = 64
+"""With more classes a belief has no class terms."""
+MAX_SIGNAL_BINS = 8
+"""A signal is cut into at most this many bins."""
+ROUNDS = 25
+"""The number of Newton steps."""
+
+
+def has_class_terms(trace: Trace) -> bool:
+    """Return whether a belief has class terms: for separate models, given enough rows."""
+    separate = not trace.spec.is_network and trace.spec.order != "skip"
+    known = predictions_of(trace) is not None and len(trace.classes) <= MAX_CLASSES
+    return separate and known and len(trace) >= MIN_ROWS_FOR_CLASSES
+
+
+def fit_belief(
+    trace: Trace,
+    wrong: NDArray[np.bool_],
+    steps: Sequence[Step],
+    *,
+    class_terms: bool | None = None,
+) -> Belief:
+    """Fit a belief to a trace; with class terms where ``has_class_terms``, or as given."""
+    nodes = wrong.shape[1]
+    certain_last = trace.spec.target == "last"
+    predictions = predictions_of(trace)
+    quantiser = Quantiser.fit(trace.confidence, states=CONFIDENCE_BINS, method="quantile")
+    bins = quantiser.states(trace.confidence)
+    levels, offsets = [], []
+    network = trace.spec.is_network
+    pooled = _pooled(trace.confidence, wrong, bins) if network else None
+    for v in range(nodes):
+        levels.append(_levels(bins[:, v], wrong[:, v], None if pooled is None else pooled[v]))
+        own = levels[v][bins[:, v]]
+        offsets.append({} if predictions is None else _offsets(predictions[:, v], own, wrong[:, v]))
+    rough = Belief(quantiser.edges, tuple(levels), tuple(offsets), {}, certain_last)
+    names = signal_names(trace)
+    values = signal_values(trace, names) if names else None
+    if values is not None:
+        before = rough.evidence(trace.confidence, predictions)
+        signals = _signals(names, values, before.odds + before.offset, wrong)
+        rough = dataclasses.replace(rough, signals=signals)
+    seen = rough.evidence(trace.confidence, predictions, values)
+    errors = wrong.mean(axis=0)
+    weights, by_class = {}, {}
+    shrinkage = Shrinkage.of(len(trace), network=network)
+    if class_terms is None:
+        class_terms = has_class_terms(trace)
+    for step in steps:
+        for answer in context_of(step):
+            if certain_last and answer == nodes - 1:
+                continue
+            features = features_of(seen, step, answer)
+            if predictions is not None and class_terms:
+                found, terms = fit_by_class(
+                    features,
+                    predictions[:, answer],
+                    wrong[:, answer],
+                    classes=len(trace.classes),
+                    ridge=shrinkage.ridge,
+                    prior=_alone(features.shape[1]),
+                )
+                weights[step, answer] = _rounded(np.clip(found, -EXCLUDED_LOGIT, EXCLUDED_LOGIT))
+                by_class[step, answer] = _rounded(np.clip(terms, -EXCLUDED_LOGIT, EXCLUDED_LOGIT))
+                continue
+            recent = context_of(step)[-shrinkage.memory :]
+            if answer not in recent:
+                weights[step, answer] = _never(features.shape[1])
+                continue
+            ranked = sorted(recent, key=errors.__getitem__)  # of equals, the first asked
+            others = [node for node in context_of(step) if node != answer]
+            better = [node in ranked[: ranked.index(answer)] for node in others]
+            width = (features.shape[1] - 3) // max(1, len(others))
+            kept = np.repeat([node in recent for node in others], width)
+            features[:, 3:] *= kept
+            weights[step, answer] = _weights(
+                features,
+                wrong[:, answer],
+                np.flatnonzero(better) if predictions is not None else [],
+                shrinkage,
+            )
+    return dataclasses.replace(rough, weights=weights, by_class=by_class)
+
+
+def _signals(
+    names: tuple[str, ...],
+    values: NDArray[np.float64],
+    odds: NDArray[np.float64],
+    wrong: NDArray[np.bool_],
+) -> Signals:
+    """Fit the signals one after the other, each to what those before leave unexplained."""
+    quantiser = Quantiser.fit(values, states=MAX_SIGNAL_BINS, method="quantile")
+    bins = quantiser.states(values).astype(np.int32)
+    nodes = wrong.shape[1]
+    explained, guess = odds.copy(), np.tile(logit(wrong.mean(axis=0)), (len(wrong), 1))
+    offsets, router_logits = [], []
+    for k, bounds in enumerate(quantiser.edges):
+        own = bins[:, k]
+        offset = np.zeros((len(bounds) + 1, nodes))
+        for v in range(nodes):
+            for code, value in _offsets(own, explained[:, v], wrong[:, v]).items():
+                offset[code, v] = value
+        router_logit = np.zeros(len(bounds) + 1)
+        every = np.repeat(own, nodes)
+        for code, value in _offsets(every, guess.ravel(), wrong.ravel()).items():
+            router_logit[code] = value
+        explained += offset[own]
+        guess += router_logit[own][:, np.newaxis]
+        offsets.append(offset)
+        router_logits.append(router_logit)
+    return Signals(names, quantiser.edges, tuple(offsets), tuple(router_logits))
+
+
+@dataclass(frozen=True)
+class Shrinkage:
+    """How strongly weights are shrunk towards those of a node by itself: more with fewer rows."""
+
+    ridge: float
+    alone: float
+    """The ridge where nodes with a lower error disagree with the answer: such rows are few."""
+    memory: int
+    """How many of the last nodes asked have a weight."""
+
+    @classmethod
+    def of(cls, rows: int, *, network: bool) -> Shrinkage:
+        """Return what suits a number of rows; exits of one network are shrunk more."""
+        more = 3.0 if network else 1.0
+        memory = SHORT_MEMORY if network and rows <= FEW_ROWS else MAX_CONTEXT
+        return cls(4.0 + more * 5000 / rows, 20.0 + more * 6000 / rows, memory)
+
+
+def _never(width: int) -> NDArray[np.float64]:
+    """Return the weights of an answer that is never returned."""
+    weights = np.zeros(width)
+    weights[0] = EXCLUDED_LOGIT
+    return weights
+
+
+def _alone(width: int) -> NDArray[np.float64]:
+    """Return the weights of a node by itself."""
+    weights = np.zeros(width)
+    weights[1:3] = 1.0
+    return weights
+
+
+def _weights(
+    features: NDArray[np.float64],
+    wrong: NDArray[np.bool_],
+    better: Iterable[int],
+    shrinkage: Shrinkage,
+) -> NDArray[np.float64]:
+    """Return the weights of an answer; ``better`` are the other nodes that err less, by place.
+
+    They are shrunk towards the weights of the node by itself.
+    """
+    prior = _alone(features.shape[1])
+    agree = [3 + 4 * place for place in better]
+    ridge = shrinkage.alone if agree else shrinkage.ridge
+    alone = ~features[:, agree].any(axis=1)
+    found = prior
+    if alone.any():
+        found = fit_logistic(features[alone], wrong[alone], ridge=ridge, prior=prior)
+    found = np.clip(found, -EXCLUDED_LOGIT, EXCLUDED_LOGIT)
+    for place in agree:
+        found[place : place + 2] = EXCLUDED_LOGIT, 0.0
+    return _rounded(found)
+
+
+def features_of(seen: Evidence, step: Step, answer: int) -> NDArray[np.float64]:
+    """Return the features of one answer, shape (T, d); the first is 1."""
+    odds, offset, predictions = seen.odds, seen.offset, seen.predictions
+    columns = [np.ones(len(odds)), odds[:, answer], offset[:, answer]]
+    for other in context_of(step):
+        if other == answer:
+            continue
+        if predictions is None:
+            columns.append(odds[:, other])
+            continue
+        same = (predictions[:, other] == predictions[:, answer]).astype(float)
+        own = odds[:, other]
+        columns += [same, same * own, (1 - same) * own, (1 - same) * offset[:, other]]
+    return np.stack(columns, axis=1)
+
+
+def predictions_of(trace: Trace) -> NDArray[np.int32] | None:
+    """Return the predictions, or None where there are none."""
+    predictions = trace.prediction
+    return None if predictions is None or predictions.max(initial=-1) < 0 else predictions
+
+
+def _pooled(
+    confidence: NDArray[np.float64], wrong: NDArray[np.bool_], bins: NDArray[np.uint8]
+) -> list[NDArray[np.float64]]:
+    """Return, per node and bin, the log-odds that all nodes together have at its confidences."""
+    every = confidence.reshape(-1, 1)
+    own = Quantiser.fit(every, states=CONFIDENCE_BINS, method="quantile").states(every)[:, 0]
+    odds = _levels(own, wrong.ravel())[own].reshape(confidence.shape)
+    return [
+        np.bincount(bins[:, v], odds[:, v]) / np.bincount(bins[:, v]) for v in range(bins.shape[1])
+    ]
+
+
+def _levels(
+    bins: NDArray[np.uint8], wrong: NDArray[np.bool_], pooled: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """Return the log-odds of being wrong in each bin of confidence, never rising.
+
+    They are shrunk towards the node's own share of wrong answers, or towards ``pooled``. Where the
+    rows show clearly that a node is more confident when it is wrong, they never fall instead.
+
+    They are piecewise linear in the log-odds of the rank, by penalised logistic regression: steps
+    would lose the order of confidences within them.
+    """
+    rows = np.bincount(bins).astype(np.float64)
+    bad = np.bincount(bins, wrong).astype(np.float64)
+    rank = (np.cumsum(rows) - rows / 2) / rows.sum()
+    place = np.log(rank) - np.log1p(-rank)
+    knots = np.linspace(place[0], place[-1], min(KNOTS, len(place)))
+    tents = np.stack([np.interp(place, knots, tent) for tent in np.eye(len(knots))], axis=1)
+    bends = np.diff(np.eye(len(knots)), 2, axis=0)
+    ridge = RIDGE if pooled is None else POOLED_RIDGE
+    penalty = STIFFNESS * bends.T @ bends + ridge * np.eye(len(knots))
+    share = logit((bad.sum() + 0.5) / (rows.sum() + 1)) if pooled is None else pooled
+    height = np.zeros(len(knots))
+    for _ in range(ROUNDS):
+        chance = sigmoid(share + tents @ height)
+        slope = tents.T @ (rows * chance - bad) + penalty @ height
+        bend = (tents * (rows * chance * (1 - chance))[:, np.newaxis]).T @ tents + penalty
+        height -= _limited(np.linalg.solve(bend, slope))
+    free = share + tents @ height
+    one_way = falling(free, rows)
+    if pooled is None:
+        other_way = rising(free, rows)
+        if _deviance(one_way, rows, bad) - _deviance(other_way, rows, bad) > REVERSAL_NATS:
+            one_way = other_way
+    most = float(logit(np.array(1.0)))
+    return _rounded(np.clip(one_way, -most, most))
+
+
+def _deviance(
+    odds: NDArray[np.float64], rows: NDArray[np.float64], bad: NDArray[np.float64]
+) -> float:
+    """Return minus the log-likelihood of the wrong answers among the rows of each bin."""
+    return float(rows @ np.logaddexp(0, odds) - bad @ odds)
+
+
+def _offsets(
+    codes: NDArray[np.int32], odds: NDArray[np.float64], wrong: NDArray[np.bool_]
+) -> dict[int, float]:
+    """Return what each predicted class adds to the log-odds that confidence gives."""
+    count = np.bincount(codes + 1)  # the first is no answer
+    offset = np.zeros(len(count))
+    for _ in range(ROUNDS):
+        chance = sigmoid(odds + offset[codes + 1])
+        slope = np.bincount(codes + 1, chance - wrong) + OFFSET_RIDGE * offset
+        bend = np.bincount(codes + 1, chance * (1 - chance)) + OFFSET_RIDGE
+        offset -= _limited(slope / bend)
+    offset = _rounded(offset)
+    return {int(code): float(offset[code + 1]) for code in np.flatnonzero(count[1:])}
+
+
+def _limited(step: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a Newton step, limited in size so that it cannot diverge."""
+    return np.clip(step, -2.0, 2.0)
+
+
+def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round to multiples of ``WEIGHT_RESOLUTION``."""
+    return np.asarray(np.rint(values / WEIGHT_RESOLUTION) * WEIGHT_RESOLUTION)
