@@ -7,6 +7,7 @@ import html
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -440,6 +441,66 @@ def test_collect_asks_python_callables(tmp_path):
     gone = refuse("collect", "x=models:nothing", "--inputs", tmp_path / "inputs.txt", "-o", trace,
                   cwd=tmp_path)  # fmt: skip
     assert "nothing" in gone
+
+
+@pytest.mark.parametrize(
+    ("command", "output", "reason"),
+    [
+        (
+            ["fit", "nothing.csv", "--cascade", "nothing.toml"],
+            "no/p.ttamer",
+            "there is no folder no",
+        ),
+        (["fit", "nothing.csv", "--cascade", "nothing.toml"], ".", "it is a folder"),
+        (["frontier", "--fit", "a", "--test", "b", "--cascade", "c"], "no/f.json", "no folder"),
+        (
+            ["report", "--fit", "a", "--test", "b", "--cascade", "c"],
+            "file/r.html",
+            "no folder file",
+        ),
+        (["demo"], "file/out", "no folder file"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_found_before_the_work(
+    tmp_path, command, output, reason
+):
+    (tmp_path / "file").write_text("")
+    said = refuse(*command, "-o", output, cwd=tmp_path)
+    assert f"-o {output}: " in said
+    assert reason in said
+
+
+def test_colour_is_for_terminals_and_no_color_turns_it_off(problem_file, monkeypatch):
+    plain = {**os.environ, "NO_COLOR": "1", "FORCE_COLOR": "1"}
+    assert "\x1b" not in succeed("solve", problem_file, "--tradeoff", "0.5", env=plain)
+    del plain["NO_COLOR"]
+    coloured = succeed("solve", problem_file, "--tradeoff", "0.5", env=plain)
+    assert "\x1b[1m" in coloured
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert "\x1b" not in succeed("solve", problem_file, "--tradeoff", "0.5")
+
+
+COMPLETE = """
+source <({python} -m ttamer completion bash)
+complete_words() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _ttamer; echo "${{COMPREPLY[*]}}"; }}
+complete_words ttamer fr
+complete_words ttamer frontier --re
+complete_words ttamer theory no
+complete_words ttamer theory no-recall --al
+complete_words ttamer completion f
+"""
+
+
+def test_the_shell_completes_commands_and_options():
+    bash = shutil.which("bash")
+    assert bash, "bash is needed for this test"
+    script = COMPLETE.format(python=sys.executable)
+    done = subprocess.run([bash, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["frontier", "--resamples", "no-recall", "--alpha", "fish"]
+    fish = succeed("completion", "fish")
+    assert "-a frontier" in fish
+    assert "'__fish_seen_subcommand_from frontier' -l resamples" in fish
+    assert succeed("completion", "zsh").startswith("autoload -Uz bashcompinit")
 
 
 def test_an_error_names_flags_and_not_python_arguments(trace_files):

@@ -17,6 +17,7 @@ from ttamer.cli import (
     bench,
     certify,
     collect,
+    completion,
     demo,
     evaluate,
     fit,
@@ -29,6 +30,7 @@ from ttamer.cli import (
     theory,
     torch,
 )
+from ttamer.cli.output import check_output, paint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,6 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
         inspect,
         solve,
         theory,
+        completion,
     ):
         command.add_to(commands)
     return parser
@@ -98,6 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = build_parser().parse_args(argv)
     try:
+        check_output(args)
         code = args.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -109,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("TTAMER_TRACEBACK"):
             raise
         text = _with_flags(_one_line(error), args)
-        print(f"ttamer: error: {text}", file=sys.stderr)
+        print(f"{paint('ttamer: error:', 'red', sys.stderr)} {text}", file=sys.stderr)
         return 2
     return int(code or 0)
 

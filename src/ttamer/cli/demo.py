@@ -29,7 +29,7 @@ def add_to(commands: Any) -> None:
                         help=f"which trace: {', '.join(names())} (default langid)")  # fmt: skip
     parser.add_argument("-o", "--output", default="out", metavar="FOLDER",
                         help="where the report goes (default out)")  # fmt: skip
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, makes_folders=True, writes_folder=True)
 
 
 def run(args: argparse.Namespace) -> None:

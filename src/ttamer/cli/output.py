@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ttamer.errors import ArgumentError
 from ttamer.reporting.style import number
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
-__all__ = ["as_json", "number", "progress_line", "table"]
+__all__ = ["as_json", "check_output", "number", "paint", "progress_line", "sparkline", "table"]
 
 SECONDS_BETWEEN_LINES = 2.0
 """The time between two lines of progress where a line cannot be overwritten."""
+STYLES = {"bold": "1", "red": "31", "green": "32", "faint": "2"}
+"""The codes of terminal styles."""
+BARS = "▁▂▃▄▅▆▇█"
+"""The characters of a sparkline, from the lowest to the highest."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -35,7 +43,59 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  " + "  ".join([first, *rest]).rstrip())
-    return "\n".join(lines)
+    return "\n".join([paint(lines[0], "bold"), *lines[1:]])
+
+
+def paint(text: str, style: str, stream: Any = None) -> str:
+    """Return text in a style where the stream is a terminal that has it.
+
+    ``NO_COLOR`` (any value) turns styles off, ``FORCE_COLOR`` on.
+
+    >>> paint("plain", "bold")
+    'plain'
+    """
+    stream = stream or sys.stdout
+    wanted = bool(os.environ.get("FORCE_COLOR")) or (
+        stream.isatty() and os.environ.get("TERM") != "dumb"
+    )
+    if not wanted or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return a line of bars, the largest value the highest.
+
+    >>> sparkline([0.3, 0.1, 0.05, 0.0])
+    '█▃▂▁'
+    >>> sparkline([1.0, 1.0])
+    '▁▁'
+    """
+    low, high = min(values), max(values)
+    steps = len(BARS) - 1
+    scale = steps / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in values)
+
+
+def check_output(args: argparse.Namespace) -> None:
+    """Refuse an output that cannot be written, before any work is done."""
+    output = getattr(args, "output", None)
+    if not output:
+        return
+    path = Path(output)
+    folder = path.parent
+    if getattr(args, "makes_folders", False):
+        while not folder.exists():
+            folder = folder.parent
+    problem = None
+    if not folder.is_dir():
+        problem = f"there is no folder {folder}"
+    elif path.is_dir() and not getattr(args, "writes_folder", False):
+        problem = "it is a folder"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        problem = "it is not writable"
+    if problem:
+        raise ArgumentError(f"-o {output}: {problem}; choose a file that can be written")
 
 
 def as_json(data: Any) -> str:

@@ -25,7 +25,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html",
                         help="where to write the page (default report.html)")  # fmt: skip
     parser.add_argument("--title", help="the title of the page")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, makes_folders=True)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -55,7 +55,7 @@ def add_to(commands: Any) -> None:
     stop.add_argument("--tradeoff", type=float, default=0.5, help="default 0.5")
     stop.add_argument("--no-figure", action="store_true", help="numbers only")
     stop.add_argument("--json", action="store_true", help="print JSON")
-    stop.set_defaults(run=run_if_stop)
+    stop.set_defaults(run=run_if_stop, makes_folders=True)
 
 
 def run_no_recall(args: argparse.Namespace) -> None:
