@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import html
 import re
 from html.parser import HTMLParser
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -28,7 +31,8 @@ from ttamer.reporting.policy_figures import (
 )
 from ttamer.reporting.recommendation import recommend
 from ttamer.reporting.report import write_report
-from ttamer.reporting.style import GO_COLOUR, printable, save_figure
+from ttamer.reporting.style import GO_COLOUR, HURT_COLOUR, STOP_COLOUR, printable, save_figure
+from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
@@ -63,6 +67,8 @@ class Reader(HTMLParser):
         self.links += [v for k, v in attrs if k in ("src", "href", "xlink:href", "srcset") and v]
         if tag == "tr" and "data-family" in known:
             self.row = self.rows.setdefault(known["data-family"], [])
+        if tag == "tr" and known.get("id", "").startswith("policy-"):
+            self.row = []
         if tag == "td":
             value = known.get("data-value")
             self.row.append(None if value is None else float(value))
@@ -95,6 +101,63 @@ def test_numbers_on_the_page_are_the_frontiers(case, written):
     assert advice.sentence in "".join(page.text)
 
 
+def test_points_of_the_frontier_lead_to_how_to_deploy_them(case, written):
+    front, ladder, _ = case
+    page = html.unescape(written[0].read_text("utf-8"))
+    kept = lower_envelope(*front.curve("ttamer")).tolist()
+    links = re.findall(r'<a href="#(policy-\w+)" class="point">', page)
+    assert links == [f"policy-setting{place}" for place in kept] * 2  # wide and narrow
+    for place in kept:
+        point = front.of("ttamer")[place]
+        [row] = re.findall(rf'<tr id="policy-setting{place}".*?</tr>', page)
+        assert f"error {point.result.error:.1%}" in row
+        [budget] = re.findall(r"for_budget\(([\d.]+)\)", row)
+        mixture = ladder.for_budget(float(budget))
+        assert mixture.cost == pytest.approx(float(budget), rel=1e-5)
+        assert f"[serve] budget = {budget}" in row
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of WCAG 2."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of WCAG 2."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_and_lines_have_enough_contrast_in_both_themes():
+    css = (resources.files("ttamer.reporting") / "page.css").read_text("utf-8")
+    themes = [
+        dict(re.findall(r"--(\w+): (#\w+)", block))
+        for block in re.findall(r":root \{.*?\}", css, re.S)
+    ]
+    assert len(themes) == 3  # light, dark, printed
+    for theme in themes:
+        for paper in (theme["bg"], theme["card"]):
+            for text in ("ink", "muted", "accent"):
+                assert contrast(theme[text], paper) >= 4.5, (text, paper)
+            assert contrast(theme["background"], paper) >= 3, paper
+        assert contrast(theme["muted"], theme["blank"]) >= 4.5
+    for colour in (STOP_COLOUR, "#3d6fa5", HURT_COLOUR, "#8e5572"):
+        assert contrast(colour, "#ffffff") >= 3
+    assert contrast("#77716a", "#f1efec") < 4.5  # the check can fail
+
+
+def test_text_of_the_narrow_figure_is_12_pixels_on_a_screen_of_400(case):
+    figure = draw_frontier(case[0], narrow=True)
+    figure.draw_without_rendering()
+    shown = 400 - 2 * 16 * (0.9 + 0.8) - 2  # the page's padding, the card's, and its border
+    pixels = shown / (72 * figure.get_size_inches()[0])
+    sizes = [text.get_fontsize() for text in figure.legends[0].get_texts()]
+    sizes += [text.get_fontsize() for text in figure.axes[0].get_xticklabels()]
+    assert min(sizes) * pixels >= 12
+
+
 def test_left_out_families_and_provenance_are_said(case, written):
     front, ladder, test_rows = case
     said = "".join(Reader(written[0].read_text("utf-8")).text)
@@ -116,10 +179,14 @@ def test_every_figure_is_written_as_png_and_svg(written):
         assert start.startswith(b"\x89PNG" if path.suffix == ".png" else b"<?xml")
 
 
-def test_the_page_stands_alone_and_runs_nothing(written):
+def test_the_page_stands_alone_and_runs_only_its_own_script(written):
     page = written[0].read_text("utf-8")
     reader = Reader(page)
-    assert not reader.tags & {"script", "link", "iframe", "object", "embed", "img", "base", "form"}
+    assert not reader.tags & {"link", "iframe", "object", "embed", "img", "base", "form"}
+    [script] = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{allowed}'" in page
+    assert not re.search(r"fetch|XMLHttp|import|eval|innerHTML|http", script)
     assert all(link.startswith("#") for link in reader.links)
     assert not re.search(r"@import|url\((?!#)", page)
     assert "default-src 'none'" in page
@@ -147,9 +214,9 @@ def test_names_from_outside_are_only_ever_text(tmp_path):
     case = measured(trace, ("ttamer", "always-last", "frugalml"))
     page, *figures = write_report(*case, tmp_path / "x.html", title="</title><script>\x00\n")
     text = page.read_text("utf-8")
-    assert not Reader(text).tags & {"script", "img", "b>note"}
+    assert not Reader(text).tags & {"img", "b>note"}
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
-    assert "<script" not in text
+    assert text.count("<script") == 1  # the page's own
     assert "\x00" not in text
     assert all(b"<script" not in path.read_bytes() for path in figures if path.suffix == ".svg")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer.evaluation.frontiers import MORE_ERROR
 from ttamer.reporting.style import (
-    FAINT,
+    BACKGROUND,
     GO_COLOUR,
     HURT_COLOUR,
     INK,
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from ttamer.evaluation.frontiers import Frontier
 
-__all__ = ["draw_frontier", "family_colours"]
+__all__ = ["draw_frontier", "family_colours", "point_name"]
 
 THRESHOLDS = ("threshold", "threshold-per-exit", "calibrated", "entropy", "margin")
 """Threshold families: only the best of them is drawn in colour."""
@@ -40,6 +42,10 @@ _COLOURS = {
 }
 _THRESHOLD_COLOUR = "#8e5572"
 _EXTRA_COLOUR = "#6b7d3a"
+_DASHES = ("-", (0, (5, 1.5)), (0, (2, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (9, 3)))
+"""The line styles of families in the background."""
+_NARROW_FONT = 11.8
+"""The size of text for narrow screens, in points: at least 12 pixels on a screen of 400."""
 _CLOSE = 0.1
 """Costs are drawn on a logarithmic scale if the arrow would end below this share of its start."""
 
@@ -74,16 +80,31 @@ def draw_frontier(
     1
     """
     with style():
-        figure = new_figure(4.6, 5.4) if narrow else new_figure(8.4, 4.9)
+        figure = new_figure(4.6, 4.2) if narrow else new_figure(8.4, 4.9)
         axes = figure.subplots()
         plain_axes(axes, grid="both")
         _Drawing(frontier, axes, arrow, more_error).draw()
         handles, labels = axes.get_legend_handles_labels()
+        columns = 4
+        if narrow:
+            axes.tick_params(labelsize=_NARROW_FONT)
+            axes.xaxis.label.set_fontsize(_NARROW_FONT)
+            axes.set_title("error", loc="left", color=MUTED, fontsize=_NARROW_FONT, pad=8)
+            axes.set_xlabel(axes.get_xlabel().replace(" (", "\n("), color=MUTED)
+            columns = 2 if max(map(len, labels)) <= 20 else 1
+            rows = -(-len(labels) // columns)
+            figure.set_size_inches(4.6, 4.2 + 0.235 * rows)
         figure.legend(
-            handles, labels, loc="outside lower center", ncols=2 if narrow else 4, frameon=False,
-            fontsize=8.5 if narrow else 9, handlelength=1.6, columnspacing=1.2, labelcolor=INK,
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False,
+            fontsize=_NARROW_FONT if narrow else 9.5, handlelength=2.2, columnspacing=1.2,
+            labelcolor=INK,
         )  # fmt: skip
     return figure
+
+
+def point_name(place: int) -> str:
+    """Return the id in the drawing of a setting of the family, by its place in the frontier."""
+    return f"setting{place}"
 
 
 def family_colours(frontier: Frontier, arrow: str | None = None) -> dict[str, str]:
@@ -133,13 +154,14 @@ class _Drawing:
             label=f"{printable(reference.node)}: the reference",
         )  # fmt: skip
         self._dots(x, y)
-        for family, curve in self.curves.items():
-            if family not in self.colours:
-                axes.plot(*curve, color=FAINT, lw=1.2, zorder=2, label=family)
+        others = [family for family in self.curves if family not in self.colours]
+        for family, dashes in zip(others, itertools.cycle(_DASHES), strict=False):
+            curve = self.curves[family]
+            axes.plot(*curve, color=BACKGROUND, lw=1.1, ls=dashes, zorder=2, label=family)
         self._saving(x, y + self.more_error)
         scale = ", logarithmic" if self.log else ""
         whole = printable(reference.node)
-        axes.set_xlabel(f"cost per input{scale} (100% = {whole} alone)", color=MUTED)
+        axes.set_xlabel(f"cost per input{scale} (100% = {whole})", color=MUTED)
         axes.set_title("error", loc="left", color=MUTED, fontsize=10, pad=8)
 
     def _curve(self, family: str) -> tuple[list[float], list[float]]:
@@ -153,12 +175,20 @@ class _Drawing:
         return x.tolist(), y.tolist()
 
     def _set_range(self, x: float, y: float) -> None:
-        """Show the coloured curves and the reference; what lies beyond is named in the legend."""
+        """Show the coloured curves from the least error to some points above the reference's."""
         from matplotlib.ticker import LogLocator, NullLocator
 
         strong = [self.curves[f] for f in self.colours if f in self.curves]
-        across = [x, *(cost for curve in strong for cost in curve[0])]
-        up = [y, *(error for curve in strong for error in curve[1])]
+        errors = [error for _, each in strong for error in each]
+        top = y + 1.2 * max(MORE_ERROR[-1], y - min(errors, default=y))
+        shown = [
+            (cost, error)
+            for curve in strong
+            for cost, error in zip(*curve, strict=True)
+            if error <= top
+        ]
+        across = [x, *(cost for cost, _ in shown)]
+        up = [y, *(error for _, error in shown)]
         wide, tall = max(across) or 1.0, (max(up) - min(up)) or max(up) or 0.1
         self.axes.set_xlim(-0.02 * wide, 1.06 * wide)
         if self.log:
@@ -174,12 +204,16 @@ class _Drawing:
         """Draw the settings on the envelope, with 95% intervals of error and of cost."""
         unit, points = self.unit, self.frontier.of(family)
         kept = lower_envelope(*self.frontier.curve(family)).tolist()
-        for result in (points[i].result for i in kept):
+        for place in kept:
+            result = points[place].result
             x, y = result.cost / unit, result.error
             (left, right), (low, high) = result.cost_interval, result.error_interval
             for xs, ys in (([left / unit, right / unit], [y, y]), ([x, x], [low, high])):
                 self.axes.plot(xs, ys, color=STOP_COLOUR, lw=1.0, alpha=0.45, zorder=5)
-            self.axes.plot([x], [y], "o", ms=5.5, color=STOP_COLOUR, mec=PAPER, mew=0.8, zorder=7)
+            [dot] = self.axes.plot(
+                [x], [y], "o", ms=6.5, color=STOP_COLOUR, mec=PAPER, mew=0.8, zorder=7
+            )
+            dot.set_gid(point_name(place))
 
     def _dots(self, x: float, y: float) -> None:
         """Draw the families of one setting, except the reference itself; the oracle is faint."""
@@ -189,7 +223,7 @@ class _Drawing:
             result = self.frontier.of(family)[0].result
             cost, error = result.cost / self.unit, result.error
             faint = family == "oracle"
-            colour = FAINT if faint else self.colours.get(family, MUTED)
+            colour = BACKGROUND if faint else self.colours.get(family, MUTED)
             mark = "*" if faint else next(marks)
             where = ""
             if abs(cost - x) + abs(error - y) < 1e-9:

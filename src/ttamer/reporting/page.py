@@ -1,11 +1,14 @@
-"""The page of a report: one self-contained HTML file, from ``page.html`` and ``page.css``.
+"""The page of a report: one self-contained HTML file from ``page.html``, ``.css`` and ``.js``.
 
-The page fetches nothing and runs no script, and its own content security policy forbids both. Every
-string from outside goes through :func:`text`.
+The page fetches nothing. Its content security policy allows exactly one script, its own, by its
+hash; without it the page shows the same numbers, and points of the frontier link to rows of a
+table. Every string from outside goes through :func:`text`.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from dataclasses import dataclass, field
 from html import escape
@@ -14,21 +17,34 @@ from string import Template
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from ttamer.reporting.style import BLANK_COLOUR, FAINT, INK, MUTED, PAPER, RULE
+from ttamer.reporting.style import (
+    BACKGROUND,
+    BLANK_COLOUR,
+    FAINT,
+    INK,
+    MUTED,
+    PAPER,
+    RULE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ttamer.reporting.style import Drawn
 
-__all__ = ["Cell", "Page", "Picture", "Tile", "inline_svg", "render", "text"]
+__all__ = ["Cell", "Page", "Pick", "Picture", "Tile", "inline_svg", "render", "text"]
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "script-src 'sha256-{hash}'"
+)
+"""The content security policy, with the hash of the one script that may run."""
 _THEME = {
     INK: "var(--ink)",
     MUTED: "var(--muted)",
     RULE: "var(--rule)",
     FAINT: "var(--faint)",
+    BACKGROUND: "var(--background)",
     BLANK_COLOUR: "var(--blank)",
     PAPER: "var(--card)",
 }
@@ -65,6 +81,21 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Pick:
+    """One policy that the reader can pick, in the figure or in the table of policies."""
+
+    name: str
+    """Its id in the drawing, where it is a point."""
+    cells: Sequence[str]
+    """What the table of policies shows."""
+    tip: str
+    """What hovering over the point shows."""
+    deploy: Sequence[tuple[str, str]]
+    """How to deploy it: the place, and what to write there."""
+    recommended: bool = False
+
+
+@dataclass(frozen=True)
 class Cell:
     """One cell of the table."""
 
@@ -90,6 +121,10 @@ class Page:
     """For each family: its name, its colour, its cells."""
     left_out: Sequence[tuple[str, str]]
     provenance: Sequence[tuple[str, str]]
+    pick_caption: str = ""
+    pick_head: Sequence[str] = ()
+    picks: Sequence[Pick] = ()
+    """The policies of the reported family that are on its frontier, the cheapest first."""
     remarks: Sequence[str] = field(default_factory=tuple)
 
 
@@ -103,13 +138,22 @@ def text(value: object) -> str:
     return escape("".join(c if c.isprintable() else "�" for c in one_line), quote=True)
 
 
-def inline_svg(svg: bytes, prefix: str, label: str) -> str:
-    """Return one of our drawings for use inside HTML: it scales, and its ids are unique."""
+def inline_svg(svg: bytes, prefix: str, label: str, picks: Sequence[Pick] = ()) -> str:
+    """Return one of our drawings for use inside HTML: it scales, and its ids are unique.
+
+    Points that can be picked become links to their row in the table of policies.
+    """
     root = ET.fromstring(svg)  # noqa: S314 - we have just drawn it ourselves
+    tips = {pick.name: pick.tip for pick in picks}
     for parent in list(root.iter()):
-        for child in list(parent):
+        for place, child in enumerate(list(parent)):
             if child.tag.endswith(("}metadata", "}style")):
                 parent.remove(child)
+            elif (name := child.get("id", "")) in tips:
+                link = ET.Element("a", {"href": f"#policy-{name}", "class": "point"})
+                ET.SubElement(link, "title").text = tips[name]
+                link.append(child)
+                parent[place] = link
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
         for name, value in list(element.attrib.items()):
@@ -126,7 +170,7 @@ def _attribute(name: str, value: str, prefix: str) -> str:
     """Return an attribute as the page needs it: unique ids, theme colours, two decimals."""
     if name == "id":
         return prefix + value
-    if name.endswith("href") and value.startswith("#"):
+    if name.endswith("href") and value.startswith("#") and not value.startswith("#policy-"):
         return f"#{prefix}{value[1:]}"
     value = value.replace("url(#", f"url(#{prefix}")
     if name == "style":
@@ -145,14 +189,19 @@ def render(page: Page) -> str:
     if page.strong:
         sentence = sentence.replace(strong, f"<em>{strong}</em>", 1)
     facts = (f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in page.provenance)
+    script = _data_file("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_data_file("page.html")).substitute(
-        policy=_POLICY,
+        policy=_POLICY.format(hash=digest),
+        script=script,
         title=text(page.title),
         css=_data_file("page.css"),
         sentence=sentence,
         notes=_paragraphs(page.notes, "notes"),
         tiles="".join(map(_tile, page.tiles)),
-        pictures="".join(map(_picture, page.pictures)),
+        frontier="".join(_picture(each, page.picks) for each in page.pictures[:1]),
+        pictures="".join(map(_picture, page.pictures[1:])),
+        policies=_policies(page),
         table=_table(page),
         remarks=_paragraphs(page.remarks, "remarks"),
         provenance="".join(facts),
@@ -180,19 +229,50 @@ def _tile(tile: Tile) -> str:
     )
 
 
-def _picture(picture: Picture) -> str:
+def _picture(picture: Picture, picks: Sequence[Pick] = ()) -> str:
     wide = " wide" if picture.wide else ""
     drawing = ""
     if picture.drawn is not None:
         kind = "drawing on-wide" if picture.narrow else "drawing"
-        svg = inline_svg(picture.drawn.svg, f"{picture.name}-", picture.label)
+        svg = inline_svg(picture.drawn.svg, f"{picture.name}-", picture.label, picks)
         drawing = f'<div class="{kind}">{svg}</div>\n'
     if picture.narrow:
-        svg = inline_svg(picture.narrow, f"{picture.name}-narrow-", picture.label)
+        svg = inline_svg(picture.narrow, f"{picture.name}-narrow-", picture.label, picks)
         drawing += f'<div class="drawing on-narrow">{svg}</div>\n'
     return (
         f'<figure class="card{wide}" id="{text(picture.name)}">\n<h2>{text(picture.heading)}</h2>\n'
         f"{drawing}<figcaption>{text(picture.caption)}</figcaption>\n</figure>\n"
+    )
+
+
+def _policies(page: Page) -> str:
+    """Return the table of policies that can be picked, and the place that shows the one picked."""
+    if not page.picks:
+        return ""
+    head = "".join(f'<th scope="col">{text(name)}</th>' for name in page.pick_head)
+    rows = "".join(_pick(page, pick) for pick in page.picks)
+    return (
+        '<section class="card wide" id="policies">\n<h2>Pick a policy</h2>\n'
+        '<div id="picked" aria-live="polite"></div>\n'
+        f"<table>\n<caption>{text(page.pick_caption)}</caption>\n"
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n</section>"
+    )
+
+
+def _pick(page: Page, pick: Pick) -> str:
+    first, *rest = pick.cells
+    cells = "".join(
+        f'<td data-label="{text(name)}">{text(cell)}</td>'
+        for name, cell in zip(page.pick_head[1:-1], rest, strict=True)
+    )
+    how = "".join(
+        f"<dt>{text(place)}</dt><dd><code>{text(line)}</code></dd>" for place, line in pick.deploy
+    )
+    marked = ' class="recommended"' if pick.recommended else ""
+    return (
+        f'<tr id="policy-{text(pick.name)}" data-tip="{text(pick.tip)}"{marked}>'
+        f'<th scope="row">{text(first)}</th>{cells}'
+        f'<td class="deploy"><details><summary>deploy</summary><dl>{how}</dl></details></td></tr>\n'
     )
 
 

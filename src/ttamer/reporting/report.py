@@ -10,8 +10,8 @@ import numpy as np
 from ttamer._version import __version__
 from ttamer.errors import ArgumentError
 from ttamer.policy.index import IndexPolicy
-from ttamer.reporting.frontier_figure import draw_frontier, family_colours
-from ttamer.reporting.page import Cell, Page, Picture, Tile, render
+from ttamer.reporting.frontier_figure import draw_frontier, family_colours, point_name
+from ttamer.reporting.page import Cell, Page, Pick, Picture, Tile, render
 from ttamer.reporting.policy_figures import (
     MAX_PANELS,
     draw_answered,
@@ -30,6 +30,7 @@ from ttamer.reporting.recommendation import (
     uses_labels,
 )
 from ttamer.reporting.style import drawn, less, number, percent, points, svg_of
+from ttamer.stats.envelope import lower_envelope
 
 if TYPE_CHECKING:
     import os
@@ -105,6 +106,12 @@ def write_report(
         rows=_rows(frontier, advice),
         left_out=list(frontier.left_out.items()),
         provenance=_provenance(frontier, ladder, test_trace),
+        pick_caption=(
+            f"The policies of {family} on its frontier, measured on {frontier.test_rows:,} rows; "
+            f"costs as shares of what {advice.against} costs."
+        ),
+        pick_head=("cost per input", "share", "error", "95% interval", "asked", ""),
+        picks=_picks(frontier, ladder, family, advice),
         remarks=_remarks(test_trace),
     )
     target = Path(path)
@@ -189,6 +196,44 @@ def _pictures(
             drawn(draw_calibration(trace, nodes)),
         ),
     ]
+
+
+def _picks(
+    frontier: Frontier, ladder: FittedLadder, family: str, advice: Recommendation
+) -> list[Pick]:
+    """Return the policies on the family's envelope, the cheapest first."""
+    points = frontier.of(family)
+    wanted = [each.point for each in advice.settings]
+    tradeoffs = (policy.tradeoff for policy in ladder)
+    estimated = dict(zip(tradeoffs, ladder.require_rungs().costs.tolist(), strict=True))
+    picks = []
+    for place in lower_envelope(*frontier.curve(family)).tolist():
+        result, knob = points[place].result, points[place].knob["tradeoff"]
+        share = result.cost / _unit(frontier) if _unit(frontier) else 0.0
+        low, high = result.error_interval
+        budget = f"{estimated.get(ladder.at(knob).tradeoff, result.cost):.6g}"
+        asked = sum(result.asked.values())
+        picks.append(
+            Pick(
+                point_name(place),
+                [
+                    number(result.cost),
+                    percent(share),
+                    f"{result.error:.1%}",
+                    f"{low:.1%} to {high:.1%}",
+                    f"{asked:.2f} nodes",
+                ],
+                f"{number(result.cost)} per input ({percent(share)}), error {result.error:.1%}, "
+                f"{asked:.2f} nodes asked",
+                [
+                    ("Python", f'tt.load("policy.ttamer").for_budget({budget})'),
+                    ("gateway", f"[serve] budget = {budget}"),
+                    ("check", f"ttamer evaluate policy.ttamer TRACE --budget {budget}"),
+                ],
+                any(points[place] is each for each in wanted),
+            )
+        )
+    return picks
 
 
 def _answered_label(point: Point, nodes: Sequence[str], family: str) -> str:
