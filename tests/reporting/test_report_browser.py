@@ -16,6 +16,7 @@ from support.reports import NAMES, SOME, measured
 from support.traces import answering_trace
 from ttamer.reporting.recommendation import recommend
 from ttamer.reporting.report import write_report
+from ttamer.stats.envelope import lower_envelope
 
 if TYPE_CHECKING:
     import subprocess
@@ -56,8 +57,19 @@ addEventListener("load", () => {
       const box = element.getBoundingClientRect();
       return box.width > 0 && !element.closest("svg *") && box.right > root.clientWidth + 1;
     }).map(element => element.tagName);
+    const points = [...page.querySelectorAll("a.point")].filter(point =>
+      point.getBoundingClientRect().width > 0);
+    const tip = page.getElementById("tip"), hidden = tip.hidden;
+    points[0].dispatchEvent(new PointerEvent("pointerenter"));
+    const box = tip.getBoundingClientRect();
+    const hover = {hidden, text: tip.hidden ? "" : tip.textContent, left: box.left, right: box.right};
+    points[0].dispatchEvent(new PointerEvent("pointerleave"));
+    points[0].dispatchEvent(new MouseEvent("click", {bubbles: true, cancelable: true}));
+    const picked = {tip: page.querySelector("#picked p").textContent, gone: tip.hidden,
+      code: page.querySelector("#picked code").textContent, points: points.length,
+      rows: page.querySelectorAll("tr.picked").length, hash: frame.contentWindow.location.hash};
     const asked = frame.contentWindow.performance.getEntriesByType("resource").map(e => e.name);
-    return {width: root.clientWidth, scroll: root.scrollWidth, sizes, beyond, asked,
+    return {width: root.clientWidth, scroll: root.scrollWidth, sizes, beyond, asked, hover, picked,
       sentence: page.querySelector("h1").textContent};
   });
   document.body.innerHTML = "";
@@ -98,7 +110,25 @@ def test_in_a_browser_every_figure_is_seen_and_nothing_overflows(chromium, case,
             assert 250 < width < seen["width"]
             assert height > 100
             assert figure["label"]
-            assert figure["letters"] > 7, figure  # the least line of text, in pixels
+            least = 12 if figure["name"] == "frontier" else 7
+            assert figure["letters"] > least, figure  # the least line of text, in pixels
+
+
+def test_in_a_browser_hovering_shows_numbers_and_a_click_picks_a_policy(
+    chromium, case, written, tmp_path
+):
+    page = written[0].read_text("utf-8")
+    kept = lower_envelope(*case[0].curve("ttamer")).tolist()
+    cheapest = case[0].of("ttamer")[kept[0]].result
+    for seen in looked_at(chromium, page, tmp_path):
+        hover, picked = seen["hover"], seen["picked"]
+        assert hover["hidden"]
+        assert f"error {cheapest.error:.1%}" in hover["text"]
+        assert 0 <= hover["left"] < hover["right"] <= seen["width"]
+        assert picked["tip"] == hover["text"]
+        assert picked["gone"]
+        assert picked["code"].startswith('tt.load("policy.ttamer").for_budget(')
+        assert (picked["rows"], picked["hash"], picked["points"]) == (1, "", len(kept))
 
 
 def test_in_a_browser_the_page_complains_of_nothing_and_looks_right(chromium, written, tmp_path):
@@ -107,7 +137,7 @@ def test_in_a_browser_the_page_complains_of_nothing_and_looks_right(chromium, wr
     assert complaints(chromium(address, f"--screenshot={shot}", "--window-size=1280,2400")) == []
     pixels = (255 * imread(shot)[..., :3]).round().astype(int)
     assert pixels.shape[:2] == (2400, 1280)
-    for colour in ((27, 127, 121), (242, 165, 65)):  # of ours in plot.py: stop and go on
+    for colour in ((27, 127, 121), (242, 165, 65)):  # of style.py: stop and go on
         assert (np.abs(pixels - colour).max(axis=2) <= 2).sum() > 2000
 
 
