@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import runpy
 import subprocess
@@ -44,6 +46,83 @@ def test_links_to_files_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def public(dotted: str) -> bool:
+    """Whether a dotted name is a package, a name in its ``__all__``, or an attribute of one."""
+    package, *parts = dotted.split(".")
+    holder: object = importlib.import_module(package)
+    for part in parts:
+        path = f"{package}.{part}"
+        if getattr(holder, "__path__", None) is None:  # no package: a class, or a function
+            if not hasattr(holder, part):
+                return False
+            holder = getattr(holder, part)
+        elif part in holder.__all__:
+            holder = getattr(holder, part)
+        elif (ROOT / "src" / path.replace(".", "/") / "__init__.py").exists():
+            holder, package = importlib.import_module(path), path
+        else:
+            return False
+    return True
+
+
+def names_used(code: str) -> set[str]:
+    """The dotted names of the package that code imports, or reads from what it imported."""
+    tree = ast.parse(code)
+    found, bound = set(), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ttamer":
+            for alias in node.names:
+                bound[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "ttamer":
+                    bound[alias.asname or "ttamer"] = alias.name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            home = bound.get(node.value.id, "")
+            if home and home.rpartition(".")[2].islower():  # of a package; not of a class
+                found.add(f"{home}.{node.attr}")
+    return found | set(bound.values())
+
+
+MENTIONED = re.compile(r"(?<![\w./-])ttamer(?:\.[A-Za-z_]\w*)+")
+GUIDES = [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
+GUIDES += [*sorted((ROOT / "experiments").glob("*/README.md")), ROOT / "benchmarks" / "README.md"]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: f"{page.parent.name}-{page.name}")
+def test_a_page_names_only_public_names(page):
+    text = page.read_text("utf-8")
+    used = set(MENTIONED.findall(text))
+    for code in blocks(page):
+        used |= names_used(code)
+    assert sorted(name for name in used if not public(name)) == []
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_an_example_uses_only_public_names(example):
+    used = names_used(example.read_text("utf-8"))
+    assert used
+    assert sorted(name for name in used if not public(name)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "is_public"),
+    [
+        ("ttamer.fit", True),
+        ("ttamer.datasets", True),
+        ("ttamer.datasets.load", True),
+        ("ttamer.FittedLadder.at", True),
+        ("ttamer.FittedLadder.nonsense", False),
+        ("ttamer.nonsense", False),
+        ("ttamer.fitted.ladder.FittedLadder", False),
+        ("ttamer.reporting.style", False),
+    ],
+)
+def test_private_names_would_be_noticed(name, is_public):
+    assert public(name) == is_public
 
 
 def test_every_command_is_in_the_readme():

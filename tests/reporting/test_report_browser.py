@@ -62,7 +62,8 @@ addEventListener("load", () => {
     const tip = page.getElementById("tip"), hidden = tip.hidden;
     points[0].dispatchEvent(new PointerEvent("pointerenter"));
     const box = tip.getBoundingClientRect();
-    const hover = {hidden, text: tip.hidden ? "" : tip.textContent, left: box.left, right: box.right};
+    const hover = {hidden, text: tip.hidden ? "" : tip.textContent,
+      left: box.left, right: box.right};
     points[0].dispatchEvent(new PointerEvent("pointerleave"));
     points[0].dispatchEvent(new MouseEvent("click", {bubbles: true, cancelable: true}));
     const picked = {tip: page.querySelector("#picked p").textContent, gone: tip.hidden,

@@ -2,7 +2,7 @@
 
 ::
 
-    serve run ttamer.ray.serving:build cascade=cascade.toml policy=policy.ttamer
+    serve run ttamer.ray:build cascade=cascade.toml policy=policy.ttamer
 
 The deployment of each node scales by itself. The ingress is the gateway (``ttamer serve``) with all
 its endpoints, keys, limits and metrics; instead of upstreams it calls deployments. A request whose
@@ -99,7 +99,7 @@ def application(
 
 
 def build(args: dict[str, str]) -> Application:
-    """Return the application for ``serve run ttamer.ray.serving:build``.
+    """Return the application for ``serve run ttamer.ray:build``.
 
     Args:
         args: The arguments of the command: ``cascade=FILE policy=FILE``.
