@@ -9,12 +9,13 @@ import pytest
 
 from ttamer import errors
 
-EVERY = [getattr(errors, name) for name in errors.__all__]
+EVERY = [getattr(errors, name) for name in errors.__all__ if name != "TraceWarning"]
 
 
 def test_every_error_is_a_ttamer_error_and_is_exported():
     defined = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
-    assert set(defined) == set(EVERY)
+    assert set(defined) == {*EVERY, errors.TraceWarning}
+    assert issubclass(errors.TraceWarning, UserWarning)
     assert all(issubclass(kind, errors.TTamerError) for kind in EVERY)
 
 

@@ -42,6 +42,7 @@ NAMES = [
     "TTamerError",
     "Trace",
     "TraceError",
+    "TraceWarning",
     "WalkPolicy",
     "__version__",
     "collect",

@@ -30,6 +30,9 @@ from ttamer.errors import (
     TraceError as TraceError,
 )
 from ttamer.errors import (
+    TraceWarning as TraceWarning,
+)
+from ttamer.errors import (
     TTamerError as TTamerError,
 )
 from ttamer.evaluation.results import Result as Result

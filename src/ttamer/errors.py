@@ -13,6 +13,8 @@
     │   └── ArtefactTooNew      written by a later version of the format
     └── MissingExtra            an optional part is not installed
 
+A warning of the package is a ``TraceWarning``: a log that can be used, and probably should not be.
+
 A message says what is wrong, where, what was received, and what to do.
 """
 
@@ -29,6 +31,7 @@ __all__ = [
     "ProblemError",
     "TTamerError",
     "TraceError",
+    "TraceWarning",
 ]
 
 
@@ -79,3 +82,13 @@ class MissingExtra(TTamerError, ImportError):  # noqa: N818 - the name says what
 
     def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
         return MissingExtra, (self.package, self.extra)
+
+
+class TraceWarning(UserWarning):
+    """A trace can be used, but probably has a mistake, or too few rows.
+
+    It is raised for classes that differ only in white space, and for a fit to fewer than 100 rows.
+
+    >>> import warnings
+    >>> warnings.simplefilter("error", TraceWarning)  # treat it as an error
+    """

@@ -319,8 +319,8 @@ def test_an_unknown_family_is_refused_with_the_names_there_are():
         fit_families(make(SURE, RIGHT), ["treshold"])
 
 
-def test_a_trace_that_does_not_know_who_was_right_is_not_just_left_out():
-    with pytest.raises(TraceError, match="who was right"):
+def test_a_trace_without_correctness_is_refused_not_left_out():
+    with pytest.raises(TraceError, match="which answers are right"):
         fit_families(make(SURE))
 
 

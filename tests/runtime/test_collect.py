@@ -144,11 +144,11 @@ def fails(value):
 def test_what_goes_wrong_is_placed_or_counted(node, says):
     with pytest.raises(TraceError, match=says):
         collect(range(4), {"n": node})
-    trace = collect(range(4), {"n": node}, on_error="skip", labels=[0, 1, 2, 3])
+    trace = collect(range(4), {"n": node}, on_error="skip", labels=["x", 1, 2, 3])
     assert len(trace) == 3
     assert sum(trace.left_out.values()) == 1
     assert next(iter(trace.left_out)).startswith("n r")
-    assert [trace.classes[c] for c in trace.label] == ["0", "1", "3"]
+    assert [trace.classes[c] for c in trace.label] == ["x", "1", "3"]
 
 
 def test_the_cause_is_kept():

@@ -545,8 +545,8 @@ def test_csv_that_stops_being_text(tmp_path):
 def test_a_file_that_lies_about_its_rows(tmp_path, monkeypatch):
     big_trace(10).write(tmp_path / "t.parquet")
     for rows, says in (
-        (9, "more than the 9 rows it says"),
-        (11, "says it has 11 rows, and has 10"),
+        (9, "more than the 9 rows of its header"),
+        (11, "its header has 11 rows, and the file 10"),
         (1 << 60, "do not fit in memory"),
     ):
         source = open_source(tmp_path / "t.parquet")

@@ -194,11 +194,11 @@ def test_concat_is_the_inverse_of_taking_apart():
 
 def test_concat_makes_one_list_of_classes():
     one = Trace.from_arrays(PAIR, [[0, 0]], prediction=[["x", "y"]], label=["y"])
-    two = Trace.from_arrays(PAIR, [[0, 0]], prediction=[["z", None]], label=["x"])
+    two = Trace.from_arrays(PAIR, [[0, 0]], prediction=[["z", None]], label=["z"])
     both = Trace.concat([one, two])
     said = [[None if c < 0 else both.classes[c] for c in row] for row in both.prediction]
     assert said == [["x", "y"], ["z", None]]
-    assert [both.classes[c] for c in both.label] == ["y", "x"]
+    assert [both.classes[c] for c in both.label] == ["y", "z"]
 
 
 def test_concat_of_other_costs_keeps_them_by_row():

@@ -93,10 +93,10 @@ class Base:
             group = np.concatenate([np.zeros(len(trace), np.intp), group[kept]])
         else:
             group = group[rows]
-        said = trace.confidence[rows, base]
-        ends = np.flatnonzero(np.append((np.diff(said) != 0) | (np.diff(group) != 0), True))
+        sure = trace.confidence[rows, base]
+        ends = np.flatnonzero(np.append((np.diff(sure) != 0) | (np.diff(group) != 0), True))
         starts = np.searchsorted(group, np.arange(len(self.groups) + 1))
-        self.cut_at = said[ends]
+        self.cut_at = sure[ends]
         self.first = np.searchsorted(group[ends], np.arange(len(self.groups) + 1))
         self.of_end = group[ends]
         worse = scorer.wrong[rows].astype(np.int64) - scorer.wrong[rows, base][:, np.newaxis]
@@ -149,8 +149,8 @@ class FrugalML:
 
 def _groups(trace: Trace, base: int, least: int) -> dict[str, int]:
     """Return a group from 1 on for each label the base predicts often enough."""
-    said = predictions_of(trace)[:, base]
-    count = np.bincount(said[said >= 0], minlength=len(trace.classes))
+    predicted = predictions_of(trace)[:, base]
+    count = np.bincount(predicted[predicted >= 0], minlength=len(trace.classes))
     labels = [trace.classes[code] for code in np.flatnonzero(count >= max(least, 1))]
     return {label: group for group, label in enumerate(labels, start=1)}
 

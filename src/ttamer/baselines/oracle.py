@@ -22,7 +22,7 @@ __all__ = ["Oracle"]
 class OracleRule:
     """The cheapest way to a right answer; the cheapest answer where no node is right.
 
-    On the way a node is passed, or asked where the row says that this is cheaper.
+    On the way a node is passed, or asked where that is cheaper on the row.
     """
 
     needs: NDArray[np.bool_]

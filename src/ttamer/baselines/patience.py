@@ -32,13 +32,13 @@ class PatienceRule:
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace."""
-        said = predictions_of(trace)
+        predicted = predictions_of(trace)
         stop = np.full(len(trace), len(self.walk) - 1)
         row = np.zeros(len(trace), np.intp)
         going = np.ones(len(trace), bool)
-        before = np.full(len(trace), -1, said.dtype)
+        before = np.full(len(trace), -1, predicted.dtype)
         for step, node in enumerate(self.walk):
-            now = said[:, node]
+            now = predicted[:, node]
             row = np.where(now == before, row + 1, 1)
             row[now < 0] = 0
             enough = going & (row >= self.times)

@@ -93,8 +93,8 @@ def sweep_prices(
     open_gap(ask(1e6 / scorer.whole_cost), ask(1e-3 / (len(trace) * scorer.whole_cost)))
     while gaps and len(found) < most:
         _, left, right = heapq.heappop(gaps)
-        (cost, error, _), (dearer, better, _) = found[left], found[right]
-        price = (error - better) / (dearer - cost)
+        (cost, error, _), (higher, better, _) = found[left], found[right]
+        price = (error - better) / (higher - cost)
         middle = ask(price)
         gain = error + price * cost - (found[middle][1] + price * found[middle][0])
         if gain > _NO_GAIN:

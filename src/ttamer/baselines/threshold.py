@@ -147,15 +147,15 @@ class ThresholdPerExit:
         """Return the sets of thresholds on the envelope."""
         scorer, walk = RuleScorer.of(trace), walk_of(trace)
         common = common_thresholds(trace, Confidence(), walk)
-        said = [trace.confidence[:, node] for node in walk[:-1]]
-        starts = [np.union1d(level_starts(x, MAX_TUNED_LEVELS), common[:-1]) for x in said]
+        scores = [trace.confidence[:, node] for node in walk[:-1]]
+        starts = [np.union1d(level_starts(x, MAX_TUNED_LEVELS), common[:-1]) for x in scores]
         levels = [
-            np.searchsorted(s, x, side="right") - 1 for s, x in zip(starts, said, strict=True)
+            np.searchsorted(s, x, side="right") - 1 for s, x in zip(starts, scores, strict=True)
         ]
         sizes = [len(s) for s in starts]
         wrong = scorer.wrong[:, walk]
         spent = np.cumsum(trace.costs[:, walk], axis=1)
-        rules = [StopRule(Confidence(), walk, np.full(len(said), cut)) for cut in common]
+        rules = [StopRule(Confidence(), walk, np.full(len(scores), cut)) for cut in common]
         points = np.array([scorer.score(rule) for rule in rules])
 
         def solve(price: float) -> Setting:
@@ -221,5 +221,5 @@ def descend(
 def _extra(trace: Trace, field: str) -> NDArray[np.float64]:
     """Return a column of all nodes, shape (T, n); a trace without it is unsuitable."""
     if field not in trace.extras or np.isnan(trace.extras[field]).all():
-        raise Unsuitable(f"no node of the trace says its {field}: add columns <node>.{field}")
+        raise Unsuitable(f"no node of the trace has {field}: add columns <node>.{field}")
     return trace.extras[field]

@@ -90,7 +90,9 @@ def frontier_text(result: Frontier, test_trace: Trace) -> str:
             cells.append("-" if cost is None else f"{cost / best.cost:.1%}" if best.cost else "0")
         rows.append([family, *cells, f"{result.area(family):.4f}"])
     lines = [
-        f"Fitted on {result.fit_rows:,} rows, measured on {result.test_rows:,} others.",
+        f"Fitted and measured on the same {result.fit_rows:,} rows: errors are too low. Split them."
+        if result.same_rows
+        else f"Fitted on {result.fit_rows:,} rows, measured on {result.test_rows:,} others.",
         f"Compared with {alone}: error {best.error:.2%}, cost {number(best.cost)} per input.",
         "",
         f"Cost as a share of what {alone} costs, at its error and at 0.5 to 5 points more",

@@ -1,6 +1,6 @@
-"""Which traces come with the package, and what is known of each; read without NumPy.
+"""Which traces come with the package, and the facts of each; read without NumPy.
 
-A trace is found by its files in ``ttamer/data``: ``<name>.json`` says how it was made. One of the
+A trace is found by its files in ``data``: ``<name>.json`` describes how it was made. One of the
 exits of a network is ``<name>.parquet``, rows to fit on before rows to test on; one of separate
 models has a file for each part.
 

@@ -95,12 +95,12 @@ def describe(name: str) -> str:
     minilm-imdb: MiniLM on IMDB reviews: 6 exits of one network
     """
     network, facts = is_network(name), about(name)
-    told = ("network", "made", "label", "confidence") if network else ("made", "label")
+    keys = ("network", "made", "label", "confidence") if network else ("made", "label")
     return "\n".join(
         [
             f"{name}: {facts['title']}",
             f"rows: {_rows(facts)}",
-            *(f"{key}: {facts[key]}" for key in ("source", *told, "cost", "licence")),
+            *(f"{key}: {facts[key]}" for key in ("source", *keys, "cost", "licence")),
             "nodes:",
             *(_exits(facts) if network else _models(name, facts)),
         ]
@@ -127,10 +127,10 @@ def _exits(facts: dict[str, Any]) -> list[str]:
 def _models(name: str, facts: dict[str, Any]) -> list[str]:
     lines = []
     for node in load(name, "test").spec.nodes:
-        said = facts["nodes"][node.name]
+        model = facts["nodes"][node.name]
         lines.append(
-            f"  {node.name}: {said['package']} ({said['licence']}), {node.cost:g} on average; "
-            f"confidence is {said['confidence']}"
+            f"  {node.name}: {model['package']} ({model['licence']}), {node.cost:g} on average; "
+            f"confidence is {model['confidence']}"
         )
     return lines
 
@@ -165,7 +165,7 @@ def _parts(part: Part | None) -> tuple[Part, ...]:
 def _need_texts(name: str, what: str) -> None:
     if is_network(name):
         raise ArgumentError(
-            f"{name} has no {what}: it holds what the exits of a network said, and none of the "
+            f"{name} has no {what}: it holds the replies of a network's exits, and none of the "
             "inputs; langid has them"
         )
 

@@ -45,7 +45,7 @@ class PairwiseComparison:
 
     @property
     def verdict(self) -> str:
-        """``"win"`` or ``"loss"`` where the interval says so, else ``"tie"``."""
+        """``"win"`` or ``"loss"`` where the interval excludes 0, else ``"tie"``."""
         low, high = self.interval
         return "win" if low > 0 else "loss" if high < 0 else "tie"
 

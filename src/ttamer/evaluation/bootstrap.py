@@ -76,7 +76,7 @@ class RowBootstrap:
 
     @classmethod
     def of(cls, rows: int, *, resamples: int, seed: int) -> RowBootstrap:
-        """Draw resamples of so many rows."""
+        """Draw resamples of ``rows`` rows."""
         generator = np.random.default_rng(seed)
         groups = min(rows, MAX_BLOCKS)
         group = generator.permutation(np.arange(rows) % groups)

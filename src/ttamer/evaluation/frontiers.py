@@ -1,4 +1,4 @@
-"""Frontiers: what each family reaches on rows it was not fitted to.
+"""Frontiers: the costs and errors of each family on rows it was not fitted to.
 
 Every knob is chosen on the fit rows; every number is measured on the test rows. Two settings can
 always be mixed at random, so families are compared by the lower convex envelope of their points.
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Frontier", "Point", "Reference", "frontier"]
 
 MORE_ERROR = (0.0, 0.005, 0.01, 0.02, 0.05)
+"""The increases over the reference's error at which costs are compared."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,9 @@ class Frontier:
     left_out: dict[str, str]
     """Families that do not suit the trace, with the reason."""
     played: dict[str, list[Played]]
-    """What each setting did on the test rows, by family."""
+    """The replay of each setting on the test rows, by family."""
+    same_rows: bool = False
+    """Whether it was fitted and measured on the same rows: errors are then too low."""
 
     @property
     def families(self) -> list[str]:
@@ -90,7 +93,7 @@ class Frontier:
         return [p.result.cost for p in points], [p.result.error for p in points]
 
     def cost_at(self, family: str, more_error: float = 0.0) -> float | None:
-        """Return the least cost at which a family errs at most so much more than the reference."""
+        """Return a family's least cost at an error ``more_error`` above the reference's."""
         return cost_at_error(*self.curve(family), self.reference.error + more_error)
 
     def error_at(self, family: str, cost: float) -> float | None:
@@ -100,7 +103,7 @@ class Frontier:
     def area(self, family: str) -> float:
         """Return the mean error over all costs from the cheapest answer's to the full model's.
 
-        Everybody may mix in the cheapest single answer.
+        Every family may mix in the cheapest single answer.
         """
         low, high = self.cost_range
         costs, errors = self.curve(family)
@@ -123,6 +126,7 @@ class Frontier:
             "test_rows": self.test_rows,
             "families": {family: self._summary(family) for family in self.families},
             "left_out": self.left_out,
+            **({"same_rows": True} if self.same_rows else {}),
         }
 
     def _summary(self, family: str) -> dict[str, Any]:
@@ -147,7 +151,27 @@ def frontier(
 ) -> Frontier:
     """Fit every family on one trace and measure it on another.
 
-    ``families`` restricts which; ``resamples`` is for the bootstrap intervals of each point.
+    Args:
+        fit_trace: The rows to fit on; every knob is chosen there.
+        test_trace: The rows to measure on. On the same rows errors are too low, and
+            ``same_rows`` is set.
+        families: The names of the families; by default our own fits and all baselines.
+        resamples: Bootstrap resamples for the intervals of each point.
+        seed: The seed of the resamples.
+        progress: Called with a line of text as the work proceeds.
+
+    Returns:
+        All points, and what they are compared with.
+
+    Raises:
+        ArgumentError: If the traces differ in their nodes, the test trace has no rows, a family is
+            unknown, or none can be fitted.
+
+    >>> from ttamer import datasets
+    >>> fit, test = datasets.load("langid", "fit"), datasets.load("langid", "test")
+    >>> found = frontier(fit, test, families=["threshold", "always-best"], resamples=0)
+    >>> found.families, found.reference.node
+    (['threshold', 'always-best'], 'lingua')
     """
     if fit_trace.names != test_trace.names:
         raise ArgumentError(
@@ -182,6 +206,7 @@ def frontier(
         test_rows=len(test_trace),
         left_out=left_out,
         played=played,
+        same_rows=fit_trace.digest == test_trace.digest,
     )
 
 

@@ -35,6 +35,7 @@ from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.problem.tradeoff import check_tradeoffs
 from ttamer.solvers import solve_ladder
 from ttamer.stats.isotonic import falling
+from ttamer.trace.checks import check_for_fit
 from ttamer.trace.trace import require_rows
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ def fit(
             (``ladder.for_error``, ``ladder.for_drop``); at most half.
         progress: Called with a line of text as the fit moves on.
     """
+    check_for_fit(trace)
     kept = None
     if hold_out:
         trace, kept = _split(trace, hold_out, seed)

@@ -25,7 +25,7 @@ from ttamer.fitting import streaming
 from ttamer.fitting.counts import Counts
 from ttamer.ray.cluster import RETRIES, cpus, in_order, joined
 from ttamer.ray.parquet import files_of, spec_of, stretches
-from ttamer.trace.builder import Agreement
+from ttamer.trace.checks import Agreement
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.trace import Trace
 
@@ -208,12 +208,12 @@ def _counted(
     found = []
     for block in stretch.read():
         found.append((Counts.of(block, quantiser, pairs), block.digest))
-        agreement.note(block)
+        agreement.add(block)
         classes = block.classes
-    if agreement.met:
+    if agreement.found:
         return found, None
     return found, (
-        [classes[code] for code in sorted(agreement.said)],
+        [classes[code] for code in sorted(agreement.predicted)],
         [classes[code] for code in sorted(agreement.labels)],
     )
 
@@ -241,13 +241,13 @@ class _Agreements:
         self._piece = piece
         mine = self._agreement
         if classes is None:
-            mine.met = True
-        elif not mine.met:
-            mine.said |= {self._codes.code(text) for text in classes[0]}
+            mine.found = True
+        elif not mine.found:
+            mine.predicted |= {self._codes.code(text) for text in classes[0]}
             mine.labels |= {self._codes.code(text) for text in classes[1]}
-            mine.met = not mine.said.isdisjoint(mine.labels)
+            mine.found = not mine.predicted.isdisjoint(mine.labels)
 
     def check(self) -> None:
         """Refuse a file in which no label was ever predicted."""
-        if self._piece is not None:
-            self._agreement.check(self._piece.layout, self._codes.classes)
+        if self._piece is not None and not self._piece.layout.flags:
+            self._agreement.check(self._codes.classes, self._piece.layout.place)

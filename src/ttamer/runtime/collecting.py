@@ -15,6 +15,7 @@ import numpy as np
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.calling import Batched, EventLoop
 from ttamer.runtime.reply import Reply, Unusable, reply_of
+from ttamer.trace.checks import check_classes
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target
 from ttamer.trace.trace import EXTRA_FIELDS, OnBad, Trace
@@ -174,7 +175,7 @@ class _Answer:
 
 @dataclass
 class Calls:
-    """Calls the nodes, times the calls, and says where one fails."""
+    """Calls the nodes, times the calls, and reports where one fails."""
 
     repeat: int
     warmup: int
@@ -312,7 +313,7 @@ class Log:
             if not np.isnan(values).all():
                 extras[extra] = values
         prediction = table(lambda answer: self.codes.code(answer.reply.prediction), np.int32)
-        return Trace(
+        trace = Trace(
             spec,
             confidence,
             prediction=prediction,
@@ -323,6 +324,8 @@ class Log:
             left_out=self.left_out,
             notes=tuple(notes),
         )
+        check_classes(trace, "the replies")
+        return trace
 
 
 def _make_finite(values: NDArray[np.float64]) -> int:

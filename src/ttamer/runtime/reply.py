@@ -47,7 +47,7 @@ class Reply:
 
 
 class Unusable(Exception):  # noqa: N818 - the runner counts it as no answer
-    """What a node returned is not a reply; the text says why."""
+    """What a node returned is not a reply; the text has the reason."""
 
 
 def reply_of(returned: Any) -> Reply:

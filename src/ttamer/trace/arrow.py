@@ -35,7 +35,7 @@ _DAMAGE = (OSError, ValueError, LookupError, TypeError, OverflowError, MemoryErr
 
 
 def arrow(name: str = "pyarrow") -> Any:
-    """Return pyarrow or a module of it, or say how to install it.
+    """Return pyarrow or a module of it, or raise how to install it.
 
     >>> arrow("pyarrow.csv").__name__
     'pyarrow.csv'
@@ -129,7 +129,7 @@ class ArrowBatch:
 
     @contextmanager
     def _sound(self, column: str) -> Iterator[Any]:
-        """Lend pyarrow, and say which column it was if something goes wrong."""
+        """Yield pyarrow, and name the column in every error."""
         pa = arrow()
         try:
             yield pa
@@ -173,7 +173,7 @@ class ParquetFile:
         )
 
     def batches(self, layout: Layout, rows: int | None) -> Iterator[ArrowBatch]:
-        """Yield batches of at most so many rows."""
+        """Yield batches of at most ``rows`` rows."""
         pa = arrow()
         text = [c for c in layout.classes if pa.types.is_string(self._schema.field(c).type)]
         file = self._open(text) if text else self._file
@@ -211,7 +211,7 @@ class CsvFile:
         self.columns: tuple[str, ...] = tuple(header)
 
     def batches(self, layout: Layout, rows: int | None) -> Iterator[ArrowBatch]:
-        """Yield batches of at most so many rows, or everything at once."""
+        """Yield batches of at most ``rows`` rows, or everything at once."""
         pa = arrow()
         text = pa.dictionary(pa.int32(), pa.string())
         types = dict.fromkeys(layout.numbers, pa.float64()) | dict.fromkeys(layout.classes, text)
@@ -301,7 +301,7 @@ def _open_text(path: Path) -> Any:
 
 
 def _line(error: BaseException) -> str:
-    """Return the first line of somebody else's message."""
+    """Return the first line of a foreign message."""
     text = str(getattr(error, "strerror", None) or error) or type(error).__name__
     return text.splitlines()[0][:200]
 

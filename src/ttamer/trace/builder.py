@@ -7,24 +7,20 @@ cannot be used is refused by column and number, or left out and counted.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ttamer.errors import TraceError
-from ttamer.trace.columns import shown
 from ttamer.trace.trace import EXTRA_FIELDS, OnBad, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from ttamer.trace.classes import ClassCodes
     from ttamer.trace.columns import Layout
 
-__all__ = ["Agreement", "Batch", "TraceBuilder", "fill_flags"]
+__all__ = ["Batch", "TraceBuilder", "fill_flags"]
 
 
 class Batch(Protocol):
@@ -46,41 +42,6 @@ class Batch(Protocol):
 
     def flags(self, column: str, out: NDArray[np.int8]) -> None:
         """Fill in a column of truth values as 0 and 1; -1 where there is no value."""
-
-
-@dataclass
-class Agreement:
-    """Whether predictions and labels ever speak of the same class.
-
-    Where they never do, they are written differently (``1`` and ``spam``), and everything would
-    look wrong without a word said.
-    """
-
-    met: bool = False
-    said: set[int] = field(default_factory=set)
-    labels: set[int] = field(default_factory=set)
-
-    def note(self, trace: Trace) -> None:
-        """Take one more part of the trace into account."""
-        if self.met or trace.prediction is None or trace.label is None:
-            return
-        known = trace.label >= 0
-        self.met = any(bool((known & (said == trace.label)).any()) for said in trace.prediction.T)
-        if not self.met:
-            self.said |= set(np.unique(trace.prediction).tolist()) - {-1}
-            self.labels |= set(np.unique(trace.label).tolist()) - {-1}
-            self.met = not self.said.isdisjoint(self.labels)
-
-    def check(self, layout: Layout, classes: Sequence[str]) -> None:
-        """Refuse a file in which no label was ever predicted by anyone."""
-        if self.met or not self.said or not self.labels or layout.flags:
-            return
-        said = shown((classes[code] for code in sorted(self.said)), 4)
-        labels = shown((classes[code] for code in sorted(self.labels)), 4)
-        raise TraceError(
-            f"{layout.place}: no label is ever predicted by any node: labels are {labels}, "
-            f"predictions are {said}; write both the same way, or give <node>.correct columns"
-        )
 
 
 class TraceBuilder:
@@ -117,7 +78,7 @@ class TraceBuilder:
         if part.stop > self._rows_needed:
             raise TraceError(
                 f"{self._layout.place}: is damaged: it has more than the {self._rows_needed} rows "
-                "it says it has"
+                "of its header"
             )
         for name, block in self._numbers.items():
             for node, column in fields[name].items():

@@ -1,4 +1,4 @@
-"""Classes and their codes: what a prediction or a label says, as a small whole number.
+"""Classes and their codes: a prediction or a label as a small whole number.
 
 Predictions and labels are compared as text, so that a class is the same class in every file
 format: a whole number is written without a point (``3`` and ``3.0`` are both ``"3"``), ``True`` is
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ClassCodes", "class_text"]
+__all__ = ["ClassCodes", "class_text", "shown"]
 
 
 def class_text(value: object) -> str | None:
@@ -104,3 +104,14 @@ class ClassCodes:
         distinct, inverse = np.unique(values, return_inverse=True)
         table = np.array([self.code(value) for value in distinct.tolist()], np.int32)
         return table[inverse].reshape(values.shape)
+
+
+def shown(names: Iterable[str], most: int = 6) -> str:
+    """Return names in quotes, the first few of many.
+
+    >>> shown(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
+    """
+    names = list(names)
+    text = ", ".join(repr(name) for name in names[:most])
+    return text if len(names) <= most else f"{text} and {len(names) - most} more"

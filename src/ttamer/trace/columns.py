@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttamer.errors import CascadeError, TraceError
+from ttamer.trace.classes import shown
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import EXTRA_FIELDS, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["Layout", "columns_of", "infer_spec", "plan", "shown"]
+__all__ = ["Layout", "columns_of", "infer_spec", "plan"]
 
 _FIELDS = ("confidence", "prediction", "correct", "cost", *EXTRA_FIELDS)
 
@@ -65,21 +66,10 @@ class Layout:
         return (*self.numbers, *self.classes, *self.flags)
 
 
-def shown(names: Iterable[str], most: int = 6) -> str:
-    """Return names in quotes, the first few of many.
-
-    >>> shown(["a", "b", "c"], most=2)
-    "'a', 'b' and 1 more"
-    """
-    names = list(names)
-    text = ", ".join(repr(name) for name in names[:most])
-    return text if len(names) <= most else f"{text} and {len(names) - most} more"
-
-
 def plan(
     columns: Sequence[str], spec: CascadeSpec, place: str, *, notes: Sequence[str] = ()
 ) -> Layout:
-    """Say which column holds what, or which one is missing or unknown.
+    """Return which column holds what; refuse missing and unknown ones.
 
     >>> layout = plan(["a.confidence", "label", "id"], CascadeSpec.of({"a": 1.0}), "log.csv")
     >>> layout.columns, layout.notes
@@ -112,13 +102,13 @@ def plan(
                 f"{place}: the column {lacking[0]!r} is missing{every}; the file has "
                 f"{shown(columns, 12)}{hint}"
             )
-    said = [f"columns not used: {shown(unused)}"] if unused else []
+    found = [f"columns not used: {shown(unused)}"] if unused else []
     if fields["cost"] and len(fields["cost"]) < len(spec):
         rest = [n for i, n in enumerate(spec.names) if i not in fields["cost"]]
-        said.append(f"no cost column for {shown(rest)}: the cascade's cost is used on every row")
+        found.append(f"no cost column for {shown(rest)}: the cascade's cost is used on every row")
     ordered = {name: dict(sorted(by_node.items())) for name, by_node in fields.items()}
     label = "label" if "label" in columns else None
-    return Layout(place, spec, label, ordered, signals, (*notes, *said))
+    return Layout(place, spec, label, ordered, signals, (*notes, *found))
 
 
 def _check_no_repeats(columns: Sequence[str], place: str) -> None:
@@ -133,7 +123,7 @@ def _check_no_repeats(columns: Sequence[str], place: str) -> None:
 def infer_spec(
     columns: Sequence[str], mean_costs: Mapping[str, float], place: str
 ) -> tuple[CascadeSpec, str]:
-    """Make a cascade from the columns, and the sentence that says so.
+    """Make a cascade from the columns, and a note about it.
 
     >>> spec, note = infer_spec(["b.confidence", "a.confidence"], {}, "log.csv")
     >>> spec.costs.tolist(), note
@@ -176,7 +166,7 @@ def columns_of(trace: Trace, rows: slice) -> dict[str, NDArray[Any]]:
         if trace.cost.ndim == 2:
             columns[f"{name}.cost"] = trace.cost[rows, node]
         for extra, values in trace.extras.items():
-            if not np.isnan(values[0, node]):  # a node that never says it has no column
+            if not np.isnan(values[0, node]):  # a node without it has no column
                 columns[f"{name}.{extra}"] = values[rows, node]
     if trace.label is not None:
         columns["label"] = trace.label[rows]

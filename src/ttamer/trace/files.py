@@ -1,4 +1,4 @@
-"""Trace files: Parquet, CSV (plain or gzipped) and NPZ, told apart by their suffix.
+"""Trace files: Parquet, CSV (plain or gzipped) and NPZ, distinguished by their suffix.
 
 A whole file is read into arrays; a file larger than memory is read in batches, each a trace of its
 own. Both go through the same columns, checks and class codes, and refuse the same things.
@@ -13,14 +13,15 @@ import numpy as np
 
 from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError, CascadeError, TraceError
-from ttamer.trace.builder import Agreement, Batch, TraceBuilder
+from ttamer.trace.builder import Batch, TraceBuilder
+from ttamer.trace.checks import Agreement, warn_of_spaces
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.columns import Layout, infer_spec, plan
 from ttamer.trace.spec import CascadeSpec
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ttamer.trace.trace import OnBad, Trace
 
@@ -38,7 +39,7 @@ class Source(Protocol):
     """The text of the cascade.toml kept inside the file, if there is one."""
 
     def batches(self, layout: Layout, rows: int | None) -> Iterator[Batch]:
-        """Yield batches of at most so many rows (``None``: as large as is best)."""
+        """Yield batches of at most ``rows`` rows (``None``: as many as is efficient)."""
 
 
 def read_trace(
@@ -50,7 +51,7 @@ def read_trace(
     r"""Read a whole trace.
 
     ``cascade`` is a ``cascade.toml`` or a :class:`CascadeSpec`. Without one, the cascade kept in
-    the file is used, and failing that the nodes are taken from the columns, and ``notes`` says so.
+    the file is used; without that the nodes are taken from the columns, which ``notes`` mentions.
     A row with a missing, NaN or infinite value is refused; with ``on_bad="skip"`` such rows
     are left out and counted in ``left_out``.
 
@@ -97,12 +98,12 @@ def _batches(source: Source, layout: Layout, rows: int, on_bad: OnBad) -> Iterat
         builder = TraceBuilder(layout, batch.rows, codes)
         builder.add(batch)
         trace = builder.finish(on_bad)
-        agreement.note(trace)
+        agreement.add(trace)
         read += batch.rows
         kept += len(trace)
         yield trace
     _check_rows(layout.place, read, kept)
-    agreement.check(layout, codes.classes)
+    _check_classes(agreement, layout, codes.classes)
 
 
 def read_source(source: Source, layout: Layout, on_bad: OnBad) -> Trace:
@@ -117,20 +118,26 @@ def read_source(source: Source, layout: Layout, on_bad: OnBad) -> Trace:
         builder = TraceBuilder(layout, rows, codes)
     except (MemoryError, ValueError):
         raise TraceError(
-            f"{layout.place}: says it has {rows} rows, which do not fit in memory; "
-            "if that is right, read it in batches"
+            f"{layout.place}: its header has {rows} rows, which do not fit in memory; "
+            "if that is right, read it with read_batches"
         ) from None
     for batch in batches:
         builder.add(batch)
     if builder.filled != rows:
         raise TraceError(
-            f"{layout.place}: is damaged: it says it has {rows} rows, and has {builder.filled}"
+            f"{layout.place}: is damaged: its header has {rows} rows, and the file {builder.filled}"
         )
     trace = builder.finish(on_bad)
     _check_rows(layout.place, rows, len(trace))
-    agreement.note(trace)
-    agreement.check(layout, codes.classes)
+    agreement.add(trace)
+    _check_classes(agreement, layout, codes.classes)
     return trace
+
+
+def _check_classes(agreement: Agreement, layout: Layout, classes: Sequence[str]) -> None:
+    if not layout.flags:
+        agreement.check(classes, layout.place)
+    warn_of_spaces(classes, layout.place)
 
 
 def _check_rows(place: str, read: int, kept: int) -> None:
@@ -141,7 +148,7 @@ def _check_rows(place: str, read: int, kept: int) -> None:
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
-    """Open a trace file by its suffix, and read what it says of itself."""
+    """Open a trace file by its suffix, and read its header."""
     path = Path(path)
     suffix = suffix_of(path)
     try:
@@ -236,7 +243,7 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
 
 
 def suffix_of(path: str | os.PathLike[str]) -> str:
-    """Return the suffix that says a file's format, or refuse the name.
+    """Return the suffix that gives a file's format, or refuse the name.
 
     >>> suffix_of("log.CSV.gz")
     '.csv.gz'

@@ -177,7 +177,7 @@ class NpzFile:
         return rows
 
     def batches(self, layout: Layout, rows: int | None) -> Iterator[ArrayBatch]:
-        """Yield batches of at most so many rows."""
+        """Yield batches of at most ``rows`` rows."""
         total = self.rows or 0
         start = 0
         try:

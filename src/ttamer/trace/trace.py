@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ttamer.errors import ArgumentError, TraceError
+from ttamer.trace.checks import check_classes
 from ttamer.trace.classes import ClassCodes
 
 if TYPE_CHECKING:
@@ -135,12 +136,31 @@ class Trace:
         label: Sequence[object] | NDArray[Any] | None = None,
         **fields: Any,
     ) -> Trace:
-        """Build a trace from predictions and labels as they are: text, numbers, ``None``."""
+        """Build a trace from predictions and labels as they are: text, numbers, ``None``.
+
+        Args:
+            spec: The cascade.
+            confidence: Shape (T, n).
+            prediction: Shape (T, n): the class that each node predicts; ``None`` is no answer.
+            label: Shape (T,): the right class; ``None`` where it is not known.
+            **fields: Further fields of the class.
+
+        Raises:
+            TraceError: If an array has another shape or a value that cannot be used, or if no
+                label is ever predicted by any node.
+
+        Warns:
+            TraceWarning: If two classes differ only in white space.
+        """
         codes = ClassCodes()
         coded = None if label is None else codes.encode(label)
-        said = None if prediction is None else codes.encode(prediction)
+        predicted = None if prediction is None else codes.encode(prediction)
         values: Any = np.asarray(confidence, np.float64)
-        return cls(spec, values, prediction=said, label=coded, classes=codes.classes, **fields)
+        trace = cls(
+            spec, values, prediction=predicted, label=coded, classes=codes.classes, **fields
+        )
+        check_classes(trace, "the arrays")
+        return trace
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -523,7 +543,7 @@ def require_rows(trace: Sized, least: int, what_for: str) -> None:
 
 
 def _array(values: Any, kind: type, shape: tuple[int, ...], what: str) -> NDArray[Any]:
-    """Return a read-only view of the values in the right type, or say what does not fit."""
+    """Return a read-only view of the values in the right type; refuse what does not fit."""
     array = np.asarray(values)
     if kind is np.bool_ and array.dtype != np.bool_:
         raise TraceError(f"{what}: must be truth values, not {array.dtype}")

@@ -1,7 +1,7 @@
 """Apparate's logs: ``{"conf": [ramp][sample], "acc": [ramp][sample]}`` in a pickle.
 
-The last ramp is the network itself. Its confidences may be missing, or be raw logits. ``acc`` says
-whether a ramp agreed with the network, or with the label: the pickle does not say which.
+The last ramp is the network itself. Its confidences may be missing, or be raw logits. ``acc`` is
+whether a ramp agreed with the network, or with the label: the pickle does not tell which.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 
 from ttamer.errors import TraceError
 from ttamer.trace.builder import TraceBuilder
-from ttamer.trace.classes import ClassCodes
-from ttamer.trace.columns import plan, shown
+from ttamer.trace.classes import ClassCodes, shown
+from ttamer.trace.columns import plan
 from ttamer.trace.importers.plain_pickle import load_plain
 from ttamer.trace.npz import ArrayBatch
 from ttamer.trace.spec import CascadeSpec
@@ -41,7 +41,7 @@ def import_apparate(
 
     The pickle is not run: it can hold numbers, text, lists, dicts and arrays, and is refused
     otherwise. Exits are called ``ramp0``, ``ramp1``, ... and ``model``, each at cost 1, unless a
-    cascade gives them names and costs. ``notes`` says what was done about logits and gaps.
+    cascade gives them names and costs. ``notes`` has what was done about logits and gaps.
 
     >>> import pickle, tempfile
     >>> log = {"conf": [[0.9, 0.4], [2.5, 3.5]], "acc": [[True, False], [True, True]]}

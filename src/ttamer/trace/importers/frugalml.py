@@ -1,4 +1,4 @@
-"""FrugalML's tables: what several services said, and a list of prices.
+"""FrugalML's tables: the replies of several services, and a list of prices.
 
 The table has ``true_label`` and, for each service m, ``conf__m``, ``pred__m`` and ``correct__m``.
 The prices are per 10,000 calls; a cost is the price of one call.
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttamer.errors import CascadeError, TraceError
-from ttamer.trace.columns import Layout, shown
+from ttamer.trace.classes import shown
+from ttamer.trace.columns import Layout
 from ttamer.trace.files import open_source, read_source
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 

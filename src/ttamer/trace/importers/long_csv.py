@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttamer.errors import TraceError
-from ttamer.trace.builder import Agreement, TraceBuilder
-from ttamer.trace.classes import ClassCodes
-from ttamer.trace.columns import Layout, infer_spec, plan, shown
+from ttamer.trace.builder import TraceBuilder
+from ttamer.trace.checks import check_classes
+from ttamer.trace.classes import ClassCodes, shown
+from ttamer.trace.columns import Layout, infer_spec, plan
 from ttamer.trace.files import open_source
 from ttamer.trace.npz import ArrayBatch
 from ttamer.trace.spec import CascadeSpec
@@ -86,15 +87,14 @@ def import_long_csv(
     node = np.array([spec.names.index(name) for name in lines.exits])[lines.exit]
     keep, left_out = _complete(lines, node, spec, on_bad)
     columns = _wide(lines, node, spec, keep)
-    codes, agreement = ClassCodes(), Agreement()
+    codes = ClassCodes()
     layout = plan(list(columns), spec, place, notes=notes)
     builder = TraceBuilder(layout, int(keep.sum()), codes)
     builder.add(ArrayBatch(place, 0, columns, lines.classes))
     trace = builder.finish(on_bad)
     if not len(trace):
         raise TraceError(f"{place}: all {len(keep)} samples were left out; fix the log")
-    agreement.note(trace)
-    agreement.check(layout, codes.classes)
+    check_classes(trace, place)
     return dataclasses.replace(trace, left_out={**left_out, **trace.left_out})
 
 
@@ -209,11 +209,11 @@ def _wide(
 
 def _labels(lines: _Lines) -> NDArray[np.int32]:
     """Return each sample's label; lines of one sample must not contradict each other."""
-    said = lines.values["label"]
-    known = said >= 0
+    given = lines.values["label"]
+    known = given >= 0
     label = np.full(len(lines.samples), -1, np.int32)
-    label[lines.sample[known]] = said[known]
-    clash = known & (label[lines.sample] != said)
+    label[lines.sample[known]] = given[known]
+    clash = known & (label[lines.sample] != given)
     if clash.any():
         sample = int(lines.sample[clash.argmax()])
         raise TraceError(

@@ -96,7 +96,7 @@ class _Name:
 
 
 class _Dtype:
-    """What the pickle says of a type of numbers."""
+    """A type of numbers, as the pickle describes it."""
 
     __slots__ = ("code", "order")
 
@@ -180,7 +180,7 @@ class _PlainUnpickler(_Unpickler):  # type: ignore[misc]
         self.append(_set_items({}, items))
 
     def load_bytearray8(self) -> None:
-        """Read bytes; the length is what is there, not what the pickle says."""
+        """Read bytes: as many as there are, whatever length the pickle states."""
         size = int.from_bytes(self.read(8), "little")
         data = self.read(size)
         if len(data) != size:

@@ -1,0 +1,94 @@
+"""A mistake in a log is found in memory as in files."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from ttamer import CascadeSpec, Trace, TraceError, TraceWarning, collect, fit
+from ttamer.evaluation import frontier
+from ttamer.trace import read_batches
+
+SPEC = CascadeSpec.of({"a": 1.0, "b": 2.0})
+
+
+def arrays(label, prediction=("spam", "ham"), rows=4):
+    return Trace.from_arrays(
+        SPEC,
+        np.linspace(0, 1, 2 * rows).reshape(rows, 2),
+        prediction=[list(prediction)] * rows,
+        label=[label] * rows,
+    )
+
+
+NO_MATCH = "no label is ever predicted by any node: labels are '1', predictions are 'spam', 'ham'"
+
+
+def test_labels_that_no_prediction_matches_are_refused_in_memory():
+    with pytest.raises(TraceError, match=f"the arrays: {NO_MATCH}"):
+        arrays(1)
+    with pytest.raises(TraceError, match="the replies: no label is ever predicted"):
+        collect([0, 1], {"n": lambda _: ("spam", 1)}, labels=[1, 0], costs={"n": 1})
+    coded = Trace(
+        SPEC,
+        np.ones((20, 2)),
+        prediction=np.zeros((20, 2), np.int32),
+        label=np.ones(20, np.int32),
+        classes=("spam", "1"),
+    )
+    with pytest.raises(TraceError, match="the trace: no label is ever predicted"):
+        fit(coded)
+
+
+def test_one_shared_class_is_enough_and_correct_is_believed():
+    assert len(arrays("spam")) == 4
+    right = np.ones((1, 2), bool)
+    assert len(Trace.from_arrays(SPEC, [[1, 1]], prediction=[["x", "x"]], label=[1], correct=right))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
+def test_classes_that_differ_in_white_space_are_warned_of(kind, tmp_path):
+    message = "the classes 'ham ' and 'ham' differ only in white space, and are two classes"
+    with pytest.warns(TraceWarning, match=f"the arrays: {message}"):
+        trace = arrays("ham", ("ham ", "ham"))
+    with pytest.warns(TraceWarning, match=f"the replies: {message}"):
+        collect([0], {"n": lambda _: ("ham", 1), "m": lambda _: ("ham ", 1)})
+    path = tmp_path / f"log.{kind}"
+    trace.write(path)
+    with pytest.warns(TraceWarning, match=f"log.{kind}: {message}"):
+        Trace.read(path)
+    with pytest.warns(TraceWarning, match=message):
+        list(read_batches(path, rows=2))
+
+
+def test_white_space_in_a_single_class_is_no_mistake():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        arrays(" ham", (" ham", "spam"))
+
+
+def test_a_fit_to_few_rows_warns():
+    rng = np.random.default_rng(0)
+
+    def rows(count):
+        return Trace(SPEC, rng.random((count, 2)), correct=rng.random((count, 2)) < 0.5)
+
+    with pytest.warns(TraceWarning, match="the trace has 99 rows; below 100 the error and cost"):
+        fit(rows(99), belief="none")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(rows(100), belief="none")
+
+
+def test_a_frontier_on_the_rows_fitted_to_says_so():
+    rng = np.random.default_rng(0)
+    trace = Trace(SPEC, rng.random((40, 2)), correct=rng.random((40, 2)) < 0.5)
+    families = ["threshold", "always-best"]
+    same = frontier(trace, trace.take(slice(None)), families=families, resamples=0)
+    assert same.same_rows
+    assert same.to_dict()["same_rows"]
+    other = frontier(*trace.split(0.5, 0), families=families, resamples=0)
+    assert not other.same_rows
+    assert "same_rows" not in other.to_dict()
