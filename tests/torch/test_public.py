@@ -12,6 +12,7 @@ NAMES = [
     "Recommendation",
     "Regrouping",
     "Runner",
+    "attach",
     "bert",
     "count_flops",
     "exits_on_bert",

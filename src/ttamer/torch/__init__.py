@@ -14,6 +14,6 @@
     logits = found.run(batch)
 """
 
-from ttamer._lazy import attach
+from ttamer import _lazy
 
-__getattr__, __dir__, __all__ = attach(__name__, extra="torch")
+__getattr__, __dir__, __all__ = _lazy.attach(__name__, extra="torch")

@@ -1,3 +1,4 @@
+from ttamer.torch.attaching import attach as attach
 from ttamer.torch.costs import Costs as Costs
 from ttamer.torch.costs import count_flops as count_flops
 from ttamer.torch.early_exit import EarlyExit as EarlyExit

@@ -1,0 +1,534 @@
+"""Exits on any model whose blocks run one after another, found by name.
+
+The model's own ``forward`` is kept, so nothing of it is written again: it runs up to the first
+block, then the blocks run one by one, and for the head it runs again with its blocks replaced by
+their known output. What comes before the first block is therefore computed twice, which is cheap
+for embeddings and small stems.
+
+Three rules are checked on the example: each block gets the output of the block before, everything
+else that a block gets is known when the first block starts, and the full output is unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ttamer.errors import ArgumentError
+from ttamer.torch.early_exit import EarlyExit
+from ttamer.torch.networks.tokens import POOLS, pooled
+from ttamer.torch.networks.vgg import pooled_ramp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ttamer.torch.early_exit import Value
+    from ttamer.torch.networks.tokens import Pool
+
+__all__ = ["attach"]
+
+CONSTANTS = (type(None), bool, int, float, str, torch.dtype)
+"""What a block may get besides tensors."""
+MASK_NAMES = ("attention_mask", "mask")
+"""The names of inputs that mark tokens, true or 1, and padding, false or 0."""
+TOLERANCE = 1e-4
+"""The largest relative difference of the full output that rounding may cause."""
+
+
+def attach(
+    model: nn.Module,
+    points: str | Sequence[str],
+    example: Value | Mapping[str, Tensor],
+    *,
+    pool: Pool = "mean",
+    ramp: Callable[[Tensor], nn.Module] | None = None,
+) -> EarlyExit:
+    """Put exits on a model by the names of its blocks.
+
+    Args:
+        model: A classifier: its output is a tensor of shape (batch, classes), or has one in
+            ``logits``. It is put in evaluation mode, and its weights are shared. Two calls must
+            not run at the same time in different threads.
+        points: The name of an ``nn.ModuleList`` or ``nn.Sequential``, for an exit after each of its
+            blocks but the last; or names of blocks of one such list, for an exit after each of
+            these; or the names of other modules that run one after another.
+        example: At least two inputs: a tensor, a tuple of tensors, or a mapping from the names of
+            the arguments to tensors. The network then takes tensors in this order.
+        pool: The vector of an input whose blocks return (batch, tokens, width): its first or last
+            token, or the mean. Padding is left out where an input is named ``attention_mask``.
+        ramp: A function that returns a ramp for the output of a block, given for the example; by
+            default pooling and a linear layer, chosen by the number of dimensions.
+
+    Returns:
+        The network with exits, named after the modules, with "_" for ".". Its ramps have random
+        weights.
+
+    Raises:
+        ArgumentError: A name is not in the model, the blocks do not run one after another, the
+            model's arguments or output are of another kind, or the full output would change.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3))
+    >>> network = attach(model, ["0", "1"], torch.randn(5, 4))
+    >>> network.names, [tuple(logits.shape) for logits in network(torch.randn(2, 4))]
+    (('0', '1', 'full'), [(2, 3), (2, 3), (2, 3)])
+    """
+    if pool not in POOLS:
+        raise ArgumentError(f"pool must be one of {', '.join(POOLS)}, not {pool!r}")
+    inputs, keys = _inputs(example)
+    names, wanted = _names(model, points)
+    model.eval()
+    with torch.no_grad():
+        expected = _logits(_call(model, inputs, keys))
+        chain = _chain(model, names, inputs, keys)
+        blocks: list[nn.Module] = [_First(chain, model)]
+        blocks += [_Block(chain, k) for k in range(1, len(names))]
+        if names[-1] in wanted:  # an exit between the last block and the head
+            blocks.append(nn.Identity())
+        value: Any = inputs if len(inputs) > 1 else inputs[0]
+        ramps: list[nn.Module | None] = []
+        for block, name in zip(blocks[:-1], names, strict=False):
+            value = block(value)
+            if name not in wanted:
+                ramps.append(None)
+                continue
+            classes = expected.shape[1]
+            built = _default_ramp(value[0], classes, name) if ramp is None else ramp(value[0])
+            ramps.append(_Ramp(built, pool, chain.mask).to(expected.device))
+        exits = [name.replace(".", "_") for name in names if name in wanted]
+        network = EarlyExit(blocks, ramps, _Rest(chain, model), names=[*exits, "full"]).eval()
+        _check(network, model, inputs, keys)
+    return network
+
+
+@dataclass(frozen=True, eq=False)
+class _Chain:
+    """How the blocks of a model are called."""
+
+    keys: tuple[str, ...] | None
+    """The names of the model's arguments, or ``None`` where they go by position."""
+    count: int
+    """The number of the model's arguments."""
+    blocks: tuple[nn.Module, ...]
+    hidden: int
+    """The position of the hidden state among the values that the first block gets."""
+    carried: tuple[int, ...]
+    """The positions of its other tensors."""
+    batched: tuple[bool, ...]
+    """Which of these have the batch as their first dimension."""
+    specs: tuple[Any, ...]
+    """The structure of each block's arguments, with the positions of its values."""
+    sources: tuple[tuple[Any, ...], ...]
+    """Per block and value: ("tensor", its position at the first block) or ("constant", value)."""
+    outputs: tuple[int | None, ...]
+    """Per block, the position of the hidden state in its output; ``None`` for the output itself."""
+    mask: int | None
+    """The position of the mask among the model's arguments."""
+
+
+class _Reached(Exception):  # noqa: N818 - it ends a run early, it is not an error
+    """The first block was called."""
+
+
+class _First(nn.Module):
+    """The model up to and with its first block."""
+
+    def __init__(self, chain: _Chain, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model  # registered once, here: the other parts only refer to it
+        self._chain = chain
+
+    def forward(self, value: Value) -> tuple[Tensor, ...]:
+        """Return the output of the first block, what later blocks get, and the model's inputs."""
+        inputs = (value,) if isinstance(value, Tensor) else tuple(value)
+        chain = self._chain
+        if len(inputs) != chain.count:
+            raise ArgumentError(
+                f"the network takes {chain.count} tensors, as in the example, not {len(inputs)}"
+            )
+        leaves = _first_call(self.model, chain.blocks[0], inputs, chain.keys)
+        if any(
+            kind == "constant" and isinstance(leaf, Tensor)
+            for leaf, (kind, _) in zip(leaves, chain.sources[0], strict=True)
+        ):
+            raise ArgumentError(
+                "the blocks get a tensor that they did not get for the example, such as a mask for "
+                "padding: attach with an example that has padding"
+            )
+        carried = [
+            _carried(leaves[at], batched, inputs[0])
+            for at, batched in zip(chain.carried, chain.batched, strict=True)
+        ]
+        hidden = _run_block(chain, 0, leaves[chain.hidden], carried)
+        return (hidden, *carried, *inputs)
+
+
+class _Block(nn.Module):
+    """One block after the first."""
+
+    def __init__(self, chain: _Chain, number: int) -> None:
+        super().__init__()
+        self._chain = chain
+        self._number = number
+
+    def forward(self, value: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the output of the block, and the rest of the value as it is."""
+        kept = value[1 : 1 + len(self._chain.carried)]
+        return (_run_block(self._chain, self._number, value[0], kept), *value[1:])
+
+    def extra_repr(self) -> str:
+        """Show the block where PyTorch prints modules."""
+        return type(self._chain.blocks[self._number]).__name__
+
+
+class _Rest(nn.Module):
+    """The model after its last block: all of it, with the blocks replaced by their known output."""
+
+    def __init__(self, chain: _Chain, model: nn.Module) -> None:
+        super().__init__()
+        self._chain = chain
+        self._model = (model,)  # not registered a second time
+
+    def forward(self, value: tuple[Tensor, ...]) -> Tensor:
+        """Return the logits."""
+        chain, hidden = self._chain, value[0]
+        inputs = value[1 + len(chain.carried) :]
+
+        def known(at: int | None) -> Callable[..., Any]:
+            # A tuple's other parts, such as attention weights, are unused or the check fails.
+            return lambda *_args, **_kwargs: (
+                hidden if at is None else (*(None,) * at, hidden, *(None,) * 3)
+            )
+
+        replaced = dict(zip(chain.blocks, map(known, chain.outputs), strict=True))
+        with _replaced(replaced):
+            return _logits(_call(self._model[0], inputs, chain.keys))
+
+
+class _Ramp(nn.Module):
+    """A ramp on the hidden state alone, tokens pooled first."""
+
+    def __init__(self, layers: nn.Module, pool: Pool, mask: int | None) -> None:
+        super().__init__()
+        self.layers = layers
+        self._pool = pool
+        self._mask = mask
+
+    def forward(self, value: tuple[Tensor, ...]) -> Tensor:
+        """Return logits of shape (batch, classes)."""
+        hidden = value[0]
+        if hidden.ndim == 3:
+            if self._mask is None:
+                mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
+            else:
+                mask = value[self._mask].bool()
+            hidden = pooled(hidden, mask, self._pool)
+        logits: Tensor = self.layers(hidden)
+        return logits
+
+
+def _default_ramp(hidden: Tensor, classes: int, name: str) -> nn.Module:
+    """Return a ramp for the output of a block."""
+    if hidden.ndim == 2:
+        return nn.Linear(hidden.shape[1], classes)
+    if hidden.ndim == 3:
+        return nn.Sequential(nn.LayerNorm(hidden.shape[2]), nn.Linear(hidden.shape[2], classes))
+    if hidden.ndim == 4 and hidden.shape[2] == hidden.shape[3]:
+        return pooled_ramp(hidden.shape[1], hidden.shape[2], classes)
+    raise ArgumentError(
+        f"{name} returns shape {tuple(hidden.shape)}; ramps are built for (batch, width), (batch, "
+        "tokens, width) and (batch, channels, side, side): give ramp=, a function that returns a "
+        "module for it"
+    )
+
+
+def _inputs(
+    example: Value | Mapping[str, Tensor],
+) -> tuple[tuple[Tensor, ...], tuple[str, ...] | None]:
+    """Return the tensors of an example, and their names where it has names."""
+    keys: tuple[str, ...] | None = None
+    if isinstance(example, Mapping):
+        keys, inputs = tuple(example), tuple(example.values())
+    else:
+        inputs = (example,) if isinstance(example, Tensor) else tuple(example)
+    if not inputs or not all(isinstance(each, Tensor) and each.ndim for each in inputs):
+        raise ArgumentError(
+            "example must be a tensor, a tuple of tensors, or a mapping from argument names to "
+            "tensors, each with the batch as its first dimension"
+        )
+    if len({len(each) for each in inputs}) > 1 or len(inputs[0]) < 2:
+        raise ArgumentError(
+            f"the tensors of example have {', '.join(str(len(each)) for each in inputs)} "
+            "rows; give "
+            "the same number, at least 2, to each"
+        )
+    return inputs, keys
+
+
+def _names(model: nn.Module, points: str | Sequence[str]) -> tuple[list[str], set[str]]:
+    """Return the names of the blocks that run one after another, and of those with an exit."""
+    modules = dict(model.named_modules())
+    names = [points] if isinstance(points, str) else list(points)
+    missing = [name for name in names if name not in modules or not name]
+    if missing or not names:
+        lists = [
+            n for n, m in modules.items() if isinstance(m, nn.ModuleList | nn.Sequential) and n
+        ]
+        raise ArgumentError(
+            f"{type(model).__name__} has no module {(missing or [''])[0]!r}; lists of blocks are "
+            f"{', '.join(lists[:8]) or 'none'}"
+        )
+    parents = {points if isinstance(points, str) else name.rpartition(".")[0] for name in names}
+    parent = parents.pop()
+    blocks = modules[parent]
+    listed = not parents and isinstance(blocks, nn.ModuleList | nn.Sequential)
+    every = [f"{parent}.{name}".lstrip(".") for name, _ in blocks.named_children()]
+    if isinstance(points, str):
+        if not listed or len(every) < 2:
+            raise ArgumentError(
+                f"{points} is a {type(blocks).__name__}; give the name of a ModuleList or "
+                "Sequential of at least 2 blocks, or a list of names of blocks"
+            )
+        return every, set(every[:-1])
+    return (every if listed else names), set(names)
+
+
+def _call(model: nn.Module, inputs: Sequence[Tensor], keys: tuple[str, ...] | None) -> Any:
+    """Call a model with its inputs."""
+    try:
+        return model(*inputs) if keys is None else model(**dict(zip(keys, inputs, strict=True)))
+    except TypeError as error:
+        how = "by position" if keys is None else f"as {', '.join(keys)}"
+        raise ArgumentError(
+            f"{type(model).__name__} cannot be called with the tensors of example {how}: {error}; "
+            "name the arguments in a mapping, or wrap the model"
+        ) from error
+
+
+def _logits(output: Any) -> Tensor:
+    """Return the logits of a model's output."""
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        what = type(output).__name__ if logits is None else f"shape {tuple(logits.shape)}"
+        raise ArgumentError(
+            f"the model returns {what}; it must return logits of shape (batch, classes), as a "
+            "tensor or in .logits: give a model with a classification head"
+        )
+    return logits
+
+
+def _flatten(value: Any, leaves: list[Any]) -> Any:
+    """Append the values of nested tuples, lists and dicts; return the structure with positions."""
+    if isinstance(value, dict):
+        return {key: _flatten(each, leaves) for key, each in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_flatten(each, leaves) for each in value)
+    leaves.append(value)
+    return len(leaves) - 1
+
+
+def _unflatten(spec: Any, leaves: Sequence[Any]) -> Any:
+    """Return the structure with its values."""
+    if isinstance(spec, dict):
+        return {key: _unflatten(each, leaves) for key, each in spec.items()}
+    if isinstance(spec, tuple | list):
+        return type(spec)(_unflatten(each, leaves) for each in spec)
+    return leaves[spec]
+
+
+def _first_call(
+    model: nn.Module, block: nn.Module, inputs: Sequence[Tensor], keys: tuple[str, ...] | None
+) -> list[Any]:
+    """Run a model up to its first block, and return the values that the block gets."""
+    found: list[Any] = []
+
+    def stop(*args: Any, **kwargs: Any) -> None:
+        _flatten((args, kwargs), found)
+        raise _Reached
+
+    with _replaced({block: stop}), contextlib.suppress(_Reached):
+        _call(model, inputs, keys)
+    return found
+
+
+def _carried(leaf: Tensor | None, batched: bool, like: Tensor) -> Tensor:
+    """Return a tensor with the batch first; models leave out a mask that masks nothing."""
+    if leaf is None:
+        return torch.empty((len(like), 0), device=like.device)
+    return leaf if batched else leaf.unsqueeze(0).expand(len(like), *leaf.shape)
+
+
+def _run_block(chain: _Chain, number: int, hidden: Tensor, carried: Sequence[Tensor]) -> Tensor:
+    """Call one block, and return the hidden state of its output."""
+    tensors: dict[int, Tensor | None] = {chain.hidden: hidden}
+    for at, batched, tensor in zip(chain.carried, chain.batched, carried, strict=True):
+        left_out = tensor.ndim == 2 and tensor.shape[1] == 0
+        tensors[at] = None if left_out else tensor if batched else tensor[0]
+    leaves = [tensors[what] if kind == "tensor" else what for kind, what in chain.sources[number]]
+    args, kwargs = _unflatten(chain.specs[number], leaves)
+    output = chain.blocks[number](*args, **kwargs)
+    part = chain.outputs[number]
+    found: Tensor = output if part is None else output[part]
+    return found
+
+
+@contextlib.contextmanager
+def _replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Replace the forward of some modules for a while."""
+    try:
+        for module, forward in forwards.items():
+            module.__dict__["forward"] = forward
+        yield
+    finally:
+        for module in forwards:
+            module.__dict__.pop("forward", None)
+
+
+def _chain(
+    model: nn.Module,
+    names: Sequence[str],
+    inputs: tuple[Tensor, ...],
+    keys: tuple[str, ...] | None,
+) -> _Chain:
+    """Record how the blocks are called on the example, and check that they form a chain."""
+    modules = dict(model.named_modules())
+    blocks = tuple(modules[name] for name in names)
+    calls = _calls(model, blocks, inputs, keys)
+    fewer = _calls(model, blocks, tuple(each[:-1] for each in inputs), keys)
+    order = [block for block, *_ in calls]
+    if order != list(blocks):
+        ran = [next(n for n, b in zip(names, blocks, strict=True) if b is block) for block in order]
+        raise ArgumentError(
+            f"the blocks must run once each, in the order {', '.join(names)}; the model ran "
+            f"{', '.join(ran) or 'none of them'}: choose others with points"
+        )
+    outputs: list[int | None] = []
+    hidden: list[int] = []
+    for (_, _, _, output), (_, leaves, _, _), (name, following) in zip(
+        calls, calls[1:], pairwise(names), strict=False
+    ):
+        parts: list[Any] = list(output) if isinstance(output, tuple | list) else [output]
+        match = [
+            (k, at)
+            for k, part in enumerate(parts)
+            for at, leaf in enumerate(leaves)
+            if isinstance(part, Tensor) and leaf is part
+        ]
+        if not match:
+            raise ArgumentError(
+                f"{following} does not get the output of {name}: the model computes something "
+                "between them; choose other points, or build EarlyExit(blocks, ramps, head)"
+            )
+        outputs.append(match[0][0] if isinstance(output, tuple | list) else None)
+        hidden.append(match[0][1])
+    last = calls[-1][3]
+    outputs.append((outputs[-1] if outputs else 0) or 0 if isinstance(last, tuple | list) else None)
+    first = calls[0][1]
+    at = (
+        hidden[0] if hidden else next(k for k, leaf in enumerate(first) if isinstance(leaf, Tensor))
+    )
+    carried = [k for k, leaf in enumerate(first) if isinstance(leaf, Tensor) and k != at]
+    sources = []
+    for number, ((_, leaves, _, _), name) in enumerate(zip(calls, names, strict=True)):
+        where = at if number == 0 else hidden[number - 1]
+        sources.append(
+            tuple(
+                _source(k, leaf, where, at, first, carried, name) for k, leaf in enumerate(leaves)
+            )
+        )
+    used = sorted({what for row in sources for kind, what in row if kind == "tensor"} - {at})
+    batched = []
+    for k in used:
+        now, then = first[k].shape, fewer[0][1][k].shape
+        batched.append(bool(now) and now[0] == len(inputs[0]) and then[0] == len(inputs[0]) - 1)
+    mask = next((k for k, key in enumerate(keys or ()) if key in MASK_NAMES), None)
+    return _Chain(
+        keys=keys,
+        count=len(inputs),
+        blocks=blocks,
+        hidden=at,
+        carried=tuple(used),
+        batched=tuple(batched),
+        specs=tuple(spec for _, _, spec, _ in calls),
+        sources=tuple(sources),
+        outputs=tuple(outputs),
+        mask=None if mask is None else 1 + len(used) + mask,
+    )
+
+
+def _source(
+    position: int,
+    leaf: Any,
+    hidden: int,
+    first_hidden: int,
+    first: list[Any],
+    carried: list[int],
+    name: str,
+) -> tuple[str, Any]:
+    """Return where one value of a block's call comes from."""
+    if position == hidden:
+        return ("tensor", first_hidden)
+    if isinstance(leaf, Tensor):
+        for k in carried:
+            if leaf is first[k]:
+                return ("tensor", k)
+        raise ArgumentError(
+            f"{name} gets a tensor of shape {tuple(leaf.shape)} that the first block does not get; "
+            "choose points up to it, or build EarlyExit(blocks, ramps, head) from the model's parts"
+        )
+    if isinstance(leaf, CONSTANTS):
+        return ("constant", leaf)
+    raise ArgumentError(
+        f"{name} gets a {type(leaf).__name__}, and blocks may get tensors and constants "
+        "only; for a "
+        "cache of keys and values set model.config.use_cache = False"
+    )
+
+
+def _calls(
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    inputs: tuple[Tensor, ...],
+    keys: tuple[str, ...] | None,
+) -> list[tuple[nn.Module, list[Any], Any, Any]]:
+    """Run a model, and return for each call of a block its values, their structure, its output."""
+    calls: list[tuple[nn.Module, list[Any], Any, Any]] = []
+
+    def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        leaves: list[Any] = []
+        spec = _flatten((args, kwargs), leaves)
+        calls.append((module, leaves, spec, output))
+
+    hooks = [block.register_forward_hook(record, with_kwargs=True) for block in blocks]
+    try:
+        _call(model, inputs, keys)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
+def _check(
+    network: EarlyExit,
+    model: nn.Module,
+    inputs: tuple[Tensor, ...],
+    keys: tuple[str, ...] | None,
+) -> None:
+    """Raise an error unless the full output is that of the model, also for some of the rows."""
+    for rows in (len(inputs[0]), len(inputs[0]) - 1):
+        some = tuple(each[:rows] for each in inputs)
+        expected = _logits(_call(model, some, keys))
+        found = network.full(some if len(some) > 1 else some[0])
+        limit = TOLERANCE * (1 + float(expected.abs().max()))
+        difference = float((found - expected).abs().max())
+        if found.shape != expected.shape or not difference <= limit:
+            raise ArgumentError(
+                f"with exits the full output for {rows} inputs would differ by {difference:.3g}; "
+                "the model computes something that depends on more than the blocks' outputs, or is "
+                "random: choose other points, or build EarlyExit(blocks, ramps, head)"
+            )

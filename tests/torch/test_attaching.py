@@ -1,0 +1,374 @@
+"""Exits by the names of blocks: on plain lists, timm-style and transformers models."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from ttamer.errors import ArgumentError
+from ttamer.torch import Recipe, Runner, attach, count_flops, threshold_tables, trace_of, train
+
+CLASSES = 3
+
+
+class Attention(nn.Module):
+    """One block of a vision transformer, as timm writes them."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+
+    def forward(self, x):
+        y = self.norm1(x)
+        x = x + self.attn(y, y, y, need_weights=False)[0]
+        return x + self.mlp(self.norm2(x))
+
+
+class VisionTransformer(nn.Module):
+    """Laid out as timm's: patch embedding, class token, a Sequential of blocks, a head."""
+
+    def __init__(self, width=8, depth=3):
+        super().__init__()
+        self.patch_embed = nn.Conv2d(3, width, 4, 4)
+        self.cls_token = nn.Parameter(torch.randn(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.randn(1, 17, width))
+        self.blocks = nn.Sequential(*(Attention(width) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, CLASSES)
+
+    def forward_features(self, x):
+        x = self.patch_embed(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1) + self.pos_embed
+        return self.norm(self.blocks(x))
+
+    def forward(self, x):
+        return self.head(self.forward_features(x)[:, 0])
+
+
+class ConvNet(nn.Module):
+    """Laid out as timm's ConvNeXt: a stem, a list of stages of halving size, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, 2, 1)
+        self.stages = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.BatchNorm2d(b), nn.ReLU())
+            for a, b in [(4, 6), (6, 8), (8, 10)]
+        )
+        self.fc = nn.Linear(10, CLASSES)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for stage in self.stages:
+            x = stage(x)
+        return self.fc(x.mean((2, 3)))
+
+
+def images(rows=5):
+    return torch.randn(rows, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+def tokens(rows=5, *, padding=True):
+    """Inputs as a tokeniser returns them; padding comes last."""
+    ids = torch.randint(3, 40, (rows, 7), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    if padding:
+        mask[1, 4:] = mask[3, 2:] = 0
+        ids = ids.where(mask.bool(), 0)
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+SMALL = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
+
+
+def bert():
+    config = BertConfig(vocab_size=40, intermediate_size=8, num_labels=CLASSES, **SMALL)
+    return BertForSequenceClassification(config)
+
+
+def distilbert():
+    sizes = {"dim": 8, "n_layers": 3, "n_heads": 2, "hidden_dim": 8}
+    config = DistilBertConfig(vocab_size=40, num_labels=CLASSES, **sizes)
+    return DistilBertForSequenceClassification(config)
+
+
+def llama():
+    config = LlamaConfig(
+        vocab_size=40, intermediate_size=8, num_labels=CLASSES, pad_token_id=0, use_cache=False,
+        **SMALL,
+    )  # fmt: skip
+    return LlamaForSequenceClassification(config)
+
+
+def vit():
+    config = ViTConfig(
+        image_size=16, patch_size=4, intermediate_size=8, num_labels=CLASSES, **SMALL
+    )
+    return ViTForImageClassification(config)
+
+
+MODELS = {
+    "timm vit": (VisionTransformer, "blocks", images),
+    "timm convnet": (ConvNet, "stages", images),
+    "bert": (bert, "bert.encoder.layer", tokens),
+    "distilbert": (distilbert, "distilbert.transformer.layer", tokens),
+    "llama": (llama, "model.layers", tokens),
+    "vit": (vit, None, lambda: {"pixel_values": images()}),
+}
+
+
+def build(name):
+    """Return a model with weights large enough to matter, the name of its blocks, an example."""
+    torch.manual_seed(0)
+    make, points, example = MODELS[name]
+    model = make().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    if points is None:  # wherever this version of transformers has them
+        points = next(n for n, m in model.named_modules() if isinstance(m, nn.ModuleList))
+    return model, points, example()
+
+
+def call(model, example):
+    output = model(**example) if isinstance(example, dict) else model(example)
+    return getattr(output, "logits", output)
+
+
+def value_of(example):
+    values = tuple(example.values()) if isinstance(example, dict) else (example,)
+    return values if len(values) > 1 else values[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_full_output_is_unchanged_and_rows_leave_on_their_own(name):
+    model, points, example = build(name)
+    with torch.no_grad():
+        expected = call(model, example)
+        network = attach(model, points, example)
+        assert network.names[-1] == "full"
+        assert len(network.names) == 3
+        inputs = value_of(example)
+        torch.testing.assert_close(network.full(inputs), expected, atol=1e-5, rtol=1e-5)
+        every = network(inputs)
+        assert [tuple(logits.shape) for logits in every] == [(5, CLASSES)] * 3
+        # Half way between two confidences, so that rounding decides nothing.
+        ordered = [each.softmax(-1).amax(-1).sort().values for each in every]
+        middles = np.array([float((each[1] + each[2]) / 2) for each in ordered])
+        answers = Runner(network, threshold_tables(middles), classes=["a", "b", "c"])(inputs)
+        assert len(answers.exit.unique()) > 1
+        for row, exit_ in enumerate(answers.exit.tolist()):
+            torch.testing.assert_close(answers.logits[row], every[exit_][row], atol=1e-4, rtol=1e-4)
+    # The model itself is as it was.
+    torch.testing.assert_close(call(model, example), expected)
+
+
+def test_training_tracing_and_counting_work_on_an_attached_network():
+    model, points, example = build("timm convnet")
+    network = attach(model, points, example)
+    labels = torch.tensor([0, 1, 2, 0, 1])
+    before = network.full(example).detach()
+    losses = train(network, [(example, labels)] * 4, Recipe("ramps", epochs=4, rate=0.05))
+    assert losses[-1] < losses[0]
+    assert torch.equal(network.full(example), before)
+    train(network, [(example, labels)] * 4, Recipe("backbone", epochs=2, rate=0.05))
+    assert not torch.equal(network.full(example), before)
+    assert trace_of(network, [(example, labels)]).names == ("stages_0", "stages_1", "full")
+    assert count_flops(network, example).full > 0
+    copied = copy.deepcopy(network)
+    names = [name for name, _ in network.named_parameters()]
+    assert len(names) == len(set(names)) == len(network.state_dict()) - 3 * 3  # batch statistics
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    assert not torch.equal(copied.full(example), network.full(example))
+
+
+def test_batches_with_and_without_padding():
+    model, points, example = build("llama")
+    network = attach(model, points, example)
+    for padding in (True, False):
+        inputs = tokens(3, padding=False) if not padding else tokens(4)
+        with torch.no_grad():
+            found, expected = network.full(value_of(inputs)), call(model, inputs)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_example_without_padding_cannot_serve_inputs_with_padding():
+    model, points, _ = build("llama")
+    network = attach(model, points, tokens(padding=False))
+    network.full(value_of(tokens(padding=False)))
+    with pytest.raises(ArgumentError, match="attach with an example that has padding"):
+        network.full(value_of(tokens()))
+
+
+def test_points_may_be_some_blocks_of_a_list_or_modules_one_after_another():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)), nn.Linear(4, CLASSES))
+    network = attach(model, ["0", "2"], torch.randn(3, 4))
+    assert network.names == ("0", "2", "full")
+    assert len(network.segments[1]) == 2
+    last = attach(model, ["4"], torch.randn(3, 4))
+    assert last.names == ("4", "full")
+
+    class Stages(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer1, self.layer2 = nn.Linear(4, 6), nn.Linear(6, 5)
+            self.fc = nn.Linear(5, CLASSES)
+
+        def forward(self, x):
+            return self.fc(self.layer2(self.layer1(2 * x)).relu())
+
+    model, inputs = Stages(), torch.randn(3, 4)
+    network = attach(model, ["layer1", "layer2"], inputs)
+    assert network.names == ("layer1", "layer2", "full")
+    torch.testing.assert_close(network.full(inputs), model(inputs))
+
+
+def test_a_ramp_of_ones_own():
+    model, points, example = build("timm vit")
+    made = []
+
+    def ramp(hidden):
+        made.append(tuple(hidden.shape))
+        return nn.Linear(8, CLASSES, bias=False)
+
+    network = attach(model, points, example, ramp=ramp, pool="first")
+    assert made == [(5, 17, 8)] * 2
+    with torch.no_grad():
+        hidden = network.segments[0](example)[0]
+        assert torch.equal(network(example)[0], next(network.ramps()).layers(hidden[:, 0]))
+
+
+class Odd(nn.Module):
+    """A model that breaks one rule."""
+
+    def __init__(self, rule):
+        super().__init__()
+        self.rule = rule
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.fc = nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        start = x
+        blocks = self.blocks[::-1] if self.rule == "order" else self.blocks
+        for block in blocks:
+            x = block(x)
+            if self.rule == "between":
+                x = x.relu()
+        if self.rule == "skipped":
+            x = self.blocks[0](start)
+        if self.rule == "random":
+            x = x + torch.rand_like(x)
+        if self.rule == "tokens":
+            return x
+        return (self.fc(x),) if self.rule == "tuple" else self.fc(x)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("order", "must run once each, in the order blocks.0"),
+        ("skipped", "must run once each"),
+        ("between", r"blocks\.1 does not get the output of blocks\.0"),
+        ("random", "the full output for 3 inputs would differ"),
+        ("tuple", "returns tuple; it must return logits"),
+    ],
+)
+def test_models_that_cannot_have_exits_are_refused(rule, text):
+    torch.manual_seed(0)
+    with pytest.raises(ArgumentError, match=text):
+        attach(Odd(rule), "blocks", torch.randn(3, 4))
+
+
+class Caching(nn.Module):
+    """A block that gets what it must not get."""
+
+    def __init__(self, extra):
+        super().__init__()
+        self.blocks = nn.ModuleList(Taking() for _ in range(2))
+        self.more = extra
+
+    def forward(self, x):
+        for k, block in enumerate(self.blocks):
+            x = block(x, self.more(k))
+        return x
+
+
+class Taking(nn.Module):
+    def forward(self, x, _extra):
+        return x + 1
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [
+        (lambda _: object(), "gets a object.*use_cache = False"),
+        (lambda k: torch.zeros(2 + k), r"blocks\.1 gets a tensor of shape \(3,\)"),
+    ],
+)
+def test_blocks_get_only_what_is_known_at_the_first(extra, text):
+    with pytest.raises(ArgumentError, match=text):
+        attach(Caching(extra), "blocks", torch.randn(3, CLASSES))
+
+
+@pytest.mark.parametrize(
+    ("points", "example", "text"),
+    [
+        ("layers", images(), "has no module 'layers'; lists of blocks are stages"),
+        ([], images(), "has no module ''"),
+        ("fc", images(), "fc is a Linear; give the name of a ModuleList"),
+        ("stages", images(1), "have 1 rows; give the same number, at least 2"),
+        ("stages", (images(3), images(2)), "have 3, 2 rows"),
+        ("stages", {"pixels": images()}, "cannot be called with .* as pixels"),
+        ("stages", [3], "example must be a tensor"),
+    ],
+)
+def test_points_and_examples_that_do_not_fit_are_refused(points, example, text):
+    with pytest.raises(ArgumentError, match=text):
+        attach(ConvNet(), points, example)
+
+
+def test_outputs_without_a_default_ramp_need_one():
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Identity() for _ in range(2))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x.flatten(1)[:, :CLASSES]
+
+    inputs = torch.randn(3, 2, 4, 6)
+    with pytest.raises(ArgumentError, match=r"returns shape \(3, 2, 4, 6\).*give ramp="):
+        attach(Wide(), "blocks", inputs)
+    flat = attach(
+        Wide(), "blocks", inputs, ramp=lambda _: nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
+    )
+    assert flat.names == ("blocks_0", "full")
+    with pytest.raises(ArgumentError, match="pool must be one of first, mean, last"):
+        attach(Wide(), "blocks", inputs, pool="max")
+
+
+def test_inputs_of_another_number_are_refused():
+    network = attach(ConvNet(), "stages", images())
+    with pytest.raises(
+        ArgumentError, match="the network takes 1 tensors, as in the example, not 2"
+    ):
+        network.full((images(), images()))
