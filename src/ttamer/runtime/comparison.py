@@ -1,0 +1,331 @@
+"""When two answers count as equal: the rule ``[serve] compare``.
+
+An answer is reduced to its *prediction*, the form that is compared with other nodes' and with
+labels; ``None`` stands for an answer without content, which equals nothing.
+
+- ``exact``: the text unchanged.
+- ``normalised``: letter case, spacing, and punctuation at the ends do not count.
+- ``choice``: the letter of a multiple-choice answer.
+- ``numeric``: the last number in the text; two numbers are equal within ``tolerance``.
+- ``json``: the JSON value in the text, or its listed ``fields``, whatever its spacing and order.
+- ``regex``: what ``pattern`` matches last (its group, if it has one), normalised.
+- ``contains``: an answer is right if it contains the label, or any of several aliases separated by
+  ``|``, as whole words; two answers are equal if one contains the other.
+
+With a tolerance, and with ``contains``, equality is not transitive. Within one request a prediction
+is therefore replaced by the first earlier one that it equals (:meth:`Comparison.matched`), and
+labels are compared one by one (:meth:`Comparison.is_right`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import unicodedata
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
+
+from ttamer.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Comparison", "ComparisonKind"]
+
+ComparisonKind = Literal["exact", "normalised", "choice", "numeric", "json", "regex", "contains"]
+"""The names of the rules."""
+ALIAS_SEPARATOR = "|"
+"""What separates the aliases in a label, with ``contains``."""
+MAX_PATTERN_TEXT = 20_000
+"""The number of characters at the end of an answer in which a pattern is searched."""
+
+_FIRST = re.compile(r"[\s(\[*\"']*([A-Za-z])(?:[)\].:,*\"']|\s*$|\s*\n|\s+-)")
+_NAMED = re.compile(r"(?i:answer|choice|option)(?i:\s+is)?[\s:*(\[\"']*\b([A-Z])\b")
+_BRACKETED = re.compile(r"[(\[]([A-Z])[)\]]")
+_ALONE = re.compile(r"\b([B-HJ-Z])\b")  # neither the article nor the pronoun
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+\u2212]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?"
+)
+_FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A rule of comparison and its options.
+
+    >>> Comparison("numeric", tolerance=0.01).is_right("It is about 3.14.", "3.1416")
+    True
+    >>> Comparison("contains").is_right("Paris, the capital of France.", "Paris | City of Light")
+    True
+
+    Args:
+        kind: The rule.
+        tolerance: The largest difference of two equal numbers, with ``numeric``.
+        fields: Dotted paths of the values that are compared, with ``json``; by default all.
+        pattern: The regular expression, with ``regex``.
+
+    Raises:
+        ArgumentError: If an option is out of range, or does not belong to the rule.
+    """
+
+    kind: ComparisonKind = "normalised"
+    tolerance: float = 0.0
+    fields: tuple[str, ...] = ()
+    pattern: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(ComparisonKind):
+            names = ", ".join(f'"{name}"' for name in get_args(ComparisonKind))
+            raise ArgumentError(f"compare is {self.kind!r}; it must be one of {names}")
+        for option, kind in (("tolerance", "numeric"), ("fields", "json"), ("pattern", "regex")):
+            if getattr(self, option) and self.kind != kind:
+                raise ArgumentError(
+                    f'{option} applies to compare = "{kind}" only, not "{self.kind}"; remove it'
+                )
+        if not 0 <= self.tolerance < math.inf:
+            raise ArgumentError(
+                f"tolerance is {self.tolerance!r}; it must be finite and not negative"
+            )
+        if self.kind == "regex":
+            self._check_pattern()
+
+    def _check_pattern(self) -> None:
+        if not self.pattern:
+            raise ArgumentError('compare = "regex" needs a pattern, such as "answer is (\\\\w+)"')
+        try:
+            groups = re.compile(self.pattern).groups
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ArgumentError(
+                f"pattern is {self.pattern!r}, which is not a regular expression: {error}"
+            ) from None
+        if groups > 1:
+            raise ArgumentError(
+                f"pattern is {self.pattern!r}, with {groups} groups; write at most one, and "
+                "(?:...) for the others"
+            )
+
+    def __str__(self) -> str:
+        """The kind, and the options that are set."""
+        options = {
+            "tolerance": self.tolerance or None,
+            "fields": list(self.fields) or None,
+            "pattern": self.pattern or None,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        return self.kind + (f" {json.dumps(given)}" if given else "")
+
+    @property
+    def is_transitive(self) -> bool:
+        """Whether equal answers always have the same prediction."""
+        return self.kind != "contains" and not self.tolerance
+
+    def prediction(self, text: str) -> str | None:
+        """Return the form of an answer that is compared.
+
+        >>> Comparison("normalised").prediction(" The  Moon. ")
+        'the moon'
+        >>> Comparison("choice").prediction("The answer is (B).")
+        'B'
+        >>> Comparison("numeric").prediction("6 x 7 = 42.0")
+        '42'
+        >>> Comparison("json", fields=("a",)).prediction('{"b": 1, "a": [2.0]}')
+        '{"a":[2]}'
+
+        Args:
+            text: The answer.
+
+        Returns:
+            The prediction; ``None`` for an answer without content under this rule.
+        """
+        text = text.encode("utf-8", "replace").decode()  # JSON may hold half a character
+        if self.kind == "exact":
+            return text or None
+        if self.kind == "choice":
+            return _choice(text)
+        if self.kind == "numeric":
+            value = _number(text)
+            return None if value is None else _number_text(value)
+        if self.kind == "json":
+            return _json_text(text, self.fields)
+        if self.kind == "regex":
+            return self._matched_text(text)
+        return _normalised(text) or None
+
+    def label(self, text: str) -> str | None:
+        """Return the form of a label: its prediction; with ``regex``, also a label that is bare.
+
+        >>> Comparison("regex", pattern="answer is ([a-z]+)").label("Blue")
+        'blue'
+        """
+        found = self.prediction(text)
+        if found is None and self.kind == "regex":
+            return _normalised(text) or None
+        return found
+
+    def equal(self, one: str | None, two: str | None) -> bool:
+        """Return whether two predictions are equal; ``None`` equals nothing.
+
+        >>> Comparison("numeric", tolerance=0.5).equal("1.2", "1.6")
+        True
+        """
+        if one is None or two is None:
+            return False
+        if one == two:
+            return True
+        if self.kind == "numeric" and self.tolerance:
+            # A relative error of a few ulp: 0.1 + 0.2 is within 0.1 of 0.2.
+            gap = abs(float(one) - float(two))
+            return gap <= self.tolerance or math.isclose(gap, self.tolerance, rel_tol=1e-9)
+        if self.kind == "contains":
+            return _has_words(one, two) or _has_words(two, one)
+        return False
+
+    def matched(self, prediction: str | None, earlier: Iterable[str | None]) -> str | None:
+        """Return the first earlier prediction that this one equals, or else itself.
+
+        >>> Comparison("numeric", tolerance=0.5).matched("1.2", ["7", "1.6"])
+        '1.6'
+
+        Args:
+            prediction: A prediction.
+            earlier: The predictions of other nodes for the same request.
+        """
+        return next((each for each in earlier if self.equal(prediction, each)), prediction)
+
+    def is_right(self, answer: str, label: str) -> bool:
+        """Return whether an answer is right.
+
+        Args:
+            answer: The text of the answer, or its prediction.
+            label: The text of the label; with ``contains``, one or more aliases.
+        """
+        found = self.prediction(answer)
+        if self.kind != "contains":
+            return self.equal(found, self.label(label))
+        aliases = (_normalised(alias) for alias in label.split(ALIAS_SEPARATOR))
+        return found is not None and any(alias and _has_words(found, alias) for alias in aliases)
+
+    def _matched_text(self, text: str) -> str | None:
+        """Return what the pattern matches last."""
+        matches = deque(re.finditer(self.pattern, text[-MAX_PATTERN_TEXT:]), maxlen=1)
+        if not matches:
+            return None
+        return _normalised(matches[0][matches[0].re.groups] or "") or None
+
+
+def _normalised(text: str) -> str:
+    """Return a text without differences of case, of spacing, and of punctuation at the ends."""
+    words = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    start, end = 0, len(words)
+    while start < end and not _counts(words[start]):
+        start += 1
+    while start < end and not _counts(words[end - 1]):
+        end -= 1
+    return words[start:end]
+
+
+def _counts(character: str) -> bool:
+    """Whether a character at an end of an answer counts: currency signs and digits do."""
+    return unicodedata.category(character)[0] not in "PZ" or character in "-%"
+
+
+def _choice(text: str) -> str | None:
+    """Return the letter of a multiple-choice answer."""
+    if first := _FIRST.match(text):
+        return first[1].upper()
+    if named := _NAMED.findall(text):
+        return str(named[-1])
+    for pattern in (_BRACKETED, _ALONE):
+        letters = set(pattern.findall(text))
+        if len(letters) == 1:
+            return str(letters.pop())
+    return None
+
+
+def _number(text: str) -> float | None:
+    """Return the last finite number in a text."""
+    found = None
+    for match in _NUMBER.finditer(text):
+        value = float(match[0].replace(",", "").replace("\u2212", "-"))
+        found = value if math.isfinite(value) else found
+    return found
+
+
+def _number_text(value: float) -> str:
+    """Return a number as text, whole ones without a decimal point."""
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+
+
+def _json_text(text: str, fields: tuple[str, ...]) -> str | None:
+    """Return the JSON value in a text, or some fields of it, in one form."""
+    try:
+        value = _json_value(text)
+        if fields:
+            picked = {path: _at(value, path) for path in fields}
+            value = {path: found[0] for path, found in picked.items() if found}
+            if not value:
+                return None
+        return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _json_value(text: str) -> Any:
+    """Return the JSON value that a text is, or that it holds in a code fence or after prose."""
+    decoder = json.JSONDecoder(parse_constant=_refuse)
+    for part in (text, *(match[1] for match in _FENCE.finditer(text))):
+        try:
+            return decoder.decode(part.strip())
+        except ValueError:
+            continue
+    start = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=-1)
+    if start < 0:
+        raise ValueError("there is no JSON")
+    return decoder.raw_decode(text, start)[0]
+
+
+def _refuse(name: str) -> NoReturn:
+    """Refuse NaN and infinities, which are not JSON."""
+    raise ValueError(f"{name} is not JSON")
+
+
+def _plain(value: Any) -> Any:
+    """Return a JSON value in which 1.0 is 1."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError("a number is too large")
+        return int(value) if value.is_integer() and abs(value) < 1e15 else value
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+def _at(value: Any, path: str) -> list[Any]:
+    """Return the value at a dotted path in a list; an empty list where there is none."""
+    for step in path.split("."):
+        if isinstance(value, dict) and step in value:
+            value = value[step]
+        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            return []
+    return [value]
+
+
+def _has_words(text: str, part: str) -> bool:
+    """Return whether a normalised text contains another one as whole words."""
+    start = text.find(part)
+    while start >= 0:
+        end = start + len(part)
+        before, after = text[:start][-1:], text[end:][:1]
+        if not (_joins(before, part[:1]) or _joins(part[-1:], after)):
+            return True
+        start = text.find(part, start + 1)
+    return False
+
+
+def _joins(left: str, right: str) -> bool:
+    """Whether two neighbouring characters are within one word."""
+    return left.isalnum() and right.isalnum()

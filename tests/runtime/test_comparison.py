@@ -1,0 +1,185 @@
+"""Comparisons of answers: what counts as equal, under every rule."""
+
+from __future__ import annotations
+
+import json
+import math
+import string
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ttamer.errors import ArgumentError
+from ttamer.runtime.comparison import Comparison, ComparisonKind
+
+RULES = [
+    Comparison("exact"),
+    Comparison("normalised"),
+    Comparison("choice"),
+    Comparison("numeric"),
+    Comparison("numeric", tolerance=0.5),
+    Comparison("json"),
+    Comparison("json", fields=("a", "b.0")),
+    Comparison("regex", pattern=r"answer is (\w+)"),
+    Comparison("contains"),
+]
+TEXTS = st.text() | st.sampled_from(
+    ["The answer is B.", "42", "-1,234.5e-3", '{"a": 1, "b": [2]}', "```json\n[1]\n```", "Paris"]
+)
+PRINTABLE = st.text(string.printable)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.floats(-1e6, 1e6) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def test_every_kind_is_tested():
+    assert {rule.kind for rule in RULES} == set(get_args(ComparisonKind))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@given(one=TEXTS, two=TEXTS)
+def test_equality_is_symmetric_and_holds_for_the_same_answer(rule, one, two):
+    a, b = rule.prediction(one), rule.prediction(two)
+    assert rule.equal(a, b) == rule.equal(b, a)
+    assert rule.equal(a, a) == (a is not None)
+    assert a is None or a
+    if rule.is_transitive:
+        assert rule.equal(a, b) == (a is not None and a == b)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.kind != "regex"], ids=str)
+@given(text=TEXTS)
+def test_the_prediction_of_a_prediction_is_itself(rule, text):
+    found = rule.prediction(text)
+    if found is not None and not rule.fields:
+        assert rule.prediction(found) == found
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@given(text=TEXTS, earlier=st.lists(TEXTS, max_size=4))
+def test_a_matched_prediction_is_one_that_it_equals(rule, text, earlier):
+    found = rule.prediction(text)
+    others = [rule.prediction(each) for each in earlier]
+    matched = rule.matched(found, others)
+    equals = [each for each in others if rule.equal(found, each)]
+    assert matched == (equals[0] if equals else found)
+
+
+@given(st.floats(-1e12, 1e12), st.sampled_from(["It is {}.", "{}", "x = {} (so I think)", "${}"]))
+def test_a_number_is_found_in_prose(value, prose):
+    text = prose.format(repr(value))
+    found = Comparison("numeric").prediction(text)
+    assert found is not None
+    assert float(found) == value
+
+
+@given(st.floats(-1e6, 1e6), st.floats(0, 10), st.floats(0, 20))
+def test_numbers_are_equal_within_the_tolerance_and_not_beyond(value, tolerance, gap):
+    rule = Comparison("numeric", tolerance=tolerance)
+    other = value + gap
+    found = rule.equal(repr(value), repr(other))
+    distance = abs(other - value)
+    if not math.isclose(distance, tolerance, rel_tol=1e-6, abs_tol=1e-9):
+        assert found == (distance <= tolerance)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1,234,567.5 people", "1234567.5"),
+        ("from 3 to 12", "12"),
+        ("\u22127 degrees", "-7"),
+        ("#### 18", "18"),
+        ("1e3", "1000"),
+        (".5", "0.5"),
+        ("12.", "12"),
+        ("1,2", "2"),
+        ("model v2", None),
+        ("e5", None),
+        ("3.1.4", "3.1"),
+        ("none", None),
+        ("9" * 400, None),
+    ],
+)
+def test_numbers_as_people_write_them(text, number):
+    assert Comparison("numeric").prediction(text) == number
+
+
+@given(VALUES)
+def test_json_is_equal_however_it_is_written(value):
+    rule = Comparison("json")
+    plain = json.dumps(value)
+    spaced = json.dumps(value, indent=3, ensure_ascii=False)
+    assert rule.prediction(plain) == rule.prediction(f"  {spaced}\n") is not None
+    assert rule.prediction(f"Here you are:\n```json\n{spaced}\n```\nDone.") == rule.prediction(
+        plain
+    )
+
+
+@given(st.dictionaries(st.sampled_from("abc"), VALUES), VALUES)
+def test_only_the_listed_fields_of_json_count(value, other):
+    rule = Comparison("json", fields=("a",))
+    found = rule.prediction(json.dumps(value))
+    assert found == rule.prediction(json.dumps({**value, "z": other}))
+    assert (found is None) == ("a" not in value)
+
+
+def test_what_is_not_json_is_no_answer():
+    rule = Comparison("json")
+    for text in ("", "no", "{", "[NaN]", "[1e999]", "[" * 100_000):
+        assert rule.prediction(text) is None
+    assert rule.prediction('The object is {"a": 1.0}, I think.') == '{"a":1}'
+
+
+def test_an_alias_is_contained_as_whole_words():
+    rule = Comparison("contains")
+    assert rule.is_right("The capital is PARIS!", "London | Paris")
+    assert rule.is_right("c++", "C++")
+    assert rule.is_right("New  York City", "new york")
+    assert not rule.is_right("It is comparison", "paris")
+    assert not rule.is_right("", "paris")
+    assert not rule.is_right("anything", " | ")
+    assert rule.equal("paris", "it is paris, france")
+
+
+@given(PRINTABLE, PRINTABLE, PRINTABLE)
+def test_an_alias_is_found_between_other_words(before, alias, after):
+    rule = Comparison("contains")
+    if rule.prediction(alias) is not None and "|" not in alias:
+        assert rule.is_right(f"{before} {alias} {after}", alias)
+
+
+def test_a_pattern_takes_its_last_match():
+    rule = Comparison("regex", pattern=r"answer is (\w+)")
+    assert rule.prediction("The answer is red. No: the answer is Blue.") == "blue"
+    assert rule.prediction("I do not know") is None
+    assert rule.is_right("The answer is Blue", "blue")
+    assert rule.is_right("The answer is Blue", "the answer is BLUE")
+    assert Comparison("regex", pattern="[0-9]+").prediction("a1b22") == "22"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"kind": "vibes"}, "compare is 'vibes'"),
+        ({"kind": "exact", "tolerance": 1.0}, "tolerance applies to"),
+        ({"kind": "numeric", "fields": ("a",)}, "fields applies to"),
+        ({"kind": "numeric", "tolerance": -1.0}, "tolerance is -1.0"),
+        ({"kind": "numeric", "tolerance": math.inf}, "tolerance is inf"),
+        ({"kind": "regex"}, "needs a pattern"),
+        ({"kind": "regex", "pattern": "("}, "not a regular expression"),
+        ({"kind": "regex", "pattern": "(a)(b)"}, "with 2 groups"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, text):
+    with pytest.raises(ArgumentError, match=text):
+        Comparison(**options)
+
+
+def test_a_comparison_has_a_name():
+    assert str(Comparison("normalised")) == "normalised"
+    assert str(Comparison("numeric", tolerance=0.5)) == 'numeric {"tolerance": 0.5}'
