@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,10 +17,16 @@ if TYPE_CHECKING:
 
     from ttamer.trace.trace import Trace
 
-__all__ = ["Agreement", "check_classes", "check_for_fit", "warn_of_spaces"]
+__all__ = ["Agreement", "check_classes", "check_for_fit", "label_warnings", "warn_of_spaces"]
 
 MIN_RELIABLE_ROWS = 100
 """A fit to fewer rows is warned about: its error and cost on new rows are hardly known."""
+MIN_COMPARED_ROWS = 20
+"""With fewer rows, nothing is concluded from how often answers match."""
+MIN_AGREEMENT = 0.2
+"""The share of rows on which some two nodes are expected to agree."""
+MAX_BEST_ERROR = 0.5
+"""The error that the best node is expected to stay below."""
 
 
 @dataclass
@@ -103,7 +110,7 @@ def warn_of_spaces(classes: Sequence[str], place: str) -> None:
 
 
 def check_for_fit(trace: Trace) -> None:
-    """Check a trace before a fit: its classes, and whether there are enough rows.
+    """Check a trace before a fit: its classes, its answers, and whether there are enough rows.
 
     Raises:
         TraceError: If no label is ever predicted by any node and ``correct`` is not given.
@@ -116,3 +123,54 @@ def check_for_fit(trace: Trace) -> None:
             TraceWarning,
             stacklevel=3,
         )
+    for text in label_warnings(trace):
+        warnings.warn(f"the trace: {text}", TraceWarning, stacklevel=3)
+
+
+def label_warnings(trace: Trace) -> tuple[str, ...]:
+    """Return warnings about answers that hardly ever match.
+
+    Long answers in prose are almost never equal as text. A fit then offers one node or another, and
+    nothing in between, however good the nodes are.
+
+    >>> from ttamer.trace import CascadeSpec, Trace
+    >>> spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, target="last")
+    >>> answers = [[f"answer {row}", f"the answer is {row}"] for row in range(30)]
+    >>> (warning,) = label_warnings(Trace.from_arrays(spec, np.ones((30, 2)), prediction=answers))
+    >>> warning.partition(";")[0]
+    "no two nodes give the same answer on more than 0.0% of rows ('small' and 'large')"
+
+    Args:
+        trace: The rows to be fitted.
+
+    Returns:
+        One sentence for each problem; empty where there is none, or with fewer than 20 rows.
+    """
+    if len(trace) < MIN_COMPARED_ROWS:
+        return ()
+    found = []
+    if trace.prediction is not None and len(trace.spec) > 1:
+        answers = trace.prediction
+        agreement, one, two = max(
+            (float(np.mean((answers[:, i] == answers[:, j]) & (answers[:, i] >= 0))), i, j)
+            for i, j in combinations(range(len(trace.spec)), 2)
+        )
+        if agreement < MIN_AGREEMENT:
+            names = f"{trace.names[one]!r} and {trace.names[two]!r}"
+            found.append(
+                f"no two nodes give the same answer on more than {agreement:.1%} of rows ({names})"
+                "; free text is seldom equal word for word: shorten the answers, or compare them "
+                "by another rule (compare in [serve])"
+            )
+    try:
+        errors = trace.wrong().mean(axis=0)
+    except TraceError:
+        return tuple(found)  # which answers are right is not known
+    best = int(errors.argmin())
+    if errors[best] > MAX_BEST_ERROR:
+        found.append(
+            f"every node is wrong on most rows; the best, {trace.names[best]!r}, on "
+            f"{errors[best]:.1%}: check that labels and answers are written alike, and how they "
+            "are compared (compare in [serve])"
+        )
+    return tuple(found)

@@ -1,0 +1,55 @@
+"""Warnings about answers that hardly ever match."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ttamer as tt
+from support.traces import answering_trace
+from ttamer.trace import CascadeSpec, Trace, label_warnings
+
+SPEC = CascadeSpec.of({"small": 1.0, "large": 5.0}, order="any", target="label")
+
+
+def trace_of(rows, *, agreeing=0, right=1, target="label"):
+    """Answers of two nodes that agree on some rows, and are right on some."""
+    spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, order="any", target=target)
+    large = [f"large {row}" for row in range(rows)]
+    small = [large[row] if row < agreeing else f"small {row}" for row in range(rows)]
+    label = [large[row] if row < right else f"label {row}" for row in range(rows)]
+    confidence = np.random.default_rng(0).random((rows, 2))
+    answers = list(zip(small, large, strict=True))
+    return Trace.from_arrays(spec, confidence, prediction=answers, label=label)
+
+
+def test_nodes_that_hardly_ever_agree_get_a_warning():
+    (warning,) = label_warnings(trace_of(100, agreeing=19, right=60))
+    assert "on more than 19.0% of rows ('small' and 'large')" in warning
+    assert label_warnings(trace_of(100, agreeing=20, right=60)) == ()
+    (warning,) = label_warnings(trace_of(100, agreeing=2, target="last"))
+    assert "compare in [serve]" in warning
+
+
+def test_nodes_that_are_all_wrong_on_most_rows_get_a_warning():
+    (warning,) = label_warnings(trace_of(100, agreeing=50, right=49))
+    assert "every node is wrong on most rows; the best, 'small', on 51.0%" in warning
+    assert label_warnings(trace_of(100, agreeing=50, right=50)) == ()
+
+
+def test_few_rows_and_good_rows_get_none():
+    assert label_warnings(trace_of(19)) == ()
+    assert label_warnings(answering_trace(200)) == ()
+    bare = Trace(SPEC, np.ones((50, 2)))
+    assert label_warnings(bare) == ()
+
+
+def test_no_answer_agrees_with_no_answer():
+    spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, order="any", target="last")
+    empty = Trace.from_arrays(spec, np.ones((30, 2)), prediction=[[None, None]] * 30)
+    assert "0.0% of rows" in label_warnings(empty)[0]
+
+
+def test_a_fit_warns():
+    with pytest.warns(tt.TraceWarning, match="no two nodes give the same answer"):
+        tt.fit(trace_of(120, agreeing=10, right=80), states=3, tradeoffs=[0.5])
