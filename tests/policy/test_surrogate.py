@@ -111,7 +111,7 @@ def test_at_no_cost_the_index_is_the_least_value_that_has_a_chance():
 def test_later_by_a_delay_every_value_is_greater_by_it(pair, delay):
     surrogate, expected = pair
     shifted = [[(value + delay, chance) for value, chance in law] for law in expected]
-    assert_same(surrogate.later(delay), shifted)
+    assert_same(surrogate.mixed_later(np.eye(2), np.full((2, 2), delay)), shifted)
 
 
 @settings(deadline=None)

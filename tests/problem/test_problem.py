@@ -97,8 +97,8 @@ REFUSED = {
     "a negative cost": (with_cost(-1), "edge 'a' -> 'b': the cost is -1.0|not negative"),
     "a NaN cost": (with_cost(math.nan), "edge 'a' -> 'b': the cost is nan|finite"),
     "an infinite cost": (with_cost(math.inf), "edge 'a' -> 'b': the cost is inf|finite"),
-    "no cost": (with_cost(None), "edge 'a' -> 'b': cost must be a number, not None"),
-    "a word for a cost": (with_cost("dear"), "edge 'a' -> 'b': cost|number, not 'dear'"),
+    "no cost": (with_cost(None), "edge 'a' -> 'b': cost must be a number|not None"),
+    "a word for a cost": (with_cost("high"), "edge 'a' -> 'b': cost|a number|not 'high'"),
     "an endless cost": (with_cost(10**400), "edge 'a' -> 'b': cost must be a number"),
     # Losses.
     "a negative loss": (with_losses([0.2, -0.5]), "node 'b', state 1: the loss is -0.5|from 0 up"),

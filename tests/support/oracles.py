@@ -62,10 +62,12 @@ def best_value(
     stop = weighed(min(fallback, stop_loss(problem, history, recall=recall)), tradeoff)
     best = stop
     for edge, law in available(problem, history):
-        value = (1 - tradeoff) * problem.edges[edge].cost
-        target = problem.ends[edge][1]
+        value = 0.0
+        source, target = problem.ends[edge]
+        before = dict(history).get(source, 0)
         for state, chance in enumerate(law):
             if chance > 0:
+                value += chance * (1 - tradeoff) * problem.edges[edge].cost_at(before, state)
                 value += chance * best_value(
                     problem,
                     tradeoff,
@@ -104,7 +106,8 @@ def path_cost(problem: Problem, history: History) -> float:
     total, seen = 0.0, []
     for node, state in history:
         [edge] = [e for e, _ in available(problem, tuple(seen)) if problem.ends[e][1] == node]
-        total += problem.edges[edge].cost
+        before = dict(seen).get(problem.ends[edge][0], 0)
+        total += problem.edges[edge].cost_at(before, state)
         seen.append((node, state))
     return total
 

@@ -52,8 +52,25 @@ def supports(draw, count: int, most: int = 3, informers: bool = True) -> list[li
 
 
 @st.composite
-def problems(draw, topology: str | None = None, most: int = 4, informers: bool = True) -> Problem:
-    """A random problem of a topology (of any, if none is given)."""
+def edge_costs(draw, sources: int, targets: int, varied: bool):
+    """One number; or where costs are varied, also one per state of the source, or a table."""
+    shape = draw(st.sampled_from([(), (sources,), (sources, targets)])) if varied else ()
+    numbers = [draw(costs) for _ in range(math.prod(shape))]
+    return np.array(numbers).reshape(shape)
+
+
+@st.composite
+def problems(
+    draw,
+    topology: str | None = None,
+    most: int = 4,
+    informers: bool = True,
+    varied: bool = False,
+) -> Problem:
+    """A random problem of a topology (of any, if none is given).
+
+    Where ``varied``, costs may depend on the state before and on the state seen.
+    """
     topology = topology or draw(st.sampled_from(TOPOLOGIES))
     count = draw(st.integers(1, most))
     support = draw(supports(count, informers=informers))
@@ -85,8 +102,9 @@ def problems(draw, topology: str | None = None, most: int = 4, informers: bool =
     edges = []
     for u, v in order:
         table = draw(rows(1 if u is None else len(support[u]), len(support[v])))
+        cost = draw(edge_costs(*table.shape, varied))
         edges.append(
-            Edge(None if u is None else names[u], names[v], cost=draw(costs), probabilities=table)
+            Edge(None if u is None else names[u], names[v], cost=cost, probabilities=table)
         )
     walks = {"line": "walk", "skip": "walk", "dag": "walk"}
     return Problem(walks.get(topology, "precedence"), nodes, tuple(edges))

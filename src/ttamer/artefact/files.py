@@ -252,9 +252,11 @@ def _describe_problem(problem: Problem) -> tuple[dict[str, Any], dict[str, NDArr
         "sources": [source for source, _ in problem.ends],
         "targets": [target for _, target in problem.ends],
     }
+    if not problem.has_fixed_costs:
+        described["cost_axes"] = [np.ndim(edge.cost) for edge in problem.edges]
     return described, {
         "losses": np.concatenate([node.losses for node in problem.nodes]),
-        "costs": np.array([edge.cost for edge in problem.edges]),
+        "costs": np.concatenate([np.ravel(edge.cost) for edge in problem.edges]),
         "probabilities": np.concatenate([edge.probabilities.ravel() for edge in problem.edges]),
     }
 

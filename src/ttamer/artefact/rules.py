@@ -7,6 +7,7 @@ asked next. What is raised gives the reason alone; :mod:`ttamer.artefact.files` 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -96,9 +97,10 @@ def check(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Save
     for key, note in notes.items():
         text_of(key, "the key of a note")
         text_of(note, f"the note {key!r}")
-    described = fields_of(
-        header["problem"], "the problem", ("moves", "names", "states", "sources", "targets")
-    )
+    keys: tuple[str, ...] = ("moves", "names", "states", "sources", "targets")
+    if isinstance(header["problem"], dict) and "cost_axes" in header["problem"]:
+        keys = (*keys, "cost_axes")
+    described = fields_of(header["problem"], "the problem", keys)
     moves = described["moves"]
     if not isinstance(moves, str) or moves not in TABLES:
         raise ArtefactDamaged(f"the moves must be 'precedence' or 'walk', not {moves!r}")
@@ -147,10 +149,20 @@ def _problem(described: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -
     ]
     sizes = [rows * columns for rows, columns in shapes]
     _check_shape(arrays, "losses", sum(states))
-    _check_shape(arrays, "costs", len(sources))
+    axes = described.get("cost_axes", [0] * len(sources))
+    integers_of(axes, "the axes of the costs", least=0, most=2)
+    if len(axes) != len(sources):
+        raise ArtefactDamaged("there must be as many axes of the costs as sources")
+    cost_shapes = [shape[:count] for shape, count in zip(shapes, axes, strict=True)]
+    cost_sizes = [math.prod(shape) for shape in cost_shapes]
+    _check_shape(arrays, "costs", sum(cost_sizes))
+    costs = [
+        part.reshape(shape)
+        for part, shape in zip(cut(arrays["costs"], cost_sizes), cost_shapes, strict=True)
+    ]
     _check_shape(arrays, "probabilities", sum(sizes))
     parts = cut(arrays["probabilities"], sizes)
-    entries = zip(sources, targets, arrays["costs"].tolist(), shapes, parts, strict=True)
+    entries = zip(sources, targets, costs, shapes, parts, strict=True)
     try:
         return Problem(
             described["moves"],

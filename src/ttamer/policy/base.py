@@ -159,7 +159,7 @@ class Policy(ABC):
             own = float(self.problem.nodes[number].losses[state])
             ahead = self.future(node, state, min(own, fallback))
             for loss, cost, p in zip(ahead.losses, ahead.costs, ahead.probabilities, strict=True):
-                key = (min(own, float(loss)), edge.cost + float(cost))
+                key = (min(own, float(loss)), edge.cost_at(parent_state, state) + float(cost))
                 atoms[key] = atoms.get(key, 0.0) + chance * float(p)
         return Future.of(atoms)
 

@@ -48,6 +48,8 @@ class Batch(ABC):
         self.steps: NDArray[np.int32] = np.zeros(size, np.int32)
         """Per input, how many nodes were asked."""
         self._last: NDArray[np.int32] = np.full(size, -1, np.int32)
+        nodes = 0 if policy.problem.has_fixed_costs else len(policy.problem.nodes) + 1
+        self._seen: NDArray[np.intp] = np.zeros((size, nodes), np.intp)  # the start has state 0
 
     def __len__(self) -> int:
         return len(self.next)
@@ -79,7 +81,7 @@ class Batch(ABC):
         for node, rows in groups:
             self._check(node, rows, seen[rows])
         for node, rows in groups:
-            self._pay(node, rows)
+            self._pay(node, rows, seen[rows])
             self._step(node, rows, seen[rows])
         self._last = np.where(asked == STOP, self._last, asked)
 
@@ -96,14 +98,23 @@ class Batch(ABC):
                 f"{most - 1}, not {states[at]}"
             )
 
-    def _pay(self, node: int, rows: NDArray[np.intp]) -> None:
+    def _pay(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
         problem = self._policy.problem
-        for edge in problem.incoming[node]:
-            cost = problem.edges[edge].cost
-            if problem.moves == "walk":
-                self.cost[rows] += np.where(self._last[rows] == problem.ends[edge][0], cost, 0.0)
+        for number in problem.incoming[node]:
+            edge, source = problem.edges[number], problem.ends[number][0]
+            cost: float | NDArray[np.float64]
+            if isinstance(edge.cost, float):
+                cost = edge.cost
+            elif problem.moves == "walk":
+                last = np.where(self._last[rows] == source, self._seen[rows, source], 0)
+                cost = edge.cost_table[last, states]
             else:
-                self.cost[rows] += cost
+                cost = edge.cost_table[self._seen[rows, source], states]
+            if problem.moves == "walk":
+                cost = np.where(self._last[rows] == source, cost, 0.0)
+            self.cost[rows] += cost
+        if self._seen.shape[1]:
+            self._seen[rows, node] = states
         self.steps[rows] += 1
 
 

@@ -100,7 +100,12 @@ class Means:
     def asked(
         self, rows: NDArray[np.float64], cost: NDArray[np.float64], index: NDArray[np.intp]
     ) -> Means:
-        """Add the root in front: its cost, its states, and its index."""
+        """Add the root in front: its cost, its states, and its index.
+
+        ``cost`` has shape (parent states, kinds). It is the mean over the root's states: whether
+        the root is asked does not depend on them, so that the mean of all costs is right.
+        """
+        cost = cost[:, np.newaxis]
         opened = rows @ self.open
         opened_cost = _mix(rows, self.open_cost) + opened[..., np.newaxis] * cost
         settled = rows @ self.settled
@@ -114,19 +119,22 @@ class Means:
         return Means(opened, opened_cost, settled, settled_cost, settled_loss)
 
 
-def forest_means(problem: Problem, levels: Levels, kinds: NDArray[np.float64]) -> Means:
-    """Evaluate the whole forest.
+def forest_means(problem: Problem, levels: Levels, kinds: range) -> Means:
+    """Evaluate the whole forest for some kinds of cost.
 
-    ``kinds`` has shape (nodes, kinds of cost): what asking each node adds to each kind.
+    Kind 0 is the cost itself, kind k counts how often node k - 1 is asked.
     """
     waiting: list[Means | None] = [None] * (len(problem.nodes) + 1)
     for node in reversed(problem.order):
-        outcome = _own_loss(problem, levels, node, kinds.shape[1])
+        outcome = _own_loss(problem, levels, node, len(kinds))
         after = waiting[node]
         if after is not None:
             outcome = outcome.beside(after)
         edge = problem.parent_edge(node)
-        outcome = outcome.asked(edge.probabilities, kinds[node], levels.indices[node])
+        added = np.tile(np.equal(kinds, node + 1).astype(float), (len(edge.probabilities), 1))
+        if 0 in kinds:
+            added[:, 0] = edge.expected_costs
+        outcome = outcome.asked(edge.probabilities, added, levels.indices[node])
         parent = problem.ends[problem.incoming[node][0]][0]
         sibling = waiting[parent]
         waiting[parent] = outcome if sibling is None else outcome.beside(sibling)
@@ -142,12 +150,10 @@ def expected_forest(
     """Return the expected loss and cost, and the chance that each node is asked."""
     count = len(problem.nodes)
     levels = Levels.of(problem, tradeoff, sigma)
-    costs = np.array([problem.parent_edge(node).cost for node in range(count)])
-    kinds = np.column_stack([costs, np.eye(count)])
     width = max(1, MAX_MEANS // (levels.count * max(len(node.losses) for node in problem.nodes)))
     paid = []
     for at in range(0, count + 1, width):
-        outcome = forest_means(problem, levels, kinds[:, at : at + width])
+        outcome = forest_means(problem, levels, range(at, min(at + width, count + 1)))
         paid.append(outcome.settled_cost[0].sum(axis=0))
     loss = float(outcome.settled_loss[0].sum())
     cost, *asked = np.concatenate(paid).tolist()
@@ -221,14 +227,15 @@ def forest_future(
 
     def subtree(root: int, state: int) -> tuple[list[Atoms], list[Atoms]]:
         edge = problem.parent_edge(root)
-        key = quantizer.key(edge.cost)
-        paid.setdefault(key, edge.cost)
         opened: list[Atoms] = [{} for _ in range(end + 1)]
         settled: list[Atoms] = [{} for _ in range(end + 1)]
         index = int(levels.indices[root][state])
         for own, chance in enumerate(edge.probabilities[state].tolist()):
             if chance == 0 or index > end:
                 continue
+            cost = edge.cost_at(state, own)
+            key = quantizer.key(cost)
+            paid.setdefault(key, cost)
             loss = {(float(problem.nodes[root].losses[own]), key): 1.0}
             level = int(levels.losses[root][own])
             mine = (

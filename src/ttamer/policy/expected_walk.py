@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ttamer.problem.problem import Problem
+    from ttamer.problem.problem import Edge, Problem
 
 __all__ = ["START", "STOP", "expected_walk", "walk_future"]
 
@@ -56,10 +56,10 @@ def expected_walk(
         for edge in problem.outgoing[place]:
             target = problem.ends[edge][1]
             leaving = np.where(table == target, here, 0.0)
-            share = float(leaving.sum())
-            if share == 0:
+            shares = leaving.sum(axis=1)
+            if not shares.any():
                 continue
-            cost += share * problem.edges[edge].cost
+            cost += float(shares @ problem.edges[edge].expected_costs)
             columns = np.flatnonzero(leaving.max(axis=0) > NEGLIGIBLE)
             moved = np.zeros((len(problem.nodes[target].losses), here.shape[1]))
             moved[:, columns] = problem.edges[edge].probabilities.T @ leaving[:, columns]
@@ -104,13 +104,22 @@ def walk_future(
                 leaving = np.where(table == target, mass, 0.0)
                 if not leaving.any():
                     continue
-                moved = problem.edges[edge].probabilities.T @ leaving
-                moved = _fold(moved, grid.positions[target], least=recall)
-                paid = cost + problem.edges[edge].cost
-                key = quantizer.key(paid)
-                paid, before = paths[target].get(key, (paid, np.zeros(())))
-                paths[target][key] = (paid, before + moved)
+                for price, rows in _rows_by_cost(problem.edges[edge]):
+                    moved = _fold(rows.T @ leaving, grid.positions[target], least=recall)
+                    paid = cost + price
+                    key = quantizer.key(paid)
+                    paid, before = paths[target].get(key, (paid, np.zeros(())))
+                    paths[target][key] = (paid, before + moved)
     return Future.of(atoms)
+
+
+def _rows_by_cost(edge: Edge) -> list[tuple[float, NDArray[np.float64]]]:
+    """Return each cost of an edge, with the probabilities of the transitions that cost it."""
+    if isinstance(edge.cost, float):
+        return [(edge.cost, edge.probabilities)]
+    table = edge.cost_table
+    costs = np.unique(table[edge.probabilities > 0]).tolist()
+    return [(cost, np.where(table == cost, edge.probabilities, 0.0)) for cost in costs]
 
 
 def _fold(

@@ -68,7 +68,7 @@ class CostQuantizer:
     """Integer keys for sums of costs: sums that differ by rounding alone get the same key."""
 
     def __init__(self, problem: Problem) -> None:
-        self._unit = max(sum(edge.cost for edge in problem.edges), 1e-300) * 1e-12
+        self._unit = max(sum(float(np.max(edge.cost)) for edge in problem.edges), 1e-300) * 1e-12
 
     def key(self, cost: float) -> int:
         """Return the key of a sum."""

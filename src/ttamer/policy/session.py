@@ -192,10 +192,10 @@ class StateSession(Session):
 
     @property
     def starts(self) -> dict[str, float]:
-        """The nodes that may be asked first, and what each costs."""
+        """The nodes that may be asked first, and what each is expected to cost."""
         problem = self._policy.problem
         return {
-            problem.names[problem.ends[edge][1]]: problem.edges[edge].cost
+            problem.names[problem.ends[edge][1]]: float(problem.edges[edge].expected_costs[0])
             for edge in problem.starts
         }
 
@@ -239,25 +239,28 @@ class StateSession(Session):
     @property
     def cost(self) -> float:
         """What they cost, in the problem's units."""
-        total, last = 0.0, -1
-        for node, _ in self._path:
-            total += self._fare(last, node)
-            last = node
+        problem, total, last, states = self._policy.problem, 0.0, -1, {-1: 0}
+        for node, state in self._path:
+            number = self._edge_to(node, last)
+            total += problem.edges[number].cost_at(states[problem.ends[number][0]], state)
+            states[node], last = state, node
         return total
 
     @property
     def price(self) -> float:
-        """What asking ``next`` costs; 0 once stopped."""
+        """What asking ``next`` is expected to cost; 0 once stopped."""
         if self.next is None:
             return 0.0
-        return self._fare(self._path[-1][0] if self._path else -1, self._node)
+        number = self._edge_to(self._node, self._path[-1][0] if self._path else -1)
+        state = dict(self._path).get(self._policy.problem.ends[number][0], 0)
+        return float(self._policy.problem.edges[number].expected_costs[state])
 
-    def _fare(self, last: int, node: int) -> float:
+    def _edge_to(self, node: int, last: int) -> int:
+        """The number of the edge by which a node is asked after the one asked last."""
         problem = self._policy.problem
-        edges = problem.incoming[node]
         if problem.moves == "walk":
-            edges = tuple(e for e in edges if problem.ends[e][0] == last)
-        return problem.edges[edges[0]].cost
+            return next(e for e in problem.incoming[node] if problem.ends[e][0] == last)
+        return problem.incoming[node][0]
 
     def _ended(self) -> ObservationError:
         return ObservationError(

@@ -81,9 +81,28 @@ class Surrogate:
         sure = ~((rows > 0) @ ~self.sure)
         return Surrogate(self.points, rows @ self.below, rows @ self.above, sure)
 
-    def later(self, delay: float) -> Surrogate:
-        """Return the law of the number plus a constant."""
-        return Surrogate(self.points + delay, self.below, self.above, self.sure)
+    def mixed_later(self, rows: NDArray[np.float64], delays: NDArray[np.float64]) -> Surrogate:
+        """Return :meth:`mixed` of the number plus a delay.
+
+        ``rows`` and ``delays`` have shape (parent states, states).
+        """
+        if np.ptp(delays) == 0:
+            law = self.mixed(rows)
+            return Surrogate(law.points + delays.flat[0], law.below, law.above, law.sure)
+        points = np.unique(np.add.outer(np.unique(delays), self.points))
+        below, above = np.zeros((2, len(rows), len(points)))
+        for parent, state in np.argwhere(rows > 0).tolist():
+            here = [state]
+            one = Surrogate(
+                self.points + delays[parent, state],
+                self.below[here],
+                self.above[here],
+                self.sure[here],
+            )
+            lower, upper = one.at(points)
+            below[parent] += rows[parent, state] * lower[0]
+            above[parent] += rows[parent, state] * upper[0]
+        return Surrogate(points, below, above, ~((rows > 0) @ ~self.sure))
 
     def trimmed(self) -> Surrogate:
         """Return the law without an upper tail that changes no mean beyond rounding.
@@ -105,13 +124,17 @@ class Surrogate:
         below[:, -1], above[:, -1] = 1.0, 0.0
         return Surrogate(self.points[: last + 1], below, above, self.sure)
 
-    def index(self, cost: float) -> NDArray[np.float64]:
-        """Return the largest sigma with ``E[(sigma - W)^+] <= cost``, for each state."""
+    def index(self, cost: float | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the largest sigma with ``E[(sigma - W)^+] <= cost``, for each state.
+
+        ``cost`` is one number, or one per state.
+        """
         states = np.arange(len(self.below))
         if not len(self.points):
             return np.full(len(states), np.inf)
         gained = self._gains()
-        last = (gained <= cost).sum(axis=1) - 1  # the last breakpoint not past sigma
+        cost = np.broadcast_to(cost, len(states))
+        last = (gained <= cost[:, np.newaxis]).sum(axis=1) - 1  # the last breakpoint not past sigma
         slope = self.below[states, last]
         spare = cost - gained[states, last]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -130,8 +130,8 @@ class WalkPolicy(Policy):
         columns = np.minimum(column, self.problem.grid.positions[target]) if self.recall else 0
         values = after[np.arange(len(after)), columns]
         row = self.problem.edges[edge].probabilities[state]
-        cost = (1 - self.tradeoff) * self.problem.edges[edge].cost
-        return cost + float(row[row > 0] @ values[row > 0])
+        cost = (1 - self.tradeoff) * self.problem.edges[edge].expected_costs[state]
+        return float(cost + row[row > 0] @ values[row > 0])
 
     @cached_property
     def _expected(self) -> tuple[Expected, NDArray[np.float64]]:

@@ -64,34 +64,90 @@ class Node:
 class Edge:
     """The right to ask ``target`` after ``source`` (``None``: at the start).
 
+    Args:
+        source: The name of the node that must have been asked; ``None`` for the start.
+        target: The name of the node that may then be asked.
+        cost: What asking costs: one number; a list with one number per state of the source; or a
+            table with one row per state of the source (one from the start) and one column per
+            state of the target, where the cost is learnt with the target's state.
+        probabilities: One row per state of the source, one column per state of the target.
+
+    Raises:
+        ProblemError: If the cost or the probabilities are not numbers.
+
     >>> Edge(None, "small", cost=1.0, probabilities=[0.5, 0.5]).probabilities.shape
     (1, 2)
     """
 
     source: str | None
     target: str
-    cost: float
+    cost: float | NDArray[np.float64]
+    """One number; or of shape (states of source,); or (states of source, states of target)."""
     probabilities: NDArray[np.float64]
     """Shape (states of source, states of target); one row from the start. Rows sum to 1."""
 
     def __init__(
-        self, source: str | None, target: str, *, cost: float, probabilities: ArrayLike
+        self, source: str | None, target: str, *, cost: ArrayLike, probabilities: ArrayLike
     ) -> None:
         object.__setattr__(self, "source", source)
         object.__setattr__(self, "target", target)
         try:
-            object.__setattr__(self, "cost", float(cost))
+            given = np.array(float(cost) if np.ndim(cost) == 0 else cost, dtype=np.float64)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError):
-            raise ProblemError(f"{self}: cost must be a number, not {cost!r}") from None
+            raise ProblemError(
+                f"{self}: cost must be a number, a list with one number per state of the source, "
+                f"or a table with one row per state of the source, not {cost!r}"
+            ) from None
+        given.setflags(write=False)
+        object.__setattr__(self, "cost", float(given) if given.ndim == 0 else given)
         rows = _frozen_array(probabilities, f"{self}: probabilities")
         if source is None and rows.ndim == 1:
             rows = rows[np.newaxis]
         object.__setattr__(self, "probabilities", rows)
 
     @property
+    def is_cost_fixed(self) -> bool:
+        """Whether the cost is one number, whatever the states."""
+        return isinstance(self.cost, float)
+
+    @property
+    def cost_table(self) -> NDArray[np.float64]:
+        """Shape (states of source, states of target): the cost of each transition."""
+        cost = np.asarray(self.cost)
+        if cost.ndim == 1:
+            cost = cost[:, np.newaxis]
+        return np.broadcast_to(cost, self.probabilities.shape)
+
+    @property
     def expected_costs(self) -> NDArray[np.float64]:
-        """Shape (states of source,): the expected cost, given the state of the source."""
-        return np.full(len(self.probabilities), self.cost)
+        """Shape (states of source,): the expected cost, given the state of the source.
+
+        Only this enters the decision; what is paid is learnt with the state of the target.
+        """
+        cost = np.asarray(self.cost)
+        if cost.ndim < 2:
+            return np.broadcast_to(cost, len(self.probabilities))
+        means: NDArray[np.float64] = np.einsum("st,st->s", cost, self.probabilities)
+        return means
+
+    def cost_at(self, source_state: int, target_state: int) -> float:
+        """Return the cost of asking the target, seen in a state, after the source in its state.
+
+        Args:
+            source_state: The state of the source; 0 for the start.
+            target_state: The state of the target.
+
+        Returns:
+            The cost, in the problem's units.
+
+        >>> edge = Edge(None, "a", cost=[[1.0, 3.0]], probabilities=[0.5, 0.5])
+        >>> edge.cost_at(0, 1), edge.expected_costs.tolist()
+        (3.0, [2.0])
+        """
+        if isinstance(self.cost, float):
+            return self.cost
+        row = self.cost[source_state]
+        return float(row if np.ndim(row) == 0 else row[target_state])
 
     def __str__(self) -> str:
         source = "start" if self.source is None else repr(self.source)
@@ -214,6 +270,11 @@ class Problem:
         return all(len(edges) == 1 for edges in self.incoming)
 
     @property
+    def has_fixed_costs(self) -> bool:
+        """Whether no cost depends on a state."""
+        return all(edge.is_cost_fixed for edge in self.edges)
+
+    @property
     def is_line(self) -> bool:
         """Whether the nodes form one directed line: then both kinds of moves are the same."""
         return self.is_forest and all(len(edges) <= 1 for edges in self.outgoing)
@@ -261,7 +322,7 @@ class Problem:
     def line(
         cls,
         losses: ArrayLike | Sequence[ArrayLike],
-        costs: Sequence[float],
+        costs: Sequence[ArrayLike],
         probabilities: Sequence[ArrayLike],
         *,
         names: Sequence[str] | None = None,
@@ -310,7 +371,7 @@ class Problem:
     def tree(
         cls,
         losses: ArrayLike | Sequence[ArrayLike],
-        costs: Sequence[float],
+        costs: Sequence[ArrayLike],
         probabilities: Sequence[ArrayLike],
         parents: Sequence[int | None],
         *,
@@ -329,7 +390,7 @@ class Problem:
     def forest(
         cls,
         losses: ArrayLike | Sequence[ArrayLike],
-        costs: Sequence[float],
+        costs: Sequence[ArrayLike],
         probabilities: Sequence[ArrayLike],
         parents: Sequence[int | None],
         *,
@@ -342,7 +403,7 @@ class Problem:
     def skip(
         cls,
         losses: ArrayLike | Sequence[ArrayLike],
-        costs: Sequence[float] | Mapping[tuple[int | None, int], float],
+        costs: Sequence[ArrayLike] | Mapping[tuple[int | None, int], ArrayLike],
         probabilities: Mapping[tuple[int | None, int], ArrayLike],
         *,
         names: Sequence[str] | None = None,
@@ -384,6 +445,11 @@ class Problem:
         """
         if not line.is_line:
             raise ProblemError("skip_of: the problem is not a line")
+        if not line.has_fixed_costs:
+            raise ProblemError(
+                "skip_of: a cost depends on the state of the node before, which a skip leaves out; "
+                "use Problem.skip with a cost for every pair"
+            )
         into = [line.parent_edge(v).probabilities for v in line.order]
         probabilities: dict[tuple[int | None, int], NDArray[np.float64]] = {}
         for start in range(len(into)):
@@ -406,7 +472,7 @@ class Problem:
         cls,
         moves: Moves,
         losses: ArrayLike | Sequence[ArrayLike],
-        costs: Sequence[float],
+        costs: Sequence[ArrayLike],
         probabilities: Sequence[ArrayLike],
         parents: Sequence[int | None],
         names: Sequence[str] | None,
@@ -458,7 +524,7 @@ class Problem:
             {
                 "from": edge.source,
                 "to": edge.target,
-                "cost": edge.cost,
+                "cost": np.asarray(edge.cost).tolist(),
                 "probabilities": edge.probabilities.tolist(),
             }
             for edge in self.edges
@@ -502,7 +568,7 @@ def _nodes(
 
 
 def _edge(
-    nodes: Sequence[Node], source: int | None, target: int, cost: float, rows: ArrayLike
+    nodes: Sequence[Node], source: int | None, target: int, cost: ArrayLike, rows: ArrayLike
 ) -> Edge:
     name = None if source is None else nodes[source].name
     return Edge(name, nodes[target].name, cost=cost, probabilities=rows)

@@ -7,7 +7,9 @@
      "edges": [{"from": null, "to": "small", "cost": 0.1, "probabilities": [[0.5, 0.5]]}, ...]}
 
 ``"from": null`` is the start, with one row of probabilities; any other edge has one row per state
-of ``from``. JSON has no infinity, so an infinite loss is written ``"inf"``.
+of ``from``. JSON has no infinity, so an infinite loss is written ``"inf"``. A cost is one number,
+a list with one number per state of ``from``, or a table with one row per state of ``from`` and one
+column per state of ``to``.
 
 Each check names the place and the remedy. The common case is checked in a few array operations
 per edge; only a problem that fails them is searched for the first offending entry.
@@ -72,7 +74,8 @@ def check_nodes(moves: str, nodes: Sequence[Node]) -> dict[str, int]:
             state = int(np.argmin(losses >= 0))
             raise ProblemError(
                 f"node {node.name!r}, state {state}: the loss is {losses[state]}; "
-                "losses must be numbers from 0 up (inf where the node has no answer)"
+                "losses must be numbers from 0 up (inf where the node has no answer). Where losses "
+                "are negative, add one constant to all of them: it changes no decision"
             )
         answers = answers or least < math.inf
     if not answers:
@@ -98,12 +101,32 @@ def check_edges(
         if (source, target) in ends:
             raise ProblemError(f"{edge}: given twice; keep one")
         ends[source, target] = None
+        sources = 1 if source < 0 else nodes[source].losses.size
+        _check_cost(edge, sources, nodes[target].losses.size)
+        _check_rows(edge, sources, nodes[target].losses.size)
+    return tuple(ends)
+
+
+def _check_cost(edge: Edge, sources: int, targets: int) -> None:
+    if isinstance(edge.cost, float):
         if not 0 <= edge.cost < math.inf:
             raise ProblemError(
                 f"{edge}: the cost is {edge.cost}; it must be finite and not negative"
             )
-        _check_rows(edge, 1 if source < 0 else nodes[source].losses.size, nodes[target].losses.size)
-    return tuple(ends)
+        return
+    if edge.cost.shape not in ((sources,), (sources, targets)):
+        raise ProblemError(
+            f"{edge}: the costs have shape {edge.cost.shape}; give one number, a list of {sources} "
+            f"(one per state of the source), or a table of {sources} row(s) of {targets} (one per "
+            "state of the target)"
+        )
+    if not (np.isfinite(edge.cost) & (edge.cost >= 0)).all():
+        place = np.argwhere(~(np.isfinite(edge.cost) & (edge.cost >= 0)))[0].tolist()
+        at = f"state {place[0]}" if len(place) == 1 else f"row {place[0]}, column {place[1]}"
+        raise ProblemError(
+            f"{edge}, {at}: the cost is {edge.cost[tuple(place)]}; it must be finite and not "
+            "negative"
+        )
 
 
 def _check_rows(edge: Edge, sources: int, targets: int) -> None:
@@ -228,8 +251,16 @@ def check_form(data: object) -> dict[str, Any]:
                 raise ProblemError(
                     f"edges[{position}]: {end!r} must name a node, not {edge[end]!r}"
                 )
-        if not _is_number(edge["cost"]):
-            raise ProblemError(f"edges[{position}]: cost must be a number, not {edge['cost']!r}")
+        cost = edge["cost"]
+        if isinstance(cost, list):
+            cost = _numbers(cost)
+        elif not _is_number(cost):
+            cost = None
+        if cost is None:
+            raise ProblemError(
+                f"edges[{position}]: cost must be a number, a list with one number per state of "
+                f"'from', or a table with one row per state of 'from', not {edge['cost']!r:.60}"
+            )
         rows = edge["probabilities"]
         table = _numbers(rows) if isinstance(rows, list) else None
         if table is None:
@@ -238,7 +269,7 @@ def check_form(data: object) -> dict[str, Any]:
                 f"edge {start} -> {edge['to']!r}: probabilities must be numbers in rows of equal "
                 "length, one row per state of the source"
             )
-        edges.append({**edge, "probabilities": table})
+        edges.append({**edge, "cost": cost, "probabilities": table})
     return {"moves": problem["moves"], "nodes": nodes, "edges": edges}
 
 

@@ -66,7 +66,8 @@ def sweep(problem: Problem, tradeoff: float) -> tuple[tuple[NDArray[np.float64],
     for node in reversed(problem.order):
         law = subtree_law(problem, tradeoff, node, below[node])
         below[node] = None
-        sigma[node] = _settled(law.index((1 - tradeoff) * problem.parent_edge(node).cost), losses)
+        costs = (1 - tradeoff) * problem.parent_edge(node).expected_costs
+        sigma[node] = _settled(law.index(costs), losses)
         law = law.raised(sigma[node])
         parent = problem.ends[problem.incoming[node][0]][0]
         sibling = below[parent]

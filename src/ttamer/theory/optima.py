@@ -75,7 +75,7 @@ def offline_optimum(problem: Problem, tradeoff: float) -> float:
         if after is not None:
             law = law.least_with(after)
         edge = problem.parent_edge(node)
-        law = law.mixed(edge.probabilities).later((1 - tradeoff) * edge.cost)
+        law = law.mixed_later(edge.probabilities, (1 - tradeoff) * edge.cost_table)
         parent = problem.ends[problem.incoming[node][0]][0]
         sibling = below[parent]
         below[parent] = law if sibling is None else law.least_with(sibling)

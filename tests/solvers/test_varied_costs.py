@@ -1,0 +1,192 @@
+"""Costs that depend on the state before and on the state seen, against enumeration (Def. C.3)."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+import ttamer as tt
+from support.examples import examples
+from support.oracles import (
+    best_value,
+    outcomes,
+    path_cost,
+    realisations,
+    stop_loss,
+    weighed,
+)
+from support.strategies import TOPOLOGIES, problems, tradeoffs
+from ttamer import ProblemError
+
+CLOSE = 1e-12
+
+
+def solved(problem, tradeoff, *, recall=True):
+    try:
+        return tt.solve(problem, tradeoff, recall=recall)
+    except ProblemError:
+        assert best_value(problem, tradeoff, recall=recall) == math.inf
+        return None
+
+
+def law_of(future):
+    """Round the costs of a future, and return chances by (loss, cost)."""
+    law = {}
+    for loss, cost, chance in zip(
+        future.losses.tolist(), future.costs.tolist(), future.probabilities, strict=True
+    ):
+        law[loss, round(cost, 9)] = law.get((loss, round(cost, 9)), 0.0) + float(chance)
+    return law
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_value_and_play_equal_enumeration(topology):
+    @examples(100)
+    @given(problems(topology, varied=True), tradeoffs)
+    def check(problem, tradeoff):
+        policy = solved(problem, tradeoff)
+        if policy is None:
+            return
+        assert policy.value == pytest.approx(best_value(problem, tradeoff), abs=CLOSE)
+        loss = cost = 0.0
+        law = {}
+        for chance, history, _ in outcomes(policy):
+            mine, paid = stop_loss(problem, history, recall=True), path_cost(problem, history)
+            loss += chance * mine
+            cost += chance * paid
+            key = (mine, round(paid, 9))
+            law[key] = law.get(key, 0.0) + chance
+        assert policy.expected_loss == pytest.approx(loss, abs=CLOSE)
+        assert policy.expected_cost == pytest.approx(cost, abs=CLOSE)
+        assert law_of(policy.future()) == pytest.approx(law, abs=1e-11)
+
+    check()
+
+
+@examples(100)
+@given(problems("dag", varied=True), tradeoffs)
+def test_without_recall_value_and_play_equal_enumeration(problem, tradeoff):
+    policy = solved(problem, tradeoff, recall=False)
+    if policy is None:
+        return
+    assert policy.value == pytest.approx(best_value(problem, tradeoff, recall=False), abs=CLOSE)
+    cost = sum(chance * path_cost(problem, history) for chance, history, _ in outcomes(policy))
+    assert policy.expected_cost == pytest.approx(cost, abs=CLOSE)
+
+
+@examples(80)
+@given(problems("tree", varied=True, informers=False), tradeoffs)
+def test_the_one_node_that_stands_for_a_tree_is_the_future_of_the_tree(problem, tradeoff):
+    policy = tt.solve(problem, tradeoff)
+    alone = law_of(policy.equivalent_node("n0"))
+    assert alone == pytest.approx(law_of(policy.future()), abs=1e-12)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_sessions_batches_and_files_pay_the_same(topology, tmp_path):
+    @examples(40)
+    @given(problems(topology, varied=True), tradeoffs)
+    def check(problem, tradeoff):
+        policy = solved(problem, tradeoff)
+        if policy is None:
+            return
+        text = json.dumps(problem.to_dict(), allow_nan=False)
+        again = tt.Problem.from_dict(json.loads(text))
+        tt.save(policy, tmp_path / "policy.ttamer")
+        loaded = tt.load(tmp_path / "policy.ttamer")
+        for other in (again, loaded.problem):
+            for mine, theirs in zip(problem.edges, other.edges, strict=True):
+                np.testing.assert_array_equal(mine.cost, theirs.cost)
+        rng = np.random.default_rng(0)
+        counts = [len(node.losses) for node in problem.nodes]
+        states = rng.integers(0, counts, (20, len(counts)))
+        batch, turns = loaded.batch(20), [policy.session() for _ in range(20)]
+        while batch.running:
+            asked = batch.next.copy()
+            seen = states[np.arange(20), asked]
+            batch.observe(seen)
+            for row, turn in enumerate(turns):
+                if asked[row] >= 0:
+                    assert turn.number == asked[row]
+                    assert turn.price >= 0
+                    turn.observe(int(seen[row]))
+        assert batch.cost == pytest.approx([turn.cost for turn in turns])
+
+    check()
+
+
+@examples(100)
+@given(problems("forest", varied=True, most=3), tradeoffs)
+def test_a_prophet_pays_for_the_way_at_its_own_costs(problem, tradeoff):
+    value = 0.0
+    for chance, states in realisations(problem):
+        reach, best = {-1: 0.0}, math.inf
+        for node in problem.order:
+            parent = problem.ends[problem.incoming[node][0]][0]
+            edge = problem.parent_edge(node)
+            before = states[parent] if parent >= 0 else 0
+            reach[node] = reach[parent] + edge.cost_at(before, states[node])
+            loss = weighed(float(problem.nodes[node].losses[states[node]]), tradeoff)
+            best = min(best, loss + (1 - tradeoff) * reach[node])
+        value += chance * best
+    assert tt.offline_optimum(problem, tradeoff) == pytest.approx(value, abs=CLOSE)
+
+
+def test_the_simulated_mean_is_the_expected_one():
+    problem = tt.Problem.line(
+        losses=[[0.1, 0.6], [0.0, 0.5]],
+        costs=[[[0.1, 0.3]], [[0.1, 0.2], [0.0, 0.4]]],
+        probabilities=[[0.5, 0.5], [[0.9, 0.1], [0.3, 0.7]]],
+    )
+    policy = tt.solve(problem, 0.8)
+    drawn = tt.simulate(policy, 20_000, seed=0)
+    assert drawn.cost.mean() == pytest.approx(policy.expected_cost, abs=0.01)
+    assert drawn.objective.mean() == pytest.approx(policy.value, abs=0.01)
+
+
+def test_solving_with_the_mean_cost_loses_where_the_cost_depends_on_the_state_before():
+    """Going on is free after the bad state and expensive after the good one; the mean hides it."""
+    varied = tt.Problem.line(
+        losses=[[0.4, 0.5], [0.0]],
+        costs=[0.0, [1.0, 0.0]],
+        probabilities=[[0.5, 0.5], [[1.0], [1.0]]],
+    )
+    policy = tt.solve(varied, 0.5)
+    assert policy.value == pytest.approx(0.5 * 0.5 * 0.4)
+    assert policy.if_stop("m1")[:, -2].tolist() == [True, False]
+
+
+def test_skips_of_a_line_with_such_costs_are_refused():
+    line = tt.Problem.line([0.0, 1.0], [0.1, [0.1, 0.2]], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    with pytest.raises(ProblemError, match=r"use Problem\.skip with a cost for every pair"):
+        tt.Problem.skip_of(line)
+
+
+@pytest.mark.parametrize(
+    ("cost", "words"),
+    [
+        ([0.1, 0.2], r"costs have shape \(2,\); give one number, a list of 1"),
+        ([[0.1, 0.2, 0.3]], r"shape \(1, 3\).*table of 1 row\(s\) of 2"),
+        ([-1.0], "state 0: the cost is -1.0; it must be finite and not negative"),
+        ([[0.1, math.inf]], "row 0, column 1: the cost is inf"),
+    ],
+)
+def test_a_cost_of_another_shape_or_below_zero_is_refused(cost, words):
+    edge = tt.Edge(None, "a", cost=cost, probabilities=[0.5, 0.5])
+    with pytest.raises(ProblemError, match=words):
+        tt.Problem("walk", (tt.Node("a", [0.1, 0.2]),), (edge,))
+
+
+@pytest.mark.parametrize("cost", ["free", [0.1, "b"], [[0.1], [0.1, 0.2]], True, [True]])
+def test_a_cost_that_is_no_number_list_or_table_is_refused(cost):
+    data = {
+        "moves": "walk",
+        "nodes": [{"name": "a", "losses": [0.1]}],
+        "edges": [{"from": None, "to": "a", "cost": cost, "probabilities": [[1.0]]}],
+    }
+    with pytest.raises(ProblemError, match="a list with one number per state of 'from'"):
+        tt.Problem.from_dict(data)
