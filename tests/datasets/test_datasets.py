@@ -51,8 +51,9 @@ def test_both_parts_are_the_whole_fit_first(name):
     assert len(whole) == sum(datasets.about(name)["rows"].values())
     np.testing.assert_array_equal(whole.confidence[: len(first)], first.confidence)
     np.testing.assert_array_equal(whole.confidence[len(first) :], second.confidence)
-    assert [whole.classes[code] for code in whole.label[: len(first)]] == [
-        first.classes[code] for code in first.label
+    np.testing.assert_array_equal(whole.wrong()[: len(first)], first.wrong())
+    assert [whole.classes[code] for code in whole.prediction[: len(first), 0]] == [
+        first.classes[code] for code in first.prediction[:, 0]
     ]
 
 
@@ -61,7 +62,7 @@ def test_every_row_is_labelled_and_finite_and_nothing_was_left_out_in_reading(na
     assert not trace.left_out
     assert not trace.notes
     assert np.isfinite(trace.confidence).all()
-    assert (trace.label >= 0).all()
+    assert trace.correct is not None or (trace.label >= 0).all()
     assert (trace.costs > 0).all()
     assert all(np.isfinite(values).all() for values in trace.signals.values())
 
@@ -75,11 +76,40 @@ def test_fit_and_test_share_no_message():
     assert (len(set(fit.tolist())), len(set(test.tolist()))) == (said["fit"], said["test"])
 
 
-def test_networks_have_neither_messages_nor_strings(network):
-    with pytest.raises(ArgumentError, match=f"{network} has no messages.*langid has them"):
-        datasets.messages(network)
-    with pytest.raises(ArgumentError, match=f"{network} has no strings.*langid has them"):
-        datasets.strings(network)
+def test_other_traces_have_neither_messages_nor_strings(name):
+    if name == "langid":
+        return
+    with pytest.raises(ArgumentError, match=f"{name} has no messages.*langid has them"):
+        datasets.messages(name)
+    with pytest.raises(ArgumentError, match=f"{name} has no strings.*langid has them"):
+        datasets.strings(name)
+
+
+@pytest.mark.parametrize("benchmark", ["llm-mmlu", "llm-triviaqa"])
+def test_nine_llms_of_different_accuracy_cost_and_latency(benchmark):
+    trace, facts = datasets.load(benchmark), datasets.about(benchmark)
+    assert trace.names == tuple(facts["nodes"])
+    assert len(trace.names) == 9
+    right = 1 - trace.wrong().mean(axis=0)
+    accuracy = [each["accuracy"] for each in facts["nodes"].values()]
+    np.testing.assert_allclose(right, accuracy, atol=6e-5)
+    assert right.max() > right.min() + 0.2
+    np.testing.assert_allclose(trace.spec.costs, trace.costs.mean(axis=0))
+    assert trace.costs.mean(axis=0).max() > 20 * trace.costs.mean(axis=0).min()
+    assert (trace.extras["latency"] > 0).all()
+    assert 1 - trace.wrong().all(axis=1).mean() > right.max() + 0.02  # together they know more
+    wrong, sure = trace.wrong(), trace.confidence > np.median(trace.confidence, axis=0)
+    informed = [wrong[sure[:, v], v].mean() < wrong[~sure[:, v], v].mean() for v in range(9)]
+    assert sum(informed) >= 8  # the smallest model is more confident where it is wrong
+
+
+@pytest.mark.parametrize("benchmark", ["llm-mmlu", "llm-triviaqa"])
+def test_the_answers_of_llms_are_letters_or_numbers(benchmark):
+    classes = set(datasets.load(benchmark).classes)
+    if benchmark == "llm-mmlu":
+        assert classes <= {"", "A", "B", "C", "D"}
+    else:
+        assert all(each.isdecimal() for each in classes)
 
 
 def test_a_network_is_in_fixed_order_under_its_own_name_and_is_as_the_facts_say(network):
@@ -137,7 +167,9 @@ def test_the_files_are_small():
 def test_every_file_of_a_network_has_its_other():
     stems = {kind: {file.name.removesuffix(kind) for file in DATA.iterdir()
                     if file.name.endswith(kind)} for kind in (".parquet", ".json")}  # fmt: skip
-    assert stems[".json"] == {*stems[".parquet"], "langid", "langid-strings"}
+    assert stems[".json"] == {
+        *stems[".parquet"], "langid", "langid-strings", "llm-mmlu", "llm-triviaqa"
+    }  # fmt: skip
 
 
 def test_the_cascade_beside_the_trace_is_the_one_inside_and_its_costs_are_the_means():

@@ -6,7 +6,7 @@ models has a file for each part.
 
 >>> names()[0]
 'langid'
->>> is_network("langid"), is_network("minilm-imdb")
+>>> is_network("llm-mmlu"), is_network("minilm-imdb")
 (False, True)
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["about", "file_of", "is_network", "names"]
 
-_SEPARATE_MODELS = ("langid",)
+_SEPARATE_MODELS = ("langid", "llm-mmlu", "llm-triviaqa")
 
 
 def names() -> tuple[str, ...]:

@@ -7,10 +7,11 @@
 >>> load("minilm-imdb", "test")
 Trace(5000 rows, 6 nodes, prediction, label)
 
-How each was made is in ``experiments/``, and in :func:`about`. Separate models (langid) are read
-with NumPy alone; fit and test parts share no message there. Exits of one network are kept as
-Parquet, which takes pyarrow (extra [io]); they were shuffled before they were traced, and are
-halved as they stand. A policy fitted on one part has never seen what the other asks about.
+How each was made is in ``experiments/``, and in :func:`about`. Separate models (langid, llm-mmlu,
+llm-triviaqa) are read with NumPy alone; the fit and test parts of langid share no message. Exits of
+one network are kept as Parquet, which takes pyarrow (extra [io]); they were shuffled before they
+were traced, and are halved as they stand. A policy fitted on one part has never seen what the other
+asks about.
 """
 
 from __future__ import annotations
@@ -125,12 +126,17 @@ def _exits(facts: dict[str, Any]) -> list[str]:
 
 
 def _models(name: str, facts: dict[str, Any]) -> list[str]:
+    """Return a line for each model: what it is or how often it is right, and its cost."""
     lines = []
     for node in load(name, "test").spec.nodes:
         model = facts["nodes"][node.name]
+        what = (
+            f"{model['package']} ({model['licence']})"
+            if "package" in model
+            else f"right on {model['accuracy']:.1%}"
+        )
         lines.append(
-            f"  {node.name}: {model['package']} ({model['licence']}), {node.cost:g} on average; "
-            f"confidence is {model['confidence']}"
+            f"  {node.name}: {what}, {node.cost:g} on average; confidence is {model['confidence']}"
         )
     return lines
 
@@ -163,10 +169,11 @@ def _parts(part: Part | None) -> tuple[Part, ...]:
 
 
 def _need_texts(name: str, what: str) -> None:
-    if is_network(name):
+    facts = about(name)
+    if "messages" not in facts:
         raise ArgumentError(
-            f"{name} has no {what}: it holds the replies of a network's exits, and none of the "
-            "inputs; langid has them"
+            f"{name} has no {what}: it holds what the nodes returned, and none of the inputs; "
+            "langid has them"
         )
 
 

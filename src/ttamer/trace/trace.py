@@ -33,7 +33,7 @@ __all__ = ["EXTRA_FIELDS", "OnBad", "Trace", "require_rows"]
 
 OnBad = Literal["refuse", "skip"]
 
-EXTRA_FIELDS = ("margin", "entropy")
+EXTRA_FIELDS = ("margin", "entropy", "latency")
 """Columns that a node may have besides its confidence, prediction, correctness and cost."""
 
 
