@@ -8,6 +8,11 @@ from ttamer.torch.networks.bert import bert as bert
 from ttamer.torch.networks.bert import exits_on_bert as exits_on_bert
 from ttamer.torch.networks.gpt2 import exits_on_gpt2 as exits_on_gpt2
 from ttamer.torch.networks.gpt2 import gpt2 as gpt2
+from ttamer.torch.networks.llama import exits_on_llama as exits_on_llama
+from ttamer.torch.networks.llama import llama as llama
+from ttamer.torch.networks.mpnet import exits_on_mpnet as exits_on_mpnet
+from ttamer.torch.networks.mpnet import mpnet as mpnet
+from ttamer.torch.networks.resnet import exits_on_resnet as exits_on_resnet
 from ttamer.torch.networks.vgg import exits_on_vgg as exits_on_vgg
 from ttamer.torch.networks.vgg import pooled_ramp as pooled_ramp
 from ttamer.torch.networks.vgg import vgg as vgg

@@ -13,6 +13,12 @@ from transformers import (
     BertModel,
     GPT2Config,
     GPT2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaModel,
+    MPNetConfig,
+    MPNetModel,
 )
 
 from ttamer.errors import ArgumentError, MissingExtra
@@ -21,6 +27,8 @@ from ttamer.torch.decide import scores_of
 from ttamer.torch.devices import autocast, take
 from ttamer.torch.networks.bert import bert, exits_on_bert
 from ttamer.torch.networks.gpt2 import exits_on_gpt2, gpt2
+from ttamer.torch.networks.llama import exits_on_llama, llama
+from ttamer.torch.networks.mpnet import exits_on_mpnet, mpnet
 from ttamer.torch.networks.tokens import Pooled
 from ttamer.torch.runner import Runner
 from ttamer.torch.tables import threshold_tables
@@ -42,22 +50,45 @@ def gpt2_config(**changes):
     return GPT2Config(**(sizes | {"bos_token_id": 1, "eos_token_id": 2} | changes))
 
 
+def mpnet_config(**changes):
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 32, "max_position_embeddings": 18}  # two more than positions
+    return MPNetConfig(**(sizes | changes))
+
+
+def llama_config(**changes):
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "intermediate_size": 32, "max_position_embeddings": 16}
+    return LlamaConfig(**(sizes | {"tie_word_embeddings": True, "use_cache": False} | changes))
+
+
 def build(kind, **changes):
     """Return a plain model and the network with exits on it; weights large enough to matter."""
     torch.manual_seed(0)
-    if kind == "gpt2":
-        model = GPT2Model(gpt2_config(**changes)).eval()
-    else:
-        model = BertModel(bert_config(**changes)).eval()
+    family, _, pool = kind.partition("-")
+    kinds = {"gpt2": (GPT2Model, gpt2_config), "bert": (BertModel, bert_config),
+             "mpnet": (MPNetModel, mpnet_config), "llama": (LlamaModel, llama_config)}  # fmt: skip
+    make, config = kinds[family]
+    model = make(config(**changes)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
-    if kind == "gpt2":
-        return model, exits_on_gpt2(model, classes=CLASSES).eval()
-    return model, exits_on_bert(model, classes=CLASSES, pool=kind.removeprefix("bert-")).eval()
+    if family in ("gpt2", "llama"):
+        exits_on = exits_on_gpt2 if family == "gpt2" else exits_on_llama
+        return model, exits_on(model, classes=CLASSES).eval()
+    exits_on = exits_on_bert if family == "bert" else exits_on_mpnet
+    return model, exits_on(model, classes=CLASSES, pool=pool).eval()
 
 
-KINDS = ("bert-first", "bert-mean", "gpt2")
+KINDS = ("bert-first", "bert-mean", "gpt2", "mpnet-mean", "mpnet-first", "llama")
+LIKE_BERT = ("bert-first", "mpnet-first")
+DECODERS = ("gpt2", "llama")
+IMPLEMENTATIONS = [
+    (kind, each)
+    for kind in KINDS
+    for each in (("eager",) if kind.startswith("mpnet") else ("sdpa", "eager"))
+]
+"""Of attention; MPNet of transformers has one."""
 
 
 def tokens(*, width=8, padding=0):
@@ -74,28 +105,28 @@ def tokens(*, width=8, padding=0):
 def plain_vectors(kind, hidden):
     """Pool the plain model's hidden states row by row."""
     rows = [hidden[row, :length] for row, length in enumerate(LENGTHS)]
-    pool = {"bert-first": lambda r: r[0], "bert-mean": lambda r: r.mean(0), "gpt2": lambda r: r[-1]}
-    return torch.stack([pool[kind](row) for row in rows])
+    if kind in DECODERS:
+        return torch.stack([row[-1] for row in rows])
+    return torch.stack([row[0] if kind.endswith("first") else row.mean(0) for row in rows])
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "implementation"), IMPLEMENTATIONS)
 def test_every_exit_matches_the_plain_model(kind, implementation):
     model, network = build(kind, attn_implementation=implementation)
     ids, mask = tokens()
     with torch.inference_mode():
         plain = model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True)
         logits = network((ids, mask))
-        # hidden_states[k] is what layer k returned; GPT-2's last has passed its final norm
+        # hidden_states[k] is the output of layer k; a decoder's last has passed its final norm
         for k, ramp in enumerate(network.ramps(), start=1):
             expected = ramp.layers(plain_vectors(kind, plain.hidden_states[k]))
             torch.testing.assert_close(logits[k - 1], expected, atol=1e-5, rtol=1e-5)
         vectors = plain_vectors(kind, plain.last_hidden_state)
         head = network.exits[-1].layers
-        if kind == "bert-first":
+        if kind in LIKE_BERT:
             expected = head[2:](plain.pooler_output)
         else:
-            expected = (head[1:] if kind == "gpt2" else head)(vectors)
+            expected = (head[1:] if kind in DECODERS else head)(vectors)
         torch.testing.assert_close(logits[-1], expected, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(network.full((ids, mask)), logits[-1])
     assert all(each.shape == (4, CLASSES) for each in logits)
@@ -119,9 +150,8 @@ def test_padding_changes_no_answer(kind):
     torch.testing.assert_close(torch.cat(alone, dim=1), short, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "implementation"), IMPLEMENTATIONS)
 def test_a_row_of_padding_alone_changes_no_other(kind, precision, implementation):
     _, network = build(kind, attn_implementation=implementation)
     ids, mask = tokens()
@@ -134,8 +164,9 @@ def test_a_row_of_padding_alone_changes_no_other(kind, precision, implementation
     torch.testing.assert_close(logits[:, rest], expected[:, rest], atol=1e-5, rtol=1e-5)
 
 
-def test_gpt2_looks_back_only():
-    _, network = build("gpt2")
+@pytest.mark.parametrize("kind", DECODERS)
+def test_decoders_attend_to_earlier_tokens_only(kind):
+    _, network = build(kind)
     ids, mask = tokens(width=7)
     later = ids.clone()
     later[0, 5:] = 3
@@ -190,10 +221,12 @@ def test_a_directory_gives_its_weights_in_single_precision(kind, half, tmp_path)
     model, network = build(kind)
     (model.half() if half else model).save_pretrained(tmp_path)
     model.float()
-    if kind == "gpt2":
-        loaded = gpt2(weights=tmp_path, classes=CLASSES)
+    if kind in DECODERS:
+        loaded = (gpt2 if kind == "gpt2" else llama)(weights=tmp_path, classes=CLASSES)
     else:
-        loaded = bert(weights=str(tmp_path), classes=CLASSES, pool=kind.removeprefix("bert-"))
+        family, _, pool = kind.partition("-")
+        make = bert if family == "bert" else mpnet
+        loaded = make(weights=str(tmp_path), classes=CLASSES, pool=pool)
     assert {p.dtype for p in loaded.parameters()} == {torch.float32}
     loaded.exits.load_state_dict(network.exits.state_dict())
     with torch.inference_mode():
@@ -207,6 +240,8 @@ def test_a_config_gives_random_weights_and_none_the_papers_size():
     with torch.device("meta"):
         assert len(bert(classes=2).names) == 12
         assert len(gpt2(classes=2).names) == 12
+        assert len(mpnet(classes=2).names) == 12
+        assert len(llama(classes=2).names) == 30
 
 
 def test_one_layer_has_the_head_alone():
@@ -231,13 +266,16 @@ def test_other_models_are_refused():
         exits_on_gpt2(task.bert, classes=2)
     with pytest.raises(ArgumentError, match="is_decoder"):
         bert(bert_config(is_decoder=True), classes=2)
-    with pytest.raises(ArgumentError, match='"first" or "mean" for BERT, not \'last\''):
+    with pytest.raises(ArgumentError, match='"first" or "mean" for an encoder, not \'last\''):
         bert(bert_config(), classes=2, pool="last")
     with pytest.raises(ArgumentError, match="first, mean, last, not 'max'"):
         Pooled("max")
 
 
-@pytest.mark.parametrize(("make", "config"), [(bert, bert_config), (gpt2, gpt2_config)])
+@pytest.mark.parametrize(
+    ("make", "config"),
+    [(bert, bert_config), (gpt2, gpt2_config), (mpnet, mpnet_config), (llama, llama_config)],
+)
 def test_a_config_and_weights_are_one_too_many(make, config, tmp_path):
     with pytest.raises(ArgumentError, match="not both"):
         make(config(), classes=2, weights=tmp_path)
@@ -267,7 +305,7 @@ def test_weights_that_lack_a_layer_are_refused(tmp_path):
         bert(weights=tmp_path, classes=2)
 
 
-@pytest.mark.parametrize("kind", ["bert-mean", "gpt2"])
+@pytest.mark.parametrize("kind", ["bert-mean", "gpt2", "mpnet-mean", "llama"])
 def test_inputs_that_are_no_pair_of_one_shape_are_refused(kind):
     _, network = build(kind)
     ids, mask = tokens()
@@ -277,6 +315,22 @@ def test_inputs_that_are_no_pair_of_one_shape_are_refused(kind):
         network((ids, mask[:, :7]))
     with pytest.raises(ArgumentError, match="17 tokens long, and this model takes 1 to 16"):
         network(tokens(width=17))
+
+
+def test_a_language_model_with_tied_embeddings_gives_its_decoder(tmp_path):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(llama_config()).eval()
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    network = exits_on_llama(model, classes=CLASSES).eval()
+    model.save_pretrained(tmp_path)
+    loaded = llama(weights=tmp_path, classes=CLASSES).eval()
+    loaded.exits.load_state_dict(network.exits.state_dict())
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(tokens()), network(tokens()))
+    with pytest.raises(ArgumentError, match=r"not LlamaForSequenceClassification.*\.model"):
+        exits_on_llama(LlamaForSequenceClassification(llama_config()), classes=2)
+    with pytest.raises(ArgumentError, match=r"not LlamaModel.*\.mpnet"):
+        exits_on_mpnet(model.model, classes=2)
 
 
 def test_without_transformers_the_extra_is_named(monkeypatch):

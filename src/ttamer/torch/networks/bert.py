@@ -7,7 +7,7 @@ Inputs are pairs (ids, mask); see ``ttamer.torch.networks.tokens``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
@@ -17,6 +17,7 @@ from ttamer.torch.networks.tokens import Embed, Layer, Pooled, load_model, trans
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
 __all__ = ["bert", "exits_on_bert"]
 
@@ -104,23 +105,34 @@ def exits_on_bert(
         )
     if model.config.is_decoder:
         raise ArgumentError("the model must be an encoder, and its config has is_decoder")
+    layers = [Layer(layer, causal=False) for layer in model.encoder.layer]
+    return encoder_exits(_Embed(model), layers, model, classes=classes, pool=pool)
+
+
+def encoder_exits(
+    embed: Embed,
+    layers: Sequence[Layer],
+    model: Any,
+    *,
+    classes: int,
+    pool: Literal["first", "mean"],
+) -> EarlyExit:
+    """Return the network of an encoder's layers, with ramps like BERT's head."""
     if pool not in ("first", "mean"):
-        raise ArgumentError(f'pool must be "first" or "mean" for BERT, not {pool!r}')
+        raise ArgumentError(f'pool must be "first" or "mean" for an encoder, not {pool!r}')
     width = model.config.hidden_size
     dropout = model.config.hidden_dropout_prob
 
     def ramp() -> list[nn.Module]:
         return [nn.Linear(width, width), nn.Tanh(), nn.Dropout(dropout), nn.Linear(width, classes)]
 
-    layers = [Layer(layer, causal=False) for layer in model.encoder.layer]
-    blocks = [_Embed(model), *layers]
     ramps = [None, *(Pooled(pool, *ramp()) for _ in layers[1:])]
     last = ramp()
     if pool == "first" and model.pooler is not None:
         # The layers of BERT's pooler after its pooling, with their weights.
         last[:2] = [model.pooler.dense, model.pooler.activation]
     names = [*(f"layer{k}" for k in range(1, len(layers))), "full"]
-    return EarlyExit(blocks, ramps, Pooled(pool, *last), names=names)
+    return EarlyExit([embed, *layers], ramps, Pooled(pool, *last), names=names)
 
 
 class _Embed(Embed):
@@ -128,5 +140,5 @@ class _Embed(Embed):
         super().__init__(longest=model.config.max_position_embeddings)
         self.embeddings = model.embeddings
 
-    def embed(self, ids: Tensor) -> Tensor:
-        return cast("Tensor", self.embeddings(input_ids=ids))
+    def embed(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG002 - padding is last
+        return (self.embeddings(input_ids=ids),)

@@ -8,7 +8,7 @@ of a block is the plain sum of all before, of growing size. Inputs are pairs (id
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +103,6 @@ class _Embed(Embed):
         super().__init__(longest=model.config.n_positions)
         self.wte, self.wpe, self.drop = model.wte, model.wpe, model.drop
 
-    def embed(self, ids: Tensor) -> Tensor:
+    def embed(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG002 - padding is last
         positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
-        return cast("Tensor", self.drop(self.wte(ids) + self.wpe(positions)))
+        return (self.drop(self.wte(ids) + self.wpe(positions)),)

@@ -1,8 +1,9 @@
 """Shared parts of transformer networks with exits: embeddings, layers, pooling and loading.
 
 Inputs are a pair: token ids, shape (batch, tokens), and a mask of the same shape, true for tokens
-and false for padding, which comes last. Layers pass on a pair too: hidden states of shape (batch,
-tokens, width), and the mask. So rows can leave part way, and padding never changes an answer.
+and false for padding, which comes last. Layers pass on hidden states of shape (batch, tokens,
+width), the mask, and whatever else the layers of a family need, such as rotary positions. So rows
+can leave part way, and padding never changes an answer.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ Pool = Literal["first", "mean", "last"]
 """The vector of an input: its first token, the mean of its tokens, or its last token."""
 POOLS = ("first", "mean", "last")
 """The ways of pooling."""
-Tokens = tuple[Tensor, Tensor]
-"""Ids or hidden states, and the mask."""
+Tokens = tuple[Tensor, ...]
+"""Ids or hidden states, the mask, and what else layers need, each with the batch first."""
 
 
 def transformers() -> Any:
@@ -65,11 +66,12 @@ class Embed(nn.Module, ABC):
                 f"inputs are {ids.shape[1]} tokens long, and this model takes 1 to {self.longest}: "
                 "truncate them"
             )
-        return self.embed(ids), mask.bool()
+        hidden, *more = self.embed(ids, mask.bool())
+        return (hidden, mask.bool(), *more)
 
     @abstractmethod
-    def embed(self, ids: Tensor) -> Tensor:
-        """Return hidden states of shape (batch, tokens, width)."""
+    def embed(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        """Return hidden states of shape (batch, tokens, width), and what else the layers need."""
 
 
 class Layer(nn.Module):
@@ -82,7 +84,7 @@ class Layer(nn.Module):
 
     def forward(self, value: Tokens) -> Tokens:
         """Attend to tokens that are not padding; where causal, to none that comes later."""
-        hidden, mask = value
+        hidden, mask = value[:2]
         seen = mask[:, None, None, :]
         if self.causal:
             length = mask.shape[1]
@@ -91,9 +93,14 @@ class Layer(nn.Module):
         # lowest number: in bf16 that is minus infinity, and a row of padding alone would be NaN.
         unseen = max(torch.finfo(hidden.dtype).min, -1e30)
         scores = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
-        found = self.layer(hidden, attention_mask=scores.masked_fill(~seen, unseen))
-        # Before version 5 layers returned tuples.
-        return (found[0] if isinstance(found, tuple) else found), mask
+        masked = scores.masked_fill(~seen, unseen)
+        found = self.layer(hidden, attention_mask=masked, **self.arguments(value))
+        # Some layers return tuples.
+        return (found[0] if isinstance(found, tuple) else found, *value[1:])
+
+    def arguments(self, value: Tokens) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
+        """Return what else the layer is called with."""
+        return {}
 
 
 class Pooled(nn.Module):
@@ -108,7 +115,7 @@ class Pooled(nn.Module):
 
     def forward(self, value: Tokens) -> Tensor:
         """Return logits of shape (batch, classes)."""
-        return cast("Tensor", self.layers(pooled(*value, self.pool)))
+        return cast("Tensor", self.layers(pooled(value[0], value[1], self.pool)))
 
     def extra_repr(self) -> str:
         """Show the pooling where PyTorch prints modules."""
