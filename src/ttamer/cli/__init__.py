@@ -22,6 +22,7 @@ from ttamer.cli import (
     evaluate,
     fit,
     frontier,
+    import_trace,
     inspect,
     replay_stream,
     report,
@@ -69,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     for command in (
         demo,
         collect,
+        import_trace,
         fit,
         evaluate,
         certify,

@@ -1,0 +1,100 @@
+"""``ttamer import``: logs of other projects as a trace and its cascade.toml."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ttamer.trace.trace import Trace
+
+__all__ = ["add_to"]
+
+FORMATS = {
+    "apparate": "Apparate's pickle of conf and acc per ramp (never run: plain data only)",
+    "frugalml": "FrugalML's table of services, with its list of prices",
+    "long-csv": "one line per input and exit: sample, exit, confidence, ...",
+}
+
+
+def add_to(commands: Any) -> None:
+    """Add the commands to the parser."""
+    parser = commands.add_parser(
+        "import",
+        help="a log of another project as a trace",
+        description="Write a log of another project as a trace, and its cascade.toml beside it.",
+        allow_abbrev=False,
+    )
+    which = parser.add_subparsers(title="formats", metavar="FORMAT", required=True)
+    for name, text in FORMATS.items():
+        one = which.add_parser(name, help=text, description=f"Import {text}.", allow_abbrev=False)
+        one.add_argument("log", metavar="FILE", help="the log")
+        one.add_argument("-o", "--output", required=True, metavar="FILE",
+                         help="the trace to write (.parquet, .csv or .npz)")  # fmt: skip
+        if name == "frugalml":
+            one.add_argument("--prices", required=True, metavar="FILE",
+                             help="the CSV of prices per 10,000 calls")  # fmt: skip
+        else:
+            one.add_argument("--cascade", metavar="FILE",
+                             help="a cascade.toml: names and costs of the exits")  # fmt: skip
+        one.add_argument("--test-share", type=float, default=0.0, metavar="X",
+                         help="write this share of the rows to FILE.test instead")  # fmt: skip
+        one.add_argument("--seed", type=int, default=0, help="for the split (default 0)")
+        one.add_argument("--skip-bad", action="store_true",
+                         help="skip rows that cannot be used, and count them")  # fmt: skip
+        one.add_argument("--json", action="store_true", help="print JSON")
+        one.set_defaults(run=run, format=name)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Import, split, write, and print the commands that come next."""
+    from ttamer.cli.output import as_json
+    from ttamer.errors import ArgumentError
+
+    if not 0 <= args.test_share < 1:
+        raise ArgumentError(f"--test-share must be from 0 to below 1, not {args.test_share:g}")
+    trace = _read(args)
+    output = Path(args.output)
+    parts = {output: trace}
+    if args.test_share:
+        fit, test = trace.split(1 - args.test_share, seed=args.seed)
+        parts = {output: fit, output.with_name(f"{output.stem}.test{output.suffix}"): test}
+    for path, part in parts.items():
+        part.write(path)
+    cascade = output.with_suffix(".toml")
+    trace.spec.to_file(cascade)
+    if args.json:
+        rows = {str(path): len(part) for path, part in parts.items()}
+        print(as_json({"rows": rows, "cascade": str(cascade), "notes": list(trace.notes)}))
+        return
+    for path, part in parts.items():
+        print(f"  {path}: {len(part)} rows of {', '.join(trace.names)}")
+    print(f"  {cascade}: names and costs; edit the costs where the log has none")
+    if args.test_share:
+        fit_path, test_path = parts
+        print(f"\nNext: ttamer frontier --fit {fit_path} --test {test_path} --cascade {cascade}")
+    else:
+        print(f"\nNext: ttamer fit {output} --cascade {cascade}")
+
+
+def _read(args: argparse.Namespace) -> Trace:
+    from ttamer.trace.importers import import_apparate, import_frugalml, import_long_csv
+
+    on_bad: Any = "skip" if args.skip_bad else "refuse"
+    if args.format == "frugalml":
+        trace = import_frugalml(args.log, args.prices, on_bad=on_bad)
+    elif args.format == "apparate":
+        trace = import_apparate(args.log, args.cascade, on_bad=on_bad)
+        own = trace.wrong()[:, -1]
+        against = "the label" if own.any() else "the network itself (its own acc is 1 throughout)"
+        print(f"{Path(args.log).name}: acc counts agreement with {against}", file=sys.stderr)
+    else:
+        trace = import_long_csv(args.log, args.cascade, on_bad=on_bad)
+    for reason, count in trace.left_out.items():
+        print(f"{args.log}: {count} rows left out: {reason}", file=sys.stderr)
+    for note in trace.notes:
+        print(f"{Path(args.log).name}: {note}", file=sys.stderr)
+    return trace
