@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -192,11 +191,11 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path, line):
 
 
 def test_a_full_disk_is_said():
-    journal = Journal("/dev/full")
-    journal._file = os.open("/dev/full", os.O_WRONLY)
-    with pytest.raises(TraceError, match="/dev/full: cannot be written: No space left"):
+    with (
+        Journal("/dev/full") as journal,
+        pytest.raises(TraceError, match="/dev/full: cannot be written: No space left"),
+    ):
         journal.add("a", JournalEntry("A", 0.5, 1.0))
-    os.close(journal._file)
 
 
 # Prompts

@@ -85,7 +85,7 @@ def node(**options):
 @pytest.mark.parametrize("mode", KINDS)
 def test_one_node_fails_and_the_other_answers(run_gateway, mode):
     limit = 0.2 if mode == "slow" else 20.0  # nothing else may fail by being late
-    limits = {"small": {"timeout": limit}}
+    limits = {"small": {"timeout": limit, "breaker": 0}}
     gateway = run_gateway(2, serve={"timeout": 20.0, "tradeoff": 0.5}, node=limits)
     gateway.served.upstreams["small"].mode = mode
     check(gateway, every(gateway), OK)
@@ -110,7 +110,7 @@ def test_all_nodes_fail_and_every_request_is_told(run_gateway, mode, nodes):
 
 
 def test_the_deadline_ends_what_hangs(run_gateway):
-    gateway = run_gateway(2, serve={"timeout": 0.5}, node=node(timeout=20.0))
+    gateway = run_gateway(2, serve={"timeout": 0.5}, node=node(timeout=20.0, breaker=0))
     for upstream in gateway.served.upstreams.values():
         upstream.mode = "slow"
     assert set(check(gateway, every(gateway), FAILED)) == {504}
@@ -214,3 +214,18 @@ def test_an_upstream_that_comes_back_is_used_again(run_gateway):
     assert {status for status, _, _ in every(gateway, 10)} == {502}
     upstream.mode = "ok"
     assert {status for status, _, _ in every(gateway, 10)} == {200}
+
+
+def test_a_hung_node_is_not_asked_once_its_breaker_opened(run_gateway):
+    """Only the calls before the breaker opened wait; then the other node answers at once."""
+    limits = {"small": {"timeout": 0.5, "breaker": 1}}
+    gateway = run_gateway(2, serve={"timeout": 60.0, "tradeoff": 0.5}, node=limits)
+    small, large = gateway.served.upstreams.values()
+    small.mode = "slow"
+    check(gateway, every(gateway), OK)
+    asked = small.count
+    assert {status for status, _, _ in every(gateway)} == {200}
+    assert small.count <= asked + 2, "no call, or a probe"
+    assert large.count >= 2 * REQUESTS
+    text = gateway.gateway.metrics.text().decode()
+    assert 'ttamer_failed_total{kind="open",node="small"}' in text

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from email.utils import formatdate
 
 import pytest
 
 from ttamer.serve import upstream as module
 from ttamer.serve.config import NodeSettings
-from ttamer.serve.upstream import Upstream, UpstreamFailed, open_session
+from ttamer.serve.upstream import CircuitBreaker, Upstream, UpstreamFailed, open_session
 
 # The test's own server, ended in mid-answer, may leave a socket to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
@@ -157,7 +159,7 @@ def test_there_are_only_so_many_tries(small):
     assert small.count == 3
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 422])
+@pytest.mark.parametrize("status", [400, 413, 422])
 def test_a_refused_request_is_not_sent_again_nor_elsewhere(small, start_upstream, status):
     other = start_upstream("other")
     small.mode, small.status = "error", status
@@ -204,7 +206,9 @@ def test_a_response_too_large_is_not_kept(small):
     assert failure(settings(small.url, max_response=100)).kind == "too_large"
 
 
-@pytest.mark.parametrize("content", [b"[]", b"1", b"null", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"[]", b"1", b"null", b"[" * 100_000, b'{"a": NaN}', b"[-Infinity]"]
+)
 def test_only_a_json_object_is_an_answer(content):
     node = Upstream(settings("http://127.0.0.1:1/v1"), None)
     with pytest.raises(UpstreamFailed, match="JSON") as caught:
@@ -297,3 +301,126 @@ def test_a_relay_has_its_time(small):
 def test_a_reply_cannot_be_altered():
     with pytest.raises(AttributeError):
         module.Reply({}, 0.0).seconds = 1.0
+
+
+def test_a_compressed_response_is_refused(small):
+    small.headers = {"content-encoding": "gzip"}
+    failed = failure(settings(small.url))
+    assert failed.kind == "garbage"
+    assert "compressed" in str(failed)
+    assert small.request_headers[0]["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_the_fallback_is_called_where_a_server_lacks_the_model_or_the_key(
+    small, start_upstream, status
+):
+    small.mode, small.status = "error", status
+    assert ask(settings(small.url, fallback=start_upstream("other").url)).by_fallback
+
+
+def test_the_fallback_is_not_called_where_the_request_is_malformed(small, start_upstream):
+    small.mode, small.status = "error", 400
+    other = start_upstream("other")
+    assert failure(settings(small.url, fallback=other.url)).kind == "refused"
+    assert other.count == 0
+
+
+@pytest.mark.parametrize(
+    ("header", "low", "high"),
+    [
+        ("7", 7, 7),
+        ("Fri, 31 Dec 1999 23:59:59 GMT", 0, 0),
+        ("soon", 0, 0),
+        (None, 0, 0),
+        ("-1", 0, 0),
+    ],
+)
+def test_retry_after(header, low, high):
+    assert low <= module._seconds(header) <= high
+
+
+def test_retry_after_may_be_a_date():
+    date = formatdate(time.time() + 100, usegmt=True)
+    assert 50 < module._seconds(date) <= 100
+
+
+# The circuit breaker
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_breaker_opens_probes_and_closes():
+    clock = Clock()
+    breaker = CircuitBreaker(3, pause=5.0, clock=clock)
+    breaker.failed("cut")
+    breaker.failed("error")
+    breaker.failed("error")
+    assert breaker.allow(), "calls that fail at the same time are no outage"
+    clock.now = 1.0
+    breaker.failed("connect")
+    assert breaker.is_open
+    assert not breaker.allow()
+    clock.now = 6.0
+    assert breaker.allow(), "one call tests the server"
+    assert not breaker.allow(), "and no other"
+    breaker.failed("connect")
+    clock.now = 15.9
+    assert not breaker.allow(), "the pause is twice as long"
+    clock.now = 16.0
+    assert breaker.allow()
+    breaker.abandoned()
+    assert breaker.allow(), "a cancelled probe leaves room for another"
+    breaker.succeeded()
+    assert not breaker.is_open
+    assert breaker.allow()
+    assert breaker.allow()
+
+
+def test_failures_of_a_request_do_not_open_a_breaker():
+    breaker = CircuitBreaker(2)
+    for kind in ("refused", "garbage", "too_large", "connect", "refused", "connect"):
+        breaker.failed(kind)
+    assert not breaker.is_open
+
+
+def test_a_server_that_fails_is_not_called_for_a_while(small, monkeypatch):
+    monkeypatch.setattr(module, "MIN_OUTAGE", 0.0)
+
+    async def go():
+        async with open_session() as session:
+            upstream = Upstream(settings(small.url, breaker=3), session)
+            kinds = []
+            for _ in range(5):
+                with pytest.raises(UpstreamFailed) as caught:
+                    await upstream.call(CHAT, BODY)
+                kinds.append(caught.value.kind)
+            return kinds, caught.value.paid
+
+    small.mode = "error"
+    kinds, paid = asyncio.run(go())
+    assert kinds == ["error"] * 3 + ["open"] * 2
+    assert not paid
+    assert small.count == 3
+
+
+def test_calls_that_wait_end_when_the_breaker_opens(small):
+    """One call is late; the others, which wait for the same server, need not time out too."""
+
+    async def go():
+        async with open_session() as session:
+            upstream = Upstream(settings(small.url, breaker=1, timeout=3600.0), session)
+            calls = [asyncio.create_task(upstream.call(CHAT, BODY)) for _ in range(20)]
+            await asyncio.to_thread(small.wait_for, 20)
+            late = asyncio.create_task(upstream.call(CHAT, BODY, timeout=0.05))
+            done = await asyncio.gather(late, *calls, return_exceptions=True)
+            return [error.kind for error in done]
+
+    small.mode = "slow"
+    assert asyncio.run(go()) == ["timeout"] * 21
+    small.release()

@@ -9,14 +9,11 @@ import json
 import threading
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
-
 from support.quick_server import QuickServer
-from ttamer.serve.app import make_app
 from ttamer.serve.config import read_settings
 from ttamer.serve.gateway import Gateway
 from ttamer.serve.logging import JsonLog
-from ttamer.serve.server import listen
+from ttamer.serve.server import listen, server_config
 
 if TYPE_CHECKING:
     import os
@@ -70,9 +67,8 @@ def running(
     gateway = Gateway(read_settings(cascade), artefact, log=JsonLog(stream))
     with listen("127.0.0.1", 0) as listener:
         found = RunningGateway(gateway, stream, listener.getsockname()[1])
-        config = uvicorn.Config(
-            make_app(gateway), log_config=None, ws="none", timeout_graceful_shutdown=2
-        )
+        config = server_config(gateway)
+        config.timeout_graceful_shutdown = 2
         server = QuickServer(config)
         ended: list[BaseException] = []
         started = threading.Event()

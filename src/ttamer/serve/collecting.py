@@ -19,7 +19,6 @@ import csv
 import hashlib
 import json
 import math
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from ttamer.errors import ArgumentError, TraceError
+from ttamer.runtime.jsonl import JsonLines, json_line
 from ttamer.serve.confidence import prediction_from
 from ttamer.serve.node import open_nodes
 from ttamer.serve.upstream import UpstreamFailed, open_session
@@ -34,8 +34,9 @@ from ttamer.trace.classes import class_text
 from ttamer.trace.trace import OnBad, Trace
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import TracebackType
+    from typing import Self
 
     from ttamer.serve.config import Settings
     from ttamer.serve.node import Node
@@ -360,28 +361,18 @@ class Journal:
     """Entries by key, in a file of JSON lines (mode 600); use it with ``with``."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
         self._entries: dict[str, JournalEntry] = {}
-        self._file = -1
+        self._file = JsonLines(path)
 
-    def __enter__(self) -> Journal:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-        self._file = os.open(self.path, flags, 0o600)  # answers may be private
-        content = self.path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        os.truncate(self._file, whole)  # a line that a crash cut short
-        for number, line in enumerate(content[:whole].splitlines(), start=1):
+    def __enter__(self) -> Self:
+        self._file.open()
+        for number, line in self._file.lines():
             key, entry = self._parsed(line, number)
             self._entries[key] = entry
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        os.close(self._file)
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -396,12 +387,10 @@ class Journal:
     def add(self, key: str, entry: JournalEntry) -> None:
         """Add an entry, and write it at once."""
         self._entries[key] = entry
-        line = json.dumps({"key": key, **asdict(entry)}).encode() + b"\n"
         try:
-            while line:
-                line = line[os.write(self._file, line) :]
+            self._file.append(json_line({"key": key, **asdict(entry)}))
         except OSError as error:
-            raise TraceError(f"{self.path}: cannot be written: {error.strerror}") from None
+            raise TraceError(f"{self._file.path}: cannot be written: {error.strerror}") from None
 
     def _parsed(self, line: bytes, number: int) -> tuple[str, JournalEntry]:
         try:
@@ -412,7 +401,7 @@ class Journal:
             entry, key = None, ""
         if entry is None or not math.isfinite(entry.confidence + entry.cost):
             raise TraceError(
-                f"{self.path}: line {number} is not a journal entry; move the file away to ask "
-                "all prompts again"
+                f"{self._file.path}: line {number} is not a journal entry; move the file away to "
+                "ask all prompts again"
             )
         return key, entry

@@ -248,6 +248,8 @@ class NodeSettings:
     retries: int = setting(integer(0, 10), 0, changes_answers=False)
     fallback: str | None = setting(url, None, changes_answers=False)
     """Another base URL, called when this one fails."""
+    breaker: int = setting(integer(0, 1000), 5, changes_answers=False)
+    """The failures in a row after which a server is not called for a while; 0 for never."""
     cost_per_token: TokenCost | None = setting(_token_cost, None)
     concurrency: int = setting(integer(1, 1024), 8, changes_answers=False)
     """The number of concurrent calls while collecting."""
@@ -398,6 +400,10 @@ class ServeSettings:
     max_depth: int = setting(integer(1, 500), 32)
     """The deepest nesting of a request's JSON."""
     max_concurrent: int = setting(integer(1, 100_000), 256)
+    max_connections: int | None = setting(integer(1, 1_000_000), None)
+    """The number of client connections; by default as many as the open files allow."""
+    max_connections_per_address: int | None = setting(integer(1, 1_000_000), None)
+    """The number of connections of one address; by default half of all."""
     queue: int = setting(integer(0, 1_000_000), 256)
     """The number of requests that may wait for a slot."""
     retry_after: float = setting(number(0, 86_400), 1.0)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import secrets
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Self
 
 from ttamer.errors import CascadeError
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
     from ttamer.runtime.outcome import Outcome
     from ttamer.serve.config import ServeSettings, Settings
+    from ttamer.serve.connections import Refusal
     from ttamer.serve.drift import Audits
     from ttamer.serve.node import Node, NodeAnswer
     from ttamer.serve.policies import ActivePolicy, Artefact, Reload
@@ -45,6 +49,8 @@ __all__ = ["Gateway", "UnknownModel"]
 
 FLUSH_DELAY = 0.02
 """The seconds after which the records of finished requests go to the sinks."""
+REFUSAL_LOG_INTERVAL = 10.0
+"""The seconds between two log lines about connections refused for the same reason."""
 
 
 class UnknownModel(HttpError):
@@ -110,6 +116,8 @@ class Gateway:
         self.audits: Audits | None = None
         self.drift: DriftControl | None = None
         self._unflushed: list[RequestRecord] = []
+        self._logged_refusals: dict[str, float] = {}
+        self._secret = secrets.token_bytes(32)
         self._nodes: Mapping[str, Node] = {}
         self._stack = AsyncExitStack()
 
@@ -195,6 +203,14 @@ class Gateway:
             [each for each in records if each.status >= 400 or each.endpoint not in POLLED]
         )
 
+    def connection_refused(self, reason: Refusal) -> None:
+        """Count a refused connection; log the first of each reason in a while."""
+        self.metrics.connection_refused(reason)
+        now = time.monotonic()
+        if now - self._logged_refusals.get(reason, -math.inf) >= REFUSAL_LOG_INTERVAL:
+            self._logged_refusals[reason] = now
+            self.log.event("connection", refused=reason)
+
     def single_node(self, model: str) -> str | None:
         """Return the node that a model name stands for; ``None`` for the cascade."""
         names = self.settings.spec.names
@@ -231,8 +247,12 @@ class Gateway:
     async def answer(self, request: RequestContext, policy: ActivePolicy) -> Outcome:
         """Answer one request by the cascade."""
         return await policy.cascade.arun(
-            request, key=request.request_id, deadline=max(request.seconds_left, 1e-3)
+            request, key=self._mixture_key(request), deadline=max(request.seconds_left, 1e-3)
         )
+
+    def _mixture_key(self, request: RequestContext) -> str:
+        """Return the key that draws the side of a mixture; a client chooses only the id."""
+        return blake2b(request.request_id.encode(), key=self._secret, digest_size=16).hexdigest()
 
     async def answer_alone(self, request: RequestContext, name: str) -> tuple[NodeAnswer, NodeCall]:
         """Answer one request by one node; nothing is compared.

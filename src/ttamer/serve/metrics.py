@@ -24,11 +24,13 @@ except ImportError as error:
     raise MissingExtra("prometheus-client", "serve") from error
 
 from ttamer.drift.loop import EventKind
+from ttamer.serve.connections import REFUSALS
 from ttamer.serve.record import FAILURES, failure_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ttamer.serve.connections import Refusal
     from ttamer.serve.record import RequestRecord
 
 __all__ = ["Metrics"]
@@ -80,6 +82,7 @@ class Metrics:
         self._hedged = counter("hedged", "Second calls to a node that was slow.")
         self._policy = gauge("policy_info", "The active policy: 1.", "version", "source")
         reloads = counter("reloads", "Attempts to load another policy.", "result")
+        connections = counter("connections_refused", "Connections closed by a limit.", "reason")
         self._lost = counter("log_rows_lost", "Rows the trace log could not write.")
         audits = counter("audits", "Audited requests, by result.", "result")
         self._audit_cost = counter("audit_cost", "The cost of audits, in the cascade's units.")
@@ -94,6 +97,7 @@ class Metrics:
         self._costs = {node: cost.labels(node) for node in nodes}
         self._depth = [stops.labels(str(depth)) for depth in range(len(nodes) + 1)]
         self._reloads = {True: reloads.labels("ok"), False: reloads.labels("failed")}
+        self._connections = {reason: connections.labels(reason) for reason in REFUSALS}
         self._audits = {result: audits.labels(result) for result in AUDIT_RESULTS}
         self._drift = {kind: drift.labels(kind) for kind in get_args(EventKind)}
         self._counted: dict[tuple[str, int], Counter] = {}
@@ -142,6 +146,10 @@ class Metrics:
     def refused(self) -> None:
         """Count a request answered 429."""
         self._refused.inc()
+
+    def connection_refused(self, reason: Refusal) -> None:
+        """Count a connection closed by a limit."""
+        self._add(self._connections[reason])
 
     def row_lost(self) -> None:
         """Count a row lost by the trace log; may be called from any thread."""

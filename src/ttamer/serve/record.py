@@ -26,6 +26,7 @@ FAILURES = (
     "cut",
     "garbage",
     "too_large",
+    "open",
     "reply",
     "other",
 )

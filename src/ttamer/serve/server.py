@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import ArgumentError, MissingExtra
@@ -19,6 +20,7 @@ except ImportError:
     raise MissingExtra("uvicorn", "serve") from None
 
 from ttamer.serve.app import make_app
+from ttamer.serve.connections import BoundedProtocol, ConnectionLimits, descriptor_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from ttamer.serve.gateway import Gateway
 
-__all__ = ["check_exposure", "listen", "run"]
+__all__ = ["check_exposure", "listen", "run", "server_config"]
 
 BACKLOG = 2048
 """The number of connections that may wait to be accepted."""
@@ -38,16 +40,7 @@ def run(gateway: Gateway, listener: socket.socket, started: Callable[[], None]) 
     After a first signal running requests may finish, within ``[serve] drain`` seconds; a second
     signal ends them.
     """
-    config = uvicorn.Config(
-        make_app(gateway),
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        ws="none",
-        server_header=False,
-        proxy_headers=False,  # clients are known by key, not by address
-        timeout_graceful_shutdown=max(1, round(gateway.settings.serve.drain)),
-    )
+    config = server_config(gateway, lifespan="off")
 
     async def serve() -> None:
         async with gateway:
@@ -60,6 +53,27 @@ def run(gateway: Gateway, listener: socket.socket, started: Callable[[], None]) 
     _log_to(gateway.log.handler())
     with _signals_survived(), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(serve())
+
+
+def server_config(gateway: Gateway, **options: Any) -> uvicorn.Config:
+    """Return the server's configuration: a gateway with limits on its connections."""
+    serve = gateway.settings.serve
+    limit = serve.max_connections
+    if limit is None:
+        limit = descriptor_limit(upstream_connections=2 * serve.max_concurrent)
+    per_address = serve.max_connections_per_address or max(1, limit // 2)
+    limits = ConnectionLimits(limit, per_address, gateway.connection_refused)
+    return uvicorn.Config(
+        make_app(gateway),
+        http=partial(BoundedProtocol, limits),  # type: ignore[arg-type]
+        log_config=None,
+        access_log=False,
+        ws="none",
+        server_header=False,
+        proxy_headers=False,  # clients are known by key, not by address
+        timeout_graceful_shutdown=max(1, round(serve.drain)),
+        **options,
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from ttamer.errors import CascadeError, MissingExtra, TTamerError
@@ -27,21 +30,36 @@ if TYPE_CHECKING:
 
     from ttamer.serve.config import NodeSettings
 
-__all__ = ["Failure", "NodeResponse", "RelayedStream", "Upstream", "UpstreamFailed", "open_session"]
+__all__ = [
+    "CircuitBreaker",
+    "Failure",
+    "NodeResponse",
+    "RelayedStream",
+    "Upstream",
+    "UpstreamFailed",
+    "open_session",
+]
 
-Failure = Literal["connect", "timeout", "refused", "busy", "error", "cut", "garbage", "too_large"]
+Failure = Literal[
+    "connect", "timeout", "refused", "busy", "error", "cut", "garbage", "too_large", "open"
+]
 """How an upstream fails.
 
 connect: the connection failed; timeout: no response in time; refused: a status from 400 to 499 that
 blames the request; busy: 429 or 503; error: another status that is not 200; cut: the connection
-broke; garbage: not a JSON object; too_large: more bytes than allowed.
+broke; garbage: not a JSON object; too_large: more bytes than allowed; open: not called, since the
+circuit breaker is open.
 """
 
 _RETRIED: frozenset[Failure] = frozenset({"connect", "busy", "error", "cut"})
 """The failures after which the same server is called again: completions have no side effects, and a
 timeout would take as long once more."""
-_UNPAID: frozenset[Failure] = frozenset({"connect", "refused", "busy"})
+_UNPAID: frozenset[Failure] = frozenset({"connect", "refused", "busy", "open"})
 """The failures after which a call costs nothing."""
+_BREAKING: frozenset[Failure] = frozenset({"connect", "timeout", "busy", "error", "cut"})
+"""The failures that the circuit breaker counts: those of the server, not of one request."""
+_ELSEWHERE = (401, 403, 404)
+"""The statuses after which the fallback is called: this server lacks the model, or the key."""
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _OWN_HEADERS = ("authorization", "content-type")
@@ -55,6 +73,8 @@ MAX_PAUSE = 10.0
 """The most seconds between two attempts."""
 CHUNK_BYTES = 64 * 1024
 """The most bytes read at once from a response of unknown length."""
+MIN_OUTAGE = 1.0
+"""The seconds without a success after which failures open a circuit breaker."""
 KEEP_ALIVE = 4.0
 """The seconds that an idle connection is kept.
 
@@ -112,8 +132,99 @@ def open_session(connections: int = 512) -> aiohttp.ClientSession:
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None),
         headers={"Accept-Encoding": "identity"},
+        auto_decompress=False,  # a small response must not become a large one
         trust_env=False,
     )
+
+
+class CircuitBreaker:
+    """Stops calls to a server that fails, and tests from time to time whether it works again.
+
+    It opens after ``failures`` failures in a row, over at least :data:`MIN_OUTAGE` seconds unless
+    they are timeouts: of concurrent calls, those that fail end first. While it is open no call is
+    made; after a pause one call is allowed, which closes it or doubles the pause. Calls that wait
+    for a server when its timeouts open the breaker end at once.
+
+    >>> breaker = CircuitBreaker(failures=2)
+    >>> breaker.failed("timeout"), breaker.allow()
+    (None, True)
+    >>> CircuitBreaker(failures=0).allow()
+    True
+    """
+
+    def __init__(
+        self,
+        failures: int,
+        pause: float = 5.0,
+        max_pause: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit, self._first_pause, self._max_pause = failures, pause, max_pause
+        self._clock = clock
+        self._failures = 0
+        self._first_failure = 0.0
+        self._pause = pause
+        self._open_until: float | None = None
+        self._is_probing = False
+        self._waiting: set[asyncio.Timeout] = set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls are stopped."""
+        return self._open_until is not None
+
+    def allow(self) -> bool:
+        """Return whether a call may be made now; after a pause, one may."""
+        if self._open_until is None:
+            return True
+        if self._is_probing or self._clock() < self._open_until:
+            return False
+        self._is_probing = True
+        return True
+
+    def succeeded(self) -> None:
+        """Take the success of a call."""
+        self._failures = 0
+        self._pause = self._first_pause
+        self._open_until = None
+        self._is_probing = False
+
+    def failed(self, kind: Failure) -> None:
+        """Take the failure of a call."""
+        if kind not in _BREAKING:
+            self.succeeded()  # the server works
+            return
+        now = self._clock()
+        if not self._failures:
+            self._first_failure = now
+        self._failures += 1
+        is_probe, self._is_probing = self._is_probing, False
+        is_long = kind == "timeout" or now - self._first_failure >= MIN_OUTAGE
+        is_outage = self._failures >= self._limit and is_long
+        if not self._limit or not (is_probe or is_outage):
+            return
+        if self._open_until is None or is_probe:
+            self._open_until = now + self._pause
+            self._pause = min(2 * self._pause, self._max_pause)
+            if kind == "timeout":
+                at_once = asyncio.get_running_loop().time()
+                for timeout in self._waiting:
+                    if not timeout.expired():
+                        timeout.reschedule(at_once)
+
+    def abandoned(self) -> None:
+        """Take the end of a call that was cancelled, which shows nothing."""
+        self._is_probing = False
+
+    @asynccontextmanager
+    async def limited(self, seconds: float) -> AsyncIterator[None]:
+        """Limit the time of a block, which also ends when timeouts open the breaker."""
+        async with asyncio.timeout(seconds) as timeout:
+            self._waiting.add(timeout)
+            try:
+                yield
+            finally:
+                self._waiting.discard(timeout)
 
 
 class Upstream:
@@ -134,6 +245,12 @@ class Upstream:
         if settings.fallback is not None:
             self._bases.append(settings.fallback)
         self._urls: dict[tuple[str, str], URL] = {}
+        self._breakers = {base: CircuitBreaker(settings.breaker) for base in self._bases}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the circuit breakers of all servers are open."""
+        return all(breaker.is_open for breaker in self._breakers.values())
 
     async def call(
         self,
@@ -155,7 +272,7 @@ class Upstream:
         content = _encode(whole).encode()
 
         async def once(base: str) -> tuple[dict[str, Any], bytes]:
-            async with asyncio.timeout(self._limit(end)):
+            async with self._breakers[base].limited(self._limit(end)):
                 response = await self._post(base, path, content, headers)
                 try:
                     received = await self._read(response)
@@ -185,7 +302,7 @@ class Upstream:
         end = None if timeout is None else time.monotonic() + timeout
 
         async def begun(base: str) -> aiohttp.ClientResponse:
-            async with asyncio.timeout(self._limit(end)):
+            async with self._breakers[base].limited(self._limit(end)):
                 return await self._post(base, path, content, headers)
 
         response, _, _ = await self._attempt(begun, end)
@@ -202,18 +319,30 @@ class Upstream:
         attempts = 0
         failed: UpstreamFailed | None = None
         for base in self._bases:
+            breaker = self._breakers[base]
             for retry in range(self.settings.retries + 1):
                 if failed is not None and retry and not await self._pause(failed, retry, end):
                     break
+                if not breaker.allow():
+                    failed = failed or self._failed("open", "is not called: its calls failed")
+                    break
                 attempts += 1
                 try:
-                    return await attempt(base), attempts, base
+                    result = await attempt(base)
                 except (UpstreamFailed, aiohttp.ClientError, OSError) as error:
                     failed = self._named(error)
-                    if failed.kind == "refused" or (end is not None and time.monotonic() >= end):
+                    breaker.failed(failed.kind)
+                    is_final = failed.kind == "refused" and failed.status not in _ELSEWHERE
+                    if is_final or (end is not None and time.monotonic() >= end):
                         raise failed from None
                     if failed.kind not in _RETRIED:
                         break
+                except BaseException:
+                    breaker.abandoned()
+                    raise
+                else:
+                    breaker.succeeded()
+                    return result, attempts, base
         raise failed or self._failed("timeout", "there was no time for a call")
 
     async def _chunks(
@@ -242,6 +371,9 @@ class Upstream:
         if response.status != 200:
             response.close()
             raise self._bad_status(response)
+        if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+            response.close()
+            raise self._failed("garbage", "returned a compressed response, which is not accepted")
         return response
 
     def _with(self, headers: Mapping[str, str] | None) -> dict[str, str]:
@@ -266,7 +398,7 @@ class Upstream:
 
     def _parsed(self, content: bytes) -> dict[str, Any]:
         try:
-            body = json.loads(content)
+            body = json.loads(content, parse_constant=_no_constant)
         except (ValueError, RecursionError):
             raise self._failed("garbage", "returned text that is not JSON") from None
         if not isinstance(body, dict):
@@ -287,7 +419,8 @@ class Upstream:
 
     async def _pause(self, failed: UpstreamFailed, retry: int, end: float | None) -> bool:
         """Wait before a retry; return whether there was time to."""
-        pause = min(max(FIRST_PAUSE * 2 ** (retry - 1), failed.pause), MAX_PAUSE)
+        pause = FIRST_PAUSE * 2 ** (retry - 1) * random.uniform(0.5, 1.5)  # noqa: S311 - jitter
+        pause = min(max(pause, failed.pause), MAX_PAUSE)
         if end is not None and time.monotonic() + pause >= end:
             return False
         await asyncio.sleep(pause)
@@ -311,6 +444,11 @@ class Upstream:
         return self._failed("cut", "closed the connection early")
 
 
+def _no_constant(token: str) -> float:
+    """Refuse NaN and infinities, which JSON does not have and clients cannot read."""
+    raise ValueError(token)
+
+
 def _authorisation(settings: NodeSettings) -> dict[str, str]:
     if settings.key_env is None:
         return {}
@@ -324,4 +462,15 @@ def _authorisation(settings: NodeSettings) -> dict[str, str]:
 
 
 def _seconds(text: str | None) -> float:
-    return float(text) if text is not None and text.isascii() and text.isdigit() else 0.0
+    """Return the seconds of a ``Retry-After`` header: a number, or a date."""
+    if text is None:
+        return 0.0
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        date = parsedate_to_datetime(text)
+    except ValueError:
+        return 0.0
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    return max(0.0, date.timestamp() - time.time())

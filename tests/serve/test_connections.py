@@ -1,0 +1,140 @@
+"""Limits on connections: headers without end, slow headers, too many connections."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import httpx2 as httpx
+import pytest
+
+from ttamer.serve import connections
+from ttamer.serve.connections import MAX_HEADER_BYTES, ConnectionLimits, descriptor_limit
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+FLOOD = {
+    "headers": (HEAD, b"x-a: " + b"b" * 1000 + b"\r\n"),
+    "one header": (HEAD + b"x-a: ", b"b" * 1000),
+    "url": (b"GET /", b"a" * 1000),
+    "trailers": (HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n", b"x-a: b\r\n" * 100),
+    "one trailer": (HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx-a: ", b"b" * 1000),
+}
+PLENTY = 64 * 2**20  # more than the buffers of both sockets
+
+
+def connect(gateway) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", gateway.port), timeout=30)
+
+
+def is_closed(line: socket.socket) -> bool:
+    """Whether the other side closes the connection; waits for that."""
+    try:
+        while line.recv(65536):
+            pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+def until(condition) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("head", "part"), FLOOD.values(), ids=FLOOD)
+def test_a_request_without_end_is_cut_off(run_gateway, head, part):
+    gateway = run_gateway()
+    sent = 0
+    with connect(gateway) as line:
+        line.sendall(head)
+        try:
+            while sent < PLENTY:
+                sent += line.send(part)
+        except ConnectionError:
+            pass
+    assert sent < PLENTY
+    until(lambda: gateway.metric("ttamer_connections_refused_total") == 1)
+    assert httpx.get(f"{gateway.root}/healthz").status_code == 200
+
+
+def test_too_large_headers_get_431(run_gateway):
+    gateway = run_gateway()
+    with connect(gateway) as line:
+        line.sendall(HEAD + b"x-a: " + b"b" * (MAX_HEADER_BYTES + 1))
+        assert line.recv(64).startswith(b"HTTP/1.1 431 ")
+        assert is_closed(line)
+
+
+def test_large_bodies_and_many_small_chunks_are_no_headers(run_gateway):
+    gateway = run_gateway()
+    text = "x" * (4 * MAX_HEADER_BYTES)
+    body = {"model": "ttamer", "messages": [{"role": "user", "content": text}]}
+    reply = httpx.post(f"{gateway.url}/chat/completions", json=body, timeout=30)
+    assert reply.status_code == 200
+    with connect(gateway) as line:
+        line.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n")
+        for _ in range(100):
+            line.sendall(b"1\r\n \r\n" * 1000)
+        line.sendall(b"2\r\n{}\r\n0\r\n\r\n")
+        assert line.recv(64).startswith(b"HTTP/1.1 400 ")
+
+
+def test_headers_that_take_too_long_are_cut_off(run_gateway, monkeypatch):
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.2)
+    gateway = run_gateway()
+    with connect(gateway) as silent, connect(gateway) as half:
+        half.sendall(HEAD)
+        assert is_closed(silent)
+        assert is_closed(half)
+    with connect(gateway) as line:  # the second request of a connection too
+        line.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert line.recv(64).startswith(b"HTTP/1.1 200 ")
+        line.sendall(b"\r\nGET /hea")
+        assert is_closed(line)
+    assert [e["refused"] for e in gateway.log if e["event"] == "connection"] == ["timeout"]
+
+
+def test_one_address_cannot_take_all_connections(run_gateway):
+    gateway = run_gateway(serve={"max_connections_per_address": 3})
+    lines = [connect(gateway) for _ in range(3)]
+    with connect(gateway) as more:
+        assert is_closed(more)
+    lines.pop().close()
+    until(lambda: reachable(gateway))
+    for line in lines:
+        line.close()
+
+
+def test_a_process_has_a_limit_of_connections(run_gateway):
+    gateway = run_gateway(serve={"max_connections": 2, "max_connections_per_address": 9})
+    lines = [connect(gateway) for _ in range(2)]
+    with connect(gateway) as more:
+        assert is_closed(more)
+    for line in lines:
+        line.close()
+    until(lambda: reachable(gateway))
+
+
+def reachable(gateway) -> bool:
+    try:
+        return httpx.get(f"{gateway.root}/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_connections_are_counted_until_they_leave():
+    limits = ConnectionLimits(5, per_address=1)
+    assert limits.admit("a") is None
+    assert limits.admit("a") == "address"
+    limits.leave("a")
+    assert limits.admit("a") is None
+    assert limits.connections == 1
+
+
+def test_descriptors_are_left_for_upstreams():
+    assert descriptor_limit(0) > descriptor_limit(100) >= connections.MIN_CONNECTIONS
+    assert descriptor_limit(10**9) == connections.MIN_CONNECTIONS
