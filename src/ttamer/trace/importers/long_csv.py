@@ -21,6 +21,7 @@ from ttamer.trace.columns import Layout, infer_spec, plan
 from ttamer.trace.files import open_source
 from ttamer.trace.npz import ArrayBatch
 from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import EXTRA_FIELDS
 
 if TYPE_CHECKING:
     import os
@@ -114,13 +115,12 @@ def _read(path: Path) -> _Lines:
         if columns.count(name) > 1:
             raise TraceError(f"{path}: the column {name!r} stands there twice; keep one")
     texts = [name for name in _TEXTS if name in columns]
-    fields = {
+    fields: dict[str, dict[int, str]] = {
         "confidence": {0: "confidence"},
         "cost": {0: "cost"} if "cost" in columns else {},
         "prediction": dict(enumerate(texts)),
         "correct": {0: "correct"} if "correct" in columns else {},
-        "margin": {},
-        "entropy": {},
+        **{name: {} for name in EXTRA_FIELDS},
     }
     layout = Layout(str(path), CascadeSpec.of({"any": 1.0}), None, fields, {}, ())
     batches = list(source.batches(layout, None))
