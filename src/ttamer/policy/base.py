@@ -1,8 +1,8 @@
-"""What a policy is: solved tables, and what they say.
+"""What a policy is: solved tables, and what can be read from them.
 
-A policy answers three questions in constant time: stop or go on, whom to ask next, whose answer
-to return. There is one kind per kind of moves: :class:`~ttamer.policy.index.IndexPolicy` under
-precedence, :class:`~ttamer.policy.walk.WalkPolicy` for walks. What both promise is written here.
+A policy answers three questions in constant time: stop or go on, which node to ask next, and which
+answer to return. There is one kind per kind of moves: :class:`~ttamer.policy.IndexPolicy` under
+precedence, :class:`~ttamer.policy.WalkPolicy` for walks. What both give is documented here.
 
 Units: ``value``, indices, thresholds and equivalent losses are weighed (tradeoff * loss +
 (1 - tradeoff) * cost); ``expected_loss``, ``expected_cost`` and futures are in the problem's own.
@@ -39,7 +39,13 @@ __all__ = ["Ladder", "Policy"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Policy(ABC):
-    """What every policy gives. Made by :func:`ttamer.solve`."""
+    """What every policy gives. Made by :func:`ttamer.solve`.
+
+    >>> from ttamer import Problem, solve
+    >>> policy = solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5)
+    >>> isinstance(policy, Policy), policy.value
+    (True, 0.175)
+    """
 
     problem: Problem
     tradeoff: float
@@ -79,6 +85,15 @@ class Policy(ABC):
         """Return the dynamic index of a node for each state of its parent, weighed.
 
         The node is worth asking while the best loss so far is above its index.
+
+        Args:
+            node: Its name.
+
+        Returns:
+            Shape (states of the parent,); one entry for a root.
+
+        Raises:
+            ArgumentError: If there is no such node, or it has no index of its own.
         """
 
     @abstractmethod
@@ -88,6 +103,15 @@ class Policy(ABC):
         Rows are the states of ``after``, the node asked last (``None``: the start, one row);
         columns are the best loss so far (``fallbacks``), one only without recall. Under
         precedence, only what lies below ``after`` competes.
+
+        Args:
+            after: The name of the node asked last; ``None`` for the start.
+
+        Returns:
+            The table.
+
+        Raises:
+            ArgumentError: If there is no such node.
         """
 
     @abstractmethod
@@ -95,23 +119,54 @@ class Policy(ABC):
         """Return Phi, shaped as :meth:`choice`: the expected loss and further cost from there.
 
         Under precedence, for what lies below ``after``.
+
+        Args:
+            after: The name of the node asked last; ``None`` for the start.
+
+        Returns:
+            The table, weighed.
+
+        Raises:
+            ArgumentError: If there is no such node.
         """
 
     @abstractmethod
     def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
         """Return the joint law of the best future loss and the future cost.
 
-        It starts when ``after`` has been seen in ``state`` and the best loss so far is ``best``
-        (in the problem's units). Under precedence, for what lies below ``after``.
+        Under precedence, for what lies below ``after``.
+
+        Args:
+            after: The name of the node asked last; ``None`` for the start.
+            state: The state in which it was seen.
+            best: The best loss so far, in the problem's units.
+
+        Returns:
+            The law.
+
+        Raises:
+            ArgumentError: If there is no such node, state or loss, or the cost takes too many
+                distinct values.
         """
 
     @abstractmethod
     def session(self) -> Session:
-        """Start deciding for one input."""
+        """Start deciding for one input.
+
+        Returns:
+            A session at the start.
+        """
 
     @abstractmethod
     def batch(self, size: int) -> Batch:
-        """Start deciding for many inputs at once."""
+        """Start deciding for many inputs at once.
+
+        Args:
+            size: How many inputs.
+
+        Returns:
+            A batch at the start.
+        """
 
     @property
     @abstractmethod
@@ -121,6 +176,12 @@ class Policy(ABC):
         """Return the if-stop matrix, shaped as :meth:`choice`: true where the policy stops.
 
         Under precedence, true means that nothing below ``after`` is worth asking.
+
+        Args:
+            after: The name of the node asked last; ``None`` for the start.
+
+        Returns:
+            The table.
         """
         return np.equal(self.choice(after), STOP)
 
@@ -128,6 +189,15 @@ class Policy(ABC):
         """Return, per state of ``after``, the largest best loss so far at which to stop.
 
         On the grid of losses and weighed; -inf where the policy goes on from every loss.
+
+        Args:
+            after: The name of the node asked last; ``None`` for the start.
+
+        Returns:
+            Shape (states of ``after``,).
+
+        Raises:
+            ArgumentError: If there is no such node, or the policy has no recall.
         """
         if not self.recall:
             raise ArgumentError(
@@ -139,8 +209,20 @@ class Policy(ABC):
     def equivalent_node(self, node: str, parent_state: int = 0, fallback: float = np.inf) -> Future:
         """Return a node and all below it as one node of random loss and cost.
 
-        The node is asked, then what lies below is played with ``fallback`` in hand (in the
-        problem's units). Played with its own index in hand, the one node has the same index.
+        The node is asked, then what lies below with ``fallback`` in hand. With its own index in
+        hand, the one node has the same index.
+
+        Args:
+            node: The name of the node.
+            parent_state: The state of its parent.
+            fallback: The loss in hand, in the problem's units.
+
+        Returns:
+            The joint law of loss and cost.
+
+        Raises:
+            ArgumentError: If the node can be entered from several places, or there is no such
+                node or state.
         """
         number = self.problem.index_of(node)
         entering = self.problem.incoming[number]
@@ -178,7 +260,18 @@ class Policy(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Ladder:
-    """Policies in increasing order of tradeoff, so of expected cost."""
+    """Policies in increasing order of tradeoff, so of expected cost.
+
+    Args:
+        policies: At least one, in increasing order of tradeoff.
+
+    Raises:
+        ArgumentError: If there is none, or they are in another order.
+
+    >>> from ttamer import Problem, solve_ladder
+    >>> solve_ladder(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), [0, 0.5, 1])
+    Ladder(3 policies, tradeoffs 0 to 1)
+    """
 
     policies: tuple[Policy, ...]
 
@@ -212,7 +305,17 @@ class Ladder:
         return tuple(policy.tradeoff for policy in self.policies)
 
     def at(self, tradeoff: float) -> Policy:
-        """Return the policy solved for the nearest tradeoff; the lower one if two are as near."""
+        """Return the policy solved for the nearest tradeoff; the lower one if two are as near.
+
+        Args:
+            tradeoff: From 0 (only cost counts) to 1 (only loss counts).
+
+        Returns:
+            The policy.
+
+        Raises:
+            ArgumentError: If the tradeoff is out of range.
+        """
         return self.policies[self.rung_at(tradeoff)]
 
     def rung_at(self, tradeoff: float) -> int:

@@ -5,7 +5,7 @@
     batch = policy.batch(size)
     while batch.running:
         batch.next              # per input, the number of the node to ask; -1 once stopped
-        batch.observe(states)   # per input, the state it was seen in; ignored once stopped
+        batch.observe(states)   # per input, the state observed; ignored once stopped
     batch.answer                # per input, the number of the node whose answer to return
 
 It makes the same decisions as sessions do, bit for bit: the same numbers are compared in the same
@@ -33,7 +33,15 @@ __all__ = ["Batch", "IndexBatch", "WalkBatch"]
 
 
 class Batch(ABC):
-    """Many inputs' ways through a policy, step by step."""
+    """Many inputs' ways through a policy, step by step.
+
+    >>> from ttamer import Problem, solve
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> batch = solve(line, 0.5).batch(2)
+    >>> batch.observe([0, 1])
+    >>> batch.next.tolist()
+    [-1, 1]
+    """
 
     def __init__(self, policy: Policy, size: int) -> None:
         if size < 0:
@@ -60,9 +68,13 @@ class Batch(ABC):
         return bool((self.next != STOP).any())
 
     def observe(self, states: ArrayLike) -> None:
-        """Say which state each input's ``next`` was seen in, and move all of them on.
+        """Give the state in which each input's ``next`` is observed, and move all of them on.
 
-        ``states`` has shape (inputs,), integers; entries of inputs that stopped are ignored.
+        Args:
+            states: Shape (inputs,), integers; entries of inputs that stopped are ignored.
+
+        Raises:
+            ObservationError: If there are too many or too few, or a node has no such state.
         """
         try:
             seen = np.asarray(states)

@@ -50,7 +50,14 @@ class Future:
 
     @classmethod
     def of(cls, atoms: dict[tuple[float, float], float]) -> Future:
-        """Sort atoms by loss, then cost."""
+        """Sort atoms by loss, then cost.
+
+        Args:
+            atoms: Chances by (loss, cost).
+
+        Returns:
+            The law.
+        """
         rows = np.array([(*key, atoms[key]) for key in sorted(atoms) if atoms[key] > 0])
         return cls(rows[:, 0], rows[:, 1], rows[:, 2])
 
@@ -60,7 +67,14 @@ class Future:
         return float(self.probabilities @ self.costs)
 
     def mean_loss(self, fallback: float) -> float:
-        """Return the expected least of the future loss and a fallback in hand."""
+        """Return the expected least of the future loss and a fallback in hand.
+
+        Args:
+            fallback: The loss in hand, in the problem's units.
+
+        Returns:
+            The mean, in the problem's units.
+        """
         return float(self.probabilities @ np.minimum(self.losses, fallback))
 
 

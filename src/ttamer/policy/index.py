@@ -47,7 +47,13 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class IndexPolicy(Policy):
-    """A table of indices."""
+    """A table of indices.
+
+    >>> from ttamer import Problem, solve
+    >>> policy = solve(Problem.forest([0.0, 1.0], [0.1, 0.2], [[0.5, 0.5]] * 2, [None] * 2), 0.5)
+    >>> policy.index("m1").round(9).tolist(), policy.index("m2").round(9).tolist()
+    ([0.1], [0.2])
+    """
 
     sigma: tuple[NDArray[np.float64], ...]
     """Per node, its index for each state of its parent; weighed."""

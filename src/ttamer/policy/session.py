@@ -389,7 +389,7 @@ class LastAnswerSession(StateSession):
         self.go_on()
 
     def go_on(self) -> None:
-        """Where the policy stops, ask whom it would rather ask, if anybody is left."""
+        """Where the policy stops, ask the best next node, if any is left."""
         if self.next is None:
             self._node = self._policy.onward(*self._path[-1])
             self.next = self._names[self._node]

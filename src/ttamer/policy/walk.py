@@ -39,7 +39,13 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class WalkPolicy(Policy):
-    """Tables of choices and of equivalent losses, one pair per node; the start's come last."""
+    """Tables of choices and of equivalent losses, one pair per node; the start's come last.
+
+    >>> from ttamer import Problem, solve
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> solve(line, 0.5).choice("m1").tolist()  # columns: the best loss is 0, 1, or none yet
+    [[-1, 1, 1], [-1, 1, 1]]
+    """
 
     choices: tuple[NDArray[np.int32], ...]
     """Shape (states, columns) each: the node to ask next, or -1."""

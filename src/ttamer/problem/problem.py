@@ -47,6 +47,13 @@ Moves = Literal["precedence", "walk"]
 class Node:
     """One exit or model that can be asked.
 
+    Args:
+        name: Its name, unique in the problem.
+        losses: What its answer loses in each of its states; ``inf`` where it has no answer.
+
+    Raises:
+        ProblemError: If the losses are not numbers.
+
     >>> Node("small", [0.1, 0.6]).losses.tolist()
     [0.1, 0.6]
     """
@@ -172,7 +179,14 @@ class LossGrid:
 
     @classmethod
     def of(cls, losses: Iterable[NDArray[np.float64]]) -> LossGrid:
-        """Build the grid that holds every loss of every node."""
+        """Build the grid that holds every loss of every node.
+
+        Args:
+            losses: One array per node, of shape (states,).
+
+        Returns:
+            The grid.
+        """
         supports = list(losses)
         values = np.unique(np.concatenate([*supports, [np.inf]]))
         positions = tuple(np.searchsorted(values, support) for support in supports)
@@ -184,7 +198,17 @@ class LossGrid:
         return len(self.values)
 
     def column(self, loss: float) -> int:
-        """Return the column of a loss that is on the grid."""
+        """Return the column of a loss that is on the grid.
+
+        Args:
+            loss: A loss of some node, or ``inf``.
+
+        Returns:
+            The column, from 0.
+
+        Raises:
+            ArgumentError: If no node has that loss.
+        """
         column = int(np.searchsorted(self.values, loss))
         if column == len(self.values) or self.values[column] != loss:
             raise ArgumentError(
@@ -197,6 +221,14 @@ class LossGrid:
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What may be asked, in which order, at which cost, with which losses.
+
+    Args:
+        moves: ``"precedence"`` or ``"walk"``.
+        nodes: The nodes.
+        edges: The edges between them, and from the start.
+
+    Raises:
+        ProblemError: If names, numbers or edges break a rule; the message names the place.
 
     >>> problem = Problem.line(
     ...     losses=[0.1, 0.5],
@@ -280,7 +312,17 @@ class Problem:
         return self.is_forest and all(len(edges) <= 1 for edges in self.outgoing)
 
     def index_of(self, node: str) -> int:
-        """Return a node's number, or say which names there are."""
+        """Return a node's number.
+
+        Args:
+            node: Its name.
+
+        Returns:
+            Its position among the nodes, from 0.
+
+        Raises:
+            ArgumentError: If there is no such node.
+        """
         try:
             return self.number[node]
         except (KeyError, TypeError):
@@ -289,11 +331,27 @@ class Problem:
             ) from None
 
     def parent_edge(self, number: int) -> Edge:
-        """Return the one edge that enters a node of a forest."""
+        """Return the one edge that enters a node of a forest.
+
+        Args:
+            number: The number of the node.
+
+        Returns:
+            The edge.
+        """
         return self.edges[self.incoming[number][0]]
 
     def with_moves(self, moves: Moves) -> Problem:
-        """Return the same nodes and edges under the other kind of moves.
+        """Return the same nodes and edges under one kind of moves.
+
+        Args:
+            moves: ``"precedence"`` or ``"walk"``.
+
+        Returns:
+            The problem; itself where nothing changes.
+
+        Raises:
+            ProblemError: If the edges do not allow it.
 
         >>> Problem.line([0.0], [1.0], [[1.0]]).with_moves("precedence")
         Problem(precedence, 1 nodes, 1 edges)
@@ -330,8 +388,22 @@ class Problem:
     ) -> Problem:
         """Each node after the one before: the exits of one network, a fixed cascade.
 
-        ``probabilities[0]`` has shape (states,), the others (states before, states). A line is
-        solved fastest as a walk; ``moves="precedence"`` gives the same policy as an index table.
+        Args:
+            losses: One list of losses for all nodes, or one list per node.
+            costs: One cost per node (see :class:`Edge`).
+            probabilities: The first of shape (states,), the others (states before, states).
+            names: By default ``m1``, ``m2``, ...
+            moves: A line is solved fastest as a walk; ``"precedence"`` gives the same policy as a
+                table of indices.
+
+        Returns:
+            The problem.
+
+        Raises:
+            ProblemError: If sizes or numbers do not fit.
+
+        >>> Problem.line([0.0, 1.0], [0.1, 0.2], [[0.5, 0.5], [[0.9, 0.1], [0.2, 0.8]]])
+        Problem(walk, 2 nodes, 2 edges)
         """
         parents = [None if i == 0 else i - 1 for i in range(len(costs))]
         return cls._forest(moves, losses, costs, probabilities, parents, names)
@@ -377,7 +449,25 @@ class Problem:
         *,
         names: Sequence[str] | None = None,
     ) -> Problem:
-        """One root, and any number of branches: ``parents[i]`` is a node's number or ``None``."""
+        """One root, and any number of branches.
+
+        Args:
+            losses: One list of losses for all nodes, or one list per node.
+            costs: One cost per node (see :class:`Edge`).
+            probabilities: One table per node, of shape (states of its parent, states).
+            parents: The number of each node's parent; ``None`` for the root.
+            names: By default ``m1``, ``m2``, ...
+
+        Returns:
+            The problem, under precedence.
+
+        Raises:
+            ProblemError: If sizes or numbers do not fit, or there is not one root.
+
+        >>> half = [0.5, 0.5]
+        >>> Problem.tree([0.0, 1.0], [0.1] * 3, [half, [half] * 2, [half] * 2], [None, 0, 0])
+        Problem(precedence, 3 nodes, 3 edges)
+        """
         roots = [i for i, parent in enumerate(parents) if parent is None]
         if len(roots) != 1:
             raise ProblemError(
@@ -396,7 +486,24 @@ class Problem:
         *,
         names: Sequence[str] | None = None,
     ) -> Problem:
-        """Any number of trees; a node may be asked once its parent has been."""
+        """Any number of trees; a node may be asked once its parent has been.
+
+        Args:
+            losses: One list of losses for all nodes, or one list per node.
+            costs: One cost per node (see :class:`Edge`).
+            probabilities: One table per node, of shape (states of its parent, states).
+            parents: The number of each node's parent; ``None`` for a root.
+            names: By default ``m1``, ``m2``, ...
+
+        Returns:
+            The problem, under precedence.
+
+        Raises:
+            ProblemError: If sizes or numbers do not fit.
+
+        >>> Problem.forest([0.0, 1.0], [0.1, 0.2], [[0.5, 0.5]] * 2, [None, None])
+        Problem(precedence, 2 nodes, 2 edges)
+        """
         return cls._forest("precedence", losses, costs, probabilities, parents, names)
 
     @classmethod
@@ -410,8 +517,23 @@ class Problem:
     ) -> Problem:
         """Increasing order, any node may be left out: the transitive closure of a line.
 
-        ``probabilities[u, v]`` is the transition from node u (``None``: the start) to every later
-        node v. ``costs`` is one number per node, or one per pair like ``probabilities``.
+        Args:
+            losses: One list of losses for all nodes, or one list per node.
+            costs: One cost per node, or one per pair like ``probabilities`` (see :class:`Edge`).
+            probabilities: ``probabilities[u, v]`` is the transition from node u (``None``: the
+                start) to every later node v.
+            names: By default ``m1``, ``m2``, ...
+
+        Returns:
+            The problem, a walk.
+
+        Raises:
+            ProblemError: If a pair is missing, or sizes or numbers do not fit.
+
+        >>> half = [0.5, 0.5]
+        >>> rows = {(None, 0): half, (None, 1): half, (0, 1): [half, half]}
+        >>> Problem.skip([0.0, 1.0], [0.1, 0.2], rows)
+        Problem(walk, 2 nodes, 3 edges)
         """
         count = 1 + max((v for _, v in probabilities), default=-1)
         nodes = _nodes(losses, count, names)
@@ -442,6 +564,18 @@ class Problem:
 
         The transition over a gap is the product of those in between: right for a true Markov
         chain. For fitted chains estimate each pair directly and use :meth:`skip`.
+
+        Args:
+            line: A problem that is a line, with fixed costs.
+
+        Returns:
+            The problem, a walk.
+
+        Raises:
+            ProblemError: If it is not a line, or a cost depends on a state.
+
+        >>> Problem.skip_of(Problem.line([0.0, 1.0], [0.1] * 2, [[0.5, 0.5], [[0.5, 0.5]] * 2]))
+        Problem(walk, 2 nodes, 3 edges)
         """
         if not line.is_line:
             raise ProblemError("skip_of: the problem is not a line")
@@ -495,7 +629,22 @@ class Problem:
 
     @classmethod
     def from_dict(cls, data: object) -> Problem:
-        """Build a problem from the object form of ``problem.json``."""
+        """Build a problem from the object form of ``problem.json``.
+
+        Args:
+            data: What ``json.loads`` makes of the file.
+
+        Returns:
+            The problem.
+
+        Raises:
+            ProblemError: If the form or the numbers break a rule; the message names the place.
+
+        >>> edge = {"from": None, "to": "a", "cost": 0.1, "probabilities": [[0.5, 0.5]]}
+        >>> nodes = [{"name": "a", "losses": [0.0, 1.0]}]
+        >>> Problem.from_dict({"moves": "walk", "nodes": nodes, "edges": [edge]})
+        Problem(walk, 1 nodes, 1 edges)
+        """
         form = check_form(data)
         return cls(
             form["moves"],
@@ -508,14 +657,28 @@ class Problem:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Problem:
-        """Read and check a ``problem.json``."""
+        """Read and check a ``problem.json``.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The problem.
+
+        Raises:
+            ProblemError: If the file cannot be read, or is not a problem.
+        """
         try:
             return cls.from_dict(read_json(path))
         except ProblemError as error:
             raise ProblemError(f"{path}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object form of ``problem.json``."""
+        """Return the object form of ``problem.json``.
+
+        Returns:
+            Plain values, for ``json.dumps``.
+        """
         nodes = [
             {"name": n.name, "losses": ["inf" if x == np.inf else x for x in n.losses.tolist()]}
             for n in self.nodes
@@ -532,7 +695,11 @@ class Problem:
         return {"moves": self.moves, "nodes": nodes, "edges": edges}
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
-        """Write a ``problem.json`` that reads back to the same numbers."""
+        """Write a ``problem.json`` that reads back to the same numbers.
+
+        Args:
+            path: The file.
+        """
         write_json(self.to_dict(), path)
 
 

@@ -39,6 +39,14 @@ def solve(problem: Problem, tradeoff: float, *, recall: bool = True) -> Policy:
         recall: Whether an earlier node's answer may be returned. Without it, the answer is the
             last node's; that is a walk, so a branching problem under precedence has none.
 
+    Returns:
+        A :class:`~ttamer.policy.WalkPolicy` for a walk; an :class:`~ttamer.policy.IndexPolicy`
+        under precedence, and for a line whose tables would take more than half a gigabyte.
+
+    Raises:
+        ArgumentError: If the tradeoff is out of range.
+        ProblemError: If no policy is sure of an answer, or the tables do not fit into memory.
+
     >>> from ttamer import Problem, solve
     >>> cascade = Problem.line(
     ...     losses=[0.05, 0.5],
@@ -57,6 +65,18 @@ def solve(problem: Problem, tradeoff: float, *, recall: bool = True) -> Policy:
 
 def solve_ladder(problem: Problem, tradeoffs: Iterable[float], *, recall: bool = True) -> Ladder:
     """Return the optimal policies for many tradeoffs, solved together.
+
+    Args:
+        problem: What may be asked, and what is known of it.
+        tradeoffs: Numbers from 0 to 1; repeated ones count once.
+        recall: Whether an earlier node's answer may be returned.
+
+    Returns:
+        The policies, in increasing order of tradeoff.
+
+    Raises:
+        ArgumentError: If there are no tradeoffs, or one is out of range.
+        ProblemError: If no policy is sure of an answer, or the tables do not fit into memory.
 
     >>> from ttamer import Problem, solve_ladder
     >>> ladder = solve_ladder(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), [0, 0.5, 1])

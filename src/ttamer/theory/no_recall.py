@@ -22,7 +22,8 @@ from ttamer.theory.optima import no_recall_optimum, offline_optimum, online_opti
 
 __all__ = ["Impossibility", "Needle", "impossibility", "needle", "two_nodes"]
 
-MOST_ALPHA = 1e100
+MAX_ALPHA = 1e100
+"""The largest ratio for which the two-node example stays within floating point."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Impossibility:
 
 def two_nodes(alpha: float) -> Problem:
     """Return the paper's two-node example."""
-    if not 1 < alpha <= MOST_ALPHA:
+    if not 1 < alpha <= MAX_ALPHA:
         raise ArgumentError(f"alpha must be a number above 1 and at most 1e100, not {alpha!r}")
     return Problem.line(
         losses=[[alpha**-2], [0.0, 1 / alpha]],
@@ -59,6 +60,15 @@ def two_nodes(alpha: float) -> Problem:
 
 def impossibility(alpha: float) -> Impossibility:
     """Solve the two-node example.
+
+    Args:
+        alpha: The ratio, above 1 and at most 1e100.
+
+    Returns:
+        Its three optima.
+
+    Raises:
+        ArgumentError: If alpha is out of range.
 
     >>> round(impossibility(10).ratio, 9)
     10.0

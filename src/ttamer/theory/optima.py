@@ -38,6 +38,17 @@ class Optima:
 def optima(problem: Problem, tradeoff: float) -> Optima:
     """Return all three.
 
+    Args:
+        problem: The problem.
+        tradeoff: From 0 (only cost counts) to 1 (only loss counts).
+
+    Returns:
+        The optima, weighed; ``None`` where one is not defined.
+
+    Raises:
+        ArgumentError: If the tradeoff is out of range.
+        ProblemError: If no policy is sure of an answer.
+
     >>> from ttamer import Problem
     >>> optima(Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2]), 0.5)
     Optima(offline=0.1875, online=0.2, no_recall=0.2)
@@ -51,17 +62,68 @@ def optima(problem: Problem, tradeoff: float) -> Optima:
 
 
 def online_optimum(problem: Problem, tradeoff: float) -> float:
-    """Return the least expected loss and cost of any policy with recall."""
+    """Return the least expected loss and cost of any policy with recall.
+
+    Args:
+        problem: The problem.
+        tradeoff: From 0 (only cost counts) to 1 (only loss counts).
+
+    Returns:
+        The value, weighed.
+
+    Raises:
+        ArgumentError: If the tradeoff is out of range.
+        ProblemError: If no policy is sure of an answer.
+
+    >>> from ttamer import Problem
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> online_optimum(line, 0.5)
+    0.2
+    """
     return solve(problem, tradeoff).value
 
 
 def no_recall_optimum(problem: Problem, tradeoff: float) -> float:
-    """Return the least expected loss and cost when the last node asked must answer."""
+    """Return the least expected loss and cost when the last node asked must answer.
+
+    Args:
+        problem: The problem.
+        tradeoff: From 0 (only cost counts) to 1 (only loss counts).
+
+    Returns:
+        The value, weighed.
+
+    Raises:
+        ArgumentError: If the tradeoff is out of range.
+        ProblemError: If the problem has no order, or no policy is sure of an answer.
+
+    >>> from ttamer import Problem
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> no_recall_optimum(line, 0.5)
+    0.2
+    """
     return solve(problem, tradeoff, recall=False).value
 
 
 def offline_optimum(problem: Problem, tradeoff: float) -> float:
-    """Return what a prophet pays: it knows every loss, and pays for the path to the best node."""
+    """Return the value of a prophet: it has every loss in advance, and pays for the path.
+
+    Args:
+        problem: The problem.
+        tradeoff: From 0 (only cost counts) to 1 (only loss counts).
+
+    Returns:
+        The value, weighed.
+
+    Raises:
+        ArgumentError: If the tradeoff is out of range.
+        ProblemError: If the problem gives no joint law of all losses.
+
+    >>> from ttamer import Problem
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> offline_optimum(line, 0.5)
+    0.1875
+    """
     tradeoff = check_tradeoff(tradeoff)
     if not problem.is_forest:
         raise ProblemError(

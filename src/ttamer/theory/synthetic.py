@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["EXPERIMENTS", "Experiment", "best_threshold", "experiment", "if_stop_experiments"]
 
 CORRELATION = 0.8
+"""How strongly a loss of the correlated chain pulls the next one to itself."""
 SPREAD = 0.25
+"""The standard deviation of the next loss around that pull."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +85,19 @@ def experiment(
     name: str, *, nodes: int = 6, states: int = 40, cost: float = 0.1, tradeoff: float = 0.5
 ) -> Experiment:
     """Solve one synthetic problem by name.
+
+    Args:
+        name: One of ``EXPERIMENTS``.
+        nodes: Nodes on the line, at least 2.
+        states: Losses per node, at least 2.
+        cost: The cost of each node.
+        tradeoff: From 0 (only cost counts) to 1 (only loss counts).
+
+    Returns:
+        The problem's policy, and the best fixed thresholds.
+
+    Raises:
+        ArgumentError: If a size or the tradeoff is out of range.
 
     >>> experiment("uniform(0, 0.5)").excess_with_recall < 1e-12
     True
