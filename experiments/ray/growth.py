@@ -215,12 +215,12 @@ def processor_seconds(
 def planning(log: Path, spec: CascadeSpec) -> float:
     """Seconds to choose a plan on the full sample, as a fit without options does."""
     batch = next(iter(read_batches(log, spec, rows=streaming.SAMPLE_ROWS)))
-    options = dict(streaming.DEFAULTS)
+    options = streaming.streamed({})
 
     def plan() -> None:
-        best, weights, rungs = choose_plan(batch, **options)
+        best, weights, rungs = choose_plan(batch, options)
         if rungs is None:
-            held_out_rungs(batch, best, weights, folds=5, seed=0)
+            held_out_rungs(batch, best, weights, options)
 
     return timed(plan, 1)[0]
 

@@ -71,6 +71,7 @@ def sound(tmp_path_factory):
         "passing": fit(passing_trace(60), belief="calibrated", states=3, tradeoffs=[0.9]),
         "belief": build_belief(answering_trace(60), np.array([0.9]), states=3),
         "record": with_promise(),
+        "mixture": with_promise().for_error(0.9),
     }  # fmt: skip
     path = tmp_path_factory.mktemp("sound") / "file.ttamer"
     files = {}
@@ -236,7 +237,7 @@ def test_inspect_tells_what_is_in_the_file(sound, tmp_path):
     facts = inspect(path)
     assert facts == {
         "kind": "ladder",
-        "format_version": 1,
+        "format_version": 2,
         "library_version": tt.__version__,
         "moves": "walk",
         "recall": True,
@@ -347,11 +348,11 @@ def test_appended_bytes_are_refused(tail, sound, tmp_path):
         load(tmp_path / "p")
 
 
-@pytest.mark.parametrize("version", [2, 3, 2**32 - 1])
+@pytest.mark.parametrize("version", [3, 4, 2**32 - 1])
 def test_a_later_version_is_named_together_with_ours(version, sound, tmp_path):
     (tmp_path / "p").write_bytes(put(*take(sound["line"]), version=version))
     wanted = (
-        f"version {version} .* ttamer {re.escape(tt.__version__)} reads up to version 1: upgrade"
+        f"version {version} .* ttamer {re.escape(tt.__version__)} reads up to version 2: upgrade"
     )
     for opened in (load, inspect):
         with pytest.raises(ArtefactTooNew, match=wanted):

@@ -341,5 +341,5 @@ def test_problem_of_names_nodes_in_the_order_of_asking():
     trace = answering_trace(300)
     counts = counted(trace, [(-1, 2), (2, 0), (0, 1)])
     plan = Plan("calibrated", "fixed", 3, "quantile", 1.0)
-    problem = problem_of(counts, trace.spec, [2, 0, 1], plan, sure_last=False)
+    problem = problem_of(counts, trace.spec, [2, 0, 1], plan, full_cost=1.0)
     assert problem.names == ("large", "small", "middle")

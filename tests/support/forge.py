@@ -37,7 +37,7 @@ def take(file: bytes) -> Parts:
     return Parts(json.loads(file[PREFIX.size : start]), file[start:-32])
 
 
-def put(header: object, data: bytes, *, version: int = 1, length: int | None = None) -> bytes:
+def put(header: object, data: bytes, *, version: int = 2, length: int | None = None) -> bytes:
     """Put a file together, with the right checksum; a header may be given as bytes."""
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     raw += b" " * (-(PREFIX.size + len(raw)) % 8)
@@ -132,6 +132,13 @@ def promise_changed(file: bytes, **changes: Any) -> bytes:
     header, data = take(file)
     header["record"]["promises"][0] |= changes
     return put(header, data)
+
+
+def without_record(file: bytes) -> bytes:
+    """Take the record out, with its arrays."""
+    for name in [name for name in take(file).header["arrays"] if name.startswith("record_")]:
+        file = without_array(file, name)
+    return edited(file, record=...)
 
 
 def swapped_offsets(file: bytes) -> bytes:
@@ -672,6 +679,47 @@ ATTACKS: dict[str, tuple[str, str, Any]] = {
         "compares with a node that the cascade has not",
         "record",
         lambda f: edited(f, record__held__against="nobody"),
+    ),
+    "a version without full cost": (
+        "from version 2 of the format on",
+        "fit",
+        lambda f: put(*take(f), version=1),
+    ),
+    "a fit without full cost": (
+        "from version 2 of the format on",
+        "fit",
+        lambda f: without_array(f, "fit_full_cost"),
+    ),
+    "a full cost of nothing": (
+        "must be one finite number above 0",
+        "fit",
+        lambda f: poked(f, "fit_full_cost", 0, 0.0),
+    ),
+    "old costs of next to nothing": (
+        "cannot be put in shares",
+        "fit",
+        lambda f: put(
+            *take(
+                with_arrays(without_array(f, "fit_full_cost"), fit_costs=("f64", [3], [5e-324] * 3))
+            ),
+            version=1,
+        ),
+    ),
+    "a node's error of minus one": (
+        "must have a finite error for each node",
+        "record",
+        lambda f: poked(f, "record_nodes", 0, -1.0),
+    ),
+    "a mixture of no fit": ("the kind must be", "ladder", lambda f: edited(f, kind="mixture")),
+    "a mixture of one share and a half": (
+        "a mixture has one share",
+        "mixture",
+        lambda f: poked(f, "mixture_share", 0, 1.5),
+    ),
+    "a mixture without record": (
+        "has a record of its policies",
+        "mixture",
+        lambda f: without_record(f),
     ),
     "a fit unsaid": ("has an unknown", "fit", lambda f: edited(f, fit=...)),
     "fit a list": ("must be an object", "fit", lambda f: edited(f, fit=[])),

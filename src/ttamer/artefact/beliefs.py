@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttamer.artefact.container import fields_of, integers_of, text_of
-from ttamer.artefact.fits import plan_of, rows_of, spec_of, texts_of
+from ttamer.artefact.fits import full_cost_in, plan_of, rows_of, spec_of, texts_of
 from ttamer.artefact.rules import cut
 from ttamer.errors import ArtefactDamaged
 from ttamer.fitted.belief import MAX_WEIGHT, WEIGHT_RESOLUTION, Belief, Signals, Step, context_of
 from ttamer.fitted.models import BeliefModel
-from ttamer.fitted.quantiser import MOST_STATES
+from ttamer.fitted.quantiser import MAX_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["describe_belief", "restore_belief"]
 
-MOST_NODES = 60
+MAX_NODES = 60
 """Steps are written as sets of bits."""
 EXACT = ("belief_levels", "belief_leans", "belief_weights")
 """What X is added up from: exact in double precision only if made of such numbers."""
@@ -57,6 +57,7 @@ def describe_belief(fitted: BeliefModel) -> tuple[dict[str, Any], dict[str, NDAr
     pad = [0.0]  # no array is empty in a file
     arrays = {
         "belief_costs": np.array(spec.costs, float),
+        "belief_full_cost": np.array([fitted.full_cost]),
         "belief_edges": np.concatenate([*fitted.edges, pad]),
         "belief_bounds": np.concatenate([*belief.bounds, pad]),
         "belief_levels": np.concatenate(belief.levels),
@@ -87,8 +88,8 @@ def restore_belief(
     fields = fields_of(described, "the belief", (*FIELDS, *SIGNAL_FIELDS) if told else FIELDS)
     names = texts_of(fields["names"], "names")
     count = len(names)
-    if count > MOST_NODES:
-        raise ArtefactDamaged(f"the belief has {count} nodes, and at most {MOST_NODES} are read")
+    if count > MAX_NODES:
+        raise ArtefactDamaged(f"the belief has {count} nodes, and at most {MAX_NODES} are read")
     if not isinstance(fields["predictions"], bool):
         raise ArtefactDamaged("predictions must be true or false")
     spec = spec_of(
@@ -106,6 +107,7 @@ def restore_belief(
     belief = _belief(fields, arrays, steps, count, len(classes), certain_last=spec.target == "last")
     return BeliefModel(
         spec=spec,
+        full_cost=full_cost_in(arrays, "belief_full_cost", spec),
         belief=dataclasses.replace(belief, signals=signals),
         steps=tuple(steps),
         edges=_edges(fields["edges"], arrays["belief_edges"], problem),
@@ -157,7 +159,7 @@ def _cannot_answer(problem: Problem, node: int) -> bool:
 
 def _signals(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], nodes: int) -> Signals:
     names = texts_of(fields["signals"], "signals")
-    bins = integers_of(fields["signal_bins"], "the bins of signals", least=1, most=MOST_STATES)
+    bins = integers_of(fields["signal_bins"], "the bins of signals", least=1, most=MAX_STATES)
     if not names or len(bins) != len(names) or len(set(names)) < len(names):
         raise ArtefactDamaged("the belief must name each signal once, and how many bins it has")
     shapes = {
@@ -187,7 +189,7 @@ def _signals(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], node
 
 
 def _edges(item: object, stored: NDArray[Any], problem: Problem) -> tuple[NDArray[np.float64], ...]:
-    counts = integers_of(item, "the edges of the belief", least=0, most=MOST_STATES - 1)
+    counts = integers_of(item, "the edges of the belief", least=0, most=MAX_STATES - 1)
     if stored.shape != (sum(counts) + 1,) or stored[-1] != 0:
         raise ArtefactDamaged("the edges of the belief do not agree with how many there should be")
     if [count + 1 for count in counts] != [len(node.losses) for node in problem.nodes]:
@@ -208,7 +210,7 @@ def _belief(
     *,
     certain_last: bool,
 ) -> Belief:
-    levels = integers_of(fields["levels"], "the levels", least=1, most=MOST_STATES)
+    levels = integers_of(fields["levels"], "the levels", least=1, most=MAX_STATES)
     leans = integers_of(fields["leans"], "the leans", least=0, most=max(classes, 0))
     if len(levels) != nodes or len(leans) != nodes:
         raise ArtefactDamaged("the belief must have levels and leans for each node")

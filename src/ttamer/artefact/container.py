@@ -49,7 +49,8 @@ __all__ = [
 
 MAGIC = b"\x89ttamer\n"
 """Not text, so that nothing takes it for text; the line end shows when it was treated as such."""
-VERSION = 1
+VERSION = 2
+"""The version that is written; versions from 1 on are read."""
 PREFIX = struct.Struct("<8sIQ")
 DIGEST = 32
 ALIGNMENT = 8
@@ -61,8 +62,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 MOST_HEADER = 16 * 2**20
 MOST_BYTES = 4 * 2**30
-MOST_CONTAINERS = 64
-"""Lists and objects in a header: ours has 25. It bounds the parser's depth and its memory."""
+MOST_CONTAINERS = 128
+"""Lists and objects in a header. It bounds the parser's depth and its memory."""
 MOST_DIGITS = 19
 MOST_DIMENSIONS = 3
 
@@ -74,6 +75,7 @@ class Contents:
     header: dict[str, Any]
     """All of the header but ``arrays``."""
     arrays: dict[str, NDArray[Any]]
+    version: int
     size: int
     checksum: str
 
@@ -151,7 +153,7 @@ def _read(file: BinaryIO, size: int) -> Contents:
         count = math.prod(place.shape)
         flat: NDArray[Any] = np.frombuffer(data, place.dtype, count, place.offset)
         arrays[place.name] = flat.reshape(place.shape)
-    return Contents(header, arrays, size, digest.hex())
+    return Contents(header, arrays, version, size, digest.hex())
 
 
 def pack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview]:

@@ -10,7 +10,9 @@ The same policy gives the same bytes: there are no timestamps.
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,15 +21,16 @@ from ttamer._version import __version__
 from ttamer.artefact.beliefs import describe_belief, restore_belief
 from ttamer.artefact.container import DTYPES, VERSION, pack, read, write
 from ttamer.artefact.fits import describe_fit, restore_fit
-from ttamer.artefact.record import describe_record, restore_record
+from ttamer.artefact.record import Record, describe_record, restore_mixture, restore_record
 from ttamer.artefact.rules import TABLES, Saved, check, cut
-from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError
+from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError, ProblemError
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-from ttamer.fitted.mixture import Mixture
+from ttamer.fitted.mixture import Mix, Mixture, Rungs
 from ttamer.fitted.models import BeliefModel, ConfidenceModel
 from ttamer.policy.base import Ladder, Policy
 from ttamer.policy.index import IndexPolicy
 from ttamer.policy.walk import WalkPolicy
+from ttamer.problem.problem import Problem
 
 if TYPE_CHECKING:
     import os
@@ -35,18 +38,28 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ttamer.fitted.mixture import Rungs
+    from ttamer.artefact.container import Contents
     from ttamer.fitted.models import Model
-    from ttamer.fitted.promise import HeldOut, Promise
-    from ttamer.problem.problem import Problem
+    from ttamer.fitted.promise import Promise
 
-__all__ = ["inspect", "load", "save"]
+__all__ = ["Artefact", "inspect", "load", "open_artefact", "save"]
 
 MOST_SHOWN = 300
 REMEDY = "copy the file again from where it came, or save the policy again"
 
 
-Savable = Policy | Ladder | FittedPolicy | FittedLadder
+Savable = Policy | Ladder | Mixture
+"""What can be saved: a policy or a ladder, solved or fitted, or a mixture."""
+
+
+@dataclass(frozen=True, eq=False)
+class Artefact:
+    """A ``.ttamer`` file, read and checked once."""
+
+    policy: Savable
+    """What was saved; its arrays are read-only."""
+    facts: dict[str, Any]
+    """What the file says of itself, in plain values (see :func:`inspect`)."""
 
 
 def save(
@@ -55,12 +68,19 @@ def save(
     *,
     notes: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a policy or a ladder, solved or fitted, whole or not at all.
+    """Write a policy, a ladder or a mixture, whole or not at all.
 
-    The policies of a ladder must solve one problem, all with recall or all without, in
-    increasing order of tradeoff. A file that is at ``path`` is replaced once the new one is
-    complete. ``notes`` say in your own words where the policy comes from: :func:`inspect` gives
-    them back.
+    A file at ``path`` is replaced once the new one is complete.
+
+    Args:
+        policy: A policy or a ladder, solved or fitted, or a mixture with its promise. The policies
+            of a ladder must solve one problem, all with recall or all without.
+        path: Where to write.
+        notes: Where the policy comes from, in your own words; :func:`inspect` returns them.
+
+    Raises:
+        ArgumentError: It is nothing that can be saved.
+        ArtefactError: The file cannot be written.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -73,8 +93,7 @@ def save(
     """
     header, arrays = _describe(policy, dict(notes or {}))
     try:
-        _, fitted = _checked(header, arrays)
-        _record(header, arrays, fitted)
+        _checked(header, arrays)
         parts = pack(header, arrays)
     except ArtefactDamaged as error:
         raise ArgumentError(f"this cannot be saved: {_shown(error)}") from None
@@ -83,31 +102,39 @@ def save(
 
 
 def load(path: str | os.PathLike[str]) -> Savable:
-    """Return what was saved, a policy or a ladder, solved or fitted. Its arrays are read-only.
+    """Return what was saved: a policy, a ladder or a mixture. Its arrays are read-only.
 
-    Raises :class:`~ttamer.errors.ArtefactDamaged` for a file that is not one of ours, was cut
-    short, altered or forged; :class:`~ttamer.errors.ArtefactTooNew` for a later version of the
-    format; :class:`~ttamer.errors.ArtefactError` where there is no file, or it cannot be read.
+    Args:
+        path: A ``.ttamer`` file.
+
+    Returns:
+        What was saved.
+
+    Raises:
+        ArtefactDamaged: The file is not one of ours, was cut short, altered or forged.
+        ArtefactTooNew: The file is in a later version of the format.
+        ArtefactError: There is no file, or it cannot be read.
 
     >>> load("no-such-file.ttamer")
     Traceback (most recent call last):
     ttamer.errors.ArtefactError: no-such-file.ttamer: cannot be read: No such file or directory
     """
-    with _about(path):
-        contents = read(path)
-        saved, fitted = _checked(contents.header, contents.arrays)
-        policies = _policies(saved)
-        record = _record(contents.header, contents.arrays, fitted)
-    if saved.kind == "ladder":
-        ladder = Ladder(policies)
-        return ladder if fitted is None else FittedLadder.of(ladder, fitted, *record)
-    return policies[0] if fitted is None else FittedPolicy.of(policies[0], fitted)
+    return open_artefact(path).policy
 
 
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return what a file says of itself, in plain values, once all of it has been checked.
 
     Node names and notes are whatever their author chose: escape them before you show them.
+
+    Args:
+        path: A ``.ttamer`` file.
+
+    Returns:
+        Kind, versions, nodes, states, tradeoffs, notes, size, checksum, and what is known of a fit.
+
+    Raises:
+        ArtefactError: As for :func:`load`.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -119,12 +146,122 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
     >>> facts["kind"], facts["nodes"], facts["states"], facts["tradeoffs"], facts["notes"]
     ('policy', ['m1'], [2], [0.5], {'trace': 'july'})
     """
+    return open_artefact(path).facts
+
+
+def open_artefact(path: str | os.PathLike[str]) -> Artefact:
+    """Read and check a file once; return what was saved and what the file says of itself.
+
+    Args:
+        path: A ``.ttamer`` file.
+
+    Returns:
+        The policy and the facts of the same bytes.
+
+    Raises:
+        ArtefactError: As for :func:`load`.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from ttamer import Problem, solve
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "small.ttamer")
+    ...     save(solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5), path)
+    ...     artefact = open_artefact(path)
+    >>> artefact.policy, artefact.facts["kind"]
+    (WalkPolicy(1 nodes, tradeoff=0.5, value=0.175), 'policy')
+    """
     with _about(path):
         contents = read(path)
-        saved, fitted = _checked(contents.header, contents.arrays)
-    facts = {
+        found = _checked(contents.header, contents.arrays, contents.version)
+        return Artefact(_restored(found), _facts(found, contents))
+
+
+@dataclass(frozen=True, eq=False)
+class _Checked:
+    """What a file holds, all of it checked."""
+
+    saved: Saved
+    fitted: Model | None
+    record: Record
+    mixture: tuple[Mix, int] | None
+
+
+def _checked(
+    header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], version: int = VERSION
+) -> _Checked:
+    """Check all of a header and its arrays."""
+    saved = check(header, arrays)
+    fitted: Model | None = None
+    if "fit" in header:
+        fitted = restore_fit(header["fit"], arrays, saved.problem)
+    elif "belief" in header:
+        fitted = restore_belief(header["belief"], arrays, saved.problem, recall=saved.recall)
+    if fitted is not None:
+        stored = "fit_full_cost" in arrays or "belief_full_cost" in arrays
+        if stored != (version > 1):
+            raise ArtefactDamaged("a fit has its full cost from version 2 of the format on")
+        if version == 1:
+            saved = _in_shares(saved, fitted.full_cost)
+    count = arrays["tradeoffs"].size
+    record = Record()
+    if fitted is not None and "record" in header:
+        record = restore_record(header["record"], arrays, count, fitted.spec.names)
+    mixture = None
+    if saved.kind == "mixture":
+        mixture = restore_mixture(header["mixture"], arrays, count)
+        if record.rungs is None:
+            raise ArtefactDamaged("a mixture has a record of its policies")
+    return _Checked(saved, fitted, record, mixture)
+
+
+def _in_shares(saved: Saved, full: float) -> Saved:
+    """Return a fit of version 1 with its costs in shares of the full model's.
+
+    There the tradeoff weighed costs in the cascade's unit. The same decisions come of a tradeoff
+    ``t / (t + (1 - t) * full)`` in shares; all that is weighed is scaled alike.
+    """
+    tradeoffs = saved.arrays["tradeoffs"]
+    with np.errstate(all="ignore"):
+        scale = 1 / (tradeoffs + (1 - tradeoffs) * full)
+        arrays = dict(saved.arrays) | {
+            "tradeoffs": tradeoffs * scale,
+            "values": saved.arrays["values"] * scale,
+        }
+        for name in ("sigma", "phi"):
+            if name in arrays:
+                shape = (-1, *(1,) * (arrays[name].ndim - 1))
+                arrays[name] = arrays[name] * scale.reshape(shape)
+    edges = tuple(dataclasses.replace(e, cost=e.cost / full) for e in saved.problem.edges)
+    try:
+        problem = Problem(saved.problem.moves, saved.problem.nodes, edges)
+    except ProblemError as error:
+        raise ArtefactDamaged(f"its costs cannot be put in shares: {error}") from None
+    if not (np.isfinite(scale).all() and (np.diff(arrays["tradeoffs"]) > 0).all()):
+        raise ArtefactDamaged("its costs cannot be put in shares: the full cost is out of range")
+    return dataclasses.replace(saved, problem=problem, arrays=arrays)
+
+
+def _restored(found: _Checked) -> Savable:
+    """Return what was saved."""
+    policies, fitted, record = _policies(found.saved), found.fitted, found.record
+    if fitted is None:
+        return Ladder(policies) if found.saved.kind == "ladder" else policies[0]
+    ladder = FittedLadder.of(Ladder(policies), fitted, record.rungs, record.held, record.promises)
+    if found.mixture is not None:
+        mix, seed = found.mixture
+        if record.promises:
+            return ladder.mixture_for(record.promises[0], seed=seed)
+        return ladder.mixed(mix, seed=seed)
+    return ladder if found.saved.kind == "ladder" else ladder[0]
+
+
+def _facts(found: _Checked, contents: Contents) -> dict[str, Any]:
+    """Return what a file says of itself."""
+    saved, fitted, record = found.saved, found.fitted, found.record
+    facts: dict[str, Any] = {
         "kind": saved.kind,
-        "format_version": VERSION,
+        "format_version": contents.version,
         "library_version": saved.library,
         "moves": saved.problem.moves,
         "recall": saved.recall,
@@ -137,38 +274,25 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
         "bytes": contents.size,
         "sha256": contents.checksum,
     }
-    if fitted is not None:
-        facts["fit"] = {**fitted.plan, "rows": fitted.rows, "trace": fitted.trace_digest}
-        with _about(path):
-            rungs, held, promises = _record(contents.header, contents.arrays, fitted)
-        if rungs is not None:
-            facts["rungs"] = {"errors": rungs.errors.tolist(), "costs": rungs.costs.tolist()}
-            facts["held_out"] = held and {"rows": held.rows, "trace": held.trace_digest}
-            facts["promises"] = [str(each) for each in promises]
+    if fitted is None:
+        return facts
+    facts["fit"] = {
+        **fitted.plan,
+        "rows": fitted.rows,
+        "trace": fitted.trace_digest,
+        "full_cost": fitted.full_cost,
+    }
+    if record.rungs is not None:
+        held = record.held
+        facts["rungs"] = {
+            "errors": record.rungs.errors.tolist(),
+            "costs": record.rungs.costs.tolist(),
+        }
+        facts["held_out"] = held and {"rows": held.rows, "trace": held.trace_digest}
+        facts["promises"] = [str(each) for each in record.promises]
+    if found.mixture is not None:
+        facts["mixture"] = {**found.mixture[0]._asdict(), "seed": found.mixture[1]}
     return facts
-
-
-def _record(
-    header: Mapping[str, Any],
-    arrays: Mapping[str, NDArray[Any]],
-    fitted: Model | None,
-) -> tuple[Rungs | None, HeldOut | None, tuple[Promise, ...]]:
-    """Return how the policies of a ladder did, where the file says."""
-    if fitted is None or "record" not in header:
-        return None, None, ()
-    return restore_record(header["record"], arrays, arrays["tradeoffs"].size, fitted.spec.names)
-
-
-def _checked(
-    header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
-) -> tuple[Saved, Model | None]:
-    """Check all of a header and its arrays; return the fit too, where there is one."""
-    saved = check(header, arrays)
-    if "fit" in header:
-        return saved, restore_fit(header["fit"], arrays, saved.problem)
-    if "belief" in header:
-        return saved, restore_belief(header["belief"], arrays, saved.problem, recall=saved.recall)
-    return saved, None
 
 
 @contextmanager
@@ -195,28 +319,76 @@ def _describe(
     given: Savable, notes: dict[str, str]
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return the header and the arrays of what is to be saved."""
-    if isinstance(given, FittedPolicy | FittedLadder):
-        inner: Policy | Ladder
-        if isinstance(given, FittedPolicy):
-            inner = given.policy
-        else:
-            inner = Ladder(tuple(policy.policy for policy in given))
-        header, arrays = _describe(inner, notes)
-        if isinstance(given.fitted, BeliefModel):
-            header["belief"], more = describe_belief(given.fitted)
-        elif isinstance(given.fitted, ConfidenceModel):
-            header["fit"], more = describe_fit(given.fitted)
-        if isinstance(given, FittedLadder) and given.rungs is not None:
-            header["record"], record = describe_record(given)
-            more = {**more, **record}
-        return header, {**arrays, **{name: _stored(name, array) for name, array in more.items()}}
     if isinstance(given, Mixture):
-        raise ArgumentError(
-            "a mixture is two policies of a ladder: save the ladder, and ask it again once loaded "
-            "(for_budget, for_error, for_drop; ladder.promising keeps a promise in the file)"
-        )
+        return _describe_mixture(given, notes)
+    if isinstance(given, FittedPolicy):
+        rung = None
+        if given.error is not None and given.cost is not None:
+            rung = Rungs(np.array([given.error]), np.array([given.cost]))
+        header, arrays = _describe_fitted(given.policy, given.fitted, notes)
+        return _with_record(header, arrays, Record(rung))
+    if isinstance(given, FittedLadder):
+        inner = Ladder(tuple(policy.policy for policy in given))
+        header, arrays = _describe_fitted(inner, given.fitted, notes)
+        return _with_record(header, arrays, Record(given.rungs, given.held, given.promises))
+    return _describe_solved(given, notes)
+
+
+Described = tuple[dict[str, Any], dict[str, "NDArray[Any]"]]
+"""A header and its arrays."""
+
+
+def _describe_fitted(given: Policy | Ladder, fitted: Model, notes: dict[str, str]) -> Described:
+    """Return the header and the arrays of a fit, without its record."""
+    header, arrays = _describe_solved(given, notes)
+    more: dict[str, NDArray[Any]]
+    if isinstance(fitted, BeliefModel):
+        header["belief"], more = describe_belief(fitted)
+    elif isinstance(fitted, ConfidenceModel):
+        header["fit"], more = describe_fit(fitted)
+    else:
+        raise ArgumentError(f"a model of type {type(fitted).__name__} cannot be saved")
+    return header, {**arrays, **{name: _stored(name, array) for name, array in more.items()}}
+
+
+def _with_record(
+    header: dict[str, Any], arrays: dict[str, NDArray[Any]], record: Record
+) -> Described:
+    """Add how the policies did, where that is known."""
+    if record.rungs is None:
+        return header, arrays
+    header["record"], more = describe_record(record.rungs, record.held, record.promises)
+    return header, {**arrays, **{name: _stored(name, array) for name, array in more.items()}}
+
+
+def _describe_mixture(given: Mixture, notes: dict[str, str]) -> Described:
+    """Return the header and the arrays of a mixture: its policies, their share, its promise."""
+    pair = (given.cheap, given.expensive)
+    policies = pair if pair[0].tradeoff < pair[1].tradeoff else pair[:1]
+    if pair[0].tradeoff > pair[1].tradeoff:
+        raise ArgumentError("the cheap policy of a mixture must have the lower tradeoff")
+    numbers = [(each.error, each.cost) for each in policies]
+    if any(None in each for each in numbers):
+        raise ArgumentError("a mixture needs the error and cost of its policies to be saved")
+    table = np.array(numbers, float).T
+    mix = Mix(0, len(policies) - 1, given.share)
+    promises: tuple[Promise, ...] = ()
+    if given.promise is not None:
+        promises = (dataclasses.replace(given.promise, mix=mix),)
+    inner = Ladder(tuple(policy.policy for policy in policies))
+    header, arrays = _describe_fitted(inner, given.cheap.fitted, notes)
+    header["kind"] = "mixture"
+    header["mixture"] = {"cheap": mix.cheap, "expensive": mix.expensive, "seed": given.seed}
+    arrays["mixture_share"] = np.array([given.share])
+    return _with_record(header, arrays, Record(Rungs(table[0], table[1]), None, promises))
+
+
+def _describe_solved(given: object, notes: dict[str, str]) -> Described:
+    """Return the header and the arrays of a solved policy or ladder."""
     if not isinstance(given, Policy | Ladder):
-        raise ArgumentError(f"a policy or a ladder can be saved, not a {type(given).__name__}")
+        raise ArgumentError(
+            f"a policy, a ladder or a mixture can be saved, not a {type(given).__name__}"
+        )
     for word in (*notes, *notes.values()):
         if not isinstance(word, str):
             raise ArgumentError(f"notes must map strings to strings, and one of them is {word!r}")

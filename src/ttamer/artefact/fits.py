@@ -13,7 +13,7 @@ from ttamer.artefact.container import fields_of, integers_of, text_of
 from ttamer.artefact.rules import cut
 from ttamer.errors import ArtefactDamaged, CascadeError
 from ttamer.fitted.models import ConfidenceModel
-from ttamer.fitted.quantiser import MOST_STATES, Quantiser
+from ttamer.fitted.quantiser import MAX_STATES, Quantiser
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 
 if TYPE_CHECKING:
@@ -23,9 +23,17 @@ if TYPE_CHECKING:
 
     from ttamer.problem.problem import Problem
 
-__all__ = ["describe_fit", "plan_of", "restore_fit", "rows_of", "spec_of", "texts_of"]
+__all__ = [
+    "describe_fit",
+    "full_cost_in",
+    "plan_of",
+    "restore_fit",
+    "rows_of",
+    "spec_of",
+    "texts_of",
+]
 
-MOST_ROWS = 2**53
+MAX_ROWS = 2**53
 FIELDS = ("names", "after", "order", "target", "columns", "edges", "plan", "trace", "rows")
 
 
@@ -45,7 +53,11 @@ def describe_fit(fitted: ConfidenceModel) -> tuple[dict[str, Any], dict[str, NDA
     }
     # No array is empty in a file; one entry past the last edge sees to that.
     edges = np.concatenate([*fitted.quantiser.edges, [0.0]])
-    arrays = {"fit_costs": np.array(spec.costs, float), "fit_edges": edges}
+    arrays = {
+        "fit_costs": np.array(spec.costs, float),
+        "fit_edges": edges,
+        "fit_full_cost": np.array([fitted.full_cost]),
+    }
     if spec.has_passing:
         arrays["fit_passing"] = np.array(spec.passing, float)
     return described, arrays
@@ -65,14 +77,26 @@ def restore_fit(
         raise ArtefactDamaged("the columns of the fit must hold every node once")
     if [names[column] for column in columns] != list(problem.names):
         raise ArtefactDamaged("the fit and the problem differ in their nodes")
+    spec = spec_of(names, after, fields, arrays["fit_costs"], arrays.get("fit_passing"))
     return ConfidenceModel(
-        spec=spec_of(names, after, fields, arrays["fit_costs"], arrays.get("fit_passing")),
+        spec=spec,
+        full_cost=full_cost_in(arrays, "fit_full_cost", spec),
         quantiser=_quantiser(fields["edges"], arrays["fit_edges"], columns, problem),
         steps=tuple((column,) for column in columns),
         plan=plan_of(fields["plan"]),
         trace_digest=text_of(fields["trace"], "the trace of the fit"),
         rows=rows_of(fields["rows"]),
     )
+
+
+def full_cost_in(arrays: Mapping[str, NDArray[Any]], name: str, spec: CascadeSpec) -> float:
+    """Return the unit of cost of a fit; files of version 1 have none, and use the cascade's."""
+    stored = arrays.get(name)
+    if stored is None:
+        return spec.full_cost(spec.costs)
+    if stored.shape != (1,) or not (np.isfinite(stored).all() and stored[0] > 0):
+        raise ArtefactDamaged("the full cost of the fit must be one finite number above 0")
+    return float(stored[0])
 
 
 def plan_of(item: object) -> dict[str, str]:
@@ -87,7 +111,7 @@ def plan_of(item: object) -> dict[str, str]:
 
 def rows_of(item: object) -> int:
     """Return how many rows a fit saw."""
-    return integers_of([item], "the rows of the fit", least=1, most=MOST_ROWS)[0]
+    return integers_of([item], "the rows of the fit", least=1, most=MAX_ROWS)[0]
 
 
 def texts_of(item: object, what: str) -> list[str]:
@@ -125,7 +149,7 @@ def spec_of(
 def _quantiser(
     item: object, stored: NDArray[Any], columns: list[int], problem: Problem
 ) -> Quantiser:
-    counts = integers_of(item, "the edges of the fit", least=0, most=MOST_STATES - 1)
+    counts = integers_of(item, "the edges of the fit", least=0, most=MAX_STATES - 1)
     if len(counts) != len(columns) or stored.shape != (sum(counts) + 1,) or stored[-1] != 0:
         raise ArtefactDamaged("the edges of the fit do not agree with how many it says there are")
     edges = cut(stored, counts)

@@ -5,6 +5,7 @@ What is raised gives the reason alone; :mod:`ttamer.artefact.files` adds the fil
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,33 +20,45 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ttamer.fitted.ladder import FittedLadder
 
 __all__ = ["describe_record", "restore_record"]
 
 MOST_PROMISES = 16
 MOST_ROWS = 2**53
+MAX_SEED = 2**62
+"""Seeds are from minus this to this."""
 FIELDS = ("held", "promises")
 HELD_FIELDS = ("rows", "trace", "against")
 PROMISE_FIELDS = ("kind", "cheap", "dear", "certified", "rows", "trace", "against", "needed")
 
 
-def describe_record(ladder: FittedLadder) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return what the header and the arrays say of how a ladder did."""
-    rungs = ladder.require_rungs()
+@dataclass(frozen=True, eq=False)
+class Record:
+    """How the policies of a file did, where that is known."""
+
+    rungs: Rungs | None = None
+    held: HeldOut | None = None
+    promises: tuple[Promise, ...] = ()
+
+
+def describe_record(
+    rungs: Rungs, held: HeldOut | None, promises: Sequence[Promise]
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return what the header and the arrays say of how policies did."""
     arrays: dict[str, NDArray[Any]] = {
         "record_rungs": np.stack([rungs.errors, rungs.costs, rungs.corner_errors])
     }
     described: dict[str, Any] = {"held": {}, "promises": []}
-    if ladder.held is not None:
-        held = ladder.held
+    if rungs.node_errors is not None:
+        arrays["record_nodes"] = rungs.node_errors
+    if held is not None:
         described["held"] = {
             "rows": held.rows,
             "trace": held.trace_digest,
             "against": held.against,
         }
         arrays["record_held"] = held.counts.reshape(-1, 8).astype(float)
-    if ladder.promises:
+    if promises:
         described["promises"] = [
             {
                 "kind": each.kind,
@@ -57,35 +70,54 @@ def describe_record(ladder: FittedLadder) -> tuple[dict[str, Any], dict[str, NDA
                 "against": each.against,
                 "needed": each.rows_needed or 0,
             }
-            for each in ladder.promises
+            for each in promises
         ]
         arrays["record_promises"] = np.array(
-            [(p.at_most, p.confidence, p.mix.share, p.bound, p.observed) for p in ladder.promises]
+            [(p.at_most, p.confidence, p.mix.share, p.bound, p.observed) for p in promises]
         )
     return described, arrays
 
 
 def restore_record(
     described: object, arrays: Mapping[str, NDArray[Any]], count: int, names: Sequence[str]
-) -> tuple[Rungs, HeldOut | None, tuple[Promise, ...]]:
+) -> Record:
     """Check what a file says of how its ``count`` policies did, and return it."""
     fields = fields_of(described, "the record", FIELDS)
-    rungs = _rungs(arrays, count)
+    rungs = _rungs(arrays, count, len(names))
     held = None
     if fields["held"] != {}:
         held = _held(fields["held"], arrays, rungs, names)
     elif "record_held" in arrays:
         raise ArtefactDamaged("the record has counts of no rows held out")
-    return rungs, held, _promises(fields["promises"], arrays, count, names)
+    return Record(rungs, held, _promises(fields["promises"], arrays, count, names))
 
 
-def _rungs(arrays: Mapping[str, NDArray[Any]], count: int) -> Rungs:
+def restore_mixture(
+    described: object, arrays: Mapping[str, NDArray[Any]], count: int
+) -> tuple[Mix, int]:
+    """Check what a file says of a mixture of its policies, and return it with its seed."""
+    fields = fields_of(described, "the mixture", ("cheap", "expensive", "seed"))
+    rungs = [fields["cheap"], fields["expensive"]]
+    cheap, expensive = integers_of(rungs, "the policies of a mixture", least=0, most=count - 1)
+    (seed,) = integers_of([fields["seed"]], "the seed of a mixture", least=-MAX_SEED, most=MAX_SEED)
+    share = arrays.get("mixture_share")
+    if share is None or share.shape != (1,) or not 0 <= share[0] <= 1:
+        raise ArtefactDamaged("a mixture has one share, from 0 to 1")
+    return Mix(cheap, expensive, float(share[0])), seed
+
+
+def _rungs(arrays: Mapping[str, NDArray[Any]], count: int, nodes: int) -> Rungs:
     if "record_rungs" not in arrays:
         raise ArtefactDamaged("the record lacks the array 'record_rungs'")
     table = arrays["record_rungs"]
     if table.shape != (3, count) or not np.isfinite(table).all() or (table < 0).any():
         raise ArtefactDamaged("the record must have a finite error and cost for each policy")
-    return Rungs(table[0], table[1], table[2])
+    errors = arrays.get("record_nodes")
+    if errors is not None and (
+        errors.shape != (nodes,) or not np.isfinite(errors).all() or (errors < 0).any()
+    ):
+        raise ArtefactDamaged("the record must have a finite error for each node")
+    return Rungs(table[0], table[1], table[2], errors)
 
 
 def _held(

@@ -45,15 +45,17 @@ MORE_ARRAYS = {
 }
 """What a fit adds, by its field of the header; artefact_fit and artefact_belief check it."""
 OPTIONAL_ARRAYS = {
-    "fit": ("fit_passing",),
+    "fit": ("fit_full_cost", "fit_passing"),
     "belief": (
+        "belief_full_cost",
         "belief_by_class",
         "belief_passing",
         "belief_signal_bounds",
         "belief_signal_leans",
         "belief_signal_doubts",
     ),
-    "record": ("record_rungs", "record_held", "record_promises"),
+    "record": ("record_rungs", "record_nodes", "record_held", "record_promises"),
+    "mixture": ("mixture_share",),
 }
 """What a fit may add, where the nodes of its cascade are passed at a cost; and the record."""
 TABLES = {"precedence": ("sigma",), "walk": ("choices", "phi")}
@@ -82,12 +84,16 @@ def check(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Save
     fits = tuple(name for name in MORE_ARRAYS if name in header)
     if len(fits) > 1:
         raise ArtefactDamaged("the header has two fits")
-    if fits and "record" in header and header.get("kind") == "ladder":
+    if fits and "record" in header:
         fits = (*fits, "record")
+    if fits and header.get("kind") == "mixture":
+        fits = (*fits, "mixture")
     fields_of(header, "the header", ("kind", "problem", "provenance", "recall", *fits))
     kind, recall = header["kind"], header["recall"]
-    if kind not in ("policy", "ladder"):
-        raise ArtefactDamaged(f"the kind must be 'policy' or 'ladder', not {kind!r}")
+    if kind not in ("policy", "ladder", "mixture") or (kind == "mixture" and not fits):
+        raise ArtefactDamaged(
+            f"the kind must be 'policy', 'ladder' or, with a fit, 'mixture', not {kind!r}"
+        )
     if not isinstance(recall, bool):
         raise ArtefactDamaged(f"recall must be true or false, not {recall!r}")
     provenance = fields_of(header["provenance"], "the provenance", ("library", "notes"))

@@ -28,6 +28,8 @@ def add_to(commands: Any) -> None:
                        help="one policy of the ladder (default: all of them)")  # fmt: skip
     which.add_argument("--budget", type=float, metavar="C",
                        help="the mixture that costs C per input in expectation")  # fmt: skip
+    which.add_argument("--mistake-cost", type=float, metavar="M",
+                       help="the policy of least cost where a mistake costs M")  # fmt: skip
     parser.add_argument("--target", choices=("label", "last"), help="overrides the cascade's")
     parser.add_argument("--skip-bad", action="store_true",
                         help="skip rows that cannot be used, and count them")  # fmt: skip
@@ -43,18 +45,21 @@ def run(args: argparse.Namespace) -> None:
     from ttamer.errors import ArgumentError
     from ttamer.evaluation.results import evaluate
     from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+    from ttamer.fitted.mixture import Mixture
 
     loaded = load(args.policy)
-    if not isinstance(loaded, FittedLadder | FittedPolicy):
+    if not isinstance(loaded, FittedLadder | FittedPolicy | Mixture):
         raise ArgumentError(
-            f"{args.policy} was solved from a problem.json and knows no confidences: "
+            f"{args.policy} was solved from a problem.json and has no states for confidences: "
             "make one from a trace with ttamer fit"
         )
-    args.cascade = loaded.fitted.spec
+    args.cascade = loaded.spec
     trace = read(args.trace, args)
     policies: list[FittedPolicy | Mixture]
-    if isinstance(loaded, FittedPolicy):
+    if isinstance(loaded, FittedPolicy | Mixture):
         policies = [loaded]
+    elif args.mistake_cost is not None:
+        policies = [loaded.for_mistake_cost(args.mistake_cost)]
     elif args.budget is not None:
         policies = [loaded.for_budget(args.budget)]
     else:
@@ -86,17 +91,22 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _named(policy: FittedPolicy | Mixture) -> dict[str, Any]:
-    """Say which policy it is, in plain values."""
-    if hasattr(policy, "tradeoff"):
+    """Return which policy it is, in plain values."""
+    from ttamer.fitted.mixture import Mixture
+
+    if not isinstance(policy, Mixture):
         return {"tradeoff": policy.tradeoff}
     mixed = (policy.cheap.tradeoff, policy.expensive.tradeoff)
     return {"mixed": mixed, "share": policy.share, "expected_cost": policy.cost}
 
 
 def _short(policy: FittedPolicy | Mixture) -> str:
-    if hasattr(policy, "tradeoff"):
-        return f"{policy.tradeoff:.5g}"
-    return f"{policy.cheap.tradeoff:.4g}, {policy.share:.0%} {policy.expensive.tradeoff:.4g}"
+    from ttamer.fitted.mixture import Mixture
+
+    if not isinstance(policy, Mixture):
+        return f"{policy.tradeoff:.3g}"
+    low, high = f"{policy.cheap.tradeoff:.3g}", f"{policy.expensive.tradeoff:.3g}"
+    return high if low == high else f"{low} or {high} ({policy.share:.0%})"
 
 
 def _interval(ends: tuple[float, float], form: str) -> str:

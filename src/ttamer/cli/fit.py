@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from ttamer.fitted.ladder import FittedLadder
+    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+    from ttamer.fitted.mixture import Mixture
+    from ttamer.fitting.options import FitKeywords
 
 __all__ = ["add_to"]
 
@@ -44,6 +47,9 @@ def add_fit_options(parser: Any) -> None:
                         default="quantile", help="how confidences become states")  # fmt: skip
     parser.add_argument("--hold-out", type=float, default=0.0, metavar="SHARE",
                         help="keep this share of the rows aside, for promises")  # fmt: skip
+    parser.add_argument("--mistake-cost", type=float, metavar="M",
+                        help="what one wrong answer costs, in the cascade's unit: shows the policy "
+                        "of least total cost")  # fmt: skip
     parser.add_argument("--stream", action="store_true",
                         help="read in batches: for files larger than memory")  # fmt: skip
     parser.add_argument("--ray", metavar="ADDRESS",
@@ -51,10 +57,17 @@ def add_fit_options(parser: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the cross-validation (default 0)")
 
 
-def fit_options(args: argparse.Namespace) -> dict[str, Any]:
+def fit_options(args: argparse.Namespace, tell: Callable[[str], None]) -> FitKeywords:
     """Return the options of a fit as keywords."""
-    names = ("belief", "order", "states", "quantise", "seed")
-    return {name: getattr(args, name) for name in names}
+    return {
+        "belief": args.belief,
+        "order": args.order,
+        "states": args.states,
+        "quantise": args.quantise,
+        "seed": args.seed,
+        "hold_out": args.hold_out,
+        "progress": tell,
+    }
 
 
 def run(args: argparse.Namespace) -> None:
@@ -68,6 +81,9 @@ def run(args: argparse.Namespace) -> None:
     save(ladder, args.output)
     rungs = ladder.require_rungs()
     plan, rows, held = ladder.fitted.plan, ladder.fitted.rows, ladder.held
+    chosen: FittedPolicy | Mixture = ladder.default()
+    if args.mistake_cost is not None:
+        chosen = ladder.for_mistake_cost(args.mistake_cost)
     if args.json:
         policies = zip(ladder, rungs.errors.tolist(), rungs.costs.tolist(), strict=True)
         facts = {
@@ -79,6 +95,11 @@ def run(args: argparse.Namespace) -> None:
                 {"tradeoff": policy.tradeoff, "error": error, "cost": cost}
                 for policy, error, cost in policies
             ],
+            "chosen": {
+                "error": chosen.error,
+                "cost": chosen.cost,
+                "single_node": chosen.single_node,
+            },
         }
         print(as_json(facts))
         return
@@ -87,7 +108,18 @@ def run(args: argparse.Namespace) -> None:
     print(f"{rows} rows{aside}, {nodes} nodes: order {plan['order']}, "
           f"{plan['states']} states per node, belief {plan['belief']}\n")  # fmt: skip
     _show(ladder)
-    print("\nWhat to expect on new rows, by cross-fitting. Then:")
+    print("\nWhat to expect on new rows, by cross-fitting.")
+    if args.mistake_cost is None:
+        print(f"As accurate as the best single model: {chosen.described} (the default of serving)")
+    else:
+        print(f"At {args.mistake_cost:g} per mistake: {chosen.described}")
+    if chosen.single_node is not None:
+        print(
+            f"Warning: this policy only ever asks {chosen.single_node!r}; with another "
+            "--mistake-cost or --budget a second model is asked",
+            file=sys.stderr,
+        )
+    print("Then:")
     print(f"  ttamer evaluate {args.output} TRACE     measure on rows kept aside")
     where = "" if held else " TRACE"
     print(
@@ -102,19 +134,19 @@ def _fitted(args: argparse.Namespace, tell: Callable[[str], None]) -> FittedLadd
     from ttamer.fitting.plans import fit
     from ttamer.fitting.streaming import fit_file
 
-    options = fit_options(args)
+    options = fit_options(args, tell)
     if not (args.stream or args.ray):
-        return fit(read(args.trace, args), progress=tell, hold_out=args.hold_out, **options)
+        return fit(read(args.trace, args), **options)
     if args.hold_out:
         raise ArgumentError(
-            "--hold-out cannot be had with --stream or --ray: keep rows in a file of their own, "
+            "--hold-out does not work with --stream or --ray: keep rows in a file of their own, "
             "and give them to ttamer certify"
         )
     if args.ray:
         from ttamer.ray import fit_parquet
 
-        return fit_parquet(args.trace, args.cascade, address=args.ray, progress=tell, **options)
-    return fit_file(args.trace, args.cascade, progress=tell, **options)
+        return fit_parquet(args.trace, args.cascade, address=args.ray, **options)
+    return fit_file(args.trace, args.cascade, **options)
 
 
 def _show(ladder: FittedLadder) -> None:
@@ -122,9 +154,9 @@ def _show(ladder: FittedLadder) -> None:
     from ttamer.cli.output import number, table
 
     rungs = ladder.require_rungs()
-    dearest = float(rungs.costs.max())
-    print(table(["tradeoff", "error", "cost", "of the dearest"], [
-        [f"{ladder[rung].tradeoff:.5g}", f"{rungs.errors[rung]:.2%}", number(rungs.costs[rung]),
-         f"{rungs.costs[rung] / dearest if dearest else 1:.1%}"]
+    most = float(rungs.costs.max())
+    print(table(["cost", "of the most expensive", "error", "tradeoff"], [
+        [number(rungs.costs[rung]), f"{rungs.costs[rung] / most if most else 1:.1%}",
+         f"{rungs.errors[rung]:.2%}", f"{ladder[rung].tradeoff:.3g}"]
         for rung in rungs.corners
     ]))  # fmt: skip

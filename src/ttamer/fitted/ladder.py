@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite, log
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ttamer.errors import ArgumentError
-from ttamer.fitted.mixture import Mixture
+from ttamer.fitted.mixture import Mixture, described
 from ttamer.fitted.models import Model, SolvedPolicy
 from ttamer.fitted.promise import HeldOut, make_promise
 from ttamer.fitted.sessions import CappedSession
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ttamer.fitted.mixture import Mix, Rungs
+    from ttamer.fitted.mixture import Mix, Rung, Rungs
     from ttamer.fitted.promise import Kind, Promise
     from ttamer.fitted.replay import Played
     from ttamer.fitted.sessions import FittedSession
@@ -54,14 +56,19 @@ class FittedPolicy(Policy):
     """The solved policy."""
     fitted: Model
     """What all policies of the fit share."""
+    error: float | None = None
+    """The expected error on new rows, by cross-fitting."""
+    cost: float | None = None
+    """The expected cost per input on new rows, in the cascade's units."""
 
     @classmethod
-    def of(cls, policy: Policy, fitted: Model) -> FittedPolicy:
+    def of(cls, policy: Policy, fitted: Model, rung: Rung | None = None) -> FittedPolicy:
         """Join a solved policy with a fitted model.
 
         Args:
             policy: A policy that a solver gave for the problem of the fit.
             fitted: The model of the fit.
+            rung: What to expect of it on new rows.
 
         Returns:
             A policy that decides from confidences and predictions.
@@ -80,11 +87,40 @@ class FittedPolicy(Policy):
             recall=policy.recall,
             policy=policy,
             fitted=fitted,
+            error=None if rung is None else rung.error,
+            cost=None if rung is None else rung.cost,
         )
 
     def __repr__(self) -> str:
         names = ", ".join(self.fitted.spec.names)
-        return f"FittedPolicy({names}; tradeoff={self.tradeoff:g})"
+        return f"FittedPolicy({names}; {self.described}, tradeoff {self.tradeoff:.3g})"
+
+    @property
+    def described(self) -> str:
+        """What it costs and how often it errs, in words."""
+        return described(self.cost, self.error)
+
+    @cached_property
+    def single_node(self) -> str | None:
+        """The only node that is ever asked; ``None`` where a second node may be asked."""
+        first: set[int] = set()
+        seen: list[tuple[int, ...]] = [()]
+        while seen:
+            states = seen.pop()
+            turn = self.policy.session()
+            for state in states:
+                turn.observe(state)
+            place = turn.number
+            if place < 0:
+                continue
+            step = self.fitted.steps[place]
+            if step and any(self.fitted.steps[turn.problem.index_of(name)] for name in turn.asked):
+                return None
+            first.update(step)
+            if len(first) > 1:
+                return None
+            seen += [(*states, state) for state in range(len(turn.problem.nodes[place].losses))]
+        return self.spec.names[first.pop()]
 
     @property
     def spec(self) -> CascadeSpec:
@@ -189,7 +225,23 @@ class FittedLadder(Ladder):
             A ladder of fitted policies.
         """
         policies = tuple(FittedPolicy.of(policy, fitted) for policy in ladder)
-        return cls(policies, rungs, held, promises)
+        bare = cls(policies, None, held, promises)
+        return bare if rungs is None else bare.with_rungs(rungs)
+
+    def with_rungs(self, rungs: Rungs) -> FittedLadder:
+        """Return the ladder with other estimates of what its policies do on new rows.
+
+        Args:
+            rungs: One estimate for each policy.
+
+        Returns:
+            The same ladder; each policy has its ``error`` and ``cost``.
+        """
+        policies = tuple(
+            dataclasses.replace(policy, error=rung.error, cost=rung.cost)
+            for policy, rung in zip(self, rungs, strict=True)
+        )
+        return dataclasses.replace(self, policies=policies, rungs=rungs)
 
     @property
     def fitted(self) -> Model:
@@ -228,6 +280,50 @@ class FittedLadder(Ladder):
             TradeoffError: The tradeoff is not from 0 to 1.
         """
         return self.policies[self.rung_at(tradeoff)]
+
+    def for_mistake_cost(self, cost: float) -> FittedPolicy:
+        """Return the policy that minimises ``cost of mistakes + cost of asking``.
+
+        Args:
+            cost: What one wrong answer costs (one unit of loss), in the cascade's units.
+
+        Returns:
+            The policy solved for the nearest such cost, on a scale of ratios. It is the policy of
+            tradeoff ``cost / (cost + full_cost)``.
+
+        Raises:
+            ArgumentError: The cost is not positive and finite.
+        """
+        if isinstance(cost, bool) or not (isfinite(cost) and cost > 0):
+            raise ArgumentError(f"mistake_cost is {cost!r}; it must be a finite number above 0")
+        wanted = log(cost / self.fitted.full_cost)
+        inside = [policy for policy in self if 0 < policy.tradeoff < 1] or list(self)
+        if len(inside) == 1:
+            return inside[0]
+        return min(inside, key=lambda policy: abs(log(_odds(policy.tradeoff)) - wanted))
+
+    def default(self, *, seed: int = 0) -> Mixture:
+        """Return the cheapest mixture whose expected error is not above the best node's.
+
+        The best node is the one with the lowest error by itself on the rows fitted to. Where no
+        policy is expected to reach that, it is the one with the lowest expected error.
+
+        Args:
+            seed: The seed of the mixture's draws.
+
+        Returns:
+            A mixture of two policies of the ladder, or of one.
+
+        Raises:
+            ArgumentError: The ladder has no estimates.
+        """
+        rungs = self.require_rungs()
+        if rungs.node_errors is None:
+            raise ArgumentError(
+                "this ladder has no record of each node's own error, so it has no default policy: "
+                "choose one by tradeoff, budget or mistake cost, or fit it again with ttamer.fit"
+            )
+        return self.mixed(rungs.for_error(float(rungs.node_errors.min())), seed=seed)
 
     def for_budget(self, cost: float, *, seed: int = 0) -> Mixture:
         """Return the mixture of least expected error whose expected cost is the budget.
@@ -404,3 +500,8 @@ class FittedLadder(Ladder):
         """
         states = self.fitted.states(trace)
         return (states.play(policy.policy) for policy in self)
+
+
+def _odds(tradeoff: float) -> float:
+    """Return what a unit of loss weighs in units of the full model's cost."""
+    return tradeoff / (1 - tradeoff)

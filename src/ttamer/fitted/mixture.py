@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ttamer.trace.spec import CascadeSpec
     from ttamer.trace.trace import Trace
 
-__all__ = ["Mix", "Mixture", "Rung", "Rungs"]
+__all__ = ["Mix", "Mixture", "Rung", "Rungs", "described"]
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 """The fractional parts of its multiples are spread evenly over [0, 1), however many there are."""
@@ -66,6 +66,8 @@ class Rungs:
     """Shape (policies,): the mean cost of each, in the cascade's units."""
     smoothed_errors: NDArray[np.float64] | None = None
     """Shape (policies,): errors with less noise and some bias, by which corners are chosen."""
+    node_errors: NDArray[np.float64] | None = None
+    """Shape (n,): the error of each node of the cascade by itself."""
 
     def __len__(self) -> int:
         return len(self.errors)
@@ -95,6 +97,23 @@ class Rungs:
             (1 - mix.share) * self.costs[mix.cheap] + mix.share * self.costs[mix.expensive]
         )
 
+    def for_error(self, at_most: float) -> Mix:
+        """Return the cheapest mix whose expected error is at most this; else the most accurate.
+
+        >>> rungs = Rungs(np.array([0.4, 0.3, 0.1]), np.array([1.0, 2.0, 5.0]))
+        >>> rungs.for_error(0.15), rungs.for_error(0.01)
+        (Mix(cheap=1, expensive=2, share=0.75), Mix(cheap=2, expensive=2, share=1.0))
+        """
+        corners, errors = self.corners, self.errors[list(self.corners)].tolist()
+        if errors[0] <= at_most:
+            return Mix(corners[0], corners[0], 1.0)
+        for k in range(1, len(corners)):
+            if errors[k] <= at_most:
+                share = (errors[k - 1] - at_most) / (errors[k - 1] - errors[k])
+                return Mix(corners[k - 1], corners[k], share)
+        best = corners[errors.index(min(errors))]
+        return Mix(best, best, 1.0)
+
     def for_budget(self, cost: float) -> Mix:
         """Return the mix of least expected error whose expected cost is this.
 
@@ -116,6 +135,17 @@ class Rungs:
         right = max(1, int(np.searchsorted(costs, cost, side="right")))
         share = (cost - costs[right - 1]) / (costs[right] - costs[right - 1])
         return Mix(corners[right - 1], corners[right], float(np.clip(share, 0.0, 1.0)))
+
+
+def described(cost: float | None, error: float | None) -> str:
+    """Return what a policy costs and how often it errs, in words.
+
+    >>> described(3.25, 0.0412)
+    'cost 3.25 per input, error 4.12%'
+    """
+    if cost is None or error is None:
+        return "cost and error not estimated"
+    return f"cost {cost:.4g} per input, error {error:.2%}"
 
 
 def _mean(values: NDArray[np.float64], mix: Mix) -> float:
@@ -147,13 +177,19 @@ class Mixture:
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
 
     def __repr__(self) -> str:
-        if self.share in (0, 1):
-            only = self.expensive if self.share else self.cheap
-            return f"Mixture(all at tradeoff {only.tradeoff:g})"
-        return (
-            f"Mixture({1 - self.share:.1%} at tradeoff {self.cheap.tradeoff:g}, "
-            f"{self.share:.1%} at {self.expensive.tradeoff:g})"
-        )
+        return f"Mixture({', '.join(self.spec.names)}; {self.described})"
+
+    @property
+    def described(self) -> str:
+        """What it costs and how often it errs, in words."""
+        return described(self.cost, self.error)
+
+    @property
+    def single_node(self) -> str | None:
+        """The only node that is ever asked; ``None`` where a second node may be asked."""
+        used = {1.0: (self.expensive,), 0.0: (self.cheap,)}
+        nodes = {each.single_node for each in used.get(self.share, (self.cheap, self.expensive))}
+        return nodes.pop() if len(nodes) == 1 else None
 
     @property
     def spec(self) -> CascadeSpec:

@@ -4,6 +4,9 @@ A model is what all policies of a fit share. There are two: :class:`ConfidenceMo
 state of a node is the bin of its confidence, and :class:`BeliefModel`, where the state after a step
 is the bin of X (see :mod:`ttamer.fitted.belief`). Both give :class:`States` for a trace, which any
 policy of the fit plays, and sessions for single inputs.
+
+The problem of a fit measures costs in shares of ``full_cost``, so its tradeoffs do not depend on
+the unit of cost: the objective is ``tradeoff * loss + (1 - tradeoff) * cost / full_cost``.
 """
 
 from __future__ import annotations
@@ -106,6 +109,9 @@ class Model(ABC):
     """The digest of the rows fitted to."""
     rows: int
     """How many rows it was fitted to."""
+    full_cost: float
+    """What the full model (the last exit, or the most expensive node) costs per input on these
+    rows: the unit of cost of the problem."""
     steps: tuple[Step, ...]
     """The nodes of the cascade that have been asked at each place of the problem."""
 

@@ -19,12 +19,12 @@ from ttamer.errors import ArgumentError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["METHODS", "MOST_STATES", "Method", "Quantiser", "edges_of"]
+__all__ = ["MAX_STATES", "METHODS", "Method", "Quantiser", "edges_of"]
 
 Method = Literal["uniform", "quantile", "kmeans"]
 METHODS = ("uniform", "quantile", "kmeans")
 
-MOST_STATES = 256
+MAX_STATES = 256
 KMEANS_CELLS = 1024
 LOOKUP_CELLS = 4096
 CHUNK = 65_536
@@ -46,8 +46,8 @@ class Quantiser:
     @classmethod
     def fit(cls, confidence: NDArray[np.float64], *, states: int, method: Method) -> Quantiser:
         """Choose at most ``states`` states for each column of confidences, of shape (T, n)."""
-        if not 1 <= states <= MOST_STATES:
-            raise ArgumentError(f"states must be from 1 to {MOST_STATES}, not {states!r}")
+        if not 1 <= states <= MAX_STATES:
+            raise ArgumentError(f"states must be from 1 to {MAX_STATES}, not {states!r}")
         if method not in METHODS:
             raise ArgumentError(f"quantise must be one of {', '.join(METHODS)}, not {method!r}")
         columns = confidence.T

@@ -12,7 +12,6 @@ says and half what happened: the one has little spread, the other no bias.
 
 from __future__ import annotations
 
-import dataclasses
 from itertools import combinations
 from math import comb
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import Rungs
 from ttamer.fitted.models import BeliefModel
 from ttamer.fitted.quantiser import edges_of
-from ttamer.fitted.replay import paid, play_states
+from ttamer.fitted.replay import full_cost, paid, play_states
 from ttamer.fitting.regressions import fit_belief, has_class_terms, predictions_of
 from ttamer.fitting.row_policy import smoother, solve_rows, width_of
 from ttamer.problem.problem import Edge, Node, Problem
@@ -156,7 +155,8 @@ def build_belief(
     lost[:, (least == CERTAIN_LOGIT).all(axis=0)] = 0.0  # right by definition
     lost[:, [k for k, step in enumerate(steps) if step == ROUTER]] = np.inf
     width = width_of(len(trace))
-    problem = _problem(trace, steps, ways, found, lost, width)
+    full = full_cost(trace.spec, trace)
+    problem = _problem(trace, steps, ways, found, lost, width, full)
     fitted = BeliefModel(
         spec=trace.spec,
         belief=belief,
@@ -166,9 +166,10 @@ def build_belief(
         plan={"belief": "full", "order": _order_name(trace, order), "states": count},
         trace_digest=trace.digest,
         rows=len(trace),
+        full_cost=full,
     )
     ladder = FittedLadder.of(solve_rows(problem, found, lost, tradeoffs, width=width), fitted)
-    return dataclasses.replace(ladder, rungs=_rungs(ladder, trace, found, owner, lost))
+    return ladder.with_rungs(_rungs(ladder, trace, found, owner, lost))
 
 
 def _rungs(
@@ -193,7 +194,8 @@ def _rungs(
         errors.append(wrong[rows, owner[rows, step]].mean())
         smoothed.append(lost[rows, step].mean())
         costs.append(paid(as_served.play(policy.policy).asked, trace).mean())
-    return Rungs(np.array(errors), np.array(costs), np.array(smoothed))
+    alone = wrong.mean(axis=0)
+    return Rungs(np.array(errors), np.array(costs), np.array(smoothed), alone)
 
 
 def _cross_fitted(
@@ -232,8 +234,12 @@ def _problem(
     found: NDArray[np.intp],
     lost: NDArray[np.float64],
     width: float,
+    full: float,
 ) -> Problem:
-    """Build the walk over steps, given the states of X and what stopping loses on every row."""
+    """Build the walk over steps, given the states of X and the loss of stopping on every row.
+
+    Costs are in shares of ``full``.
+    """
     names = [" + ".join(trace.names[node] for node in step) or "signals" for step in steps]
     if len(set(names)) < len(names):
         names = [f"step {k}" for k in range(len(steps))]
@@ -260,7 +266,7 @@ def _problem(
             last = steps[source][-1] if source >= 0 and steps[source] else -1
             cost += trace.spec.passed(last, node)
         rows = table / table.sum(axis=1, keepdims=True)
-        edges.append(Edge(before, names[target], cost=cost, probabilities=rows))
+        edges.append(Edge(before, names[target], cost=cost / full, probabilities=rows))
     return Problem("walk", tuple(nodes), tuple(edges))
 
 

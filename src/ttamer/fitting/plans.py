@@ -17,7 +17,6 @@ What a state loses is the ``belief``:
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,10 +26,11 @@ from ttamer.errors import ArgumentError
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import Rungs
 from ttamer.fitted.models import ConfidenceModel
-from ttamer.fitted.quantiser import METHODS, MOST_STATES, Quantiser
+from ttamer.fitted.quantiser import Quantiser
 from ttamer.fitted.replay import full_cost, paid
 from ttamer.fitting.beliefs import MOST_ANY, build_belief
 from ttamer.fitting.counts import Counts, Pair
+from ttamer.fitting.options import FitOptions
 from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.problem.tradeoff import check_tradeoffs
 from ttamer.solvers import solve_ladder
@@ -39,16 +39,17 @@ from ttamer.trace.checks import check_for_fit
 from ttamer.trace.trace import require_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
+    from typing import Unpack
 
     from numpy.typing import NDArray
 
     from ttamer.fitted.quantiser import Method
+    from ttamer.fitting.options import BeliefKind, FitKeywords
     from ttamer.trace.spec import CascadeSpec, Order
     from ttamer.trace.trace import Trace
 
 __all__ = [
-    "Belief",
     "Plan",
     "build",
     "build_from",
@@ -61,17 +62,18 @@ __all__ = [
     "with_rungs",
 ]
 
-Belief = Literal["none", "calibrated", "full"]
-BELIEFS = ("none", "calibrated", "full")
 STATES_TRIED = (4, 8, 16, 32)
-LEAST_ROWS = 10
-MOST_BELIEVED = 60
-"""Beyond so many nodes the default is ``"calibrated"``: a file writes steps as sets of bits."""
+"""The numbers of states that cross-validation chooses from."""
+MIN_ROWS = 10
+"""A fit needs at least this many rows."""
+MAX_BELIEF_NODES = 60
+"""With more nodes the default is ``"calibrated"``: a file stores steps as sets of bits."""
 ENOUGH_ROWS = 2000
-"""From so many rows on a full belief in the widest order needs no proof by cross-validation."""
-DOUBT = 2.0
-"""With fewer, another plan must be better by so many standard errors."""
+"""From this many rows on, a full belief in the widest order is taken without comparing."""
+MIN_STANDARD_ERRORS = 2.0
+"""With fewer rows, another plan must be better by this many standard errors."""
 RUNGS = 48
+"""The number of policies of a ladder."""
 SHRINKAGE = 4.0
 """A state's share of wrong answers counts as if this many rows of the node's mean were added."""
 
@@ -80,7 +82,7 @@ SHRINKAGE = 4.0
 class Plan:
     """Everything a fit decides besides the counts."""
 
-    belief: Belief
+    belief: BeliefKind
     order: Literal["fixed", "skip", "any"]
     states: int
     quantise: Method
@@ -91,56 +93,35 @@ class Plan:
         return dict(vars(self))
 
 
-def fit(
-    trace: Trace,
-    *,
-    belief: Belief = "full",
-    order: Order | None = None,
-    states: int | None = None,
-    quantise: Method = "quantile",
-    smoothing: float = 1.0,
-    tradeoffs: Iterable[float] | None = None,
-    folds: int = 5,
-    seed: int = 0,
-    hold_out: float = 0.0,
-    progress: Callable[[str], None] | None = None,
-) -> FittedLadder:
+def fit(trace: Trace, **options: Unpack[FitKeywords]) -> FittedLadder:
     """Fit a ladder of policies to a trace.
 
     Args:
-        trace: What each node said about each input.
-        belief: What a state loses: ``"full"``, ``"calibrated"``, or ``"none"`` for the paper as
-            written.
-        order: Overrides the cascade's; ``"auto"`` tries what the cascade allows.
-        states: How many states a node has; by default chosen by cross-validation.
-        quantise: ``"quantile"``, ``"uniform"`` or ``"kmeans"``.
-        smoothing: How many rows of a node's own law are added to each row of transitions.
-        tradeoffs: For which to solve; by default a range that spans the frontier.
-        folds: For cross-validation.
-        seed: For the folds, and for which rows are held out.
-        hold_out: The share of rows kept aside to test the ladder on, which promises need
-            (``ladder.for_error``, ``ladder.for_drop``); at most half.
-        progress: Called with a line of text as the fit moves on.
+        trace: The answers of each node to each input.
+        **options: The fields of :class:`~ttamer.fitting.FitOptions`: ``belief``, ``order``,
+            ``states``, ``quantise``, ``smoothing``, ``tradeoffs``, ``folds``, ``seed``,
+            ``hold_out`` and ``progress``.
+
+    Returns:
+        Policies for many tradeoffs, with estimates of what each does on new rows.
+
+    Raises:
+        ArgumentError: An option is out of range, or the trace has too few rows.
+
+    >>> from ttamer import datasets
+    >>> ladder = fit(datasets.load("minilm-imdb").take(slice(500)), belief="calibrated", states=4)
+    >>> len(ladder), ladder.tradeoffs[0], ladder.tradeoffs[-1]
+    (48, 0.0, 1.0)
     """
+    chosen = FitOptions(**options)
     check_for_fit(trace)
     kept = None
-    if hold_out:
-        trace, kept = _split(trace, hold_out, seed)
-    best, weights, rungs = choose_plan(
-        trace,
-        belief=belief,
-        order=order,
-        states=states,
-        quantise=quantise,
-        smoothing=smoothing,
-        tradeoffs=tradeoffs,
-        folds=folds,
-        seed=seed,
-        progress=progress,
-    )
-    ladder = build(trace, best, weights, progress=progress)
+    if chosen.hold_out:
+        trace, kept = _split(trace, chosen.hold_out, chosen.seed)
+    best, weights, rungs = choose_plan(trace, chosen)
+    ladder = build(trace, best, weights, progress=chosen.progress)
     if ladder.rungs is None or rungs is not None:
-        rungs = rungs or held_out_rungs(trace, best, weights, folds=folds, seed=seed)
+        rungs = rungs or held_out_rungs(trace, best, weights, chosen)
         ladder = with_rungs(ladder, rungs.errors, trace)
     return ladder if kept is None else ladder.with_holdout(kept)
 
@@ -153,80 +134,56 @@ def with_rungs(ladder: FittedLadder, errors: NDArray[np.float64], trace: Trace) 
     """
     costs = np.array([paid(each.asked, trace).mean() for each in ladder.play_all(trace)])
     smoothed = None if ladder.rungs is None else ladder.rungs.smoothed_errors
-    return dataclasses.replace(ladder, rungs=Rungs(errors, costs, smoothed))
+    return ladder.with_rungs(Rungs(errors, costs, smoothed, trace.wrong().mean(axis=0)))
 
 
 def _split(trace: Trace, share: float, seed: int) -> tuple[Trace, Trace]:
     """Return the rows to fit and those to hold out, each in their order."""
-    if not 0 < share <= 0.5:
-        raise ArgumentError(f"hold_out is {share!r}; it must be from 0 to 0.5")
     rows = np.random.default_rng([seed, 3]).permutation(len(trace))
     count = max(1, round(share * len(trace)))
     return trace.take(np.sort(rows[count:])), trace.take(np.sort(rows[:count]))
 
 
 def choose_plan(
-    trace: Trace,
-    *,
-    belief: Belief,
-    order: Order | None,
-    states: int | None,
-    quantise: Method,
-    smoothing: float,
-    tradeoffs: Iterable[float] | None,
-    folds: int,
-    seed: int,
-    progress: Callable[[str], None] | None,
+    trace: Trace, options: FitOptions
 ) -> tuple[Plan, NDArray[np.float64], Rungs | None]:
-    """Check the options of a fit, and choose by cross-validation what they leave open.
+    """Return the plan and the tradeoffs; cross-validation chooses what the options leave open.
 
-    Where it came to that, what the ladder does on rows held out comes with it.
+    Where plans were compared, what the chosen one does on rows not fitted to comes with it.
     """
-    require_rows(trace, LEAST_ROWS, "fitting")
-    if belief not in BELIEFS:
-        raise ArgumentError(f"belief must be one of {', '.join(BELIEFS)}, not {belief!r}")
-    if belief == "none" and not 0 <= trace.confidence.min() <= trace.confidence.max() <= 1:
-        node = int(np.argmax(np.abs(trace.confidence - 0.5).max(axis=0)))
+    require_rows(trace, MIN_ROWS, "fitting")
+    confidence = trace.confidence
+    if options.belief == "none" and not 0 <= confidence.min() <= confidence.max() <= 1:
+        node = int(np.argmax(np.abs(confidence - 0.5).max(axis=0)))
         raise ArgumentError(
             'belief="none" takes one minus the confidence for the loss, so confidences must lie '
             f"between 0 and 1, and those of {trace.names[node]!r} do not: rescale them, or use "
             'belief="calibrated", which needs no scale'
         )
-    if states is not None and (not isinstance(states, int) or not 1 <= states <= MOST_STATES):
-        raise ArgumentError(f"states must be from 1 to {MOST_STATES}, not {states!r}")
-    if quantise not in METHODS:
-        raise ArgumentError(f"quantise must be one of {', '.join(METHODS)}, not {quantise!r}")
-    _orders(trace.spec, order or trace.spec.order)
-    if not 0 <= smoothing < np.inf:
-        raise ArgumentError(f"smoothing must be finite and not negative, not {smoothing!r}")
-    say = progress or (lambda _: None)
-    weights = default_tradeoffs(trace) if tradeoffs is None else check_tradeoffs(tradeoffs)
-    plans = _plans(trace, belief, order, states, quantise, smoothing)
+    _orders(trace.spec, options.order or trace.spec.order)
+    given = options.tradeoffs
+    weights = default_tradeoffs() if given is None else check_tradeoffs(given)
+    plans = _plans(trace, options)
     best, rungs = plans[0], None
     if len(plans) > 1:
         found = []
         for number, plan in enumerate(plans, start=1):
-            found.append(_held_out(trace, plan, weights, folds=folds, seed=seed))
+            found.append(_held_out(trace, plan, weights, options))
             what = f"{plan.belief}, {plan.order}, {plan.states} states"
-            say(f"tried {number} of {len(plans)}: {what}")
+            options.report(f"tried {number} of {len(plans)}: {what}")
         chosen = _chosen(plans, [objective for _, objective in found])
         best, rungs = plans[chosen], found[chosen][0]
-    say(f"fitting belief {best.belief}, {len(weights)} tradeoffs")
+    options.report(f"fitting belief {best.belief}, {len(weights)} tradeoffs")
     return best, weights, rungs
 
 
-def _plans(
-    trace: Trace,
-    belief: Belief,
-    order: Order | None,
-    states: int | None,
-    quantise: Method,
-    smoothing: float,
-) -> list[Plan]:
+def _plans(trace: Trace, options: FitOptions) -> list[Plan]:
     """Return the plans that cross-validation chooses from."""
+    belief, states = options.belief, options.states
+    quantise, smoothing = options.quantise, options.smoothing
     tree = any(node.after is not None for node in trace.spec.nodes)
-    full = belief == "full" and not tree and len(trace.names) <= MOST_BELIEVED
-    way = order or trace.spec.order
+    full = belief == "full" and not tree and len(trace.names) <= MAX_BELIEF_NODES
+    way = options.order or trace.spec.order
     kept: list[Plan] = []
     if full:
         kept = [
@@ -291,7 +248,8 @@ def build_from(
     trace_digest: str,
 ) -> FittedLadder:
     """Fit from counts, however they were added up."""
-    problem = problem_of(counts, spec, columns, plan, sure_last=spec.target == "last")
+    full = spec.full_cost(counts.cost / counts.rows)
+    problem = problem_of(counts, spec, columns, plan, full_cost=full)
     fitted = ConfidenceModel(
         spec=spec,
         quantiser=quantiser,
@@ -299,29 +257,32 @@ def build_from(
         plan=plan.to_dict(),
         trace_digest=trace_digest,
         rows=int(counts.rows),
+        full_cost=full,
     )
     return FittedLadder.of(solve_ladder(problem, tradeoffs), fitted)
 
 
 def problem_of(
-    counts: Counts, spec: CascadeSpec, columns: Sequence[int], plan: Plan, *, sure_last: bool
+    counts: Counts, spec: CascadeSpec, columns: Sequence[int], plan: Plan, *, full_cost: float
 ) -> Problem:
-    """Build the problem that counts describe; nodes stand in the order of ``columns``.
+    """Build the problem that counts describe; nodes are in the order of ``columns``.
 
-    Going from one node to another costs the other's asking, and passing those between.
+    Going from one node to another costs asking the other and passing those between, in shares of
+    ``full_cost``.
     """
+    certain_last = spec.target == "last"
     costs = counts.cost / counts.rows
     nodes = []
     for column in columns:
         losses = _losses(counts, column, plan.belief)
-        if sure_last and column == len(spec.names) - 1:
+        if certain_last and column == len(spec.names) - 1:
             losses = np.zeros_like(losses)  # right by definition
         nodes.append(Node(spec.names[column], losses))
     edges = tuple(
         Edge(
             None if source < 0 else spec.names[source],
             spec.names[target],
-            cost=spec.step_cost(source, target, costs),
+            cost=spec.step_cost(source, target, costs) / full_cost,
             probabilities=counts.transition((source, target), smoothing=plan.smoothing),
         )
         for source, target in counts.pairs
@@ -330,18 +291,16 @@ def problem_of(
     return Problem("walk" if walk else "precedence", tuple(nodes), edges)
 
 
-def default_tradeoffs(trace: Trace) -> NDArray[np.float64]:
+def default_tradeoffs() -> NDArray[np.float64]:
     """Return tradeoffs that span the frontier, the two ends included.
 
-    What the full model costs is priced from next to nothing to far more than any error, in equal
-    ratios.
+    The full model's cost weighs from a thousandth of a unit of loss to ten units, in equal ratios.
     """
-    full = full_cost(trace.spec, trace)
-    price = np.geomspace(1e-3, 1e1, RUNGS - 2) / full  # of a unit of cost, in units of loss
-    return np.concatenate([[0.0], np.sort(1 / (1 + price)), [1.0]])
+    weight = np.geomspace(1e-3, 1e1, RUNGS - 2)  # of the full model's cost, in units of loss
+    return np.concatenate([[0.0], np.sort(1 / (1 + weight)), [1.0]])
 
 
-def _losses(counts: Counts, node: int, belief: Belief) -> NDArray[np.float64]:
+def _losses(counts: Counts, node: int, belief: BeliefKind) -> NDArray[np.float64]:
     seen = counts.seen(node)
     some = np.where(seen > 0, seen, 1.0)
     if belief == "none":
@@ -397,25 +356,24 @@ def pairs_of(spec: CascadeSpec, columns: Sequence[int], plan: Plan) -> list[Pair
 
 
 def held_out_rungs(
-    trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64], *, folds: int, seed: int
+    trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64], options: FitOptions
 ) -> Rungs:
     """Return what the policies of a plan do on rows they were not fitted to, fold by fold."""
-    return _held_out(trace, plan, tradeoffs, folds=folds, seed=seed)[0]
+    return _held_out(trace, plan, tradeoffs, options)[0]
 
 
 def _held_out(
-    trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64], *, folds: int, seed: int
+    trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64], options: FitOptions
 ) -> tuple[Rungs, NDArray[np.float64]]:
     """Return, of rows not fitted to, each policy's error and cost, and each row's objective.
 
     A row's objective is its mean over the ladder, costs as shares of the full model's.
     """
-    rows = np.random.default_rng(seed).permutation(len(trace))
+    rows = np.random.default_rng(options.seed).permutation(len(trace))
     full = full_cost(trace.spec, trace)
-    weight = tradeoffs / (tradeoffs + (1 - tradeoffs) * full)  # of loss, against relative cost
     errors, costs = np.zeros(len(tradeoffs)), np.zeros(len(tradeoffs))
     objective = np.zeros(len(trace))
-    for part in np.array_split(rows, min(folds, len(trace))):
+    for part in np.array_split(rows, min(options.folds, len(trace))):
         ladder = build(trace.take(np.setdiff1d(rows, part)), plan, tradeoffs)
         held = trace.take(part)
         wrong = held.wrong()
@@ -424,7 +382,7 @@ def _held_out(
             cost = paid(played.asked, held)
             errors[rung] += mine.sum()
             costs[rung] += cost.sum()
-            objective[part] += weight[rung] * mine + (1 - weight[rung]) * cost / full
+            objective[part] += tradeoffs[rung] * mine + (1 - tradeoffs[rung]) * cost / full
     count = len(trace)
     return Rungs(errors / count, costs / count), objective / len(tradeoffs)
 
@@ -439,6 +397,6 @@ def _chosen(plans: Sequence[Plan], objectives: Sequence[NDArray[np.float64]]) ->
     best = int(np.argmin(means))
     if plans[0].belief == "full" and best:
         gain = objectives[0] - objectives[best]
-        if gain.mean() <= DOUBT * gain.std() / len(gain) ** 0.5:
+        if gain.mean() <= MIN_STANDARD_ERRORS * gain.std() / len(gain) ** 0.5:
             return 0
     return best

@@ -7,15 +7,17 @@ rows. Memory is bounded by the sample and one batch, whatever the length of the 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.errors import TraceError
+from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitted.quantiser import Quantiser
 from ttamer.fitting.counts import Counts
+from ttamer.fitting.options import FitOptions
 from ttamer.fitting.plans import (
     build_from,
     choose_plan,
@@ -28,73 +30,102 @@ from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
+    from typing import Unpack
 
     from numpy.typing import NDArray
 
     from ttamer.fitted.ladder import FittedLadder
     from ttamer.fitted.mixture import Rungs
     from ttamer.fitting.counts import Pair
+    from ttamer.fitting.options import FitKeywords
     from ttamer.fitting.plans import Plan
     from ttamer.trace.spec import CascadeSpec
 
-__all__ = ["BATCH_ROWS", "SAMPLE_ROWS", "Planned", "fit_batches", "fit_file", "options_of"]
+__all__ = ["BATCH_ROWS", "SAMPLE_ROWS", "Planned", "fit_batches", "fit_file", "streamed"]
 
 BATCH_ROWS = 131_072
+"""A file is read this many rows at a time."""
 SAMPLE_ROWS = 50_000
-
-DEFAULTS: dict[str, Any] = {
-    "belief": "calibrated",
-    "order": None,
-    "states": None,
-    "quantise": "quantile",
-    "smoothing": 1.0,
-    "tradeoffs": None,
-    "folds": 5,
-    "seed": 0,
-    "progress": None,
-}
+"""The plan and the states are chosen from this many rows."""
 
 
 def fit_file(
     path: str | os.PathLike[str],
     cascade: CascadeSpec | str | os.PathLike[str],
-    **options: Any,
+    **options: Unpack[FitKeywords],
 ) -> FittedLadder:
-    """Fit a trace file of any length; options as for :func:`ttamer.fit`."""
+    """Fit a trace file of any length, reading it in batches.
+
+    Args:
+        path: A Parquet, CSV or NPZ file.
+        cascade: The cascade, or the path of a ``cascade.toml``.
+        **options: The fields of :class:`~ttamer.fitting.FitOptions`, but ``hold_out``.
+
+    Returns:
+        A ladder as :func:`ttamer.fit` returns.
+
+    Raises:
+        ArgumentError: An option is out of range.
+        TraceError: The file cannot be read, or changes while it is read.
+    """
     from ttamer.trace.files import read_batches
 
     return fit_batches(lambda: read_batches(path, cascade, rows=BATCH_ROWS), **options)
 
 
 def fit_batches(
-    batches: Callable[[], Iterable[Trace]], *, sample_rows: int = SAMPLE_ROWS, **options: Any
+    batches: Callable[[], Iterable[Trace]],
+    *,
+    sample_rows: int = SAMPLE_ROWS,
+    **options: Unpack[FitKeywords],
 ) -> FittedLadder:
-    """Fit what ``batches()`` yields; it is called twice and must yield the same rows.
+    """Fit batches of rows, in two readings.
 
-    Options as for :func:`ttamer.fit`. With no more rows than ``sample_rows`` the result is that of
-    a fit in memory.
+    With no more rows than ``sample_rows`` the result is that of a fit in memory.
+
+    Args:
+        batches: Called twice; it must yield the same rows both times.
+        sample_rows: How many rows the plan and the states are chosen from.
+        **options: The fields of :class:`~ttamer.fitting.FitOptions`, but ``hold_out``.
+
+    Returns:
+        A ladder as :func:`ttamer.fit` returns.
+
+    Raises:
+        ArgumentError: An option is out of range.
+        TraceError: There are no rows, or the second reading gives others.
+
+    >>> from ttamer import datasets
+    >>> trace = datasets.load("minilm-imdb").take(slice(400))
+    >>> parts = [trace.take(slice(0, 200)), trace.take(slice(200, 400))]
+    >>> fit_batches(lambda: parts, states=4).fitted.rows
+    400
     """
-    chosen = options_of(options)
-    say = chosen["progress"] or (lambda _: None)
-    sample, rows, digest = _sample(batches(), sample_rows, chosen["seed"], say)
+    chosen = streamed(options)
+    sample, rows, digest = _sample(batches(), sample_rows, chosen)
     planned = Planned.of(sample, chosen)
     counts: Counts | None = None
     for batch in batches():
         more = Counts.of(batch, planned.quantiser, planned.pairs)
         counts = more if counts is None else counts + more
-        say(f"counted {int(counts.rows)} of {rows} rows")
+        chosen.report(f"counted {int(counts.rows)} of {rows} rows")
     if counts is None or counts.rows != rows:
         raise TraceError("the second reading gave other rows than the first: the file has changed")
     return planned.ladder(counts, digest)
 
 
-def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a fit in two readings: defaults, and what is given."""
-    chosen = {**DEFAULTS, **given}
-    if chosen["belief"] == "full":  # its counts need more than one pass: the sample must do
-        chosen["belief"] = "calibrated"
-    return chosen
+def streamed(given: FitKeywords) -> FitOptions:
+    """Return the options of a fit in two readings."""
+    options = FitOptions(**given)
+    if options.hold_out:
+        raise ArgumentError(
+            "hold_out needs the rows in memory: keep rows in a file of their own, and give them to "
+            "ladder.with_holdout (ttamer certify)"
+        )
+    if options.belief == "full":  # its counts need more than one pass: the sample must do
+        return dataclasses.replace(options, belief="calibrated")
+    return options
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,12 +139,11 @@ class Planned:
     quantiser: Quantiser
 
     @classmethod
-    def of(cls, sample: Trace, options: Mapping[str, Any]) -> Planned:
+    def of(cls, sample: Trace, options: FitOptions) -> Planned:
         """Choose a plan and the states from a sample."""
-        plan, tradeoffs, rungs = choose_plan(sample, **options)
+        plan, tradeoffs, rungs = choose_plan(sample, options)
         if rungs is None:
-            folds, seed = options["folds"], options["seed"]
-            rungs = held_out_rungs(sample, plan, tradeoffs, folds=folds, seed=seed)
+            rungs = held_out_rungs(sample, plan, tradeoffs, options)
         quantiser = Quantiser.fit(sample.confidence, states=plan.states, method=plan.quantise)
         return cls(sample, plan, tradeoffs, rungs, quantiser)
 
@@ -137,11 +167,9 @@ class Planned:
         return with_rungs(ladder, self.rungs.errors, self.sample)
 
 
-def _sample(
-    batches: Iterable[Trace], most: int, seed: int, say: Callable[[str], None]
-) -> tuple[Trace, int, str]:
+def _sample(batches: Iterable[Trace], most: int, options: FitOptions) -> tuple[Trace, int, str]:
     """Return a uniform sample in the order of the rows, how many there were, and their digest."""
-    generator = np.random.default_rng([seed, 1])  # a stream that nobody else draws from
+    generator = np.random.default_rng([options.seed, 1])  # a stream of its own
     kept: Trace | None = None
     keys = np.empty(0)
     rows, digest = 0, hashlib.sha256()
@@ -153,7 +181,7 @@ def _sample(
         if len(keys) > most:  # the rows of the smallest keys are a uniform sample
             inside = np.sort(np.argpartition(keys, most)[:most])
             kept, keys = kept.take(inside), keys[inside]
-        say(f"read {rows} rows")
+        options.report(f"read {rows} rows")
     if kept is None:
         raise TraceError("there are no rows to fit")
     return kept, rows, f"batches:{digest.hexdigest()}"

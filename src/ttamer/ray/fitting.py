@@ -32,12 +32,14 @@ from ttamer.trace.trace import Trace
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
+    from typing import Unpack
 
     from numpy.typing import NDArray
 
     from ttamer.fitted.ladder import FittedLadder
     from ttamer.fitted.quantiser import Quantiser
     from ttamer.fitting.counts import Pair
+    from ttamer.fitting.options import FitKeywords
     from ttamer.ray.parquet import Paths, Stretch
     from ttamer.trace.spec import CascadeSpec
 
@@ -62,7 +64,7 @@ def fit_parquet(
     *,
     address: str | None = None,
     sample_rows: int = streaming.SAMPLE_ROWS,
-    **options: Any,
+    **options: Unpack[FitKeywords],
 ) -> FittedLadder:
     """Fit Parquet files of any length on a Ray cluster.
 
@@ -78,7 +80,7 @@ def fit_parquet(
         address: The address of the cluster, where this process is not connected to one: see
             :func:`ttamer.ray.joined`.
         sample_rows: The number of rows from which plan and states are chosen.
-        **options: The options of :func:`ttamer.fit`.
+        **options: The fields of :class:`~ttamer.fitting.FitOptions`, but ``hold_out``.
 
     Returns:
         The fitted ladder.
@@ -88,8 +90,8 @@ def fit_parquet(
         ArgumentError: Where an option is out of range.
         WorkLost: Where a task fails repeatedly.
     """
-    chosen = streaming.options_of(options)
-    say = chosen["progress"] or (lambda _: None)
+    chosen = streaming.streamed(options)
+    say = chosen.report
     files = files_of(paths)
     spec = spec_of(cascade, files[0])
     with joined(address):
@@ -102,7 +104,7 @@ def fit_parquet(
                 "ttamer.fitting.fit_file (ttamer fit --stream)", rows, workers,
             )  # fmt: skip
         work = _grouped(work, workers)
-        sample = _sample(work, rows, sample_rows, chosen["seed"], say)
+        sample = _sample(work, rows, sample_rows, chosen.seed, say)
         planned = streaming.Planned.of(sample, chosen)
         counts, digest = _count(work, planned.quantiser, planned.pairs, rows, say)
     return planned.ladder(counts, digest)

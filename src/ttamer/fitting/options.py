@@ -1,0 +1,91 @@
+"""The options of a fit: one list for :func:`ttamer.fit`, files, batches, clusters and commands."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+from ttamer.errors import ArgumentError
+from ttamer.fitted.quantiser import MAX_STATES, METHODS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ttamer.fitted.quantiser import Method
+    from ttamer.trace.spec import Order
+
+__all__ = ["BeliefKind", "FitKeywords", "FitOptions"]
+
+BeliefKind = Literal["none", "calibrated", "full"]
+BELIEFS = ("none", "calibrated", "full")
+MAX_HOLD_OUT = 0.5
+"""At most this share of the rows is held out."""
+
+
+class FitKeywords(TypedDict, total=False):
+    """The fields of :class:`FitOptions` as keywords of a function."""
+
+    belief: BeliefKind
+    order: Order | None
+    states: int | None
+    quantise: Method
+    smoothing: float
+    tradeoffs: Iterable[float] | None
+    folds: int
+    seed: int
+    hold_out: float
+    progress: Callable[[str], None] | None
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What can be chosen about a fit.
+
+    >>> FitOptions(belief="calibrated", states=8).states
+    8
+    """
+
+    belief: BeliefKind = "full"
+    """What a state loses: ``"full"``, ``"calibrated"``, or ``"none"`` for the paper as written."""
+    order: Order | None = None
+    """Overrides the cascade's; ``"auto"`` tries what the cascade allows."""
+    states: int | None = None
+    """How many states a node has; by default chosen by cross-validation."""
+    quantise: Method = "quantile"
+    """How confidences become states: ``"quantile"``, ``"uniform"`` or ``"kmeans"``."""
+    smoothing: float = 1.0
+    """How many rows of a node's own law are added to each row of transitions."""
+    tradeoffs: Iterable[float] | None = None
+    """The tradeoffs to solve for, from 0 to 1; by default a range that spans the frontier."""
+    folds: int = 5
+    """The number of folds of cross-validation."""
+    seed: int = 0
+    """The seed of the folds, and of the choice of rows held out."""
+    hold_out: float = 0.0
+    """The share of rows held out to test the ladder on, which promises need
+    (``ladder.for_error``, ``ladder.for_drop``); at most half."""
+    progress: Callable[[str], None] | None = None
+    """Called with a line of text as the fit proceeds."""
+
+    def __post_init__(self) -> None:
+        if self.belief not in BELIEFS:
+            raise ArgumentError(f"belief must be one of {', '.join(BELIEFS)}, not {self.belief!r}")
+        if self.quantise not in METHODS:
+            raise ArgumentError(
+                f"quantise must be one of {', '.join(METHODS)}, not {self.quantise!r}"
+            )
+        states = self.states
+        if states is not None and (not isinstance(states, int) or not 1 <= states <= MAX_STATES):
+            raise ArgumentError(f"states must be from 1 to {MAX_STATES}, not {states!r}")
+        if not 0 <= self.smoothing < math.inf:
+            raise ArgumentError(
+                f"smoothing must be finite and not negative, not {self.smoothing!r}"
+            )
+        if not 0 <= self.hold_out <= MAX_HOLD_OUT:
+            raise ArgumentError(f"hold_out is {self.hold_out!r}; it must be from 0 to 0.5")
+
+    def report(self, text: str) -> None:
+        """Give a line of text to ``progress``, where there is one."""
+        if self.progress is not None:
+            self.progress(text)

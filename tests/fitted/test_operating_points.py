@@ -1,0 +1,136 @@
+"""Operating points of a fitted ladder: unit-free tradeoffs, mistake costs, the default policy."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import ttamer as tt
+from support.traces import answering_trace, chain_trace
+from ttamer import datasets
+from ttamer.errors import ArgumentError
+from ttamer.fitted.mixture import Rungs
+
+
+def in_unit(trace, unit):
+    """The same rows with all costs multiplied."""
+    nodes = tuple(dataclasses.replace(node, cost=unit * node.cost) for node in trace.spec.nodes)
+    spec = dataclasses.replace(trace.spec, nodes=nodes)
+    return dataclasses.replace(trace, spec=spec, cost=unit * trace.cost)
+
+
+@pytest.mark.parametrize("options", [{}, {"belief": "calibrated", "states": 6}, {"belief": "none"}])
+def test_decisions_do_not_depend_on_the_unit_of_cost(options):
+    trace = datasets.load("langid", "fit").take(slice(2100))
+    test = datasets.load("langid", "test").take(slice(800))
+    one = tt.fit(trace, **options)
+    for unit in (0.001, 1000.0):
+        other = tt.fit(in_unit(trace, unit), **options)
+        assert other.tradeoffs == one.tradeoffs
+        theirs = in_unit(test, unit)
+        for tradeoff in (0.1, 0.5, 0.9, 0.99, 1.0):
+            mine, same = one.at(tradeoff), other.at(tradeoff)
+            np.testing.assert_array_equal(mine.play(test).answer, same.play(theirs).answer)
+            np.testing.assert_array_equal(mine.play(test).asked, same.play(theirs).asked)
+            assert same.cost == pytest.approx(unit * mine.cost)
+            assert same.error == mine.error
+
+
+def test_the_default_tradeoffs_print_apart():
+    ladder = tt.fit(chain_trace(300), belief="calibrated", states=3)
+    shown = [f"{tradeoff:.4f}" for tradeoff in ladder.tradeoffs]
+    assert len(set(shown)) == len(shown)
+
+
+def test_a_mistake_cost_is_a_tradeoff_without_units():
+    trace = answering_trace(2000)
+    ladder = tt.fit(trace)
+    full = ladder.fitted.full_cost
+    assert full == pytest.approx(max(trace.spec.costs))
+    for mistake in (0.3 * full, full, 20 * full):
+        policy = ladder.for_mistake_cost(mistake)
+        assert policy.tradeoff == pytest.approx(mistake / (mistake + full), abs=0.05)
+    objective = [mistake * policy.error + policy.cost for policy in ladder]
+    assert mistake * policy.error + policy.cost <= min(objective) + 0.02 * full
+    assert ladder.for_mistake_cost(1e9).tradeoff < 1
+    assert ladder.for_mistake_cost(1e-9).tradeoff > 0
+    for bad in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ArgumentError, match="must be a finite number above 0"):
+            ladder.for_mistake_cost(bad)
+
+
+def test_the_default_policy_is_as_accurate_as_the_best_node_at_less_cost():
+    trace = datasets.load("langid", "fit").take(slice(2500))
+    ladder = tt.fit(trace)
+    policy = ladder.default()
+    best = float(trace.wrong().mean(axis=0).min())
+    assert policy.error <= best + 1e-12
+    assert policy.cost < 0.5 * ladder.fitted.full_cost
+    assert policy.single_node is None
+
+
+def test_without_a_policy_as_accurate_the_default_is_the_most_accurate():
+    rungs = Rungs(np.array([0.3, 0.2, 0.25]), np.array([1.0, 2.0, 9.0]))
+    assert rungs.for_error(0.1) == (1, 1, 1.0)
+    assert rungs.for_error(0.5) == (0, 0, 1.0)
+
+
+def test_a_policy_that_never_asks_a_second_node_is_named():
+    ladder = tt.fit(answering_trace(2000))
+    assert ladder[0].single_node == "small"
+    assert ladder[-1].single_node is None
+    for policy in ladder:
+        asked = policy.play(answering_trace(2000, seed=5)).asked
+        if policy.single_node is not None:
+            assert (asked.sum(axis=1) == 1).all()
+            assert asked[:, policy.spec.index_of(policy.single_node)].all()
+    assert ladder.for_budget(ladder[0].cost).single_node == "small"
+
+
+def test_every_policy_has_its_error_and_cost_and_rungs_iterate():
+    ladder = tt.fit(chain_trace(300), belief="calibrated", states=3)
+    assert len(ladder.rungs) == len(ladder) == len(list(ladder.rungs))
+    for policy, (error, cost) in zip(ladder, ladder.rungs, strict=True):
+        assert (policy.error, policy.cost) == (error, cost)
+        assert f"{error:.2%}" in repr(policy)
+    mixture = ladder.for_budget(np.mean([rung.cost for rung in ladder.rungs]))
+    assert f"{mixture.error:.2%}" in repr(mixture)
+
+
+@pytest.mark.parametrize("options", [{}, {"belief": "calibrated", "states": 4}])
+def test_fitted_policies_are_policies_and_their_sessions_sessions(options):
+    ladder = tt.fit(answering_trace(2000), **options)
+    policy = ladder.at(0.9)
+    assert isinstance(ladder, tt.Ladder)
+    assert isinstance(policy, tt.Policy)
+    for turn in (policy.session(), policy.session(max_cost=1e6), ladder.default().session()):
+        assert isinstance(turn, tt.Session)
+    assert policy.expected_cost >= 0
+    assert policy.batch(3).running
+    assert policy.choice().shape[0] == 1
+
+
+def test_a_mixture_is_saved_with_its_promise(tmp_path):
+    trace = answering_trace(3000)
+    ladder = tt.fit(trace, hold_out=0.3)
+    for mixture in (ladder.for_error(0.3), ladder.for_budget(4.0, seed=3), ladder.default()):
+        tt.save(mixture, tmp_path / "mixture.ttamer")
+        back = tt.load(tmp_path / "mixture.ttamer")
+        assert isinstance(back, tt.Mixture)
+        assert (back.share, back.seed) == (mixture.share, mixture.seed)
+        assert back.error == pytest.approx(mixture.error)
+        assert back.cost == pytest.approx(mixture.cost)
+        np.testing.assert_array_equal(back.play(trace).answer, mixture.play(trace).answer)
+        assert str(back.promise) == str(mixture.promise)
+        facts = tt.inspect(tmp_path / "mixture.ttamer")
+        assert facts["kind"] == "mixture"
+        assert facts["mixture"]["share"] == mixture.share
+
+
+def test_a_saved_policy_keeps_its_error_and_cost(tmp_path):
+    policy = tt.fit(answering_trace(2000)).at(0.9)
+    tt.save(policy, tmp_path / "policy.ttamer")
+    back = tt.load(tmp_path / "policy.ttamer")
+    assert (back.error, back.cost, back.tradeoff) == (policy.error, policy.cost, policy.tradeoff)
