@@ -17,8 +17,8 @@ from litellm import Router
 from litellm.types.router import CustomRoutingStrategyBase
 
 import ttamer as tt
-from ttamer.runtime.cascade import Cascade
-from ttamer.serve.confidence import prediction_from, probability_of_answer
+from ttamer.runtime import Cascade, Comparison
+from ttamer.serve.confidence import probability_of_answer
 
 GROUP = "cascade"
 
@@ -29,7 +29,7 @@ class CascadeRouting(CustomRoutingStrategyBase):
     def __init__(self, router, policy, *, compare="normalised", **limits):
         self.router = router
         self.policy = policy
-        self.compare = compare
+        self.compare = Comparison(compare)
         nodes = {name: self._node(name) for name in policy.fitted.spec.names}
         self.cascade = Cascade(policy, nodes, **limits)
         router.set_custom_routing_strategy(self)
@@ -59,7 +59,7 @@ class CascadeRouting(CustomRoutingStrategyBase):
             )
             said = response.model_dump()
             text = said["choices"][0]["message"]["content"] or ""
-            return prediction_from(text, self.compare), probability_of_answer(said), response
+            return self.compare.prediction(text), probability_of_answer(said), response
 
         return ask
 

@@ -169,6 +169,16 @@ def test_rows_with_and_without_labels_can_be_mixed(tmp_path, target):
     assert numbers(read_log(tmp_path, last=2, labelled=True)) == [18, 19]
 
 
+def test_a_label_that_no_node_predicted_is_kept(tmp_path):
+    spec = dataclasses.replace(SPEC, target="label")
+    with AuditLog(tmp_path, spec) as log:
+        log.add(row(0, label="another"))
+        log.add(row(1))
+    known = read_log(tmp_path, labelled=True)
+    assert numbers(known) == [0]
+    assert known.wrong().tolist() == [[True, True]]
+
+
 @pytest.mark.parametrize(
     ("retention", "kept"),
     [

@@ -173,6 +173,25 @@ def test_a_label_may_come_after_the_row_or_before(tmp_path, clock):
     assert sorted(numbers.tolist()) == [0, 1, 2]  # each once
 
 
+def test_a_label_may_be_matched_with_the_answers_of_its_row(tmp_path, clock):
+    stream = stream_of(1, 0, seed=1)
+    answers = answers_of(stream, 0)
+    right = answers["small"].prediction
+
+    def match(label, predictions):
+        assert (label, list(predictions)) == ("alias", [a.prediction for a in answers.values()])
+        return right
+
+    with AuditLog(tmp_path, LABELLED) as log:
+        auditor = Auditor(LABELLED, AuditSampler(1.0), log=log, match_label=match, clock=clock)
+        auditor.draw("0")
+        auditor.add("0", 0, 1.0, answers)
+        assert auditor.label("0", "alias")
+        auditor.close()
+    labelled = read_log(tmp_path, labelled=True)
+    assert [labelled.classes[code] for code in labelled.label] == [right]
+
+
 def test_of_too_many_rows_without_a_label_the_oldest_are_forgotten(clock):
     stream = stream_of(6, 0, seed=1)
     auditor = Auditor(LABELLED, AuditSampler(1.0), label_rows=2, clock=clock)

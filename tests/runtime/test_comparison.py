@@ -69,6 +69,83 @@ def test_a_matched_prediction_is_one_that_it_equals(rule, text, earlier):
     assert matched == (equals[0] if equals else found)
 
 
+@pytest.mark.parametrize("text", ["Paris", " Paris", "Paris."])
+def test_exact_is_the_text_itself(text):
+    assert Comparison("exact").prediction(text) == text
+
+
+@pytest.mark.parametrize("compare", ["exact", "normalised"])
+def test_half_a_character_does_not_stop_a_file_from_being_written(compare):
+    assert Comparison(compare).prediction("a\ud800b") == "a?b"
+
+
+@pytest.mark.parametrize("compare", ["exact", "normalised", "choice"])
+def test_an_empty_answer_is_none(compare):
+    assert Comparison(compare).prediction("") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("Paris", "paris"),
+        ("  PARIS \n", "paris"),
+        ('"Paris."', "paris"),
+        ("New\tYork\n City!", "new york city"),
+        ("\uff21\uff22", "ab"),  # wide letters
+        ("Stra\u00dfe", "strasse"),
+        ("**42**", "42"),
+        ("-3", "-3"),
+        ("50%", "50%"),
+        ("$5", "$5"),
+        ("C++", "c++"),
+        ("...", None),
+    ],
+)
+def test_normalised_forgets_case_spacing_and_punctuation_at_the_ends(text, same):
+    assert Comparison("normalised").prediction(text) == same
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("B", "B"),
+        ("b", "B"),
+        (" B\n", "B"),
+        ("(B)", "B"),
+        ("B.", "B"),
+        ("B) Paris", "B"),
+        ("**B**: Paris", "B"),
+        ("B - Paris", "B"),
+        ("B\nbecause it is", "B"),
+        ("The answer is B.", "B"),
+        ("the correct answer is (C), I think", "C"),
+        ("Answer: D", "D"),
+        ("Option **A** fits", "A"),
+        ("The answer is A at first. No: the answer is B", "B"),
+        ("I choose [C]", "C"),
+        ("It must be D, surely", "D"),
+        ("Paris", None),
+        ("A dog", None),
+        ("I do not know", None),
+        ("B or C", None),
+    ],
+)
+def test_choice_is_the_letter_an_answer_names(text, letter):
+    assert Comparison("choice").prediction(text) == letter
+
+
+@given(st.text())
+def test_normalising_twice_is_normalising_once(text):
+    once = Comparison("normalised").prediction(text)
+    assert once is None or Comparison("normalised").prediction(once) == once
+
+
+@given(st.text(max_size=50))
+def test_a_choice_is_a_letter_or_nothing(text):
+    letter = Comparison("choice").prediction(text)
+    assert letter is None or (len(letter) == 1 and letter.isascii() and letter.isupper())
+
+
 @given(st.floats(-1e12, 1e12), st.sampled_from(["It is {}.", "{}", "x = {} (so I think)", "${}"]))
 def test_a_number_is_found_in_prose(value, prose):
     text = prose.format(repr(value))

@@ -162,6 +162,44 @@ def test_a_label_that_is_none_under_the_rule_is_said_before_anything_is_asked(se
     assert counts(served) == [0, 0]
 
 
+def labelled(labels):
+    """Prompts with other labels."""
+    return [Prompt(prompt.body, label) for prompt, label in zip(LABELLED, labels, strict=True)]
+
+
+def test_a_label_is_contained_in_answers(make_served):
+    served = make_served(2, serve={"compare": "contains"})
+    small, large = served.upstreams.values()
+    small.answer = lambda prompt, _: (f"It must be {truth(prompt)}x" + "." * len(prompt), 0.5)
+    large.answer = lambda prompt, _: (f"The answer is: {truth(prompt)}, of course.", 0.9)
+    trace = collected(served, labelled([("Z z", truth(q)) for q in QUESTIONS]))
+    assert trace.label is None
+    assert trace.correct[:, 0].tolist() == [False] * 30
+    assert trace.correct[:, 1].tolist() == [True] * 30
+    assert trace.wrong().mean(axis=0).tolist() == [1.0, 0.0]
+
+
+def test_numbers_within_the_tolerance_are_one_prediction(make_served):
+    served = make_served(2, serve={"compare": {"kind": "numeric", "tolerance": 0.5}})
+    small, large = served.upstreams.values()
+    small.answer = lambda *_: ("about 12.3", 0.5)
+    large.answer = lambda *_: ("12.7", 0.9)
+    trace = collected(served, labelled(["13"] * 30))
+    assert {trace.classes[code] for code in trace.prediction.ravel()} == {"12.3"}
+    assert trace.correct.tolist() == [[False, True]] * 30
+
+
+def test_aliases_need_a_rule_that_takes_them(served):
+    with pytest.raises(TraceError, match='list of aliases, and compare = "choice" takes one text'):
+        collected(served, labelled([("A", "B")] * 30))
+
+
+def test_aliases_are_read_from_json_lines(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "Capital?", "label": ["Paris", "Paname"]}\n')
+    (prompt,) = read_prompts(tmp_path / "p.jsonl")
+    assert prompt.label == ("Paris", "Paname")
+
+
 # The journal
 
 

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from ttamer.errors import CascadeError
+from ttamer.runtime import Comparison
 from ttamer.serve.config import (
     AuditSettings,
     NodeSettings,
@@ -86,7 +87,7 @@ fallback = "http://127.0.0.1:9/v1"
         "utf-8",
     )
     found = read_settings(path)
-    assert (found.serve.compare, found.serve.max_cost) == ("exact", 30.0)
+    assert (found.serve.compare, found.serve.max_cost) == (Comparison("exact"), 30.0)
     assert found.serve.allow == ("tradeoff", "budget")
     assert (found.serve.tradeoff_range, found.serve.budget_range) == ((0.5, 1.0), (1.0, 20.5))
     assert found.serve.error_range == (0.0, 1.0)
@@ -105,6 +106,12 @@ fallback = "http://127.0.0.1:9/v1"
         ("port = 1", "unknown key 'port'; allowed are compare, max_cost"),
         ('compare = "fuzzy"', '"exact", "normalised", "choice"'),
         ("compare = 3", '"exact", "normalised", "choice"'),
+        ("compare = {tolerance = 1}", "a table with kind"),
+        ('compare = {kind = "numeric", near = 1}', "a table with kind"),
+        ('compare = {kind = "numeric", tolerance = -1}', "a number from 0"),
+        ('compare = {kind = "exact", tolerance = 1}', "tolerance applies to"),
+        ('compare = {kind = "json", fields = []}', "a list of paths"),
+        ('compare = {kind = "regex", pattern = "("}', "not a regular expression"),
         ("max_cost = 0", "above 0"),
         ("max_cost = inf", "a number"),
         ("timeout = nan", "a number"),
@@ -222,3 +229,17 @@ def test_what_a_file_says_of_a_cluster_is_nothing_to_one_gateway():
     gpus = 1
     """
     assert settings_from(CascadeSpec.from_toml(text)).nodes["small"].cost == 1.0
+
+
+@pytest.mark.parametrize(
+    ("line", "comparison"),
+    [
+        ('"contains"', Comparison("contains")),
+        ('{kind = "numeric", tolerance = 1}', Comparison("numeric", tolerance=1.0)),
+        ('{kind = "json", fields = ["a", "b.0"]}', Comparison("json", fields=("a", "b.0"))),
+        ("{kind = 'regex', pattern = '(\\w+)'}", Comparison("regex", pattern=r"(\w+)")),
+    ],
+)
+def test_a_comparison_is_a_name_or_a_table(line, comparison):
+    text = f"[serve]\ncompare = {line}\n[[node]]\nname='a'\ncost=1\nupstream='http://127.0.0.1/v1'"
+    assert settings_from(CascadeSpec.from_toml(text)).serve.compare == comparison

@@ -23,12 +23,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitted.belief import BOOKKEEPING
+from ttamer.trace.classes import ClassCodes
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["AuditLog", "AuditRow", "NodeAnswer", "Retention", "Segment", "read_log", "segments"]
+__all__ = ["AuditLog", "AuditRow", "NodeAnswer", "Retention", "Segment", "read_log", "segments",
+           "trace_of_rows"]  # fmt: skip
 
 NUMBER, TIME, CHANCE = BOOKKEEPING
 _NAME = re.compile(r"(\d{8})-(\d+)-(\d+)\.parquet")
@@ -227,7 +229,12 @@ class AuditLog:
         rows = self._waiting
         name = f"{self._index:08d}-{len(rows)}-{int(rows[-1].time)}.parquet"
         unfinished = self.folder / f"{name}.tmp"
-        trace = _trace(self._spec, rows)
+        signals = {
+            NUMBER: np.array([row.number for row in rows], np.float64),
+            TIME: np.array([row.time for row in rows], np.float64),
+            CHANCE: np.array([row.chance for row in rows], np.float64),
+        }
+        trace = trace_of_rows(self._spec, rows, signals)
         try:
             from ttamer.trace.arrow import write_parquet
 
@@ -388,7 +395,7 @@ def _unread(part: Trace, read: set[tuple[float, float]]) -> NDArray[np.bool_]:
 def _read_one(path: Path, *, labelled: bool) -> Trace | None:
     """Return the rows of a segment; ``None`` where labels are wanted and it has none."""
     try:
-        part = Trace.read(path, on_bad="skip") if labelled else _read_unlabelled(path)
+        part = _read_segment(path, labelled=labelled)
     except TraceError:
         if path.exists():
             raise
@@ -400,35 +407,44 @@ def _read_one(path: Path, *, labelled: bool) -> Trace | None:
     return dataclasses.replace(part.take(part.label >= 0), left_out={}, notes=())
 
 
-def _read_unlabelled(path: Path) -> Trace:
-    """Return all rows of a segment, without the column of labels."""
+def _read_segment(path: Path, *, labelled: bool) -> Trace:
+    """Return the rows of a segment, with or without the column of labels.
+
+    Few rows have labels, and perhaps none that a node predicted: unlike a trace of its own, a
+    segment is not refused for that.
+    """
+    from ttamer.trace.builder import TraceBuilder
     from ttamer.trace.columns import plan
-    from ttamer.trace.files import open_source, read_source
+    from ttamer.trace.files import open_source
 
     source = open_source(path)
-    if source.cascade is None:
+    if source.cascade is None or source.rows is None:
         raise TraceError(f"{path}: has no cascade inside, so it is not a segment of an audit log")
     spec = CascadeSpec.from_toml(source.cascade.decode("utf-8", "replace"))
-    columns = [column for column in source.columns if column != "label"]
-    return read_source(source, plan(columns, spec, str(path)), "refuse")
+    columns = [column for column in source.columns if labelled or column != "label"]
+    layout = plan(columns, spec, str(path))
+    builder = TraceBuilder(layout, source.rows, ClassCodes())
+    for batch in source.batches(layout, None):
+        builder.add(batch)
+    return builder.finish("skip" if labelled else "refuse")
 
 
-def _trace(spec: CascadeSpec, rows: Sequence[AuditRow]) -> Trace:
-    """Return audited rows as a trace."""
+def trace_of_rows(
+    spec: CascadeSpec, rows: Sequence[AuditRow], signals: Mapping[str, NDArray[np.float64]]
+) -> Trace:
+    """Return audited rows as a trace; labels need not match any answer."""
+    codes = ClassCodes()
     answers = [[row.answers[name] for name in spec.names] for row in rows]
     labels = [row.label for row in rows]
-    known: dict[str, Any] = {} if all(label is None for label in labels) else {"label": labels}
-    return Trace.from_arrays(
+    label = None if all(each is None for each in labels) else codes.encode(labels)
+    return Trace(
         spec,
-        [[each.confidence for each in row] for row in answers],
-        prediction=[[each.prediction for each in row] for row in answers],
+        np.array([[each.confidence for each in row] for row in answers], np.float64),
+        prediction=codes.encode([[each.prediction for each in row] for row in answers]),
+        label=label,
         cost=np.array([[each.cost for each in row] for row in answers], np.float64),
-        signals={
-            NUMBER: np.array([row.number for row in rows], np.float64),
-            TIME: np.array([row.time for row in rows], np.float64),
-            CHANCE: np.array([row.chance for row in rows], np.float64),
-        },
-        **known,
+        signals=dict(signals),
+        classes=codes.classes,
     )
 
 

@@ -14,13 +14,12 @@ from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ttamer.drift.audit_log import AuditRow
+from ttamer.drift.audit_log import AuditRow, trace_of_rows
 from ttamer.drift.loop import status_of
 from ttamer.drift.worker import Worker
-from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ttamer.drift.audit_log import AuditLog, NodeAnswer
     from ttamer.drift.loop import Loop
@@ -56,6 +55,8 @@ class Auditor:
             ``target = "last"``, otherwise those with a label.
         queue_rows: The number of rows that may wait in each queue.
         label_rows: The number of rows that may wait for their label.
+        match_label: Called with a label and the predictions of its row; returns the prediction that
+            is right, or the label itself. By default a label is compared as text.
         failed: Called with one line of text for each row, or step of the loop, that failed.
         clock: The time in seconds since 1970.
     """
@@ -69,6 +70,7 @@ class Auditor:
         loop: Loop | None = None,
         queue_rows: int = 10_000,
         label_rows: int = 100_000,
+        match_label: Callable[[str, Sequence[str | None]], str] | None = None,
         failed: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -80,6 +82,7 @@ class Auditor:
         self.lost = self.failed = 0
         """The number of rows that were lost, and of audits in which a node failed."""
         self._spec, self._report_failure, self._clock = spec, failed, clock
+        self._match_label = match_label
         self._pending = PendingLabels(label_rows) if spec.target == "label" else None
         self._lock = threading.Lock()
         self._closing = False
@@ -207,6 +210,9 @@ class Auditor:
 
     def _enqueue(self, request: str, row: AuditRow) -> bool:
         """Put a row into all queues; return whether there was room in each."""
+        if self._match_label is not None and row.label is not None:
+            predictions = [answer.prediction for answer in row.answers.values()]
+            row = dataclasses.replace(row, label=self._match_label(row.label, predictions))
         with self._lock:
             workers = [] if self._closing else self._workers
             taken = [worker.put((request, row)) for worker in workers]  # each has its own room
@@ -234,14 +240,7 @@ class Auditor:
         request, row = item
         if self._spec.target == "label" and row.label is None:
             return
-        answers = [row.answers[name] for name in self._spec.names]
-        trace = Trace.from_arrays(
-            self._spec,
-            [[each.confidence for each in answers]],
-            prediction=[[each.prediction for each in answers]],
-            label=None if row.label is None else [row.label],
-            cost=[[each.cost for each in answers]],
-        )
+        trace = trace_of_rows(self._spec, [row], {})
         # Audits do not end in the order in which they began.
         loop.update(trace, [max(row.number, loop.number + 1)], [request])
         self.seen += 1

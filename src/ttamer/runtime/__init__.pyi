@@ -1,6 +1,7 @@
 from ttamer.runtime.calling import batched as batched
 from ttamer.runtime.cascade import Cascade as Cascade
 from ttamer.runtime.collecting import collect as collect
+from ttamer.runtime.comparison import Comparison as Comparison
 from ttamer.runtime.outcome import CascadeFailed as CascadeFailed
 from ttamer.runtime.outcome import NodeCall as NodeCall
 from ttamer.runtime.outcome import Outcome as Outcome

@@ -32,7 +32,7 @@ from ttamer.errors import ArgumentError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Comparison", "ComparisonKind"]
+__all__ = ["ALIAS_SEPARATOR", "Comparison", "ComparisonKind"]
 
 ComparisonKind = Literal["exact", "normalised", "choice", "numeric", "json", "regex", "contains"]
 """The names of the rules."""
@@ -154,11 +154,17 @@ class Comparison:
         return _normalised(text) or None
 
     def label(self, text: str) -> str | None:
-        """Return the form of a label: its prediction; with ``regex``, also a label that is bare.
+        """Return the form of a label, or ``None`` for one without content.
+
+        It is the prediction of its text; with ``regex`` also of a text that the pattern does not
+        match, and with ``contains`` its aliases.
 
         >>> Comparison("regex", pattern="answer is ([a-z]+)").label("Blue")
         'blue'
         """
+        if self.kind == "contains":
+            aliases = (_normalised(alias) for alias in text.split(ALIAS_SEPARATOR))
+            return ALIAS_SEPARATOR.join(filter(None, aliases)) or None
         found = self.prediction(text)
         if found is None and self.kind == "regex":
             return _normalised(text) or None
@@ -193,6 +199,30 @@ class Comparison:
             earlier: The predictions of other nodes for the same request.
         """
         return next((each for each in earlier if self.equal(prediction, each)), prediction)
+
+    def matched_all(self, predictions: Iterable[str | None]) -> list[str | None]:
+        """Return predictions for one request, each replaced by the first one that it equals.
+
+        >>> Comparison("contains").matched_all(["paris", None, "it is paris"])
+        ['paris', None, 'paris']
+        """
+        found: list[str | None] = []
+        for prediction in predictions:
+            found.append(self.matched(prediction, found))
+        return found
+
+    def right_prediction(self, label: str, predictions: Iterable[str | None]) -> str:
+        """Return the first prediction that is right, or else the label.
+
+        >>> Comparison("contains").right_prediction("paris|rome", ["oslo", "it is paris"])
+        'it is paris'
+
+        Args:
+            label: A label, such as :meth:`label` returns.
+            predictions: The predictions for one request.
+        """
+        found = (each for each in predictions if each is not None and self.is_right(each, label))
+        return next(found, label)
 
     def is_right(self, answer: str, label: str) -> bool:
         """Return whether an answer is right.

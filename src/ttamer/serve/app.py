@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ttamer.errors import ArgumentError
 from ttamer.serve import openai
 from ttamer.serve.admission import check_key
-from ttamer.serve.confidence import prediction_from
 from ttamer.serve.http import (
     INTERNAL_ERROR,
     HttpError,
@@ -213,10 +212,10 @@ class App:
             raise SlowBody from None
         data = parse_json(body, max_depth=serve.max_depth)
         check(data, _LABEL)
-        label = prediction_from(data["label"], serve.compare)
+        label = serve.compare.label(data["label"])
         if label is None:
             raise HttpError(
-                f"the label has no content under compare = {serve.compare!r}",
+                f"the label has no content under compare = {str(serve.compare)!r}",
                 code="bad_label",
                 param="label",
             )

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from ttamer.errors import ArgumentError, TraceError
+from ttamer.runtime.comparison import ALIAS_SEPARATOR
 from ttamer.runtime.jsonl import JsonLines, json_line
-from ttamer.serve.confidence import prediction_from
 from ttamer.serve.node import open_nodes
 from ttamer.serve.upstream import UpstreamFailed, open_session
 from ttamer.trace.classes import class_text
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Self
 
+    from ttamer.runtime.comparison import Comparison
     from ttamer.serve.config import Settings
     from ttamer.serve.node import Node
 
@@ -57,7 +58,8 @@ class Prompt:
     """One request body, and its reference answer if there is one."""
 
     body: Mapping[str, Any]
-    label: str | None = None
+    label: str | tuple[str, ...] | None = None
+    """The reference answer, or its aliases where ``compare`` is "contains"."""
 
 
 def read_prompts(
@@ -71,7 +73,8 @@ def read_prompts(
 
     Args:
         path: JSON lines (.jsonl, .ndjson), CSV, or text with one prompt per line.
-        label: The field that holds the reference answer.
+        label: The field that holds the reference answer; in JSON lines, a list of texts holds its
+            aliases.
         endpoint: The endpoint that the prompts are for.
         request: Fields sent with every prompt, unless the prompt sets them itself.
 
@@ -135,7 +138,10 @@ def _rows(file: Path, text: str, label: str) -> Iterator[tuple[str, dict[str, An
         yield place, row
 
 
-def _label(value: Any, place: str, field: str) -> str | None:
+def _label(value: Any, place: str, field: str) -> str | tuple[str, ...] | None:
+    """Return the label of a row, or its aliases."""
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        return tuple(value)
     try:
         return class_text(value) or None
     except TraceError as error:
@@ -212,7 +218,7 @@ class _Collection:
     done: int = 0
 
     def __post_init__(self) -> None:
-        common = {"path": self.path, "compare": self.settings.serve.compare}
+        common = {"path": self.path, "compare": str(self.settings.serve.compare)}
         self._identities = {name: common | self._identity(name) for name in self.settings.nodes}
 
     def _identity(self, name: str) -> dict[str, Any]:
@@ -292,16 +298,28 @@ def _labels(settings: Settings, prompts: Sequence[Prompt]) -> list[str] | None:
                 'answer as right with target = "last" under [cascade]'
             )
         return None
-    labels = []
+    labels, compare = [], settings.serve.compare
     for row, prompt in enumerate(prompts):
-        label = prediction_from(prompt.label or "", settings.serve.compare)
+        label = _label_text(prompt.label, compare, row)
         if label is None:
             raise TraceError(
                 f"prompt {row} (counting from 0): the label {prompt.label!r} has no content under "
-                f'compare = "{settings.serve.compare}"; give every prompt a label, or none'
+                f'compare = "{compare}"; give every prompt a label, or none'
             )
         labels.append(label)
     return labels
+
+
+def _label_text(label: str | tuple[str, ...] | None, compare: Comparison, row: int) -> str | None:
+    """Return a label as it is compared; ``None`` for one without content."""
+    if isinstance(label, tuple):
+        if compare.kind != "contains":
+            raise TraceError(
+                f"prompt {row} (counting from 0): the label is a list of aliases, and compare = "
+                f'"{compare}" takes one text; use compare = "contains"'
+            )
+        label = ALIAS_SEPARATOR.join(label)
+    return compare.label(label or "")
 
 
 def _trace(
@@ -328,11 +346,21 @@ def _trace(
             "or skip them with --skip-bad"
         )
     cost = np.array([[entry.cost for entry in found] for found in table])
+    compare = settings.serve.compare
+    right = None if labels is None else [labels[row] for row in rows]
+    correct = None
+    if right is not None and not compare.is_transitive:  # labels are compared one by one
+        correct = np.array([
+            [compare.is_right(entry.prediction or "", label) for entry in found]
+            for found, label in zip(table, right, strict=True)
+        ])  # fmt: skip
+        right = None
     return Trace.from_arrays(
         settings.spec,
         [[entry.confidence for entry in found] for found in table],
-        prediction=[[entry.prediction for entry in found] for found in table],
-        label=None if labels is None else [labels[row] for row in rows],
+        prediction=[compare.matched_all([entry.prediction for entry in found]) for found in table],
+        label=right,
+        correct=correct,
         cost=None if (cost == settings.spec.costs).all() else cost,
         left_out=left_out,
     )

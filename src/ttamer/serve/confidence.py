@@ -1,19 +1,15 @@
-"""Reading a response in OpenAI's format: its answer, its prediction, and its confidence.
+"""Reading a response in OpenAI's format: its answer and its confidence.
 
 Nothing here calls a node; :mod:`ttamer.serve.node` does. A response that lacks what is needed is an
 :class:`Unreadable` that names it.
 
-The *prediction* is the form of an answer that is compared with other nodes' and with labels, by the
-rule ``[serve] compare``. exact: the text unchanged. normalised: letter case, spacing, and
-punctuation at the ends do not count. choice: the letter of a multiple-choice answer.
+How the answer is compared with others is in :mod:`ttamer.runtime.comparison`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
-import unicodedata
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +18,11 @@ from ttamer.errors import TTamerError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ttamer.serve.config import Compare
-
 __all__ = [
     "Unreadable",
     "agreement",
     "answer_text",
     "field_value",
-    "prediction_from",
     "probability_of_answer",
     "probability_of_choice",
     "probability_of_yes",
@@ -51,10 +44,6 @@ VERIFY = (
 
 _AROUND = " \t\n()[]*.:,\"'\u2581\u0120"
 """Characters that may surround a letter within its token."""
-_FIRST = re.compile(r"[\s(\[*\"']*([A-Za-z])(?:[)\].:,*\"']|\s*$|\s*\n|\s+-)")
-_NAMED = re.compile(r"(?i:answer|choice|option)(?i:\s+is)?[\s:*(\[\"']*\b([A-Z])\b")
-_BRACKETED = re.compile(r"[(\[]([A-Z])[)\]]")
-_ALONE = re.compile(r"\b([B-HJ-Z])\b")  # neither the article nor the pronoun
 
 
 class Unreadable(TTamerError):
@@ -242,46 +231,3 @@ def _message_text(content: Any) -> str:
         return ""
     parts = (part.get("text") for part in content if isinstance(part, dict))
     return "\n".join(part for part in parts if isinstance(part, str))
-
-
-def prediction_from(text: str, compare: Compare) -> str | None:
-    """Return the form of an answer that is compared; ``None`` for one without content.
-
-    >>> prediction_from(" The  Moon. ", "normalised")
-    'the moon'
-    >>> prediction_from("The answer is (B).", "choice")
-    'B'
-    """
-    text = text.encode("utf-8", "replace").decode()  # JSON may hold half a character
-    if compare == "exact":
-        return text or None
-    if compare == "normalised":
-        return _normalised(text) or None
-    return _choice(text)
-
-
-def _normalised(text: str) -> str:
-    words = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-    start, end = 0, len(words)
-    while start < end and not _counts(words[start]):
-        start += 1
-    while start < end and not _counts(words[end - 1]):
-        end -= 1
-    return words[start:end]
-
-
-def _counts(character: str) -> bool:
-    """Whether a character at an end of an answer counts: currency signs and digits do."""
-    return unicodedata.category(character)[0] not in "PZ" or character in "-%"
-
-
-def _choice(text: str) -> str | None:
-    if first := _FIRST.match(text):
-        return first[1].upper()
-    if named := _NAMED.findall(text):
-        return str(named[-1])
-    for pattern in (_BRACKETED, _ALONE):
-        letters = set(pattern.findall(text))
-        if len(letters) == 1:
-            return str(letters.pop())
-    return None

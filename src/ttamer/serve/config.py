@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from ttamer.drift.audit_log import Retention
 from ttamer.drift.settings import MIN_REFIT_ROWS, LoopSettings
 from ttamer.errors import ArgumentError, CascadeError
+from ttamer.runtime.comparison import Comparison, ComparisonKind
 from ttamer.trace.spec import CascadeSpec
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = [
     "AuditSettings",
     "Choice",
-    "Compare",
     "Confidence",
     "NodeSettings",
     "OperatingPoint",
@@ -37,8 +37,6 @@ __all__ = [
     "settings_from",
 ]
 
-Compare = Literal["exact", "normalised", "choice"]
-"""How answers are compared."""
 Confidence = Literal["logprobs", "agreement", "verifier", "field"]
 """Where the confidence of an answer comes from."""
 Choice = Literal["tradeoff", "budget", "error"]
@@ -178,6 +176,28 @@ def _token_cost(value: Any) -> TokenCost:
     if not isinstance(value, dict) or not set(value) <= set(keys):
         raise InvalidValue("a table like {input = 0.1, output = 0.4}")
     return TokenCost(**{key: number(0)(value[key]) for key in value})
+
+
+def _comparison(value: Any) -> Comparison:
+    """Accept a kind of comparison, or a table like {kind = "numeric", tolerance = 0.01}."""
+    table = {"kind": value} if isinstance(value, str) else value
+    names = [each.name for each in dataclasses.fields(Comparison)]
+    if not isinstance(table, dict) or "kind" not in table or not set(table) <= set(names):
+        kinds = ", ".join(f'"{name}"' for name in get_args(ComparisonKind))
+        raise InvalidValue(f"one of {kinds}, or a table with kind and tolerance, fields or pattern")
+    options: dict[str, Any] = {"kind": one_of(ComparisonKind)(table["kind"])}
+    if "tolerance" in table:
+        options["tolerance"] = number(0)(table["tolerance"])
+    if "fields" in table:
+        if not isinstance(table["fields"], list) or not table["fields"]:
+            raise InvalidValue("a table whose fields are a list of paths")
+        options["fields"] = tuple(text(path) for path in table["fields"])
+    if "pattern" in table:
+        options["pattern"] = text(table["pattern"])
+    try:
+        return Comparison(**options)
+    except ArgumentError as error:
+        raise InvalidValue(f"a comparison whose options fit: {error}") from None
 
 
 def setting(
@@ -370,7 +390,8 @@ class AuditSettings:
 class ServeSettings:
     """The ``[serve]`` table; every key is optional."""
 
-    compare: Compare = setting(one_of(Compare), "normalised")
+    compare: Comparison = setting(_comparison, Comparison())
+    """How answers are compared: a kind, or a table with the kind and its options."""
     max_cost: float | None = setting(number(0, above=True), None)
     """The most that one request may cost."""
     timeout: float = setting(number(0, above=True), 60.0)

@@ -97,7 +97,14 @@ async def open_audits(
         if audit.log is not None:
             log = AuditLog(audit.log, settings.spec, retention=audit.retention)
             await asyncio.to_thread(stack.enter_context, log)
-        auditor = Auditor(settings.spec, audit_from(settings), log=log, loop=loop, failed=lost)
+        auditor = Auditor(
+            settings.spec,
+            audit_from(settings),
+            log=log,
+            loop=loop,
+            match_label=settings.serve.compare.right_prediction,
+            failed=lost,
+        )
         audits = Audits(settings, nodes, metrics, auditor)
         try:
             yield audits
@@ -161,11 +168,12 @@ class Audits:
             async with self._slots:
                 results = await asyncio.gather(*(self._ask(name, request) for name in others))
             spent = sum(cost for _, cost in results)
-            answers |= {
-                name: answer
-                for name, (answer, _) in zip(others, results, strict=True)
-                if answer is not None
-            }
+            compare = self._settings.serve.compare
+            for name, (answer, _) in zip(others, results, strict=True):
+                if answer is not None:
+                    earlier = [each.prediction for each in answers.values()]
+                    matched = compare.matched(answer.prediction, earlier)
+                    answers[name] = answer._replace(prediction=matched)
             if len(answers) == len(self._settings.spec.names):
                 is_taken = self._auditor.add(
                     request.request_id, number, chance, answers, spent=spent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import secrets
 import time
@@ -306,6 +307,11 @@ class Gateway:
             span.finish(cost=cost, error=failed)
             raise failed from None
         span.finish(cost=answer.cost, confidence=answer.confidence)
+        compare = self.settings.serve.compare
+        if not alone and not compare.is_transitive:
+            matched = compare.matched(answer.prediction, request.predictions)
+            request.predictions.append(matched)
+            answer = dataclasses.replace(answer, prediction=matched)
         return answer
 
     def node(self, name: str) -> Node:

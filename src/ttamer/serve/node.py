@@ -12,7 +12,6 @@ from ttamer.serve.confidence import (
     agreement,
     answer_text,
     field_value,
-    prediction_from,
     probability_of_answer,
     probability_of_choice,
     probability_of_yes,
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-    from ttamer.serve.config import Compare, NodeSettings, Settings
+    from ttamer.runtime.comparison import Comparison
+    from ttamer.serve.config import NodeSettings, Settings
 
 __all__ = ["Node", "NodeAnswer", "call_cost", "open_nodes"]
 
@@ -75,7 +75,7 @@ class Node:
     """A node with its upstream, and its verifier's."""
 
     def __init__(
-        self, upstream: Upstream, compare: Compare, verifier: Upstream | None = None
+        self, upstream: Upstream, compare: Comparison, verifier: Upstream | None = None
     ) -> None:
         self.settings = upstream.settings
         self.upstream = upstream
@@ -133,7 +133,7 @@ class Node:
         text, prediction = self._read(received)
         cost, calls = call_cost(self.settings, response), 1
         if source == "logprobs":
-            if self._compare == "choice" and prediction is not None:
+            if self._compare.kind == "choice" and prediction is not None:
                 confidence = probability_of_choice(response, prediction)
             else:
                 confidence = probability_of_answer(response)
@@ -178,8 +178,8 @@ class Node:
             if not responses or not isinstance(error, UpstreamFailed):
                 raise error
         read = [self._read(each) for each in responses]
-        predictions = [prediction for _, prediction in read] + [None] * len(failed)
-        chosen, confidence = agreement(predictions)
+        predictions = self._compare.matched_all([prediction for _, prediction in read])
+        chosen, confidence = agreement(predictions + [None] * len(failed))
         text, prediction = read[chosen]
         # A failed call is priced as if it had no tokens.
         cost = sum(call_cost(self.settings, each.body) for each in responses)
@@ -195,7 +195,7 @@ class Node:
 
     def _read(self, response: NodeResponse) -> tuple[str, str | None]:
         text = answer_text(response.body, self.settings.answer)
-        return text, prediction_from(text, self._compare)
+        return text, self._compare.prediction(text)
 
 
 def call_cost(settings: NodeSettings, response: Mapping[str, Any]) -> float:

@@ -95,6 +95,8 @@ class RequestContext:
     span: RequestSpan = NO_SPAN
     client_errors: set[str] = field(default_factory=set)
     """The nodes that blamed the request itself."""
+    predictions: list[str | None] = field(default_factory=list)
+    """The predictions of the nodes that have answered."""
 
     @classmethod
     def parse(cls, data: Any, endpoint: Endpoint, **context: Any) -> RequestContext:
