@@ -16,7 +16,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 
 __all__ = ["EarlyExit", "Value", "fold_batch_norm"]
 
@@ -33,6 +36,7 @@ class EarlyExit(nn.Module):
             output of its block and returns logits of shape (batch, classes).
         head: Takes the output of the last block and returns logits.
         names: Names of the exits, the head last; by default exit1, exit2, ..., full.
+        config: How to build the network again, set by the families that can be built by name.
 
     Raises:
         ArgumentError: The numbers of blocks, ramps and names do not fit together, or two exits
@@ -53,6 +57,7 @@ class EarlyExit(nn.Module):
         head: nn.Module,
         *,
         names: Sequence[str] | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         if not blocks or len(ramps) != len(blocks) - 1:
@@ -80,6 +85,8 @@ class EarlyExit(nn.Module):
         self.exits = nn.ModuleList(exits)
         """The ramps, and the head last."""
         self.names = tuple(names)
+        self.config = None if config is None else dict(config)
+        """How to build the network again, or ``None`` if it belongs to no family."""
 
     def forward(self, inputs: Value) -> list[Tensor]:
         """Run all exits.
@@ -121,6 +128,48 @@ class EarlyExit(nn.Module):
         """Return the ramps, without the head."""
         yield from list(self.exits)[:-1]
 
+    def save_pretrained(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        policy: FittedPolicy | FittedLadder | None = None,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        """Write the network as safetensors, and a policy for its exits, to a folder.
+
+        Args:
+            folder: Created if it does not exist; files in it are replaced.
+            policy: A fitted policy or ladder for the exits, for :meth:`Runner.from_pretrained`.
+            classes: The names of the classes, as in the policy's trace, where they are not numbers.
+
+        Raises:
+            ArgumentError: The policy is for other exits.
+        """
+        from ttamer.torch.pretrained import save_pretrained
+
+        save_pretrained(self, folder, policy=policy, classes=classes)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | os.PathLike[str], network: EarlyExit | None = None
+    ) -> EarlyExit:
+        """Read a network from a folder that :meth:`save_pretrained` wrote.
+
+        Args:
+            folder: The folder.
+            network: A network of the same architecture, whose weights are replaced; not needed
+                for families that are built by name, such as ``vgg``, ``bert`` and ``llama``.
+
+        Returns:
+            The network in evaluation mode, on the CPU or where the given one is.
+
+        Raises:
+            ArgumentError: The folder is not complete, or does not fit the network.
+        """
+        from ttamer.torch.pretrained import load_pretrained
+
+        return load_pretrained(folder, network).network
+
 
 def fold_batch_norm(network: EarlyExit) -> EarlyExit:
     """Fold every batch normalisation into the convolution before it.
@@ -138,6 +187,7 @@ def fold_batch_norm(network: EarlyExit) -> EarlyExit:
     False
     """
     copy = deepcopy(network).eval()
+    copy.config = None  # it has fewer weights now
     for part in [module for module in copy.modules() if isinstance(module, nn.Sequential)]:
         layers = list(part.children())
         kept: list[nn.Module] = []

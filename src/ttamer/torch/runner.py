@@ -26,6 +26,7 @@ from ttamer.torch.devices import autocast, device_of, rows_of, take, to_device
 from ttamer.torch.tables import BeliefTables, PlainTables, tables_of
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable, Iterator, Sequence
 
     from torch import Tensor
@@ -222,6 +223,51 @@ class Runner:
         self._reached = tables.reached
         self.waits = 0
         """The number of times the host has waited for the device."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        network: EarlyExit | None = None,
+        *,
+        tradeoff: float | None = None,
+        precision: Precision = "fp32",
+        regrouping: Regrouping | None = None,
+    ) -> Runner:
+        """Return a runner of the network and the policy in a folder.
+
+        Args:
+            folder: A folder that :meth:`EarlyExit.save_pretrained` wrote with a policy.
+            network: A network of the same architecture, on the device to run on; not needed for
+                families that are built by name.
+            tradeoff: Which policy of a ladder to run.
+            precision: What the network computes in.
+            regrouping: When survivors are regrouped; by default whenever any row has left.
+
+        Returns:
+            The runner.
+
+        Raises:
+            ArgumentError: The folder has no policy, or a ladder and no tradeoff is given.
+        """
+        from ttamer.fitted.ladder import FittedPolicy
+        from ttamer.torch.pretrained import load_pretrained
+
+        found = load_pretrained(folder, network)
+        policy = found.policy
+        if policy is None:
+            raise ArgumentError(f"{folder}: has no policy; save one with save_pretrained(policy=)")
+        if not isinstance(policy, FittedPolicy):
+            if tradeoff is None:
+                raise ArgumentError(f"{folder}: has a ladder of policies; choose one by tradeoff=")
+            policy = policy.at(tradeoff)
+        return Runner(
+            found.network,
+            policy,
+            classes=found.classes,
+            precision=precision,
+            regrouping=regrouping,
+        )
 
     @property
     def reached(self) -> tuple[str, ...]:

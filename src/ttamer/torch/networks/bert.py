@@ -106,7 +106,7 @@ def exits_on_bert(
     if model.config.is_decoder:
         raise ArgumentError("the model must be an encoder, and its config has is_decoder")
     layers = [Layer(layer, causal=False) for layer in model.encoder.layer]
-    return encoder_exits(_Embed(model), layers, model, classes=classes, pool=pool)
+    return encoder_exits(_Embed(model), layers, model, classes=classes, pool=pool, family="bert")
 
 
 def encoder_exits(
@@ -116,6 +116,7 @@ def encoder_exits(
     *,
     classes: int,
     pool: Literal["first", "mean"],
+    family: str,
 ) -> EarlyExit:
     """Return the network of an encoder's layers, with ramps like BERT's head."""
     if pool not in ("first", "mean"):
@@ -132,7 +133,14 @@ def encoder_exits(
         # The layers of BERT's pooler after its pooling, with their weights.
         last[:2] = [model.pooler.dense, model.pooler.activation]
     names = [*(f"layer{k}" for k in range(1, len(layers))), "full"]
-    return EarlyExit([embed, *layers], ramps, Pooled(pool, *last), names=names)
+    config = {
+        "family": family,
+        "config": model.config.to_diff_dict(),
+        "classes": classes,
+        "pool": pool,
+    }
+    head = Pooled(pool, *last)
+    return EarlyExit([embed, *layers], ramps, head, names=names, config=config)
 
 
 class _Embed(Embed):

@@ -95,7 +95,8 @@ def exits_on_gpt2(model: Any, *, classes: int) -> EarlyExit:
     ]
     head = Pooled("last", model.ln_f, nn.Linear(width, classes))
     names = [*(f"block{k}" for k in range(1, len(layers))), "full"]
-    return EarlyExit(blocks, ramps, head, names=names)
+    config = {"family": "gpt2", "config": model.config.to_diff_dict(), "classes": classes}
+    return EarlyExit(blocks, ramps, head, names=names, config=config)
 
 
 class _Embed(Embed):

@@ -122,7 +122,8 @@ def exits_on_llama(model: Any, *, classes: int) -> EarlyExit:
     ramps = [None, *(ramp() for _ in layers[1:])]
     head = Pooled("last", model.norm, nn.Linear(width, classes))
     names = [*(f"layer{k}" for k in range(1, len(layers))), "full"]
-    return EarlyExit([_Embed(model), *layers], ramps, head, names=names)
+    options = {"family": "llama", "config": config.to_diff_dict(), "classes": classes}
+    return EarlyExit([_Embed(model), *layers], ramps, head, names=names, config=options)
 
 
 class _Embed(Embed):

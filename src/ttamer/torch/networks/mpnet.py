@@ -105,7 +105,7 @@ def exits_on_mpnet(
         )
     embed = _Embed(model)
     layers = [_Layer(layer, embed.bias) for layer in model.encoder.layer]
-    return encoder_exits(embed, layers, model, classes=classes, pool=pool)
+    return encoder_exits(embed, layers, model, classes=classes, pool=pool, family="mpnet")
 
 
 class _Bias(nn.Module):

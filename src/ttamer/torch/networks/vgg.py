@@ -73,7 +73,10 @@ def vgg(depth: int, *, classes: int = 10, size: int = 32, width: int = 64) -> Ea
     >>> vgg(11, width=8).names
     ('conv1', 'conv2', 'conv3', 'conv4', 'conv5', 'conv6', 'conv7', 'full')
     """
-    return exits_on_vgg(VGG(depth, classes=classes, width=width), classes=classes, size=size)
+    network = exits_on_vgg(VGG(depth, classes=classes, width=width), classes=classes, size=size)
+    sizes = {"depth": depth, "classes": classes, "size": size, "width": width}
+    network.config = {"family": "vgg", **sizes}
+    return network
 
 
 def exits_on_vgg(model: nn.Module, *, classes: int, size: int) -> EarlyExit:
