@@ -99,7 +99,9 @@ class JsonLines:
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield each line with its number, from 1 on, as it is in the file now."""
-        yield from enumerate(self.path.read_bytes()[: self.size].splitlines(), start=1)
+        with self.path.open("rb") as file:
+            content = file.read(self.size)  # not to its end, which a device may not have
+        yield from enumerate(content.splitlines(), start=1)
 
     def append(self, lines: bytes) -> None:
         """Write one or more whole lines, or nothing: each ends with a line feed."""
