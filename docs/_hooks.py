@@ -1,0 +1,40 @@
+"""What the site needs beyond its pages: public names, and links that leave the site.
+
+A reference page names a package; its public names, those of ``__init__.pyi``, are listed here.
+Links to files of the repository outside the site become their paths.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+([^)#]+)\)")
+"""A link that climbs out of the folder of its page."""
+REFERENCE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
+"""The line of a reference page that names its package."""
+DOCS = Path(__file__).parent
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """List public names, and replace links to files outside the docs; they must exist."""
+    folder = (DOCS / page.file.src_uri).parent
+
+    def replace(found: re.Match[str]) -> str:
+        target = found[0].rpartition("(")[2].rstrip(")")
+        path = (folder / target).resolve()
+        if path.is_relative_to(DOCS):
+            return found[0]
+        if not path.exists():
+            raise FileNotFoundError(f"{page.file.src_uri}: {target} does not exist")
+        return f"{found[1]} (`{path.relative_to(DOCS.parent)}` in the repository)"
+
+    return REFERENCE.sub(_public, OUTSIDE.sub(replace, markdown))
+
+
+def _public(found: re.Match[str]) -> str:
+    """Return one reference for each public name of a package."""
+    stub = DOCS.parent / "src" / found[1].replace(".", "/") / "__init__.pyi"
+    names = sorted(set(re.findall(r"(\w+) as \1\b", stub.read_text("utf-8"))), key=str.lower)
+    return "\n\n".join(f"::: {found[1]}.{name}" for name in names if name != "__version__")
