@@ -25,19 +25,20 @@ SPEC = CascadeSpec.of({"small": 1.0, "large.v2": 5.0}, target="last")
 WRITER = """
 import os, signal, sys
 from ttamer.trace.spec import CascadeSpec
+from ttamer import _files
 from ttamer.drift import audit_log
 from ttamer.drift.audit_log import AuditLog, AuditRow, NodeAnswer
 
 folder, crash = sys.argv[1:]
 spec = CascadeSpec.of({"small": 1.0, "large.v2": 5.0}, target="last")
 
-def die(*_):
+def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 with AuditLog(folder, spec, segment_rows=25) as log:
     for number in range(10_000):
         if number == 60 and crash == "before the file is synced":
-            audit_log._synced = die
+            _files.sync = die
         if number == 60 and crash == "before the rename":
             audit_log.Path.replace = die
         if number == 60 and crash == "before the journal goes":
@@ -99,12 +100,12 @@ def test_kill_9_loses_no_row_that_was_added_and_doubles_none(tmp_path, crash, af
     assert found[:-1] == list(range(len(found) - 1))
     # The row that was being added when it was killed may be there too.
     assert len(done) <= len(found) - 1 <= len(done) + (1 if after is None else 10_000)
-    assert not list(tmp_path.glob("*.tmp"))
+    assert not list(tmp_path.glob(".*.part"))
 
 
 def left_open(log):
     """End a writer as a crash would: nothing is flushed."""
-    os.close(log._journal)
+    log._journal.close()
     os.close(log._lock)
 
 

@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
+from ttamer._files import PART_SUFFIX, atomic_write
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitted.belief import BOOKKEEPING
+from ttamer.runtime.jsonl import JsonLines, json_line
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
@@ -148,16 +150,16 @@ class AuditLog:
         self._segment_rows, self._sync_rows = segment_rows, sync_rows
         self._retention = retention or Retention()
         self._waiting: list[AuditRow] = []
-        self._unsynced = 0
         self._index = 0
-        self._journal = self._lock = -1
+        self._journal = JsonLines(self._journal_path(), sync_lines=sync_rows)
+        self._lock = -1
         self.recovered = 0
         """The number of rows found in the journal of a log that was not closed."""
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(self.folder)
-        for unfinished in self.folder.glob("*.tmp"):
+        for unfinished in self.folder.glob(f".*{PART_SUFFIX}"):
             unfinished.unlink()
         self._index = 1 + max((each.number for each in segments(self.folder)), default=0)
         for path in sorted(self.folder.iterdir()):
@@ -167,25 +169,23 @@ class AuditLog:
                 path.unlink()  # its segment exists
             else:
                 self._index = int(found[1])
-        path = self._journal_path()
-        content = path.read_bytes() if path.exists() else b""
-        whole = content.rfind(b"\n") + 1
-        self._waiting = [
-            self._parsed(line, number)
-            for number, line in enumerate(content[:whole].splitlines(), start=1)
-        ]
+        self._open_journal()
+        try:
+            self._waiting = [self._parsed(line, number) for number, line in self._journal.lines()]
+        except TraceError:
+            self._journal.close()
+            raise
         self.recovered = len(self._waiting)
-        self._open_journal(whole)
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
             self.flush()
         finally:
-            for file in (self._journal, self._lock):
-                if file >= 0:
-                    os.close(file)
-            self._journal = self._lock = -1
+            self._journal.close()
+            if self._lock >= 0:
+                os.close(self._lock)
+            self._lock = -1
 
     @property
     def waiting(self) -> int:
@@ -202,16 +202,10 @@ class AuditLog:
             ArgumentError: Where the log is not open, or the row is not complete.
             TraceError: Where the folder cannot be written.
         """
-        if self._journal < 0:
+        if not self._journal.is_open:
             raise ArgumentError(f"{self.folder}: the log is not open; use it with `with`")
-        line = self._line(row)
         try:
-            while line:
-                line = line[os.write(self._journal, line) :]
-            self._unsynced += 1
-            if self._unsynced >= self._sync_rows:
-                os.fsync(self._journal)
-                self._unsynced = 0
+            self._journal.append(self._line(row))
         except OSError as error:
             raise TraceError(f"{self.folder}: cannot be written: {error.strerror}") from None
         self._waiting.append(row)
@@ -228,7 +222,6 @@ class AuditLog:
             return
         rows = self._waiting
         name = f"{self._index:08d}-{len(rows)}-{int(rows[-1].time)}.parquet"
-        unfinished = self.folder / f"{name}.tmp"
         signals = {
             NUMBER: np.array([row.number for row in rows], np.float64),
             TIME: np.array([row.time for row in rows], np.float64),
@@ -238,17 +231,15 @@ class AuditLog:
         try:
             from ttamer.trace.arrow import write_parquet
 
-            write_parquet(trace, unfinished)
-            _synced(unfinished)
-            unfinished.replace(self.folder / name)
-            _synced(self.folder)
+            with atomic_write(self.folder / name, durable=True) as part:
+                write_parquet(trace, part)
         except OSError as error:
             raise TraceError(f"{self.folder}: cannot be written: {error.strerror}") from None
-        os.close(self._journal)
-        self._journal_path().unlink()
-        self._waiting, self._unsynced = [], 0
+        self._journal.close()
+        self._journal.path.unlink()
+        self._waiting = []
         self._index += 1
-        self._open_journal(0)
+        self._open_journal()
         self._retire(rows[-1].time)
 
     def _retire(self, now: float) -> None:
@@ -280,14 +271,11 @@ class AuditLog:
         if not all(math.isfinite(each.confidence) and each.cost >= 0 for each in answers):
             raise ArgumentError("an audited row needs finite confidences and no negative cost")
         plain = [row.number, row.time, row.chance, [list(each) for each in answers], row.label]
-        return json.dumps(plain, allow_nan=False).encode() + b"\n"
+        return json_line(plain)
 
-    def _open_journal(self, whole: int) -> None:
-        """Open the journal for appending, after its first ``whole`` bytes."""
-        path = self._journal_path()
-        self._journal = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        os.truncate(self._journal, whole)  # drops an incomplete last line
-        _synced(self.folder)
+    def _open_journal(self) -> None:
+        """Open the journal for appending."""
+        self._journal = JsonLines(self._journal_path(), sync_lines=self._sync_rows).open()
 
     def _parsed(self, line: bytes, number: int) -> AuditRow:
         """Return the row of a line of the journal."""
@@ -446,15 +434,6 @@ def trace_of_rows(
         signals=dict(signals),
         classes=codes.classes,
     )
-
-
-def _synced(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on the disk."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def _locked(folder: Path) -> int:

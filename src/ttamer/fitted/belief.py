@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer._numbers import as_float
 from ttamer.errors import ArgumentError, ObservationError
 from ttamer.fitted.quantiser import Quantiser
 
@@ -259,8 +260,8 @@ class Signals:
 
 def _number(name: str, value: object) -> float:
     try:
-        return float(0.0 + value)  # type: ignore[operator]  # a number, and not the text of one
-    except (TypeError, ValueError, OverflowError):
+        return as_float(value)
+    except TypeError:
         raise ObservationError(f"signal {name!r} must be a number, not {value!r}") from None
 
 

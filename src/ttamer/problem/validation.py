@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._numbers import is_number
 from ttamer.errors import ProblemError
 
 if TYPE_CHECKING:
@@ -254,7 +255,7 @@ def check_form(data: object) -> dict[str, Any]:
         cost = edge["cost"]
         if isinstance(cost, list):
             cost = _numbers(cost)
-        elif not _is_number(cost):
+        elif not is_number(cost):
             cost = None
         if cost is None:
             raise ProblemError(
@@ -307,10 +308,6 @@ def _list(item: object, place: str) -> list[Any]:
     if not isinstance(item, list):
         raise ProblemError(f"{place} must be a list")
     return item
-
-
-def _is_number(item: object) -> bool:
-    return isinstance(item, int | float) and not isinstance(item, bool)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

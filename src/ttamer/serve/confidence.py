@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ttamer._numbers import is_number
 from ttamer.errors import TTamerError
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def _log(value: Any) -> float:
 
 def _number(value: Any) -> float:
     """Return a JSON number as a float, infinite if too large; NaN for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         return math.nan
     try:
         return float(value)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
+from ttamer._numbers import is_number
 from ttamer.drift.audit_log import Retention
 from ttamer.drift.settings import MIN_REFIT_ROWS, LoopSettings
 from ttamer.errors import ArgumentError, CascadeError
@@ -100,7 +101,7 @@ def number(low: float, high: float = math.inf, *, above: bool = False) -> Callab
     expected += f" to {high:g}" if high < math.inf else ""
 
     def check(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not is_number(value):
             raise InvalidValue(expected)
         is_low_enough = value <= high and math.isfinite(value)
         if not is_low_enough or not (low < value if above else low <= value):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import glob
 import json
-import os
 import queue
 import threading
 import time
@@ -23,9 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import ArgumentError
+from ttamer.runtime.jsonl import JsonLines
 from ttamer.serve.record import failure_kind
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterator
 
     from ttamer.serve.record import RequestRecord
@@ -124,10 +125,8 @@ class _Rotating:
     """A file that is appended to, and renamed when full."""
 
     def __init__(self, path: Path, max_bytes: int, keep: int) -> None:
-        self._path, self._max_bytes, self._keep = path, max_bytes, keep
-        self._handle: int | None = None
-        self._size = 0
-        self._torn = False
+        self._max_bytes, self._keep = max_bytes, keep
+        self._file = JsonLines(path)
 
     def parts(self, lines: list[bytes]) -> Iterator[bytes]:
         """Join lines into texts that each fit into a file."""
@@ -143,45 +142,19 @@ class _Rotating:
     def append(self, text: bytes) -> bool:
         """Write a text as a whole; return whether that succeeded."""
         try:
-            if self._handle is None:
-                self._open()
-            if self._size and self._size + len(text) > self._max_bytes:
+            if not self._file.is_open:
+                self._file.open()
+            if self._file.size and self._file.size + len(text) > self._max_bytes:
                 self._rotate()
-                self._open()
-            if self._torn:
-                self._write(b"\n")
-                self._torn = False
-            self._write(text)
+                self._file.open()
+            self._file.append(text)
         except OSError:
             self.close()  # the next rows try again from the start
             return False
         return True
 
     def close(self) -> None:
-        if self._handle is not None:
-            with suppress(OSError):
-                os.close(self._handle)
-            self._handle = None
-
-    def _open(self) -> None:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
-        self._handle = os.open(self._path, flags, 0o600)
-        self._size = os.fstat(self._handle).st_size
-        self._torn = False
-        if self._size:  # a row that a crash cut short must not run into the next
-            self._torn = os.pread(self._handle, 1, self._size - 1) != b"\n"
-
-    def _write(self, text: bytes) -> None:
-        assert self._handle is not None  # noqa: S101 - append opened it
-        left = memoryview(text)
-        try:
-            while left:
-                left = left[os.write(self._handle, left) :]
-        except OSError:
-            with suppress(OSError):
-                os.ftruncate(self._handle, self._size)  # all of it or nothing
-            raise
-        self._size += len(text)
+        self._file.close()
 
     def _rotate(self) -> None:
         self.close()
@@ -191,10 +164,14 @@ class _Rotating:
             if newer.exists():
                 newer.replace(older)
         if not self._keep:
-            self._path.unlink(missing_ok=True)
+            self._file.path.unlink(missing_ok=True)
 
     def _numbered(self, number: int) -> Path:
-        return self._path.with_name(f"{self._path.name}.{number}") if number else self._path
+        return (
+            self._file.path.with_name(f"{self._file.path.name}.{number}")
+            if number
+            else self._file.path
+        )
 
 
 def _line(when: float, record: RequestRecord, predictions: bool) -> bytes:
