@@ -51,7 +51,8 @@ def test_calibrated_losses_are_the_error_rates_of_the_states():
 
 def test_the_value_of_a_fitted_chain_is_the_value_of_the_true_one():
     trace = chain_trace(60_000)
-    true = tt.Problem.line([0.7, 0.4, 0.1], [1.0, 2.0, 3.0], [FIRST, ROWS, ROWS])
+    costs = [1 / 6, 2 / 6, 3 / 6]  # in shares of what all three cost
+    true = tt.Problem.line([0.7, 0.4, 0.1], costs, [FIRST, ROWS, ROWS])
     for policy in fit(trace, belief="calibrated", states=3, tradeoffs=[0.5, 0.9, 0.95]):
         want = tt.solve(true, policy.tradeoff).value
         assert policy.policy.value == pytest.approx(want, rel=0.02)
@@ -63,7 +64,8 @@ def test_replayed_error_and_cost_are_what_the_policy_expects():
     for policy in fit(fitted, belief="none", states=3, tradeoffs=[0.7, 0.9, 0.95, 0.99]):
         result = evaluate(policy, test, resamples=0)
         assert result.error == pytest.approx(policy.policy.expected_loss, abs=0.01)
-        assert result.cost == pytest.approx(policy.policy.expected_cost, rel=0.02)
+        expected = policy.expected_cost * policy.fitted.full_cost
+        assert result.cost == pytest.approx(expected, rel=0.02)
 
 
 @examples(40)
@@ -343,3 +345,23 @@ def test_problem_of_names_nodes_in_the_order_of_asking():
     plan = Plan("calibrated", "fixed", 3, "quantile", 1.0)
     problem = problem_of(counts, trace.spec, [2, 0, 1], plan, full_cost=1.0)
     assert problem.names == ("large", "small", "middle")
+
+
+def test_long_traces_are_fitted_to_a_sample(monkeypatch):
+    trace = answering_trace(3000, order="fixed")
+    monkeypatch.setattr("ttamer.fitting.plans.MAX_BELIEF_ROWS", 2400)
+    monkeypatch.setattr("ttamer.fitting.regressions.MAX_ROWS", 1200)
+    ladder = fit(trace, tradeoffs=[0.5, 0.9])
+    assert ladder.fitted.rows == 3000
+    assert ladder.fitted.trace_digest == trace.digest
+    assert ladder.fitted.plan["sampled"] == 2400
+    again = fit(trace, tradeoffs=[0.5, 0.9])
+    held = answering_trace(1500, order="fixed", seed=9)
+    monkeypatch.undo()
+    whole = fit(trace, tradeoffs=[0.5, 0.9])
+    assert "sampled" not in whole.fitted.plan
+    for one, two, all_rows in zip(ladder, again, whole, strict=True):
+        np.testing.assert_array_equal(one.play(held).answer, two.play(held).answer)
+        mine, theirs = (evaluate(each, held, resamples=0) for each in (one, all_rows))
+        assert one.error == pytest.approx(mine.error, abs=0.05)
+        assert mine.error == pytest.approx(theirs.error, abs=0.05)

@@ -17,6 +17,7 @@ What a state loses is the ``belief``:
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +32,8 @@ from ttamer.fitted.replay import full_cost, paid
 from ttamer.fitting.beliefs import MOST_ANY, build_belief
 from ttamer.fitting.counts import Counts, Pair
 from ttamer.fitting.options import FitOptions
+from ttamer.fitting.regressions import sampled
+from ttamer.policy.base import Ladder
 from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.problem.tradeoff import check_tradeoffs
 from ttamer.solvers import solve_ladder
@@ -68,6 +71,8 @@ MIN_ROWS = 10
 """A fit needs at least this many rows."""
 MAX_BELIEF_NODES = 60
 """With more nodes the default is ``"calibrated"``: a file stores steps as sets of bits."""
+MAX_BELIEF_ROWS = 400_000
+"""Policies on beliefs are found on at most this many rows: a uniform sample of more."""
 ENOUGH_ROWS = 2000
 """From this many rows on, a full belief in the widest order is taken without comparing."""
 MIN_STANDARD_ERRORS = 2.0
@@ -226,15 +231,29 @@ def build(
 ) -> FittedLadder:
     """Fit a trace by one plan, for several tradeoffs."""
     if plan.belief == "full":
-        return build_belief(
-            trace, tradeoffs, order=plan.order, states=plan.states or None, progress=progress
+        few = trace
+        if len(trace) > MAX_BELIEF_ROWS:
+            few = trace.take(sampled(len(trace), MAX_BELIEF_ROWS))
+        ladder = build_belief(
+            few, tradeoffs, order=plan.order, states=plan.states or None, progress=progress
         )
+        return ladder if few is trace else _fitted_to(ladder, trace)
     quantiser = Quantiser.fit(trace.confidence, states=plan.states, method=plan.quantise)
     columns = columns_of(trace, plan)
     counts = Counts.of(trace, quantiser, pairs_of(trace.spec, columns, plan))
     return build_from(
         counts, quantiser, trace.spec, columns, plan, tradeoffs, trace_digest=trace.digest
     )
+
+
+def _fitted_to(ladder: FittedLadder, trace: Trace) -> FittedLadder:
+    """Return a ladder fitted to a sample as one fitted to all of a trace."""
+    plan = {**ladder.fitted.plan, "sampled": ladder.fitted.rows}
+    model = dataclasses.replace(
+        ladder.fitted, plan=plan, trace_digest=trace.digest, rows=len(trace)
+    )
+    inner = Ladder(tuple(policy.policy for policy in ladder))
+    return FittedLadder.of(inner, model, ladder.rungs)
 
 
 def build_from(
