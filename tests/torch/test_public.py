@@ -21,6 +21,7 @@ NAMES = [
     "exits_on_mpnet",
     "exits_on_resnet",
     "exits_on_vgg",
+    "export_onnx",
     "fold_batch_norm",
     "gpt2",
     "llama",

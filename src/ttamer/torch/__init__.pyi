@@ -16,6 +16,7 @@ from ttamer.torch.networks.resnet import exits_on_resnet as exits_on_resnet
 from ttamer.torch.networks.vgg import exits_on_vgg as exits_on_vgg
 from ttamer.torch.networks.vgg import pooled_ramp as pooled_ramp
 from ttamer.torch.networks.vgg import vgg as vgg
+from ttamer.torch.onnx_export import export_onnx as export_onnx
 from ttamer.torch.profiling import Profile as Profile
 from ttamer.torch.profiling import profile as profile
 from ttamer.torch.runner import Answers as Answers

@@ -1,0 +1,116 @@
+"""A network with exits as ONNX files, one per segment and one per exit; the decision is outside.
+
+``segment_0.onnx`` takes the inputs, ``segment_1.onnx`` what that returns, and so on;
+``exit_0.onnx`` takes what ``segment_0.onnx`` returns and gives logits. The program that runs the
+files asks a session of the policy which exit is next (``examples/early_exit_onnx.py``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ttamer._files import atomic_write
+from ttamer.errors import ArgumentError, MissingExtra
+from ttamer.torch.devices import device_of, rows_of, to_device
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from ttamer.torch.early_exit import EarlyExit, Value
+
+__all__ = ["export_onnx"]
+
+DIMENSIONS = ("batch", "tokens")
+"""The names of the dimensions that may vary, in their order in a tensor."""
+
+
+def export_onnx(
+    network: EarlyExit,
+    folder: str | os.PathLike[str],
+    example: Value,
+    *,
+    tokens: bool = False,
+) -> None:
+    """Write every segment and every exit of a network as an ONNX file.
+
+    Args:
+        network: The network; it is put in evaluation mode.
+        folder: Created if it does not exist; files in it are replaced. Its ``exits.json`` lists
+            the names of the exits, in order.
+        example: At least two inputs. The batch size may vary.
+        tokens: Whether the second dimension varies too, as the length of texts does.
+
+    Raises:
+        ArgumentError: A segment cannot be exported, or there are fewer than two inputs.
+        MissingExtra: onnx or onnxscript is not installed.
+
+    Example::
+
+        exits.export_onnx(network, "folder", (ids, mask), tokens=True)
+        segment = onnxruntime.InferenceSession("folder/segment_0.onnx")
+    """
+    for package in ("onnx", "onnxscript"):
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            raise MissingExtra(package, "onnx") from None
+    if rows_of(example) < 2:
+        raise ArgumentError(f"example has {rows_of(example)} rows; at least 2 are needed")
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    network.eval()
+    value: Any = to_device(example, device_of(network))
+    names = DIMENSIONS if tokens else DIMENSIONS[:1]
+    with torch.no_grad():
+        for k, (segment, ramp) in enumerate(zip(network.segments, network.exits, strict=True)):
+            following = segment(value)
+            count = 1 if isinstance(following, torch.Tensor) else len(following)
+            outputs = [f"value_{j}" for j in range(count)]
+            _export(segment, value, path / f"segment_{k}.onnx", names, outputs)
+            value = following
+            _export(ramp, value, path / f"exit_{k}.onnx", names, ["logits"])
+    with atomic_write(path / "exits.json") as part:
+        part.write_text(json.dumps({"names": list(network.names)}, indent=1) + "\n", "utf-8")
+
+
+def _export(
+    module: nn.Module, value: Any, path: Path, names: Sequence[str], outputs: Sequence[str]
+) -> None:
+    """Write one module as an ONNX file."""
+    dimensions = [torch.export.Dim(name) for name in names]
+
+    def varying(tensor: torch.Tensor) -> dict[int, Any]:
+        return dict(enumerate(dimensions[: tensor.ndim]))
+
+    several = not isinstance(value, torch.Tensor)
+    shapes = tuple(map(varying, value)) if several else varying(value)
+    inputs = [f"input_{j}" for j in range(len(value) if several else 1)]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the exporter's own
+            torch.onnx.export(
+                module,
+                (value,),
+                str(path),
+                dynamo=True,
+                dynamic_shapes=(shapes,),
+                input_names=inputs,
+                output_names=list(outputs),
+                external_data=False,
+                verbose=False,
+            )
+    except Exception as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ArgumentError(
+            f"{path.name}: {type(module).__name__} cannot be exported: {first}; a module must be "
+            "plain tensor operations, the same for every input"
+        ) from error

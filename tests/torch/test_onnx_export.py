@@ -1,0 +1,74 @@
+"""Segments and exits as ONNX files: onnxruntime computes what the network does."""
+
+import json
+import sys
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig
+
+from ttamer.errors import ArgumentError, MissingExtra
+from ttamer.torch import EarlyExit, bert, export_onnx
+
+
+def run(path, values):
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    return session.run(None, dict(zip(names, values, strict=True)))
+
+
+def every_exit(folder, values):
+    """Return the logits of every exit, by the files alone."""
+    logits = []
+    for k in range(len(json.loads((folder / "exits.json").read_text())["names"])):
+        values = run(folder / f"segment_{k}.onnx", values)
+        logits.append(run(folder / f"exit_{k}.onnx", values)[0])
+    return logits
+
+
+def test_images_in_batches_of_any_size(tmp_path):
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())]
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    network = EarlyExit(blocks, [], head)
+    export_onnx(network, tmp_path / "new", torch.randn(2, 3, 8, 8))
+    for rows in (1, 5):
+        inputs = torch.randn(rows, 3, 8, 8)
+        with torch.no_grad():
+            expected = network.eval()(inputs)
+        found = every_exit(tmp_path / "new", [inputs.numpy()])
+        for mine, theirs in zip(expected, found, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_texts_of_any_length(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    network = bert(BertConfig(**sizes, intermediate_size=8), classes=3).eval()
+    ids, mask = torch.arange(12).reshape(2, 6), torch.ones(2, 6, dtype=torch.bool)
+    export_onnx(network, tmp_path, (ids, mask), tokens=True)
+    ids, mask = torch.arange(27).reshape(3, 9) % 20, torch.ones(3, 9, dtype=torch.bool)
+    mask[1, 4:] = False
+    with torch.no_grad():
+        expected = network((ids, mask))
+    found = every_exit(tmp_path, [ids.numpy(), mask.numpy()])
+    for mine, theirs in zip(expected, found, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):
+    class Depending(nn.Module):
+        def forward(self, value):
+            return value + 1 if value.sum() > 0 else value - 1
+
+    network = EarlyExit([Depending()], [], nn.Linear(4, 2))
+    with pytest.raises(ArgumentError, match=r"segment_0\.onnx: Depending cannot be exported"):
+        export_onnx(network, tmp_path, torch.randn(2, 4))
+    with pytest.raises(ArgumentError, match="example has 1 rows; at least 2"):
+        export_onnx(network, tmp_path, torch.randn(1, 4))
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(MissingExtra, match=r"needs onnxscript.*ttamer\[onnx\]"):
+        export_onnx(network, tmp_path, torch.randn(2, 4))
