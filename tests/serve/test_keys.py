@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttamer.serve.admission import Keys, KeysError
+from ttamer.serve.admission import Client, Keys, KeysError
 
 ONE, TWO = "correct-horse-battery", "staple/0123456789+="
 
 
 def test_each_key_is_admitted():
     keys = Keys([ONE, TWO])
-    assert keys.admit(f"Bearer {ONE}")
-    assert keys.admit(f"bearer {TWO}")
+    assert keys.client(f"Bearer {ONE}")
+    assert keys.client(f"bearer {TWO}")
     assert len(keys) == 2
 
 
@@ -30,14 +30,14 @@ def test_each_key_is_admitted():
      "Bearer é", f"Bearer {'a' * 513}", f"Bearer {ONE} {TWO}"],
 )  # fmt: skip
 def test_nothing_else_is(header):
-    assert not Keys([ONE, TWO]).admit(header)
+    assert Keys([ONE, TWO]).client(header) is None
 
 
 @given(st.text())
 def test_no_guess_is(text):
     keys = Keys([ONE])
-    assert keys.admit(f"Bearer {text}") == (text == ONE)
-    assert not keys.admit(text)
+    assert (keys.client(f"Bearer {text}") is not None) == (text == ONE)
+    assert keys.client(text) is None
 
 
 def test_all_keys_are_compared_each_time_in_constant_time(monkeypatch):
@@ -52,7 +52,7 @@ def test_all_keys_are_compared_each_time_in_constant_time(monkeypatch):
     keys = Keys([ONE, TWO])
     for header in (f"Bearer {ONE}", f"Bearer {TWO}", "Bearer no", "garbage", None):
         compared.clear()
-        keys.admit(header)
+        keys.client(header)
         assert len(compared) == 2
         assert all(len(one) == len(two) == 32 for one, two in compared)
 
@@ -60,7 +60,7 @@ def test_all_keys_are_compared_each_time_in_constant_time(monkeypatch):
 def test_the_keys_themselves_are_not_kept():
     secret = "".join(["only", "-once-", "made-", "0123456789"])
     keys = Keys([secret])
-    assert secret.encode() not in pickle.dumps(keys._hashes)
+    assert secret.encode() not in pickle.dumps(keys._clients)
     assert secret not in repr(keys)
     assert all(secret not in str(held) for held in gc.get_referents(keys))
 
@@ -68,7 +68,7 @@ def test_the_keys_themselves_are_not_kept():
 def test_from_the_environment():
     keys = Keys.from_env("K", {"K": f" {ONE} ,{TWO},"})
     assert len(keys) == 2
-    assert keys.admit(f"Bearer {TWO}")
+    assert keys.client(f"Bearer {TWO}")
     with pytest.raises(KeysError, match="variable K is not set"):
         Keys.from_env("K", {})
     with pytest.raises(KeysError, match="K: there are no keys"):
@@ -77,7 +77,7 @@ def test_from_the_environment():
 
 def test_from_the_process_s_own_environment(monkeypatch):
     monkeypatch.setenv("TTAMER_TEST_KEYS", ONE)
-    assert Keys.from_env("TTAMER_TEST_KEYS").admit(f"Bearer {ONE}")
+    assert Keys.from_env("TTAMER_TEST_KEYS").client(f"Bearer {ONE}")
 
 
 def test_from_a_file(tmp_path):
@@ -96,3 +96,11 @@ def test_a_bad_key_is_refused_and_not_told(bad):
     with pytest.raises(KeysError, match="key 2 must be") as caught:
         Keys([ONE, bad])
     assert bad not in str(caught.value)
+
+
+def test_keys_have_clients_and_roles():
+    keys = Keys([ONE], client=Client("web", ("ask",))) | Keys([TWO])
+    assert keys.client(f"Bearer {ONE}") == Client("web", ("ask",))
+    assert keys.client(f"Bearer {TWO}") == Client("key 1")
+    with pytest.raises(KeysError, match="two clients have the same"):
+        keys | Keys([ONE])

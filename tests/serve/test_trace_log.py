@@ -142,11 +142,18 @@ def test_garbage_in_the_file_is_passed_over(path):
     assert [row["request"] for row in read_rows(path)] == ["r1"]
 
 
-def test_a_full_disk_loses_rows_counts_them_and_is_over_when_it_is(tmp_path):
+def test_a_link_is_not_followed(tmp_path, path):
+    path.symlink_to(tmp_path / "elsewhere")
+    log = TraceLog(path)
+    log.finished(served())
+    log.close()
+    assert log.lost == 1
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_full_disk_loses_rows_and_counts_them():
     lost = []
-    path = tmp_path / "seen.jsonl"
-    path.symlink_to("/dev/full")
-    log = TraceLog(path, on_lost=lambda: lost.append(1))
+    log = TraceLog("/dev/full", on_lost=lambda: lost.append(1))
     for number in range(5):
         log.finished(served(number))
     log.close()

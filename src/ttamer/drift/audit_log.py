@@ -157,7 +157,7 @@ class AuditLog:
         """The number of rows found in the journal of a log that was not closed."""
 
     def __enter__(self) -> Self:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _locked(self.folder)
         for unfinished in self.folder.glob(f".*{PART_SUFFIX}"):
             unfinished.unlink()

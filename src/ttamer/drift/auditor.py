@@ -110,6 +110,9 @@ class Auditor:
         """
         with self._lock:
             drawn = self.sampler.draw(request if key is None else key, self._clock())
+            if drawn.audited and self._pending is not None and request in self._pending:
+                self.sampler.settle(0.0)  # an id used twice must not replace the first row
+                drawn = drawn._replace(audited=False)
             if drawn.audited:
                 self.audited += 1
                 if self._pending is not None:
@@ -267,6 +270,9 @@ class PendingLabels:
 
     def __len__(self) -> int:
         return len(self._expected)
+
+    def __contains__(self, request: object) -> bool:
+        return request in self._expected
 
     def expect(self, request: str) -> None:
         """Record that a request is being audited."""

@@ -35,11 +35,15 @@ STOPPED = "the fit was stopped"
 class RefitProcess:
     """Fits traces in a child process, one at a time; :meth:`stop` ends it for good.
 
+    Args:
+        hidden: The environment variables that the child does not get, such as keys.
+
     >>> refit = RefitProcess()
     >>> refit.stop()  # no fit is started after this
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: frozenset[str] = frozenset()) -> None:
+        self._hidden = hidden
         self._process: subprocess.Popen[str] | None = None
         self._starting = threading.Lock()
         self._stopped = threading.Event()
@@ -79,7 +83,9 @@ class RefitProcess:
             if self._stopped.is_set():
                 return STOPPED
             self._process = process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", "ttamer.drift.refit", folder],
+                # -P: a module in the working directory must not take the place of ours.
+                [sys.executable, "-P", "-m", "ttamer.drift.refit", folder],
+                env={k: v for k, v in os.environ.items() if k not in self._hidden},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -74,7 +75,11 @@ class Worker(Generic[T]):
             The number of items that were left.
         """
         left = 0
-        self._items.put(None)
+        start = time.monotonic()
+        with suppress(queue.Full):
+            self._items.put(None, timeout=timeout)
+        if timeout is not None:
+            timeout = max(0.0, timeout - (time.monotonic() - start))
         self._thread.join(timeout)
         if self._thread.is_alive():  # the current item is its last
             with suppress(queue.Empty):

@@ -71,6 +71,7 @@ class JsonLines:
     def open(self) -> Self:
         """Open the file for appending and remove a torn last line; return the object itself."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+        flags |= getattr(os, "O_NOFOLLOW", 0)  # a link could point the rows elsewhere
         self._handle = os.open(self.path, flags, 0o600)
         try:
             size = os.fstat(self._handle).st_size

@@ -11,7 +11,7 @@ import re
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ttamer.errors import ArgumentError, TTamerError
 from ttamer.serve.http import ClientDisconnected, HttpError, TooManyRequests
@@ -21,8 +21,19 @@ if TYPE_CHECKING:
 
     from ttamer.serve.http import HttpExchange, Receive
 
-__all__ = ["ConcurrencyLimit", "Keys", "KeysError", "RequestGuard", "Watchdog", "check_key"]
+__all__ = [
+    "ROLES",
+    "Client",
+    "ConcurrencyLimit",
+    "Keys",
+    "KeysError",
+    "RequestGuard",
+    "Watchdog",
+    "check_key",
+]
 
+ROLES = ("ask", "label", "metrics")
+"""What an API key may be used for: requests, labels, and metrics with the status page."""
 MIN_KEY_LENGTH = 16
 """The fewest characters an API key may have."""
 MAX_KEY_LENGTH = 512
@@ -41,19 +52,30 @@ class KeysError(TTamerError, ValueError):
     """API keys are missing or not acceptable. The message never holds a key."""
 
 
+class Client(NamedTuple):
+    """The holder of an API key: its name in logs, and what it may do."""
+
+    name: str
+    roles: tuple[str, ...] = ROLES
+
+
 class Keys:
     """The API keys that are admitted: their SHA-256 only, each compared in constant time.
 
     >>> keys = Keys(["correct-horse-battery"])
-    >>> keys.admit("Bearer correct-horse-battery"), keys.admit("Bearer guess"), keys.admit(None)
-    (True, False, False)
+    >>> keys.client("Bearer correct-horse-battery")
+    Client(name='key 1', roles=('ask', 'label', 'metrics'))
+    >>> keys.client("Bearer guess"), keys.client(None)
+    (None, None)
     >>> keys
     Keys(1)
     """
 
-    __slots__ = ("_hashes",)
+    __slots__ = ("_clients",)
 
-    def __init__(self, keys: Iterable[str], source: str = "keys") -> None:
+    def __init__(
+        self, keys: Iterable[str], source: str = "keys", client: Client | None = None
+    ) -> None:
         given = list(keys)
         for number, key in enumerate(given, start=1):
             if not _KEY.fullmatch(key) or not MIN_KEY_LENGTH <= len(key) <= MAX_KEY_LENGTH:
@@ -63,10 +85,14 @@ class Keys:
                 )
         if not given:
             raise KeysError(f"{source}: there are no keys; add one, or remove the setting")
-        self._hashes = tuple({_hash(key): None for key in given})
+        self._clients: dict[bytes, Client] = {}
+        for number, key in enumerate(given, start=1):
+            self._clients.setdefault(_hash(key), client or Client(f"key {number}"))
 
     @classmethod
-    def from_env(cls, name: str, environ: Mapping[str, str] | None = None) -> Keys:
+    def from_env(
+        cls, name: str, environ: Mapping[str, str] | None = None, client: Client | None = None
+    ) -> Keys:
         """Read keys from an environment variable, separated by commas."""
         value = (os.environ if environ is None else environ).get(name)
         if value is None:
@@ -75,10 +101,10 @@ class Keys:
                 "by commas"
             )
         keys = (key.strip() for key in value.split(","))
-        return cls([key for key in keys if key], f"the environment variable {name}")
+        return cls([key for key in keys if key], f"the environment variable {name}", client)
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Keys:
+    def from_file(cls, path: str | os.PathLike[str], client: Client | None = None) -> Keys:
         """Read keys from a file, one per line; empty lines and ``#`` comments are skipped."""
         try:
             text = Path(path).read_text("utf-8")
@@ -87,40 +113,63 @@ class Keys:
         except UnicodeDecodeError:
             raise KeysError(f"{path}: is not text; write one key per line") from None
         lines = (line.strip() for line in text.splitlines())
-        return cls([line for line in lines if line and not line.startswith("#")], str(path))
+        given = [line for line in lines if line and not line.startswith("#")]
+        return cls(given, str(path), client)
+
+    def __or__(self, other: Keys) -> Keys:
+        """Return the keys of both; a key in both must belong to one client."""
+        if self._clients.keys() & other._clients.keys():
+            raise KeysError("two clients have the same API key; give each its own")
+        both = Keys.__new__(Keys)
+        both._clients = {**self._clients, **other._clients}
+        return both
 
     def __len__(self) -> int:
-        return len(self._hashes)
+        return len(self._clients)
 
     def __repr__(self) -> str:
         return f"Keys({len(self)})"
 
-    def admit(self, authorization: str | None) -> bool:
-        """Return whether a header ``Authorization: Bearer <key>`` holds one of the keys.
+    def client(self, authorization: str | None) -> Client | None:
+        """Return whose key a header ``Authorization: Bearer <key>`` holds, if it is one.
 
         The time taken depends neither on which key matches nor on how much of one is right.
         """
         found = _BEARER.fullmatch(authorization or "")
         given = _hash(found[1] if found else "")  # no key is empty
-        admitted = False
-        for known in self._hashes:
-            admitted |= hmac.compare_digest(known, given)
-        return admitted
+        found_client = None
+        for known, client in self._clients.items():
+            if hmac.compare_digest(known, given):
+                found_client = client
+        return found_client
 
 
 def _hash(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def check_key(keys: Keys | None, exchange: HttpExchange) -> None:
-    """Refuse a request without a valid key, where keys are configured."""
-    if keys is not None and not keys.admit(exchange.header(b"authorization")):
+def check_key(keys: Keys | None, exchange: HttpExchange, role: str) -> str:
+    """Return the client's name; refuse a request without a key, or without the role.
+
+    Where no keys are configured, every request is served, and the name is empty.
+    """
+    if keys is None:
+        return ""
+    client = keys.client(exchange.header(b"authorization"))
+    if client is None:
         exchange.response_headers["www-authenticate"] = "Bearer"
         raise HttpError(
             "an API key is required: Authorization: Bearer KEY",
             status=401,
             code="invalid_api_key",
         )
+    if role not in client.roles:
+        raise HttpError(
+            f"this API key may not be used here; it needs the role {role!r}",
+            status=403,
+            code="key_not_allowed",
+        )
+    return client.name
 
 
 class ConcurrencyLimit:

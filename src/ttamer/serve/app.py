@@ -59,19 +59,20 @@ class App:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._description = description(gateway.settings)
+        self._hosts = gateway.hosts
         self._routes: dict[str, tuple[str, Handler]] = {
             "/healthz": ("GET", self._health),
             "/readyz": ("GET", self._readiness),
             "/openapi.json": ("GET", self._openapi),
             "/status": ("GET", self._status_page),
-            "/status.json": ("GET", self._with_key(self._status)),
-            "/metrics": ("GET", self._with_key(self._metrics)),
-            "/v1/models": ("GET", self._with_key(self._models)),
+            "/status.json": ("GET", self._with_key(self._status, "metrics")),
+            "/metrics": ("GET", self._with_key(self._metrics, "metrics")),
+            "/v1/models": ("GET", self._with_key(self._models, "ask")),
         }
         audit = gateway.settings.serve.audit
         has_loop = audit is not None and audit.reference is not None
         if audit is not None:
-            self._routes["/v1/labels"] = ("POST", self._with_key(self._label))
+            self._routes["/v1/labels"] = ("POST", self._label)
         if gateway.admin_keys is not None:
             self._routes["/admin/reload"] = ("POST", self._reload)
             self._routes["/admin/rollback"] = ("POST", self._rollback)
@@ -85,6 +86,9 @@ class App:
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
             exchange = HttpExchange(scope, receive, send)
+            if self._hosts is not None and not exchange.has_host(self._hosts):
+                await self._handle(exchange, self._wrong_host)
+                return
             endpoint = self._endpoints.get(exchange.path)
             if endpoint is not None and exchange.method == "POST":
                 await RequestHandler(self._gateway, exchange, endpoint).handle()
@@ -103,11 +107,11 @@ class App:
         await self._gateway.__aexit__(None, None, None)
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _handle(self, exchange: HttpExchange) -> None:
+    async def _handle(self, exchange: HttpExchange, handler: Handler | None = None) -> None:
         """Handle a request that asks no node; it counts once it ends, and never as in flight."""
         code: str | None = None
         try:
-            await self._handler(exchange)(exchange)
+            await (handler or self._handler(exchange))(exchange)
         except HttpError as error:
             code = error.code
             await exchange.send_error(error)
@@ -138,12 +142,16 @@ class App:
             raise HttpError(f"use {method} here", status=405, code="method_not_allowed")
         return handler
 
-    def _with_key(self, handler: Handler) -> Handler:
+    def _with_key(self, handler: Handler, role: str) -> Handler:
         async def handle(exchange: HttpExchange) -> None:
-            check_key(self._gateway.keys, exchange)
+            check_key(self._gateway.keys, exchange, role)
             await handler(exchange)
 
         return handle
+
+    async def _wrong_host(self, exchange: HttpExchange) -> None:
+        del exchange
+        raise HttpError("this host name is not served here", status=421, code="wrong_host")
 
     async def _health(self, exchange: HttpExchange) -> None:
         await exchange.send_json(200, {"status": "ok"})
@@ -172,18 +180,18 @@ class App:
         await exchange.send_json(200, self._gateway.status_now(), {"cache-control": "no-store"})
 
     async def _reload(self, exchange: HttpExchange) -> None:
-        check_key(self._gateway.admin_keys, exchange)
+        check_key(self._gateway.admin_keys, exchange, "ask")
         result = await self._gateway.policies.reload("admin")
         await exchange.send_json(200 if result.ok else 409, result.to_dict())
 
     async def _rollback(self, exchange: HttpExchange) -> None:
-        check_key(self._gateway.admin_keys, exchange)
+        check_key(self._gateway.admin_keys, exchange, "ask")
         result = await self._gateway.policies.rollback("admin")
         await exchange.send_json(200 if result.ok else 409, result.to_dict())
 
     def _drift(self, action: str) -> Handler:
         async def handle(exchange: HttpExchange) -> None:
-            check_key(self._gateway.admin_keys, exchange)
+            check_key(self._gateway.admin_keys, exchange, "ask")
             drift = self._gateway.drift
             assert drift is not None  # noqa: S101 - the gateway is open and has a loop
             try:
@@ -197,10 +205,11 @@ class App:
     async def _label(self, exchange: HttpExchange) -> None:
         """Take the right answer to a request; respond whether an audit waits for it.
 
-        A client need not know which requests are audited.
+        A client need not know which requests are audited, and labels only its own.
         """
         serve, audits = self._gateway.settings.serve, self._gateway.audits
         assert audits is not None  # noqa: S101 - only then is there this route
+        client = check_key(self._gateway.keys, exchange, "label")
         check_content_type(exchange)
         length = exchange.header(b"content-length")
         try:
@@ -219,5 +228,5 @@ class App:
                 code="bad_label",
                 param="label",
             )
-        is_taken = audits.label(data["request"], label)
+        is_taken = audits.label(self._gateway.request_key(client, data["request"]), label)
         await exchange.send_json(200, {"request": data["request"], "audited": is_taken})

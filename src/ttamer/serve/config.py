@@ -29,6 +29,7 @@ __all__ = [
     "AuditSettings",
     "Choice",
     "Confidence",
+    "KeySettings",
     "NodeSettings",
     "OperatingPoint",
     "ServeSettings",
@@ -42,6 +43,8 @@ Confidence = Literal["logprobs", "agreement", "verifier", "field"]
 """Where the confidence of an answer comes from."""
 Choice = Literal["tradeoff", "budget", "error"]
 """What a request may choose for itself, if the operator allows it."""
+Role = Literal["ask", "label", "metrics"]
+"""What an API key may be used for: requests, labels, and metrics with the status page."""
 OperatingPoint = Literal["tradeoff", "budget", "error", "mistake_cost"]
 """How the operator states which policy of a ladder answers."""
 
@@ -201,6 +204,25 @@ def _comparison(value: Any) -> Comparison:
         raise InvalidValue(f"a comparison whose options fit: {error}") from None
 
 
+def _roles(value: Any) -> tuple[str, ...]:
+    names = get_args(Role)
+    if not isinstance(value, list) or not value or any(item not in names for item in value):
+        raise InvalidValue("a list of " + ", ".join(f'"{name}"' for name in names))
+    return tuple(value)
+
+
+def _tables(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise InvalidValue("a list of tables")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value:
+        raise InvalidValue("a list of text")
+    return tuple(text(item) for item in value)
+
+
 def setting(
     check: Check, default: Any = dataclasses.MISSING, *, changes_answers: bool = True
 ) -> Any:
@@ -308,6 +330,8 @@ class AuditSettings:
     """The most that audits may cost until the gateway stops."""
     at_once: int = setting(integer(1, 1024), 4)
     """The number of audits that run at the same time."""
+    max_client_share: float = setting(number(0, 1, above=True), 0.5)
+    """The highest share of one client in recent audits, where several clients have keys."""
     log: str | None = setting(text, None)
     """A folder for audited rows."""
     keep_rows: int | None = setting(integer(1, 2**40), None)
@@ -388,6 +412,20 @@ class AuditSettings:
 
 
 @dataclass(frozen=True)
+class KeySettings:
+    """One ``[[serve.key]]``: an API key with a name and roles."""
+
+    name: str = setting(text)
+    """The client's name in logs."""
+    env: str | None = setting(text, None)
+    """The environment variable that holds the key, or several separated by commas."""
+    file: str | None = setting(text, None)
+    """A file that holds the key, or several, one per line."""
+    roles: tuple[Role, ...] = setting(_roles, ("ask",))
+    """What the key may be used for."""
+
+
+@dataclass(frozen=True)
 class ServeSettings:
     """The ``[serve]`` table; every key is optional."""
 
@@ -416,6 +454,10 @@ class ServeSettings:
     """The environment variable that holds the API keys, separated by commas."""
     keys_file: str | None = setting(text, None)
     """A file that holds the API keys, one per line."""
+    key: tuple[KeySettings, ...] = setting(_tables, ())
+    """API keys with names and roles, beside those of keys_env or keys_file."""
+    hosts: tuple[str, ...] | None = setting(_texts, None)
+    """The values of the Host header that are accepted, without a port."""
     admin_keys_env: str | None = setting(text, None)
     """The environment variable with the keys of ``/admin``; without it there is no ``/admin``."""
     max_body: int = setting(integer(1, 2**40), 1024 * 1024)
@@ -533,6 +575,11 @@ def _serve_settings(spec: CascadeSpec) -> ServeSettings:
     values = _checked(ServeSettings, spec.serve, "[serve]")
     if "audit" in values:
         values["audit"] = AuditSettings.from_table(values["audit"], nodes=len(spec.nodes))
+    if "key" in values:
+        values["key"] = tuple(map(_key_settings, enumerate(values["key"], start=1)))
+        names = [each.name for each in values["key"]]
+        if len(set(names)) < len(names):
+            raise CascadeError("[[serve.key]]: two keys have the same name; rename one")
     serve = ServeSettings(**values)
     points = [name for name, _ in serve._points()]
     if serve.audit is not None and serve.audit.reference is not None and points:
@@ -545,6 +592,14 @@ def _serve_settings(spec: CascadeSpec) -> ServeSettings:
             f"[serve]: has {' and '.join(points)}, and there is one operating point; keep one"
         )
     return serve
+
+
+def _key_settings(item: tuple[int, Mapping[str, Any]]) -> KeySettings:
+    position, given = item
+    place = f"[[serve.key]] {position}"
+    if "name" not in given or ("env" in given) == ("file" in given):
+        raise CascadeError(f"{place}: needs a name, and one of env and file")
+    return KeySettings(**_checked(KeySettings, given, place))
 
 
 def _check_confidence(

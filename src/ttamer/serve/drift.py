@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import deque
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,10 @@ __all__ = ["ACTIONS", "Audits", "DriftControl", "audit_from", "open_audits", "st
 
 MAX_WAITING = 1000
 """The number of audits that may wait for a free slot."""
+RECENT_AUDITS = 200
+"""The number of audits over which a client's share is limited."""
+MIN_RECENT = 20
+"""The number of audits before a client's share is limited."""
 CLOSE_TIMEOUT = 10.0
 """The seconds that accepted rows may take to be processed when the gateway stops."""
 ACTIONS = {
@@ -123,6 +128,8 @@ class Audits:
         self._auditor = auditor
         self._slots = asyncio.Semaphore(_audit_settings(settings).at_once)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._has_clients = len(settings.serve.key) > 1
+        self._recent: deque[str] = deque(maxlen=RECENT_AUDITS)
 
     async def stop(self) -> None:
         """Cancel the audits that run."""
@@ -134,11 +141,14 @@ class Audits:
     def consider(self, request: RequestContext, asked: Sequence[NodeCall]) -> None:
         """Draw for an answered request; if it is drawn, ask the other nodes now."""
         # A client chooses the request's id, so the draw needs another key.
-        drawn, number = self._auditor.draw(request.request_id, key=secrets.token_hex(8))
+        drawn, number = self._auditor.draw(request.key, key=secrets.token_hex(8))
         if not drawn.audited:
             return
+        if self._has_too_many(request.client):
+            self._auditor.fail(request.key)
+            return
         if len(self._tasks) >= MAX_WAITING:
-            self._auditor.fail(request.request_id)
+            self._auditor.fail(request.key)
             self._metrics.audited("failed", 0.0)
             return
         work = self._audit(request, asked, number, drawn.chance)
@@ -146,9 +156,22 @@ class Audits:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def label(self, request_id: str, label: str) -> bool:
+    def _has_too_many(self, client: str) -> bool:
+        """Return whether a client would have too large a share of recent audits; count it if not.
+
+        One client alone must not decide what the loop concludes about all traffic.
+        """
+        if self._has_clients:
+            limit = _audit_settings(self._settings).max_client_share
+            allowed = max(1.0, limit * len(self._recent))
+            if len(self._recent) >= MIN_RECENT and self._recent.count(client) >= allowed:
+                return True
+            self._recent.append(client)
+        return False
+
+    def label(self, key: str, label: str) -> bool:
         """Take the right answer to a request; return whether an audit waits for it."""
-        return self._auditor.label(request_id, label)
+        return self._auditor.label(key, label)
 
     def status(self) -> dict[str, Any]:
         """Return the data of the status page."""
@@ -175,13 +198,11 @@ class Audits:
                     matched = compare.matched(answer.prediction, earlier)
                     answers[name] = answer._replace(prediction=matched)
             if len(answers) == len(self._settings.spec.names):
-                is_taken = self._auditor.add(
-                    request.request_id, number, chance, answers, spent=spent
-                )
+                is_taken = self._auditor.add(request.key, number, chance, answers, spent=spent)
                 result = "taken" if is_taken else "lost"
         finally:
             if result == "failed":
-                self._auditor.fail(request.request_id, spent)
+                self._auditor.fail(request.key, spent)
             self._metrics.audited(result, spent)
 
     async def _ask(self, name: str, request: RequestContext) -> tuple[AuditAnswer | None, float]:
@@ -235,7 +256,7 @@ class DriftControl:
         self._event_loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._activations = 0
-        self._fit = RefitProcess()
+        self._fit = RefitProcess(hidden=_secret_names(settings))
         self.loop = Loop(
             serving,
             audit.loop,
@@ -293,6 +314,14 @@ class DriftControl:
         self._log.event("drift", **event.to_dict())
 
 
+def _secret_names(settings: Settings) -> frozenset[str]:
+    """Return the environment variables that hold keys, which a re-fit does not need."""
+    serve = settings.serve
+    names = [serve.keys_env, serve.admin_keys_env, *(key.env for key in serve.key)]
+    names += [node.key_env for node in settings.nodes.values()]
+    return frozenset(name for name in names if name is not None)
+
+
 def _save(serving: Serving, folder: Path, version: str) -> None:
     """Write a policy, and the rows that describe its traffic.
 
@@ -300,6 +329,6 @@ def _save(serving: Serving, folder: Path, version: str) -> None:
     """
     if not isinstance(serving, CertifiedServing):
         return
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     save(serving.ladder, folder / f"{version}.ttamer")
     serving.reference.write(folder / f"{version}.parquet")

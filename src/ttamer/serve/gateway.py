@@ -8,15 +8,16 @@ import math
 import secrets
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from functools import partial, reduce
 from hashlib import blake2b
+from operator import or_
 from typing import TYPE_CHECKING, Any, Self
 
 from ttamer.errors import CascadeError
 from ttamer.runtime.calling import Call, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall
 from ttamer.runtime.reply import error_text
-from ttamer.serve.admission import ConcurrencyLimit, Keys, Watchdog
+from ttamer.serve.admission import Client, ConcurrencyLimit, Keys, Watchdog
 from ttamer.serve.drift import DriftControl, audit_from, open_audits, starting_policy
 from ttamer.serve.http import HttpError
 from ttamer.serve.logging import JsonLog
@@ -93,6 +94,8 @@ class Gateway:
         self.admin_keys = (
             None if serve.admin_keys_env is None else Keys.from_env(serve.admin_keys_env)
         )
+        self.hosts = serve.hosts
+        """The host names that are served; ``None`` for every name."""
         self.limit = ConcurrencyLimit(
             limit=serve.max_concurrent,
             queue=serve.queue,
@@ -100,6 +103,7 @@ class Gateway:
             retry_after=serve.retry_after,
         )
         self.metrics = Metrics(settings.spec.names, ROUTES)
+        self.log.on_lost = self.metrics.log_lines_lost
         self.metrics.watch_queue(lambda: self.limit.waiting)
         self.tracing = NO_TRACING if serve.otel is None else Tracing.to(serve.otel)
         self.trace_log: TraceLog | None = None
@@ -230,7 +234,7 @@ class Gateway:
         """Return the data of the status page."""
         self.flush()
         current = self.policies.current
-        active = current.policies.choose(None).version
+        active = current.policies.standard.version
         return self.status.to_dict(
             current.policies.frontier,
             version=current.version if active == current.short_version else active,
@@ -248,12 +252,16 @@ class Gateway:
     async def answer(self, request: RequestContext, policy: ActivePolicy) -> Outcome:
         """Answer one request by the cascade."""
         return await policy.cascade.arun(
-            request, key=self._mixture_key(request), deadline=max(request.seconds_left, 1e-3)
+            request, key=request.key, deadline=max(request.seconds_left, 1e-3)
         )
 
-    def _mixture_key(self, request: RequestContext) -> str:
-        """Return the key that draws the side of a mixture; a client chooses only the id."""
-        return blake2b(request.request_id.encode(), key=self._secret, digest_size=16).hexdigest()
+    def request_key(self, client: str, request_id: str) -> str:
+        """Return the key by which a request draws the side of a mixture and receives its label.
+
+        A client may choose the id, so the key depends on the client and on a secret of the process.
+        """
+        text = f"{client}\0{request_id}".encode()
+        return blake2b(text, key=self._secret, digest_size=16).hexdigest()
 
     async def answer_alone(self, request: RequestContext, name: str) -> tuple[NodeAnswer, NodeCall]:
         """Answer one request by one node; nothing is compared.
@@ -343,6 +351,15 @@ class Gateway:
 
 
 def _keys(serve: ServeSettings) -> Keys | None:
+    found = []
     if serve.keys_env is not None:
-        return Keys.from_env(serve.keys_env)
-    return None if serve.keys_file is None else Keys.from_file(serve.keys_file)
+        found.append(Keys.from_env(serve.keys_env))
+    elif serve.keys_file is not None:
+        found.append(Keys.from_file(serve.keys_file))
+    for key in serve.key:
+        client = Client(key.name, key.roles)
+        if key.env is not None:
+            found.append(Keys.from_env(key.env, client=client))
+        elif key.file is not None:
+            found.append(Keys.from_file(key.file, client=client))
+    return reduce(or_, found) if found else None

@@ -42,6 +42,7 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _LENGTH = re.compile(r"[0-9]+")
+_PORT = re.compile(r":[0-9]*$")
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -163,6 +164,12 @@ class HttpExchange:
         """Return a request header by its lower-case name."""
         value = self._headers.get(name)
         return None if value is None else value.decode("latin-1")
+
+    def has_host(self, hosts: tuple[str, ...]) -> bool:
+        """Return whether the Host header, without its port, is one of these names."""
+        host = (self.header(b"host") or "").lower()
+        name = host.rpartition(":")[0] if _PORT.search(host) else host
+        return name in hosts
 
     async def send_json(
         self, status: int, data: Any, headers: Mapping[str, str] | None = None

@@ -14,15 +14,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ttamer.drift.worker import Worker
 from ttamer.serve.record import failure_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ttamer.serve.record import RequestRecord
 
 __all__ = ["JsonLog"]
 
+MAX_WAITING = 10_000
+"""The number of writes that may wait for a slow reader of the log."""
 MAX_FRAMES = 8
 """The number of innermost frames logged of an unexpected error."""
 
@@ -41,8 +44,23 @@ class JsonLog:
     def __init__(self, stream: TextIO | None = None, clock: Any = time.time) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
+        self._worker: Worker[str] | None = None
         self.lost = 0
         """The number of lines that could not be written."""
+        self.on_lost: Callable[[int], None] = lambda _: None
+        """Called with the number of lines that were lost."""
+
+    def start(self) -> None:
+        """Write in a thread from now on, so that a slow reader delays no request."""
+        self._worker = Worker(
+            self._write_now, size=MAX_WAITING, lost=lambda _: self._lose(1), name="ttamer log"
+        )
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Write the lines that wait, for at most ``timeout`` seconds, and end the thread."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            self._lose(worker.close(timeout))
 
     def finished(self, records: Iterable[RequestRecord]) -> None:
         """Write one line per request, in one write."""
@@ -78,11 +96,22 @@ class JsonLog:
     def _write(self, lines: str) -> None:
         if not lines:
             return
+        if self._worker is None:
+            self._write_now(lines)
+        elif not self._worker.put(lines):
+            self._lose(lines.count("\n"))
+
+    def _write_now(self, lines: str) -> None:
         try:
             self._stream.write(lines)
             self._stream.flush()
         except (OSError, ValueError):  # a closed pipe, a full disk, a closed stream
-            self.lost += lines.count("\n")
+            self._lose(lines.count("\n"))
+
+    def _lose(self, count: int) -> None:
+        if count:
+            self.lost += count
+            self.on_lost(count)
 
 
 def _fields(record: RequestRecord) -> str:

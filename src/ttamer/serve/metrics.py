@@ -83,6 +83,7 @@ class Metrics:
         self._policy = gauge("policy_info", "The active policy: 1.", "version", "source")
         reloads = counter("reloads", "Attempts to load another policy.", "result")
         connections = counter("connections_refused", "Connections closed by a limit.", "reason")
+        self._lines_lost = counter("log_lines_lost", "Lines that the log could not write.")
         self._lost = counter("log_rows_lost", "Rows the trace log could not write.")
         audits = counter("audits", "Audited requests, by result.", "result")
         self._audit_cost = counter("audit_cost", "The cost of audits, in the cascade's units.")
@@ -150,6 +151,10 @@ class Metrics:
     def connection_refused(self, reason: Refusal) -> None:
         """Count a connection closed by a limit."""
         self._add(self._connections[reason])
+
+    def log_lines_lost(self, count: int) -> None:
+        """Count lines lost by the log; may be called from any thread."""
+        self._lines_lost.inc(count)
 
     def row_lost(self) -> None:
         """Count a row lost by the trace log; may be called from any thread."""

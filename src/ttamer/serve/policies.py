@@ -9,6 +9,7 @@ changes nothing: it is reported, and the active artefact stays.
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 from collections import OrderedDict
 from contextlib import asynccontextmanager, suppress
@@ -45,18 +46,36 @@ __all__ = [
     "PolicyStore",
     "Reload",
     "load_artefact",
+    "on_grid",
 ]
 
 Artefact = FittedLadder | FittedPolicy
 """What an artefact for serving may hold."""
 DEFAULT_TRADEOFF = 0.9
 """The tradeoff where the operator states no operating point."""
-MAX_CHOICES = 64
+MAX_CHOICES = 512
 """The number of operating points chosen by requests whose policies are kept ready."""
 SHORT_VERSION = 16
 """The number of digits of a version in responses, logs and metrics."""
 MAX_NAMES_SHOWN = 200
 """The most characters of a foreign file's node names in an error."""
+
+
+def on_grid(name: str, value: float) -> float:
+    """Return the value on the grid of choices that is not above this one.
+
+    Three significant digits: at most 0.1% to 1% below, so that a limit on cost or error holds.
+
+    >>> on_grid("budget", 12.3456), on_grid("error", 0.05), on_grid("tradeoff", 0.9712)
+    (12.3, 0.05, 0.9712)
+    """
+    if name == "tradeoff" or value <= 0:
+        return value
+    shift = 10.0 ** (2 - math.floor(math.log10(value)))
+    rounded = float(f"{value:.3g}")
+    if rounded <= value:
+        return rounded
+    return float(f"{math.floor(value * shift) / shift:.3g}")
 
 
 class ChoiceNotAllowed(HttpError):
@@ -92,6 +111,7 @@ class Policies:
         self.serving = serving
         """What the drift loop begins with, where it runs."""
         self._chosen: OrderedDict[tuple[str, float], ActivePolicy] = OrderedDict()
+        self._choosing = asyncio.Lock()
         point = serve.operating_point
         if isinstance(artefact, FittedPolicy) and (point is not None or serve.allow):
             raise ArgumentError(
@@ -108,8 +128,17 @@ class Policies:
         else:
             self.activate(serving, version)
 
-    def choose(self, choice: tuple[str, float] | None) -> ActivePolicy:
-        """Return the policy that answers a request, or refuse its choice."""
+    @property
+    def standard(self) -> ActivePolicy:
+        """The policy that answers requests without a choice."""
+        return self._standard
+
+    async def choose(self, choice: tuple[str, float] | None) -> ActivePolicy:
+        """Return the policy that answers a request, or refuse its choice.
+
+        A policy for a new choice is made in a thread, one at a time, and kept. Choices lie on a
+        grid (:func:`on_grid`), so that random values do not cost a new policy each.
+        """
         if choice is None:
             return self._standard
         name, value = choice
@@ -119,18 +148,27 @@ class Policies:
         low, high = getattr(self._serve, f"{name}_range")
         if not low <= value <= high:
             raise ChoiceNotAllowed(f"{name} is {value:g}; allowed here is {low:g} to {high:g}")
-        if choice not in self._chosen:
-            try:
-                policy = self._policy(*choice)
-            except ArgumentError as error:
-                raise ChoiceNotAllowed(f"{name} cannot be {value:g}: {error}") from None
-            self._chosen[choice] = ActivePolicy(
-                self._cascade(policy), self._version, self._promised(policy)
-            )
+        point = name, max(low, on_grid(name, value))
+        active = self._chosen.get(point)
+        if active is None:
+            async with self._choosing:
+                active = self._chosen.get(point)
+                if active is None:
+                    active = await asyncio.to_thread(self._choose, point)
+            self._chosen[point] = active
             if len(self._chosen) > MAX_CHOICES:
                 self._chosen.popitem(last=False)
-        self._chosen.move_to_end(choice)
-        return self._chosen[choice]
+        self._chosen.move_to_end(point)
+        return active
+
+    def _choose(self, point: tuple[str, float]) -> ActivePolicy:
+        """Make the policy of an operating point; takes milliseconds."""
+        try:
+            policy = self._policy(*point)
+            cascade = self._cascade(policy)
+        except ArgumentError as error:
+            raise ChoiceNotAllowed(f"{point[0]} cannot be {point[1]:g}: {error}") from None
+        return ActivePolicy(cascade, self._version, self._promised(policy))
 
     def activate(self, serving: Serving, version: str) -> None:
         """Answer requests without a choice by another policy, from the next request on."""

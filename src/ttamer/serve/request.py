@@ -90,6 +90,10 @@ class RequestContext:
     choice: tuple[str, float] | None = None
     """The operating point that the request chose, such as ("tradeoff", 0.8)."""
     request_id: str = ""
+    client: str = ""
+    """The name of the API key; empty where there are no keys."""
+    key: str = ""
+    """A secret key made of the client and the id; see ``Gateway.request_key``."""
     deadline: float = math.inf
     """The time by which it must be answered, by ``time.monotonic()``."""
     span: RequestSpan = NO_SPAN
@@ -173,10 +177,10 @@ class RequestHandler:
 
     async def _respond(self, span: RequestSpan, guard: RequestGuard) -> None:
         gateway, exchange = self._gateway, self._exchange
-        check_key(gateway.keys, exchange)
-        request = await self._read(span)
+        client = check_key(gateway.keys, exchange, "ask")
+        request = await self._read(span, client)
         guard.watch_disconnect()
-        policy = self._artefact.policies.choose(request.choice)
+        policy = await self._artefact.policies.choose(request.choice)
         node = gateway.single_node(request.model)
         self._version = policy.version
         exchange.response_headers["x-ttamer-policy"] = policy.version
@@ -190,7 +194,7 @@ class RequestHandler:
             else:
                 await self._answer_alone(request, node)
 
-    async def _read(self, span: RequestSpan) -> RequestContext:
+    async def _read(self, span: RequestSpan, client: str) -> RequestContext:
         """Read and check the whole request."""
         exchange, serve = self._exchange, self._gateway.settings.serve
         check_content_type(exchange)
@@ -204,6 +208,8 @@ class RequestHandler:
             parse_json(body, max_depth=serve.max_depth),
             self._endpoint,
             request_id=exchange.request_id,
+            client=client,
+            key=self._gateway.request_key(client, exchange.request_id),
             deadline=exchange.start + serve.timeout,
             span=span,
         )

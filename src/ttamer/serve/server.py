@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["check_exposure", "listen", "run", "server_config"]
 
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+"""The host names served to this machine alone without API keys.
+
+A web page can make a browser send requests to a loopback address under the page's own host name.
+"""
 BACKLOG = 2048
 """The number of connections that may wait to be accepted."""
 
@@ -40,6 +45,8 @@ def run(gateway: Gateway, listener: socket.socket, started: Callable[[], None]) 
     After a first signal running requests may finish, within ``[serve] drain`` seconds; a second
     signal ends them.
     """
+    if gateway.hosts is None and gateway.keys is None and _is_loopback(listener.getsockname()[0]):
+        gateway.hosts = LOOPBACK_HOSTS
     config = server_config(gateway, lifespan="off")
 
     async def serve() -> None:
@@ -51,8 +58,12 @@ def run(gateway: Gateway, listener: socket.socket, started: Callable[[], None]) 
             await _Server(config, gateway).serve(sockets=[listener])
 
     _log_to(gateway.log.handler())
-    with _signals_survived(), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(serve())
+    gateway.log.start()
+    try:
+        with _signals_survived(), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(serve())
+    finally:
+        gateway.log.stop()
 
 
 def server_config(gateway: Gateway, **options: Any) -> uvicorn.Config:
