@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
+RESAMPLES = 200
+"""Bootstrap resamples for the intervals in the report: enough to draw them."""
+
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser."""
@@ -38,31 +41,50 @@ def run(args: argparse.Namespace) -> None:
 
     from ttamer import datasets
     from ttamer.cli.frontier import frontier_text
-    from ttamer.cli.output import progress_line
+    from ttamer.cli.output import paint, progress_line
     from ttamer.evaluation.frontiers import frontier
     from ttamer.fitting.plans import fit
     from ttamer.reporting import write_report
 
+    progress = progress_line()
+    progress(f"reading {args.trace}")
     fit_trace = datasets.load(args.trace, part="fit")
     test_trace = datasets.load(args.trace, part="test")
-    print(f"{args.trace}: {datasets.about(args.trace)['title']}")
-    nodes = fit_trace.names
-    print(", ".join(nodes if len(nodes) < 15 else (*nodes[:3], "...", nodes[-1])))
-    print(f"{len(fit_trace)} rows to fit, {len(test_trace)} others to measure on\n", flush=True)
-    progress = progress_line()
-    result = frontier(fit_trace, test_trace, progress=progress)
+    progress("fitting ttamer")
+    ladder = fit(fit_trace, progress=progress)
+    result = frontier(fit_trace, test_trace, ladder=ladder, resamples=0, progress=progress)
+    result = _with_intervals(result, test_trace)
     progress("drawing the report")
-    ladder = fit(fit_trace)
     folder = Path(args.output)
     folder.mkdir(parents=True, exist_ok=True)
     page = write_report(result, ladder, test_trace, folder / f"{args.trace}.html")[0]
     progress("")
-    print(frontier_text(result, test_trace))
     # The recommendation may name another family: these three numbers are always ttamer's.
-    print("\nThe three numbers that matter, with ttamer:")
-    for line in three_numbers(result, test_trace):
-        print(f"  {line}")
+    first, *others = three_numbers(result, test_trace)
+    print(paint(f"With ttamer: {first}", "bold"))
+    for line in others:
+        print(f"  and {line}")
+    print(f"\n{args.trace}: {datasets.about(args.trace)['title']}")
+    nodes = fit_trace.names
+    print(", ".join(nodes if len(nodes) < 15 else (*nodes[:3], "...", nodes[-1])))
+    print(f"\n{frontier_text(result, test_trace)}")
     print(f"\nThe report, to open in a browser: {page}")
+
+
+def _with_intervals(result: Frontier, test_trace: Trace) -> Frontier:
+    """Return the frontier with intervals for ttamer's own points, the only ones that show them."""
+    import dataclasses
+
+    from ttamer.evaluation.results import measure
+
+    plays = iter(result.played["ttamer"])
+    points = [
+        dataclasses.replace(point, result=measure(next(plays), test_trace, resamples=RESAMPLES))
+        if point.policy == "ttamer"
+        else point
+        for point in result.points
+    ]
+    return dataclasses.replace(result, points=tuple(points))
 
 
 def three_numbers(result: Frontier, test_trace: Trace) -> list[str]:

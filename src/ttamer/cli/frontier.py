@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     import argparse
 
     from ttamer.evaluation.frontiers import Frontier
+    from ttamer.fitted.ladder import FittedLadder
     from ttamer.trace.trace import Trace
 
 __all__ = ["add_comparison_options", "add_to", "compare", "frontier_text"]
@@ -58,20 +59,23 @@ def run(args: argparse.Namespace) -> None:
             print(f"\n  written to {args.output}")
 
 
-def compare(args: argparse.Namespace) -> tuple[Frontier, Trace, Trace]:
-    """Return the frontier that the options ask for, the rows fitted to, and the rows measured."""
+def compare(args: argparse.Namespace) -> tuple[Frontier, FittedLadder, Trace]:
+    """Return the frontier that the options ask for, the default fit, and the rows measured."""
     from ttamer.cli.output import progress_line
     from ttamer.cli.traces import read
     from ttamer.evaluation.frontiers import frontier
+    from ttamer.fitting.plans import fit
 
     fit_trace, test_trace = read(args.fit, args), read(args.test, args)
     progress = progress_line(quiet=args.json)
     names = args.families.split(",") if args.families else None
+    ladder = fit(fit_trace, progress=progress)
     result = frontier(
-        fit_trace, test_trace, families=names, resamples=args.resamples, progress=progress
-    )
+        fit_trace, test_trace, families=names, ladder=ladder, resamples=args.resamples,
+        progress=progress,
+    )  # fmt: skip
     progress("")
-    return result, fit_trace, test_trace
+    return result, ladder, test_trace
 
 
 def frontier_text(result: Frontier, test_trace: Trace) -> str:

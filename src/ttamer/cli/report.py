@@ -32,11 +32,10 @@ def run(args: argparse.Namespace) -> None:
     """Compare and draw."""
     from ttamer.cli.frontier import compare, frontier_text
     from ttamer.cli.output import as_json
-    from ttamer.fitting.plans import fit
     from ttamer.reporting import write_report
 
-    result, fit_trace, test_trace = compare(args)
-    paths = write_report(result, fit(fit_trace), test_trace, args.output, title=args.title)
+    result, ladder, test_trace = compare(args)
+    paths = write_report(result, ladder, test_trace, args.output, title=args.title)
     if args.json:
         print(as_json({**result.to_dict(), "written": [str(path) for path in paths]}))
     else:

@@ -16,6 +16,7 @@ from ttamer.fitting.plans import fit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ttamer.fitted.ladder import FittedLadder
     from ttamer.fitted.replay import Family
     from ttamer.trace.trace import Trace
 
@@ -35,7 +36,12 @@ class FitFamily:
             ladder = fit(trace, **self._options)
         except ArgumentError as error:
             raise Unsuitable(str(error)) from None
-        return [Setting({"tradeoff": policy.tradeoff}, policy) for policy in ladder]
+        return _settings(ladder)
+
+
+def _settings(ladder: FittedLadder) -> list[Setting]:
+    """Return the policies of a ladder as settings of a family."""
+    return [Setting({"tradeoff": policy.tradeoff}, policy) for policy in ladder]
 
 
 OURS: dict[str, Family] = {
@@ -48,9 +54,13 @@ def fit_all(
     trace: Trace,
     names: Iterable[str] | None = None,
     *,
+    ladder: FittedLadder | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, list[Setting]], dict[str, str]]:
-    """Fit our families and the baselines: settings by name, and why others were left out."""
+    """Fit our families and the baselines: settings by name, and why others were left out.
+
+    ``ladder`` is the default fit, where it has been made already.
+    """
     every = {**OURS, **FAMILIES}
     names = list(every) if names is None else list(names)
     for name in names:
@@ -61,6 +71,9 @@ def fit_all(
     for number, name in enumerate(names, start=1):
         if progress:
             progress(f"fitting {name} ({number} of {len(names)})")
+        if name == "ttamer" and ladder is not None:
+            settings[name] = _settings(ladder)
+            continue
         try:
             settings[name] = every[name].fit(trace)
         except Unsuitable as reason:

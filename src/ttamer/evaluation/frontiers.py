@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ttamer.evaluation.results import Result
+    from ttamer.fitted.ladder import FittedLadder
     from ttamer.fitted.replay import Played
     from ttamer.trace.trace import Trace
 
@@ -145,6 +146,7 @@ def frontier(
     test_trace: Trace,
     *,
     families: Iterable[str] | None = None,
+    ladder: FittedLadder | None = None,
     resamples: int = 1000,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
@@ -156,6 +158,8 @@ def frontier(
         test_trace: The rows to measure on. On the same rows errors are too low, and
             ``same_rows`` is set.
         families: The names of the families; by default our own fits and all baselines.
+        ladder: A default fit of ``fit_trace``, to be measured as the family ``ttamer`` so that it
+            is not fitted twice.
         resamples: Bootstrap resamples for the intervals of each point.
         seed: The seed of the resamples.
         progress: Called with a line of text as the work proceeds.
@@ -180,7 +184,9 @@ def frontier(
         )
     if len(test_trace) == 0:
         raise ArgumentError("the test trace has no rows")
-    settings, left_out = fit_all(fit_trace, families, progress=progress)
+    if ladder is not None and ladder.fitted.trace_digest != fit_trace.digest:
+        raise ArgumentError("the ladder was fitted to other rows than the trace to fit on has")
+    settings, left_out = fit_all(fit_trace, families, ladder=ladder, progress=progress)
     if not settings:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise ArgumentError(f"no family suits this trace ({reasons})")

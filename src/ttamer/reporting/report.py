@@ -9,6 +9,7 @@ import numpy as np
 
 from ttamer._version import __version__
 from ttamer.errors import ArgumentError
+from ttamer.evaluation.families import uses_labels
 from ttamer.policy.index import IndexPolicy
 from ttamer.reporting.frontier_figure import draw_frontier, family_colours, point_name
 from ttamer.reporting.page import Cell, Page, Pick, Picture, Tile, render
@@ -27,7 +28,6 @@ from ttamer.reporting.recommendation import (
     point_in_words,
     recommend,
     settings_at,
-    uses_labels,
 )
 from ttamer.reporting.style import drawn, less, number, percent, points, svg_of
 from ttamer.stats.envelope import lower_envelope
