@@ -154,7 +154,7 @@ REFUSED = {
     ),
     "two parents under precedence": (
         with_edges((None, "a"), ("a", "b"), (None, "c"), ("b", "c"), moves="precedence"),
-        'node \'c\' has 2 parents (start, b)|precedence|remove an edge|"moves": "walk"',
+        'node \'c\' has 2 edges (from start, b)|precedence|one edge with|"moves": "walk"',
     ),
     # Moves.
     "unknown moves": (lambda: built("jump"), '"precedence" or "walk", not \'jump\''),
@@ -335,7 +335,7 @@ def test_with_moves_changes_the_moves_alone():
     other = walk.with_moves("precedence")
     assert (other.moves, other.nodes, other.edges) == ("precedence", walk.nodes, walk.edges)
     assert walk.with_moves("walk") is walk
-    with pytest.raises(ProblemError, match="has 2 parents"):
+    with pytest.raises(ProblemError, match="has 2 edges"):
         built().with_moves("precedence")
 
 

@@ -30,9 +30,20 @@ def available(problem: Problem, history: History) -> Iterator[tuple[int, list[fl
             here = history[-1][0] if history else -1
             if source != here:
                 continue
-        elif source >= 0 and source not in states:
+        elif not all(each < 0 or each in states for each in problem.sources[number]):
             continue
-        yield number, edge.probabilities[states[source] if source >= 0 else 0].tolist()
+        yield number, edge.probabilities[states_before(problem, number, history)].tolist()
+
+
+def states_before(problem: Problem, edge: int, history: History) -> tuple[int, ...]:
+    """The states of the sources of an edge; 0 for the start."""
+    states = dict(history)
+    return tuple(states.get(source, 0) for source in problem.sources[edge])
+
+
+def cost_of(problem: Problem, edge: int, history: History, state: int) -> float:
+    """What an edge costs, once its target is seen in a state."""
+    return float(problem.edges[edge].cost_table[(*states_before(problem, edge, history), state)])
 
 
 def weighed(loss: float, tradeoff: float) -> float:
@@ -63,11 +74,10 @@ def best_value(
     best = stop
     for edge, law in available(problem, history):
         value = 0.0
-        source, target = problem.ends[edge]
-        before = dict(history).get(source, 0)
+        target = problem.ends[edge][1]
         for state, chance in enumerate(law):
             if chance > 0:
-                value += chance * (1 - tradeoff) * problem.edges[edge].cost_at(before, state)
+                value += chance * (1 - tradeoff) * cost_of(problem, edge, history, state)
                 value += chance * best_value(
                     problem,
                     tradeoff,
@@ -106,8 +116,7 @@ def path_cost(problem: Problem, history: History) -> float:
     total, seen = 0.0, []
     for node, state in history:
         [edge] = [e for e, _ in available(problem, tuple(seen)) if problem.ends[e][1] == node]
-        before = dict(seen).get(problem.ends[edge][0], 0)
-        total += problem.edges[edge].cost_at(before, state)
+        total += cost_of(problem, edge, tuple(seen), state)
         seen.append((node, state))
     return total
 

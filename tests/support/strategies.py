@@ -52,9 +52,9 @@ def supports(draw, count: int, most: int = 3, informers: bool = True) -> list[li
 
 
 @st.composite
-def edge_costs(draw, sources: int, targets: int, varied: bool):
+def edge_costs(draw, sources: tuple[int, ...], targets: int, varied: bool):
     """One number; or where costs are varied, also one per state of the source, or a table."""
-    shape = draw(st.sampled_from([(), (sources,), (sources, targets)])) if varied else ()
+    shape = draw(st.sampled_from([(), sources, (*sources, targets)])) if varied else ()
     numbers = [draw(costs) for _ in range(math.prod(shape))]
     return np.array(numbers).reshape(shape)
 
@@ -102,9 +102,37 @@ def problems(
     edges = []
     for u, v in order:
         table = draw(rows(1 if u is None else len(support[u]), len(support[v])))
-        cost = draw(edge_costs(*table.shape, varied))
+        cost = draw(edge_costs(table.shape[:-1], table.shape[-1], varied))
         edges.append(
             Edge(None if u is None else names[u], names[v], cost=cost, probabilities=table)
         )
     walks = {"line": "walk", "skip": "walk", "dag": "walk"}
     return Problem(walks.get(topology, "precedence"), nodes, tuple(edges))
+
+
+@st.composite
+def joint_problems(draw, most: int = 4, informers: bool = True) -> Problem:
+    """A random problem under precedence in which nodes may have several parents."""
+    count = draw(st.integers(3, most))
+    support = draw(supports(count, most=2, informers=informers))
+    names = [f"n{i}" for i in range(count)]
+    edges = []
+    for node in range(count):
+        chosen = draw(st.permutations(range(node)))[: draw(st.integers(0, 2))] if node else []
+        if node == count - 1 and len(chosen) < 2:
+            chosen = [0, 1]  # at least one node has several
+        sizes = tuple(len(support[parent]) for parent in chosen) or (1,)
+        table = draw(rows(math.prod(sizes), len(support[node])))
+        source = None if not chosen else tuple(names[parent] for parent in chosen)
+        if len(chosen) == 1:
+            source = names[chosen[0]]
+        edges.append(
+            Edge(
+                source,
+                names[node],
+                cost=draw(edge_costs(sizes, len(support[node]), True)),
+                probabilities=table.reshape(*sizes, -1),
+            )
+        )
+    order = draw(st.permutations(edges))
+    return Problem("precedence", tuple(map(Node, names, support)), tuple(order))

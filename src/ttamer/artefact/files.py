@@ -29,6 +29,7 @@ from ttamer.fitted.mixture import Mix, Mixture, Rungs
 from ttamer.fitted.models import BeliefModel, ConfidenceModel
 from ttamer.policy.base import Ladder, Policy
 from ttamer.policy.index import IndexPolicy
+from ttamer.policy.joint import JointPolicy
 from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.problem import Problem
 
@@ -396,7 +397,8 @@ def _describe_solved(given: object, notes: dict[str, str]) -> Described:
     first = policies[0]
     for policy in policies:
         if not isinstance(policy, _kind(policy.problem)):
-            raise ArgumentError(f"a policy of type {type(policy).__name__} cannot be saved")
+            advice = "; save policy.walk" if isinstance(policy, JointPolicy) else ""
+            raise ArgumentError(f"a policy of type {type(policy).__name__} cannot be saved{advice}")
         if policy.recall != first.recall or not _same(policy.problem, first.problem):
             raise ArgumentError(
                 "the policies of a ladder must solve the same problem, all with recall or all "

@@ -67,6 +67,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _facts(policy: Policy) -> dict[str, Any]:
     """Return everything about the policy, as plain values."""
+    best = _optima(policy)
+    policy = _tables_of(policy)
     problem = policy.problem
     names = (*problem.names, None)  # -1 is no node
 
@@ -88,7 +90,7 @@ def _facts(policy: Policy) -> dict[str, Any]:
         "value": policy.value,
         "expected_loss": policy.expected_loss,
         "expected_cost": policy.expected_cost,
-        "optima": vars(_optima(policy)),
+        "optima": vars(best),
         "first": routes(None)[0][-1],
         "columns": problem.grid.values if policy.recall else None,
         "nodes": nodes,
@@ -99,6 +101,8 @@ def _text(policy: Policy) -> str:
     from ttamer.cli.output import number, table
 
     weight, best = policy.tradeoff, _optima(policy)
+    title = _title(policy.problem)
+    policy = _tables_of(policy)
     names = (*policy.problem.names, None)
     first = names[policy.choice(None)[0, -1]]
     against = [
@@ -108,7 +112,7 @@ def _text(policy: Policy) -> str:
     ]
     rows = [[what, number(value)] for what, value in against if value is not None]
     lines = [
-        f"{_title(policy.problem)}, tradeoff {weight:g}" + ("" if policy.recall else ", no recall"),
+        f"{title}, tradeoff {weight:g}" + ("" if policy.recall else ", no recall"),
         "",
         f"  value {number(policy.value)} = {weight:g} x loss {number(policy.expected_loss)}"
         f" + {1 - weight:g} x cost {number(policy.expected_cost)}",
@@ -173,6 +177,13 @@ def _ladder_text(ladder: Ladder) -> str:
 def _title(problem: Problem) -> str:
     shape = "line" if problem.is_line else f"{len(problem.edges)} edges"
     return f"{len(problem.nodes)} nodes, {problem.moves}, {shape}"
+
+
+def _tables_of(policy: Policy) -> Policy:
+    """The policy whose tables are shown: with several parents, that over the sets asked so far."""
+    from ttamer.policy import JointPolicy
+
+    return policy.walk if isinstance(policy, JointPolicy) else policy
 
 
 def _optima(policy: Policy) -> Any:

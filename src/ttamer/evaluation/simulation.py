@@ -57,7 +57,8 @@ def simulate(policy: Policy, inputs: int, *, seed: int) -> Simulation:
             rows = asked == target
             if problem.moves == "walk":
                 rows &= last == source
-            cumulative = problem.edges[number].probabilities.cumsum(axis=1)[seen[rows, source]]
+            given = tuple(seen[rows, each] for each in problem.sources[number])
+            cumulative = problem.edges[number].probabilities.cumsum(axis=-1)[given]
             drawn = (cumulative <= draws[rows, np.newaxis] * cumulative[:, -1:]).sum(axis=1)
             states[rows] = seen[rows, target] = drawn
         batch.observe(states)

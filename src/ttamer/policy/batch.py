@@ -76,17 +76,7 @@ class Batch(ABC):
         Raises:
             ObservationError: If there are too many or too few, or a node has no such state.
         """
-        try:
-            seen = np.asarray(states)
-        except ValueError:  # rows of unequal length
-            seen = np.empty(0, object)
-        if not seen.size and not len(self):
-            return
-        if seen.shape != self.next.shape or not np.issubdtype(seen.dtype, np.integer):
-            raise ObservationError(
-                f"states must be {len(self)} integers, one per input, not {seen.dtype} of shape "
-                f"{seen.shape}"
-            )
+        seen = self._as_states(states)
         asked = self.next.copy()
         nodes = np.unique(asked).tolist()
         groups = [(node, np.flatnonzero(asked == node)) for node in nodes if node != STOP]
@@ -96,6 +86,21 @@ class Batch(ABC):
             self._pay(node, rows, seen[rows])
             self._step(node, rows, seen[rows])
         self._last = np.where(asked == STOP, self._last, asked)
+
+    def _as_states(self, states: ArrayLike) -> NDArray[np.integer]:
+        """Return the states of all inputs as an array, or refuse them."""
+        try:
+            seen = np.asarray(states)
+        except ValueError:  # rows of unequal length
+            seen = np.empty(0, object)
+        if not seen.size and not len(self):
+            return np.empty(0, np.intp)
+        if seen.shape != self.next.shape or not np.issubdtype(seen.dtype, np.integer):
+            raise ObservationError(
+                f"states must be {len(self)} integers, one per input, not {seen.dtype} of shape "
+                f"{seen.shape}"
+            )
+        return seen
 
     @abstractmethod
     def _step(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:

@@ -337,7 +337,11 @@ class WalkSession(StateSession):
         """Say that ``next`` was asked and gave no answer, and move on."""
         if self.next is None:
             raise self._ended()
-        node, state = self._node, self._worst()
+        self.fail_in(self._worst())
+
+    def fail_in(self, state: int) -> None:
+        """Count ``next`` as seen in a state, without an answer."""
+        node = self._node
         self._node = self._tables[node][1][state][self._best]
         self._path.append((node, state))
         self.next = self._names[self._node]
@@ -348,9 +352,13 @@ class WalkSession(StateSession):
 
     def explain(self) -> Explanation:
         """Say why the session stands where it stands."""
+        return self._explained(*self.compared())
+
+    def compared(self) -> tuple[float, float]:
+        """Return the loss in hand and the value of going on, weighed."""
         after, state = self._last()
         best = float(self._policy.fallbacks[self._best])
-        return self._explained(best, self._policy.going_on(after, state, self._best))
+        return best, self._policy.going_on(after, state, self._best)
 
 
 class LastAnswerSession(StateSession):

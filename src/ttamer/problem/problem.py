@@ -72,7 +72,9 @@ class Edge:
     """The right to ask ``target`` after ``source`` (``None``: at the start).
 
     Args:
-        source: The name of the node that must have been asked; ``None`` for the start.
+        source: The name of the node that must have been asked; ``None`` for the start; under
+            precedence also several names, all of which must have been asked. Tables are then
+            nested by the states of the first, the second, and so on.
         target: The name of the node that may then be asked.
         cost: What asking costs: one number; a list with one number per state of the source; or a
             table with one row per state of the source (one from the start) and one column per
@@ -86,7 +88,7 @@ class Edge:
     (1, 2)
     """
 
-    source: str | None
+    source: str | tuple[str, ...] | None
     target: str
     cost: float | NDArray[np.float64]
     """One number; or of shape (states of source,); or (states of source, states of target)."""
@@ -94,7 +96,12 @@ class Edge:
     """Shape (states of source, states of target); one row from the start. Rows sum to 1."""
 
     def __init__(
-        self, source: str | None, target: str, *, cost: ArrayLike, probabilities: ArrayLike
+        self,
+        source: str | tuple[str, ...] | None,
+        target: str,
+        *,
+        cost: ArrayLike,
+        probabilities: ArrayLike,
     ) -> None:
         object.__setattr__(self, "source", source)
         object.__setattr__(self, "target", target)
@@ -113,6 +120,13 @@ class Edge:
         object.__setattr__(self, "probabilities", rows)
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of the nodes that must have been asked; none for the start."""
+        if self.source is None:
+            return ()
+        return (self.source,) if isinstance(self.source, str) else self.source
+
+    @property
     def is_cost_fixed(self) -> bool:
         """Whether the cost is one number, whatever the states."""
         return isinstance(self.cost, float)
@@ -121,8 +135,8 @@ class Edge:
     def cost_table(self) -> NDArray[np.float64]:
         """Shape (states of source, states of target): the cost of each transition."""
         cost = np.asarray(self.cost)
-        if cost.ndim == 1:
-            cost = cost[:, np.newaxis]
+        if 0 < cost.ndim < self.probabilities.ndim:
+            cost = cost[..., np.newaxis]
         return np.broadcast_to(cost, self.probabilities.shape)
 
     @property
@@ -132,9 +146,9 @@ class Edge:
         Only this enters the decision; what is paid is learnt with the state of the target.
         """
         cost = np.asarray(self.cost)
-        if cost.ndim < 2:
-            return np.broadcast_to(cost, len(self.probabilities))
-        means: NDArray[np.float64] = np.einsum("st,st->s", cost, self.probabilities)
+        if cost.ndim < self.probabilities.ndim:
+            return np.broadcast_to(cost, self.probabilities.shape[:-1])
+        means: NDArray[np.float64] = np.einsum("...t,...t->...", cost, self.probabilities)
         return means
 
     def cost_at(self, source_state: int, target_state: int) -> float:
@@ -157,7 +171,7 @@ class Edge:
         return float(row if np.ndim(row) == 0 else row[target_state])
 
     def __str__(self) -> str:
-        source = "start" if self.source is None else repr(self.source)
+        source = " + ".join(map(repr, self.sources)) or "start"
         return f"edge {source} -> {self.target!r}"
 
 
@@ -245,7 +259,9 @@ class Problem:
     number: Mapping[str, int] = field(init=False)
     """The position of each node by its name."""
     ends: tuple[tuple[int, int], ...] = field(init=False)
-    """(source, target) node numbers of each edge; the start is -1."""
+    """(source, target) node numbers of each edge; the start is -1; of several sources the first."""
+    sources: tuple[tuple[int, ...], ...] = field(init=False)
+    """The numbers of all sources of each edge; the start is -1."""
     outgoing: tuple[tuple[int, ...], ...] = field(init=False)
     """Edge numbers leaving each node, in the order given; the last entry is the start's."""
     incoming: tuple[tuple[int, ...], ...] = field(init=False)
@@ -257,18 +273,20 @@ class Problem:
 
     def __post_init__(self) -> None:
         number = check_nodes(self.moves, self.nodes)
-        ends = check_edges(self.nodes, self.edges, number)
+        ends = check_edges(self.moves, self.nodes, self.edges, number)
         outgoing: list[list[int]] = [[] for _ in range(len(self.nodes) + 1)]
         incoming: list[list[int]] = [[] for _ in self.nodes]
-        for edge, (source, target) in enumerate(ends):
-            outgoing[source].append(edge)
+        for edge, (sources, target) in enumerate(ends):
+            for source in sources:
+                outgoing[source].append(edge)
             incoming[target].append(edge)
         check_shape(self.moves, self.nodes, self.edges, incoming)
         derived = {
             "nodes": tuple(self.nodes),
             "edges": tuple(self.edges),
             "number": number,
-            "ends": ends,
+            "ends": tuple((sources[0], target) for sources, target in ends),
+            "sources": tuple(sources for sources, _ in ends),
             "outgoing": tuple(map(tuple, outgoing)),
             "incoming": tuple(map(tuple, incoming)),
             "order": topological_order(self.nodes, ends, outgoing),
@@ -299,7 +317,12 @@ class Problem:
     @property
     def is_forest(self) -> bool:
         """Whether every node has one predecessor, so that one joint law is given."""
-        return all(len(edges) == 1 for edges in self.incoming)
+        return not self.has_joint_edges and all(len(edges) == 1 for edges in self.incoming)
+
+    @property
+    def has_joint_edges(self) -> bool:
+        """Whether some node is asked after several others."""
+        return any(len(sources) > 1 for sources in self.sources)
 
     @property
     def has_fixed_costs(self) -> bool:
@@ -365,7 +388,7 @@ class Problem:
             tuple(Node(prefix + node.name, node.losses) for node in self.nodes),
             tuple(
                 Edge(
-                    None if edge.source is None else prefix + edge.source,
+                    prefix + edge.sources[0] if edge.sources else None,  # of a line, one
                     prefix + edge.target,
                     cost=edge.cost,
                     probabilities=edge.probabilities,
@@ -685,7 +708,7 @@ class Problem:
         ]
         edges = [
             {
-                "from": edge.source,
+                "from": list(edge.source) if isinstance(edge.source, tuple) else edge.source,
                 "to": edge.target,
                 "cost": np.asarray(edge.cost).tolist(),
                 "probabilities": edge.probabilities.tolist(),

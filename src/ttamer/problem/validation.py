@@ -9,7 +9,8 @@
 ``"from": null`` is the start, with one row of probabilities; any other edge has one row per state
 of ``from``. JSON has no infinity, so an infinite loss is written ``"inf"``. A cost is one number,
 a list with one number per state of ``from``, or a table with one row per state of ``from`` and one
-column per state of ``to``.
+column per state of ``to``. Under precedence ``"from": ["a", "b"]`` is a node asked after both: its
+probabilities (and costs) are nested by the states of ``a``, then those of ``b``.
 
 Each check names the place and the remedy. The common case is checked in a few array operations
 per edge; only a problem that fails them is searched for the first offending entry.
@@ -85,58 +86,68 @@ def check_nodes(moves: str, nodes: Sequence[Node]) -> dict[str, int]:
 
 
 def check_edges(
-    nodes: Sequence[Node], edges: Sequence[Edge], number: Mapping[str, int]
-) -> tuple[tuple[int, int], ...]:
-    """Check names, costs and probabilities; return (source, target) numbers, the start as -1."""
-    ends: dict[tuple[int, int], None] = {}
+    moves: str, nodes: Sequence[Node], edges: Sequence[Edge], number: Mapping[str, int]
+) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """Check names, costs and probabilities; return (sources, target) numbers, the start as -1."""
+    ends: dict[tuple[tuple[int, ...], int], None] = {}
     for edge in edges:
-        for name in (edge.source, edge.target):
+        for name in (*edge.sources, edge.target):
             if name is not None and name not in number:
                 raise ProblemError(
                     f"{edge}: there is no node {name!r}; the nodes are {', '.join(number)}"
                 )
         if edge.target is None:
             raise ProblemError(f"{edge}: an edge must lead to a node")
-        source = -1 if edge.source is None else number[edge.source]
+        if moves == "walk" and len(edge.sources) > 1:
+            raise ProblemError(
+                f'{edge}: on a walk an edge leaves one node; use "moves": "precedence" for a node '
+                "that is asked after several others"
+            )
+        if len(set(edge.sources)) < len(edge.sources):
+            raise ProblemError(f"{edge}: a node is given twice as its source; keep one")
+        sources = tuple(number[name] for name in edge.sources) or (-1,)
         target = number[edge.target]
-        if (source, target) in ends:
+        if (sources, target) in ends:
             raise ProblemError(f"{edge}: given twice; keep one")
-        ends[source, target] = None
-        sources = 1 if source < 0 else nodes[source].losses.size
-        _check_cost(edge, sources, nodes[target].losses.size)
-        _check_rows(edge, sources, nodes[target].losses.size)
+        ends[sources, target] = None
+        sizes = tuple(1 if source < 0 else nodes[source].losses.size for source in sources)
+        _check_cost(edge, sizes, nodes[target].losses.size)
+        _check_rows(edge, sizes, nodes[target].losses.size)
     return tuple(ends)
 
 
-def _check_cost(edge: Edge, sources: int, targets: int) -> None:
+def _check_cost(edge: Edge, sources: tuple[int, ...], targets: int) -> None:
     if isinstance(edge.cost, float):
         if not 0 <= edge.cost < math.inf:
             raise ProblemError(
                 f"{edge}: the cost is {edge.cost}; it must be finite and not negative"
             )
         return
-    if edge.cost.shape not in ((sources,), (sources, targets)):
+    if edge.cost.shape not in (sources, (*sources, targets)):
+        rows = " x ".join(map(str, sources))
         raise ProblemError(
-            f"{edge}: the costs have shape {edge.cost.shape}; give one number, a list of {sources} "
-            f"(one per state of the source), or a table of {sources} row(s) of {targets} (one per "
+            f"{edge}: the costs have shape {edge.cost.shape}; give one number, a list of {rows} "
+            f"(one per state of the source), or a table of {rows} row(s) of {targets} (one per "
             "state of the target)"
         )
     if not (np.isfinite(edge.cost) & (edge.cost >= 0)).all():
         place = np.argwhere(~(np.isfinite(edge.cost) & (edge.cost >= 0)))[0].tolist()
-        at = f"state {place[0]}" if len(place) == 1 else f"row {place[0]}, column {place[1]}"
+        at = f"state {place[0]}" if len(place) == 1 else f"row {place[0]}, column {place[-1]}"
         raise ProblemError(
             f"{edge}, {at}: the cost is {edge.cost[tuple(place)]}; it must be finite and not "
             "negative"
         )
 
 
-def _check_rows(edge: Edge, sources: int, targets: int) -> None:
+def _check_rows(edge: Edge, sources: tuple[int, ...], targets: int) -> None:
     rows = edge.probabilities
-    if rows.shape != (sources, targets):
+    if rows.shape != (*sources, targets):
+        states = " x ".join(map(str, sources))
         raise ProblemError(
-            f"{edge}: probabilities have shape {rows.shape}, and must have {sources} row(s), one "
+            f"{edge}: probabilities have shape {rows.shape}, and must have {states} row(s), one "
             f"per state of the source, of {targets}, one per state of the target"
         )
+    rows = rows.reshape(-1, targets)
     with np.errstate(over="ignore", invalid="ignore"):
         sums = rows.dot(np.ones(targets))
     if rows.min() >= 0 and np.abs(sums - 1).max() <= ROW_SUM_TOLERANCE:
@@ -167,20 +178,21 @@ def check_shape(
         if moves == "precedence" and len(entering) > 1:
             parents = ", ".join(str(edges[e].source or "start") for e in entering)
             raise ProblemError(
-                f"node {node.name!r} has {len(entering)} parents ({parents}) and under "
-                'precedence may have one; remove an edge, or use "moves": "walk"'
+                f"node {node.name!r} has {len(entering)} edges (from {parents}), and under "
+                "precedence may have one; if it is asked after all of them, write one edge with "
+                '"from": [...]; if after any of them, use "moves": "walk"'
             )
 
 
 def topological_order(
     nodes: Sequence[Node],
-    ends: Sequence[tuple[int, int]],
+    ends: Sequence[tuple[tuple[int, ...], int]],
     outgoing: Sequence[Sequence[int]],
 ) -> tuple[int, ...]:
     """Return node numbers with every source before its targets, or name the nodes of a cycle."""
     waiting = [0] * len(nodes)
-    for _, target in ends:
-        waiting[target] += 1
+    for sources, target in ends:
+        waiting[target] += len(sources)
     order: list[int] = []
     ready = [-1]
     for place in ready:  # grows as we go
@@ -247,11 +259,14 @@ def check_form(data: object) -> dict[str, Any]:
     edges = []
     for position, item in enumerate(_list(problem["edges"], "edges")):
         edge = _fields(item, f"edges[{position}]", ("from", "to", "cost", "probabilities"))
+        several = edge["from"] if isinstance(edge["from"], list) and len(edge["from"]) > 1 else []
+        if several and all(isinstance(name, str) for name in several):
+            edge = {**edge, "from": tuple(several)}
         for end in ("from", "to"):
-            if not isinstance(edge[end], str) and (end == "to" or edge[end] is not None):
-                raise ProblemError(
-                    f"edges[{position}]: {end!r} must name a node, not {edge[end]!r}"
-                )
+            name = edge[end]
+            named = isinstance(name, str) or (end == "from" and isinstance(name, tuple))
+            if not named and (end == "to" or name is not None):
+                raise ProblemError(f"edges[{position}]: {end!r} must name a node, not {name!r}")
         cost = edge["cost"]
         if isinstance(cost, list):
             cost = _numbers(cost)

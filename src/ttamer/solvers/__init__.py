@@ -12,6 +12,7 @@ from ttamer.errors import ProblemError
 from ttamer.policy.base import Ladder
 from ttamer.problem.tradeoff import check_tradeoff, check_tradeoffs
 from ttamer.solvers.blas import one_thread
+from ttamer.solvers.downsets import solve_joint
 from ttamer.solvers.forest import indices, solve_forest
 from ttamer.solvers.memory import check_memory, table_bytes
 from ttamer.solvers.walk import solve_walk
@@ -41,7 +42,8 @@ def solve(problem: Problem, tradeoff: float, *, recall: bool = True) -> Policy:
 
     Returns:
         A :class:`~ttamer.policy.WalkPolicy` for a walk; an :class:`~ttamer.policy.IndexPolicy`
-        under precedence, and for a line whose tables would take more than half a gigabyte.
+        under precedence, and for a line whose tables would take more than half a gigabyte; a
+        :class:`~ttamer.policy.JointPolicy` where a node has several parents.
 
     Raises:
         ArgumentError: If the tradeoff is out of range.
@@ -94,6 +96,9 @@ def _solve(problem: Problem, tradeoffs: NDArray[np.float64], *, recall: bool) ->
                 'use "moves": "walk", or keep recall'
             )
         problem = problem.with_moves("walk")
+    if problem.has_joint_edges:
+        with one_thread():
+            return solve_joint(problem, tradeoffs)
     if problem.moves == "walk":
         size = table_bytes(problem, len(tradeoffs), recall=recall)
         if recall and problem.is_line and size > MAX_LINE_TABLES:

@@ -1,0 +1,210 @@
+"""Nodes that are asked after several others, against enumeration (Problem 2.4, Lem. C.6)."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+import ttamer as tt
+from support.examples import examples
+from support.oracles import best_value, outcomes, path_cost, stop_loss
+from support.strategies import joint_problems, tradeoffs
+from ttamer import ArgumentError, ObservationError, ProblemError
+
+CLOSE = 1e-12
+
+
+def judged(cost=0.05):
+    """Two models, and a judge that reads both answers."""
+    rows = [[[0.99, 0.01], [0.8, 0.2]], [[0.7, 0.3], [0.3, 0.7]]]
+    return tt.Problem.from_dict(
+        {
+            "moves": "precedence",
+            "nodes": [
+                {"name": "a", "losses": [0.1, 0.6]},
+                {"name": "b", "losses": [0.2, 0.5]},
+                {"name": "judge", "losses": [0.0, 0.4]},
+            ],
+            "edges": [
+                {"from": None, "to": "a", "cost": 0.02, "probabilities": [[0.5, 0.5]]},
+                {"from": None, "to": "b", "cost": 0.04, "probabilities": [[0.5, 0.5]]},
+                {"from": ["a", "b"], "to": "judge", "cost": cost, "probabilities": rows},
+            ],
+        }
+    )
+
+
+@examples(150)
+@given(joint_problems(), tradeoffs)
+def test_value_and_play_equal_enumeration(problem, tradeoff):
+    best = best_value(problem, tradeoff)
+    if best == math.inf:
+        with pytest.raises(ProblemError, match="no policy is sure of an answer"):
+            tt.solve(problem, tradeoff)
+        return
+    policy = tt.solve(problem, tradeoff)
+    assert policy.value == pytest.approx(best, abs=CLOSE)
+    loss = cost = 0.0
+    asked, law = dict.fromkeys(problem.names, 0.0), {}
+    for chance, history, answer in outcomes(policy):
+        mine, paid = stop_loss(problem, history, recall=True), path_cost(problem, history)
+        node, state = next((n, s) for n, s in history if problem.names[n] == answer)
+        assert problem.nodes[node].losses[state] == mine
+        loss += chance * mine
+        cost += chance * paid
+        law[mine, round(paid, 9)] = law.get((mine, round(paid, 9)), 0.0) + chance
+        for number, _ in history:
+            asked[problem.names[number]] += chance
+    assert policy.expected_loss == pytest.approx(loss, abs=CLOSE)
+    assert policy.expected_cost == pytest.approx(cost, abs=CLOSE)
+    assert policy.asked == pytest.approx(asked, abs=CLOSE)
+    future = policy.future()
+    assert future.mean_cost == pytest.approx(cost, abs=CLOSE)
+    assert future.mean_loss(math.inf) == pytest.approx(loss, abs=CLOSE)
+    assert len(future.costs) == len(law)
+
+
+@examples(60)
+@given(joint_problems(), tradeoffs)
+def test_a_batch_decides_and_pays_as_sessions_do(problem, tradeoff):
+    try:
+        policy = tt.solve(problem, tradeoff)
+    except ProblemError:
+        return
+    counts = [len(node.losses) for node in problem.nodes]
+    states = np.random.default_rng(0).integers(0, counts, (20, len(counts)))
+    batch, turns = policy.batch(20), [policy.session() for _ in range(20)]
+    while batch.running:
+        asked = batch.next.copy()
+        seen = states[np.arange(20), asked]
+        batch.observe(seen)
+        for row, turn in enumerate(turns):
+            if asked[row] >= 0:
+                assert turn.number == asked[row]
+                turn.observe(int(seen[row]))
+    assert batch.cost == pytest.approx([turn.cost for turn in turns])
+    assert [policy.problem.names[node] for node in batch.answer] == [t.answer for t in turns]
+    assert batch.steps.tolist() == [len(turn.asked) for turn in turns]
+
+
+@examples(40)
+@given(joint_problems())
+def test_a_problem_comes_back_exactly_through_json(problem):
+    again = tt.Problem.from_dict(json.loads(json.dumps(problem.to_dict(), allow_nan=False)))
+    assert again.sources == problem.sources
+    for mine, theirs in zip(problem.edges, again.edges, strict=True):
+        np.testing.assert_array_equal(mine.probabilities, theirs.probabilities)
+        np.testing.assert_array_equal(mine.cost, theirs.cost)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lemma_c6_with_increasing_indices_the_order_is_a_then_b_then_c(seed):
+    """A and B independent, C after both: with sigma(A) < sigma(B) < sigma(C) ask A, B, C."""
+    rng = np.random.default_rng(seed)
+    problem = tt.Problem(
+        "precedence",
+        (tt.Node("a", [0.0, 1.0]), tt.Node("b", [0.3, 1.0]), tt.Node("c", [0.6, 1.0])),
+        (
+            tt.Edge(None, "a", cost=0.1, probabilities=[0.5, 0.5]),
+            tt.Edge(None, "b", cost=0.1, probabilities=[0.5, 0.5]),
+            tt.Edge(("a", "b"), "c", cost=0.02, probabilities=rng.dirichlet([2, 1], size=(2, 2))),
+        ),
+    )
+    policy = tt.solve(problem, 0.5)
+    assert policy.value == pytest.approx(best_value(problem, 0.5), abs=CLOSE)
+    turn = policy.session()
+    order = []
+    while turn.next is not None:
+        order.append(turn.next)
+        turn.observe(1)
+    assert order == ["a", "b", "c"]
+
+
+def test_a_judge_is_asked_after_both_where_it_pays():
+    policy = tt.solve(judged(), 0.7)
+    assert policy.value == pytest.approx(best_value(judged(), 0.7), abs=CLOSE)
+    turn = policy.session()
+    assert turn.explain().why.startswith("there is no answer yet: ask")
+    assert set(turn.starts) == {"a", "b"}
+    turn.start_with("b")
+    assert (turn.next, turn.price) == ("b", 0.04)
+    turn.observe(1)
+    turn.observe(1)
+    assert turn.next == "judge"
+    assert "ask 'judge'" in turn.explain().why
+    turn.fail()
+    assert (turn.stopped, turn.answer, turn.asked) == (True, "b", ("b", "a", "judge"))
+    assert turn.cost == pytest.approx(0.11)
+    with pytest.raises(ObservationError, match="has stopped"):
+        turn.fail()
+    with pytest.raises(ObservationError, match="has states 0 to 1, not 2"):
+        policy.session().observe(2)
+    drawn = tt.simulate(policy, 20_000, seed=0)
+    assert drawn.objective.mean() == pytest.approx(policy.value, abs=0.01)
+
+
+def test_what_depends_on_all_that_was_asked_has_no_table_by_node():
+    policy = tt.solve(judged(), 0.7)
+    assert policy.problem.names[policy.choice()[0, -1]] in ("a", "b")
+    assert policy.equivalent_loss()[0, -1] == pytest.approx(policy.value)
+    for call in (policy.index, policy.choice, policy.equivalent_loss, policy.future):
+        with pytest.raises(ArgumentError, match=r"use a session, or the tables of policy\.walk"):
+            call("judge")
+    assert "judge (after a, b)" in policy.walk.problem.names
+
+
+def test_a_ladder_and_no_recall():
+    ladder = tt.solve_ladder(judged(), [0.2, 0.7])
+    assert [type(policy).__name__ for policy in ladder] == ["JointPolicy"] * 2
+    with pytest.raises(ProblemError, match="without recall"):
+        tt.solve(judged(), 0.5, recall=False)
+    assert tt.optima(judged(), 0.5).offline is None
+
+
+def test_the_walk_can_be_saved_and_the_policy_names_it(tmp_path):
+    policy = tt.solve(judged(), 0.7)
+    with pytest.raises(ArgumentError, match=r"save policy\.walk"):
+        tt.save(policy, tmp_path / "judge.ttamer")
+    tt.save(policy.walk, tmp_path / "judge.ttamer")
+    assert tt.load(tmp_path / "judge.ttamer").value == policy.value
+
+
+def test_too_many_sets_are_refused_with_the_limit():
+    roots = [tt.Edge(None, f"n{i}", cost=0.1, probabilities=[0.5, 0.5]) for i in range(12)]
+    last = tt.Edge(
+        tuple(f"n{i}" for i in range(12)),
+        "judge",
+        cost=0.1,
+        probabilities=np.full((2,) * 12 + (2,), 0.5),
+    )
+    nodes = [tt.Node(f"n{i}", [0.0, 1.0]) for i in range(12)]
+    problem = tt.Problem("precedence", (*nodes, tt.Node("judge", [0.0, 1.0])), (*roots, last))
+    with pytest.raises(ProblemError, match="more than 20000 states in all"):
+        tt.solve(problem, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"from": ["a"]}, "must name a node"),
+        ({"from": ["a", 1]}, "must name a node"),
+        ({"from": ["a", "z"]}, "there is no node 'z'"),
+        ({"from": ["a", "a"]}, "given twice as its source"),
+        ({"probabilities": [[1.0, 0.0]] * 2}, "must have 2 x 2 row"),
+    ],
+)
+def test_a_wrong_edge_from_several_nodes_is_refused(changes, words):
+    data = judged().to_dict()
+    data["edges"][2] = {**data["edges"][2], **changes}
+    with pytest.raises(ProblemError, match=words):
+        tt.Problem.from_dict(data)
+
+
+def test_on_a_walk_an_edge_leaves_one_node():
+    data = {**judged().to_dict(), "moves": "walk"}
+    with pytest.raises(ProblemError, match="on a walk an edge leaves one node"):
+        tt.Problem.from_dict(data)
