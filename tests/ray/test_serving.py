@@ -173,7 +173,7 @@ def test_a_node_with_an_upstream_is_asked_by_its_replica():
             return good, bad
 
         good, bad = asyncio.run(ask())
-        assert good.answer == upstream.answer("2 + 2?", 0)[0]
+        assert good.text == upstream.answer("2 + 2?", 0)[0]
     assert isinstance(bad, Failed)
     assert (bad.kind, bad.status) == ("error", 500)
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import ttamer as tt
@@ -111,7 +112,7 @@ def test_failures_may_be_left_out_counted(make_served):
 def test_a_node_that_only_fails_is_soon_left_alone(make_served):
     served = make_served(node={"small": {"concurrency": 1}})
     served.upstreams["small"].mode, served.upstreams["small"].status = "error", 401
-    with pytest.raises(TraceError, match="status 401: 10; small was not called any more: 20"):
+    with pytest.raises(TraceError, match=r"status 401 .*: 10; small was not called any more: 20"):
         collected(served, on_error="skip")
     assert counts(served) == [MAX_FAILURES, 30]
 
@@ -200,6 +201,64 @@ def test_aliases_are_read_from_json_lines(tmp_path):
     assert prompt.label == ("Paris", "Paname")
 
 
+def changed(served, old, new):
+    """Change the cascade's file."""
+    text = served.cascade.read_text("utf-8")
+    assert old in text
+    served.cascade.write_text(text.replace(old, new))
+
+
+def test_another_comparison_asks_nothing_again(make_served):
+    served = make_served(2, serve={"compare": "exact"})
+    for upstream in served.upstreams.values():
+        upstream.answer = lambda prompt, _: (f"The answer is {truth(prompt)}.", 0.5)
+    prompts = labelled([f"The answer is {truth(q)}." for q in QUESTIONS])
+    assert not collected(served, prompts).wrong().any()
+    assert counts(served) == [30, 30]
+    changed(served, '"exact"', '"contains"')
+    trace = collected(served, labelled([(truth(q), "nothing") for q in QUESTIONS]))
+    assert not trace.wrong().any()
+    changed(served, '"contains"', '"json"')
+    trace = collected(served, labelled([json.dumps(truth(q)) for q in QUESTIONS[:-1]] + ["1"]))
+    assert (trace.prediction == -1).all()
+    assert counts(served) == [30, 30]
+    changed(served, '"json"', '"choice"')  # its confidence is that of the letter
+    collected(served)
+    assert counts(served) == [60, 60]
+
+
+def test_prompts_and_answers_are_kept_for_their_owner(served, tmp_path):
+    path = tmp_path / "answers.jsonl"
+    collected(served, answers=path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert len(rows) == 30
+    small = served.upstreams["small"]
+    assert rows[3]["request"] == LABELLED[3].body
+    assert rows[3]["label"] == truth(QUESTIONS[3])
+    assert rows[3]["answers"]["small"] == small.answer(QUESTIONS[3], 0)[0]
+
+
+def test_margins_and_entropies_become_columns(make_served):
+    extras = {"extras": ["margin", "entropy"]}
+    served = make_served(2, node={"small": extras})
+    trace = collected(served)
+    assert set(trace.extras) == {"margin", "entropy"}
+    small = served.upstreams["small"]
+    assert {request["top_logprobs"] for request in small.requests} == {5}
+    sure = [small.answer(question, 0)[1] for question in QUESTIONS]
+    assert trace.extras["margin"][:, 0].tolist() == pytest.approx(sure)
+    assert all(trace.extras["entropy"][:, 0] > 0)
+    assert np.isnan(trace.extras["margin"][:, 1]).all()
+
+
+def test_an_error_of_an_upstream_is_shown_to_the_operator(served):
+    small = served.upstreams["small"]
+    small.mode = "error"
+    with pytest.raises(TraceError, match=r"returned status 500 \('out of order, sk-secret'\): "):
+        collected(served)
+
+
 # The journal
 
 
@@ -207,7 +266,7 @@ def test_a_journal_that_was_cut_short_loses_its_last_line_only(tmp_path):
     path = tmp_path / "journal"
     with Journal(path) as journal:
         journal.add("a", JournalEntry("A", 0.5, 1.0))
-        journal.add("b", JournalEntry(None, 0.25, 1.0))
+        journal.add("b", JournalEntry("", 0.25, 1.0, 0.5, None))
     whole = path.read_bytes()
     for cut in range(1, len(whole)):
         path.write_bytes(whole[:cut])
@@ -326,7 +385,9 @@ def test_the_users_cascade_is_not_written_over(served, prompts, tmp_path, capsys
     mine.write_text("# my notes\n" + served.cascade.read_text("utf-8"), "utf-8")
     arguments = ["collect", str(mine), "--prompts", prompts, "-o", str(tmp_path / "mine.csv")]
     assert main([*arguments, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["written"] == [str(tmp_path / "mine.csv")]
+    assert json.loads(capsys.readouterr().out)["written"] == [
+        str(tmp_path / name) for name in ("mine.csv", "mine.csv.answers.jsonl")
+    ]
     assert mine.read_text("utf-8").startswith("# my notes")
 
 
@@ -375,3 +436,14 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(make_served, prompts, tmp
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     assert counts(served) == [31, 31]  # the eighth was asked twice, as its answer never came
     assert len(tt.Trace.read(tmp_path / "trace.npz")) == 30
+
+
+def test_forget_leaves_neither_prompts_nor_answers(served, prompts, tmp_path, capsys):
+    output = tmp_path / "trace.parquet"
+    command = ["collect", str(served.cascade), "--prompts", str(prompts), "-o", str(output)]
+    assert main(command) == 0
+    kept = [tmp_path / f"trace.parquet.{name}" for name in ("journal", "answers.jsonl")]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in kept)
+    assert "answers.jsonl" in capsys.readouterr().out
+    assert main([*command, "--forget"]) == 0
+    assert not any(path.exists() for path in kept)

@@ -11,7 +11,11 @@ from ttamer.serve.confidence import (
     Unreadable,
     agreement,
     answer_text,
+    entropy_of_tokens,
     field_value,
+    is_plain_text,
+    lowest_probability,
+    margin_of_tokens,
     probability_of_answer,
     probability_of_choice,
     probability_of_yes,
@@ -53,13 +57,83 @@ def test_a_call_of_tools_is_an_answer_whatever_the_order_of_its_keys():
         {"choices": ["x"]},
         {"choices": [{}]},
         {"choices": [{"message": None}]},
-        {"choices": [{"message": {"content": None}}]},
         {"choices": [{"message": {"content": 3}}]},
     ],
 )
 def test_a_response_without_a_text_is_unreadable(response):
     with pytest.raises(Unreadable):
         answer_text(response)
+
+
+def message(**fields):
+    return {"choices": [{"message": {"role": "assistant", "content": None, **fields}}]}
+
+
+CALL = {"function": {"name": "f", "arguments": '{"a": 1}'}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "plain"),
+    [
+        ({}, "", False),
+        ({"content": ""}, "", False),
+        ({"content": "", "reasoning_content": "I think, therefore"}, "", False),
+        ({"content": None, "reasoning": "Let me see"}, "", False),
+        ({"refusal": "I cannot help with that."}, "I cannot help with that.", False),
+        ({"content": [{"type": "text", "text": "Par"}, {"type": "text", "text": "is"}]},
+         "Par\nis", True),
+        ({"content": [{"type": "refusal", "refusal": "No."}]}, "No.", True),
+        ({"content": "", "tool_calls": [CALL]}, '[{"arguments": {"a": 1}, "name": "f"}]', False),
+        ({"function_call": CALL["function"]}, '[{"arguments": {"a": 1}, "name": "f"}]', False),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+         '[{"arguments": "{", "name": "f"}]', False),
+        ({"content": "Paris", "tool_calls": []}, "Paris", True),
+    ],
+)  # fmt: skip
+def test_every_kind_of_answer_is_an_answer(fields, text, plain):
+    assert answer_text(message(**fields)) == text
+    assert is_plain_text(message(**fields)) is plain
+
+
+def test_margin_entropy_and_minimum_of_tokens():
+    top = [("a", 0.5), ("b", 0.25), ("c", 0.125)]
+    response = chat(("a", 0.5), ("b", 0.25), top=top)
+    assert lowest_probability(response) == pytest.approx(0.25)
+    assert margin_of_tokens(response) == pytest.approx(0.25)
+    chances = (0.5, 0.25, 0.125, 0.125)
+    entropy = -sum(p * math.log(p) for p in chances)
+    assert entropy_of_tokens(response) == pytest.approx(entropy)
+    assert entropy_of_tokens(response, first=True) == pytest.approx(entropy)
+    assert margin_of_tokens(chat(("a", 1.0), top=[("a", 1.0)])) == 1.0
+    for measure in (margin_of_tokens, entropy_of_tokens):
+        with pytest.raises(Unreadable, match="top_logprobs"):
+            measure(chat(("a", 0.5)))
+
+
+@given(st.lists(st.lists(st.floats(0.01, 0.2), min_size=1, max_size=5), min_size=1, max_size=4))
+def test_measures_are_within_their_bounds(rows):
+    tokens = [
+        {
+            "token": "x",
+            "logprob": math.log(row[0]),
+            "top_logprobs": [{"token": "x", "logprob": math.log(p)} for p in row],
+        }
+        for row in rows
+    ]
+    response = {"choices": [{"logprobs": {"content": tokens}}]}
+    for first in (False, True):
+        assert 0 <= margin_of_tokens(response, first=first) <= 1
+        assert 0 <= entropy_of_tokens(response, first=first) <= math.log(6) + 1e-9
+    assert lowest_probability(response) == pytest.approx(min(row[0] for row in rows))
+
+
+def test_likely_tokens_of_text_completions_are_read():
+    logprobs = {
+        "tokens": ["a"],
+        "token_logprobs": [math.log(0.5)],
+        "top_logprobs": [{"a": math.log(0.5), "b": math.log(0.25)}],
+    }
+    assert margin_of_tokens({"choices": [{"logprobs": logprobs}]}) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("path", ["gone", "label.x", "list.7", "list.-1", "list.x", "flag", "nest"])

@@ -146,7 +146,7 @@ def test_what_is_wrong_with_serve_is_said(line, said):
         ("tiemout = 1", "unknown key 'tiemout'; allowed are upstream, model"),
         ("timeout = 0", "above 0"),
         ("retries = -1", "from 0 to 10"),
-        ('confidence = "guess"', '"logprobs", "agreement", "verifier", "field"'),
+        ('confidence = "guess"', '"none", "agreement", "verifier", "field"'),
         ('confidence = "agreement"', "needs samples"),
         ('confidence = "verifier"', "needs verifier"),
         ('confidence = "field"', "needs field"),

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
 from support.faulty_upstream import truth
+from ttamer.errors import CascadeError
 from ttamer.serve import upstream as upstream_module
 from ttamer.serve.confidence import Unreadable
 from ttamer.serve.config import NodeSettings, TokenCost, settings_from
@@ -177,3 +179,82 @@ def test_the_time_is_for_all_calls_of_a_node(small, start_upstream, monkeypatch)
     assert 0 < given["judge"] < 20.0
     node_asked(tables, CHAT, body())
     assert given == {"small": None, "judge": None}
+
+
+def answering(upstream, **message):
+    """Let an upstream answer with a message, and without log-probabilities."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": None, **message}}
+    upstream._completion = lambda *_: {"choices": [choice], "object": "chat.completion"}
+
+
+@pytest.mark.parametrize(
+    ("message", "prediction"),
+    [
+        ({"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+         'arguments": {}, "name": "f'),
+        ({"refusal": "I cannot."}, "i cannot"),
+        ({"content": ""}, None),
+        ({"content": None, "reasoning_content": "Hm"}, None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("source", ["logprobs", "min", "margin", "entropy", "none"])
+def test_answers_that_are_not_text_have_the_lowest_confidence(small, message, prediction, source):
+    answering(small, **message)
+    tables = {"small": {"upstream": small.url, "confidence": source}}
+    found = node_asked(tables, CHAT, body(), compare="normalised")
+    lowest = -math.log(6) if source == "entropy" else 0.0
+    assert (found.prediction, found.confidence) == (prediction, pytest.approx(lowest))
+
+
+def test_a_text_without_log_probabilities_is_a_failure_unless_none_are_needed(small):
+    answering(small, content="Paris")
+    with pytest.raises(UpstreamFailed, match=r'another confidence .*"none"'):
+        asked(small)
+    found = asked(small, confidence="none")
+    assert (found.text, found.confidence) == ("Paris", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "confidence"), [("min", 0.5), ("margin", 0.5), ("entropy", -2 * 0.5 * math.log(2))]
+)
+def test_confidence_from_tokens(small, source, confidence):
+    small.answer = lambda *_: ("B", 0.5)
+    found = asked(small, confidence=source)
+    assert found.confidence == pytest.approx(confidence)
+    assert found.response["choices"][0]["logprobs"] is None
+    assert small.requests[0].get("top_logprobs") == (None if source == "min" else 5)
+
+
+def test_several_measures_at_once_and_no_more_shown_than_asked_for(small):
+    small.answer = lambda *_: ("B", 0.5)
+    found = asked(small, request=body(logprobs=True), extras=["margin", "entropy"])
+    assert found.margin == pytest.approx(0.5)
+    assert found.entropy == pytest.approx(math.log(2))
+    (token,) = found.response["choices"][0]["logprobs"]["content"]
+    assert token["top_logprobs"] == []
+    assert asked(small).margin is None
+
+
+def test_request_fields_are_renamed_and_dropped(small):
+    params = {"max_tokens": "max_completion_tokens", "temperature": False}
+    asked(small, request=body(max_tokens=7, temperature=0, top_p=1), params=params)
+    sent = small.requests[0]
+    assert sent["max_completion_tokens"] == 7
+    assert sent["top_p"] == 1
+    assert not {"max_tokens", "temperature"} & set(sent)
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ({"params": {"logprobs": False}}, "params drop logprobs"),
+        ({"params": {"max_tokens": True}}, "a table like"),
+        ({"params": ["max_tokens"]}, "a table like"),
+        ({"extras": ["mood"]}, "a list of"),
+        ({"extras": ["margin"], "confidence": "agreement", "samples": 3}, "extras are of one"),
+        ({"tokens": "last"}, '"all", "first"'),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(small, table, text):
+    with pytest.raises(CascadeError, match=text):
+        asked(small, **table)

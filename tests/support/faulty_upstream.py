@@ -248,7 +248,9 @@ class FaultyUpstream:
         if path.endswith("/chat/completions"):
             choice["message"] = {"role": "assistant", "content": text}
             if body.get("logprobs"):
-                choice["logprobs"] = {"content": [_token(t, p, others) for t, p in tokens]}
+                alone = bool(body.get("top_logprobs")) and not others
+                content = [_token(t, p, {t: p} if alone else others) for t, p in tokens]
+                choice["logprobs"] = {"content": content}
             return {**whole, "object": "chat.completion", "choices": [choice]}
         choice["text"] = text
         if body.get("logprobs") is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
+    from pathlib import Path
 
     from ttamer.trace.trace import Trace
 
@@ -43,6 +44,9 @@ def add_to(commands: Any) -> None:
     upstreams.add_argument("--journal", metavar="FILE",
                            help="keeps the answers, so that a run can be resumed "
                            "(default: beside the output)")  # fmt: skip
+    upstreams.add_argument("--forget", action="store_true",
+                           help="delete prompts and answers (the journal and "
+                           "OUTPUT.answers.jsonl) once the trace is written")  # fmt: skip
     callables = parser.add_argument_group("with callables")
     callables.add_argument("--inputs", metavar="FILE", help="text, one input per line")
     callables.add_argument("--labels", metavar="FILE", help="text, one correct answer per line")
@@ -63,6 +67,13 @@ def run(args: argparse.Namespace) -> None:
     trace = _from_upstreams(args) if of_cascade else _from_callables(args)
     trace.write(args.output)
     written = [args.output]
+    if of_cascade:
+        journal, answers = _kept(args)
+        if args.forget:
+            journal.unlink(missing_ok=True)
+            answers.unlink(missing_ok=True)
+        else:
+            written.append(str(answers))
     cascade = Path(args.output).with_suffix(".toml")
     if not of_cascade or cascade.resolve() != Path(args.models[0]).resolve():
         trace.spec.to_file(cascade)
@@ -77,6 +88,14 @@ def run(args: argparse.Namespace) -> None:
     for reason, count in trace.left_out.items():
         print(f"\n  {count} prompts left out: {reason}")
     print(f"\n  written to {' and '.join(written)}")
+
+
+def _kept(args: argparse.Namespace) -> tuple[Path, Path]:
+    """Return the journal, and the file of prompts and answers."""
+    from pathlib import Path
+
+    journal = Path(args.journal or f"{args.output}.journal")
+    return journal, Path(f"{args.output}.answers.jsonl")
 
 
 def _from_upstreams(args: argparse.Namespace) -> Trace:
@@ -98,10 +117,12 @@ def _from_upstreams(args: argparse.Namespace) -> Trace:
         request={} if args.endpoint == "classify" else request,
     )
     progress = progress_line(quiet=args.json)
+    journal, answers = _kept(args)
     trace = collect_upstreams(
         settings,
         prompts,
-        args.journal or f"{args.output}.journal",
+        journal,
+        answers=None if args.forget else answers,
         endpoint=args.endpoint,
         on_error="skip" if args.skip_bad else "refuse",
         progress=lambda done, total, failed: progress(

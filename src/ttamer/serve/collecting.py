@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.comparison import ALIAS_SEPARATOR
 from ttamer.runtime.jsonl import JsonLines, json_line
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Self
 
+    from numpy.typing import NDArray
+
     from ttamer.runtime.comparison import Comparison
     from ttamer.serve.config import Settings
     from ttamer.serve.node import Node
@@ -49,6 +52,9 @@ Endpoint = Literal["chat/completions", "completions", "classify"]
 """The endpoint of the upstreams that is called."""
 MAX_FAILURES = 10
 """The number of failures in a row after which a node is not called any more."""
+
+EXTRAS = ("margin", "entropy")
+"""The further measures of an answer that are kept."""
 
 _BODY_KEYS: dict[str, str] = {"chat/completions": "messages", "completions": "prompt"}
 
@@ -171,9 +177,13 @@ def collect_upstreams(
     *,
     endpoint: Endpoint = "chat/completions",
     on_error: OnBad = "refuse",
+    answers: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int, int], None] | None = None,
 ) -> Trace:
     """Ask every node about every prompt, and return the answers as a trace.
+
+    The journal keeps the answers as text: with another ``compare`` the same call makes another
+    trace, and asks only nodes whose confidence depends on the comparison.
 
     Args:
         settings: The cascade and its upstreams.
@@ -182,6 +192,8 @@ def collect_upstreams(
         endpoint: The endpoint of the upstreams.
         on_error: "refuse" raises an error for prompts that lack an answer, once all others are
             asked; "skip" drops and counts them.
+        answers: A file for the prompts and the answers of the trace's rows, as JSON lines (mode
+            600).
         progress: Called with the numbers of answers done, total and failed.
 
     Returns:
@@ -202,7 +214,10 @@ def collect_upstreams(
             asyncio.run(collection.all())
         except ExceptionGroup as errors:  # of several workers: report the first
             raise errors.exceptions[0] from None
-        return _trace(settings, collection, labels, on_error)
+        rows, trace = _trace(settings, collection, labels, on_error)
+        if answers is not None:
+            _write_answers(Path(answers), collection, rows)
+        return trace
 
 
 @dataclass
@@ -218,13 +233,17 @@ class _Collection:
     done: int = 0
 
     def __post_init__(self) -> None:
-        common = {"path": self.path, "compare": str(self.settings.serve.compare)}
-        self._identities = {name: common | self._identity(name) for name in self.settings.nodes}
+        self._identities = {name: self._identity(name) for name in self.settings.nodes}
 
     def _identity(self, name: str) -> dict[str, Any]:
         """Return the settings that a node's answers depend on."""
         node = self.settings.nodes[name]
-        values = node.answer_settings
+        values = {"path": self.path, **node.answer_settings}
+        compare = self.settings.serve.compare
+        if node.confidence == "agreement" or (
+            node.confidence == "logprobs" and compare.kind == "choice"
+        ):
+            values["compare"] = str(compare)  # the confidence depends on it
         if node.verifier is not None:
             values["verifier"] = asdict(self.settings.nodes[node.verifier])
         return values
@@ -244,7 +263,7 @@ class _Collection:
         self.done = total - sum(map(len, waiting.values()))
         self._report()
         async with open_session() as session, asyncio.TaskGroup() as group:
-            for name, node in open_nodes(self.settings, session).items():
+            for name, node in open_nodes(self.settings, session, read_errors=True).items():
                 rows, failures = iter(waiting[name]), _FailureCount()
                 for _ in range(min(node.settings.concurrency, len(waiting[name]))):
                     group.create_task(self._worker(node, rows, failures))
@@ -264,11 +283,14 @@ class _Collection:
         try:
             answer = await node.ask(self.path, self.prompts[row].body)
         except UpstreamFailed as error:
-            self.failed[name, row] = str(error).partition(": ")[2]
+            reason = str(error).partition(": ")[2]
+            said = f" ({error.upstream_text!r})" if error.upstream_text else ""
+            self.failed[name, row] = reason + said
             failures.count += 1
             return
         failures.count = 0
-        entry = JournalEntry(answer.prediction, float(answer.confidence or 0.0), answer.cost)
+        confidence = float(answer.confidence or 0.0)
+        entry = JournalEntry(answer.text, confidence, answer.cost, answer.margin, answer.entropy)
         self.journal.add(self.key(name, row), entry)
 
     def _report(self) -> None:
@@ -324,7 +346,8 @@ def _label_text(label: str | tuple[str, ...] | None, compare: Comparison, row: i
 
 def _trace(
     settings: Settings, collection: _Collection, labels: list[str] | None, on_error: OnBad
-) -> Trace:
+) -> tuple[list[int], Trace]:
+    """Return the prompts that have all answers, and the trace of them."""
     names = tuple(settings.nodes)
     left_out: dict[str, int] = {}
     rows, table = [], []
@@ -347,32 +370,67 @@ def _trace(
         )
     cost = np.array([[entry.cost for entry in found] for found in table])
     compare = settings.serve.compare
+    predictions = [[compare.prediction(entry.text) for entry in found] for found in table]
     right = None if labels is None else [labels[row] for row in rows]
     correct = None
     if right is not None and not compare.is_transitive:  # labels are compared one by one
         correct = np.array([
-            [compare.is_right(entry.prediction or "", label) for entry in found]
+            [compare.is_right(entry.text, label) for entry in found]
             for found, label in zip(table, right, strict=True)
         ])  # fmt: skip
         right = None
-    return Trace.from_arrays(
+    return rows, Trace.from_arrays(
         settings.spec,
         [[entry.confidence for entry in found] for found in table],
-        prediction=[compare.matched_all([entry.prediction for entry in found]) for found in table],
+        prediction=[compare.matched_all(each) for each in predictions],
         label=right,
         correct=correct,
         cost=None if (cost == settings.spec.costs).all() else cost,
+        extras=_extras(table),
         left_out=left_out,
     )
+
+
+def _write_answers(path: Path, collection: _Collection, rows: Sequence[int]) -> None:
+    """Write the prompts and the answers of some rows, for people to read and to label."""
+    names = tuple(collection.settings.nodes)
+    lines = []
+    for row in rows:
+        prompt = collection.prompts[row]
+        entries = {name: collection.journal.get(collection.key(name, row)) for name in names}
+        texts = {name: None if entry is None else entry.text for name, entry in entries.items()}
+        lines.append(
+            json_line({"request": dict(prompt.body), "label": prompt.label, "answers": texts})
+        )
+    try:
+        with atomic_write(path) as part:
+            part.touch(0o600)  # before anything is in it
+            part.write_bytes(b"".join(lines))
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _extras(table: Sequence[Sequence[JournalEntry]]) -> dict[str, NDArray[np.float64]]:
+    """Return the further measures that a node has on every row; NaN for the other nodes."""
+    found = {}
+    for name in EXTRAS:
+        values = np.array([[getattr(entry, name) for entry in row] for row in table], np.float64)
+        values[:, np.isnan(values).any(axis=0)] = np.nan
+        if not np.isnan(values).all():
+            found[name] = values
+    return found
 
 
 @dataclass(frozen=True)
 class JournalEntry:
     """A node's answer to a prompt."""
 
-    prediction: str | None
+    text: str
+    """The answer itself, so that it can be compared by another rule without asking again."""
     confidence: float
     cost: float
+    margin: float | None = None
+    entropy: float | None = None
 
 
 def journal_key(*parts: Mapping[str, Any]) -> str:
@@ -423,11 +481,13 @@ class Journal:
     def _parsed(self, line: bytes, number: int) -> tuple[str, JournalEntry]:
         try:
             row = json.loads(line)
-            entry = JournalEntry(row["prediction"], float(row["confidence"]), float(row["cost"]))
-            key = row["key"]
+            numbers = [float(row["confidence"]), float(row["cost"])]
+            extras = [None if row[name] is None else float(row[name]) for name in EXTRAS]
+            entry, key = JournalEntry(row["text"], *numbers, *extras), row["key"]
+            is_valid = isinstance(entry.text, str) and all(map(math.isfinite, numbers))
         except (ValueError, KeyError, TypeError):
-            entry, key = None, ""
-        if entry is None or not math.isfinite(entry.confidence + entry.cost):
+            is_valid = False
+        if not is_valid:
             raise TraceError(
                 f"{self._file.path}: line {number} is not a journal entry; move the file away to "
                 "ask all prompts again"

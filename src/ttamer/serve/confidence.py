@@ -23,7 +23,11 @@ __all__ = [
     "Unreadable",
     "agreement",
     "answer_text",
+    "entropy_of_tokens",
     "field_value",
+    "is_plain_text",
+    "lowest_probability",
+    "margin_of_tokens",
     "probability_of_answer",
     "probability_of_choice",
     "probability_of_yes",
@@ -35,6 +39,10 @@ MIN_LOGPROB = -1e9
 """The lowest log-probability: its exponential is 0, and sums of many stay finite."""
 TOP_LOGPROBS = 20
 """The number of likely tokens requested of a verifier: the most that OpenAI returns."""
+ALTERNATIVES = 5
+"""The number of likely tokens requested for margins and entropies."""
+MAX_ENTROPY = math.log(ALTERNATIVES + 1)
+"""The largest entropy: of that many tokens, and the others as one, all equally likely."""
 VERDICT_TOKENS = 4
 """The most tokens of a verifier's answer."""
 VERIFY = (
@@ -52,10 +60,16 @@ class Unreadable(TTamerError):
 
 
 def answer_text(response: Mapping[str, Any], path: str | None = None) -> str:
-    """Return the text of the answer; for a tool call, the text of the call.
+    """Return the text of the answer.
+
+    Tool calls are their names and arguments as JSON; a refusal is its text. An answer without
+    content is empty, such as one that ended while the model reasoned.
 
     >>> answer_text({"choices": [{"message": {"content": "Paris"}}]})
     'Paris'
+    >>> call = {"function": {"name": "add", "arguments": '{"b": 2, "a": 1}'}}
+    >>> answer_text({"choices": [{"message": {"content": None, "tool_calls": [call]}}]})
+    '[{"arguments": {"a": 1, "b": 2}, "name": "add"}]'
     """
     if path is not None:
         value = _at(response, path)
@@ -64,13 +78,44 @@ def answer_text(response: Mapping[str, Any], path: str | None = None) -> str:
         return str(value)
     choice = _choice_of(response)
     message = choice.get("message")
-    text = message.get("content") if isinstance(message, dict) else choice.get("text")
-    if isinstance(text, str):
-        return text
-    calls = message.get("tool_calls") if isinstance(message, dict) else None
-    if isinstance(calls, list) and calls and all(isinstance(call, dict) for call in calls):
-        return json.dumps([call.get("function") for call in calls], sort_keys=True)
-    raise Unreadable("there is no text in choices.0")
+    if not isinstance(message, dict):
+        if isinstance(choice.get("text"), str):
+            return str(choice["text"])
+        raise Unreadable("there is no text in choices.0")
+    calls = message.get("tool_calls") or [{"function": message.get("function_call")}]
+    if isinstance(calls, list):
+        functions = [call.get("function") for call in calls if isinstance(call, dict)]
+        made = [_call(each) for each in functions if isinstance(each, dict)]
+        if made:
+            return json.dumps(made, sort_keys=True)
+    if not isinstance(message.get("content"), str | list | None):
+        raise Unreadable("the content of choices.0 is not text")
+    refusal = message.get("refusal")
+    return _message_text(message.get("content")) or (refusal if isinstance(refusal, str) else "")
+
+
+def is_plain_text(response: Mapping[str, Any]) -> bool:
+    """Return whether the answer is text: no tool call, no refusal, and not empty.
+
+    >>> is_plain_text({"choices": [{"message": {"content": None, "refusal": "No."}}]})
+    False
+    """
+    choice = _choice_of(response)
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        return bool(choice.get("text"))
+    has_calls = bool(message.get("tool_calls") or message.get("function_call"))
+    return not has_calls and bool(_message_text(message.get("content")))
+
+
+def _call(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool call with its arguments parsed, so that their order does not count."""
+    arguments = function.get("arguments")
+    try:
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        parsed = arguments
+    return {"name": function.get("name"), "arguments": parsed}
 
 
 def probability_of_answer(response: Mapping[str, Any]) -> float:
@@ -82,6 +127,68 @@ def probability_of_answer(response: Mapping[str, Any]) -> float:
     """
     logs = [log for _, log in _tokens(response)]
     return math.exp(math.fsum(logs) / len(logs)) if logs else 0.0
+
+
+def lowest_probability(response: Mapping[str, Any]) -> float:
+    """Return the probability of the least likely token of the answer.
+
+    >>> tokens = [{"token": "Par", "logprob": -0.5}, {"token": "is", "logprob": 0.0}]
+    >>> lowest_probability({"choices": [{"logprobs": {"content": tokens}}]})
+    0.6065306597126334
+    """
+    return math.exp(min((log for _, log in _tokens(response)), default=MIN_LOGPROB))
+
+
+def margin_of_tokens(response: Mapping[str, Any], *, first: bool = False) -> float:
+    """Return the mean difference between the two likeliest tokens' probabilities.
+
+    >>> top = [{"token": "A", "logprob": 0.0}, {"token": "B", "logprob": -1e9}]
+    >>> token = {"token": "A", "logprob": 0.0, "top_logprobs": top}
+    >>> margin_of_tokens({"choices": [{"logprobs": {"content": [token]}}]})
+    1.0
+
+    Args:
+        response: The response, with ``top_logprobs``.
+        first: Whether only the first token counts; by default all do.
+    """
+    found = [sorted(each, reverse=True) for each in _alternatives(response, first=first)]
+    margins = [each[0] - (each[1] if len(each) > 1 else 0.0) for each in found]
+    return math.fsum(margins) / len(margins) if margins else 0.0
+
+
+def entropy_of_tokens(response: Mapping[str, Any], *, first: bool = False) -> float:
+    """Return the mean entropy of the likeliest tokens, in nats; the others count as one.
+
+    >>> top = [{"token": "A", "logprob": 0.0}]
+    >>> token = {"token": "A", "logprob": 0.0, "top_logprobs": top}
+    >>> entropy_of_tokens({"choices": [{"logprobs": {"content": [token]}}]})
+    0.0
+
+    Args:
+        response: The response, with ``top_logprobs``.
+        first: Whether only the first token counts; by default all do.
+    """
+    entropies = []
+    for chances in _alternatives(response, first=first):
+        rest = max(0.0, 1.0 - math.fsum(chances))
+        entropies.append(-math.fsum(p * math.log(p) for p in (*chances, rest) if p > 0) or 0.0)
+    return math.fsum(entropies) / len(entropies) if entropies else MAX_ENTROPY
+
+
+def _alternatives(response: Mapping[str, Any], *, first: bool) -> list[list[float]]:
+    """Return the probabilities of the likeliest tokens, for each token or the first one."""
+    found = []
+    for entry in _entries(response):
+        if entry.get("token") == "":
+            continue
+        top = entry.get("top_logprobs")
+        if not isinstance(top, list) or not top:
+            raise Unreadable("there are no top_logprobs: the upstream must support them")
+        likely = [each for each in top if isinstance(each, dict)]
+        found.append([math.exp(_log(each.get("logprob"))) for each in likely])
+        if first:
+            break
+    return found
 
 
 def probability_of_choice(response: Mapping[str, Any], letter: str) -> float:
@@ -196,9 +303,25 @@ def _entries(response: Mapping[str, Any]) -> list[dict[str, Any]]:
         logs = logprobs["token_logprobs"]
         tokens = logprobs.get("tokens")
         texts = tokens if isinstance(tokens, list) and tokens else [None] * len(logs)
-        pairs = zip(texts, logs, strict=False)
-        return [{"token": text, "logprob": log} for text, log in pairs if log is not None]
-    raise Unreadable("there are no log-probabilities: the upstream must support logprobs")
+        likely = logprobs.get("top_logprobs")
+        tops = likely if isinstance(likely, list) and len(likely) == len(logs) else [{}] * len(logs)
+        rows = zip(texts, logs, map(_as_list, tops), strict=False)
+        return [
+            {"token": text, "logprob": log, "top_logprobs": top}
+            for text, log, top in rows
+            if log is not None
+        ]
+    raise Unreadable(
+        "there are no log-probabilities: the upstream must support logprobs, or the node needs "
+        'another confidence ("agreement", "verifier", "none")'
+    )
+
+
+def _as_list(top: Any) -> list[dict[str, Any]]:
+    """Return the likely tokens of text completions in the form of chat completions."""
+    if not isinstance(top, dict):
+        return []
+    return [{"token": token, "logprob": log} for token, log in top.items()]
 
 
 def _tokens(response: Mapping[str, Any]) -> list[tuple[str, float]]:
@@ -230,5 +353,5 @@ def _message_text(content: Any) -> str:
         return content
     if not isinstance(content, list):
         return ""
-    parts = (part.get("text") for part in content if isinstance(part, dict))
+    parts = (part.get("text", part.get("refusal")) for part in content if isinstance(part, dict))
     return "\n".join(part for part in parts if isinstance(part, str))

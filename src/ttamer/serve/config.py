@@ -39,8 +39,14 @@ __all__ = [
     "settings_from",
 ]
 
-Confidence = Literal["logprobs", "agreement", "verifier", "field"]
+Confidence = Literal[
+    "logprobs", "min", "margin", "entropy", "none", "agreement", "verifier", "field"
+]
 """Where the confidence of an answer comes from."""
+Extra = Literal["margin", "entropy"]
+"""Further measures of an answer's certainty, kept in traces beside the confidence."""
+Tokens = Literal["all", "first"]
+"""The tokens of an answer that margins and entropies are averaged over."""
 Choice = Literal["tradeoff", "budget", "error"]
 """What a request may choose for itself, if the operator allows it."""
 Role = Literal["ask", "label", "metrics"]
@@ -223,6 +229,25 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(text(item) for item in value)
 
 
+def _extras(value: Any) -> tuple[str, ...]:
+    """Accept a list of further measures."""
+    names = get_args(Extra)
+    if not isinstance(value, list) or any(item not in names for item in value):
+        raise InvalidValue("a list of " + ", ".join(f'"{name}"' for name in names))
+    return tuple(dict.fromkeys(value))
+
+
+def _params(value: Any) -> tuple[tuple[str, str | None], ...]:
+    """Accept a table of request fields, each with another name or false."""
+    expected = 'a table like {max_tokens = "max_completion_tokens", temperature = false}'
+    if not isinstance(value, dict):
+        raise InvalidValue(expected)
+    for name in value.values():
+        if name is not False and (not isinstance(name, str) or not name.isidentifier()):
+            raise InvalidValue(expected)
+    return tuple((key, name or None) for key, name in value.items())
+
+
 def setting(
     check: Check, default: Any = dataclasses.MISSING, *, changes_answers: bool = True
 ) -> Any:
@@ -276,6 +301,12 @@ class NodeSettings:
     key_env: str | None = setting(text, None, changes_answers=False)
     """The environment variable that holds the upstream's key."""
     confidence: Confidence = setting(one_of(Confidence), "logprobs")
+    tokens: Tokens = setting(one_of(Tokens), "all")
+    """The tokens that count, with "margin" and "entropy"."""
+    extras: tuple[Extra, ...] = setting(_extras, ())
+    """Further measures, kept as ``<node>.margin`` and ``<node>.entropy``."""
+    params: tuple[tuple[str, str | None], ...] = setting(_params, ())
+    """Fields of requests that the upstream calls otherwise, or (``None``) does not take."""
     samples: int = setting(integer(1, 64), 1)
     """The number of answers requested, with confidence "agreement"."""
     temperature: float = setting(number(0, 2, above=True), 0.7)
@@ -298,6 +329,16 @@ class NodeSettings:
     """The number of concurrent calls while collecting."""
     max_response: int = setting(integer(1, 2**40), 8 * 1024 * 1024, changes_answers=False)
     """The most bytes of a response; a longer one is a failure."""
+
+    @property
+    def needs_alternatives(self) -> bool:
+        """Whether the probabilities of likely tokens are needed."""
+        return bool(self.extras) or self.confidence in ("margin", "entropy")
+
+    @property
+    def needs_logprobs(self) -> bool:
+        """Whether log-probabilities are needed."""
+        return self.needs_alternatives or self.confidence in ("logprobs", "min")
 
     @property
     def answer_settings(self) -> dict[str, Any]:
@@ -614,6 +655,14 @@ def _check_confidence(
                 f'{place}: has {option}, which applies to confidence = "{source}" only, not '
                 f'"{node.confidence}"; change one of them'
             )
+    dropped = [key for key, name in node.params if name is None]
+    if node.needs_logprobs and {"logprobs", "top_logprobs"} & set(dropped):
+        raise CascadeError(
+            f'{place}: params drop logprobs, and confidence = "{node.confidence}" or extras need '
+            'them; use confidence = "agreement", "verifier" or "none", without extras'
+        )
+    if node.extras and node.confidence == "agreement":
+        raise CascadeError(f'{place}: extras are of one answer, and "agreement" has several')
     if node.confidence == "agreement" and node.samples < 2:
         raise CascadeError(f"{place}: samples is {node.samples}; agreement needs at least 2")
     if node.verifier is not None and node.verifier not in names:

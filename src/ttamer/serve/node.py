@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ttamer.serve.confidence import (
+    ALTERNATIVES,
+    MAX_ENTROPY,
     Unreadable,
     agreement,
     answer_text,
+    entropy_of_tokens,
     field_value,
+    is_plain_text,
+    lowest_probability,
+    margin_of_tokens,
     probability_of_answer,
     probability_of_choice,
     probability_of_yes,
@@ -21,7 +27,7 @@ from ttamer.serve.confidence import (
 from ttamer.serve.upstream import NodeResponse, Upstream, UpstreamFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import aiohttp
 
@@ -34,6 +40,8 @@ CHAT = "/chat/completions"
 """The path of chat completions."""
 COMPLETIONS = "/completions"
 """The path of text completions."""
+TOKEN_SOURCES = ("logprobs", "min", "margin", "entropy")
+"""The sources of confidence that are read from the probabilities of tokens."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,10 @@ class NodeAnswer:
     calls: int = 1
     content: bytes = b""
     """The response as received, where the node answers alone."""
+    margin: float | None = None
+    """The mean margin of its tokens, where the node's ``extras`` name it."""
+    entropy: float | None = None
+    """The mean entropy of its tokens, where the node's ``extras`` name it."""
 
     @property
     def answer(self) -> NodeAnswer:
@@ -60,9 +72,17 @@ class NodeAnswer:
         return self
 
 
-def open_nodes(settings: Settings, session: aiohttp.ClientSession) -> dict[str, Node]:
-    """Return the nodes of a cascade, which share a connection pool."""
-    upstreams = {name: Upstream(node, session) for name, node in settings.nodes.items()}
+def open_nodes(
+    settings: Settings, session: aiohttp.ClientSession, *, read_errors: bool = False
+) -> dict[str, Node]:
+    """Return the nodes of a cascade, which share a connection pool.
+
+    With ``read_errors`` a failure has the upstream's own text, for an operator to read.
+    """
+    upstreams = {
+        name: Upstream(node, session, read_errors=read_errors)
+        for name, node in settings.nodes.items()
+    }
     return {
         name: Node(
             upstream, settings.serve.compare, upstreams.get(settings.nodes[name].verifier or "")
@@ -127,16 +147,18 @@ class Node:
         headers: Mapping[str, str] | None,
     ) -> NodeAnswer:
         source = self.settings.confidence
-        wanted = _with_logprobs(path, body) if source == "logprobs" else body
+        needs_top = self.settings.needs_alternatives
+        needs_logprobs = self.settings.needs_logprobs
+        wanted = _with_logprobs(path, body, top=needs_top) if needs_logprobs else body
         received = await self.upstream.call(path, wanted, timeout=timeout, headers=headers)
         response = received.body
         text, prediction = self._read(received)
         cost, calls = call_cost(self.settings, response), 1
-        if source == "logprobs":
-            if self._compare.kind == "choice" and prediction is not None:
-                confidence = probability_of_choice(response, prediction)
-            else:
-                confidence = probability_of_answer(response)
+        margin = entropy = None
+        if source == "none":
+            confidence = 0.0
+        elif source in TOKEN_SOURCES:
+            confidence = self._token_confidence(response, prediction)
         elif source == "field":
             confidence = field_value(response, self.settings.field or "")
         else:
@@ -145,8 +167,42 @@ class Node:
             confidence = probability_of_yes(verdict.body)
             if self._verifier is not None:
                 cost, calls = cost + call_cost(self._verifier.settings, verdict.body), 2
-        shown = response if source != "logprobs" else _without_logprobs(response, body)
-        return NodeAnswer(prediction, confidence, text, shown, cost, calls)
+        if "margin" in self.settings.extras:
+            margin = self._extra(margin_of_tokens, response)
+        if "entropy" in self.settings.extras:
+            entropy = self._extra(entropy_of_tokens, response)
+        shown = _without_logprobs(response, body) if needs_logprobs else response
+        return NodeAnswer(
+            prediction, confidence, text, shown, cost, calls, margin=margin, entropy=entropy
+        )
+
+    def _token_confidence(self, response: Mapping[str, Any], prediction: str | None) -> float:
+        """Return the confidence that the probabilities of tokens give.
+
+        Upstreams send none with tool calls, refusals and empty answers, which get the lowest.
+        """
+        source, first = self.settings.confidence, self.settings.tokens == "first"
+        try:
+            if source == "margin":
+                return margin_of_tokens(response, first=first)
+            if source == "entropy":
+                return -entropy_of_tokens(response, first=first)
+            if source == "min":
+                return lowest_probability(response)
+            if self._compare.kind == "choice" and prediction is not None:
+                return probability_of_choice(response, prediction)
+            return probability_of_answer(response)
+        except Unreadable:
+            if is_plain_text(response):
+                raise
+            return -MAX_ENTROPY if source == "entropy" else 0.0
+
+    def _extra(self, measure: Callable[..., float], response: Mapping[str, Any]) -> float | None:
+        """Return a further measure of certainty; ``None`` where the response lacks it."""
+        try:
+            return measure(response, first=self.settings.tokens == "first")
+        except Unreadable:
+            return None
 
     async def _verify(
         self, question: str, text: str, timeout: float | None, headers: Mapping[str, str] | None
@@ -212,21 +268,46 @@ def call_cost(settings: NodeSettings, response: Mapping[str, Any]) -> float:
     return settings.cost + tokens.input * float(read or 0) + tokens.output * float(written or 0)
 
 
-def _with_logprobs(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def _with_logprobs(path: str, body: Mapping[str, Any], *, top: bool) -> dict[str, Any]:
+    """Return a request that asks for log-probabilities; with ``top``, of likely tokens too."""
+    count = ALTERNATIVES if top else 0
     if path == CHAT:
-        return {**body, "logprobs": True}
+        more = {"top_logprobs": max(body.get("top_logprobs") or 0, count)} if top else {}
+        return {**body, "logprobs": True, **more}
     if path == COMPLETIONS:
-        return {**body, "logprobs": body.get("logprobs") or 1}
+        return {**body, "logprobs": max(body.get("logprobs") or 1, count)}
     return dict(body)
 
 
 def _without_logprobs(response: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the response without log-probabilities, unless the client requested them."""
-    if request.get("logprobs"):
+    """Return the response without log-probabilities that the client did not request."""
+    choices = response.get("choices")
+    if not isinstance(choices, list):
         return response
+    keep = _fewer_alternatives if request.get("logprobs") else _no_logprobs
     shown = copy.copy(response)
     shown["choices"] = [
-        {**choice, "logprobs": None} if isinstance(choice, dict) else choice
-        for choice in response["choices"]
+        keep(choice, request) if isinstance(choice, dict) else choice for choice in choices
     ]
     return shown
+
+
+def _no_logprobs(choice: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    del request
+    return {**choice, "logprobs": None}
+
+
+def _fewer_alternatives(choice: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a choice with as many likely tokens as the client requested."""
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    if not isinstance(logprobs, dict) or not isinstance(content, list):
+        return choice
+    count = request.get("top_logprobs") or 0
+    entries = [
+        {**entry, "top_logprobs": entry["top_logprobs"][:count]}
+        if isinstance(entry, dict) and isinstance(entry.get("top_logprobs"), list)
+        else entry
+        for entry in content
+    ]
+    return {**choice, "logprobs": {**logprobs, "content": entries}}

@@ -325,7 +325,7 @@ class _Relay:
             stream = await self._stack.enter_async_context(
                 node.upstream.relay(
                     request.endpoint.path,
-                    json.dumps(body).encode(),
+                    json.dumps(node.upstream.adapted(body)).encode(),
                     timeout=request.seconds_left,
                     headers=request.headers(self._span),
                 )

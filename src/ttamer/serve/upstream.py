@@ -75,6 +75,10 @@ CHUNK_BYTES = 64 * 1024
 """The most bytes read at once from a response of unknown length."""
 MIN_OUTAGE = 1.0
 """The seconds without a success after which failures open a circuit breaker."""
+MAX_ERROR_BYTES = 4096
+"""The most bytes read of an error response."""
+MAX_ERROR_TEXT = 200
+"""The most characters shown of an upstream's error."""
 KEEP_ALIVE = 4.0
 """The seconds that an idle connection is kept.
 
@@ -86,10 +90,19 @@ class UpstreamFailed(TTamerError):
     """A node returned no usable answer."""
 
     def __init__(
-        self, node: str, kind: Failure, detail: str, *, status: int | None = None, pause: float = 0
+        self,
+        node: str,
+        kind: Failure,
+        detail: str,
+        *,
+        status: int | None = None,
+        pause: float = 0,
+        upstream_text: str = "",
     ) -> None:
         super().__init__(f"node {node!r}: {detail}")
         self.node, self.kind, self.status, self.pause = node, kind, status, pause
+        self.upstream_text = upstream_text
+        """The upstream's own text, for an operator only: it may hold a prompt or a key."""
 
     @property
     def paid(self) -> bool:
@@ -237,8 +250,11 @@ class Upstream:
             response = await upstream.call("/chat/completions", body)
     """
 
-    def __init__(self, settings: NodeSettings, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, settings: NodeSettings, session: aiohttp.ClientSession, *, read_errors: bool = False
+    ) -> None:
         self.settings = settings
+        self._read_errors = read_errors
         self._session = session
         self._headers = {"Content-Type": "application/json", **_authorisation(settings)}
         self._bases = [settings.upstream]
@@ -269,6 +285,7 @@ class Upstream:
         end = None if timeout is None else start + timeout
         whole = {key: value for key, value in body.items() if key not in _STREAMING}
         whole["model"] = self.settings.model
+        whole = self.adapted(whole)
         content = _encode(whole).encode()
 
         async def once(base: str) -> tuple[dict[str, Any], bytes]:
@@ -284,6 +301,15 @@ class Upstream:
         (answer, received), attempts, base = await self._attempt(once, end)
         seconds = time.monotonic() - start
         return NodeResponse(answer, seconds, attempts, base != self._bases[0], received)
+
+    def adapted(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a request with the fields renamed and dropped that the node's ``params`` name."""
+        for key, name in self.settings.params:
+            if key in body:
+                value = body.pop(key)
+                if name is not None:
+                    body[name] = value
+        return body
 
     @asynccontextmanager
     async def relay(
@@ -369,8 +395,9 @@ class Upstream:
             url, data=content, headers=self._with(headers), allow_redirects=False
         )
         if response.status != 200:
+            error_text = await _error_text(response) if self._read_errors else ""
             response.close()
-            raise self._bad_status(response)
+            raise self._bad_status(response, error_text)
         if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
             response.close()
             raise self._failed("garbage", "returned a compressed response, which is not accepted")
@@ -405,7 +432,7 @@ class Upstream:
             raise self._failed("garbage", "returned JSON that is not an object")
         return body
 
-    def _bad_status(self, response: aiohttp.ClientResponse) -> UpstreamFailed:
+    def _bad_status(self, response: aiohttp.ClientResponse, error_text: str) -> UpstreamFailed:
         status = response.status
         kind: Failure = "error"
         if status in (429, 503):
@@ -414,7 +441,12 @@ class Upstream:
             kind = "refused"
         pause = _seconds(response.headers.get("Retry-After"))
         return UpstreamFailed(
-            self.settings.name, kind, f"returned status {status}", status=status, pause=pause
+            self.settings.name,
+            kind,
+            f"returned status {status}",
+            status=status,
+            pause=pause,
+            upstream_text=error_text,
         )
 
     async def _pause(self, failed: UpstreamFailed, retry: int, end: float | None) -> bool:
@@ -447,6 +479,22 @@ class Upstream:
 def _no_constant(token: str) -> float:
     """Refuse NaN and infinities, which JSON does not have and clients cannot read."""
     raise ValueError(token)
+
+
+async def _error_text(response: aiohttp.ClientResponse) -> str:
+    """Return the message of an error response, in one short line; empty if it cannot be read."""
+    try:
+        content = await response.content.read(MAX_ERROR_BYTES)
+    except (aiohttp.ClientError, OSError):
+        return ""
+    text = content.decode("utf-8", "replace")
+    try:
+        error = json.loads(content)["error"]
+        text = error["message"] if isinstance(error, dict) else str(error)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    line = " ".join(str(text).split())
+    return "".join(c for c in line if c.isprintable())[:MAX_ERROR_TEXT]
 
 
 def _authorisation(settings: NodeSettings) -> dict[str, str]:
