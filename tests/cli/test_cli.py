@@ -145,7 +145,9 @@ def test_ladder_is_printed_saved_and_inspected(problem_file, tmp_path):
     assert [row["tradeoff"] for row in rows] == pytest.approx([0, 1 / 3, 2 / 3, 1])
     facts = json.loads(succeed("inspect", artefact, "--json"))
     assert facts["kind"] == "ladder"
-    assert "ladder" in succeed("inspect", artefact)
+    shown = succeed("inspect", artefact)
+    assert "ladder" in shown
+    assert "As the expected cost grows" in shown
     assert "at least 2" in refuse("solve", problem_file, "--ladder", "1")
 
 
@@ -358,6 +360,12 @@ def test_fit_then_evaluate(trace_files):
     for word in ("error", "recalled", "small", "middle", "large"):
         assert word in one
     assert json.loads(succeed("inspect", policy, "--json"))["fit"]["rows"] == 300
+    shown = succeed("inspect", policy)
+    assert re.search(r"Expected on new rows, as the cost grows .*: error █[▁-█]*▁\n", shown)
+    table = shown.split("best if a mistake costs\n")[1]
+    costs = [float(line.split()[0]) for line in table.splitlines()]
+    assert costs == sorted(costs)
+    assert 2 <= len(costs) <= 9
 
 
 def test_fit_as_the_paper_has_it_and_in_batches(trace_files):

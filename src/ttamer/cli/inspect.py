@@ -9,6 +9,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
+MAX_ROWS = 9
+"""The most policies in the table of a frontier."""
+
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser."""
@@ -25,10 +28,11 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Check and print."""
-    from ttamer import inspect
+    from ttamer.artefact import open_artefact
     from ttamer.cli.output import as_json
 
-    facts = inspect(args.file)
+    artefact = open_artefact(args.file)
+    facts = artefact.facts
     if args.json:
         print(as_json(facts))
     else:
@@ -36,6 +40,43 @@ def run(args: argparse.Namespace) -> None:
         width = max(len(name) for name, _ in rows)
         print(f"{args.file}: OK\n")
         print("\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows))
+        print(_frontier(artefact.policy), end="")
+
+
+def _frontier(policy: Any) -> str:
+    """Return the frontier of a ladder: a sparkline, and a table of some of its policies."""
+    from ttamer.cli.output import number, sparkline, table
+    from ttamer.fitted import FittedLadder
+    from ttamer.policy import Ladder
+    from ttamer.stats import lower_envelope
+
+    if not isinstance(policy, Ladder) or (isinstance(policy, FittedLadder) and not policy.rungs):
+        return ""
+    if isinstance(policy, FittedLadder):
+        costs, errors = ([getattr(each, name) for each in policy] for name in ("cost", "error"))
+        loss, shown, full = "error", "{:.2%}", policy.fitted.full_cost
+        unit = "best if a mistake costs"
+        head = f"Expected on new rows, as the cost grows from {{}} to {{}} per input: {loss}"
+    else:
+        costs, errors = [p.expected_cost for p in policy], [p.expected_loss for p in policy]
+        loss, shown, full = "loss", "{:.4g}", 1.0
+        unit = "best if a loss of 1 costs"
+        head = f"As the expected cost grows from {{}} to {{}}: {loss}"
+    corners = lower_envelope(costs, errors).tolist()
+    last = len(corners) - 1
+    some = corners
+    if last >= MAX_ROWS:
+        some = [corners[round(k * last / (MAX_ROWS - 1))] for k in range(MAX_ROWS)]
+    rows = []
+    for rung in some:
+        tradeoff = policy[rung].tradeoff
+        worth = number(full * tradeoff / (1 - tradeoff)) if tradeoff < 1 else "more"
+        rows.append([number(costs[rung]), shown.format(errors[rung]), worth])
+    ends = head.format(number(costs[corners[0]]), number(costs[corners[-1]]))
+    return (
+        f"\n{ends} {sparkline([errors[rung] for rung in corners])}\n\n"
+        f"{table(['cost', loss, unit], rows)}\n"
+    )
 
 
 def _cell(value: Any) -> str:
