@@ -93,9 +93,12 @@ def make_served(tmp_path, start_upstream):
     def make(nodes: int = 2, *, serve=None, node=None, fit=None) -> Served:
         names = NAMES[nodes]
         upstreams = {name: start_upstream(name, skill=SKILLS[name]) for name in names}
-        text = '[cascade]\norder = "any"\n\n[serve]\n' + toml_text(
-            {"compare": "choice"} | (serve or {})
-        )
+        settings = {"compare": "choice"} | (serve or {})
+        if not {"tradeoff", "budget", "error", "mistake_cost", "audit"} & settings.keys():
+            settings["tradeoff"] = 0.9
+        if settings.get("tradeoff", 0.9) is None:
+            del settings["tradeoff"]
+        text = '[cascade]\norder = "any"\n\n[serve]\n' + toml_text(settings)
         for name in names:
             table = {"name": name, "cost": COSTS[name], "upstream": upstreams[name].url}
             text += "\n[[node]]\n" + toml_text(table | (node or {}).get(name, {}))

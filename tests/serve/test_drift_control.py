@@ -10,7 +10,7 @@ import pytest
 import ttamer as tt
 from support.changing import ADMIN, Traffic, answers, boast, models, modest, write_changing
 from support.running_gateway import running
-from ttamer.errors import CascadeError, TraceError
+from ttamer.errors import ArtefactError, CascadeError, TraceError
 from ttamer.serve.config import read_settings
 from ttamer.serve.gateway import Gateway
 
@@ -165,7 +165,7 @@ def test_only_with_an_admin_key_and_only_where_there_is_a_loop(tmp_path, changin
     ("change", "error", "says"),
     [
         (("held.parquet", "gone.parquet"), TraceError, "gone.parquet"),
-        (('target = "last"', 'target = "label"'), CascadeError, "was fitted for 'last'"),
+        (('target = "last"', 'target = "label"'), ArtefactError, "was fitted for target 'last'"),
         (("share = 1.0", "share = 1.0\nbudget = 3"), CascadeError, "one audit may cost 11"),
     ],
 )

@@ -6,6 +6,9 @@ import httpx2 as httpx
 import pytest
 
 import ttamer as tt
+from ttamer.errors import ArtefactError
+from ttamer.serve.config import read_settings
+from ttamer.serve.gateway import Gateway
 
 ASK = {"model": "ttamer", "messages": [{"role": "user", "content": "Which letter?"}]}
 TESTED = {"hold_out": 0.4, "rows": 1000}
@@ -132,8 +135,47 @@ def test_two_calls_that_both_fail_are_both_paid(run_gateway):
 
 
 def test_a_policy_alone_has_one_operating_point(run_gateway):
-    gateway = run_gateway(2)
+    gateway = run_gateway(2, serve={"tradeoff": None})
     tt.save(gateway.served.ladder.at(0.9), gateway.served.artefact)
     assert gateway.do(gateway.gateway.policies.reload()).ok
     assert post(gateway).status_code == 200
     assert post(gateway, tradeoff=0.9).status_code == 400
+
+
+def test_without_an_operating_point_the_default_of_the_ladder_answers(run_gateway):
+    gateway = run_gateway(serve={"tradeoff": None})
+    policies = gateway.gateway.policies.current.policies
+    expected = gateway.served.ladder.default()
+    assert policies.standard.cascade.policy.described == expected.described
+    (line,) = [line for line in gateway.log if line["event"] == "operating point"]
+    assert "as accurate as the best single model" in line["message"]
+    assert post(gateway).status_code == 200
+
+
+def test_the_cost_of_a_mistake_is_an_operating_point(run_gateway):
+    gateway = run_gateway(serve={"mistake_cost": 40.0})
+    policies = gateway.gateway.policies.current.policies
+    expected = gateway.served.ladder.for_mistake_cost(40.0)
+    assert policies.standard.cascade.policy.tradeoff == expected.tradeoff
+    assert policies.described.startswith("mistake cost 40: ")
+
+
+def test_a_policy_that_asks_one_node_only_gets_a_warning(run_gateway):
+    gateway = run_gateway(serve={"tradeoff": 0.0})
+    (line,) = [line for line in gateway.log if line["event"] == "warning"]
+    assert "only ever asks 'small'" in line["message"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("cost = 12.5", "cost = 500", "cost 12.5 of 'large', and it is 500 now"),
+        ('order = "any"', 'order = "any"\ntarget = "last"', "target 'label', and it is 'last'"),
+    ],
+)
+def test_a_policy_fitted_for_another_cascade_is_refused(served, old, new, said):
+    served.cascade.write_text(served.cascade.read_text().replace(old, new))
+    settings = read_settings(served.cascade)
+    with pytest.raises(ArtefactError, match=said):
+        Gateway(settings, served.artefact).load()
+    Gateway(settings, served.artefact, force=True).load()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import httpx2 as httpx
 import pytest
 
 import ttamer as tt
+from ttamer.cli import main
 
 ASK = {"model": "ttamer", "messages": [{"role": "user", "content": "Which letter?"}]}
 
@@ -171,3 +173,45 @@ def test_what_cannot_be_served_is_one_line(served, tmp_path):
         assert done.returncode == 2
         assert message in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_a_lame_duck_still_accepts_connections(make_served, start):
+    gateway = start(make_served(serve={"lame_duck": 3600.0}))
+    gateway.child.send_signal(signal.SIGTERM)
+    while httpx.get(f"{gateway.url}/readyz").status_code == 200:
+        threading.Event().wait(0.01)
+    assert gateway.post().status_code == 200
+    assert gateway.end() == 0  # a second signal ends it at once
+
+
+def test_gateways_that_take_turns_on_one_socket_refuse_no_connection(served):
+    """The parent keeps the listening socket, as systemd does; a request waits for the next one."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        for _ in range(2):
+            command = [sys.executable, "-m", "ttamer", "serve", str(served.cascade)]
+            command += [str(served.artefact), "--fd", str(listener.fileno())]
+            with ThreadPoolExecutor(1) as pool:
+                early = pool.submit(httpx.get, f"{url}/healthz", timeout=60.0)  # nobody serves yet
+                child = subprocess.Popen(
+                    command, pass_fds=[listener.fileno()], stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )  # fmt: skip
+                assert early.result().status_code == 200
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(60) == 0
+
+
+def test_check_warns_of_a_policy_that_asks_one_node_only(make_served, capsys):
+    served = make_served(serve={"tradeoff": 0.0})
+    assert main(["serve", str(served.cascade), str(served.artefact), "--check"]) == 0
+    said = capsys.readouterr()
+    assert "Warning: this policy only ever asks 'small'" in said.err
+    assert "tradeoff 0: " in said.out
+
+
+@pytest.mark.parametrize("descriptor", [-1, 10_000])
+def test_a_descriptor_that_is_no_socket_is_refused(served, capsys, descriptor):
+    arguments = [str(served.cascade), str(served.artefact), "--fd", str(descriptor)]
+    assert main(["serve", *arguments]) != 0
+    assert "is not an open socket" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +32,12 @@ def add_to(commands: Any) -> None:
                         help="serve other machines although no API keys are set")  # fmt: skip
     parser.add_argument("--check", action="store_true",
                         help="check both files, and exit")  # fmt: skip
+    parser.add_argument("--force", action="store_true",
+                        help="serve a policy that was fitted for other costs or another "
+                        "target")  # fmt: skip
+    parser.add_argument("--fd", type=int, metavar="N",
+                        help="serve on an inherited listening socket, instead of --host and "
+                        "--port")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -39,22 +46,28 @@ def run(args: argparse.Namespace) -> None:
     """Check, listen, and serve until stopped."""
     from ttamer.serve.config import read_settings
     from ttamer.serve.gateway import Gateway
-    from ttamer.serve.server import check_exposure, listen
+    from ttamer.serve.server import check_exposure, inherit, listen
     from ttamer.serve.server import run as serve
 
     settings = read_settings(args.cascade)
-    gateway = Gateway(settings, args.policy)
+    gateway = Gateway(settings, args.policy, force=args.force)
     check_exposure(args.host, has_keys=gateway.keys is not None, is_open=args.open)
     gateway.load()
     names = settings.spec.names
+    policies = gateway.policies.current.policies
+    facts = {"nodes": list(names), "policy": policies.described, "warning": policies.warning}
+    if policies.warning is not None and not args.json:
+        print(f"Warning: {policies.warning}", file=sys.stderr)
     if args.check:
-        _print(args, {"nodes": list(names)}, f"{args.cascade} and {args.policy} can be served")
+        text = f"{args.cascade} and {args.policy} can be served; {policies.described}"
+        _print(args, facts, text)
         return
-    with listen(args.host, args.port) as listener:
-        host = f"[{args.host}]" if ":" in args.host else args.host
-        url = f"http://{host}:{listener.getsockname()[1]}"
+    with inherit(args.fd) if args.fd is not None else listen(args.host, args.port) as listener:
+        host, port = listener.getsockname()[:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         text = f"serving {', '.join(names)} at {url}/v1, status at {url}/status"
-        serve(gateway, listener, lambda: _print(args, {"url": url, "nodes": list(names)}, text))
+        text += f"\n{policies.described}"
+        serve(gateway, listener, lambda: _print(args, {"url": url, **facts}, text))
 
 
 def _print(args: argparse.Namespace, facts: dict[str, Any], text: str) -> None:

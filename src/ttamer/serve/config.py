@@ -513,6 +513,8 @@ class ServeSettings:
     """The number of requests that may wait for a slot."""
     retry_after: float = setting(number(0, 86_400), 1.0)
     """The least seconds that a refused client is asked to wait."""
+    lame_duck: float = setting(number(0, 3600), 0.0)
+    """The seconds in which a stopping gateway still accepts connections, with /readyz 503."""
     drain: float = setting(number(0, 86_400), 30.0)
     """The seconds that running requests may take when the gateway stops."""
     watch: float = setting(number(0, 86_400), 2.0)

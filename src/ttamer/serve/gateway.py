@@ -25,7 +25,13 @@ from ttamer.serve.metrics import Metrics
 from ttamer.serve.node import open_nodes
 from ttamer.serve.openai import CASCADE, CLASSIFICATIONS
 from ttamer.serve.otel import NO_TRACING, Tracing
-from ttamer.serve.policies import SHORT_VERSION, ChoiceNotAllowed, Policies, PolicyStore
+from ttamer.serve.policies import (
+    SHORT_VERSION,
+    ChoiceNotAllowed,
+    Policies,
+    PolicyStore,
+    check_fitted_for,
+)
 from ttamer.serve.request import NodeFailed
 from ttamer.serve.routes import ASKING, POLLED, ROUTES
 from ttamer.serve.status import Status
@@ -70,6 +76,7 @@ class Gateway:
         settings: The cascade and its settings.
         artefact: The file that ``ttamer fit`` wrote.
         log: Where log lines go; standard error by default.
+        force: Serve an artefact that was fitted for other costs or another target.
 
     Raises:
         CascadeError: If the settings cannot be served.
@@ -86,10 +93,12 @@ class Gateway:
         artefact: str | os.PathLike[str],
         *,
         log: JsonLog | None = None,
+        force: bool = False,
     ) -> None:
         serve = settings.serve
         self.settings = settings
         self.log = JsonLog() if log is None else log
+        self._force = force
         self.keys = _keys(serve)
         self.admin_keys = (
             None if serve.admin_keys_env is None else Keys.from_env(serve.admin_keys_env)
@@ -155,6 +164,10 @@ class Gateway:
         self.ready = True
         version = self.policies.current.short_version
         self.log.event("start", nodes=len(self._nodes), policy=version)
+        policies = self.policies.current.policies
+        self.log.event("operating point", message=policies.described)
+        if policies.warning is not None:
+            self.log.event("warning", message=policies.warning)
         return self
 
     def _open_nodes(self, session: ClientSession) -> Mapping[str, Node]:
@@ -336,6 +349,8 @@ class Gateway:
             return ask
 
         nodes = {name: asker(name) for name in self.settings.spec.names}
+        if not self._force:
+            check_fitted_for(artefact, self.settings.spec)
         serving = starting_policy(artefact, self.settings)
         return Policies(artefact, version[:SHORT_VERSION], self.settings.serve, nodes, serving)
 

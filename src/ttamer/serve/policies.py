@@ -18,7 +18,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ttamer.artefact.files import inspect, load
+from ttamer.artefact.files import open_artefact
 from ttamer.drift.decisions import decide
 from ttamer.drift.loop import CertifiedServing, FallbackServing
 from ttamer.errors import ArgumentError, ArtefactError, TTamerError
@@ -45,14 +45,13 @@ __all__ = [
     "Policies",
     "PolicyStore",
     "Reload",
+    "check_fitted_for",
     "load_artefact",
     "on_grid",
 ]
 
 Artefact = FittedLadder | FittedPolicy
 """What an artefact for serving may hold."""
-DEFAULT_TRADEOFF = 0.9
-"""The tradeoff where the operator states no operating point."""
 MAX_CHOICES = 512
 """The number of operating points chosen by requests whose policies are kept ready."""
 SHORT_VERSION = 16
@@ -118,14 +117,22 @@ class Policies:
                 "the artefact holds one policy, which has one operating point; fit a ladder, or "
                 "remove the operating point and allow from [serve]"
             )
-        self.point: tuple[str, float] = point or ("tradeoff", DEFAULT_TRADEOFF)
-        """The operating point where a request chooses none and no loop runs."""
+        self.warning: str | None = None
+        """A warning about the operating point, in one line."""
         self._frontier: Callable[[], Frontier]
         if serving is None:
-            policy = self._policy(*self.point)
+            policy = self._operating_policy(point)
+            self.described = f"{_point_text(point, artefact)}: {policy.described}"
+            """The operating point, in words."""
+            if policy.single_node is not None and len(self._spec.nodes) > 1:
+                self.warning = (
+                    f"this policy only ever asks {policy.single_node!r}; with another "
+                    "mistake_cost, budget or tradeoff in [serve] a second model is asked"
+                )
             self._standard = ActivePolicy(self._cascade(policy), version, self._promised(policy))
             self._frontier = cache(partial(frontier_of, artefact, policy))
         else:
+            self.described = f"the drift loop begins with {serving.policy.described}"
             self.activate(serving, version)
 
     @property
@@ -213,13 +220,30 @@ class Policies:
     def _spec(self) -> CascadeSpec:
         return self._artefact.fitted.spec
 
+    def _operating_policy(self, point: tuple[str, float] | None) -> FittedPolicy | Mixture:
+        """Return the policy of the stated operating point, or the ladder's default."""
+        artefact = self._artefact
+        if isinstance(artefact, FittedPolicy):
+            return artefact
+        return artefact.default() if point is None else self._policy(*point)
+
     def _policy(self, name: str, value: float) -> FittedPolicy | Mixture:
         ladder = self._artefact
         if isinstance(ladder, FittedPolicy):
             return ladder
         if name == "tradeoff":
             return ladder.at(value)
+        if name == "mistake_cost":
+            return ladder.for_mistake_cost(value)
         return ladder.for_budget(value) if name == "budget" else ladder.for_error(value)
+
+
+def _point_text(point: tuple[str, float] | None, artefact: Artefact) -> str:
+    if isinstance(artefact, FittedPolicy):
+        return "the artefact's policy"
+    if point is None:
+        return "no operating point is stated, so the default: as accurate as the best single model"
+    return f"{point[0].replace('_', ' ')} {point[1]:g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,11 +282,9 @@ class Reload:
 
 
 def load_artefact(path: str | os.PathLike[str], nodes: Sequence[str]) -> tuple[Artefact, str]:
-    """Return a fitted policy or ladder for these nodes, and its version."""
-    before = inspect(path)["sha256"]
-    artefact = load(path)
-    if inspect(path)["sha256"] != before:
-        raise ArtefactError(f"{path}: changed while it was read; try again when it is complete")
+    """Return a fitted policy or ladder for these nodes, and its version; reads the file once."""
+    opened = open_artefact(path)
+    artefact, version = opened.policy, str(opened.facts["sha256"])
     if not isinstance(artefact, FittedLadder | FittedPolicy):
         raise ArtefactError(
             f"{path}: was solved from a problem, and serving needs a fit, which relates "
@@ -274,7 +296,32 @@ def load_artefact(path: str | os.PathLike[str], nodes: Sequence[str]) -> tuple[A
             f"{path}: was fitted for {_listed(names)}, and the cascade has {_listed(nodes)}; fit "
             "it with the same cascade.toml"
         )
-    return artefact, before
+    return artefact, version
+
+
+def check_fitted_for(artefact: Artefact, spec: CascadeSpec) -> None:
+    """Refuse an artefact that was fitted for other costs or another target.
+
+    Args:
+        artefact: The artefact, for the same nodes.
+        spec: The cascade that is served.
+
+    Raises:
+        ArtefactError: If a cost or the target differs.
+    """
+    fitted = artefact.spec
+    differences = [
+        f"cost {old.cost:g} of {new.name!r}, and it is {new.cost:g} now"
+        for old, new in zip(fitted.nodes, spec.nodes, strict=True)
+        if not math.isclose(old.cost, new.cost, rel_tol=1e-9)
+    ]
+    if fitted.target != spec.target:
+        differences.append(f"target {fitted.target!r}, and it is {spec.target!r} now")
+    if differences:
+        raise ArtefactError(
+            f"the artefact was fitted for {'; '.join(differences)}: fit it again with this "
+            "cascade.toml, or pass --force"
+        )
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ttamer.serve.gateway import Gateway
 
-__all__ = ["check_exposure", "listen", "run", "server_config"]
+__all__ = ["check_exposure", "inherit", "listen", "run", "server_config"]
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 """The host names served to this machine alone without API keys.
@@ -104,6 +104,24 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def inherit(descriptor: int) -> socket.socket:
+    """Return a listening socket that the parent process opened, such as systemd.
+
+    The parent keeps it open while gateways come and go, so that no connection is refused.
+    """
+    try:
+        listener = socket.socket(fileno=descriptor)
+        is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(f"--fd {descriptor}: is not an open socket: {reason}") from None
+    if not is_listening:
+        raise ArgumentError(f"--fd {descriptor}: is not a listening socket")
+    listener.set_inheritable(False)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
 def check_exposure(host: str, *, has_keys: bool, is_open: bool) -> None:
     """Refuse to serve other machines without API keys, unless ``--open`` allows it."""
     if has_keys or is_open or _is_loopback(host):
@@ -122,15 +140,24 @@ def _is_loopback(host: str) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """A server that is not ready any more once it received a signal to stop."""
+    """A server that answers 503 at ``/readyz`` for a while before it stops listening."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
         super().__init__(config)
         self._gateway = gateway
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop after ``[serve] lame_duck`` seconds; a second signal stops at once."""
+        seconds = self._gateway.settings.serve.lame_duck
+        if self._gateway.ready and seconds > 0:
+            loop = asyncio.get_running_loop()
+            loop.call_soon_threadsafe(loop.call_later, seconds, self._stop)
+        else:
+            super().handle_exit(sig, frame)
         self._gateway.ready = False
-        super().handle_exit(sig, frame)
+
+    def _stop(self) -> None:
+        self.should_exit = True
 
 
 def _log_to(handler: logging.Handler) -> None:
