@@ -21,6 +21,7 @@ from ttamer.serve.collecting import (
     read_prompts,
 )
 from ttamer.serve.config import read_settings
+from ttamer.serve.judging import Judge
 
 QUESTIONS = [f"Question {number}?" for number in range(30)]
 LABELLED = [Prompt({"messages": [{"role": "user", "content": q}]}, truth(q)) for q in QUESTIONS]
@@ -259,6 +260,66 @@ def test_an_error_of_an_upstream_is_shown_to_the_operator(served):
         collected(served)
 
 
+# The judge
+
+
+def judging(upstream, verdict):
+    """Let an upstream judge answers as ``verdict(text)`` says, and answer all else as before."""
+    real = upstream._completion
+    judged = []
+
+    def completion(path, body):
+        text = body["messages"][-1]["content"]
+        if "Is the answer right?" not in text:
+            return real(path, body)
+        judged.append(body)
+        return {"choices": [{"message": {"content": verdict(text)}}]}
+
+    upstream._completion = completion
+    return judged
+
+
+def test_a_judge_decides_who_is_right_and_its_agreement_is_reported(served):
+    small, large = served.upstreams.values()
+    small.answer = lambda prompt, _: (f"{truth(prompt)}, I would say", 0.6)
+    judged = judging(large, lambda text: "Yes." if "I would say" in text else "no")
+    trace = collected(served, judge=Judge("large"))
+    assert trace.correct.tolist() == [[True, False]] * 30
+    assert trace.label is None
+    (note,) = trace.notes
+    assert (
+        "judged by 'large' in 60 calls that cost 750; the judge agrees with the labels on" in note
+    )
+    assert "95% interval" in note
+    assert len(judged) == 60
+    again = collected(served, judge=Judge("large"))
+    assert again.digest == trace.digest
+    assert len(judged) == 60  # verdicts are kept
+    collected(served, judge=Judge("large", "Only answers in French are right."))
+    assert len(judged) == 120
+
+
+def test_a_judge_needs_no_labels(served):
+    judging(served.upstreams["large"], lambda _: "yes")
+    unlabelled = [Prompt(prompt.body) for prompt in LABELLED]
+    trace = collected(served, unlabelled, judge=Judge("large"))
+    assert not trace.wrong().any()
+    assert "there are none" in trace.notes[0]
+
+
+def test_a_verdict_that_is_none_leaves_its_row_out(served):
+    judging(served.upstreams["large"], lambda text: "maybe" if "Question 3?" in text else "yes")
+    with pytest.raises(TraceError, match="the judge: the judge returned neither yes nor no: 1"):
+        collected(served, judge=Judge("large"))
+    trace = collected(served, judge=Judge("large"), on_error="skip")
+    assert len(trace) == 29
+
+
+def test_a_judge_is_a_node_of_the_cascade(served):
+    with pytest.raises(ArgumentError, match="the judge is 'third', and there is no such node"):
+        collected(served, judge=Judge("third"))
+
+
 # The journal
 
 
@@ -447,3 +508,16 @@ def test_forget_leaves_neither_prompts_nor_answers(served, prompts, tmp_path, ca
     assert "answers.jsonl" in capsys.readouterr().out
     assert main([*command, "--forget"]) == 0
     assert not any(path.exists() for path in kept)
+
+
+def test_the_command_takes_a_judge_and_its_rubric(served, prompts, tmp_path, capsys):
+    judged = judging(served.upstreams["large"], lambda _: "yes")
+    (tmp_path / "rubric.txt").write_text("Right is what rhymes.")
+    output = tmp_path / "trace.parquet"
+    command = ["collect", str(served.cascade), "--prompts", str(prompts), "-o", str(output)]
+    assert main([*command, "--judge", "large", "--rubric", str(tmp_path / "rubric.txt")]) == 0
+    assert "judged by 'large'" in capsys.readouterr().out
+    assert "Right is what rhymes." in judged[0]["messages"][0]["content"]
+    assert not tt.Trace.read(output).wrong().any()
+    assert main([*command, "--rubric", str(tmp_path / "rubric.txt")]) == 2
+    assert "give --judge NODE" in capsys.readouterr().err

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ttamer.serve.judging import Judge
     from ttamer.trace.trace import Trace
 
 __all__ = ["add_to"]
@@ -44,6 +45,11 @@ def add_to(commands: Any) -> None:
     upstreams.add_argument("--journal", metavar="FILE",
                            help="keeps the answers, so that a run can be resumed "
                            "(default: beside the output)")  # fmt: skip
+    upstreams.add_argument("--judge", metavar="NODE",
+                           help="the node that judges which answers are right, instead of the "
+                           "comparison with labels")  # fmt: skip
+    upstreams.add_argument("--rubric", metavar="FILE",
+                           help="with --judge: a text that says what counts as right")  # fmt: skip
     upstreams.add_argument("--forget", action="store_true",
                            help="delete prompts and answers (the journal and "
                            "OUTPUT.answers.jsonl) once the trace is written")  # fmt: skip
@@ -81,12 +87,14 @@ def run(args: argparse.Namespace) -> None:
     costs = dict(zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True))
     if args.json:
         facts = {"rows": len(trace), "costs": costs, "left_out": dict(trace.left_out)}
-        print(as_json({**facts, "written": written}))
+        print(as_json({**facts, "notes": list(trace.notes), "written": written}))
         return
     print(f"{len(trace)} rows\n")
     print(table(["node", "mean cost"], [[name, number(cost)] for name, cost in costs.items()]))
     for reason, count in trace.left_out.items():
         print(f"\n  {count} prompts left out: {reason}")
+    for note in trace.notes:
+        print(f"\n  {note}")
     print(f"\n  written to {' and '.join(written)}")
 
 
@@ -96,6 +104,22 @@ def _kept(args: argparse.Namespace) -> tuple[Path, Path]:
 
     journal = Path(args.journal or f"{args.output}.journal")
     return journal, Path(f"{args.output}.answers.jsonl")
+
+
+def _judge(args: argparse.Namespace) -> Judge | None:
+    """Return the judge, if there is one."""
+    from pathlib import Path
+
+    from ttamer.errors import ArgumentError
+    from ttamer.serve.judging import Judge
+
+    if args.judge is None:
+        if args.rubric is not None:
+            raise ArgumentError("--rubric is for a judge: give --judge NODE")
+        return None
+    if args.rubric is None:
+        return Judge(args.judge)
+    return Judge(args.judge, Path(args.rubric).read_text("utf-8").strip())
 
 
 def _from_upstreams(args: argparse.Namespace) -> Trace:
@@ -123,6 +147,7 @@ def _from_upstreams(args: argparse.Namespace) -> Trace:
         prompts,
         journal,
         answers=None if args.forget else answers,
+        judge=_judge(args),
         endpoint=args.endpoint,
         on_error="skip" if args.skip_bad else "refuse",
         progress=lambda done, total, failed: progress(

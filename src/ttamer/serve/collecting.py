@@ -29,8 +29,10 @@ from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.comparison import ALIAS_SEPARATOR
 from ttamer.runtime.jsonl import JsonLines, json_line
-from ttamer.serve.node import open_nodes
-from ttamer.serve.upstream import UpstreamFailed, open_session
+from ttamer.serve.confidence import Unreadable, question_text
+from ttamer.serve.judging import Agreement, verdict_from
+from ttamer.serve.node import call_cost, open_nodes
+from ttamer.serve.upstream import Upstream, UpstreamFailed, open_session
 from ttamer.trace.classes import class_text
 from ttamer.trace.trace import OnBad, Trace
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from ttamer.runtime.comparison import Comparison
     from ttamer.serve.config import Settings
+    from ttamer.serve.judging import Judge
     from ttamer.serve.node import Node
 
 __all__ = ["Endpoint", "Journal", "JournalEntry", "Prompt", "collect_upstreams", "journal_key",
@@ -178,6 +181,7 @@ def collect_upstreams(
     endpoint: Endpoint = "chat/completions",
     on_error: OnBad = "refuse",
     answers: str | os.PathLike[str] | None = None,
+    judge: Judge | None = None,
     progress: Callable[[int, int, int], None] | None = None,
 ) -> Trace:
     """Ask every node about every prompt, and return the answers as a trace.
@@ -194,6 +198,9 @@ def collect_upstreams(
             asked; "skip" drops and counts them.
         answers: A file for the prompts and the answers of the trace's rows, as JSON lines (mode
             600).
+        judge: A node that decides which answers are right, instead of the comparison with labels;
+            where there are labels, ``notes`` has how often both agree. Verdicts are kept in the
+            journal, and are not part of the nodes' costs.
         progress: Called with the numbers of answers done, total and failed.
 
     Returns:
@@ -207,11 +214,19 @@ def collect_upstreams(
         prompts = read_prompts("prompts.jsonl")
         trace = collect_upstreams(read_settings("cascade.toml"), prompts, "answers.journal")
     """
-    labels = _labels(settings, prompts)
+    labels = _labels(settings, prompts, needed=judge is None)
+    if judge is not None and judge.node not in settings.nodes:
+        raise ArgumentError(
+            f"the judge is {judge.node!r}, and there is no such node; the nodes are "
+            f"{', '.join(settings.nodes)}"
+        )
     with Journal(journal) as kept:
         collection = _Collection(settings, prompts, kept, f"/{endpoint}", progress)
         try:
             asyncio.run(collection.all())
+            if judge is not None:
+                collection.verdicts = _Verdicts(collection, judge)
+                asyncio.run(collection.verdicts.all())
         except ExceptionGroup as errors:  # of several workers: report the first
             raise errors.exceptions[0] from None
         rows, trace = _trace(settings, collection, labels, on_error)
@@ -230,6 +245,7 @@ class _Collection:
     path: str
     progress: Callable[[int, int, int], None] | None
     failed: dict[tuple[str, int], str] = field(default_factory=dict)
+    verdicts: _Verdicts | None = None
     done: int = 0
 
     def __post_init__(self) -> None:
@@ -278,6 +294,10 @@ class _Collection:
             self.done += 1
             self._report()
 
+    def entries(self, row: int) -> list[JournalEntry | None]:
+        """Return the answers to a prompt, in the order of the nodes."""
+        return [self.journal.get(self.key(name, row)) for name in self.settings.nodes]
+
     async def _one(self, node: Node, row: int, failures: _FailureCount) -> None:
         name = node.settings.name
         try:
@@ -299,6 +319,82 @@ class _Collection:
             self.progress(self.done, total, len(self.failed))
 
 
+class _Verdicts:
+    """A judge's verdicts on the answers of a collection; each different answer is judged once."""
+
+    def __init__(self, collection: _Collection, judge: Judge) -> None:
+        self._collection, self._judge = collection, judge
+        self._node = collection.settings.nodes[judge.node]
+        self._identity = {"judge": self._node.answer_settings, "rubric": judge.rubric}
+        self.failed: dict[str, str] = {}
+        """The reasons why answers have no verdict, by key."""
+
+    def _request(self, row: int, answer: str) -> dict[str, Any]:
+        prompt = self._collection.prompts[row]
+        label = " or ".join(prompt.label) if isinstance(prompt.label, tuple) else prompt.label
+        return self._judge.request(question_text(prompt.body), answer, label)
+
+    def key(self, row: int, answer: str) -> str:
+        """Return the key of a verdict in the journal."""
+        return journal_key(self._identity, self._request(row, answer))
+
+    def verdict(self, row: int, answer: str) -> bool | None:
+        """Return whether an answer is right; ``None`` where there is no verdict."""
+        entry = self._collection.journal.get(self.key(row, answer))
+        return None if entry is None else entry.confidence > 0
+
+    async def all(self) -> None:
+        """Ask the judge about the answers that have no verdict yet."""
+        waiting: dict[str, dict[str, Any]] = {}
+        for row in range(len(self._collection.prompts)):
+            for entry in self._collection.entries(row):
+                if entry is not None and self.verdict(row, entry.text) is None:
+                    waiting[self.key(row, entry.text)] = self._request(row, entry.text)
+        calls = iter(waiting.items())
+        async with open_session() as session, asyncio.TaskGroup() as group:
+            upstream = Upstream(self._node, session, read_errors=True)
+            for _ in range(min(self._node.concurrency, len(waiting))):
+                group.create_task(self._worker(upstream, calls))
+
+    async def _worker(
+        self, upstream: Upstream, calls: Iterator[tuple[str, dict[str, Any]]]
+    ) -> None:
+        for key, request in calls:
+            try:
+                response = await upstream.call("/chat/completions", request)
+                is_right = verdict_from(response.body)
+                cost = call_cost(self._node, response.body)
+            except (UpstreamFailed, Unreadable) as error:
+                self.failed[key] = str(error)
+                continue
+            verdict = JournalEntry("yes" if is_right else "no", float(is_right), cost)
+            self._collection.journal.add(key, verdict)
+
+    def note(
+        self, rows: Sequence[int], correct: NDArray[np.bool_], labels: list[str] | None
+    ) -> str:
+        """Return what the verdicts cost, and how often they agree with the labels."""
+        collection, compare = self._collection, self._collection.settings.serve.compare
+        entries = [[entry for entry in collection.entries(row) if entry] for row in rows]
+        keys = {
+            self.key(row, entry.text)
+            for row, found in zip(rows, entries, strict=True)
+            for entry in found
+        }
+        costs = [entry.cost for key in keys if (entry := collection.journal.get(key))]
+        by_rule = [
+            compare.is_right(entry.text, labels[row])
+            for row, found in zip(rows, entries, strict=True)
+            for entry in found
+            if labels is not None
+        ]
+        judged = correct.ravel().tolist() if labels is not None else []
+        return (
+            f"judged by {self._judge.node!r} in {len(costs)} calls that cost {sum(costs):g}; the "
+            f"judge {Agreement.of(judged, by_rule)}"
+        )
+
+
 @dataclass
 class _FailureCount:
     """The number of failures of a node in a row."""
@@ -310,11 +406,11 @@ class _FailureCount:
         return self.count >= MAX_FAILURES
 
 
-def _labels(settings: Settings, prompts: Sequence[Prompt]) -> list[str] | None:
+def _labels(settings: Settings, prompts: Sequence[Prompt], *, needed: bool) -> list[str] | None:
     """Return the predictions of the reference answers; ``None`` where there are none."""
     given = [prompt.label is not None for prompt in prompts]
     if not any(given):
-        if settings.spec.target == "label":
+        if settings.spec.target == "label" and needed:
             raise TraceError(
                 "the prompts have no reference answers; give each a label, or take the last node's "
                 'answer as right with target = "last" under [cascade]'
@@ -348,19 +444,25 @@ def _trace(
     settings: Settings, collection: _Collection, labels: list[str] | None, on_error: OnBad
 ) -> tuple[list[int], Trace]:
     """Return the prompts that have all answers, and the trace of them."""
-    names = tuple(settings.nodes)
+    names, verdicts = tuple(settings.nodes), collection.verdicts
     left_out: dict[str, int] = {}
     rows, table = [], []
     for row in range(len(collection.prompts)):
-        entries = [collection.journal.get(collection.key(name, row)) for name in names]
+        entries = collection.entries(row)
         found = [entry for entry in entries if entry is not None]
-        if len(found) == len(names):
+        unjudged = None
+        if verdicts is not None:
+            unjudged = next((e for e in found if verdicts.verdict(row, e.text) is None), None)
+        if len(found) == len(names) and unjudged is None:
             rows.append(row)
             table.append(found)
+            continue
+        if unjudged is not None and verdicts is not None:
+            reason = f"the judge: {verdicts.failed[verdicts.key(row, unjudged.text)]}"
         else:
             name = names[entries.index(None)]
             reason = f"{name} {collection.failed[name, row]}"
-            left_out[reason] = left_out.get(reason, 0) + 1
+        left_out[reason] = left_out.get(reason, 0) + 1
     if left_out and (on_error == "refuse" or not rows):
         reasons = "; ".join(f"{reason}: {count}" for reason, count in left_out.items())
         raise TraceError(
@@ -372,8 +474,15 @@ def _trace(
     compare = settings.serve.compare
     predictions = [[compare.prediction(entry.text) for entry in found] for found in table]
     right = None if labels is None else [labels[row] for row in rows]
-    correct = None
-    if right is not None and not compare.is_transitive:  # labels are compared one by one
+    correct, notes = None, []
+    if verdicts is not None:
+        correct = np.array([
+            [bool(verdicts.verdict(row, entry.text)) for entry in found]
+            for row, found in zip(rows, table, strict=True)
+        ])  # fmt: skip
+        notes.append(verdicts.note(rows, correct, labels))
+        right = None
+    elif right is not None and not compare.is_transitive:  # labels are compared one by one
         correct = np.array([
             [compare.is_right(entry.text, label) for entry in found]
             for found, label in zip(table, right, strict=True)
@@ -388,6 +497,7 @@ def _trace(
         cost=None if (cost == settings.spec.costs).all() else cost,
         extras=_extras(table),
         left_out=left_out,
+        notes=tuple(notes),
     )
 
 
