@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from math import comb
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import given
 import ttamer as tt
 from support.examples import examples
 from support.traces import answering_trace, chain_trace, small_traces
-from ttamer.artefact.files import load, save
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import frontier
 from ttamer.evaluation.results import evaluate
@@ -27,7 +25,7 @@ from ttamer.fitted.belief import (
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.models import BeliefModel
 from ttamer.fitted.sessions import BeliefSession
-from ttamer.fitting.beliefs import MOST_ANY, _cross_fitted, build_belief, steps_of
+from ttamer.fitting.beliefs import _cross_fitted, build_belief, steps_of
 from ttamer.fitting.plans import Plan, _chosen, fit
 from ttamer.fitting.regressions import (
     MAX_CLASSES,
@@ -404,42 +402,13 @@ def test_steps_of_any_order():
         assert set(steps[source]) < set(steps[target])
 
 
-def test_steps_of_more_models_than_any_order_allows_are_cheapest_first():
-    trace = many_models(MOST_ANY + 1, rows=20)
+def test_steps_of_a_fixed_order_of_models_are_cheapest_first():
     costs = [5.0, 1.0, 4.0, 2.0, 2.0, 9.0, 0.5, 11.0, 12.0, 13.0, 10.0]
-    steps, ways = steps_of(renamed(trace, order="auto", costs=costs))
+    trace = renamed(many_models(11, rows=20), order="auto", costs=costs)
+    steps, ways = steps_of(trace, "fixed")
     order = [6, 1, 3, 4, 2, 0, 5, 10, 7, 8, 9]
     assert [node for *_, node in ways] == order
     assert steps == [tuple(order[: k + 1]) for k in range(11)]
-    with pytest.raises(ArgumentError, match="at most 10 models in any order"):
-        fit(trace, order="any")
-    auto = renamed(trace, order="auto")
-    assert fit(auto, tradeoffs=[0.9]).fitted.plan["order"] == "fixed"
-
-
-@pytest.mark.parametrize(("nodes", "most"), [(6, 6), (7, 6), (8, 4), (9, 3), (10, 3)])
-def test_of_many_models_some_are_asked_of_one_input(nodes, most):
-    steps, ways = steps_of(many_models(nodes, rows=20), "any")
-    assert len(steps) == sum(comb(nodes, size) for size in range(1, most + 1))
-    assert max(map(len, steps)) == most
-    for source, target, node in ways:
-        before = set() if source < 0 else set(steps[source])
-        assert set(steps[target]) == before | {node}
-        assert node not in before
-
-
-def test_ten_models_in_any_order(tmp_path):
-    trace = many_models(10, rows=300)
-    ladder = fit(trace, order="any", tradeoffs=[0.9, 1.0])
-    assert ladder.fitted.plan["order"] == "any"
-    save(ladder, tmp_path / "ten.ttamer")
-    played, again = ladder[1].play(trace), load(tmp_path / "ten.ttamer")[1].play(trace)
-    assert played.asked.sum(axis=1).max() <= 3
-    np.testing.assert_array_equal(played.answer, again.answer)
-    turn = ladder[1].session()
-    while turn.next is not None:
-        turn.observe(confidence=0.1, prediction="c0")
-    assert 1 <= len(turn.asked) <= 3
 
 
 def test_steps_of_an_order_that_may_skip_go_on_only():

@@ -12,6 +12,7 @@ import ttamer as tt
 from ttamer.errors import ArgumentError, ArtefactDamaged, ObservationError
 from ttamer.evaluation.results import measure
 from ttamer.fitting.beliefs import ROUTER
+from ttamer.fitting.regressions import useful_signals
 
 TRADEOFFS = [0.0, 0.09, 0.47, 0.91, 1.0]
 
@@ -91,27 +92,26 @@ def test_sessions_decide_as_traces_do_and_files_keep_it(order, tmp_path):
 def test_a_line_has_no_router_but_hears_signals():
     fitted = tt.fit(expert_trace(2000, order="fixed"), tradeoffs=TRADEOFFS).fitted
     assert ROUTER not in fitted.steps
-    assert fitted.belief.signals.names == ("length", "noise")
+    assert fitted.belief.signals.names == ("length",)
 
 
 def test_what_signals_tell_is_in_the_leans(ladder):
     signals = ladder.fitted.belief.signals
-    length, noise = signals.offsets
+    (length,) = signals.offsets
     assert length[0, 0] < -0.5 < 0.5 < length[-1, 0]  # short is right, long is wrong, for small
     assert np.abs(length[:, 1]).max() < 0.6
-    assert np.abs(noise).max() < 0.6
     assert signals.router_logits[0][0] < signals.router_logits[0][-1]
 
 
 def test_signals_that_are_missing_tell_nothing_and_are_counted(ladder):
     policy = ladder[-1]
     nothing, some = policy.session(), policy.session(signals={"length": 1.0, "more": 1.0})
-    assert (nothing.unclear, some.unclear) == (2, 1)
+    assert (nothing.unclear, some.unclear) == (1, 0)
     assert nothing.next is not None
     assert policy.session(signals={"length": float("nan"), "noise": 0.0}).unclear == 1
     with pytest.raises(ObservationError, match="signal 'length' must be a number, not 'long'"):
         policy.session(signals={"length": "long", "noise": 0.0})
-    with pytest.raises(ArgumentError, match=r"lacks signal\.length, signal\.noise"):
+    with pytest.raises(ArgumentError, match=r"lacks signal\.length:"):
         policy.play(deaf(expert_trace(5)))
 
 
@@ -165,8 +165,8 @@ def test_a_network_run_in_torch_refuses_signals():
     ("change", "says"),
     [
         (lambda h, a: h["belief"].update(signals=["length", "length"]), "name each signal once"),
-        (lambda h, a: h["belief"].update(signal_bins=[8]), "name each signal once"),
-        (lambda h, a: h["belief"].update(signal_bins=[7, 8]), "of shape"),
+        (lambda h, a: h["belief"].update(signal_bins=[8, 8]), "name each signal once"),
+        (lambda h, a: h["belief"].update(signal_bins=[7]), "of shape"),
         (lambda h, a: a["belief_signal_leans"].__setitem__((0, 0), 0.3), "multiples of"),
         (lambda h, a: a["belief_signal_doubts"].__setitem__(0, np.nan), "finite"),
         (lambda h, a: a["belief_signal_bounds"].__setitem__(-1, 1.0), "end with 0"),
@@ -188,10 +188,35 @@ def test_what_a_log_of_audits_keeps_beside_its_rows_is_no_signal():
     columns = {f"audit_{name}": np.arange(600.0) for name in ("number", "time", "chance")}
     logged = dataclasses.replace(trace, signals=trace.signals | columns)
     with_it, without = (tt.fit(each, tradeoffs=TRADEOFFS) for each in (logged, trace))
-    assert with_it.fitted.belief.signals.names == ("length", "noise")
+    assert with_it.fitted.belief.signals.names == ("length",)
     new = expert_trace(300, seed=1)
     for one, two in zip(with_it.play_all(new), without.play_all(new), strict=True):
         assert (one.asked == two.asked).all()
     only_columns = tt.fit(dataclasses.replace(trace, signals=columns), tradeoffs=TRADEOFFS)
     assert only_columns.fitted.steps[0] != ROUTER
     assert only_columns.fitted.belief.signals is None
+
+
+def test_signals_that_say_nothing_are_left_out():
+    kept = 0
+    for seed in range(20):
+        trace = expert_trace(400, seed=seed)
+        noise = np.random.default_rng([seed, 1]).normal(size=(7, 400))
+        useless = {f"noise{k}": own for k, own in enumerate(noise)}
+        names = useful_signals(dataclasses.replace(trace, signals=useless), trace.wrong())
+        kept += len(names)
+        assert "length" in useful_signals(trace, trace.wrong())
+    assert kept <= 10  # of 140
+
+
+def test_useless_signals_change_no_decision():
+    trace, new = expert_trace(600), expert_trace(400, seed=1)
+
+    def with_signals(rows, seed):
+        noise = np.random.default_rng(seed).normal(size=(7, len(rows)))
+        return dataclasses.replace(rows, signals={f"n{k}": own for k, own in enumerate(noise)})
+
+    fitted = tt.fit(with_signals(trace, 0), tradeoffs=TRADEOFFS)
+    without = tt.fit(deaf(trace), tradeoffs=TRADEOFFS)
+    for one, two in zip(fitted.play_all(with_signals(new, 1)), without.play_all(new), strict=True):
+        np.testing.assert_array_equal(one.asked, two.asked)

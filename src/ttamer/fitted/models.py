@@ -71,7 +71,7 @@ class States:
         owner = self.owner[rows, answer]
         if (self.members.sum(axis=1) == 1).all():  # places are nodes of the cascade
             columns = self.members.argmax(axis=1)
-            asked = np.empty_like(path)
+            asked = np.zeros((len(rows), self.members.shape[1]), bool)
             asked[:, columns] = path
             return Visits(answer, path, Played(owner, asked, columns[last]))
         before = path.copy()

@@ -12,20 +12,38 @@ says and half what happened: the one has little spread, the other no bias.
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from itertools import combinations
-from math import comb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer.fitted.belief import CERTAIN_LOGIT, Step, signal_names, signal_values
+from ttamer.fitted.belief import CERTAIN_LOGIT, MAX_CONTEXT, Step, signal_values
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import Rungs
-from ttamer.fitted.models import BeliefModel
+from ttamer.fitted.models import BeliefModel, States
 from ttamer.fitted.quantiser import edges_of
 from ttamer.fitted.replay import full_cost, paid, play_states
-from ttamer.fitting.regressions import fit_belief, has_class_terms, predictions_of
-from ttamer.fitting.row_policy import smoother, solve_rows, width_of
+from ttamer.fitting.regressions import (
+    classes_of,
+    fit_belief,
+    has_class_terms,
+    predictions_of,
+    useful_signals,
+)
+from ttamer.fitting.row_policy import RowSolver, smoother, solve_rows, width_of
+from ttamer.fitting.subsets import (
+    MAX_ASKED,
+    MAX_POOL,
+    MAX_SEARCH_ROWS,
+    MIN_MODELS,
+    Lattice,
+    choose_plans,
+    choose_pool,
+    subset_size,
+)
+from ttamer.policy.base import Ladder
 from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.solvers.blas import one_thread
 from ttamer.stats.isotonic import rising
@@ -36,61 +54,65 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ttamer.fitted.belief import Belief
+    from ttamer.fitting.subsets import Plan, Way
+    from ttamer.policy.walk import WalkPolicy
     from ttamer.trace.spec import Order
     from ttamer.trace.trace import Trace
 
-__all__ = ["build_belief", "steps_of"]
+__all__ = ["build_belief", "searches_subsets", "steps_of"]
 
 ROUTER: Step = ()
-"""The step before anybody is asked, where signals are known."""
-NOBODY = -1
+"""The step before any node is asked, where signals are known."""
+NO_NODE = -1
+"""The node asked on the way to a router: none."""
 FOLDS = 3
+"""How many parts of the rows are held out in turn."""
 REALISED = 0.5
-"""What a row would lose by stopping is so much what happened, and for the rest what X says ..."""
+"""The largest share of what happened in the loss of stopping; the rest is the belief."""
 FEW_ROWS = 300
-"""... and half as much with so few rows."""
-MOST_ANY = 10
-"""Up to so many separate models may be asked in any order, ..."""
-MOST_STEPS = 175
-"""... as many of them of one input as makes no more steps than this, and at most ..."""
-MOST_ASKED = 6
-"""... so many, all of which a belief looks at."""
+"""With this many rows that share is half as large."""
+MAX_STEP_SIZE = 6
+"""A longer cascade with exits left out has windows as steps."""
 WINDOW = 2
-"""Of a longer cascade with exits left out, a step is the last so many asked."""
+"""In such a cascade a step is the last exits asked, this many."""
 ROWS_PER_STATE = 10
+"""X has at most one state per this many rows."""
 MOST_STATES = 64
+"""X has at most this many states after each step."""
 MOST_WAYS = 64
-"""With more ways on there are half as many states: a file holds a matrix for each."""
+"""With more edges X has half as many states: a file holds a matrix for each edge."""
+SMOOTHED_TRADEOFFS = 9
+"""The optimism of policies is averaged over this many neighbouring tradeoffs."""
 
 
 def steps_of(
-    trace: Trace, order: Order | None = None
-) -> tuple[list[Step], list[tuple[int, int, int]]]:
-    """Return the steps, and (from, to, node asked) for each way on; the start is -1.
+    trace: Trace, order: Order | None = None, *, router: bool = False
+) -> tuple[list[Step], list[Way]]:
+    """Return the steps, and (from, to, node asked) for each edge; the start is -1.
 
     Exits are asked in their order, separate models in any (with order "skip" in increasing order,
-    some left out). Of more than six in any order, only some are asked of one input; of more than
-    ``MOST_ANY``, all are asked cheapest first. Of more than six with order "skip", a step is the
-    last ``WINDOW`` asked.
+    some left out). Of more than six with order "skip", a step is the last ``WINDOW`` asked. Many
+    separate models have a lattice of their own (subsets.py).
     """
     nodes = list(range(len(trace.names)))
     order = order or trace.spec.order
-    if order == "skip" and len(nodes) > MOST_ASKED:
+    if order == "skip" and len(nodes) > MAX_STEP_SIZE:
         return _windows(len(nodes))
-    if order == "fixed" or len(nodes) > MOST_ANY:
+    if order == "fixed":
         nodes = list(trace.spec.asking_order(trace.costs.mean(axis=0)))
         line = [tuple(nodes[: k + 1]) for k in range(len(nodes))]
         return line, [(k - 1, k, node) for k, node in enumerate(nodes)]
-    steps = [step for size in _sizes(len(nodes)) for step in combinations(nodes, size)]
-    router = [ROUTER] if signal_names(trace) and len(nodes) > 1 else []
-    steps = router + steps
+    steps = [step for size in range(len(nodes)) for step in combinations(nodes, size + 1)]
+    first = [ROUTER] if router and len(nodes) > 1 else []
+    steps = first + steps
     number = {step: k for k, step in enumerate(steps)}
-    ways = [(-1, 0, NOBODY)] if router else []
-    ways += [(-1 if not router else 0, number[(node,)], node) for node in nodes]
+    ways = [(-1, 0, NO_NODE)] if first else []
+    ways += [(0 if first else -1, number[(node,)], node) for node in nodes]
     onward = order == "skip"  # then only nodes further on may follow
     ways += [
         (number[step], number[wider], node)
-        for step in steps[len(router) :]
+        for step in steps[len(first) :]
         for node in nodes
         if node not in step and (node > step[-1] or not onward)
         if (wider := tuple(sorted((*step, node)))) in number
@@ -98,20 +120,7 @@ def steps_of(
     return steps, ways
 
 
-def _sizes(nodes: int) -> range:
-    """Return how many of the nodes may be asked of one input.
-
-    >>> [max(_sizes(nodes)) for nodes in range(1, 11)]
-    [1, 2, 3, 4, 5, 6, 6, 4, 3, 3]
-    """
-    size, steps = 1, nodes
-    while size < min(nodes, MOST_ASKED) and steps + comb(nodes, size + 1) <= MOST_STEPS:
-        size += 1
-        steps += comb(nodes, size)
-    return range(1, size + 1)
-
-
-def _windows(nodes: int) -> tuple[list[Step], list[tuple[int, int, int]]]:
+def _windows(nodes: int) -> tuple[list[Step], list[Way]]:
     """Return steps that are the last asked of some, in increasing order, and the ways on."""
     sizes = range(1, WINDOW + 1)
     steps = [step for size in sizes for step in combinations(range(nodes), size)]
@@ -136,63 +145,284 @@ def build_belief(
 ) -> FittedLadder:
     """Fit beliefs to a trace, and policies on them for several tradeoffs."""
     say = progress or (lambda _: None)
-    wrong = trace.wrong()
-    steps, ways = steps_of(trace, order)
-    with one_thread():
-        say(f"fitting beliefs after {len(steps)} steps (1 of {FOLDS + 1} times)")
-        belief = fit_belief(trace, wrong, steps)
-        least, owner = _cross_fitted(trace, wrong, steps, seed, say)
-    say(f"finding policies for {len(tradeoffs)} tradeoffs")
+    if searches_subsets(trace, order):
+        return _build_on_subsets(trace, tradeoffs, states=states, seed=seed, say=say)
+    names = useful_signals(trace, trace.wrong())
+    steps, ways = steps_of(trace, order, router=bool(names))
     most = MOST_STATES if len(ways) <= MOST_WAYS else MOST_STATES // 2
     count = states or int(np.clip(len(trace) // ROWS_PER_STATE, 4, most))
-    edges = [edges_of(least[:, k], states=count, method="quantile") for k in range(len(steps))]
-    found = np.stack(
-        [np.searchsorted(edges[k], least[:, k], side="right") for k in range(len(steps))], axis=1
-    )
-    met = wrong[np.arange(len(trace))[:, np.newaxis], owner]
-    share = REALISED * len(trace) / (len(trace) + FEW_ROWS)
-    lost = (1 - share) * sigmoid(least) + share * met
-    lost[:, (least == CERTAIN_LOGIT).all(axis=0)] = 0.0  # right by definition
-    lost[:, [k for k, step in enumerate(steps) if step == ROUTER]] = np.inf
+    rows = _Rows.of(trace, steps, states=count, seed=seed, signals=names, say=say)
+    with one_thread():
+        belief = fit_belief(trace, trace.wrong(), steps, signals=names)
+    say(f"finding policies for {len(tradeoffs)} tradeoffs")
     width = width_of(len(trace))
-    full = full_cost(trace.spec, trace)
-    problem = _problem(trace, steps, ways, found, lost, width, full)
-    fitted = BeliefModel(
+    problem = _problem(trace, steps, ways, rows, width)
+    costs = _edge_costs(trace, steps, ways)
+    ladder = FittedLadder.of(
+        solve_rows(problem, rows.found, rows.lost, tradeoffs, width=width, costs=costs),
+        _model(trace, belief, steps, rows.edges, _order_name(trace, order), count),
+    )
+    return ladder.with_rungs(_rungs(ladder, trace, rows))
+
+
+def searches_subsets(trace: Trace, order: Order | None = None) -> bool:
+    """Return whether policies are searched among subsets of the models (subsets.py).
+
+    They are for at least ``MIN_MODELS`` separate models that may be asked in any order.
+    """
+    free = (order or trace.spec.order) in ("any", "auto")
+    return free and not trace.spec.is_network and len(trace.names) >= MIN_MODELS
+
+
+def _model(
+    trace: Trace,
+    belief: Belief,
+    steps: Sequence[Step],
+    edges: Sequence[NDArray[np.float64]],
+    order: str,
+    states: int,
+) -> BeliefModel:
+    return BeliefModel(
         spec=trace.spec,
         belief=belief,
         steps=tuple(steps),
         edges=tuple(edges),
-        classes=trace.classes,
-        plan={"belief": "full", "order": _order_name(trace, order), "states": count},
+        classes=classes_of(trace, belief),
+        plan={"belief": "full", "order": order, "states": states},
         trace_digest=trace.digest,
         rows=len(trace),
-        full_cost=full,
+        full_cost=full_cost(trace.spec, trace),
     )
-    ladder = FittedLadder.of(solve_rows(problem, found, lost, tradeoffs, width=width), fitted)
-    return ladder.with_rungs(_rungs(ladder, trace, found, owner, lost))
 
 
-def _rungs(
-    ladder: FittedLadder,
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The rows of a trace after each step, by regressions that were not fitted to them."""
+
+    edges: list[NDArray[np.float64]]
+    """Per step, increasing log-odds that separate the states of X."""
+    found: NDArray[np.intp]
+    """Shape (T, steps): the state of X."""
+    owner: NDArray[np.intp]
+    """Shape (T, steps): the owner of X."""
+    lost: NDArray[np.float64]
+    """Shape (T, steps): the loss of stopping there."""
+
+    @classmethod
+    def of(
+        cls,
+        trace: Trace,
+        steps: Sequence[Step],
+        *,
+        states: int,
+        seed: int,
+        signals: tuple[str, ...],
+        scored_once: bool = False,
+        say: Callable[[str], object],
+    ) -> _Rows:
+        """Compute X for every row by cross-fitting, and quantise it."""
+        wrong = trace.wrong()
+        with one_thread():
+            least, owner = _cross_fitted(
+                trace, wrong, steps, seed, say, signals=signals, scored_once=scored_once
+            )
+        edges = [edges_of(own, states=states, method="quantile") for own in least.T]
+        found = [np.searchsorted(own, least[:, k], side="right") for k, own in enumerate(edges)]
+        met = wrong[np.arange(len(trace))[:, np.newaxis], owner]
+        share = REALISED * len(trace) / (len(trace) + FEW_ROWS)
+        lost = (1 - share) * sigmoid(least) + share * met
+        lost[:, (least == CERTAIN_LOGIT).all(axis=0)] = 0.0  # right by definition
+        lost[:, [k for k, step in enumerate(steps) if step == ROUTER]] = np.inf
+        return cls(edges, np.stack(found, axis=1), owner, lost)
+
+    def at(self, places: Sequence[int]) -> _Rows:
+        """Return the same rows after some of the steps."""
+        edges = [self.edges[k] for k in places]
+        return _Rows(edges, self.found[:, places], self.owner[:, places], self.lost[:, places])
+
+
+def _build_on_subsets(
     trace: Trace,
-    found: NDArray[np.intp],
-    owner: NDArray[np.intp],
-    lost: NDArray[np.float64],
-) -> Rungs:
+    tradeoffs: NDArray[np.float64],
+    *,
+    states: int | None,
+    seed: int,
+    say: Callable[[str], object],
+) -> FittedLadder:
+    """Fit beliefs for subsets of many models, and for each tradeoff the best plan."""
+    costs = trace.costs.mean(axis=0).tolist()
+    count = states or int(np.clip(len(trace) // ROWS_PER_STATE, 4, MOST_STATES // 2))
+    names = useful_signals(trace, trace.wrong())
+    pool = list(range(len(costs)))
+    scored_once = _scores_once(trace, Lattice(costs, pool, 1).prefixes, seed, names)
+    options: dict[str, Any] = {
+        "states": count,
+        "seed": seed,
+        "say": say,
+        "signals": names,
+        "scored_once": scored_once,
+    }
+    if len(pool) > MAX_POOL:
+        pairs = Lattice(costs, pool, 2)
+        rows = _Rows.of(trace, pairs.steps, **options)
+        pool = _Search(trace, pairs, rows, tradeoffs).pool()
+    size = subset_size(len(pool), len(trace))
+    lattice = Lattice(costs, pool, size, router=bool(names))
+    rows = _Rows.of(trace, lattice.steps, **options)
+    say(f"searching {len(lattice.subsets)} subsets for {len(tradeoffs)} tradeoffs")
+    search = _Search(trace, lattice, rows, tradeoffs)
+    every = np.random.default_rng([seed, 4]).permutation(len(trace))
+    places, policies = search.run(every)
+    steps = [lattice.steps[k] for k in places]
+    if policies[0].problem.is_line:
+        if len(steps) > MAX_CONTEXT:  # there the regressions use the last nodes asked
+            return build_belief(trace, tradeoffs, order="fixed", states=states, seed=seed)
+        steps = _in_order_of_asking(policies[0].problem, steps)
+    with one_thread():
+        belief = fit_belief(trace, trace.wrong(), steps, scored_once=scored_once, signals=names)
+    used = rows.at(places)
+    ladder = FittedLadder.of(
+        Ladder(tuple(policies)), _model(trace, belief, steps, used.edges, "any", count)
+    )
+    say("estimating what the policies do on new rows")
+    rungs = _rungs(ladder, trace, used)
+    optimism = search.optimism(every)
+    smoothed = None if rungs.smoothed_errors is None else rungs.smoothed_errors + optimism
+    return ladder.with_rungs(
+        dataclasses.replace(rungs, errors=rungs.errors + optimism, smoothed_errors=smoothed)
+    )
+
+
+def _scores_once(trace: Trace, steps: Sequence[Step], seed: int, signals: tuple[str, ...]) -> bool:
+    """Return whether answers given by several nodes should be scored once.
+
+    Without class terms they are. With them, it is whichever gives X the lower log loss on rows not
+    fitted to, after steps of two to ``MAX_ASKED`` nodes.
+    """
+    if not has_class_terms(trace):
+        return True
+    wrong, rows = trace.wrong(), np.arange(len(trace))[:, np.newaxis]
+    some = [step for step in steps if 1 < len(step) <= MAX_ASKED]
+    losses = []
+    for once in (False, True):
+        with one_thread():
+            least, owner = _cross_fitted(
+                trace, wrong, some, seed, signals=signals, scored_once=once
+            )
+        losses.append(float((np.logaddexp(0, least) - wrong[rows, owner] * least).mean()))
+    return losses[1] < losses[0]
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """Finds for each tradeoff the best plan of a lattice, on some rows of a trace."""
+
+    trace: Trace
+    lattice: Lattice
+    rows: _Rows
+    tradeoffs: NDArray[np.float64]
+
+    def pool(self) -> list[int]:
+        """Return the models that are best in pairs."""
+        few = np.arange(len(self.trace))[:MAX_SEARCH_ROWS]
+        return choose_pool(self._solver(few), self.lattice, self.tradeoffs)
+
+    def run(self, few: NDArray[np.intp]) -> tuple[list[int], list[WalkPolicy]]:
+        """Return the places used, and a policy for each tradeoff on the walk between them."""
+        plans = choose_plans(self._solver(few[:MAX_SEARCH_ROWS]), self.lattice, self.tradeoffs)
+        used: Plan = frozenset().union(*plans)
+        places = sorted({target for _, target in used})
+        place = {-1: -1, **{old: new for new, old in enumerate(places)}}
+        ways = [(place[u], place[v], node) for u, v, node in self.lattice.ways if (u, v) in used]
+        edge = {way[:2]: number for number, way in enumerate(ways)}
+        solver = self._solver(few, places, ways)
+        policies: dict[int, WalkPolicy] = {}
+        for plan in dict.fromkeys(plans):
+            which = [k for k, own in enumerate(plans) if own == plan]
+            edges = {edge[place[u], place[v]] for u, v in plan}
+            found = solver.policies(self.tradeoffs[which], edges)
+            policies.update(zip(which, found, strict=True))
+        return places, [policies[k] for k in range(len(self.tradeoffs))]
+
+    def _solver(
+        self,
+        few: NDArray[np.intp],
+        places: Sequence[int] | None = None,
+        ways: Sequence[Way] | None = None,
+    ) -> RowSolver:
+        """Return a solver for some rows, over the lattice or over some of its places."""
+        rows = self.rows if places is None else self.rows.at(places)
+        steps = self.lattice.steps if places is None else [self.lattice.steps[k] for k in places]
+        ways = self.lattice.ways if ways is None else ways
+        problem = _problem(self.trace, steps, ways, rows, width_of(len(self.trace)))
+        costs = [
+            cost[few] if isinstance(cost, np.ndarray) else cost
+            for cost in _edge_costs(self.trace, steps, ways)
+        ]
+        width = width_of(len(few))
+        return RowSolver(problem, rows.found[few], rows.lost[few], width=width, costs=costs)
+
+    def optimism(self, every: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Return by how much the errors of policies on the rows searched are too low.
+
+        The search is repeated without a part of the rows, and its policies are played on that part.
+        They differ in cost from those found on all rows, so the objectives are compared: their
+        difference, in units of error, is averaged over neighbouring tradeoffs.
+        """
+        inside = self._played(*self.run(every), every)
+        outside = np.zeros_like(inside)
+        for part in np.array_split(every, FOLDS):
+            rest = every[~np.isin(every, part)]
+            outside += self._played(*self.run(rest), part) * len(part) / len(every)
+        some = np.where(self.tradeoffs > 0, self.tradeoffs, 1.0)
+        price = np.where(self.tradeoffs > 0, (1 - self.tradeoffs) / some, 0.0)
+        gap = outside - inside
+        window = np.ones(min(SMOOTHED_TRADEOFFS, len(gap[0])))
+        more = gap[0] + price * gap[1]
+        mean = np.convolve(more, window, "same") / np.convolve(np.ones(len(more)), window, "same")
+        return np.maximum(mean, 0.0)
+
+    def _played(
+        self, places: Sequence[int], policies: Sequence[WalkPolicy], part: NDArray[np.intp]
+    ) -> NDArray[np.float64]:
+        """Return the errors and the costs of policies on some rows, shape (2, policies)."""
+        trace, rows = self.trace.take(part), self.rows.at(places)
+        members = np.zeros((len(places), len(trace.names)), bool)
+        for place, k in enumerate(places):
+            members[place, list(self.lattice.steps[k])] = True
+        states = States(rows.found[part].astype(np.uint8), rows.owner[part], members)
+        wrong, each = trace.wrong(), np.arange(len(part))
+        played = [states.play(policy) for policy in policies]
+        errors = [wrong[each, own.answer].mean() for own in played]
+        full = full_cost(self.trace.spec, self.trace)
+        return np.array([errors, [paid(own.asked, trace).mean() / full for own in played]])
+
+
+def _in_order_of_asking(problem: Problem, steps: Sequence[Step]) -> list[Step]:
+    """Return the steps of a line, each with its nodes in the order of asking."""
+    asked: Step = ()
+    ordered = list(steps)
+    for place in problem.order:
+        asked = (*asked, *(node for node in steps[place] if node not in asked))
+        ordered[place] = asked
+    return ordered
+
+
+def _rungs(ladder: FittedLadder, trace: Trace, rows: _Rows) -> Rungs:
     """Return what each policy does on new rows.
 
     Errors are those where X comes from regressions that did not see the row; costs are those of the
     fit as it serves, which asks a little less often than its parts.
     """
-    states = found.astype(np.uint8)
+    states = rows.found.astype(np.uint8)
     as_served = ladder.fitted.states(trace)
-    rows = np.arange(len(trace))
+    each = np.arange(len(trace))
     wrong = trace.wrong()
     errors, costs, smoothed = [], [], []
     for policy in ladder:
         step, _, _ = play_states(policy.policy, states)
-        errors.append(wrong[rows, owner[rows, step]].mean())
-        smoothed.append(lost[rows, step].mean())
+        errors.append(wrong[each, rows.owner[each, step]].mean())
+        smoothed.append(rows.lost[each, step].mean())
         costs.append(paid(as_served.play(policy.policy).asked, trace).mean())
     alone = wrong.mean(axis=0)
     return Rungs(np.array(errors), np.array(costs), np.array(smoothed), alone)
@@ -204,18 +434,24 @@ def _cross_fitted(
     steps: Sequence[Step],
     seed: int,
     say: Callable[[str], object] = str,
+    *,
+    signals: tuple[str, ...] = (),
+    scored_once: bool = False,
 ) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
     """Return X and its owner on every row, shape (T, steps), by regressions that did not see it."""
     rows = np.random.default_rng([seed, 2]).permutation(len(trace))
-    predictions, names = predictions_of(trace), signal_names(trace)
+    predictions = predictions_of(trace)
     class_terms = has_class_terms(trace)  # as in the fit to all rows
     least = np.empty((len(trace), len(steps)))
     owner = np.empty(least.shape, np.intp)
-    for number, part in enumerate(np.array_split(rows, FOLDS), start=2):
+    for number, part in enumerate(np.array_split(rows, FOLDS), start=1):
         say(f"fitting beliefs after {len(steps)} steps ({number} of {FOLDS + 1} times)")
         rest = np.setdiff1d(rows, part)
-        other = fit_belief(trace.take(rest), wrong[rest], steps, class_terms=class_terms)
-        known = signal_values(trace.take(part), names) if names else None
+        other = fit_belief(
+            trace.take(rest), wrong[rest], steps, class_terms=class_terms, signals=signals,
+            scored_once=scored_once,
+        )  # fmt: skip
+        known = signal_values(trace.take(part), signals) if signals else None
         seen = other.evidence(
             trace.confidence[part], None if predictions is None else predictions[part], known
         )
@@ -227,32 +463,50 @@ def _cross_fitted(
     return least, owner
 
 
+def _edge_costs(
+    trace: Trace, steps: Sequence[Step], ways: Sequence[Way]
+) -> list[NDArray[np.float64] | float]:
+    """Return the cost of each edge, in shares of the full model's: a number, or one per row.
+
+    Averaged over the rows of a state, costs by row are the expected cost given the state.
+    """
+    means, full = trace.costs.mean(axis=0), full_cost(trace.spec, trace)
+    varies = np.ptp(trace.costs, axis=0) > 0
+    costs: list[NDArray[np.float64] | float] = []
+    for source, _, node in ways:
+        if node == NO_NODE:
+            costs.append(0.0)
+            continue
+        last = steps[source][-1] if source >= 0 and steps[source] else -1
+        mean = trace.spec.step_cost(last, node, means)
+        if varies[node]:
+            costs.append((trace.costs[:, node] + (mean - means[node])) / full)
+        else:
+            costs.append(mean / full)
+    return costs
+
+
 def _problem(
     trace: Trace,
     steps: Sequence[Step],
-    ways: Sequence[tuple[int, int, int]],
-    found: NDArray[np.intp],
-    lost: NDArray[np.float64],
+    ways: Sequence[Way],
+    rows: _Rows,
     width: float,
-    full: float,
 ) -> Problem:
-    """Build the walk over steps, given the states of X and the loss of stopping on every row.
-
-    Costs are in shares of ``full``.
-    """
+    """Build the walk over steps, given the states of X and what stopping loses on every row."""
+    found, lost = rows.found, rows.lost
     names = [" + ".join(trace.names[node] for node in step) or "signals" for step in steps]
     if len(set(names)) < len(names):
         names = [f"step {k}" for k in range(len(steps))]
     counts = [np.bincount(found[:, k]) for k in range(len(steps))]
     nodes = [
-        Node(name, np.full(len(rows), np.inf))
+        Node(name, np.full(len(own), np.inf))
         if step == ROUTER
-        else Node(name, rising(np.bincount(found[:, k], lost[:, k]) / rows, rows.astype(float)))
-        for k, (name, step, rows) in enumerate(zip(names, steps, counts, strict=True))
+        else Node(name, rising(np.bincount(found[:, k], lost[:, k]) / own, own.astype(float)))
+        for k, (name, step, own) in enumerate(zip(names, steps, counts, strict=True))
     ]
-    costs = trace.costs.mean(axis=0)
     edges = []
-    for source, target, node in ways:
+    for (source, target, _), cost in zip(ways, _edge_costs(trace, steps, ways), strict=True):
         size = len(counts[target])
         if source < 0:
             table = counts[target][np.newaxis] / len(found)
@@ -261,12 +515,8 @@ def _problem(
             moves = np.bincount(code, minlength=len(counts[source]) * size).reshape(-1, size)
             table = smoother(counts[source], width) @ (moves / counts[source][:, np.newaxis])
         before = None if source < 0 else names[source]
-        cost = 0.0 if node == NOBODY else float(costs[node])
-        if trace.spec.has_passing:  # then exits stand, and are asked, in their order
-            last = steps[source][-1] if source >= 0 and steps[source] else -1
-            cost += trace.spec.passed(last, node)
-        rows = table / table.sum(axis=1, keepdims=True)
-        edges.append(Edge(before, names[target], cost=cost / full, probabilities=rows))
+        table = table / table.sum(axis=1, keepdims=True)
+        edges.append(Edge(before, names[target], cost=float(np.mean(cost)), probabilities=table))
     return Problem("walk", tuple(nodes), tuple(edges))
 
 
@@ -274,4 +524,4 @@ def _order_name(trace: Trace, order: Order | None) -> str:
     order = order or trace.spec.order
     if order == "skip":
         return "skip"
-    return "fixed" if order == "fixed" or len(trace.names) > MOST_ANY else "any"
+    return "fixed" if order == "fixed" else "any"

@@ -29,7 +29,7 @@ from ttamer.fitted.mixture import Rungs
 from ttamer.fitted.models import ConfidenceModel
 from ttamer.fitted.quantiser import Quantiser
 from ttamer.fitted.replay import full_cost, paid
-from ttamer.fitting.beliefs import MOST_ANY, build_belief
+from ttamer.fitting.beliefs import build_belief, searches_subsets
 from ttamer.fitting.counts import Counts, Pair
 from ttamer.fitting.options import FitOptions
 from ttamer.fitting.regressions import sampled
@@ -75,6 +75,8 @@ MAX_BELIEF_ROWS = 400_000
 """Policies on beliefs are found on at most this many rows: a uniform sample of more."""
 ENOUGH_ROWS = 2000
 """From this many rows on, a full belief in the widest order is taken without comparing."""
+SEARCH_ROWS = 200
+"""From this many rows on, a search among subsets of many models is taken without comparing."""
 MIN_STANDARD_ERRORS = 2.0
 """With fewer rows, another plan must be better by this many standard errors."""
 RUNGS = 48
@@ -195,7 +197,7 @@ def _plans(trace: Trace, options: FitOptions) -> list[Plan]:
             Plan("full", each, states or 0, quantise, smoothing)
             for each in _believed_orders(trace.spec, way)
         ]
-        if len(trace) >= ENOUGH_ROWS:
+        if len(trace) >= (SEARCH_ROWS if searches_subsets(trace, way) else ENOUGH_ROWS):
             return kept[:1]
     if belief == "full":
         belief = "calibrated"
@@ -210,16 +212,11 @@ def _believed_orders(
     spec: CascadeSpec, order: Order
 ) -> tuple[Literal["fixed", "skip", "any"], ...]:
     """Return the orders that a full belief may take, the widest first."""
-    if order == "any" and len(spec) > MOST_ANY:
-        raise ArgumentError(
-            f'order is "any", and beliefs route among at most {MOST_ANY} models in any order; here '
-            f'are {len(spec)}: use "fixed" or "auto" (cheapest first), or belief="calibrated"'
-        )
     if order != "auto":
         return (order,)
     if spec.has_passing:
         return ("skip", "fixed")
-    return ("any", "fixed") if 1 < len(spec) <= MOST_ANY else ("fixed",)
+    return ("any", "fixed") if len(spec) > 1 else ("fixed",)
 
 
 def build(

@@ -35,7 +35,15 @@ if TYPE_CHECKING:
 
     from ttamer.trace.trace import Trace
 
-__all__ = ["Shrinkage", "fit_belief", "has_class_terms", "predictions_of", "sampled"]
+__all__ = [
+    "Shrinkage",
+    "classes_of",
+    "fit_belief",
+    "has_class_terms",
+    "predictions_of",
+    "sampled",
+    "useful_signals",
+]
 
 CONFIDENCE_BINS = 128
 """Confidences are cut into at most this many bins."""
@@ -61,6 +69,16 @@ MAX_CLASSES = 64
 """With more classes a belief has no class terms."""
 MAX_ROWS = 100_000
 """Regressions are fitted to at most this many rows: a uniform sample of more."""
+MIN_ROWS_PER_CLASS = 5
+"""With more classes than that, and fewer rows per class than this, classes have no offsets."""
+MAX_OFFSET_RIDGE = 1e4
+"""The largest penalty on the squared offset of a signal bin."""
+SIGNAL_ERRORS = 2.0
+"""A signal is used if its statistic is above its mean by this many standard deviations."""
+MIN_INFORMATION = 1e-9
+"""A bin without rows counts as if it had this much information."""
+NO_OFFSET = {0: 0.0}
+"""The offsets of a node whose predictions are compared only: one of zero marks that they are."""
 MAX_SIGNAL_BINS = 8
 """A signal is cut into at most this many bins."""
 ROUNDS = 25
@@ -84,14 +102,45 @@ def has_class_terms(trace: Trace) -> bool:
     return separate and known and len(trace) >= MIN_ROWS_FOR_CLASSES
 
 
+def has_class_offsets(trace: Trace) -> bool:
+    """Return whether the class a node predicts shifts its log-odds: not where classes are rare.
+
+    Answers in free text are such classes: few of them occur twice.
+    """
+    classes = len(trace.classes)
+    return classes <= MAX_CLASSES or classes * MIN_ROWS_PER_CLASS <= len(trace)
+
+
+def classes_of(trace: Trace, belief: Belief) -> tuple[str, ...]:
+    """Return the classes that a belief needs to know, in the order of its codes."""
+    if any(value for own in belief.offsets for value in own.values()) or belief.by_class:
+        return trace.classes
+    return trace.classes[: max((code + 1 for own in belief.offsets for code in own), default=0)]
+
+
 def fit_belief(
     trace: Trace,
     wrong: NDArray[np.bool_],
     steps: Sequence[Step],
     *,
     class_terms: bool | None = None,
+    signals: tuple[str, ...] | None = None,
+    scored_once: bool = False,
 ) -> Belief:
-    """Fit a belief to a trace; with class terms where ``has_class_terms``, or as given."""
+    """Fit a belief to a trace.
+
+    Args:
+        trace: The rows to fit to.
+        wrong: Shape (T, n), whether each answer is wrong.
+        steps: The steps to fit regressions for.
+        class_terms: Whether there are class terms; by default where ``has_class_terms``.
+        signals: The signals to use; by default those of ``useful_signals``.
+        scored_once: Whether an answer given by several nodes is scored once also with class terms.
+            The least of several estimates is too low, the more so the more nodes there are.
+
+    Returns:
+        The belief.
+    """
     if len(trace) > MAX_ROWS:  # more change nothing but the time
         rows = sampled(len(trace), MAX_ROWS)
         trace, wrong = trace.take(rows), wrong[rows]
@@ -100,32 +149,39 @@ def fit_belief(
     predictions = predictions_of(trace)
     quantiser = Quantiser.fit(trace.confidence, states=CONFIDENCE_BINS, method="quantile")
     bins = quantiser.states(trace.confidence)
-    levels, offsets = [], []
+    levels: list[NDArray[np.float64]] = []
+    offsets: list[dict[int, float]] = []
     network = trace.spec.is_network
+    if class_terms is None:
+        class_terms = has_class_terms(trace)
+    by_offset = has_class_offsets(trace) and not (class_terms and scored_once)
     pooled = _pooled(trace.confidence, wrong, bins) if network else None
     for v in range(nodes):
         levels.append(_levels(bins[:, v], wrong[:, v], None if pooled is None else pooled[v]))
         own = levels[v][bins[:, v]]
-        offsets.append({} if predictions is None else _offsets(predictions[:, v], own, wrong[:, v]))
+        if predictions is None:
+            offsets.append({})
+        elif by_offset:
+            offsets.append(_offsets(predictions[:, v], own, wrong[:, v]))
+        else:
+            offsets.append(dict(NO_OFFSET))
     rough = Belief(quantiser.edges, tuple(levels), tuple(offsets), {}, certain_last)
-    names = signal_names(trace)
+    names = useful_signals(trace, wrong) if signals is None else signals
     values = signal_values(trace, names) if names else None
     if values is not None:
         before = rough.evidence(trace.confidence, predictions)
-        signals = _signals(names, values, before.odds + before.offset, wrong)
-        rough = dataclasses.replace(rough, signals=signals)
+        fitted = _signals(names, values, before.odds + before.offset, wrong)
+        rough = dataclasses.replace(rough, signals=fitted)
     seen = rough.evidence(trace.confidence, predictions, values)
     errors = wrong.mean(axis=0)
     weights, by_class = {}, {}
     shrinkage = Shrinkage.of(len(trace), network=network)
-    if class_terms is None:
-        class_terms = has_class_terms(trace)
     for step in steps:
         for answer in context_of(step):
             if certain_last and answer == nodes - 1:
                 continue
             features = features_of(seen, step, answer)
-            if predictions is not None and class_terms:
+            if predictions is not None and class_terms and not scored_once:
                 found, terms = fit_by_class(
                     features,
                     predictions[:, answer],
@@ -147,13 +203,61 @@ def fit_belief(
             width = (features.shape[1] - 3) // max(1, len(others))
             kept = np.repeat([node in recent for node in others], width)
             features[:, 3:] *= kept
-            weights[step, answer] = _weights(
+            codes = predictions[:, answer] if predictions is not None and class_terms else None
+            weights[step, answer], terms = _weights(
                 features,
                 wrong[:, answer],
                 np.flatnonzero(better) if predictions is not None else [],
                 shrinkage,
+                codes,
+                len(trace.classes),
             )
+            if codes is not None:
+                by_class[step, answer] = terms
     return dataclasses.replace(rough, weights=weights, by_class=by_class)
+
+
+def useful_signals(trace: Trace, wrong: NDArray[np.bool_]) -> tuple[str, ...]:
+    """Return the signals that clearly say something about the errors.
+
+    For each signal, the errors of each node in its bins are compared with the node's own error by a
+    chi-squared statistic. Nodes err together, so its mean over nodes is compared with the law of
+    one.
+
+    Args:
+        trace: The rows to fit to.
+        wrong: Shape (T, n), whether each answer is wrong.
+
+    Returns:
+        Names, in the order of the trace.
+    """
+    names = signal_names(trace)
+    if not names:
+        return ()
+    values = signal_values(trace, names)
+    quantiser = Quantiser.fit(values, states=MAX_SIGNAL_BINS, method="quantile")
+    bins = quantiser.states(values).astype(np.int32)
+    odds = np.tile(logit(wrong.mean(axis=0)), (len(wrong), 1))
+    kept = []
+    for k, name in enumerate(names):
+        score, information = _scores(bins[:, k], odds, wrong)
+        free = len(score) - 1
+        if not free:
+            continue
+        statistic = (score**2 / np.maximum(information, MIN_INFORMATION)).sum(axis=0).mean()
+        if statistic - free > SIGNAL_ERRORS * (2 * free) ** 0.5:
+            kept.append(name)
+    return tuple(kept)
+
+
+def _scores(
+    bins: NDArray[np.int32], odds: NDArray[np.float64], wrong: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the score and the information of an offset of 0, shape (bins, nodes) each."""
+    chance = sigmoid(odds)
+    each = [np.bincount(bins, own) for own in (wrong - chance).T]
+    spread = [np.bincount(bins, own) for own in (chance * (1 - chance)).T]
+    return np.stack(each, axis=1), np.stack(spread, axis=1)
 
 
 def _signals(
@@ -171,8 +275,9 @@ def _signals(
     for k, bounds in enumerate(quantiser.edges):
         own = bins[:, k]
         offset = np.zeros((len(bounds) + 1, nodes))
+        ridge = _ridge_of(own, explained, wrong)
         for v in range(nodes):
-            for code, value in _offsets(own, explained[:, v], wrong[:, v]).items():
+            for code, value in _offsets(own, explained[:, v], wrong[:, v], ridge).items():
                 offset[code, v] = value
         router_logit = np.zeros(len(bounds) + 1)
         every = np.repeat(own, nodes)
@@ -183,6 +288,19 @@ def _signals(
         offsets.append(offset)
         router_logits.append(router_logit)
     return Signals(names, quantiser.edges, tuple(offsets), tuple(router_logits))
+
+
+def _ridge_of(
+    bins: NDArray[np.int32], odds: NDArray[np.float64], wrong: NDArray[np.bool_]
+) -> float:
+    """Return the ridge that suits the spread of a signal's offsets, by the method of moments.
+
+    An offset of variance t adds ``t * information**2`` to the variance of the score, which is the
+    information without it.
+    """
+    score, information = _scores(bins, odds, wrong)
+    spread = (score**2 - information).sum() / max(MIN_INFORMATION, (information**2).sum())
+    return float(np.clip(1 / max(spread, 1e-9), OFFSET_RIDGE, MAX_OFFSET_RIDGE))
 
 
 @dataclass(frozen=True)
@@ -222,22 +340,29 @@ def _weights(
     wrong: NDArray[np.bool_],
     better: Iterable[int],
     shrinkage: Shrinkage,
-) -> NDArray[np.float64]:
-    """Return the weights of an answer; ``better`` are the other nodes that err less, by place.
+    codes: NDArray[np.int32] | None = None,
+    classes: int = 0,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the weights of an answer, and its class terms where ``codes`` are given.
 
-    They are shrunk towards the weights of the node by itself.
+    ``better`` are the other nodes that err less, by place. Weights are shrunk towards those of the
+    node by itself.
     """
     prior = _alone(features.shape[1])
     agree = [3 + 4 * place for place in better]
     ridge = shrinkage.alone if agree else shrinkage.ridge
     alone = ~features[:, agree].any(axis=1)
-    found = prior
-    if alone.any():
+    found, terms = prior, np.zeros(classes)
+    if alone.any() and codes is not None:
+        found, terms = fit_by_class(
+            features[alone], codes[alone], wrong[alone], classes=classes, ridge=ridge, prior=prior
+        )
+    elif alone.any():
         found = fit_logistic(features[alone], wrong[alone], ridge=ridge, prior=prior)
     found = np.clip(found, -EXCLUDED_LOGIT, EXCLUDED_LOGIT)
     for place in agree:
         found[place : place + 2] = EXCLUDED_LOGIT, 0.0
-    return _rounded(found)
+    return _rounded(found), _rounded(np.clip(terms, -EXCLUDED_LOGIT, EXCLUDED_LOGIT))
 
 
 def features_of(seen: Evidence, step: Step, answer: int) -> NDArray[np.float64]:
@@ -319,15 +444,18 @@ def _deviance(
 
 
 def _offsets(
-    codes: NDArray[np.int32], odds: NDArray[np.float64], wrong: NDArray[np.bool_]
+    codes: NDArray[np.int32],
+    odds: NDArray[np.float64],
+    wrong: NDArray[np.bool_],
+    ridge: float = OFFSET_RIDGE,
 ) -> dict[int, float]:
-    """Return what each predicted class adds to the log-odds that confidence gives."""
+    """Return what each code adds to the log-odds that confidence gives."""
     count = np.bincount(codes + 1)  # the first is no answer
     offset = np.zeros(len(count))
     for _ in range(ROUNDS):
         chance = sigmoid(odds + offset[codes + 1])
-        slope = np.bincount(codes + 1, chance - wrong) + OFFSET_RIDGE * offset
-        bend = np.bincount(codes + 1, chance * (1 - chance)) + OFFSET_RIDGE
+        slope = np.bincount(codes + 1, chance - wrong) + ridge * offset
+        bend = np.bincount(codes + 1, chance * (1 - chance)) + ridge
         offset -= _limited(slope / bend)
     offset = _rounded(offset)
     return {int(code): float(offset[code + 1]) for code in np.flatnonzero(count[1:])}

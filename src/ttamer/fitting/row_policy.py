@@ -30,17 +30,19 @@ from ttamer.solvers.walk import tie_slack
 from ttamer.stats.isotonic import rising
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from ttamer.problem.problem import Problem
 
-__all__ = ["smoother", "solve_rows", "width_of"]
+__all__ = ["RowSolver", "smoother", "solve_rows", "width_of"]
 
 MOST_CELLS = 1 << 25
 """Rows times steps times tradeoffs worked on at once: a quarter of a GiB."""
 WIDTH = 0.22
+MIN_WEIGHT = 1e-9
+"""The weight of a state without rows in an isotonic regression."""
 FEW_ROWS = 250
 
 
@@ -69,102 +71,165 @@ def solve_rows(
     tradeoffs: Iterable[float],
     *,
     width: float,
+    costs: Sequence[NDArray[np.float64] | float] | None = None,
 ) -> Ladder:
     """Return policies of a walk without recall, for several tradeoffs, found on rows.
 
-    ``states`` says in which state each row finds each node of the problem, every state of a node
-    being some row's, and ``lost`` what the row loses by stopping there; both of shape (T, nodes).
+    ``states`` holds the state of each row at each node of the problem, every state of a node being
+    the state of some row, and ``lost`` the loss of stopping there; both have shape (T, nodes).
+    ``costs`` holds the cost of each edge, one number or one per row; by default the problem's.
     """
-    weights = check_tradeoffs(tradeoffs)
-    at_once = max(1, MOST_CELLS // lost.size)
-    policies: list[WalkPolicy] = []
-    with one_thread():
-        for begin in range(0, len(weights), at_once):
-            part = weights[begin : begin + at_once]
-            policies += _solve(problem, states, lost, part, width)
-    return Ladder(tuple(policies))
+    solver = RowSolver(problem, states, lost, width=width, costs=costs)
+    return Ladder(tuple(solver.policies(check_tradeoffs(tradeoffs))))
 
 
-def _solve(
-    problem: Problem,
-    states: NDArray[np.intp],
-    lost: NDArray[np.float64],
-    weights: NDArray[np.float64],
-    width: float,
-) -> list[WalkPolicy]:
-    """Arrays below have shape (states or rows, tradeoffs)."""
-    slack = tie_slack(problem, weights)
-    places = len(problem.nodes) + 1  # the start's tables come last
-    phi: list[NDArray[np.float64]] = [np.empty(0)] * places
-    choices: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * places
-    comes_to: list[NDArray[np.float64]] = [np.empty(0)] * places
+class RowSolver:
+    """Finds policies on the rows of one walk, using all of its edges or some of them."""
 
-    def going(edge: int) -> NDArray[np.float64]:
-        return comes_to[problem.ends[edge][1]] + (1 - weights) * problem.edges[edge].cost
+    def __init__(
+        self,
+        problem: Problem,
+        states: NDArray[np.intp],
+        lost: NDArray[np.float64],
+        *,
+        width: float,
+        costs: Sequence[NDArray[np.float64] | float] | None = None,
+    ) -> None:
+        self._problem = problem
+        self._states, self._lost, self._width = states, lost, width
+        each = [float(np.mean(edge.cost)) for edge in problem.edges] if costs is None else costs
+        self._costs = [cost[:, np.newaxis] if isinstance(cost, np.ndarray) else cost
+                       for cost in each]  # fmt: skip
+        self._smooth_means: dict[int, _SmoothMeans] = {}
 
-    for place in reversed(problem.order):
-        here, edges = states[:, place], problem.outgoing[place]
-        routes = bool(np.isinf(problem.nodes[place].losses).all())  # it cannot answer
-        losses = problem.nodes[place].losses[:, np.newaxis]
-        if routes:  # stopping is no choice: what comes is measured from nothing
-            stopping, stop = (
-                np.zeros((len(here), len(weights))),
-                np.zeros((len(losses), len(weights))),
-            )
-            gain = np.full(stop.shape, -np.inf)
-        else:
-            stopping, stop = weights * lost[:, place, np.newaxis], weights * losses
-            gain = np.zeros(stop.shape)
-        towards = np.full(stop.shape, STOP, np.int32)
-        if edges:
-            mean = _Means(here)
-            spread = smoother(mean.counts, width)
+    def values(
+        self, weights: NDArray[np.float64], edges: Collection[int] | None = None
+    ) -> NDArray[np.float64]:
+        """Return the objective of the policy found for each tradeoff, on the rows."""
+        parts = self._parts(weights, None if edges is None else len(edges))
+        with one_thread():
+            return np.concatenate([self._solve(part, edges)[0] for part in parts])
+
+    def policies(
+        self, weights: NDArray[np.float64], edges: Collection[int] | None = None
+    ) -> list[WalkPolicy]:
+        """Return the policy found for each tradeoff; at a place that no edge leads to, it stops."""
+        policies: list[WalkPolicy] = []
+        with one_thread():
+            for part in self._parts(weights, None):
+                value, phi, choices = self._solve(part, edges)
+                for place, node in enumerate(self._problem.nodes):
+                    if not phi[place].size:
+                        phi[place] = (
+                            part * np.where(np.isinf(node.losses), 0.0, node.losses)[:, np.newaxis]
+                        )
+                        choices[place] = np.full(phi[place].shape, STOP, np.int32)
+                policies += [
+                    WalkPolicy(
+                        problem=self._problem,
+                        tradeoff=float(part[i]),
+                        recall=False,
+                        value=float(value[i]),
+                        choices=tuple(table[:, i : i + 1] for table in choices),
+                        phi=tuple(table[:, i : i + 1] for table in phi),
+                    )
+                    for i in range(len(part))
+                ]
+        return policies
+
+    def _parts(self, weights: NDArray[np.float64], places: int | None) -> list[NDArray[np.float64]]:
+        """Split the tradeoffs so that the arrays of one part hold at most ``MOST_CELLS``."""
+        rows, every = self._lost.shape
+        at_once = max(1, MOST_CELLS // (rows * (every if places is None else places)))
+        return [weights[begin : begin + at_once] for begin in range(0, len(weights), at_once)]
+
+    def _solve(
+        self, weights: NDArray[np.float64], chosen_edges: Collection[int] | None
+    ) -> tuple[NDArray[np.float64], list[NDArray[np.float64]], list[NDArray[np.int32]]]:
+        """Return values, and the tables by place. Arrays have shape (states or rows, tradeoffs)."""
+        problem = self._problem
+        slack = tie_slack(problem, weights)
+        places = len(problem.nodes) + 1  # the start's tables come last
+        phi: list[NDArray[np.float64]] = [np.empty(0)] * places
+        choices: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * places
+        comes_to: list[NDArray[np.float64]] = [np.empty(0)] * places
+        outgoing: Sequence[Sequence[int]] = problem.outgoing
+        order: Sequence[int] = problem.order
+        if chosen_edges is not None:
+            outgoing = [[edge for edge in own if edge in chosen_edges] for own in outgoing]
+            reached = {problem.ends[edge][1] for edge in chosen_edges}
+            order = [place for place in order if place in reached]
+
+        def going(edge: int) -> NDArray[np.float64]:
+            return comes_to[problem.ends[edge][1]] + (1 - weights) * self._costs[edge]
+
+        for place in reversed(order):
+            here, edges = self._states[:, place], outgoing[place]
+            routes = bool(np.isinf(problem.nodes[place].losses).all())  # it cannot answer
+            losses = problem.nodes[place].losses[:, np.newaxis]
+            if routes:  # stopping is no choice: what comes is measured from nothing
+                stopping, stop = (
+                    np.zeros((len(here), len(weights))),
+                    np.zeros((len(losses), len(weights))),
+                )
+                gain = np.full(stop.shape, -np.inf)
+            else:
+                stopping, stop = weights * self._lost[:, place, np.newaxis], weights * losses
+                gain = np.zeros(stop.shape)
+            towards = np.full(stop.shape, STOP, np.int32)
+            if edges:
+                means = self._means_at(place)
+                for edge in edges:
+                    own = means(stopping - going(edge))
+                    if len(edges) == 1:
+                        own = np.stack([rising(column, means.weights) for column in own.T], axis=1)
+                    better = own > gain + slack
+                    gain = np.where(better, own, gain)
+                    towards = np.where(better, np.int32(problem.ends[edge][1]), towards)
+                if not routes:
+                    towards[stop <= slack] = STOP  # nothing is left to gain
+            goes_on = towards != STOP
+            phi[place] = np.where(goes_on, np.maximum(stop - gain, 0.0), stop)
+            choices[place] = towards
+            chosen = towards[here]
             for edge in edges:
-                own = spread @ mean(stopping - going(edge))
-                if len(edges) == 1:
-                    counts = mean.counts.astype(float)
-                    own = np.stack([rising(column, counts) for column in own.T], axis=1)
-                better = own > gain + slack
-                gain = np.where(better, own, gain)
-                towards = np.where(better, np.int32(problem.ends[edge][1]), towards)
-            if not routes:
-                towards[stop <= slack] = STOP  # nothing is left to gain
-        goes_on = towards != STOP
-        phi[place] = np.where(goes_on, np.maximum(stop - gain, 0.0), stop)
-        choices[place] = towards
-        chosen = towards[here]
-        for edge in edges:
-            np.copyto(stopping, going(edge), where=chosen == problem.ends[edge][1])
-        comes_to[place] = stopping
-    value = np.full(len(weights), np.inf)
-    first = np.full(len(weights), STOP, np.int32)
-    for edge in problem.outgoing[START]:
-        own = going(edge).mean(axis=0)
-        better = own < value - slack
-        value = np.where(better, own, value)
-        first = np.where(better, np.int32(problem.ends[edge][1]), first)
-    phi[START], choices[START] = value[np.newaxis], first[np.newaxis]
-    return [
-        WalkPolicy(
-            problem=problem,
-            tradeoff=float(weights[i]),
-            recall=False,
-            value=float(value[i]),
-            choices=tuple(table[:, i : i + 1] for table in choices),
-            phi=tuple(table[:, i : i + 1] for table in phi),
-        )
-        for i in range(len(weights))
-    ]
+                np.copyto(stopping, going(edge), where=chosen == problem.ends[edge][1])
+            comes_to[place] = stopping
+        value = np.full(len(weights), np.inf)
+        first = np.full(len(weights), STOP, np.int32)
+        for edge in outgoing[START]:
+            own = going(edge).mean(axis=0)
+            better = own < value - slack
+            value = np.where(better, own, value)
+            first = np.where(better, np.int32(problem.ends[edge][1]), first)
+        phi[START], choices[START] = value[np.newaxis], first[np.newaxis]
+        return value, phi, choices
+
+    def _means_at(self, place: int) -> _SmoothMeans:
+        """Return the means at a place, computed once."""
+        if place not in self._smooth_means:
+            self._smooth_means[place] = _SmoothMeans(
+                self._states[:, place], self._width, len(self._problem.nodes[place].losses)
+            )
+        return self._smooth_means[place]
 
 
-class _Means:
-    """Means over the rows of each state."""
+class _SmoothMeans:
+    """Means over the rows of each state, smoothed over neighbouring states.
 
-    def __init__(self, states: NDArray[np.intp]) -> None:
-        self.counts = np.bincount(states)
+    A state without rows has the mean of its neighbours.
+    """
+
+    def __init__(self, states: NDArray[np.intp], width: float, count: int) -> None:
+        rows = np.bincount(states, minlength=count)
+        self._present = np.flatnonzero(rows)
         self._order = np.argsort(states, kind="stable")
-        self._starts = np.cumsum(self.counts) - self.counts
+        self._starts = (np.cumsum(rows) - rows)[self._present]
+        self._rows = rows[self._present, np.newaxis]
+        self._smoother = smoother(rows, width)[:, self._present]
+        self.weights = np.maximum(rows, MIN_WEIGHT)
+        """The weight of each state in an isotonic regression."""
 
     def __call__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         sums = np.add.reduceat(values[self._order], self._starts, axis=0)
-        return np.asarray(sums / self.counts[:, np.newaxis])
+        return np.asarray(self._smoother @ (sums / self._rows))
