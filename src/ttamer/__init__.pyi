@@ -1,3 +1,4 @@
+from ttamer import datasets as datasets
 from ttamer._version import __version__ as __version__
 from ttamer.artefact.files import inspect as inspect
 from ttamer.artefact.files import load as load
@@ -35,6 +36,8 @@ from ttamer.errors import (
 from ttamer.errors import (
     TTamerError as TTamerError,
 )
+from ttamer.evaluation.frontiers import Frontier as Frontier
+from ttamer.evaluation.frontiers import frontier as frontier
 from ttamer.evaluation.results import Result as Result
 from ttamer.evaluation.results import evaluate as evaluate
 from ttamer.evaluation.simulation import Simulation as Simulation
@@ -55,6 +58,7 @@ from ttamer.problem.problem import Edge as Edge
 from ttamer.problem.problem import LossGrid as LossGrid
 from ttamer.problem.problem import Node as Node
 from ttamer.problem.problem import Problem as Problem
+from ttamer.reporting.report import report as report
 from ttamer.runtime.cascade import Cascade as Cascade
 from ttamer.runtime.collecting import collect as collect
 from ttamer.runtime.outcome import CascadeFailed as CascadeFailed

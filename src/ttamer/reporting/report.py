@@ -34,7 +34,7 @@ from ttamer.stats.envelope import lower_envelope
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from matplotlib.figure import Figure
 
@@ -47,6 +47,49 @@ __all__ = ["write_report"]
 
 NONE = "\N{EN DASH}"
 """What a cell shows where there is no number."""
+
+
+def report(
+    fit_trace: Trace,
+    test_trace: Trace,
+    path: str | os.PathLike[str],
+    *,
+    families: Iterable[str] | None = None,
+    title: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Frontier:
+    """Fit, compare with the baselines, and write the page: one call for ``ttamer report``.
+
+    Args:
+        fit_trace: The rows to fit on.
+        test_trace: The rows to measure on.
+        path: Where to write the page; its figures are in a folder beside it.
+        families: The families to compare; by default all. ``"ttamer"`` is always among them.
+        title: The title of the page.
+        progress: Called with a line of text as the work proceeds.
+
+    Returns:
+        The frontier that the page shows.
+
+    Raises:
+        ArgumentError: As :func:`ttamer.frontier`.
+        MissingExtra: If matplotlib is not installed.
+
+    >>> import tempfile
+    >>> from ttamer import datasets
+    >>> fit, test = (datasets.load("langid", part).take(slice(300)) for part in ("fit", "test"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = report(fit, test, Path(folder, "report.html"), families=["chain"])
+    ...     sorted(each.name for each in Path(folder).iterdir())
+    ['report.html', 'report_figures']
+    """
+    from ttamer.evaluation.frontiers import frontier
+    from ttamer.fitting.plans import fit
+
+    names = None if families is None else list(dict.fromkeys(["ttamer", *families]))
+    found = frontier(fit_trace, test_trace, families=names, progress=progress)
+    write_report(found, fit(fit_trace), test_trace, path, title=title)
+    return found
 
 
 def write_report(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.errors import TraceError, TraceWarning
+from ttamer.errors import ArgumentError, TraceError, TraceWarning
 from ttamer.trace.classes import shown
 
 if TYPE_CHECKING:
@@ -115,6 +115,13 @@ def check_for_fit(trace: Trace) -> None:
     Raises:
         TraceError: If no label is ever predicted by any node and ``correct`` is not given.
     """
+    from ttamer.trace.trace import Trace
+
+    if not isinstance(trace, Trace):
+        raise ArgumentError(
+            f"a fit needs a Trace, not {type(trace).__name__}: make one with Trace.read(path), or "
+            "Trace.from_frame(frame, costs={...}) for a data frame"
+        )
     check_classes(trace, "the trace")
     if len(trace) < MIN_RELIABLE_ROWS:
         warnings.warn(

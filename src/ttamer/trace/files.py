@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 
     from ttamer.trace.trace import OnBad, Trace
 
-__all__ = ["open_source", "read_batches", "read_source", "read_trace", "suffix_of", "write_trace"]
+__all__ = [
+    "open_layout",
+    "open_source",
+    "read_batches",
+    "read_source",
+    "read_trace",
+    "suffix_of",
+    "write_trace",
+]
 
 _SUFFIXES = (".parquet", ".csv", ".csv.gz", ".npz")
 
@@ -173,24 +181,34 @@ def _open(
     cascade: CascadeSpec | str | os.PathLike[str] | None,
     on_bad: OnBad,
 ) -> tuple[Source, Layout]:
+    source = open_source(path)
+    return source, open_layout(source, cascade, str(path), on_bad)
+
+
+def open_layout(
+    source: Source,
+    cascade: CascadeSpec | str | os.PathLike[str] | None,
+    place: str,
+    on_bad: OnBad,
+) -> Layout:
+    """Return which column of a source is used for what, given the cascade or the source's own."""
     if on_bad not in ("refuse", "skip"):
         raise ArgumentError(f'on_bad is {on_bad!r}; it must be "refuse" or "skip"')
     spec = cascade
     if spec is not None and not isinstance(spec, CascadeSpec):
         spec = CascadeSpec.from_file(spec)
-    source = open_source(path)
     notes: tuple[str, ...] = ()
     if spec is None and source.cascade is not None:
         try:
             spec = CascadeSpec.from_toml(source.cascade.decode("utf-8", "replace"))
         except CascadeError as error:
             raise TraceError(
-                f"{path}: the cascade kept in the file is damaged: {error}; give a cascade.toml"
+                f"{place}: the cascade kept in the file is damaged: {error}; give a cascade.toml"
             ) from None
     if spec is None:
-        spec, note = infer_spec(source.columns, _mean_costs(source, str(path)), str(path))
+        spec, note = infer_spec(source.columns, _mean_costs(source, place), place)
         notes = (note,)
-    return source, plan(source.columns, spec, str(path), notes=notes)
+    return plan(source.columns, spec, place, notes=notes)
 
 
 def _mean_costs(source: Source, place: str) -> dict[str, float]:

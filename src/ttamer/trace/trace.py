@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from ttamer.trace.spec import CascadeNode, CascadeSpec, Target
+    from ttamer.trace.frames import FrameLibrary
+    from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target
 
 __all__ = ["EXTRA_FIELDS", "OnBad", "Trace", "require_rows"]
 
@@ -161,6 +162,68 @@ class Trace:
         )
         check_classes(trace, "the arrays")
         return trace
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        cascade: CascadeSpec | str | os.PathLike[str] | None = None,
+        *,
+        costs: Mapping[str, float] | None = None,
+        order: Order = "auto",
+        target: Target = "label",
+        on_bad: OnBad = "refuse",
+    ) -> Trace:
+        """Build a trace from a data frame with the columns of a trace file.
+
+        Numbers are copied once, into the arrays of the trace; everything before that is a view.
+
+        Args:
+            frame: A frame of pandas or polars, an Arrow table, or any object that exports an Arrow
+                stream (``__arrow_c_stream__``) or ``__dataframe__``.
+            cascade: A :class:`CascadeSpec` or a ``cascade.toml``. Without it and ``costs`` the
+                nodes are taken from the columns, and ``notes`` has a sentence about it.
+            costs: The cost of each node by name, instead of a cascade.
+            order: With ``costs``: the order of the cascade.
+            target: With ``costs``: what counts as right.
+            on_bad: As for :meth:`read`.
+
+        Raises:
+            ArgumentError: If it is no data frame, or a cascade and costs are both given.
+            TraceError: If the frame cannot be used; the message names column and row.
+
+        >>> import pandas
+        >>> frame = pandas.DataFrame({
+        ...     "small.confidence": [0.9, 0.4], "small.prediction": ["cat", "dog"],
+        ...     "large.confidence": [0.8, 0.7], "large.prediction": ["cat", "cat"],
+        ...     "label": ["cat", "cat"],
+        ... })
+        >>> Trace.from_frame(frame, costs={"small": 1.0, "large": 10.0})
+        Trace(2 rows, 2 nodes, prediction, label)
+        """
+        from ttamer.trace.frames import trace_from_frame
+
+        return trace_from_frame(
+            frame, cascade, costs=costs, order=order, target=target, on_bad=on_bad
+        )
+
+    def to_frame(self, library: FrameLibrary = "pandas") -> Any:
+        """Return the rows as a data frame, with the columns of a trace file.
+
+        Args:
+            library: ``"pandas"``, ``"polars"`` or ``"arrow"``.
+
+        Raises:
+            MissingExtra: If the library is not installed.
+
+        >>> from ttamer.trace.spec import CascadeSpec
+        >>> trace = Trace(CascadeSpec.of({"only": 1.0}), [[0.5], [0.6]])
+        >>> trace.to_frame()["only.confidence"].tolist()
+        [0.5, 0.6]
+        """
+        from ttamer.trace.frames import frame_of
+
+        return frame_of(self, library)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -508,7 +571,13 @@ class Trace:
         Trace(2 rows, 1 nodes, correct)
         """
         from ttamer.trace.files import read_trace
+        from ttamer.trace.frames import is_frame
 
+        if is_frame(path):
+            raise ArgumentError(
+                f"Trace.read takes the path of a file, not a {type(path).__name__}: for a data "
+                "frame call Trace.from_frame(frame, costs={...})"
+            )
         return read_trace(path, cascade, on_bad=on_bad)
 
     def write(self, path: str | os.PathLike[str]) -> None:

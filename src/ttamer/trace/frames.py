@@ -1,0 +1,128 @@
+"""Traces from and to data frames, by Arrow: pandas, polars, and whatever speaks its protocols.
+
+A frame has the columns of a trace file: ``<node>.confidence`` and, where known,
+``<node>.prediction``, ``<node>.correct``, ``<node>.cost``, ``label`` and ``signal.<name>``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ttamer.errors import ArgumentError, MissingExtra, TraceError
+from ttamer.trace.arrow import ArrowBatch, arrow
+from ttamer.trace.files import open_layout, read_source
+from ttamer.trace.spec import CascadeSpec
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping
+
+    from ttamer.trace.columns import Layout
+    from ttamer.trace.spec import Order, Target
+    from ttamer.trace.trace import OnBad, Trace
+
+__all__ = ["FrameLibrary", "frame_of", "is_frame", "trace_from_frame"]
+
+FrameLibrary = Literal["pandas", "polars", "arrow"]
+PLACE = "the frame"
+"""Every message about a frame begins with this."""
+
+
+class _Frame:
+    """A data frame as a source of rows."""
+
+    cascade: bytes | None = None
+
+    def __init__(self, frame: Any) -> None:
+        self._table = _table(frame)
+        self.columns: tuple[str, ...] = tuple(map(str, self._table.column_names))
+        self.rows: int | None = self._table.num_rows
+
+    def batches(self, layout: Layout, rows: int | None) -> Iterator[ArrowBatch]:
+        """Yield batches of at most ``rows`` rows, or everything at once."""
+        table = self._table.select(list(layout.columns))
+        for start in range(0, table.num_rows, rows or table.num_rows or 1):
+            yield ArrowBatch(PLACE, start, table.slice(start, rows))
+
+
+def is_frame(value: object) -> bool:
+    """Return whether a value is a data frame: it exports an Arrow stream or ``__dataframe__``.
+
+    >>> is_frame(arrow().table({"a.confidence": [0.5]})), is_frame("log.csv")
+    (True, False)
+    """
+    return hasattr(value, "__arrow_c_stream__") or hasattr(value, "__dataframe__")
+
+
+def trace_from_frame(
+    frame: Any,
+    cascade: CascadeSpec | str | os.PathLike[str] | None = None,
+    *,
+    costs: Mapping[str, float] | None = None,
+    order: Order = "auto",
+    target: Target = "label",
+    on_bad: OnBad = "refuse",
+) -> Trace:
+    """Build a trace from a data frame; see :meth:`ttamer.Trace.from_frame`."""
+    if not is_frame(frame):
+        raise ArgumentError(
+            f"from_frame needs a data frame (pandas, polars, Arrow), not {type(frame).__name__}; "
+            "read a file with Trace.read, build from arrays with Trace.from_arrays"
+        )
+    if costs is not None:
+        if cascade is not None:
+            raise ArgumentError("give a cascade or costs, not both: a cascade has its own costs")
+        cascade = CascadeSpec.of(costs, order=order, target=target)
+    source = _Frame(frame)
+    return read_source(source, open_layout(source, cascade, PLACE, on_bad), on_bad)
+
+
+def _table(frame: Any) -> Any:
+    """Return a frame as an Arrow table, without a copy where its memory allows."""
+    pa = arrow()
+    try:
+        if hasattr(frame, "__arrow_c_stream__"):
+            table = pa.table(frame)
+        else:
+            table = importlib.import_module("pyarrow.interchange").from_dataframe(frame)
+    except (pa.ArrowException, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+        raise TraceError(
+            f"{PLACE}: cannot be read as an Arrow table: {str(error).splitlines()[0][:200]}; give "
+            "each column one type"
+        ) from None
+    for number, field in enumerate(table.schema):
+        if "string_view" in str(field.type):  # as polars exports text and categories
+            chunks = [_without_views(pa, chunk) for chunk in table.column(number).chunks]
+            kind = chunks[0].type if chunks else pa.large_string()
+            table = table.set_column(number, field.name, pa.chunked_array(chunks, kind))
+    return table
+
+
+def _without_views(pa: Any, chunk: Any) -> Any:
+    """Return text, plain or as a dictionary, in a type that all of Arrow's functions take."""
+    if not pa.types.is_dictionary(chunk.type):
+        return chunk.cast(pa.large_string())
+    texts = chunk.dictionary.cast(pa.large_string())
+    return pa.DictionaryArray.from_arrays(chunk.indices.cast(pa.int32()), texts)
+
+
+def frame_of(trace: Trace, library: FrameLibrary) -> Any:
+    """Return a trace as a data frame; see :meth:`ttamer.Trace.to_frame`."""
+    from ttamer.trace.columns import columns_of
+
+    if library not in ("pandas", "polars", "arrow"):
+        raise ArgumentError(f'library is {library!r}; it must be "pandas", "polars" or "arrow"')
+    columns: dict[str, Any] = {}
+    texts = np.array([*trace.classes, None], object)
+    for name, values in columns_of(trace, slice(None)).items():
+        columns[name] = texts[values] if values.dtype == np.int32 else values
+    if library == "arrow":
+        return arrow().table(columns)
+    try:
+        module = importlib.import_module(library)
+    except ImportError:
+        raise MissingExtra(library, "frames") from None
+    return module.DataFrame(columns)

@@ -1,0 +1,149 @@
+"""Data frames in and out: pandas, polars, Arrow, and the protocols behind them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from ttamer import ArgumentError, CascadeSpec, Trace, TraceError, fit
+from ttamer.trace.frames import is_frame
+
+COSTS = {"small": 1.0, "large.v2": 10.0}
+COLUMNS = {
+    "small.confidence": [0.9, 0.4, 0.7],
+    "small.prediction": ["cat", "dog", None],
+    "large.v2.confidence": [0.8, 0.7, 0.6],
+    "large.v2.prediction": ["cat", "cat", "dog"],
+    "label": ["cat", "cat", "dog"],
+    "signal.length": [3.0, 4.0, 5.0],
+    "id": [7, 8, 9],
+}
+
+
+class OnlyInterchange:
+    """A frame that has ``__dataframe__`` and no Arrow stream."""
+
+    def __init__(self, frame):
+        self._frame = frame
+
+    def __dataframe__(self, **options):
+        return self._frame.__dataframe__(**options)
+
+
+class OnlyStream:
+    """A frame that has an Arrow stream and nothing else."""
+
+    def __init__(self, frame):
+        self._frame = frame
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self._frame.__arrow_c_stream__(requested_schema)
+
+
+MAKERS = {
+    "pandas": pd.DataFrame,
+    "polars": pl.DataFrame,
+    "arrow": pa.table,
+    "a stream": lambda columns: OnlyStream(pa.table(columns)),
+    "polars categories": lambda columns: pl.DataFrame(columns).with_columns(
+        pl.col("label").cast(pl.Categorical)
+    ),
+    "pandas categories": lambda columns: pd.DataFrame(columns).astype({"label": "category"}),
+    "an index": lambda columns: pd.DataFrame(columns, index=["x", "y", "z"]),
+    "interchange": lambda columns: OnlyInterchange(pa.table(columns)),
+}
+
+
+@pytest.fixture(scope="module")
+def expected() -> Trace:
+    return Trace.from_arrays(
+        CascadeSpec.of(COSTS),
+        np.column_stack([COLUMNS["small.confidence"], COLUMNS["large.v2.confidence"]]),
+        prediction=np.column_stack([COLUMNS["small.prediction"], COLUMNS["large.v2.prediction"]]),
+        label=COLUMNS["label"],
+        signals={"length": COLUMNS["signal.length"]},
+    )
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_frame_is_the_same_trace_whatever_library_made_it(kind, expected):
+    frame = MAKERS[kind](COLUMNS)
+    assert is_frame(frame)
+    trace = Trace.from_frame(frame, costs=COSTS)
+    assert trace.digest == expected.digest
+    assert trace.spec == expected.spec
+    assert "'id'" in trace.notes[0]
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "arrow"])
+def test_to_frame_and_back(library, expected):
+    frame = expected.to_frame(library)
+    assert Trace.from_frame(frame, expected.spec).digest == expected.digest
+    columns = list(frame.column_names if library == "arrow" else frame.columns)
+    assert columns == [name for name in COLUMNS if name != "id"]
+
+
+def test_without_a_cascade_the_columns_make_one(expected):
+    trace = Trace.from_frame(pd.DataFrame(COLUMNS))
+    assert trace.names == expected.names
+    assert trace.notes[0].startswith("no cascade was given: the nodes are 'small', 'large.v2'")
+
+
+def test_a_cascade_file_is_taken_too(tmp_path, expected):
+    expected.spec.to_file(tmp_path / "cascade.toml")
+    trace = Trace.from_frame(pd.DataFrame(COLUMNS), tmp_path / "cascade.toml")
+    assert trace.digest == expected.digest
+
+
+def test_order_and_target_go_with_costs():
+    trace = Trace.from_frame(pd.DataFrame(COLUMNS), costs=COSTS, order="skip", target="last")
+    assert (trace.spec.order, trace.spec.target) == ("skip", "last")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"small.confidence": [0.9, None, 0.7]},
+            "column 'small.confidence': row 1 .* NaN",
+        ),
+        (
+            {"small.confidence": ["a", "b", "c"]},
+            "the frame: column 'small.conf.*holds .*string",
+        ),
+        ({"label": ["bird"] * 3}, "the frame: no label is ever predicted"),
+        ({"other.confidence": [1.0] * 3}, "columns of nodes that are not in the cascade"),
+    ],
+)
+@pytest.mark.parametrize("maker", [pd.DataFrame, pl.DataFrame])
+def test_what_cannot_be_used_is_named(maker, change, message):
+    with pytest.raises(TraceError, match=message):
+        Trace.from_frame(maker({**COLUMNS, **change}), costs=COSTS)
+
+
+def test_bad_rows_are_skipped_and_counted():
+    frame = pl.DataFrame({**COLUMNS, "small.confidence": [0.9, None, 0.7]})
+    trace = Trace.from_frame(frame, costs=COSTS, on_bad="skip")
+    assert (len(trace), sum(trace.left_out.values())) == (2, 1)
+
+
+def test_columns_of_mixed_types_are_refused_in_plain_words():
+    frame = pd.DataFrame({**COLUMNS, "label": pd.Series(["cat", 1, None], dtype=object)})
+    with pytest.raises(TraceError, match="give each column one type"):
+        Trace.from_frame(frame, costs=COSTS)
+
+
+def test_a_frame_in_the_wrong_place_says_what_to_call():
+    frame = pd.DataFrame(COLUMNS)
+    for function in (Trace.read, fit):
+        with pytest.raises(ArgumentError, match=r"Trace.from_frame\(frame, costs=\{...\}\)"):
+            function(frame)
+    with pytest.raises(ArgumentError, match=r"needs a data frame .* not dict"):
+        Trace.from_frame(COLUMNS)
+    with pytest.raises(ArgumentError, match="not both"):
+        Trace.from_frame(frame, CascadeSpec.of(COSTS), costs=COSTS)
+    with pytest.raises(ArgumentError, match='"pandas", "polars" or "arrow"'):
+        Trace.from_frame(frame, costs=COSTS).to_frame("numpy")
