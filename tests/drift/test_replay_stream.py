@@ -11,7 +11,7 @@ import pytest
 
 import ttamer as tt
 from support.shifting import SPEC, rows_of, stream_of
-from ttamer.cli import replay_stream as command
+from ttamer.cli import replay as command
 from ttamer.datasets import streams
 from ttamer.drift.decisions import decide
 from ttamer.drift.replay import ARMS, replay_stream

@@ -22,8 +22,8 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "certify",
         help="promise an error or a drop with a stated confidence, or check a promise again",
-        description="Find the cheapest policy of a ladder whose error (or whose drop against a "
-        "node) is at most so much, tested on rows it was not fitted to. Without --error or --drop, "
+        description="Find the cheapest policy whose error (or whose drop against a node) is at "
+        "most a given number, tested on rows it was not fitted to. Without --error or --drop, "
         "check the promises in the file on new rows. Exit code 1: not certified, or broken.",
         allow_abbrev=False,
     )
@@ -47,7 +47,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Promise or check, print, and say by the exit code whether it holds."""
+    """Certify or check, print, and return by the exit code whether the promise holds."""
     from ttamer.artefact.files import load, save
     from ttamer.cli.output import as_json
     from ttamer.cli.traces import read

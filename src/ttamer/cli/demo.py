@@ -47,7 +47,6 @@ def run(args: argparse.Namespace) -> None:
     from ttamer.reporting import write_report
 
     progress = progress_line()
-    progress(f"reading {args.trace}")
     fit_trace = datasets.load(args.trace, part="fit")
     test_trace = datasets.load(args.trace, part="test")
     progress("fitting ttamer")

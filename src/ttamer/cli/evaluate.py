@@ -18,7 +18,8 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "evaluate",
         help="how a saved policy does on a trace",
-        description="Replay a fitted policy on a trace: error, cost, who answered, intervals.",
+        description="Replay a fitted policy on a trace: error and cost with intervals, and "
+        "which nodes answered.",
         allow_abbrev=False,
     )
     parser.add_argument("policy", help="a .ttamer file made by ttamer fit")
@@ -73,14 +74,16 @@ def run(args: argparse.Namespace) -> None:
         print(as_json({"rows": len(trace), "policies": facts}))
         return
     rows = [
-        [_short(policy), f"{r.error:.2%}", _interval(r.error_interval, "{:.2%}"),
-         number(r.cost), f"{r.relative_cost:.1%}", f"{r.recalled:.1%}", f"{r.recall_helped:.1%}",
-         f"{r.recall_hurt:.1%}"]
+        [number(r.cost), f"{r.relative_cost:.1%}", f"{r.error:.2%}",
+         _interval(r.error_interval, "{:.2%}"), f"{r.recalled:.1%}", f"{r.recall_helped:.1%}",
+         f"{r.recall_hurt:.1%}", _short(policy)]
         for policy, r in zip(policies, results, strict=True)
     ]  # fmt: skip
     print(f"{len(trace)} rows\n")
-    head = ["tradeoff", "error", "95%", "cost", "of full", "recalled", "helped", "hurt"]
-    print(table(head, list({tuple(row[1:]): row for row in rows}.values())))
+    head = ["cost", "of full", "error", "95%", "recalled", "helped", "hurt", "tradeoff"]
+    print(table(head, list({tuple(row[:-1]): row for row in rows}.values())))
+    print("\nof full: as a share of the full model's cost, or of the most expensive model's;")
+    print("recalled: an earlier answer was returned; helped, hurt: that was better, worse.")
     if len(results) == 1:
         shares = results[0]
         print()

@@ -26,7 +26,7 @@ def add_to(commands: Any) -> None:
         description="Fit a ladder of policies to a trace (Parquet, CSV, NPZ) and save it.",
         allow_abbrev=False,
     )
-    parser.add_argument("trace", help="what each node said: a Parquet, CSV or NPZ file")
+    parser.add_argument("trace", help="the answers of every node: a Parquet, CSV or NPZ file")
     add_reading_options(parser)
     parser.add_argument("-o", "--output", metavar="FILE", default="policy.ttamer",
                         help="where to write the policies (default policy.ttamer)")  # fmt: skip
@@ -38,7 +38,7 @@ def add_to(commands: Any) -> None:
 def add_fit_options(parser: Any) -> None:
     """Add what can be chosen about a fit."""
     parser.add_argument("--belief", choices=("full", "calibrated", "none"), default="full",
-                        help="what a state loses; none is the paper as written")  # fmt: skip
+                        help="how losses are estimated; none is the paper as written")  # fmt: skip
     parser.add_argument("--order", choices=("fixed", "skip", "any", "auto"),
                         help="overrides the cascade's")  # fmt: skip
     parser.add_argument("--states", type=int, metavar="N",
@@ -46,7 +46,7 @@ def add_fit_options(parser: Any) -> None:
     parser.add_argument("--quantise", choices=("quantile", "uniform", "kmeans"),
                         default="quantile", help="how confidences become states")  # fmt: skip
     parser.add_argument("--hold-out", type=float, default=0.0, metavar="SHARE",
-                        help="keep this share of the rows aside, for promises")  # fmt: skip
+                        help="hold out this share of the rows, for promises")  # fmt: skip
     parser.add_argument("--mistake-cost", type=float, metavar="M",
                         help="what one wrong answer costs, in the cascade's unit: shows the policy "
                         "of least total cost")  # fmt: skip
@@ -54,10 +54,12 @@ def add_fit_options(parser: Any) -> None:
                         help="read in batches: for files larger than memory")  # fmt: skip
     parser.add_argument("--ray", metavar="ADDRESS",
                         help="count on a Ray cluster (local: one on this machine)")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the cross-validation (default 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="the seed of the cross-validation (default 0)"
+    )
 
 
-def fit_options(args: argparse.Namespace, tell: Callable[[str], None]) -> FitKeywords:
+def fit_options(args: argparse.Namespace, progress: Callable[[str], None]) -> FitKeywords:
     """Return the options of a fit as keywords."""
     return {
         "belief": args.belief,
@@ -66,18 +68,18 @@ def fit_options(args: argparse.Namespace, tell: Callable[[str], None]) -> FitKey
         "quantise": args.quantise,
         "seed": args.seed,
         "hold_out": args.hold_out,
-        "progress": tell,
+        "progress": progress,
     }
 
 
 def run(args: argparse.Namespace) -> None:
-    """Fit, save, and say what was fitted."""
+    """Fit, save, and print what was fitted."""
     from ttamer.artefact.files import save
     from ttamer.cli.output import as_json, progress_line
 
-    tell = progress_line(quiet=args.json)
-    ladder = _fitted(args, tell)
-    tell("")
+    progress = progress_line(quiet=args.json)
+    ladder = _fitted(args, progress)
+    progress("")
     save(ladder, args.output)
     rungs = ladder.require_rungs()
     plan, rows, held = ladder.fitted.plan, ladder.fitted.rows, ladder.held
@@ -104,8 +106,8 @@ def run(args: argparse.Namespace) -> None:
         print(as_json(facts))
         return
     nodes = len(ladder.fitted.spec.names)
-    aside = f" ({held.rows} more held out)" if held else ""
-    print(f"{rows} rows{aside}, {nodes} nodes: order {plan['order']}, "
+    held_out = f" ({held.rows} more held out)" if held else ""
+    print(f"{rows} rows{held_out}, {nodes} nodes: order {plan['order']}, "
           f"{plan['states']} states per node, belief {plan['belief']}\n")  # fmt: skip
     _show(ladder)
     print("\nWhat to expect on new rows, by cross-fitting.")
@@ -120,21 +122,21 @@ def run(args: argparse.Namespace) -> None:
             file=sys.stderr,
         )
     print("Then:")
-    print(f"  ttamer evaluate {args.output} TRACE     measure on rows kept aside")
+    print(f"  ttamer evaluate {args.output} TRACE     measure on held-out rows")
     where = "" if held else " TRACE"
     print(
-        f"  ttamer certify {args.output}{where} --error 0.1     promise an error, with a certainty"
+        f"  ttamer certify {args.output}{where} --error 0.1     certify an error on held-out rows"
     )
     print(f"written to {args.output}")
 
 
-def _fitted(args: argparse.Namespace, tell: Callable[[str], None]) -> FittedLadder:
+def _fitted(args: argparse.Namespace, progress: Callable[[str], None]) -> FittedLadder:
     from ttamer.cli.traces import read
     from ttamer.errors import ArgumentError
     from ttamer.fitting.plans import fit
     from ttamer.fitting.streaming import fit_file
 
-    options = fit_options(args, tell)
+    options = fit_options(args, progress)
     if not (args.stream or args.ray):
         return fit(read(args.trace, args), **options)
     if args.hold_out:

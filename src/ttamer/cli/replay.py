@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
         return
     settings = _settings(args)
     serving, stream, shift, before = _opened(args, settings)
-    tell = progress_line(quiet=args.json)
+    progress = progress_line(quiet=args.json)
     within = before is not None and 0 <= before.confidence.min() <= before.confidence.max() <= 1
     replayed = replay_stream(
         serving,
@@ -91,9 +91,9 @@ def run(args: argparse.Namespace) -> None:
         share=args.audit,
         seed=args.seed,
         thresholds_from=before if within else None,
-        progress=tell,
+        progress=progress,
     )
-    tell("")
+    progress("")
     if args.events:
         lines = "".join(f"{event.to_line()}\n" for event in replayed.events)
         Path(args.events).write_text(lines, "utf-8")
