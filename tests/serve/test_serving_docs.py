@@ -56,7 +56,7 @@ def test_the_prompts_can_be_read():
 
 
 def test_defaults_are_those_of_the_settings():
-    part = PAGE.partition("### What a node may say")[2].partition("\n## ")[0]
+    part = PAGE.partition("### The settings of a node")[2].partition("\n## ")[0]
     table = dict(re.findall(r"^\| `(\w+)` \| ([\w .']+?) \|", part, re.MULTILINE))
     node = NodeSettings("n", 1.0, "http://x", "n")
     assert {key: table[key] for key in ("timeout", "retries", "concurrency", "max_response")} == {
