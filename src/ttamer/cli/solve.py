@@ -36,6 +36,7 @@ def add_to(commands: Any) -> None:
         "--no-recall", action="store_true", help="the last node asked must answer (a walk or line)"
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the policy as FILE.ttamer")
+    parser.add_argument("--draw", metavar="FILE", help="draw the policy as FILE.svg")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -59,10 +60,27 @@ def run(args: argparse.Namespace) -> None:
         policy = solve(problem, args.tradeoff, recall=recall)
         print(as_json(_facts(policy)) if args.json else _text(policy))
         solved = policy
+    if args.draw:
+        _draw(solved, args)
     if args.output:
         save(solved, args.output)
         if not args.json:
             print(f"\n  written to {args.output}")
+
+
+def _draw(solved: Policy | Ladder, args: argparse.Namespace) -> None:
+    """Draw one policy; of a ladder there is none to choose."""
+    from ttamer.errors import ArgumentError
+    from ttamer.policy import Policy
+
+    if not isinstance(solved, Policy):
+        raise ArgumentError("--draw needs --tradeoff: a ladder has many policies")
+    try:
+        solved.plot(args.draw)
+    except OSError as error:
+        raise ArgumentError(f"--draw {args.draw}: {error.strerror or error}") from None
+    if not args.json:
+        print(f"\n  drawn in {args.draw}")
 
 
 def _facts(policy: Policy) -> dict[str, Any]:

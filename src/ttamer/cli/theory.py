@@ -1,4 +1,4 @@
-"""``ttamer theory``: the paper's two demonstrations."""
+"""``ttamer theory``: the paper's two demonstrations, and its Alg. 3 step by step."""
 
 from __future__ import annotations
 
@@ -56,6 +56,63 @@ def add_to(commands: Any) -> None:
     stop.add_argument("--no-figure", action="store_true", help="numbers only")
     stop.add_argument("--json", action="store_true", help="print JSON")
     stop.set_defaults(run=run_if_stop, makes_folders=True)
+
+    steps = which.add_parser(
+        "contract",
+        help="Alg. 3 step by step: subtrees become single nodes",
+        description="Contract a forest as the paper's Alg. 3 does, and show each step.",
+        allow_abbrev=False,
+    )
+    steps.add_argument("problem", help="a problem.json: a line, multi-line, tree or forest")
+    steps.add_argument("--tradeoff", type=float, default=0.5, help="default 0.5")
+    steps.add_argument("--draw", metavar="FILE", help="draw the steps as FILE.svg")
+    steps.add_argument("--json", action="store_true", help="print JSON")
+    steps.set_defaults(run=run_contract)
+
+
+def run_contract(args: argparse.Namespace) -> None:
+    """Contract a forest and show each step."""
+    from pathlib import Path
+
+    from ttamer import Problem
+    from ttamer.cli.output import as_json, number, table
+    from ttamer.errors import ArgumentError
+    from ttamer.theory import contract, draw_contraction
+
+    problem = Problem.from_file(args.problem)
+    steps = contract(problem, args.tradeoff)
+    if args.draw:
+        try:
+            Path(args.draw).write_text(draw_contraction(problem, steps), "utf-8")
+        except OSError as error:
+            raise ArgumentError(f"--draw {args.draw}: {error.strerror or error}") from None
+    if args.json:
+        facts = [
+            {
+                "node": step.node,
+                "members": step.members,
+                "index": step.index,
+                "laws": [
+                    {"losses": law.losses, "costs": law.costs, "probabilities": law.probabilities}
+                    for law in step.laws
+                ],
+            }
+            for step in steps
+        ]
+        print(as_json({"tradeoff": args.tradeoff, "steps": facts}))
+        return
+    rows = []
+    for count, step in enumerate(steps, start=1):
+        for state, (index, law) in enumerate(zip(step.index, step.laws, strict=True)):
+            head = [str(count), " + ".join(step.members)] if state == 0 else ["", ""]
+            rows.append([*head, str(state), number(index), number(law.mean_cost),
+                         str(len(law.costs))])  # fmt: skip
+    print(f"Alg. 3 on {args.problem}, tradeoff {args.tradeoff:g}: one node for each subtree.\n")
+    print(table(["step", "one node for", "parent state", "index", "mean cost", "atoms"], rows))
+    print("\nThe law of the one node is the law with its own index in hand. Another fallback has")
+    print("another law, since other nodes are asked: one law for all fallbacks is not enough.")
+    if args.draw:
+        print(f"\n  drawn in {args.draw}")
 
 
 def run_no_recall(args: argparse.Namespace) -> None:

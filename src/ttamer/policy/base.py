@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.errors import ArgumentError
+from ttamer.policy.drawing import draw_policy, write_svg
 from ttamer.policy.expected_walk import STOP
 from ttamer.policy.future import Future
 from ttamer.problem.tradeoff import check_tradeoff, weigh_losses
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
@@ -244,6 +246,21 @@ class Policy(ABC):
                 key = (min(own, float(loss)), edge.cost_at(parent_state, state) + float(cost))
                 atoms[key] = atoms.get(key, 0.0) + chance * float(p)
         return Future.of(atoms)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Draw the graph: its nodes, what the policy does after each state, and costs.
+
+        Args:
+            path: Where to write the drawing, if anywhere.
+
+        Returns:
+            The text of an SVG file.
+
+        >>> from ttamer import Problem, solve
+        >>> solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), 0.5).plot().startswith("<svg")
+        True
+        """
+        return write_svg(draw_policy(self), path)
 
     def _place(self, after: str | None) -> int:
         return -1 if after is None else self.problem.index_of(after)

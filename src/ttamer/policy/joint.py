@@ -21,6 +21,8 @@ from ttamer.policy.expected_walk import STOP
 from ttamer.policy.session import Explanation, StateSession, WalkSession
 
 if TYPE_CHECKING:
+    import os
+
     from numpy.typing import ArrayLike, NDArray
 
     from ttamer.policy.future import Expected, Future
@@ -90,6 +92,10 @@ class JointPolicy(Policy):
     def batch(self, size: int) -> JointBatch:
         """Start deciding for many inputs at once."""
         return JointBatch(self, size)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Draw the walk over the sets of nodes asked so far, as SVG."""
+        return self.walk.plot(path)
 
     @cached_property
     def first_steps(self) -> dict[int, int]:

@@ -22,6 +22,7 @@ from ttamer.errors import ObservationError
 from ttamer.problem.tradeoff import weigh_losses
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
     from ttamer.policy.base import Policy
@@ -145,6 +146,25 @@ class Session(ABC):
     @abstractmethod
     def explain(self) -> Explanation:
         """Return why the session stands where it stands."""
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Draw the path of the input so far: nodes asked, the answer, and why it stands there.
+
+        Args:
+            path: Where to write the drawing, if anywhere.
+
+        Returns:
+            The text of an SVG file.
+
+        >>> from ttamer import Problem, solve
+        >>> turn = solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5).session()
+        >>> turn.observe(0)
+        >>> "the answer" in turn.plot()
+        True
+        """
+        from ttamer.policy.drawing import draw_session, write_svg
+
+        return write_svg(draw_session(self), path)
 
     @property
     def stopped(self) -> bool:

@@ -1,3 +1,6 @@
+from ttamer.theory.contraction import Contraction as Contraction
+from ttamer.theory.contraction import contract as contract
+from ttamer.theory.contraction import draw_contraction as draw_contraction
 from ttamer.theory.no_recall import Impossibility as Impossibility
 from ttamer.theory.no_recall import impossibility as impossibility
 from ttamer.theory.optima import (
