@@ -134,3 +134,21 @@ def test_a_saved_policy_keeps_its_error_and_cost(tmp_path):
     tt.save(policy, tmp_path / "policy.ttamer")
     back = tt.load(tmp_path / "policy.ttamer")
     assert (back.error, back.cost, back.tradeoff) == (policy.error, policy.cost, policy.tradeoff)
+
+
+def test_a_drop_is_measured_from_any_node_on_the_rows_held_out(tmp_path):
+    ladder = tt.fit(datasets.load("langid", "fit").take(slice(4000)), hold_out=0.3)
+    best = ladder.for_drop(0.01, against="best")
+    errors = ladder.rungs.node_errors
+    name = ladder.spec.names[int(errors.argmin())]
+    assert best.promise.against == name
+    assert best.promise.certified
+    tt.save(ladder, tmp_path / "ladder.ttamer")
+    loaded = tt.load(tmp_path / "ladder.ttamer")
+    for node in ladder.spec.names:
+        promise = ladder.for_drop(0.02, against=node).promise
+        assert promise.against == node
+        assert loaded.for_drop(0.02, against=node).promise == promise
+    assert ladder.for_drop(0.02).promise.against == ladder.spec.names[-1]
+    with pytest.raises(ArgumentError, match="'last', 'best' or one of"):
+        ladder.for_drop(0.02, against="nothing")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -237,8 +239,10 @@ def test_so_many_rows_as_needed_do():
 def test_a_drop_against_a_node_needs_rows_compared_with_it(ladder, new_rows):
     assert ladder.for_drop(0.05).promise.certified
     assert ladder.for_drop(0.05, against="large").promise == ladder.for_drop(0.05).promise
+    assert ladder.for_drop(0.05, against="middle").promise.against == "middle"
+    old = dataclasses.replace(ladder, held=dataclasses.replace(ladder.held, by_node={}))
     with pytest.raises(ArgumentError, match="compared with 'large'"):
-        ladder.for_drop(0.05, against="middle")
+        old.for_drop(0.05, against="middle")
     made = ladder.for_drop(0.05, against="middle", on=new_rows).promise
     assert made.against == "middle"
     assert made.certified

@@ -610,6 +610,11 @@ ATTACKS: dict[str, tuple[str, str, Any]] = {
         "record",
         lambda f: without_array(f, "record_held"),
     ),
+    "counts against one node of three": (
+        "must have counts against each node",
+        "record",
+        lambda f: with_arrays(f, record_held_nodes=("f64", [1, 1, 8], [0.0] * 8)),
+    ),
     "half a row": (
         "must be whole, and add up to the rows",
         "record",

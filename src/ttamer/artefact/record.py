@@ -58,6 +58,9 @@ def describe_record(
             "against": held.against,
         }
         arrays["record_held"] = held.counts.reshape(-1, 8).astype(float)
+        if held.by_node:
+            counts = np.stack([each.reshape(-1, 8) for each in held.by_node.values()])
+            arrays["record_held_nodes"] = counts.astype(float)
     if promises:
         described["promises"] = [
             {
@@ -87,7 +90,7 @@ def restore_record(
     held = None
     if fields["held"] != {}:
         held = _held(fields["held"], arrays, rungs, names)
-    elif "record_held" in arrays:
+    elif "record_held" in arrays or "record_held_nodes" in arrays:
         raise ArtefactDamaged("the record has counts of no rows held out")
     return Record(rungs, held, _promises(fields["promises"], arrays, count, names))
 
@@ -129,15 +132,23 @@ def _held(
     counts = arrays.get("record_held")
     if counts is None or counts.shape != (len(pairs), 8):
         raise ArtefactDamaged("the record must have eight counts for each pair of corners")
-    whole = np.isfinite(counts).all() and (counts >= 0).all() and (counts == np.rint(counts)).all()
-    if not whole or (counts.sum(axis=1) != rows).any():
-        raise ArtefactDamaged("the counts of rows held out must be whole, and add up to the rows")
+    every = arrays.get("record_held_nodes", np.empty((0, *counts.shape)))
+    if every.shape not in ((0, *counts.shape), (len(names), *counts.shape)):
+        raise ArtefactDamaged("the record must have counts against each node, or against one")
+    for each in (counts, *every):
+        whole = np.isfinite(each).all() and (each >= 0).all() and (each == np.rint(each)).all()
+        if not whole or (each.sum(axis=1) != rows).any():
+            raise ArtefactDamaged(
+                "the counts of rows held out must be whole, and add up to the rows"
+            )
+    by_node = [each.astype(np.int64).reshape(-1, 2, 2, 2) for each in every]
     return HeldOut(
         rows,
         text_of(fields["trace"], "the trace held out"),
         _node(fields["against"], names),
         pairs,
         counts.astype(np.int64).reshape(-1, 2, 2, 2),
+        dict(zip(names, by_node, strict=False)),
     )
 
 

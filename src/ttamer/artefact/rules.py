@@ -54,7 +54,13 @@ OPTIONAL_ARRAYS = {
         "belief_signal_leans",
         "belief_signal_doubts",
     ),
-    "record": ("record_rungs", "record_nodes", "record_held", "record_promises"),
+    "record": (
+        "record_rungs",
+        "record_nodes",
+        "record_held",
+        "record_held_nodes",
+        "record_promises",
+    ),
     "mixture": ("mixture_share",),
 }
 """What a fit may add, where the nodes of its cascade are passed at a cost; and the record."""

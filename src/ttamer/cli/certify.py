@@ -35,7 +35,7 @@ def add_to(commands: Any) -> None:
     asked.add_argument("--drop", type=float, metavar="D",
                        help="promise an error at most D above that of --against")  # fmt: skip
     parser.add_argument("--against", default="last", metavar="NODE",
-                        help="the node a drop is measured from (default: the last)")  # fmt: skip
+                        help="what a drop is measured from: a node, last or best")  # fmt: skip
     parser.add_argument("--confidence", type=float, default=0.95, metavar="C",
                         help="how certain the promise must be (default 0.95)")  # fmt: skip
     parser.add_argument("-o", "--output", metavar="FILE",

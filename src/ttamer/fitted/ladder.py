@@ -379,7 +379,8 @@ class FittedLadder(Ladder):
 
         Args:
             at_most: The difference of errors that is promised.
-            against: ``"last"``, the last node, or with rows given (``on``) any node's name.
+            against: ``"last"``, the last node; ``"best"``, the node with the lowest error by itself
+                on the rows fitted to; or any node's name.
             confidence: The chance with which the promise holds, at least.
             on: Rows to test on that the ladder was not fitted to.
             seed: The seed of the mixture's draws.
@@ -468,8 +469,7 @@ class FittedLadder(Ladder):
         return self.rungs
 
     def _held(self, on: Trace | None, against: str | None) -> HeldOut:
-        last = self.fitted.spec.names[-1]
-        node = last if against in (None, "last") else against
+        node = None if against is None else self._node(against)
         if on is not None:
             return HeldOut.of(self, on, against=node)
         if self.held is None:
@@ -477,12 +477,26 @@ class FittedLadder(Ladder):
                 "a promise needs rows the ladder was not fitted to: fit with hold_out=0.2, or give "
                 "some to test on (on=trace)"
             )
-        if against is not None and node != self.held.against:
+        return self.held if node is None else self.held.compared_with(node)
+
+    def _node(self, against: str) -> str:
+        """Return the name of the node to compare with."""
+        names = self.spec.names
+        if against in names:
+            return against
+        if against == "last":
+            return names[-1]
+        if against != "best":
             raise ArgumentError(
-                f"the rows held out were compared with {self.held.against!r}; to compare with "
-                f"{node!r}, give rows to test on (on=trace)"
+                f"against is {against!r}; it must be 'last', 'best' or one of {', '.join(names)}"
             )
-        return self.held
+        errors = self.require_rungs().node_errors
+        if errors is None:
+            raise ArgumentError(
+                "this ladder has no record of each node's own error: name the node to compare "
+                "with, or fit it again with ttamer.fit"
+            )
+        return names[int(errors.argmin())]
 
     def _promised(
         self, kind: Kind, at_most: float, confidence: float, held: HeldOut, seed: int

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from statistics import NormalDist
@@ -32,6 +32,8 @@ from ttamer.stats.bounds import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from ttamer.fitted.ladder import FittedLadder
@@ -103,8 +105,10 @@ class HeldOut:
     pairs: tuple[tuple[int, int], ...]
     """Neighbouring corners of the ladder, cheap and dear, by rung, the cheapest first."""
     counts: NDArray[np.int64]
-    """Shape (pairs, 2, 2, 2): rows on which the cheap one, the dear one and the node compared with
-    were right (0) or wrong (1)."""
+    """Shape (pairs, 2, 2, 2): rows on which the cheap policy, the expensive one and the node
+    compared with were right (0) or wrong (1)."""
+    by_node: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    """The counts against each node of the cascade."""
 
     @classmethod
     def of(cls, ladder: FittedLadder, trace: Trace, *, against: str | None = None) -> HeldOut:
@@ -118,20 +122,45 @@ class HeldOut:
             )
         pairs = pairs_of_corners(ladder.require_rungs().corners)
         against = against or trace.names[-1]
+        node = trace.spec.index_of(against)
         wrong = trace.wrong()
-        theirs = wrong[:, trace.spec.index_of(against)]
         rows, states = np.arange(len(trace)), ladder.fitted.states(trace)
         mine = {
             rung: wrong[rows, states.play(ladder[rung].policy).answer]
             for rung in sorted({rung for pair in pairs for rung in pair})
         }
-        counts = np.stack(
+        counts = np.array(
             [
-                np.bincount(4 * mine[cheap] + 2 * mine[expensive] + theirs, minlength=8)
-                for cheap, expensive in pairs
+                [
+                    np.bincount(4 * mine[cheap] + 2 * mine[expensive] + theirs, minlength=8)
+                    for cheap, expensive in pairs
+                ]
+                for theirs in wrong.T
             ]
-        )
-        return cls(len(trace), trace.digest, against, pairs, counts.reshape(-1, 2, 2, 2))
+        ).reshape(len(trace.names), -1, 2, 2, 2)
+        by_node = dict(zip(trace.names, counts, strict=True))
+        return cls(len(trace), trace.digest, against, pairs, counts[node], by_node)
+
+    def compared_with(self, node: str) -> HeldOut:
+        """Return the same rows, compared with another node.
+
+        Args:
+            node: A node of the cascade.
+
+        Returns:
+            The counts against that node.
+
+        Raises:
+            ArgumentError: The counts of that node were not kept.
+        """
+        if node == self.against:
+            return self
+        if node not in self.by_node:
+            raise ArgumentError(
+                f"the rows held out were compared with {self.against!r}; to compare with "
+                f"{node!r}, give rows to test on (on=trace)"
+            )
+        return dataclasses.replace(self, against=node, counts=self.by_node[node])
 
     @property
     def seed(self) -> int:
