@@ -88,6 +88,7 @@ FITS |= {
             rows_of("minilm-imdb", "fit").take(slice(k, k + 700)) for k in range(0, ROWS, 700)
         ),
         sample_rows=800,
+        belief="calibrated",
         states=8,
     ),
 }

@@ -234,7 +234,7 @@ def build(
         ladder = build_belief(
             few, tradeoffs, order=plan.order, states=plan.states or None, progress=progress
         )
-        return ladder if few is trace else _fitted_to(ladder, trace)
+        return ladder if few is trace else fitted_to(ladder, len(trace), trace.digest)
     quantiser = Quantiser.fit(trace.confidence, states=plan.states, method=plan.quantise)
     columns = columns_of(trace, plan)
     counts = Counts.of(trace, quantiser, pairs_of(trace.spec, columns, plan))
@@ -243,12 +243,12 @@ def build(
     )
 
 
-def _fitted_to(ladder: FittedLadder, trace: Trace) -> FittedLadder:
-    """Return a ladder fitted to a sample as one fitted to all of a trace."""
-    plan = {**ladder.fitted.plan, "sampled": ladder.fitted.rows}
-    model = dataclasses.replace(
-        ladder.fitted, plan=plan, trace_digest=trace.digest, rows=len(trace)
-    )
+def fitted_to(ladder: FittedLadder, rows: int, digest: str) -> FittedLadder:
+    """Return a ladder fitted to a sample as one fitted to all rows, with their digest."""
+    plan = dict(ladder.fitted.plan)
+    if ladder.fitted.rows < rows:
+        plan["sampled"] = ladder.fitted.rows
+    model = dataclasses.replace(ladder.fitted, plan=plan, trace_digest=digest, rows=rows)
     inner = Ladder(tuple(policy.policy for policy in ladder))
     return FittedLadder.of(inner, model, ladder.rungs)
 

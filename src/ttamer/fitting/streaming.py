@@ -1,13 +1,13 @@
 """Fitting a trace that is larger than memory.
 
-The rows are read twice, a batch at a time. The first reading keeps a uniform sample, from which the
-plan and the states are chosen as for a trace in memory; the second adds up the counts of all
-rows. Memory is bounded by the sample and one batch, whatever the length of the file.
+The rows are read a batch at a time. The first reading keeps a uniform sample, from which the plan
+is chosen as for a trace in memory. A full belief is fitted to the sample, which is as large as
+what a fit in memory uses of a long trace. Else a second reading adds up the counts of all rows. Memory is
+bounded by the sample and one batch, whatever the length of the file.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,9 +19,12 @@ from ttamer.fitted.quantiser import Quantiser
 from ttamer.fitting.counts import Counts
 from ttamer.fitting.options import FitOptions
 from ttamer.fitting.plans import (
+    MAX_BELIEF_ROWS,
+    build,
     build_from,
     choose_plan,
     columns_of,
+    fitted_to,
     held_out_rungs,
     pairs_of,
     with_rungs,
@@ -42,7 +45,15 @@ if TYPE_CHECKING:
     from ttamer.fitting.plans import Plan
     from ttamer.trace.spec import CascadeSpec
 
-__all__ = ["BATCH_ROWS", "SAMPLE_ROWS", "Planned", "fit_batches", "fit_file", "streamed"]
+__all__ = [
+    "BATCH_ROWS",
+    "SAMPLE_ROWS",
+    "Planned",
+    "fit_batches",
+    "fit_file",
+    "sample_size",
+    "streamed",
+]
 
 BATCH_ROWS = 131_072
 """A file is read this many rows at a time."""
@@ -77,16 +88,17 @@ def fit_file(
 def fit_batches(
     batches: Callable[[], Iterable[Trace]],
     *,
-    sample_rows: int = SAMPLE_ROWS,
+    sample_rows: int | None = None,
     **options: Unpack[FitKeywords],
 ) -> FittedLadder:
-    """Fit batches of rows, in two readings.
+    """Fit batches of rows, in one reading for a full belief, else in two.
 
     With no more rows than ``sample_rows`` the result is that of a fit in memory.
 
     Args:
-        batches: Called twice; it must yield the same rows both times.
-        sample_rows: How many rows the plan and the states are chosen from.
+        batches: Called once or twice; it must yield the same rows both times.
+        sample_rows: How many rows the plan is chosen from; by default 400,000 for a full belief,
+            which is fitted to them, and 50,000 otherwise.
         **options: The fields of :class:`~ttamer.fitting.FitOptions`, but ``hold_out``.
 
     Returns:
@@ -103,8 +115,10 @@ def fit_batches(
     400
     """
     chosen = streamed(options)
-    sample, rows, digest = _sample(batches(), sample_rows, chosen)
+    sample, rows, digest = _sample(batches(), sample_size(sample_rows, chosen), chosen)
     planned = Planned.of(sample, chosen)
+    if planned.plan.belief == "full":
+        return planned.belief_ladder(rows, digest)
     counts: Counts | None = None
     for batch in batches():
         more = Counts.of(batch, planned.quantiser, planned.pairs)
@@ -123,9 +137,14 @@ def streamed(given: FitKeywords) -> FitOptions:
             "hold_out needs the rows in memory: keep rows in a file of their own, and give them to "
             "ladder.with_holdout (ttamer certify)"
         )
-    if options.belief == "full":  # its counts need more than one pass: the sample must do
-        return dataclasses.replace(options, belief="calibrated")
     return options
+
+
+def sample_size(given: int | None, options: FitOptions) -> int:
+    """Return how many rows a plan is chosen from."""
+    if given is not None:
+        return given
+    return MAX_BELIEF_ROWS if options.belief == "full" else SAMPLE_ROWS
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,25 +154,38 @@ class Planned:
     sample: Trace
     plan: Plan
     tradeoffs: NDArray[np.float64]
-    rungs: Rungs
+    rungs: Rungs | None
     quantiser: Quantiser
+    options: FitOptions
 
     @classmethod
     def of(cls, sample: Trace, options: FitOptions) -> Planned:
         """Choose a plan and the states from a sample."""
         plan, tradeoffs, rungs = choose_plan(sample, options)
-        if rungs is None:
+        if rungs is None and plan.belief != "full":
             rungs = held_out_rungs(sample, plan, tradeoffs, options)
-        quantiser = Quantiser.fit(sample.confidence, states=plan.states, method=plan.quantise)
-        return cls(sample, plan, tradeoffs, rungs, quantiser)
+        states = 1 if plan.belief == "full" else plan.states  # a belief counts nothing
+        quantiser = Quantiser.fit(sample.confidence, states=states, method=plan.quantise)
+        return cls(sample, plan, tradeoffs, rungs, quantiser, options)
 
     @property
     def pairs(self) -> list[Pair]:
         """Which pairs of nodes to count transitions of."""
+        if self.plan.belief == "full":
+            return [(-1, 0)]
         return pairs_of(self.sample.spec, columns_of(self.sample, self.plan), self.plan)
+
+    def belief_ladder(self, rows: int, digest: str) -> FittedLadder:
+        """Fit a full belief to the sample of this many rows."""
+        ladder = build(self.sample, self.plan, self.tradeoffs, progress=self.options.progress)
+        if self.rungs is not None:
+            ladder = with_rungs(ladder, self.rungs.errors, self.sample)
+        return fitted_to(ladder, rows, digest)
 
     def ladder(self, counts: Counts, digest: str) -> FittedLadder:
         """Fit from the counts of all rows."""
+        if self.rungs is None or self.plan.belief == "full":
+            return self.belief_ladder(int(counts.rows), digest)
         columns = columns_of(self.sample, self.plan)
         ladder = build_from(
             counts,

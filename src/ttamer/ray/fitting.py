@@ -63,7 +63,7 @@ def fit_parquet(
     cascade: CascadeSpec | str | os.PathLike[str] | None = None,
     *,
     address: str | None = None,
-    sample_rows: int = streaming.SAMPLE_ROWS,
+    sample_rows: int | None = None,
     **options: Unpack[FitKeywords],
 ) -> FittedLadder:
     """Fit Parquet files of any length on a Ray cluster.
@@ -79,7 +79,8 @@ def fit_parquet(
         cascade: The cascade; by default the one inside the first file.
         address: The address of the cluster, where this process is not connected to one: see
             :func:`ttamer.ray.joined`.
-        sample_rows: The number of rows from which plan and states are chosen.
+        sample_rows: The number of rows from which the plan is chosen, as for
+            :func:`ttamer.fitting.fit_batches`.
         **options: The fields of :class:`~ttamer.fitting.FitOptions`, but ``hold_out``.
 
     Returns:
@@ -104,7 +105,8 @@ def fit_parquet(
                 "ttamer.fitting.fit_file (ttamer fit --stream)", rows, workers,
             )  # fmt: skip
         work = _grouped(work, workers)
-        sample = _sample(work, rows, sample_rows, chosen.seed, say)
+        most = streaming.sample_size(sample_rows, chosen)
+        sample = _sample(work, rows, most, chosen.seed, say)
         planned = streaming.Planned.of(sample, chosen)
         counts, digest = _count(work, planned.quantiser, planned.pairs, rows, say)
     return planned.ladder(counts, digest)
