@@ -2,8 +2,8 @@
 
 The rows are read a batch at a time. The first reading keeps a uniform sample, from which the plan
 is chosen as for a trace in memory. A full belief is fitted to the sample, which is as large as
-what a fit in memory uses of a long trace. Else a second reading adds up the counts of all rows. Memory is
-bounded by the sample and one batch, whatever the length of the file.
+what a fit in memory uses of a long trace. Else a second reading adds up the counts of all rows.
+Memory is bounded by the sample and one batch, whatever the length of the file.
 """
 
 from __future__ import annotations
