@@ -20,6 +20,7 @@ from starlette.testclient import TestClient
 
 import ttamer as tt
 from support.faulty_upstream import truth
+from ttamer.serve.config import NodeSettings
 from ttamer.serve.upstream import Upstream, open_session
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "serving"
@@ -84,10 +85,8 @@ class StandInRouter:
         )
         options.pop("metadata", None)
         params = deployment["litellm_params"]
-        node = SimpleNamespace(
-            name=deployment["model_info"]["id"], upstream=params["api_base"], fallback=None,
-            key_env=None, model=params["model"], retries=0, timeout=9.0, max_response=10**6,
-        )  # fmt: skip
+        name = deployment["model_info"]["id"]
+        node = NodeSettings(name, 1.0, params["api_base"], params["model"])
         async with open_session() as session:
             reply = await Upstream(node, session).call(
                 "/chat/completions", {"messages": messages, **options}

@@ -595,7 +595,7 @@ def settings_from(spec: CascadeSpec) -> Settings:
     ... upstream = "http://127.0.0.1:8081/v1/"
     ... ''')
     >>> settings = settings_from(spec)
-    >>> settings.serve.compare, settings.nodes["small"].upstream
+    >>> settings.serve.compare.kind, settings.nodes["small"].upstream
     ('choice', 'http://127.0.0.1:8081/v1')
     """
     serve = _serve_settings(spec)

@@ -77,8 +77,8 @@ def _rungs(artefact: FittedLadder | FittedPolicy) -> dict[float, Rung]:
 
 
 def _rung(policy: FittedPolicy) -> Rung:
-    inner = policy.policy
-    return Rung(policy.tradeoff, inner.expected_cost, inner.expected_loss)
+    inner, full = policy.policy, policy.fitted.full_cost  # a fit counts costs in shares of it
+    return Rung(policy.tradeoff, full * inner.expected_cost, inner.expected_loss)
 
 
 def _mixed(low: Rung, high: Rung, share: float) -> Rung:
