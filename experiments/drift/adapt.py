@@ -3,7 +3,7 @@
     python experiments/drift/adapt.py [--streams NAME ...] [--runs 10] [--quiet-runs 200]
                                       [--json FILE] [--pictures DIR]
 
-For every stream of the package: so many runs with other draws of the rows fitted to and of the
+For every stream of the package: several runs with different draws of the rows fitted to and of the
 audits, target "last" (agreement with the full network), an error of at most 5% promised with
 confidence 0.95, a fifth of the rows audited. Then quiet runs: the rows before the shift are
 shuffled again, a policy is fitted and certified on the first 4,000, and the other 3,000 are all
@@ -36,7 +36,7 @@ AT_MOST = 0.05
 AUDITED = 0.2
 SETTINGS = LoopSettings(AT_MOST)
 LATER = 1000
-"""Error and cost at the end are those of the last so many rows."""
+"""The number of last rows that error and cost at the end are measured on."""
 
 
 def main() -> None:

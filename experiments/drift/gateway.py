@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def follow(client: Client, upstreams: dict[str, Any]) -> None:
-    """Change the small model, send on until two policies were swapped in, and tell the phases."""
+    """Change the small model, send on until two policies were swapped in, and print the phases."""
     marks = [QUIET]
     fitting: list[int] = []
     upstreams["small"].answer = boastful

@@ -19,7 +19,7 @@ import numpy as np
 from ttamer.trace.trace import Trace
 
 FIT, QUIET = 4000, 3000
-MOST_BYTES = 2_000_000
+MAX_BYTES = 2_000_000
 LICENCE = "The trace holds numbers and class names: Apache-2.0, as this package."
 CONFIDENCE = "the largest softmax probability of the exit, as it comes"
 IMAGES = (
@@ -90,8 +90,8 @@ def write(target: Path, quiet: Trace, changed: Trace, facts: dict[str, Any]) -> 
     whole.write(parquet)
     if Trace.read(parquet).digest != whole.digest:
         raise SystemExit(f"{parquet}: was not written as it is")
-    if parquet.stat().st_size > MOST_BYTES:
-        raise SystemExit(f"{parquet}: has {parquet.stat().st_size} bytes, more than {MOST_BYTES}")
+    if parquet.stat().st_size > MAX_BYTES:
+        raise SystemExit(f"{parquet}: has {parquet.stat().st_size} bytes, more than {MAX_BYTES}")
     right = {
         part: dict(zip(whole.names, (1 - rows.wrong().mean(axis=0)).round(4).tolist(), strict=True))
         for part, rows in (("before", quiet), ("after", changed))

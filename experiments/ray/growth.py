@@ -138,7 +138,7 @@ def measure(folder: Path, most: int) -> None:
     handing = per_block(log, spec)
     here, there = processor_seconds(log, spec, local([log]))
     ray.shutdown()
-    tell(seconds, joining, first)
+    report(seconds, joining, first)
     plan_seconds = planning(log, spec)
     estimate((here, there), first, handing, plan_seconds, bytes_per_row)
 
@@ -150,7 +150,7 @@ def keep(seconds: dict[tuple[str, int], float], key: tuple[str, int], spent: flo
 
 @contextmanager
 def so_many(workers: int) -> Iterator[None]:
-    """Let so many tasks run at a time on the cluster of two cores."""
+    """Limit the number of tasks that run at a time on the cluster of two cores."""
     kept = fitting._sampled, fitting._counted
     fitting._sampled, fitting._counted = (f.options(num_cpus=2 // workers) for f in kept)
     yield
@@ -225,7 +225,7 @@ def planning(log: Path, spec: CascadeSpec) -> float:
     return timed(plan, 1)[0]
 
 
-def tell(seconds: dict[tuple[str, int], float], joining: float, first: float) -> None:
+def report(seconds: dict[tuple[str, int], float], joining: float, first: float) -> None:
     """Print the table, and what follows for where a cluster pays."""
     sizes = sorted({rows for _, rows in seconds})
     print("| rows | local, s | 1 worker, s | 2 workers, s | local, rows/s | 1 worker | 2 workers |")

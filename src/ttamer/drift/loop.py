@@ -130,7 +130,7 @@ class Event:
 class CertifiedServing:
     """A fitted policy that serves or served, with its ladder, its promise and its reference rows.
 
-    The promise says whether it could be certified.
+    ``promise.certified`` is whether it could be certified.
     """
 
     policy: FittedPolicy | Mixture
@@ -175,8 +175,8 @@ def serving_of(ladder: FittedLadder, reference: Trace, settings: LoopSettings) -
         settings: The promise.
 
     Returns:
-        The policy with its promise. Where no policy can be certified the promise says so, and the
-        policy is the most expensive of the ladder.
+        The policy with its promise. Where no policy can be certified, ``promise.certified`` is
+        false, and the policy is the most expensive of the ladder.
     """
     counted = HeldOut.of(ladder, reference, against=settings.against or reference.names[-1])
     promise = make_promise(counted, settings.kind, settings.at_most, settings.confidence)

@@ -266,7 +266,7 @@ class _SequentialTest(ABC):
 
 
 class _Calibration(_SequentialTest):
-    """Whether the mean of (wrong - believed) is where the reference says it is."""
+    """Whether the mean of (wrong - believed) is within the interval of the reference."""
 
     name = "calibration"
 

@@ -1,4 +1,4 @@
-"""A judge: a node that says whether an answer is right, where texts cannot be compared by a rule.
+"""A judge: a node that decides whether an answer is right, where no rule can compare texts.
 
 The question, the reference answer and the answer are set between marks that are made from their own
 text, so that no text can end its part and give instructions of its own. Where labels exist, the
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Agreement", "Judge", "verdict_from"]
 
 RUBRIC = (
-    "Judge whether an answer to a question is right. It is right if it says the same as the "
+    "Judge whether an answer to a question is right. It is right if it means the same as the "
     "reference answer, in whatever words; without a reference answer, if it is true and answers "
     "the question."
 )
