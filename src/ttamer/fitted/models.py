@@ -213,6 +213,29 @@ class BeliefModel(Model):
             found[:, k] = np.searchsorted(self.edges[k], least, side="right")
         return States(found, owner, self.members)
 
+    def states_at(
+        self,
+        place: int,
+        confidence: NDArray[np.float64],
+        predictions: NDArray[np.int32],
+        known: NDArray[np.float64] | None,
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return the states of rows after one step, and the owners of their best answers.
+
+        Args:
+            place: The number of the step; only the columns of its nodes are used.
+            confidence: Shape (T, n), finite.
+            predictions: Shape (T, n), in the belief's codes; -1 is no answer.
+            known: Shape (T, k): the signals, if the fit has them.
+        """
+        step, signals = self.steps[place], self.belief.signals
+        if not step:
+            least, owner = _router_logit(signals, known), np.full(len(confidence), -1)
+        else:
+            said = predictions if self.belief.has_predictions else None
+            least, owner = self.belief.least(self.belief.evidence(confidence, said, known), step)
+        return np.searchsorted(self.edges[place], least, side="right"), owner
+
     def session(
         self, policy: SolvedPolicy, signals: Mapping[str, float] | None = None
     ) -> BeliefSession:

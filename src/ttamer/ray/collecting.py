@@ -139,7 +139,7 @@ def _chunk_size(nodes: Mapping[str, Any]) -> int:
 
 def _block(nodes: Mapping[str, Any]) -> int:
     """Return the number of inputs that a local collection takes at a time."""
-    return max((n.size for n in nodes.values() if isinstance(n, Batched)), default=1)
+    return max((n.limit for n in nodes.values() if isinstance(n, Batched)), default=1)
 
 
 def _chunks(row: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,3 +1,4 @@
+from ttamer.runtime.batching import BatchOutcome as BatchOutcome
 from ttamer.runtime.calling import batched as batched
 from ttamer.runtime.cascade import Cascade as Cascade
 from ttamer.runtime.collecting import collect as collect

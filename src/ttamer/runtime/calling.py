@@ -33,6 +33,9 @@ __all__ = [
     "is_async",
 ]
 
+MAX_COLLECTED = 1024
+"""The number of inputs that a collection takes at a time where a batch has no limit."""
+
 ABANDON_SECONDS = 0.1
 """A cancelled call that does not end within this many seconds is abandoned."""
 
@@ -42,7 +45,12 @@ class Batched:
     """A callable that answers for several inputs at once; made by :func:`batched`."""
 
     answer: Callable[[Sequence[Any]], Sequence[Any]]
-    size: int
+    size: int | None
+
+    @property
+    def limit(self) -> int:
+        """The largest number of inputs that a collection takes at a time."""
+        return self.size or MAX_COLLECTED
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Answer for several inputs."""
@@ -50,17 +58,21 @@ class Batched:
 
     def single(self, value: Any) -> Any:
         """Answer for one input."""
-        return self.answer([value])[0]
+        from ttamer.runtime.reply import rows_of
+
+        return rows_of(self.answer([value]), 1)[0]
 
 
-def batched(answer: Callable[[Sequence[Any]], Sequence[Any]], size: int = 32) -> Batched:
+def batched(answer: Callable[[Sequence[Any]], Sequence[Any]], size: int | None = 32) -> Batched:
     """Mark a callable that takes a list of inputs and returns one reply for each.
 
     With measured costs, the cost of a row is its share of the time that its batch takes.
 
     Args:
-        answer: From a list of inputs to a sequence of replies, each as of any node.
-        size: The largest number of inputs in one call, at least 1.
+        answer: From a list of inputs (or rows of an array, see :meth:`Cascade.run_batch`) to one
+            reply for each, or to columns: a mapping of arrays, or a tuple of NumPy arrays
+            ``(predictions, confidences)``.
+        size: The largest number of inputs in one call, at least 1; ``None`` for no limit.
 
     Returns:
         A node for :func:`~ttamer.collect` and :class:`~ttamer.Cascade`.
@@ -73,7 +85,7 @@ def batched(answer: Callable[[Sequence[Any]], Sequence[Any]], size: int = 32) ->
     >>> trace.classes
     ('1', '2')
     """
-    if size < 1:
+    if size is not None and size < 1:
         raise ArgumentError(f"size is {size}; a batch needs at least 1 input")
     return Batched(answer, size)
 
@@ -88,6 +100,8 @@ class Call:
     """Seconds until the call counts as failed."""
     hedge: float | None = None
     """Seconds after which a second call is made; the first reply counts."""
+    node: str = ""
+    """The name of the node."""
 
 
 @dataclass(frozen=True)

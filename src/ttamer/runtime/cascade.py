@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from ttamer.policy.session import Explanation
+    from ttamer.runtime.batching import BatchOutcome
     from ttamer.trace.spec import CascadeSpec
 
 __all__ = ["Cascade", "CascadeFailed", "Decider", "NodeCall", "Outcome"]
@@ -119,6 +120,8 @@ class Cascade:
         self.nodes = {
             name: node.single if isinstance(node, Batched) else node for name, node in nodes.items()
         }
+        self.batched = {n: node for n, node in nodes.items() if isinstance(node, Batched)}
+        """The nodes that answer for several inputs at once."""
         self.max_cost = _limit(max_cost, "max_cost")
         self.deadline = _limit(deadline, "deadline")
         self._timeouts = _by_node(timeouts, spec.names, "timeouts")
@@ -158,7 +161,7 @@ class Cascade:
         """
         if self._is_async:
             return asyncio.run(self.arun(value, key=key, deadline=deadline, signals=signals))
-        steps = self._steps(value, key, deadline, signals)
+        steps = self.steps(value, key, deadline, signals)
         try:
             question = next(steps)
             while True:
@@ -176,7 +179,7 @@ class Cascade:
         signals: Mapping[str, float] | None = None,
     ) -> Outcome:
         """Answer one input without blocking; as :meth:`run`. Plain callables run in threads."""
-        steps = self._steps(value, key, deadline, signals)
+        steps = self.steps(value, key, deadline, signals)
         try:
             question = next(steps)
             while True:
@@ -185,7 +188,46 @@ class Cascade:
             outcome: Outcome = done.value
             return outcome
 
-    def _steps(
+    def run_batch(self, inputs: Any, *, signals: Mapping[str, Any] | None = None) -> BatchOutcome:
+        """Answer many inputs: in each round a node is called once, with the rows that need it.
+
+        The decisions are those of :meth:`run`, row by row, with the number of a row as its key.
+        A node marked by :func:`~ttamer.runtime.batched` gets the rows as they are taken from
+        ``inputs``: an array for an array, a frame for a frame, else a list. Other nodes are called
+        row by row. A row on which a node fails goes on without it, as in :meth:`run`.
+
+        Args:
+            inputs: An array, a pandas frame or a sequence, one row for each input.
+            signals: An array for each signal, if the policy was fitted with signals.
+
+        Returns:
+            The answers, the nodes that gave them, and the costs; ``errors`` for inputs without.
+
+        Raises:
+            ArgumentError: If a node is async, or signals are missing or of another length.
+
+        >>> import numpy as np
+        >>> from ttamer import CascadeSpec, Trace, fit
+        >>> from ttamer.runtime import batched
+        >>> rng = np.random.default_rng(0)
+        >>> sure = rng.random((400, 2))
+        >>> spec = CascadeSpec.of({"small": 1.0, "large": 3.0})
+        >>> ladder = fit(Trace(spec, sure, correct=rng.random((400, 2)) < sure), belief="none")
+        >>> nodes = {
+        ...     "small": batched(lambda x: (x > 0.5, x), size=None),
+        ...     "large": batched(lambda x: (x > 0.5, np.ones(len(x))), size=None),
+        ... }
+        >>> found = Cascade(ladder.at(0.9), nodes).run_batch(np.array([0.1, 0.99]))
+        >>> found.answers
+        [False, True]
+        """
+        from ttamer.runtime.batching import run_batch
+
+        if self._is_async:
+            raise ArgumentError("run_batch takes plain callables; await arun for async nodes")
+        return run_batch(self, inputs, signals)
+
+    def steps(
         self,
         value: Any,
         key: str | None,
@@ -232,7 +274,7 @@ class Cascade:
             if hedge is not None and limits.exceeds((paid + 2) * price):
                 hedge = None
             timeout = limits.least(self._timeouts.get(node))
-            result = yield Call(self.nodes[node], value, timeout, hedge)
+            result = yield Call(self.nodes[node], value, timeout, hedge, node)
             calls += result.calls
             paid += result.paid
             seconds += result.seconds

@@ -14,7 +14,7 @@ import numpy as np
 
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.calling import Batched, EventLoop
-from ttamer.runtime.reply import Reply, Unusable, reply_of
+from ttamer.runtime.reply import Reply, Unusable, reply_of, rows_of
 from ttamer.trace.checks import check_classes
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target
@@ -151,7 +151,7 @@ class Collection:
             order,
             target or ("label" if labelled else "last"),
         )
-        block = max((n.size for n in nodes.values() if isinstance(n, Batched)), default=1)
+        block = max((n.limit for n in nodes.values() if isinstance(n, Batched)), default=1)
         if given:
             repeat, warmup = 1, 0
         return cls(spec, labelled, not given, repeat, warmup, on_error, block)
@@ -187,8 +187,10 @@ class Calls:
         """Return an answer for each value, or the reason why it has none."""
         if isinstance(node, Batched):
             answers: list[_Answer | str] = []
-            for first in range(0, len(values), node.size):
-                answers += self._batch(name, node, values[first : first + node.size], start + first)
+            for first in range(0, len(values), node.limit):
+                answers += self._batch(
+                    name, node, values[first : first + node.limit], start + first
+                )
             return answers
         return [self._one(name, node, value, start + i) for i, value in enumerate(values)]
 
@@ -205,8 +207,7 @@ class Calls:
         end = start + len(values) - 1
         try:
             returned, seconds = self._timed(name, node, values)
-            if len(returned) != len(values):
-                raise Unusable(f"returned {len(returned)} replies for {len(values)} inputs")  # noqa: TRY301
+            returned = rows_of(returned, len(values))
         except Exception as error:  # whatever a user's function raises
             where = f"input {start}" if start == end else f"inputs {start} to {end}"
             reason = self._failed(name, error, where)

@@ -12,6 +12,7 @@ truth value; ``None`` means that the node has no answer, which is never right. `
 object, and is what the caller gets; without it the caller gets the prediction. ``confidence`` is
 any number that grows with certainty: text is refused, NaN and minus infinity count as the node's
 lowest. ``cost`` is what this call cost, instead of the node's own cost; finite and not negative.
+A batched callable returns one reply for each input, or its replies as columns (:func:`rows_of`).
 ``margin`` and ``entropy`` are kept in traces; one that is not finite counts as not given.
 """
 
@@ -22,12 +23,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ttamer._numbers import as_float
 from ttamer.errors import TraceError
 from ttamer.trace.classes import class_text
 from ttamer.trace.trace import EXTRA_FIELDS
 
-__all__ = ["Reply", "Unusable", "error_text", "reply_of"]
+__all__ = ["Reply", "Unusable", "error_text", "reply_of", "rows_of"]
 
 _NAMES = ("prediction", "confidence", "answer", "cost", *EXTRA_FIELDS)
 _NO_EXTRAS = (math.nan,) * len(EXTRA_FIELDS)
@@ -94,6 +97,36 @@ def reply_of(returned: Any) -> Reply:
         )
         extras = tuple(number if math.isfinite(number) else math.nan for number in numbers)
     return Reply(prediction, confidence, found.get("answer", prediction), cost, extras)
+
+
+def rows_of(returned: Any, count: int) -> list[Any]:
+    """Return the replies of a batched callable as one reply for each input.
+
+    It may return a sequence of replies, a mapping of columns, or a tuple of NumPy arrays
+    ``(predictions, confidences)`` or ``(predictions, confidences, answers)``.
+
+    Raises:
+        Unusable: If there are not as many replies as inputs.
+
+    >>> import numpy as np
+    >>> rows_of((np.array(["cat", "dog"]), np.array([0.9, 0.8])), 2)
+    [('cat', 0.9), ('dog', 0.8)]
+    """
+    replies: list[Any]
+    if isinstance(returned, Mapping):
+        columns = [_plain(column) for column in returned.values()]
+        replies = [dict(zip(returned, row, strict=True)) for row in zip(*columns, strict=True)]
+    elif isinstance(returned, tuple) and all(isinstance(each, np.ndarray) for each in returned):
+        replies = list(zip(*map(_plain, returned), strict=True))
+    else:
+        replies = list(returned)
+    if len(replies) != count:
+        raise Unusable(f"returned {len(replies)} replies for {count} inputs")
+    return replies
+
+
+def _plain(column: Any) -> list[Any]:
+    return column.tolist() if isinstance(column, np.ndarray) else list(column)
 
 
 def _number(value: Any, what: str) -> float:

@@ -1,0 +1,374 @@
+"""A cascade on many inputs at once: each round calls a node once, with the rows that need it.
+
+Rows leave as soon as the policy stops for them. The decisions are those of :meth:`Cascade.run`, row
+by row: a fitted policy decides for all rows over arrays; rows on which a node fails, and policies
+with limits on cost or time, are decided by sessions, and still share their calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ttamer.errors import ArgumentError, TraceError
+from ttamer.fitted.ladder import FittedPolicy
+from ttamer.fitted.mixture import Mixture
+from ttamer.fitted.models import BeliefModel, ConfidenceModel
+from ttamer.policy.expected_walk import STOP
+from ttamer.runtime.calling import Call, CallResult, call
+from ttamer.runtime.outcome import CascadeFailed
+from ttamer.runtime.reply import Unusable, error_text, reply_of, rows_of
+from ttamer.trace.classes import ClassCodes
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from numpy.typing import NDArray
+
+    from ttamer.fitted.models import Model
+    from ttamer.policy.batch import Batch
+    from ttamer.runtime.cascade import Cascade
+    from ttamer.runtime.outcome import Outcome
+
+__all__ = ["BatchOutcome", "run_batch"]
+
+
+@dataclass(frozen=True, eq=False)
+class BatchOutcome:
+    """The answers to many inputs, the nodes that gave them, and what it took."""
+
+    answers: list[Any]
+    """For each input, what the caller gets; ``None`` where no node gave an answer."""
+    predictions: list[Any]
+    """For each input, the class that was compared."""
+    by: list[str | None]
+    """For each input, the node that gave the answer; ``None`` where no node did."""
+    asked: NDArray[np.bool_]
+    """Shape (inputs, n): the nodes asked."""
+    cost: NDArray[np.float64]
+    """Shape (inputs,): the cost of all calls, in the cascade's unit."""
+    seconds: float
+    """Wall time of the whole batch."""
+    errors: dict[int, str]
+    """Why there is no answer, by the number of the input."""
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+
+def run_batch(
+    cascade: Cascade, inputs: Any, signals: Mapping[str, Any] | None = None
+) -> BatchOutcome:
+    """Answer many inputs; see :meth:`Cascade.run_batch`."""
+    start = time.monotonic()
+    run = _Run(cascade, inputs, signals)
+    policy = cascade.policy
+    limited = cascade.max_cost is not None or cascade.deadline is not None
+    left = np.arange(run.count)
+    if isinstance(policy, FittedPolicy | Mixture) and not limited and run.count:
+        left = np.array(sorted(run.decide_together(policy)), np.intp)
+    run.decide_apart(left)
+    return BatchOutcome(
+        run.answers, run.predictions, run.by, run.asked, run.cost, time.monotonic() - start,
+        run.errors,
+    )  # fmt: skip
+
+
+@dataclass
+class _Group:
+    """The rows that one policy decides."""
+
+    batch: Batch
+    model: Model
+    rows: NDArray[np.intp]
+
+
+class _Run:
+    """One batch under way."""
+
+    def __init__(self, cascade: Cascade, inputs: Any, signals: Mapping[str, Any] | None) -> None:
+        self.cascade, self.inputs = cascade, inputs
+        self.count = int(inputs.shape[0]) if hasattr(inputs, "shape") else len(inputs)
+        self.spec = cascade.policy.spec
+        self.signals = {k: np.asarray(v, np.float64) for k, v in (signals or {}).items()}
+        for name, values in self.signals.items():
+            if values.shape != (self.count,):
+                raise ArgumentError(
+                    f"signal {name!r} has shape {values.shape}; one number for each of "
+                    f"{self.count} inputs is needed"
+                )
+        size = (self.count, len(self.spec))
+        self.answers: list[Any] = [None] * self.count
+        self.predictions: list[Any] = [None] * self.count
+        self.by: list[str | None] = [None] * self.count
+        self.asked = np.zeros(size, bool)
+        self.cost = np.zeros(self.count)
+        self.errors: dict[int, str] = {}
+        self.confidence = np.zeros(size)
+        self.coded = np.full(size, -1, np.int32)
+        self.own_cost = np.full(size, np.nan)
+        self.given: list[dict[int, tuple[Any, Any]]] = [{} for _ in self.spec.names]
+        self.results: dict[int, dict[str, CallResult]] = {}
+
+    def take(self, rows: NDArray[np.intp]) -> Any:
+        """Return some inputs: rows of an array or a frame, or a list."""
+        if hasattr(self.inputs, "iloc"):
+            return self.inputs.iloc[rows]
+        if hasattr(self.inputs, "shape"):
+            return self.inputs[rows]
+        return [self.inputs[row] for row in rows]
+
+    def call(self, node: str, rows: NDArray[np.intp]) -> tuple[Any, float]:
+        """Call a node that answers for several inputs; return its replies and the seconds."""
+        batched = self.cascade.batched[node]
+        start = time.monotonic()
+        limit = batched.size or len(rows)
+        returned: Any
+        if limit >= len(rows):
+            returned = batched(self.take(rows))
+        else:
+            returned = []
+            for at in range(0, len(rows), limit):
+                part = rows[at : at + limit]
+                returned += rows_of(batched(self.take(part)), len(part))
+        return returned, time.monotonic() - start
+
+    # Fitted policies, over arrays
+
+    def decide_together(self, policy: FittedPolicy | Mixture) -> set[int]:
+        """Decide for all rows; return those on which a node failed."""
+        every = np.arange(self.count)
+        if isinstance(policy, Mixture):
+            drawn = policy.draws(self.count)
+            parts = [(policy.cheap, every[~drawn]), (policy.expensive, every[drawn])]
+        else:
+            parts = [(policy, every)]
+        groups = [
+            _Group(each.policy.batch(len(rows)), each.fitted, rows)
+            for each, rows in parts
+            if len(rows)
+        ]
+        model = groups[0].model
+        codes = ClassCodes(model.classes if isinstance(model, BeliefModel) else ())
+        owner = np.full(self.count, -1)
+        failed: set[int] = set()
+        while any(group.batch.running for group in groups):
+            wanted = np.full(self.count, -1)
+            for group in groups:
+                going = np.flatnonzero(group.batch.next != STOP)
+                rows = group.rows[going]
+                new = group.model.members[group.batch.next[going]] & ~self.asked[rows]
+                wanted[rows] = np.where(new.any(axis=1), new.argmax(axis=1), -1)
+            if failed:
+                wanted[list(failed)] = -1
+            for node in np.unique(wanted[wanted >= 0]).tolist():
+                rows = np.flatnonzero(wanted == node)
+                failed |= self._ask(node, rows, codes)
+                self.asked[rows, node] = True
+            for group in groups:
+                places = group.batch.next
+                states = np.zeros(len(places), np.intp)
+                for place in np.unique(places[places != STOP]).tolist():
+                    here = np.flatnonzero(places == place)
+                    states[here], owner[group.rows[here]] = self._states(
+                        group.model, place, group.rows[here]
+                    )
+                group.batch.observe(states)
+        for group in groups:
+            if isinstance(group.model, ConfidenceModel):
+                owner[group.rows] = np.array(group.model.columns)[group.batch.answer]
+        self._finish(owner, failed)
+        for row in failed:  # replies that are there are not asked for again
+            known = self.results.setdefault(row, {})
+            for node in np.flatnonzero(self.asked[row]).tolist():
+                if row in self.given[node]:
+                    answer, prediction = self.given[node][row]
+                    cost = self.own_cost[row, node]
+                    reply = {
+                        "prediction": prediction,
+                        "confidence": self.confidence[row, node],
+                        "answer": answer,
+                        "cost": None if np.isnan(cost) else cost,
+                    }
+                    known[self.spec.names[node]] = CallResult(reply, None, 1, 1, 0.0)
+        return failed
+
+    def _ask(self, node: int, rows: NDArray[np.intp], codes: ClassCodes) -> set[int]:
+        """Call a node for some rows and keep its replies; return the rows on which it failed."""
+        name = self.spec.names[node]
+        if name in self.cascade.batched:
+            try:
+                returned, _ = self.call(name, rows)
+                if self._keep_columns(node, rows, returned, codes):
+                    return set()
+                replies: Sequence[Any] = rows_of(returned, len(rows))
+            except Exception:  # whatever a user's function raises: each row is called on its own
+                return set(rows.tolist())
+            results = [CallResult(each, None, 1, 1, 0.0) for each in replies]
+        else:
+            function = self.cascade.nodes[name]
+            results = [call(Call(function, self.value(row))) for row in rows]
+        failed = set()
+        for row, result in zip(rows.tolist(), results, strict=True):
+            self.results.setdefault(row, {})[name] = result
+            try:
+                if result.error is not None:
+                    raise Unusable(error_text(result.error))  # noqa: TRY301
+                reply = reply_of(result.returned)
+                self.coded[row, node] = codes.code(reply.prediction)
+            except (Unusable, TraceError):
+                failed.add(row)
+                continue
+            self.confidence[row, node] = reply.confidence
+            self.own_cost[row, node] = np.nan if reply.cost is None else reply.cost
+            self.given[node][row] = (reply.answer, reply.prediction)
+        return failed
+
+    def _keep_columns(
+        self, node: int, rows: NDArray[np.intp], returned: Any, codes: ClassCodes
+    ) -> bool:
+        """Keep replies that came as arrays; return whether they did, and are all usable."""
+        if isinstance(returned, tuple) and len(returned) in (2, 3):
+            names = ("prediction", "confidence", "answer")
+            returned = dict(zip(names, returned, strict=False))
+        if not isinstance(returned, Mapping) or not {"prediction", "confidence"} <= set(returned):
+            return False
+        columns = {
+            name: np.asarray(returned[name]) for name in ("prediction", "confidence", "cost")
+            if name in returned
+        }  # fmt: skip
+        confidence = columns["confidence"]
+        if any(len(column) != len(rows) for column in columns.values()) or any(
+            column.ndim != 1 for column in columns.values()
+        ):
+            return False
+        if confidence.dtype.kind not in "biuf":
+            return False
+        if "cost" in columns:
+            if (
+                columns["cost"].dtype.kind not in "biuf"
+                or not (np.isfinite(columns["cost"]) & (columns["cost"] >= 0)).all()
+            ):
+                return False
+            self.own_cost[rows, node] = columns["cost"]
+        predictions = columns["prediction"]
+        self.coded[rows, node] = codes.encode(predictions)
+        self.confidence[rows, node] = confidence
+        answers = returned.get("answer", predictions)
+        given = self.given[node]
+        plain = predictions.tolist()
+        shown = plain if answers is predictions else list(answers)
+        given.update(zip(rows.tolist(), zip(shown, plain, strict=True), strict=True))
+        return True
+
+    def _states(
+        self, model: Model, place: int, rows: NDArray[np.intp]
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return the state of rows at a place of the problem, and the node of the best answer."""
+        if isinstance(model, ConfidenceModel):
+            node = model.columns[place]
+            edges = model.quantiser.edges[node]
+            confidence = self.confidence[rows, node]
+            sure = np.where(np.isnan(confidence), -np.inf, confidence)
+            return np.searchsorted(edges, sure, side="right"), np.full(len(rows), node)
+        assert isinstance(model, BeliefModel)  # the two kinds there are  # noqa: S101
+        confidence = self.confidence[rows]
+        for node, edges in enumerate(model.belief.bounds):
+            low, high = (edges[0] - 1, edges[-1] + 1) if len(edges) else (0.0, 0.0)
+            column = np.where(np.isnan(confidence[:, node]), low, confidence[:, node])
+            confidence[:, node] = np.clip(column, low, high)
+        return model.states_at(place, confidence, self.coded[rows], self._signals(model, rows))
+
+    def _signals(self, model: BeliefModel, rows: NDArray[np.intp]) -> NDArray[np.float64] | None:
+        if model.belief.signals is None:
+            return None
+        names = model.belief.signals.names
+        if missing := [name for name in names if name not in self.signals]:
+            raise ArgumentError(
+                f"the policy was fitted with signals: give signals={{{missing[0]!r}: ...}}, one "
+                "number for each input"
+            )
+        return np.stack([self.signals[name][rows] for name in names], axis=1)
+
+    def _finish(self, owner: NDArray[np.intp], failed: set[int]) -> None:
+        """Keep the answers and the costs of the rows that did not fail."""
+        costs = np.where(np.isnan(self.own_cost), self.spec.costs, self.own_cost)
+        total = np.where(self.asked, costs, 0.0).sum(axis=1)
+        if self.spec.has_passing:
+            before = np.concatenate([[0.0], np.cumsum(self.spec.passing)])
+            last = np.full(self.count, -1)
+            for node in range(len(self.spec)):
+                here = self.asked[:, node]
+                passed = before[node] - before[last + 1]
+                total += np.where(here & np.isnan(self.own_cost[:, node]), passed, 0.0)
+                last[here] = node
+        self.cost[:] = total
+        for row, node in enumerate(owner.tolist()):
+            if row not in failed:
+                self.answers[row], self.predictions[row] = self.given[node][row]
+                self.by[row] = self.spec.names[node]
+
+    # Everything else, by sessions
+
+    def value(self, row: int) -> Any:
+        """Return one input."""
+        return self.inputs.iloc[row] if hasattr(self.inputs, "iloc") else self.inputs[row]
+
+    def decide_apart(self, rows: NDArray[np.intp]) -> None:
+        """Decide for rows by sessions, in step: calls of one round share a batch."""
+        running: dict[int, tuple[Generator[Call, CallResult, Outcome], Call]] = {}
+        for row in rows.tolist():
+            self.asked[row], self.cost[row] = False, 0.0
+            signals = {name: float(values[row]) for name, values in self.signals.items()} or None
+            key: Any = row
+            steps = self.cascade.steps(self.value(row), key, None, signals)
+            self._advance(running, row, steps, None)
+        while running:
+            results = self._round({row: request for row, (_, request) in running.items()})
+            for row, result in results.items():
+                steps, _ = running.pop(row)
+                self._advance(running, row, steps, result)
+
+    def _advance(
+        self, running: dict[int, Any], row: int, steps: Any, result: CallResult | None
+    ) -> None:
+        """Hand a result to a session, and keep its next call or its outcome."""
+        try:
+            running[row] = (steps, steps.send(result))
+        except StopIteration as done:
+            outcome: Outcome = done.value
+            self.answers[row], self.predictions[row] = outcome.answer, outcome.prediction
+            self.by[row], self.cost[row] = outcome.by, outcome.cost
+            self.asked[row, [self.spec.index_of(name) for name in outcome.path]] = True
+        except CascadeFailed as failure:
+            self.errors[row] = str(failure)
+            self.cost[row] = sum(each.cost for each in failure.asked)
+            self.asked[row, [self.spec.index_of(each.node) for each in failure.asked]] = True
+
+    def _round(self, requests: Mapping[int, Call]) -> dict[int, CallResult]:
+        """Make one call for each row, those of one node that takes batches together."""
+        results: dict[int, CallResult] = {}
+        together: dict[str, list[int]] = {}
+        for row, request in requests.items():
+            name = request.node
+            known = self.results.get(row, {}).pop(name, None)
+            if known is not None:
+                results[row] = known
+            elif name in self.cascade.batched:
+                together.setdefault(name, []).append(row)
+            else:
+                results[row] = call(request)
+        for name, rows in together.items():
+            try:
+                returned, seconds = self.call(name, np.array(rows, np.intp))
+                replies = rows_of(returned, len(rows))
+            except Exception:  # whatever a user's function raises: each row is called on its own
+                results |= {row: call(requests[row]) for row in rows}
+                continue
+            for row, reply in zip(rows, replies, strict=True):
+                results[row] = CallResult(reply, None, 1, 1, seconds / len(rows))
+        return results

@@ -1,0 +1,187 @@
+"""``run_batch`` decides as ``run`` does, row by row, with one call of a node in each round."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ttamer import ArgumentError, Cascade, CascadeFailed, CascadeSpec, Trace, fit
+from ttamer.runtime import batched
+
+ROWS = 300
+NAMES = ("a", "b", "c")
+
+
+def make_trace(order="auto", seed=0, signals=None, **options):
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, 3, ROWS)
+    sure = rng.random((ROWS, 3))
+    right = rng.random((ROWS, 3)) < 0.4 + 0.6 * sure
+    prediction = np.where(right, label[:, np.newaxis], (label[:, np.newaxis] + 1) % 3)
+    spec = CascadeSpec.of(dict(zip(NAMES, (1.0, 2.0, 4.0), strict=True)), order=order, **options)
+    return Trace.from_arrays(spec, sure, prediction=prediction, label=label, signals=signals or {})
+
+
+class Nodes:
+    """Callables that look replies up by row, and count their calls."""
+
+    def __init__(self, trace, change=None):
+        self.trace, self.calls = trace, []
+        self.change = change or (lambda node, row, reply: reply)
+
+    def reply(self, node, row):
+        number = self.trace.names.index(node)
+        code = self.trace.prediction[row, number]
+        reply = (int(self.trace.classes[code]), float(self.trace.confidence[row, number]))
+        return self.change(node, row, reply)
+
+    def single(self, node):
+        return lambda row: self.reply(node, int(row))
+
+    def together(self, node):
+        def answer(rows):
+            self.calls.append((node, len(rows)))
+            return [self.reply(node, int(row)) for row in rows]
+
+        return batched(answer, size=None)
+
+    def columns(self, node):
+        def answer(rows):
+            self.calls.append((node, len(rows)))
+            replies = [self.reply(node, int(row)) for row in rows]
+            return np.array([r[0] for r in replies]), np.array([r[1] for r in replies])
+
+        return batched(answer, size=None)
+
+    def of(self, kind):
+        return {name: getattr(self, kind)(name) for name in self.trace.names}
+
+
+def check_same(policy, nodes, inputs, **options):
+    """Compare with one run for each row."""
+    cascade = Cascade(policy, nodes, **options)
+    found = cascade.run_batch(inputs)
+    assert len(found) == len(inputs)
+    for row in range(len(inputs)):
+        try:
+            outcome = cascade.run(inputs[row], key=row)
+        except CascadeFailed as failure:
+            assert found.by[row] is None
+            assert found.errors[row] == str(failure)
+            continue
+        asked = tuple(np.array(policy.spec.names)[found.asked[row]])
+        assert (found.answers[row], found.predictions[row]) == (outcome.answer, outcome.prediction)
+        assert (found.by[row], sorted(asked)) == (outcome.by, sorted(outcome.path))
+        assert found.cost[row] == pytest.approx(outcome.cost)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["single", "together", "columns"])
+@pytest.mark.parametrize("belief", ["none", "full"])
+def test_the_decisions_are_those_of_single_runs(belief, kind):
+    trace = make_trace()
+    ladder = fit(trace, belief=belief)
+    for rung in (0, len(ladder) // 2, len(ladder) - 1):
+        check_same(ladder[rung], Nodes(trace).of(kind), np.arange(60))
+
+
+@pytest.mark.parametrize("order", ["fixed", "skip", "any"])
+def test_in_every_order(order):
+    trace = make_trace(order)
+    for belief in ("calibrated", "full"):
+        ladder = fit(trace, belief=belief)
+        check_same(ladder[len(ladder) // 2], Nodes(trace).of("columns"), np.arange(40))
+
+
+def test_exits_that_are_passed():
+    trace = make_trace("skip", passing={"a": 0.5, "b": 0.25})
+    ladder = fit(trace)
+    check_same(ladder[len(ladder) // 2], Nodes(trace).of("columns"), np.arange(40))
+
+
+def test_mixtures_draw_by_the_number_of_the_row():
+    trace = make_trace()
+    mixture = fit(trace, belief="none").for_budget(2.0)
+    check_same(mixture, Nodes(trace).of("columns"), np.arange(80))
+
+
+def test_a_node_is_called_once_in_each_round_with_the_rows_that_need_it():
+    trace = make_trace("fixed")
+    ladder = fit(trace, belief="full")
+    nodes = Nodes(trace)
+    found = Cascade(ladder[len(ladder) // 2], nodes.of("columns")).run_batch(np.arange(ROWS))
+    assert [node for node, _ in nodes.calls] == list(NAMES)[: len(nodes.calls)]
+    assert [rows for _, rows in nodes.calls] == found.asked.sum(axis=0).tolist()[: len(nodes.calls)]
+
+
+def broken(node, row, reply):
+    if row % 7 == 0 and node == "b":
+        raise RuntimeError("broken")
+    if row % 11 == 0:
+        return reply[0], math.nan
+    if row % 13 == 0 and node == "a":
+        return reply[0], "high"
+    if row % 17 == 0:
+        return {"prediction": reply[0], "confidence": reply[1], "cost": 9.0, "answer": f"row {row}"}
+    if row == 20:
+        raise RuntimeError("no node answers this one")
+    return reply
+
+
+@pytest.mark.parametrize("kind", ["single", "together"])
+@pytest.mark.parametrize("belief", ["calibrated", "full"])
+def test_rows_on_which_nodes_fail_go_on_without_them(belief, kind):
+    trace = make_trace()
+    ladder = fit(trace, belief=belief)
+    found = check_same(ladder[len(ladder) // 2], Nodes(trace, broken).of(kind), np.arange(60))
+    assert list(found.errors) == [20]
+
+
+def test_limits_hold_in_a_batch():
+    trace = make_trace()
+    ladder = fit(trace)
+    found = check_same(ladder[-1], Nodes(trace).of("together"), np.arange(40), max_cost=3.0)
+    assert found.cost.max() <= 3.0
+
+
+def test_signals_are_arrays():
+    rng = np.random.default_rng(5)
+    signals = {"length": rng.random(ROWS)}
+    trace = make_trace(signals=signals)
+    policy = fit(trace)[len(fit(trace)) // 2]
+    cascade = Cascade(policy, Nodes(trace).of("columns"))
+    found = cascade.run_batch(np.arange(50), signals={"length": signals["length"][:50]})
+    for row in range(50):
+        outcome = cascade.run(row, signals={"length": float(signals["length"][row])})
+        assert (found.by[row], found.answers[row]) == (outcome.by, outcome.answer)
+    with pytest.raises(ArgumentError, match="one number for each of 3 inputs"):
+        cascade.run_batch(np.arange(3), signals={"length": [1.0]})
+
+
+def test_lists_frames_and_batches_of_a_limited_size():
+    trace = make_trace()
+    policy = fit(trace, belief="none")[3]
+    nodes = Nodes(trace)
+    of_list = check_same(policy, nodes.of("together"), list(range(30)))
+    frame = pd.DataFrame({"row": np.arange(30)})
+    by_frame = {
+        name: batched(lambda part, name=name: [nodes.reply(name, row) for row in part["row"]], 4)
+        for name in NAMES
+    }
+    of_frame = Cascade(policy, by_frame).run_batch(frame)
+    assert of_frame.answers == of_list.answers
+
+
+def test_no_inputs_and_async_nodes():
+    trace = make_trace()
+    policy = fit(trace, belief="none")[3]
+    assert len(Cascade(policy, Nodes(trace).of("together")).run_batch([])) == 0
+
+    async def node(_):
+        return "x", 1.0
+
+    with pytest.raises(ArgumentError, match="await arun"):
+        Cascade(policy, dict.fromkeys(NAMES, node)).run_batch([1])
