@@ -26,7 +26,7 @@ from ttamer.policy.expected_walk import START, STOP
 from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.tradeoff import check_tradeoffs
 from ttamer.solvers.blas import one_thread
-from ttamer.solvers.walk import tie_slack
+from ttamer.solvers.walk import TIE
 from ttamer.stats.isotonic import rising
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class RowSolver:
     ) -> tuple[NDArray[np.float64], list[NDArray[np.float64]], list[NDArray[np.int32]]]:
         """Return values, and the tables by place. Arrays have shape (states or rows, tradeoffs)."""
         problem = self._problem
-        slack = tie_slack(problem, weights)
+        slack = _tie_slack(problem, weights)
         places = len(problem.nodes) + 1  # the start's tables come last
         phi: list[NDArray[np.float64]] = [np.empty(0)] * places
         choices: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * places
@@ -233,3 +233,10 @@ class _SmoothMeans:
     def __call__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         sums = np.add.reduceat(values[self._order], self._starts, axis=0)
         return np.asarray(self._smoother @ (sums / self._rows))
+
+
+def _tie_slack(problem: Problem, tradeoffs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return, for each tradeoff, the largest gain that is rounding among values of any size."""
+    largest_loss = float(problem.grid.values[-2])  # the last is infinity
+    largest_cost = max(float(edge.expected_costs.max()) for edge in problem.edges)
+    return TIE * (tradeoffs * largest_loss + (1 - tradeoffs) * largest_cost)

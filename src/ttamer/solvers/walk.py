@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from ttamer.problem.problem import Problem
 
-__all__ = ["NO_SURE_ANSWER", "TIE", "solve_walk", "tie_slack"]
+__all__ = ["NO_SURE_ANSWER", "TIE", "solve_walk"]
 
 TIE = 1e-13
 """A gain below this share of what it is compared with is rounding: stopping wins such ties."""
@@ -200,10 +200,3 @@ def _product(rows: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[n
         product = rows @ np.where(infinite, 0.0, after)
         product[(rows > 0) @ infinite] = np.inf
     return product
-
-
-def tie_slack(problem: Problem, tradeoffs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return, for each tradeoff, the largest gain that is rounding among values of any size."""
-    largest_loss = float(problem.grid.values[-2])  # the last is infinity
-    largest_cost = max(float(edge.expected_costs.max()) for edge in problem.edges)
-    return TIE * (tradeoffs * largest_loss + (1 - tradeoffs) * largest_cost)
