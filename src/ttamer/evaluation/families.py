@@ -1,22 +1,30 @@
 """Our own fits as families, beside the baselines.
 
 - ``ttamer``: the default fit.
-- ``paper``: ``belief="none"``, the paper as written.
+- ``paper``: ``belief="none"``, the paper as written; with target ``"last"`` the loss of the last
+  node is 0, as it is right by definition.
+- ``paper-literal``: with target ``"last"``, the paper word for word: the last node too loses one
+  minus its confidence. By name only.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ttamer.baselines import FAMILIES, Unsuitable
 from ttamer.errors import ArgumentError
+from ttamer.fitted.ladder import FittedLadder
+from ttamer.fitted.models import ConfidenceModel
 from ttamer.fitted.replay import Setting
 from ttamer.fitting.plans import fit
+from ttamer.problem.problem import Node, Problem
+from ttamer.solvers import solve_ladder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ttamer.fitted.ladder import FittedLadder
     from ttamer.fitted.replay import Family
     from ttamer.trace.trace import Trace
 
@@ -44,6 +52,36 @@ def _settings(ladder: FittedLadder) -> list[Setting]:
     return [Setting({"tradeoff": policy.tradeoff}, policy) for policy in ladder]
 
 
+class LiteralFamily:
+    """The paper's policies with target ``"last"``, where no loss is 0 by definition."""
+
+    name = "paper-literal"
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Fit as ``paper``, then solve again with the last node's own confidences."""
+        if trace.spec.target != "last":
+            raise Unsuitable('the target is "label", and "paper" is the paper as written')
+        try:
+            ladder = fit(trace, belief="none")
+        except ArgumentError as error:
+            raise Unsuitable(str(error)) from None
+        model, problem, last = ladder.fitted, ladder.problem, len(trace.names) - 1
+        if not isinstance(model, ConfidenceModel):
+            raise TypeError("belief none gives a model of confidences")
+        states = model.quantiser.states(trace.confidence)[:, last]
+        count = len(problem.nodes[problem.number[trace.names[last]]].losses)
+        seen = np.bincount(states, minlength=count)
+        sums = np.bincount(states, weights=trace.confidence[:, last], minlength=count)
+        means = np.where(seen > 0, sums / np.maximum(seen, 1), trace.confidence[:, last].mean())
+        own = Node(trace.names[last], np.clip(1 - means, 0.0, 1.0))
+        nodes = tuple(own if node.name == own.name else node for node in problem.nodes)
+        literal = Problem(problem.moves, nodes, problem.edges)
+        solved = solve_ladder(literal, [policy.tradeoff for policy in ladder])
+        return _settings(FittedLadder.of(solved, model))
+
+
+BY_NAME: dict[str, Family] = {"paper-literal": LiteralFamily()}
+"""Families that are fitted only where they are asked for by name."""
 OURS: dict[str, Family] = {
     "ttamer": FitFamily("ttamer"),
     "paper": FitFamily("paper", belief="none"),
@@ -63,6 +101,7 @@ def fit_all(
     """
     every = {**OURS, **FAMILIES}
     names = list(every) if names is None else list(names)
+    every |= BY_NAME
     for name in names:
         if name not in every:
             raise ArgumentError(f"there is no family {name!r}; there are {', '.join(every)}")
