@@ -29,21 +29,6 @@ def every_exit(folder, values):
     return logits
 
 
-def test_images_in_batches_of_any_size(tmp_path):
-    torch.manual_seed(0)
-    blocks = [nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())]
-    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
-    network = EarlyExit(blocks, [], head)
-    export_onnx(network, tmp_path / "new", torch.randn(2, 3, 8, 8))
-    for rows in (1, 5):
-        inputs = torch.randn(rows, 3, 8, 8)
-        with torch.no_grad():
-            expected = network.eval()(inputs)
-        found = every_exit(tmp_path / "new", [inputs.numpy()])
-        for mine, theirs in zip(expected, found, strict=True):
-            np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
-
-
 def test_texts_of_any_length(tmp_path):
     torch.manual_seed(0)
     sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
