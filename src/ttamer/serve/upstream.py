@@ -27,6 +27,7 @@ except ImportError:
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from types import TracebackType
 
     from ttamer.serve.config import NodeSettings
 
@@ -229,15 +230,31 @@ class CircuitBreaker:
         """Take the end of a call that was cancelled, which shows nothing."""
         self._is_probing = False
 
-    @asynccontextmanager
-    async def limited(self, seconds: float) -> AsyncIterator[None]:
+    def limited(self, seconds: float) -> _Limited:
         """Limit the time of a block, which also ends when timeouts open the breaker."""
-        async with asyncio.timeout(seconds) as timeout:
-            self._waiting.add(timeout)
-            try:
-                yield
-            finally:
-                self._waiting.discard(timeout)
+        return _Limited(self._waiting, seconds)
+
+
+class _Limited:
+    """A time limit; a class and not a generator, since every call enters one."""
+
+    __slots__ = ("_timeout", "_waiting")
+
+    def __init__(self, waiting: set[asyncio.Timeout], seconds: float) -> None:
+        self._waiting, self._timeout = waiting, asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._waiting.add(self._timeout)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._waiting.discard(self._timeout)
+        await self._timeout.__aexit__(kind, error, trace)
 
 
 class Upstream:
