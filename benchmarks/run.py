@@ -17,7 +17,17 @@ from pathlib import Path
 
 from result import Result, show
 
-QUESTIONS = ("solve", "ladder", "growth", "decide", "believe", "per_input", "importing", "traces")
+QUESTIONS = (
+    "solve",
+    "ladder",
+    "growth",
+    "decide",
+    "believe",
+    "per_input",
+    "batching",
+    "importing",
+    "traces",
+)
 
 
 def measure(question: str) -> list[Result]:
