@@ -377,6 +377,15 @@ def test_fit_as_the_paper_has_it_and_in_batches(trace_files):
     assert stream["rows"] == 300
 
 
+def test_a_cascade_kept_in_the_file_is_used(trace_files):
+    answering_trace(300, seed=0).write(trace_files / "fit.npz")
+    out = ("-o", trace_files / "p.ttamer", "--json")
+    facts = json.loads(succeed("fit", trace_files / "fit.npz", *out))
+    assert facts["rows"] == 300
+    assert tt.load(trace_files / "p.ttamer").spec == answering_trace(10).spec
+    assert "give --cascade FILE" in refuse("fit", trace_files / "fit.csv", *out)
+
+
 def test_evaluate_refuses_a_policy_that_knows_no_confidences(problem_file, trace_files):
     solved = trace_files / "solved.ttamer"
     succeed("solve", problem_file, "--tradeoff", "0.9", "-o", solved)

@@ -148,6 +148,8 @@ def _fitted(args: argparse.Namespace, progress: Callable[[str], None]) -> Fitted
         from ttamer.ray import fit_parquet
 
         return fit_parquet(args.trace, args.cascade, address=args.ray, **options)
+    if args.cascade is None:
+        raise ArgumentError("--stream needs --cascade FILE")
     return fit_file(args.trace, args.cascade, **options)
 
 

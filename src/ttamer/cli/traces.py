@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 __all__ = ["add_reading_options", "read"]
 
 
-def add_reading_options(parser: Any, *, required: bool = True) -> None:
+def add_reading_options(parser: Any) -> None:
     """Add the options for reading a trace."""
     parser.add_argument(
         "--cascade",
         metavar="FILE",
-        required=required,
-        help="the cascade.toml that names the nodes and their costs",
+        help="the cascade.toml that names the nodes and their costs (default: the one kept in "
+        "a Parquet or NPZ file)",
     )
     parser.add_argument(
         "--skip-bad",
@@ -31,8 +31,11 @@ def add_reading_options(parser: Any, *, required: bool = True) -> None:
 
 def read(path: str, args: argparse.Namespace) -> Trace:
     """Read a trace by the options; print on stderr what was left out or decided."""
+    from ttamer.errors import ArgumentError
     from ttamer.trace.trace import Trace
 
+    if args.cascade is None and Path(path).suffix.lower() == ".csv":
+        raise ArgumentError(f"{path}: a CSV file keeps no cascade: give --cascade FILE")
     trace = Trace.read(path, args.cascade, on_bad="skip" if args.skip_bad else "refuse")
     for reason, count in trace.left_out.items():
         print(f"{path}: {count} rows left out: {reason}", file=sys.stderr)
