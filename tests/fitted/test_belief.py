@@ -755,12 +755,43 @@ def test_few_rows_of_a_network_look_back_less_and_are_shrunk_more():
     np.testing.assert_array_equal(least, again)  # nor looked at
 
 
-def test_a_tree_is_not_fitted_with_full_beliefs():
-    trace = answering_trace(2000)
+def as_tree(trace):
+    """The same rows where all nodes come after the first."""
     first, *rest = trace.spec.nodes
     nodes = (first, *(dataclasses.replace(node, after=first.name) for node in rest))
-    tree = dataclasses.replace(trace, spec=CascadeSpec(nodes), cost=None)
-    assert fit(tree, states=4).fitted.plan["belief"] == "calibrated"
+    return dataclasses.replace(trace, spec=CascadeSpec(nodes), cost=None)
+
+
+def test_a_tree_is_fitted_with_full_beliefs(tmp_path):
+    tree, new = as_tree(answering_trace(3000)), as_tree(answering_trace(3000, seed=1))
+    ladder = fit(tree)
+    assert ladder.fitted.plan["belief"] == "full"
+    assert ladder.fitted.steps == ((0,), (0, 1), (0, 2), (0, 1, 2))
+    tt.save(ladder, tmp_path / "tree.ttamer")
+    loaded = tt.load(tmp_path / "tree.ttamer")
+    assert loaded.spec == ladder.spec
+    for policy, same in zip(ladder, loaded, strict=True):
+        played = policy.play(new)
+        assert played.asked[:, 0].all()
+        np.testing.assert_array_equal(played.answer, same.play(new).answer)
+    policy = ladder.at(0.95)
+    played = policy.play(new)
+    for row in range(50):
+        turn = finished(policy, new, row)
+        assert new.names[played.answer[row]] == turn.answer
+        assert {new.names[v] for v in np.flatnonzero(played.asked[row])} == set(turn.asked)
+    plain = fit(tree, belief="calibrated", states=8)
+    for budget in (4.0, 8.0):
+        mine, theirs = (evaluate(each.for_budget(budget), new) for each in (ladder, plain))
+        assert mine.error < theirs.error
+
+
+def test_a_tree_of_many_nodes_falls_back_and_says_so():
+    tree = as_tree(many_models(9, rows=200))
+    with pytest.warns(tt.errors.TraceWarning, match="the belief is 'calibrated'"):
+        ladder = fit(tree, states=3, tradeoffs=[0.9])
+    assert ladder.fitted.plan["belief"] == "calibrated"
+    assert "at most 8 nodes" in ladder.fitted.plan["note"]
 
 
 def test_beliefs_are_better_than_the_paper_as_written_and_than_thresholds():

@@ -212,7 +212,7 @@ def test_a_tree_is_fitted_as_a_tree():
     )
     spec = CascadeSpec.from_dict(tomllib.loads(text))
     tree = dataclasses.replace(trace, spec=spec, cost=None)
-    problem = fit(tree, states=4).problem
+    problem = fit(tree, belief="calibrated", states=4).problem
     assert problem.moves == "precedence"
     assert {edge.target: edge.source for edge in problem.edges} == {
         "small": None, "middle": "small", "large": "small",

@@ -729,6 +729,11 @@ ATTACKS: dict[str, tuple[str, str, Any]] = {
     "a fit unsaid": ("has an unknown", "fit", lambda f: edited(f, fit=...)),
     "fit a list": ("must be an object", "fit", lambda f: edited(f, fit=[])),
     "belief a string": ("must be an object", "belief", lambda f: edited(f, belief="full")),
+    "a belief with one parent": (
+        "a parent, or none, for each node",
+        "belief",
+        lambda f: edited(f, belief__after=["small"]),
+    ),
     "plan a list": ("must be an object", "belief", lambda f: edited(f, belief__plan=[])),
     "a plan of numbers": ("must be Unicode text", "fit", lambda f: edited(f, fit__plan={"a": 1})),
     "rows zero": ("must hold whole numbers", "fit", lambda f: edited(f, fit__rows=0)),

@@ -53,6 +53,8 @@ def describe_belief(fitted: BeliefModel) -> tuple[dict[str, Any], dict[str, NDAr
         "trace": fitted.trace_digest,
         "rows": fitted.rows,
     }
+    if spec.is_tree:
+        described["after"] = ["" if node.after is None else node.after for node in spec.nodes]
     keys = _answers(fitted.steps, len(spec.names), certain_last=belief.certain_last)
     pad = [0.0]  # no array is empty in a file
     arrays = {
@@ -85,16 +87,20 @@ def restore_belief(
     if problem.moves != "walk" or recall:
         raise ArtefactDamaged("a belief needs a walk without recall: recall is inside it")
     told = isinstance(described, dict) and "signals" in described
-    fields = fields_of(described, "the belief", (*FIELDS, *SIGNAL_FIELDS) if told else FIELDS)
+    more: tuple[str, ...] = SIGNAL_FIELDS if told else ()
+    if isinstance(described, dict) and "after" in described:
+        more = (*more, "after")
+    fields = fields_of(described, "the belief", (*FIELDS, *more))
     names = texts_of(fields["names"], "names")
     count = len(names)
     if count > MAX_NODES:
         raise ArtefactDamaged(f"the belief has {count} nodes, and at most {MAX_NODES} are read")
     if not isinstance(fields["predictions"], bool):
         raise ArtefactDamaged("predictions must be true or false")
-    spec = spec_of(
-        names, [""] * count, fields, arrays["belief_costs"], arrays.get("belief_passing")
-    )
+    after = texts_of(fields["after"], "after") if "after" in fields else [""] * count
+    if len(after) != count:
+        raise ArtefactDamaged("the belief must have a parent, or none, for each node")
+    spec = spec_of(names, after, fields, arrays["belief_costs"], arrays.get("belief_passing"))
     classes = fields["classes"]
     if not isinstance(classes, list):
         raise ArtefactDamaged("the classes must be a list")

@@ -93,22 +93,28 @@ def steps_of(
 
     Exits are asked in their order, separate models in any (with order "skip" in increasing order,
     some left out). Of more than six with order "skip", a step is the last ``WINDOW`` asked. Many
-    separate models have a lattice of their own (subsets.py).
+    separate models have a lattice of their own (subsets.py). Of a tree, a step holds the parents of
+    all its nodes.
     """
     nodes = list(range(len(trace.names)))
     order = order or trace.spec.order
     if order == "skip" and len(nodes) > MAX_STEP_SIZE:
         return _windows(len(nodes))
-    if order == "fixed":
+    if order == "fixed" and not trace.spec.is_tree:
         nodes = list(trace.spec.asking_order(trace.costs.mean(axis=0)))
         line = [tuple(nodes[: k + 1]) for k in range(len(nodes))]
         return line, [(k - 1, k, node) for k, node in enumerate(nodes)]
-    steps = [step for size in range(len(nodes)) for step in combinations(nodes, size + 1)]
+    steps = [
+        step
+        for size in range(len(nodes))
+        for step in combinations(nodes, size + 1)
+        if is_closed(step, trace.spec.parents)
+    ]
     first = [ROUTER] if router and len(nodes) > 1 else []
     steps = first + steps
     number = {step: k for k, step in enumerate(steps)}
     ways = [(-1, 0, NO_NODE)] if first else []
-    ways += [(0 if first else -1, number[(node,)], node) for node in nodes]
+    ways += [(0 if first else -1, number[(node,)], node) for node in nodes if (node,) in number]
     onward = order == "skip"  # then only nodes further on may follow
     ways += [
         (number[step], number[wider], node)
@@ -118,6 +124,15 @@ def steps_of(
         if (wider := tuple(sorted((*step, node)))) in number
     ]
     return steps, ways
+
+
+def is_closed(step: Step, parents: Sequence[int | None]) -> bool:
+    """Return whether a step holds the parent of each of its nodes.
+
+    >>> is_closed((0, 2), (None, None, 0)), is_closed((1, 2), (None, None, 0))
+    (True, False)
+    """
+    return all(parents[node] is None or parents[node] in step for node in step)
 
 
 def _windows(nodes: int) -> tuple[list[Step], list[Way]]:
@@ -171,7 +186,8 @@ def searches_subsets(trace: Trace, order: Order | None = None) -> bool:
     They are for at least ``MIN_MODELS`` separate models that may be asked in any order.
     """
     free = (order or trace.spec.order) in ("any", "auto")
-    return free and not trace.spec.is_network and len(trace.names) >= MIN_MODELS
+    separate = not (trace.spec.is_network or trace.spec.is_tree)
+    return free and separate and len(trace.names) >= MIN_MODELS
 
 
 def _model(

@@ -18,12 +18,13 @@ What a state loses is the ``belief``:
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ttamer.errors import ArgumentError
+from ttamer.errors import ArgumentError, TraceWarning
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import Rungs
 from ttamer.fitted.models import ConfidenceModel
@@ -73,6 +74,8 @@ MAX_BELIEF_NODES = 60
 """With more nodes the default is ``"calibrated"``: a file stores steps as sets of bits."""
 MAX_BELIEF_ROWS = 400_000
 """Policies on beliefs are found on at most this many rows: a uniform sample of more."""
+MAX_TREE_NODES = 8
+"""A tree of more nodes has too many sets of nodes that may have been asked for a full belief."""
 ENOUGH_ROWS = 2000
 """From this many rows on, a full belief in the widest order is taken without comparing."""
 SEARCH_ROWS = 200
@@ -94,10 +97,15 @@ class Plan:
     states: int
     quantise: Method
     smoothing: float
+    note: str = ""
+    """Why the plan is not what was asked for."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for the provenance of the artefact."""
-        return dict(vars(self))
+        plan = dict(vars(self))
+        if not self.note:
+            del plan["note"]
+        return plan
 
 
 def fit(trace: Trace, **options: Unpack[FitKeywords]) -> FittedLadder:
@@ -188,9 +196,19 @@ def _plans(trace: Trace, options: FitOptions) -> list[Plan]:
     """Return the plans that cross-validation chooses from."""
     belief, states = options.belief, options.states
     quantise, smoothing = options.quantise, options.smoothing
-    tree = any(node.after is not None for node in trace.spec.nodes)
-    full = belief == "full" and not tree and len(trace.names) <= MAX_BELIEF_NODES
+    most = MAX_TREE_NODES if trace.spec.is_tree else MAX_BELIEF_NODES
+    full = belief == "full" and len(trace.names) <= most
     way = options.order or trace.spec.order
+    note = ""
+    if belief == "full" and not full:
+        kind = "a tree" if trace.spec.is_tree else "a cascade"
+        note = f"full beliefs are for {kind} of at most {most} nodes"
+        warnings.warn(
+            f"{note}, and this one has {len(trace.names)}: the belief is 'calibrated', which uses "
+            "each node's own confidence alone and is less accurate; name fewer nodes",
+            TraceWarning,
+            stacklevel=4,
+        )
     kept: list[Plan] = []
     if full:
         kept = [
@@ -202,7 +220,7 @@ def _plans(trace: Trace, options: FitOptions) -> list[Plan]:
     if belief == "full":
         belief = "calibrated"
     return kept + [
-        Plan(belief, each, count, quantise, smoothing)
+        Plan(belief, each, count, quantise, smoothing, note)
         for each in _orders(trace.spec, way)
         for count in ((states,) if states is not None else _states_tried(len(trace)))
     ]
@@ -212,6 +230,8 @@ def _believed_orders(
     spec: CascadeSpec, order: Order
 ) -> tuple[Literal["fixed", "skip", "any"], ...]:
     """Return the orders that a full belief may take, the widest first."""
+    if spec.is_tree:
+        return ("any",)
     if order != "auto":
         return (order,)
     if spec.has_passing:
