@@ -89,9 +89,11 @@ def test_several_files_are_one_log(fit_parquet, tmp_path):
     assert saved(other, tmp_path) != local
 
 
-@pytest.mark.parametrize("name", ["_sampled", "_counted"])
+@pytest.mark.parametrize(
+    ("name", "belief"), [("_sampled", "full"), ("_digested", "full"), ("_counted", "calibrated")]
+)
 def test_a_worker_killed_in_its_work_changes_nothing(
-    cluster, fit_parquet, tmp_path, monkeypatch, name
+    cluster, fit_parquet, tmp_path, monkeypatch, name, belief
 ):
     from support.ray_models import killed_once
     from ttamer.ray import fitting
@@ -99,7 +101,7 @@ def test_a_worker_killed_in_its_work_changes_nothing(
     path = tmp_path / "log.parquet"
     trace = priced_trace(16_000)
     trace.write(path)
-    options = {**OPTIONS, "sample_rows": 5000}
+    options = {**OPTIONS, "sample_rows": 5000, "belief": belief}
     local = saved(streaming.fit_file(path, trace.spec, **options), tmp_path)
     task = cluster.remote(**getattr(fitting, name)._default_options)(killed_once)
     mark = tmp_path / "killed"

@@ -108,6 +108,8 @@ def fit_parquet(
         most = streaming.sample_size(sample_rows, chosen)
         sample = _sample(work, rows, most, chosen.seed, say)
         planned = streaming.Planned.of(sample, chosen)
+        if planned.plan.belief == "full":
+            return planned.belief_ladder(rows, _digest(work))
         counts, digest = _count(work, planned.quantiser, planned.pairs, rows, say)
     return planned.ladder(counts, digest)
 
@@ -176,6 +178,32 @@ def _sampled(
     return Trace.concat(parts), np.concatenate([key for _, key in picks])
 
 
+def _digest(work: Sequence[Stretch]) -> str:
+    """Return the digest of all rows, made in their order."""
+    digest = hashlib.sha256()
+    agreements = _Agreements()
+    results = in_order(lambda piece: _digested.remote(piece), work)
+    for piece, (found, classes) in zip(work, results, strict=True):
+        agreements.note(piece, classes)
+        for its_digest in found:
+            digest.update(its_digest.encode())
+    agreements.check()
+    return f"batches:{digest.hexdigest()}"
+
+
+@ray.remote(max_retries=RETRIES)
+def _digested(stretch: Stretch) -> tuple[list[str], _Classes]:
+    """Return the digest of each block, and the classes that occur."""
+    agreement = Agreement()
+    classes: tuple[str, ...] = ()
+    found = []
+    for block in stretch.read():
+        found.append(block.digest)
+        agreement.add(block)
+        classes = block.classes
+    return found, _classes_of(agreement, classes)
+
+
 def _count(
     work: Sequence[Stretch],
     quantiser: Quantiser,
@@ -214,9 +242,14 @@ def _counted(
         found.append((Counts.of(block, quantiser, pairs), block.digest))
         agreement.add(block)
         classes = block.classes
+    return found, _classes_of(agreement, classes)
+
+
+def _classes_of(agreement: Agreement, classes: tuple[str, ...]) -> _Classes:
+    """Return the classes that occur; ``None`` once a label was predicted."""
     if agreement.found:
-        return found, None
-    return found, (
+        return None
+    return (
         [classes[code] for code in sorted(agreement.predicted)],
         [classes[code] for code in sorted(agreement.labels)],
     )
