@@ -135,6 +135,8 @@ def play(policy, games=6):
 
 
 def policies_of(thing):
+    if isinstance(thing, tt.Mixture):
+        thing = thing.cheap
     policies = list(thing) if isinstance(thing, Ladder) else [thing]
     return [each.policy if isinstance(each, FittedPolicy) else each for each in policies]
 
