@@ -55,6 +55,7 @@ def test_the_memory_of_a_long_line_grows_with_its_nodes():
 def test_tables_that_do_not_fit_are_refused_before_they_are_made(monkeypatch):
     problem = tt.Problem.skip_of(long_line(4, 3))
     monkeypatch.setattr(memory, "available_memory", lambda: 1e3)
+    monkeypatch.setattr("ttamer.solvers.MAX_LINE_TABLES", 1)
     with pytest.raises(ProblemError, match=r"take 0.0 GB.*12 here.*round the losses"):
         tt.solve(problem, 0.5)
 

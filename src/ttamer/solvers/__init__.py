@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["solve", "solve_ladder"]
 
 MAX_LINE_TABLES = 2**29
-"""The largest tables of a walk, in bytes, for a line: a larger one is solved by its indices."""
+"""The largest tables of a walk, in bytes, that are made without a look at the memory there is.
+
+Beyond it a line is solved by its indices.
+"""
 
 
 def solve(problem: Problem, tradeoff: float, *, recall: bool = True) -> Policy:
@@ -101,17 +102,12 @@ def _solve(problem: Problem, tradeoffs: NDArray[np.float64], *, recall: bool) ->
             return solve_joint(problem, tradeoffs)
     if problem.moves == "walk":
         size = table_bytes(problem, len(tradeoffs), recall=recall)
-        if recall and problem.is_line and size > MAX_LINE_TABLES:
-            problem = problem.with_moves("precedence")
-        else:
-            check_memory(problem, size)
+        if size > MAX_LINE_TABLES:
+            if recall and problem.is_line:
+                problem = problem.with_moves("precedence")
+            else:
+                check_memory(problem, size)
     with one_thread():
         if problem.moves == "walk":
-            policies = solve_walk(problem, tradeoffs, recall=recall)
-            if not (recall and problem.is_line):
-                return policies
-            return [
-                replace(policy, line_indices=partial(indices, problem, policy.tradeoff))
-                for policy in policies
-            ]
+            return solve_walk(problem, tradeoffs, recall=recall, solve_indices=indices)
         return solve_forest(problem, tradeoffs)

@@ -24,6 +24,7 @@ Reference
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.tradeoff import weigh_losses
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -52,9 +53,15 @@ NO_SURE_ANSWER = (
 
 
 def solve_walk(
-    problem: Problem, tradeoffs: NDArray[np.float64], *, recall: bool
+    problem: Problem,
+    tradeoffs: NDArray[np.float64],
+    *,
+    recall: bool,
+    solve_indices: Callable[[Problem, float], tuple[NDArray[np.float64], ...]] | None = None,
 ) -> list[WalkPolicy]:
     """Solve a walk for several tradeoffs at once.
+
+    ``solve_indices`` gives the exact indices of a line, once they are read.
 
     Arrays below have shape (states, tradeoffs, columns): one column per loss on the grid, or one
     only without recall.
@@ -67,7 +74,8 @@ def solve_walk(
     choices: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * places
     entry: list[NDArray[np.float64]] = [np.empty(0)] * places
     unanswered: list[Unanswered] = [EMPTY] * places
-    product = np.matmul if problem.all_answer else _product
+    all_answer = problem.all_answer
+    product = np.matmul if all_answer else _product
     for place in (*reversed(problem.order), START):
         losses = problem.nodes[place].losses if place != START else np.array([np.inf])
         stop = (
@@ -95,7 +103,7 @@ def solve_walk(
         else:
             choices[place] = np.where(best < stop * (1 - TIE), towards, np.int32(STOP))
             table = np.minimum(stop, best, out=best)
-        if not problem.all_answer:
+        if not all_answer:
             last = np.broadcast_to(stop[..., -1], (len(losses), count))
             unanswered[place], following = _least_unanswered(
                 problem, place, tradeoffs, last, unanswered
@@ -110,16 +118,20 @@ def solve_walk(
             # Phi never falls in x, so capping it there is the same.
             capped = table[np.arange(len(losses)), :, problem.grid.positions[place]]
             entry[place] = np.minimum(table, capped[:, :, np.newaxis])
-            if not problem.all_answer:
+            if not all_answer:
                 unanswered[place] = unanswered[place].or_own(capped)
 
     values = phi[START][0, :, -1]  # the search starts with x = infinity
     if not np.isfinite(values).all():
         raise ProblemError(NO_SURE_ANSWER)
+    is_line = solve_indices is not None and recall and problem.is_line
     return [
         WalkPolicy(
             problem=problem,
             tradeoff=float(tradeoffs[i]),
+            line_indices=partial(solve_indices, problem, float(tradeoffs[i]))
+            if solve_indices is not None and is_line
+            else None,
             recall=recall,
             value=float(values[i]),
             choices=tuple(table[:, i] for table in choices),
@@ -131,6 +143,9 @@ def solve_walk(
 
 def _cost(problem: Problem, edge: int, tradeoffs: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the weighed expected cost of an edge, of shape (states of its source, tradeoffs)."""
+    cost = problem.edges[edge].cost
+    if isinstance(cost, float):
+        return cost * (1 - tradeoffs)[np.newaxis]
     return problem.edges[edge].expected_costs[:, np.newaxis] * (1 - tradeoffs)
 
 
