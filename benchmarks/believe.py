@@ -22,7 +22,7 @@ import ttamer as tt
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MOST_BATCH, MOST_SCALAR = 20.0, 50.0
+MAX_BATCH, MAX_SCALAR = 20.0, 50.0
 SIZES = {"4k": 4_096, "64k": 65_536}
 CLASSES = 10
 
@@ -75,7 +75,7 @@ def _batched() -> list[Result]:
         note = f"{times.median('belief') * 1e6:.0f} us against {times.median('plain') * 1e6:.1f} us"
         ratio = times.ratio("belief", "plain")
         name = f"a belief step, three exits seen, {label} inputs"
-        results.append(Result.of_ratio(name, ratio, at_most=MOST_BATCH, note=note))
+        results.append(Result.of_ratio(name, ratio, at_most=MAX_BATCH, note=note))
     return results
 
 
@@ -103,7 +103,7 @@ def _single() -> list[Result]:
     note = f"{mine:.0f} ns against {none:.0f} ns"
     ratio = times.ratio("belief", "empty")
     return [
-        Result.of_ratio("BeliefSession: observe, four exits", ratio, at_most=MOST_SCALAR, note=note)
+        Result.of_ratio("BeliefSession: observe, four exits", ratio, at_most=MAX_SCALAR, note=note)
     ]
 
 

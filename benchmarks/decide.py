@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Flags = NDArray[np.bool_]
 
 SIZES = {"1k": 1_000, "4k": 4_096, "64k": 65_536, "1M": 1_048_576}
-MOST_SCALAR = 15.0
+MAX_SCALAR = 15.0
 NODES, STATES, TRADEOFF = 12, 64, 0.6
 BLOCK = 65_536
 """Inputs decided together: their bytes stay in the second-level cache, and on the heap."""
@@ -114,7 +114,7 @@ def _single() -> list[Result]:
         taken = (times.median(name) - loop) / count
         note = f"{taken * 1e9:.0f} ns against {empty * 1e9:.0f} ns"
         ratio = times.ratio(name, "empty", less="bare")
-        results.append(Result.of_ratio(f"{name}: observe", ratio, at_most=MOST_SCALAR, note=note))
+        results.append(Result.of_ratio(f"{name}: observe", ratio, at_most=MAX_SCALAR, note=note))
     return results
 
 

@@ -26,7 +26,7 @@ __all__ = ["Fresh", "Ratio", "Samples", "interleaved", "rounds_of"]
 
 SAMPLE = 2e-3
 """A call shorter than this many seconds is repeated within a sample."""
-MOST_FRESH = 50
+MAX_FRESH = 50
 """At most this many calls that use up what they work on are made ready for one sample."""
 
 
@@ -114,4 +114,4 @@ def _loops(call: Callable[[], object] | Fresh) -> int:
         turn()
         spent.append(thread_time() - start)
     count = max(1, int(SAMPLE / max(min(spent), 1e-8)))
-    return min(count, MOST_FRESH) if isinstance(call, Fresh) else count
+    return min(count, MAX_FRESH) if isinstance(call, Fresh) else count

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FIT_ROWS, REPLAY_ROWS, EXITS, SAMPLE = 10_000_000, 1_000_000, 12, 100_000
-MOST_FIT, MOST_REPLAY = 15.0, 10.0
+MAX_FIT, MAX_REPLAY = 15.0, 10.0
 
 
 def measure() -> list[Result]:
@@ -65,7 +65,7 @@ def _fitting() -> list[Result]:
     fitting, adding = np.median(times, axis=0)
     note = f"{fitting:.2f} s against {adding * 1e3:.0f} ms"
     what = f"fit {FIT_ROWS // 10**6}M rows x {EXITS} exits, to a sum"
-    return [Result.of_ratio(what, Ratio(middle, low, high), at_most=MOST_FIT, note=note)]
+    return [Result.of_ratio(what, Ratio(middle, low, high), at_most=MAX_FIT, note=note)]
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -95,7 +95,7 @@ def _replaying() -> list[Result]:
     note = f"{times.median('policies'):.2f} s against {times.median('thresholds'):.2f} s"
     what = "replay 100 policies over 1M rows, to 100 thresholds"
     ratio = times.ratio("policies", "thresholds")
-    return [Result.of_ratio(what, ratio, at_most=MOST_REPLAY, note=note)]
+    return [Result.of_ratio(what, ratio, at_most=MAX_REPLAY, note=note)]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import numpy as np
 
 from ttamer.trace.trace import Trace
 
-MOST_BYTES = 2_000_000
+MAX_BYTES = 2_000_000
 LEARNT = 0.05
 """A network that is not so much better than the most frequent class alone did not learn."""
 
@@ -106,8 +106,8 @@ def pack(source: Path, facts: Path, out: Path) -> None:
     size = target.stat().st_size
     if Trace.read(target).digest != trace.digest:
         raise SystemExit(f"{target}: was not written as it is")
-    if size > MOST_BYTES:
-        raise SystemExit(f"{target}: has {size} bytes, more than {MOST_BYTES}")
+    if size > MAX_BYTES:
+        raise SystemExit(f"{target}: has {size} bytes, more than {MAX_BYTES}")
     text = json.dumps(facts_of(trace, network, inputs, done), indent=2, ensure_ascii=False)
     target.with_suffix(".json").write_text(text + "\n", "utf-8")
     print(f"{target}: {len(trace)} rows, {len(trace.names)} exits, {size:,} bytes")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LEAST_LETTERS = 8
+MIN_LETTERS = 8
 
 # The languages that Django has and all five detectors can name.
 _LANGUAGES = (
@@ -67,8 +67,8 @@ def texts(django: Path) -> tuple[list[Text], dict[str, int]]:
     for text, english in sorted(set(_all(django))):
         if text.language != "en" and text.text in english:
             left_out["not translated"] += 1
-        elif letters(text.text) < LEAST_LETTERS:
-            left_out[f"fewer than {LEAST_LETTERS} letters"] += 1
+        elif letters(text.text) < MIN_LETTERS:
+            left_out[f"fewer than {MIN_LETTERS} letters"] += 1
         elif (text.language, text.text) in kept:
             left_out["again in the same language"] += 1
         else:

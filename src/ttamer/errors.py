@@ -7,7 +7,7 @@
     ├── ProblemError            a problem that cannot be: names the node, edge or row
     ├── CascadeError            a cascade.toml that cannot be: names the table and the key
     ├── TraceError              a log that cannot be used: names the file, column and row
-    ├── ObservationError        a session was told something it cannot use
+    ├── ObservationError        a session cannot use what it was given
     ├── ArtefactError           a .ttamer file that will not be opened
     │   ├── ArtefactDamaged     cut short, altered, or not one of ours
     │   └── ArtefactTooNew      written by a later version of the format

@@ -23,7 +23,7 @@ from support.examples import examples
 from support.forge import ATTACKS, MAGIC, SIZES, poked, put, signed, take
 from support.strategies import TOPOLOGIES, problems, tradeoffs
 from support.traces import answering_trace, passing_trace
-from ttamer.artefact.container import MOST_BYTES
+from ttamer.artefact.container import MAX_BYTES
 from ttamer.artefact.files import inspect, load, save
 from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError, ArtefactTooNew
 from ttamer.fitted.ladder import FittedPolicy
@@ -415,7 +415,7 @@ def test_nothing_is_allocated_for_what_a_file_only_claims(attack, sound, tmp_pat
 def test_a_file_over_the_limit_is_refused_before_it_is_read(sound, tmp_path):
     with (tmp_path / "p").open("wb") as file:
         file.write(sound["line"])
-        file.truncate(MOST_BYTES + 1)  # sparse: it takes no room
+        file.truncate(MAX_BYTES + 1)  # sparse: it takes no room
     with pytest.raises(ArtefactDamaged, match="is too large"):
         load(tmp_path / "p")
 

@@ -16,7 +16,7 @@ from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 DATA = resources.files("ttamer.datasets") / "data"
-MOST_BYTES = 2_000_000
+MAX_BYTES = 2_000_000
 NETWORKS = tuple(name for name in datasets.names() if dataset_facts.is_network(name))
 
 
@@ -164,7 +164,7 @@ def test_the_files_are_small():
     for file in (*DATA.iterdir(), *(DATA / "streams").iterdir()):
         if file.is_dir():
             continue
-        assert len(file.read_bytes()) < MOST_BYTES, file.name
+        assert len(file.read_bytes()) < MAX_BYTES, file.name
 
 
 def test_every_file_of_a_network_has_its_other():

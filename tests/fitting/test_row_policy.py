@@ -130,7 +130,7 @@ def test_where_nothing_is_lost_nobody_goes_on():
 def test_few_tradeoffs_at_a_time_come_to_the_same(monkeypatch):
     found, lost, problem = rows_of(4)
     whole = solve_rows(problem, found, lost, TRADEOFFS, width=0.05)
-    monkeypatch.setattr("ttamer.fitting.row_policy.MOST_CELLS", 2 * lost.size)
+    monkeypatch.setattr("ttamer.fitting.row_policy.MAX_CELLS", 2 * lost.size)
     for one, two in zip(
         whole, solve_rows(problem, found, lost, TRADEOFFS, width=0.05), strict=True
     ):

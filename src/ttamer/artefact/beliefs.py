@@ -86,8 +86,8 @@ def restore_belief(
     """Check what a file says of a fit on beliefs against its problem, and return it."""
     if problem.moves != "walk" or recall:
         raise ArtefactDamaged("a belief needs a walk without recall: recall is inside it")
-    told = isinstance(described, dict) and "signals" in described
-    more: tuple[str, ...] = SIGNAL_FIELDS if told else ()
+    has_signals = isinstance(described, dict) and "signals" in described
+    more: tuple[str, ...] = SIGNAL_FIELDS if has_signals else ()
     if isinstance(described, dict) and "after" in described:
         more = (*more, "after")
     fields = fields_of(described, "the belief", (*FIELDS, *more))
@@ -108,8 +108,8 @@ def restore_belief(
         text_of(each, "a class")
     if len(set(classes)) < len(classes):
         raise ArtefactDamaged("a class stands twice")
-    steps = _steps(fields["steps"], count, problem, routed=told)
-    signals = _signals(fields, arrays, count) if told else None
+    steps = _steps(fields["steps"], count, problem, routed=has_signals)
+    signals = _signals(fields, arrays, count) if has_signals else None
     belief = _belief(fields, arrays, steps, count, len(classes), certain_last=spec.target == "last")
     return BeliefModel(
         spec=spec,

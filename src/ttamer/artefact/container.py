@@ -60,12 +60,12 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "i16": np.dtype("<i2"),
     "i32": np.dtype("<i4"),
 }
-MOST_HEADER = 16 * 2**20
-MOST_BYTES = 4 * 2**30
-MOST_CONTAINERS = 128
+MAX_HEADER = 16 * 2**20
+MAX_BYTES = 4 * 2**30
+MAX_CONTAINERS = 128
 """Lists and objects in a header. It bounds the parser's depth and its memory."""
-MOST_DIGITS = 19
-MOST_DIMENSIONS = 3
+MAX_DIGITS = 19
+MAX_DIMENSIONS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,10 +127,10 @@ def _read(file: BinaryIO, size: int) -> Contents:
         )
     if not version:
         raise ArtefactDamaged("has format version 0, which there never was")
-    if size > MOST_BYTES:
-        raise ArtefactDamaged(f"is too large: {size} bytes, and at most {MOST_BYTES} are read")
-    if length > MOST_HEADER:
-        raise ArtefactDamaged(f"the header is too long: {length} bytes, at most {MOST_HEADER}")
+    if size > MAX_BYTES:
+        raise ArtefactDamaged(f"is too large: {size} bytes, and at most {MAX_BYTES} are read")
+    if length > MAX_HEADER:
+        raise ArtefactDamaged(f"the header is too long: {length} bytes, at most {MAX_HEADER}")
     if PREFIX.size + length + DIGEST > size:
         raise ArtefactDamaged(f"is cut short: the header alone has {length} bytes")
     raw = _exactly(file, length)
@@ -170,10 +170,10 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[
     ).encode()
     raw += b" " * (-(PREFIX.size + len(raw)) % ALIGNMENT)
     size = PREFIX.size + len(raw) + offset + DIGEST
-    if len(raw) > MOST_HEADER or size > MOST_BYTES:
+    if len(raw) > MAX_HEADER or size > MAX_BYTES:
         raise ArtefactDamaged(
-            f"is too large: a header of {len(raw)} bytes (at most {MOST_HEADER}), {size} bytes in "
-            f"all (at most {MOST_BYTES})"
+            f"is too large: a header of {len(raw)} bytes (at most {MAX_HEADER}), {size} bytes in "
+            f"all (at most {MAX_BYTES})"
         )
     _parse(raw)
     parts = [PREFIX.pack(MAGIC, VERSION, len(raw)), raw, *parts]
@@ -242,7 +242,7 @@ def _parse(raw: bytes) -> tuple[dict[str, Any], list[Place]]:
         raise ArtefactDamaged("the header is not UTF-8") from None
     # What is left without strings; a parser that recurses must not see what is nested too deeply.
     bare = b"".join(raw.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
-    if bare.count(b"[") + bare.count(b"{") > MOST_CONTAINERS:
+    if bare.count(b"[") + bare.count(b"{") > MAX_CONTAINERS:
         raise ArtefactDamaged("the header is nested too deeply, or has too many parts")
     try:
         header = json.loads(
@@ -280,10 +280,10 @@ def _place(name: str, entry: object) -> Place:
     if not isinstance(code, str) or code not in DTYPES:
         raise ArtefactDamaged(f"{what} has dtype {code!r}; there are {', '.join(DTYPES)}")
     shape = fields["shape"]
-    if not isinstance(shape, list) or not 1 <= len(shape) <= MOST_DIMENSIONS:
-        raise ArtefactDamaged(f"{what} must have a shape of 1 to {MOST_DIMENSIONS} numbers")
-    integers_of(shape, f"{what}: the shape", least=1, most=MOST_BYTES)
-    (offset,) = integers_of([fields["offset"]], f"{what}: the offset", least=0, most=MOST_BYTES)
+    if not isinstance(shape, list) or not 1 <= len(shape) <= MAX_DIMENSIONS:
+        raise ArtefactDamaged(f"{what} must have a shape of 1 to {MAX_DIMENSIONS} numbers")
+    integers_of(shape, f"{what}: the shape", least=1, most=MAX_BYTES)
+    (offset,) = integers_of([fields["offset"]], f"{what}: the offset", least=0, most=MAX_BYTES)
     return Place(name, DTYPES[code], tuple(shape), offset)
 
 
@@ -308,8 +308,8 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
-        raise ArtefactDamaged(f"the header has a number of more than {MOST_DIGITS} digits")
+    if len(digits) > MAX_DIGITS:
+        raise ArtefactDamaged(f"the header has a number of more than {MAX_DIGITS} digits")
     return int(digits)
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Artefact", "inspect", "load", "open_artefact", "save"]
 
-MOST_SHOWN = 300
+MAX_SHOWN = 300
 REMEDY = "copy the file again from where it came, or save the policy again"
 
 
@@ -312,7 +312,7 @@ def _about(path: str | os.PathLike[str]) -> Iterator[None]:
 def _shown(error: Exception) -> str:
     """Cut a message, and escape what does not print: a stranger's names may stand in it."""
     text = str(error)
-    text = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+    text = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["describe_record", "restore_record"]
 
-MOST_PROMISES = 16
-MOST_ROWS = 2**53
+MAX_PROMISES = 16
+MAX_ROWS = 2**53
 MAX_SEED = 2**62
 """Seeds are from minus this to this."""
 FIELDS = ("held", "promises")
@@ -127,7 +127,7 @@ def _held(
     item: object, arrays: Mapping[str, NDArray[Any]], rungs: Rungs, names: Sequence[str]
 ) -> HeldOut:
     fields = fields_of(item, "the rows held out", HELD_FIELDS)
-    (rows,) = integers_of([fields["rows"]], "the rows held out", least=1, most=MOST_ROWS)
+    (rows,) = integers_of([fields["rows"]], "the rows held out", least=1, most=MAX_ROWS)
     pairs = pairs_of_corners(rungs.corners)
     counts = arrays.get("record_held")
     if counts is None or counts.shape != (len(pairs), 8):
@@ -155,8 +155,8 @@ def _held(
 def _promises(
     item: object, arrays: Mapping[str, NDArray[Any]], count: int, names: Sequence[str]
 ) -> tuple[Promise, ...]:
-    if not isinstance(item, list) or len(item) > MOST_PROMISES:
-        raise ArtefactDamaged(f"the promises must be a list of at most {MOST_PROMISES}")
+    if not isinstance(item, list) or len(item) > MAX_PROMISES:
+        raise ArtefactDamaged(f"the promises must be a list of at most {MAX_PROMISES}")
     numbers = arrays.get("record_promises", np.empty((0, 5)))
     if numbers.shape != (len(item), 5) or not np.isfinite(numbers).all():
         raise ArtefactDamaged("the record must have five finite numbers for each promise")
@@ -171,9 +171,9 @@ def _promises(
             raise ArtefactDamaged("a promise has a confidence below 1 and a share from 0 to 1")
         rungs = [fields["cheap"], fields["dear"]]
         cheap, dear = integers_of(rungs, "the policies of a promise", least=0, most=count - 1)
-        (rows,) = integers_of([fields["rows"]], "the rows of a promise", least=1, most=MOST_ROWS)
+        (rows,) = integers_of([fields["rows"]], "the rows of a promise", least=1, most=MAX_ROWS)
         (needed,) = integers_of(
-            [fields["needed"]], "the rows a promise needs", least=0, most=MOST_ROWS
+            [fields["needed"]], "the rows a promise needs", least=0, most=MAX_ROWS
         )
         found.append(
             Promise(

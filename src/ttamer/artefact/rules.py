@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MORE_ARRAYS", "TABLES", "Saved", "check", "cut"]
 
-MOST_NODES = 2**16
-MOST_EDGES = 2**18
-MOST_TABLES = 2**22
+MAX_NODES = 2**16
+MAX_EDGES = 2**18
+MAX_TABLES = 2**22
 """Policies times places. A small table takes more memory than room in a file: hence a limit."""
 NUMBERS = ("costs", "losses", "probabilities", "tradeoffs", "values")
 MORE_ARRAYS = {
@@ -143,8 +143,8 @@ def cut(array: NDArray[Any], sizes: Sequence[int], axis: int = 0) -> tuple[NDArr
 
 def _problem(described: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Problem:
     names, states = described["names"], described["states"]
-    if not isinstance(names, list) or not 1 <= len(names) <= MOST_NODES:
-        raise ArtefactDamaged(f"the names must be a list of 1 to {MOST_NODES}")
+    if not isinstance(names, list) or not 1 <= len(names) <= MAX_NODES:
+        raise ArtefactDamaged(f"the names must be a list of 1 to {MAX_NODES}")
     for name in names:
         text_of(name, "the name of a node")
     last = len(names) - 1
@@ -153,8 +153,8 @@ def _problem(described: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -
     targets = integers_of(described["targets"], "the targets", least=0, most=last)
     if len(states) != len(names) or len(sources) != len(targets):
         raise ArtefactDamaged("there must be as many states as names, and sources as targets")
-    if len(sources) > MOST_EDGES:
-        raise ArtefactDamaged(f"it has {len(sources)} edges, and at most {MOST_EDGES} are read")
+    if len(sources) > MAX_EDGES:
+        raise ArtefactDamaged(f"it has {len(sources)} edges, and at most {MAX_EDGES} are read")
     shapes = [
         (1 if source == START else states[source], states[target])
         for source, target in zip(sources, targets, strict=True)
@@ -199,8 +199,8 @@ def _check_numbers(problem: Problem, arrays: Mapping[str, NDArray[Any]], kind: s
     _check_shape(arrays, "values", tradeoffs.size)
     if kind == "policy" and tradeoffs.size != 1:
         raise ArtefactDamaged(f"it holds {tradeoffs.size} tradeoffs, and a policy has one")
-    if tradeoffs.size * (len(problem.nodes) + 1) > MOST_TABLES:
-        raise ArtefactDamaged(f"it has more than {MOST_TABLES} tables: policies times places")
+    if tradeoffs.size * (len(problem.nodes) + 1) > MAX_TABLES:
+        raise ArtefactDamaged(f"it has more than {MAX_TABLES} tables: policies times places")
     if not ((tradeoffs >= 0) & (tradeoffs <= 1)).all():
         raise ArtefactDamaged("a tradeoff is not from 0 to 1")
     if not (np.diff(tradeoffs) > 0).all():

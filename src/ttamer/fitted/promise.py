@@ -103,7 +103,7 @@ class HeldOut:
     against: str
     """The node they are compared with."""
     pairs: tuple[tuple[int, int], ...]
-    """Neighbouring corners of the ladder, cheap and dear, by rung, the cheapest first."""
+    """Neighbouring corners of the ladder, cheap and expensive, by rung, the cheapest first."""
     counts: NDArray[np.int64]
     """Shape (pairs, 2, 2, 2): rows on which the cheap policy, the expensive one and the node
     compared with were right (0) or wrong (1)."""
@@ -171,7 +171,7 @@ class HeldOut:
         """Return, shape (2, 2), rows by whether a mix and the other node were right or wrong.
 
         Each row is given to one of the two policies, as inputs are when a mixture serves: the
-        draw is fixed, and a larger share only moves rows to the dearer policy.
+        draw is fixed, and a larger share only moves rows to the more expensive policy.
         """
         pair = self.pairs.index((mix.cheap, mix.expensive))
         found = np.zeros((2, 2), np.int64)

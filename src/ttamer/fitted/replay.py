@@ -1,8 +1,8 @@
 """Replay: what a rule would have done on every row of a trace.
 
-A *rule* is anything that decides row by row from what the nodes said: a fitted policy, a
-threshold, an oracle. It sees the trace and says whom it would have asked and whose answer it would
-have returned; what that cost and whether it was right is counted in one place, evaluation.
+A *rule* is anything that decides row by row from the answers of the nodes: a fitted policy, a
+threshold, an oracle. It reads the trace and returns which nodes it would have asked and whose
+answer it would have returned; evaluation counts what that cost and whether it was right.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Played:
     answer: NDArray[np.intp]
     """Shape (T,): the number of the node whose answer is returned."""
     asked: NDArray[np.bool_]
-    """Shape (T, n): whom it asked."""
+    """Shape (T, n): which nodes it asked."""
     last: NDArray[np.intp]
     """Shape (T,): the number of the node it asked last."""
 
@@ -91,7 +91,7 @@ def asked_up_to(last: NDArray[np.intp], nodes: int) -> NDArray[np.bool_]:
 
 
 def paid(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64]:
-    """Return, shape (T,), what each row paid, given whom it asked, shape (T, n).
+    """Return, shape (T,), what each row paid, given the nodes asked, shape (T, n).
 
     Every node asked costs what the row says; a node before the last one asked that was not asked
     itself was passed, and costs what the cascade says that does.

@@ -78,9 +78,9 @@ WINDOW = 2
 """In such a cascade a step is the last exits asked, this many."""
 ROWS_PER_STATE = 10
 """X has at most one state per this many rows."""
-MOST_STATES = 64
+MAX_STATES = 64
 """X has at most this many states after each step."""
-MOST_WAYS = 64
+MAX_WAYS = 64
 """With more edges X has half as many states: a file holds a matrix for each edge."""
 SMOOTHED_TRADEOFFS = 9
 """The optimism of policies is averaged over this many neighbouring tradeoffs."""
@@ -164,7 +164,7 @@ def build_belief(
         return _build_on_subsets(trace, tradeoffs, states=states, seed=seed, say=say)
     names = useful_signals(trace, trace.wrong())
     steps, ways = steps_of(trace, order, router=bool(names))
-    most = MOST_STATES if len(ways) <= MOST_WAYS else MOST_STATES // 2
+    most = MAX_STATES if len(ways) <= MAX_WAYS else MAX_STATES // 2
     count = states or int(np.clip(len(trace) // ROWS_PER_STATE, 4, most))
     rows = _Rows.of(trace, steps, states=count, seed=seed, signals=names, say=say)
     with one_thread():
@@ -267,7 +267,7 @@ def _build_on_subsets(
 ) -> FittedLadder:
     """Fit beliefs for subsets of many models, and for each tradeoff the best plan."""
     costs = trace.costs.mean(axis=0).tolist()
-    count = states or int(np.clip(len(trace) // ROWS_PER_STATE, 4, MOST_STATES // 2))
+    count = states or int(np.clip(len(trace) // ROWS_PER_STATE, 4, MAX_STATES // 2))
     names = useful_signals(trace, trace.wrong())
     pool = list(range(len(costs)))
     scored_once = _scores_once(trace, Lattice(costs, pool, 1).prefixes, seed, names)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RowSolver", "smoother", "solve_rows", "width_of"]
 
-MOST_CELLS = 1 << 25
+MAX_CELLS = 1 << 25
 """Rows times steps times tradeoffs worked on at once: a quarter of a GiB."""
 WIDTH = 0.22
 MIN_WEIGHT = 1e-9
@@ -138,9 +138,9 @@ class RowSolver:
         return policies
 
     def _parts(self, weights: NDArray[np.float64], places: int | None) -> list[NDArray[np.float64]]:
-        """Split the tradeoffs so that the arrays of one part hold at most ``MOST_CELLS``."""
+        """Split the tradeoffs so that the arrays of one part hold at most ``MAX_CELLS``."""
         rows, every = self._lost.shape
-        at_once = max(1, MOST_CELLS // (rows * (every if places is None else places)))
+        at_once = max(1, MAX_CELLS // (rows * (every if places is None else places)))
         return [weights[begin : begin + at_once] for begin in range(0, len(weights), at_once)]
 
     def _solve(

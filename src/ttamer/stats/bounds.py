@@ -1,14 +1,14 @@
 """Exact tests of whether a mean between 0 and 1 is at most so much.
 
 Two of them. :func:`binomial_p` is for rows that are wrong or not: the exact binomial tail.
-:func:`betting_p` is for rows that lose something between 0 and 1: a gambler who bets, row after
-row, that the mean is lower than claimed multiplies his stake by ``1 / p`` with a chance of at most
+:func:`betting_p` is for rows that lose something between 0 and 1: the wealth of a
+sequence of bets that the mean is lower than claimed reaches ``1 / p`` with probability at most
 ``p`` if it is not (Waudby-Smith and Ramdas, 2020, by Ville's inequality). Both hold for any number
 of rows; both assume that rows are drawn alike and independently, and nothing else.
 
 Rows enter as counts of distinct values. Rows drawn alike are as likely in any order, so the
-gambler meets them in one drawn by a seed, which must know nothing of how the rows came out; the
-counts are all that need be kept.
+bets take them in an order drawn by a seed, which must not depend on the rows; the counts are all
+that is kept.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def binomial_upper(wrong: int, rows: int, alpha: float) -> float:
 def betting_p(
     values: ArrayLike, counts: ArrayLike, at_most: float, *, alpha: float, seed: int = 0
 ) -> float:
-    """Return one over the most a gambler's stake grew to, betting that the mean is at most so much.
+    """Return one over the largest wealth of bets against a mean above ``at_most``.
 
     ``counts`` says how many rows have each of ``values``, numbers from 0 to 1. The bets are sized
     for a test at level ``alpha``, from the rows before; the result is a p-value whatever that is.
