@@ -39,7 +39,15 @@ __all__ = ["BatchOutcome", "run_batch"]
 
 @dataclass(frozen=True, eq=False)
 class BatchOutcome:
-    """The answers to many inputs, the nodes that gave them, and what it took."""
+    """The answers to many inputs, the nodes that gave them, and what it took.
+
+    >>> import numpy as np
+    >>> asked = np.array([[True, False], [True, True]])
+    >>> cost = np.array([1.0, 10.0])
+    >>> found = BatchOutcome(["a", "b"], ["a", "b"], ["small", "large"], asked, cost, 0.01, {})
+    >>> len(found), found.by, float(found.cost.mean())
+    (2, ['small', 'large'], 5.5)
+    """
 
     answers: list[Any]
     """For each input, what the caller gets; ``None`` where no node gave an answer."""

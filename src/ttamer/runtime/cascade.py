@@ -178,7 +178,20 @@ class Cascade:
         deadline: float | None = None,
         signals: Mapping[str, float] | None = None,
     ) -> Outcome:
-        """Answer one input without blocking; as :meth:`run`. Plain callables run in threads."""
+        """Answer one input as :meth:`run` does, without blocking; plain callables run in threads.
+
+        Args:
+            value: The input, handed to the callables as it is.
+            key: Fixes the choice of a policy that mixes two at random.
+            deadline: The most seconds for this input, instead of the cascade's.
+            signals: The signals of the input by name, if the policy was fitted with signals.
+
+        Returns:
+            The answer, the node that gave it, and what it took.
+
+        Raises:
+            CascadeFailed: If no node gave an answer.
+        """
         steps = self.steps(value, key, deadline, signals)
         try:
             question = next(steps)
@@ -234,7 +247,22 @@ class Cascade:
         deadline: float | None,
         signals: Mapping[str, float] | None,
     ) -> Generator[Call, CallResult, Outcome]:
-        """Yield the calls to make, take their results, and return the outcome."""
+        """Yield the calls to make, take their results, and return the outcome.
+
+        This is the generator behind :meth:`run` and :meth:`arun`, for callers that make the calls.
+
+        Args:
+            value: The input, handed to the callables as it is.
+            key: Fixes the choice of a policy that mixes two at random.
+            deadline: The most seconds for this input; ``None`` for the cascade's.
+            signals: The signals of the input by name, or ``None``.
+
+        Returns:
+            A generator of calls: send the result of each; its return value is the outcome.
+
+        Raises:
+            CascadeFailed: While iterating, if no node gave an answer.
+        """
         known = {} if signals is None else {"signals": signals}  # not every policy takes them
         turn = self.policy.session(max_cost=self.max_cost, key=key, **known)
         limits = _Limits(self.max_cost, self.deadline if deadline is None else deadline)

@@ -159,6 +159,12 @@ class Comparison:
         It is the prediction of its text; with ``regex`` also of a text that the pattern does not
         match, and with ``contains`` its aliases.
 
+        Args:
+            text: The label.
+
+        Returns:
+            The form that predictions are compared with.
+
         >>> Comparison("regex", pattern="answer is ([a-z]+)").label("Blue")
         'blue'
         """
@@ -172,6 +178,13 @@ class Comparison:
 
     def equal(self, one: str | None, two: str | None) -> bool:
         """Return whether two predictions are equal; ``None`` equals nothing.
+
+        Args:
+            one: A prediction.
+            two: Another prediction.
+
+        Returns:
+            Whether they are equal under this rule.
 
         >>> Comparison("numeric", tolerance=0.5).equal("1.2", "1.6")
         True
@@ -191,17 +204,26 @@ class Comparison:
     def matched(self, prediction: str | None, earlier: Iterable[str | None]) -> str | None:
         """Return the first earlier prediction that this one equals, or else itself.
 
-        >>> Comparison("numeric", tolerance=0.5).matched("1.2", ["7", "1.6"])
-        '1.6'
-
         Args:
             prediction: A prediction.
             earlier: The predictions of other nodes for the same request.
+
+        Returns:
+            The earlier prediction, or ``prediction`` where it equals none of them.
+
+        >>> Comparison("numeric", tolerance=0.5).matched("1.2", ["7", "1.6"])
+        '1.6'
         """
         return next((each for each in earlier if self.equal(prediction, each)), prediction)
 
     def matched_all(self, predictions: Iterable[str | None]) -> list[str | None]:
         """Return predictions for one request, each replaced by the first one that it equals.
+
+        Args:
+            predictions: The predictions for one request, in order.
+
+        Returns:
+            A list of the same length.
 
         >>> Comparison("contains").matched_all(["paris", None, "it is paris"])
         ['paris', None, 'paris']
@@ -214,12 +236,15 @@ class Comparison:
     def right_prediction(self, label: str, predictions: Iterable[str | None]) -> str:
         """Return the first prediction that is right, or else the label.
 
-        >>> Comparison("contains").right_prediction("paris|rome", ["oslo", "it is paris"])
-        'it is paris'
-
         Args:
             label: A label, such as :meth:`label` returns.
             predictions: The predictions for one request.
+
+        Returns:
+            A prediction of the request, or ``label`` where none is right.
+
+        >>> Comparison("contains").right_prediction("paris|rome", ["oslo", "it is paris"])
+        'it is paris'
         """
         found = (each for each in predictions if each is not None and self.is_right(each, label))
         return next(found, label)
@@ -230,6 +255,12 @@ class Comparison:
         Args:
             answer: The text of the answer, or its prediction.
             label: The text of the label; with ``contains``, one or more aliases.
+
+        Returns:
+            Whether it is right under this rule.
+
+        >>> Comparison("choice").is_right("The answer is (B).", "B")
+        True
         """
         found = self.prediction(answer)
         if self.kind != "contains":

@@ -71,7 +71,11 @@ class Outcome:
         return tuple(call.node for call in self.asked)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values; the answer and predictions are as the nodes returned them."""
+        """Return plain values; the answer and predictions are as the nodes returned them.
+
+        Returns:
+            The fields by name, with ``why`` as text and ``asked`` as a list of mappings.
+        """
         return {
             "answer": self.answer,
             "prediction": self.prediction,

@@ -87,6 +87,20 @@ def read_batches(
     A class has the same code in every batch; ``classes`` grows as new ones are met. A batch whose
     rows were all left out comes as a trace of no rows, so that its ``left_out`` is not lost.
 
+    Args:
+        path: The file; its suffix determines the format.
+        cascade: A ``cascade.toml`` or a :class:`CascadeSpec`, as for :meth:`Trace.read`.
+        rows: The most rows in one batch, at least 1.
+        on_bad: As for :meth:`Trace.read`.
+
+    Returns:
+        An iterator over the batches.
+
+    Raises:
+        ArgumentError: If ``rows`` is below 1.
+        TraceError: If the file cannot be read or used; also raised while iterating.
+        CascadeError: If the ``cascade.toml`` cannot be used.
+
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder, "log.csv")

@@ -92,6 +92,16 @@ class CascadeNode:
 class CascadeSpec:
     """The nodes of a cascade, what each costs, and in which order they may be asked.
 
+    Args:
+        nodes: The nodes, at least one, each with a name of its own.
+        order: "fixed", "skip", "any" or "auto": which node may be asked after which.
+        target: What counts as right: "label", or "last" for agreement with the last node.
+        name: A name for the cascade.
+        serve: The ``[serve]`` table.
+
+    Raises:
+        CascadeError: If a node, a cost, the order or the target cannot be used.
+
     >>> spec = CascadeSpec.of({"small": 1.0, "large": 12.5}, order="skip")
     >>> spec.names, spec.costs.tolist(), spec.order, spec.target
     (('small', 'large'), [1.0, 12.5], 'skip', 'label')
@@ -177,6 +187,21 @@ class CascadeSpec:
     ) -> CascadeSpec:
         """Build a cascade from a cost per node name, in that order.
 
+        Args:
+            costs: The cost of asking each node, by name: finite and not negative.
+            order: Which node may be asked after which.
+            target: What counts as right.
+            name: A name for the cascade.
+            passing: The cost of going past a node without asking it, by name; only with order
+                "skip".
+
+        Returns:
+            The cascade.
+
+        Raises:
+            ArgumentError: If ``passing`` has a name that ``costs`` lacks.
+            CascadeError: If a cost, the order or the target cannot be used.
+
         >>> exits = CascadeSpec.of({"e1": 3.0, "e2": 3.0}, order="skip", passing={"e1": 2.5})
         >>> exits.passing.tolist(), exits.has_passing
         ([2.5, 0.0], True)
@@ -218,6 +243,13 @@ class CascadeSpec:
     def passed(self, source: int, target: int) -> float:
         """Return the cost of passing all nodes between two without asking them; -1 is the start.
 
+        Args:
+            source: The number of the node asked last; -1 at the start.
+            target: The number of the node asked next.
+
+        Returns:
+            The sum of ``passing`` over the nodes between; 0 where there are none.
+
         >>> exits = CascadeSpec.of(
         ...     {"e1": 3.0, "e2": 3.0, "e3": 4.0}, order="skip", passing={"e1": 2.5, "e2": 2.0}
         ... )
@@ -234,6 +266,9 @@ class CascadeSpec:
             node: The number of the node to ask.
             costs: Shape (n,): the cost of asking each node, where not the cascade's own.
 
+        Returns:
+            The cost of this step, in the cascade's unit.
+
         >>> exits = CascadeSpec.of(
         ...     {"e1": 3.0, "e2": 3.0, "e3": 4.0}, order="skip", passing={"e1": 2.5, "e2": 2.0}
         ... )
@@ -249,6 +284,9 @@ class CascadeSpec:
         Args:
             costs: Shape (n,): the cost of asking each node, where not the cascade's own.
 
+        Returns:
+            Shape (n,): the cost of each node's answer.
+
         >>> CascadeSpec.of({"e1": 1.0, "e2": 2.0}, order="fixed").answer_costs().tolist()
         [1.0, 3.0]
         """
@@ -262,6 +300,12 @@ class CascadeSpec:
         With order "fixed" each exit is asked on the way to the next, so the last one costs the sum.
         Where exits may be passed, it is the bare network: the last exit, and all others passed. It
         is 1 where everything is free: there is nothing to compare with.
+
+        Args:
+            costs: Shape (n,): the cost of asking each node, where not the cascade's own.
+
+        Returns:
+            The cost, above 0.
 
         >>> CascadeSpec.of({"small": 1.0, "large": 9.0}).full_cost()
         9.0
@@ -299,6 +343,9 @@ class CascadeSpec:
         Args:
             costs: Shape (n,): the cost of asking each node, where not the cascade's own.
 
+        Returns:
+            The number of every node, once each.
+
         >>> CascadeSpec.of({"large": 9.0, "small": 1.0}).cheapest_first()
         (1, 0)
         """
@@ -319,6 +366,9 @@ class CascadeSpec:
 
         Args:
             costs: Shape (n,): the cost of asking each node, where not the cascade's own.
+
+        Returns:
+            The number of every node, once each.
 
         >>> CascadeSpec.of({"large": 9.0, "small": 1.0}, order="skip").asking_order()
         (0, 1)
@@ -342,7 +392,16 @@ class CascadeSpec:
         return len(self.nodes)
 
     def index_of(self, node: str) -> int:
-        """Return a node's number; an unknown name is an :class:`ArgumentError`.
+        """Return a node's number.
+
+        Args:
+            node: The name of the node.
+
+        Returns:
+            Its position among the nodes, counting from 0.
+
+        Raises:
+            ArgumentError: If no node has this name.
 
         >>> CascadeSpec.of({"small": 1.0, "large": 12.5}).index_of("large")
         1
@@ -359,6 +418,16 @@ class CascadeSpec:
 
         What passing a node costs stays as it is.
 
+        Args:
+            costs: The new cost of asking a node, by name.
+
+        Returns:
+            A new cascade; this one is unchanged.
+
+        Raises:
+            ArgumentError: If no node has one of the names.
+            CascadeError: If a cost is negative or not finite.
+
         >>> CascadeSpec.of({"small": 1.0, "large": 2.0}).with_costs({"large": 5}).costs.tolist()
         [1.0, 5.0]
         """
@@ -370,6 +439,12 @@ class CascadeSpec:
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> CascadeSpec:
         """Read and check a ``cascade.toml``.
+
+        Args:
+            path: The file, in UTF-8.
+
+        Returns:
+            The cascade.
 
         Raises:
             CascadeError: If it cannot be read, or is not well formed; names the table and the key.
@@ -389,6 +464,15 @@ class CascadeSpec:
     def from_toml(cls, text: str) -> CascadeSpec:
         """Read the text of a ``cascade.toml``.
 
+        Args:
+            text: The content of the file.
+
+        Returns:
+            The cascade.
+
+        Raises:
+            CascadeError: If it is not TOML, or not well formed; names the table and the key.
+
         >>> CascadeSpec.from_toml("node = [{name = 'only', cost = 1}]").names
         ('only',)
         """
@@ -403,6 +487,15 @@ class CascadeSpec:
     @classmethod
     def from_dict(cls, data: object) -> CascadeSpec:
         """Build a cascade from the parsed form of ``cascade.toml``.
+
+        Args:
+            data: A mapping with the keys ``node`` and, optionally, ``cascade`` and ``serve``.
+
+        Returns:
+            The cascade.
+
+        Raises:
+            CascadeError: If it is not well formed; names the table and the key.
 
         >>> CascadeSpec.from_dict({"node": [{"name": "only", "cost": 1, "timeout": 3}]}).nodes[0]
         CascadeNode(name='only', cost=1.0, after=None, options={'timeout': 3}, passing=None)
@@ -453,7 +546,11 @@ class CascadeSpec:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the parsed form of ``cascade.toml``."""
+        """Return the parsed form of ``cascade.toml``.
+
+        Returns:
+            A mapping that :meth:`from_dict` reads back.
+        """
         head: dict[str, Any] = {} if self.name is None else {"name": self.name}
         head |= {"order": self.order, "target": self.target}
         nodes = []
@@ -469,6 +566,12 @@ class CascadeSpec:
 
     def to_toml(self) -> str:
         """Return text that reads back to an equal cascade.
+
+        Returns:
+            The content of a ``cascade.toml``.
+
+        Raises:
+            CascadeError: If a value cannot be written as TOML.
 
         >>> print(CascadeSpec.of({"only": 1.0}).to_toml())
         [cascade]
@@ -491,7 +594,15 @@ class CascadeSpec:
         return "\n".join(parts)
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
-        """Write a ``cascade.toml``."""
+        """Write a ``cascade.toml``.
+
+        Args:
+            path: The file to write; an existing one is replaced.
+
+        Raises:
+            CascadeError: If a value cannot be written as TOML.
+            OSError: If the file cannot be written.
+        """
         Path(path).write_text(self.to_toml(), "utf-8")
 
 

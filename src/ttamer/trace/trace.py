@@ -146,6 +146,9 @@ class Trace:
             label: Shape (T,): the right class; ``None`` where it is not known.
             **fields: Further fields of the class.
 
+        Returns:
+            The trace; ``classes`` lists every label and prediction once.
+
         Raises:
             TraceError: If an array has another shape or a value that cannot be used, or if no
                 label is ever predicted by any node.
@@ -188,6 +191,9 @@ class Trace:
             target: With ``costs``: what counts as right.
             on_bad: As for :meth:`read`.
 
+        Returns:
+            The trace.
+
         Raises:
             ArgumentError: If it is no data frame, or a cascade and costs are both given.
             TraceError: If the frame cannot be used; the message names column and row.
@@ -212,6 +218,9 @@ class Trace:
 
         Args:
             library: ``"pandas"``, ``"polars"`` or ``"arrow"``.
+
+        Returns:
+            A frame of that library, one row for each input.
 
         Raises:
             MissingExtra: If the library is not installed.
@@ -253,7 +262,11 @@ class Trace:
                 and label differ. ``"last"``: wrong where the prediction differs from the last
                 node's, which is right by definition. By default the cascade's own target.
 
+        Returns:
+            Shape (T, n): true where the node is wrong.
+
         Raises:
+            ArgumentError: If the target is neither of these.
             TraceError: If the trace lacks what the target needs.
         """
         target = self.spec.target if target is None else target
@@ -298,6 +311,12 @@ class Trace:
     def with_spec(self, spec: CascadeSpec) -> Trace:
         """Return the same rows for a cascade of the same nodes with other costs, order or target.
 
+        Args:
+            spec: The cascade, with the same nodes in the same order.
+
+        Returns:
+            The trace, with the costs of the new cascade on every row.
+
         Raises:
             ArgumentError: If the cascade has other nodes.
 
@@ -317,6 +336,15 @@ class Trace:
         """Return the trace of some rows: positions, a mask or a slice.
 
         Classes keep their codes. ``left_out`` describes the reading, and is not passed on.
+
+        Args:
+            rows: Positions counting from 0, a mask of shape (T,), or a slice.
+
+        Returns:
+            The trace of these rows, in the order given.
+
+        Raises:
+            ArgumentError: If a position is out of range, or a mask has another length.
         """
         index: Any = rows if isinstance(rows, slice) else np.asarray(rows)
         if not isinstance(index, slice):
@@ -355,6 +383,17 @@ class Trace:
     def split(self, fraction: float, seed: int) -> tuple[Trace, Trace]:
         """Split at random: a share of the rows to fit on, and the others to test on.
 
+        Args:
+            fraction: The share of the rows in the first part, between 0 and 1.
+            seed: The seed of the random order.
+
+        Returns:
+            The first part and the other rows, each with at least one row.
+
+        Raises:
+            ArgumentError: If the fraction is not between 0 and 1.
+            TraceError: If the trace has fewer than 2 rows.
+
         >>> from ttamer.trace.spec import CascadeSpec
         >>> fit, test = Trace(CascadeSpec.of({"only": 1.0}), [[0.1], [0.2], [0.3]]).split(0.5, 0)
         >>> len(fit), len(test)
@@ -375,6 +414,9 @@ class Trace:
 
         Args:
             traces: Shards of a log, days of traffic; at least one.
+
+        Returns:
+            One trace with all rows, in the order given.
 
         Raises:
             TraceError: If the traces differ in their nodes or in the columns they have.
@@ -438,6 +480,9 @@ class Trace:
 
         Args:
             nodes: The names to keep.
+
+        Returns:
+            The trace of these nodes, with all rows.
 
         Raises:
             ArgumentError: If a name is unknown, or the target or a parent is left out.
@@ -552,14 +597,18 @@ class Trace:
         r"""Read a whole trace from Parquet, CSV (plain or gzipped) or NPZ.
 
         Args:
-            path: The file; its suffix tells the format.
+            path: The file; its suffix determines the format.
             cascade: A ``cascade.toml`` or a :class:`CascadeSpec`. Without one, the cascade kept in
                 the file is used; without that the nodes are taken from the columns, and ``notes``
                 has a sentence about it.
             on_bad: A row with a missing, NaN or infinite value is refused, or with ``"skip"`` left
                 out and counted in ``left_out``.
 
+        Returns:
+            The trace.
+
         Raises:
+            ArgumentError: If ``path`` is a data frame.
             TraceError: If the file cannot be read or used; the message names column and row.
             CascadeError: If the ``cascade.toml`` cannot be used.
 
@@ -584,6 +633,9 @@ class Trace:
         """Write Parquet, CSV or NPZ, by the suffix; the file appears whole or not at all.
 
         Parquet and NPZ keep the cascade inside; CSV cannot, so write it with ``spec.to_file``.
+
+        Args:
+            path: The file; its suffix determines the format.
 
         Raises:
             TraceError: If the file cannot be written, or the trace has no rows.
