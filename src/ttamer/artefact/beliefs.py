@@ -83,7 +83,7 @@ def describe_belief(fitted: BeliefModel) -> tuple[dict[str, Any], dict[str, NDAr
 def restore_belief(
     described: object, arrays: Mapping[str, NDArray[Any]], problem: Problem, *, recall: bool
 ) -> BeliefModel:
-    """Check what a file says of a fit on beliefs against its problem, and return it."""
+    """Check what a file records of a fit on beliefs against its problem, and return it."""
     if problem.moves != "walk" or recall:
         raise ArtefactDamaged("a belief needs a walk without recall: recall is inside it")
     has_signals = isinstance(described, dict) and "signals" in described

@@ -55,12 +55,23 @@ Savable = Policy | Ladder | Mixture
 
 @dataclass(frozen=True, eq=False)
 class Artefact:
-    """A ``.ttamer`` file, read and checked once."""
+    """A ``.ttamer`` file, read and checked once. Made by :func:`open_artefact`.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from ttamer import Problem, solve
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "small.ttamer")
+    ...     save(solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5), path)
+    ...     artefact = open_artefact(path)
+    >>> artefact.facts["nodes"], artefact.policy.tradeoff
+    (['m1'], 0.5)
+    """
 
     policy: Savable
     """What was saved; its arrays are read-only."""
     facts: dict[str, Any]
-    """What the file says of itself, in plain values (see :func:`inspect`)."""
+    """The contents of the file in plain values, as :func:`inspect` returns them."""
 
 
 def save(
@@ -124,7 +135,7 @@ def load(path: str | os.PathLike[str]) -> Savable:
 
 
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what a file says of itself, in plain values, once all of it has been checked.
+    """Return a description of a file in plain values, once all of it has been checked.
 
     Node names and notes are whatever their author chose: escape them before you show them.
 
@@ -151,7 +162,7 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def open_artefact(path: str | os.PathLike[str]) -> Artefact:
-    """Read and check a file once; return what was saved and what the file says of itself.
+    """Read and check a file once; return what was saved and its description.
 
     Args:
         path: A ``.ttamer`` file.
@@ -258,7 +269,7 @@ def _restored(found: _Checked) -> Savable:
 
 
 def _facts(found: _Checked, contents: Contents) -> dict[str, Any]:
-    """Return what a file says of itself."""
+    """Return a description of a file."""
     saved, fitted, record = found.saved, found.fitted, found.record
     facts: dict[str, Any] = {
         "kind": saved.kind,

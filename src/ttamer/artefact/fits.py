@@ -66,7 +66,7 @@ def describe_fit(fitted: ConfidenceModel) -> tuple[dict[str, Any], dict[str, NDA
 def restore_fit(
     described: object, arrays: Mapping[str, NDArray[Any]], problem: Problem
 ) -> ConfidenceModel:
-    """Check what a file says of a fit against its problem, and return it."""
+    """Check what a file records of a fit against its problem, and return it."""
     fields = fields_of(described, "the fit", FIELDS)
     names, after = texts_of(fields["names"], "names"), texts_of(fields["after"], "after")
     count = len(names)

@@ -1,4 +1,4 @@
-"""The part of a ``.ttamer`` file that says how its policies did: the record (docs/format.md).
+"""The part of a ``.ttamer`` file that records how its policies did: the record (docs/format.md).
 
 What is raised gives the reason alone; :mod:`ttamer.artefact.files` adds the file.
 """
@@ -84,7 +84,7 @@ def describe_record(
 def restore_record(
     described: object, arrays: Mapping[str, NDArray[Any]], count: int, names: Sequence[str]
 ) -> Record:
-    """Check what a file says of how its ``count`` policies did, and return it."""
+    """Check what a file records of how its ``count`` policies did, and return it."""
     fields = fields_of(described, "the record", FIELDS)
     rungs = _rungs(arrays, count, len(names))
     held = None
@@ -98,7 +98,7 @@ def restore_record(
 def restore_mixture(
     described: object, arrays: Mapping[str, NDArray[Any]], count: int
 ) -> tuple[Mix, int]:
-    """Check what a file says of a mixture of its policies, and return it with its seed."""
+    """Check what a file records of a mixture of its policies, and return it with its seed."""
     fields = fields_of(described, "the mixture", ("cheap", "expensive", "seed"))
     rungs = [fields["cheap"], fields["expensive"]]
     cheap, expensive = integers_of(rungs, "the policies of a mixture", least=0, most=count - 1)

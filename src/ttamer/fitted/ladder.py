@@ -161,23 +161,77 @@ class FittedPolicy(Policy):
         return turn if max_cost is None else CappedSession(turn, max_cost)
 
     def index(self, node: str) -> NDArray[np.float64]:
-        """Return the dynamic index of a node of the problem, weighed."""
+        """Return the dynamic index of a node of the problem, weighed.
+
+        Args:
+            node: The name of a node of ``problem``.
+
+        Returns:
+            Shape (states of the parent,); one entry for a root.
+
+        Raises:
+            ArgumentError: There is no such node, or it has no index of its own.
+        """
         return self.policy.index(node)
 
     def choice(self, after: str | None = None) -> NDArray[np.int32]:
-        """Return the routing table after a node of the problem."""
+        """Return the routing table after a node of the problem.
+
+        Args:
+            after: The name of the node of the problem asked last; ``None`` for the start.
+
+        Returns:
+            Shape (states of ``after``, columns): the number of the node to ask next, or -1
+            to stop.
+
+        Raises:
+            ArgumentError: There is no such node.
+        """
         return self.policy.choice(after)
 
     def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
-        """Return the expected loss and further cost after a node of the problem, weighed."""
+        """Return the expected loss and further cost after a node of the problem, weighed.
+
+        Args:
+            after: The name of the node of the problem asked last; ``None`` for the start.
+
+        Returns:
+            Shape (states of ``after``, columns), as :meth:`choice`.
+
+        Raises:
+            ArgumentError: There is no such node.
+        """
         return self.policy.equivalent_loss(after)
 
     def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
-        """Return the joint law of the best future loss and the future cost."""
+        """Return the joint law of the best future loss and the future cost.
+
+        Args:
+            after: The name of the node of the problem asked last; ``None`` for the start.
+            state: The number of the state in which that node was observed.
+            best: The best loss so far, in the problem's units; ``inf`` for none yet.
+
+        Returns:
+            The law, in the problem's units.
+
+        Raises:
+            ArgumentError: There is no such node, state or loss, or the cost takes too many
+                distinct values.
+        """
         return self.policy.future(after, state, best)
 
     def batch(self, size: int) -> Batch:
-        """Start deciding for many inputs at once, by states of the problem."""
+        """Start deciding for many inputs at once, by states of the problem.
+
+        Args:
+            size: The number of inputs.
+
+        Returns:
+            A batch at the start.
+
+        Raises:
+            ArgumentError: The size is negative.
+        """
         return self.policy.batch(size)
 
     @property
@@ -277,7 +331,7 @@ class FittedLadder(Ladder):
             One policy of the ladder.
 
         Raises:
-            TradeoffError: The tradeoff is not from 0 to 1.
+            ArgumentError: The tradeoff is not from 0 to 1.
         """
         return self.policies[self.rung_at(tradeoff)]
 
@@ -349,7 +403,7 @@ class FittedLadder(Ladder):
         """Return the cheapest mixture whose error is certified to be at most this.
 
         It is tested on the rows held out from the fit (``hold_out``), or on those given. Where it
-        cannot be certified, the most cautious policy is returned; its ``promise`` says so, and
+        cannot be certified, the most cautious policy is returned; its ``promise`` records that, and
         how many rows would be enough.
 
         Args:
@@ -457,6 +511,9 @@ class FittedLadder(Ladder):
 
     def require_rungs(self) -> Rungs:
         """Return the estimates of what each policy does on new rows.
+
+        Returns:
+            The expected errors and costs, one per policy.
 
         Raises:
             ArgumentError: The ladder has none.

@@ -197,7 +197,14 @@ class Mixture:
         return self.cheap.spec
 
     def drawn(self, key: str | int) -> FittedPolicy:
-        """Return the policy that decides the input of this key."""
+        """Return the policy that decides the input of this key.
+
+        Args:
+            key: The key of the input; the same key always draws the same policy.
+
+        Returns:
+            ``cheap`` or ``expensive``.
+        """
         return self.expensive if self._draw(key) < self.share else self.cheap
 
     def session(
@@ -207,12 +214,31 @@ class Mixture:
         key: str | int | None = None,
         signals: Mapping[str, float] | None = None,
     ) -> FittedSession:
-        """Start deciding for one input, by the policy its key draws."""
+        """Start deciding for one input, by the policy that its key draws.
+
+        Args:
+            max_cost: No node is asked that would take the cost above this, in the cascade's
+                units.
+            key: The key of the input; by default inputs are numbered from 0 in the order of
+                the calls.
+            signals: Values known before any node is asked, where the policy was fitted with
+                signals.
+
+        Returns:
+            A session that takes confidences and predictions.
+        """
         policy = self.drawn(next(self._numbers) if key is None else key)
         return policy.session(max_cost=max_cost, signals=signals)
 
     def play(self, trace: Trace) -> Played:
-        """Decide for every row of a trace; rows are numbered from 0."""
+        """Decide for every row of a trace; rows are numbered from 0.
+
+        Args:
+            trace: Rows of the same cascade.
+
+        Returns:
+            The nodes asked and the node that answers, row by row.
+        """
         states = self.cheap.fitted.states(trace)
         one, two = states.play(self.cheap.policy), states.play(self.expensive.policy)
         drawn = self.draws(len(trace))
@@ -223,7 +249,14 @@ class Mixture:
         )
 
     def draws(self, rows: int) -> NDArray[np.bool_]:
-        """Return, shape (rows,), which inputs, numbered from 0, the expensive one decides."""
+        """Return which inputs the expensive policy decides, numbered from 0.
+
+        Args:
+            rows: The number of inputs.
+
+        Returns:
+            Shape (rows,): true where the expensive policy decides.
+        """
         start = self._start()
         return np.asarray((start + GOLDEN_RATIO * np.arange(rows)) % 1.0 < self.share)
 

@@ -48,7 +48,15 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class Promise:
-    """A certificate: what is promised, on how many rows that was tested, and whether it passed."""
+    """A certificate: what is promised, on how many rows that was tested, and whether it passed.
+
+    >>> from ttamer import datasets, fit
+    >>> trace = datasets.load("minilm-imdb").take(slice(1000))
+    >>> ladder = fit(trace, belief="calibrated", states=4, hold_out=0.2)
+    >>> promise = ladder.for_error(0.3).promise
+    >>> promise.certified, promise.rows, promise.bound <= 0.3
+    (True, 200, True)
+    """
 
     kind: Kind
     at_most: float
@@ -90,7 +98,11 @@ class Promise:
         return f"{asked}: not certified ({seen}); about {self.rows_needed} rows would do"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return plain values.
+
+        Returns:
+            The fields and ``alpha``, by name.
+        """
         return {**vars(self), "mix": self.mix._asdict(), "alpha": self.alpha}
 
 

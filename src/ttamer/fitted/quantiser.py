@@ -2,7 +2,7 @@
 
 Each node has increasing *edges*; the state of a confidence is how many of them it reaches. So
 state 0 is the least sure. No scale is assumed: only the order of confidences counts. A confidence
-that is not a number says nothing, and gets state 0.
+that is not a number carries no information, and gets state 0.
 """
 
 from __future__ import annotations

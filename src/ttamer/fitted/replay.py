@@ -35,7 +35,15 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """What a rule did on each of T rows."""
+    """What a rule did on each of T rows.
+
+    Raises:
+        ArgumentError: A row returns the answer of a node that was not asked.
+
+    >>> played = Played(np.array([0, 1]), np.array([[True, False], [True, True]]), np.array([0, 1]))
+    >>> played.asked.sum(axis=1).tolist()  # the number of nodes asked, per row
+    [1, 2]
+    """
 
     answer: NDArray[np.intp]
     """Shape (T,): the number of the node whose answer is returned."""
@@ -55,16 +63,38 @@ class Played:
 
 
 class Rule(Protocol):
-    """Something that decides, row by row."""
+    """A rule that decides row by row.
+
+    A rule that asks the first node only::
+
+        class FirstNode:
+            def play(self, trace: Trace) -> Played:
+                first = np.zeros(len(trace), np.intp)
+                return Played(first, asked_up_to(first, len(trace.names)), first)
+    """
 
     def play(self, trace: Trace) -> Played:
-        """Decide for every row of a trace."""
+        """Decide for every row of a trace.
+
+        Args:
+            trace: T rows of the cascade.
+
+        Returns:
+            The nodes asked and the node that answers, row by row.
+        """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """One rule of a family, and the knob that gave it."""
+    """One rule of a family, and the knob that gave it.
+
+    >>> from ttamer import datasets
+    >>> from ttamer.baselines import AlwaysFirst
+    >>> setting = AlwaysFirst().fit(datasets.load("minilm-imdb").take(slice(100)))[0]
+    >>> setting.knob
+    {'node': 'layer1'}
+    """
 
     knob: dict[str, Any]
     """Plain values, for people and for JSON."""
@@ -72,12 +102,28 @@ class Setting:
 
 
 class Family(Protocol):
-    """A kind of rule with a knob that trades error against cost."""
+    """A kind of rule with a knob that trades error against cost.
+
+    A family with one setting::
+
+        class First:
+            name = "first"
+
+            def fit(self, trace: Trace) -> list[Setting]:
+                return [Setting({"node": trace.names[0]}, FirstNode())]
+    """
 
     name: str
 
     def fit(self, trace: Trace) -> list[Setting]:
-        """Return the settings worth having, every knob chosen on this trace alone."""
+        """Return the settings worth having, every knob chosen on this trace alone.
+
+        Args:
+            trace: The rows to fit to.
+
+        Returns:
+            The settings, each with its rule.
+        """
         ...
 
 
@@ -93,8 +139,8 @@ def asked_up_to(last: NDArray[np.intp], nodes: int) -> NDArray[np.bool_]:
 def paid(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64]:
     """Return, shape (T,), what each row paid, given the nodes asked, shape (T, n).
 
-    Every node asked costs what the row says; a node before the last one asked that was not asked
-    itself was passed, and costs what the cascade says that does.
+    Every node asked costs what the row records; a node before the last one asked that was not asked
+    itself was passed, and costs what the cascade gives for that.
 
     >>> from ttamer.trace.spec import CascadeSpec
     >>> from ttamer.trace.trace import Trace

@@ -86,6 +86,10 @@ class FitOptions:
             raise ArgumentError(f"hold_out is {self.hold_out!r}; it must be from 0 to 0.5")
 
     def report(self, text: str) -> None:
-        """Give a line of text to ``progress``, where there is one."""
+        """Pass a line of text to ``progress``, where there is one.
+
+        Args:
+            text: The line, without a line break.
+        """
         if self.progress is not None:
             self.progress(text)

@@ -79,6 +79,18 @@ def fit_file(
     Raises:
         ArgumentError: An option is out of range.
         TraceError: The file cannot be read, or changes while it is read.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from ttamer import datasets
+    >>> trace = datasets.load("minilm-imdb").take(slice(400))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     trace.write(Path(folder, "trace.npz"))
+    ...     ladder = fit_file(
+    ...         Path(folder, "trace.npz"), trace.spec, belief="calibrated", states=4
+    ...     )
+    >>> ladder.fitted.rows
+    400
     """
     from ttamer.trace.files import read_batches
 

@@ -336,7 +336,17 @@ class Ladder:
         return self.policies[self.rung_at(tradeoff)]
 
     def rung_at(self, tradeoff: float) -> int:
-        """Return the place in the ladder of the policy that :meth:`at` returns."""
+        """Return the place in the ladder of the policy that :meth:`at` returns.
+
+        Args:
+            tradeoff: From 0 (only cost counts) to 1 (only loss counts).
+
+        Returns:
+            The place, counted from 0.
+
+        Raises:
+            ArgumentError: If the tradeoff is out of range.
+        """
         wanted = check_tradeoff(tradeoff)
         tradeoffs = self.tradeoffs
         right = min(bisect_left(tradeoffs, wanted), len(self) - 1)

@@ -59,15 +59,45 @@ class IndexPolicy(Policy):
     """Per node, its index for each state of its parent; weighed."""
 
     def index(self, node: str) -> NDArray[np.float64]:
-        """Return the dynamic index of a node for each state of its parent, weighed."""
+        """Return the dynamic index of a node for each state of its parent, weighed.
+
+        Args:
+            node: The name of the node.
+
+        Returns:
+            Shape (states of the parent,); one entry for a root.
+
+        Raises:
+            ArgumentError: If there is no such node.
+        """
         return self.sigma[self.problem.index_of(node)]
 
     def choice(self, after: str | None = None) -> NDArray[np.int32]:
-        """Return the child of least index, or -1 where no child is worth asking."""
+        """Return the child of least index, or -1 where no child is worth asking.
+
+        Args:
+            after: The name of the node asked last; ``None`` for the start.
+
+        Returns:
+            Shape (states of ``after``, columns): numbers of nodes.
+
+        Raises:
+            ArgumentError: If there is no such node.
+        """
         return self._choice(self._place(after), self.fallbacks)
 
     def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
-        """Return Phi for what lies below a node: ``E[min(x, kappa)]``."""
+        """Return Phi for what lies below a node: ``E[min(x, kappa)]``, weighed.
+
+        Args:
+            after: The name of the node asked last; ``None`` for the start.
+
+        Returns:
+            Shape (states of ``after``, columns), as :meth:`choice`.
+
+        Raises:
+            ArgumentError: If there is no such node.
+        """
         place = self._place(after)
         below = surrogate_below(self.problem, self.tradeoff, self.sigma, place)
         if below is None:
@@ -75,7 +105,20 @@ class IndexPolicy(Policy):
         return below.least_mean(self.fallbacks)
 
     def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
-        """Return the joint law of the best loss and the cost below a node."""
+        """Return the joint law of the best loss and the cost below a node.
+
+        Args:
+            after: The name of the node asked last; ``None`` for the start.
+            state: The number of the state in which that node was observed.
+            best: The best loss so far, in the problem's units; ``inf`` for none yet.
+
+        Returns:
+            The law, in the problem's units.
+
+        Raises:
+            ArgumentError: If there is no such node or state, or the cost takes too many
+                distinct values.
+        """
         place = self._place(after)
         state = self._check_state(place, state)
         weighed = weigh_losses(np.array([best]), self.tradeoff)
@@ -88,11 +131,25 @@ class IndexPolicy(Policy):
         )
 
     def session(self) -> IndexSession:
-        """Start deciding for one input."""
+        """Start deciding for one input.
+
+        Returns:
+            A session at the start.
+        """
         return IndexSession(self)
 
     def batch(self, size: int) -> IndexBatch:
-        """Start deciding for many inputs at once."""
+        """Start deciding for many inputs at once.
+
+        Args:
+            size: The number of inputs.
+
+        Returns:
+            A batch at the start.
+
+        Raises:
+            ArgumentError: If the size is negative.
+        """
         return IndexBatch(self, size)
 
     @cached_property

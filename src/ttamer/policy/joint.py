@@ -63,38 +63,102 @@ class JointPolicy(Policy):
     """What each node of that walk stands for."""
 
     def index(self, node: str) -> NDArray[np.float64]:
-        """Refuse: with several parents no node has an index of its own."""
+        """Raise an error: with several parents no node has an index of its own.
+
+        Args:
+            node: The name of the node.
+
+        Returns:
+            Nothing; it always raises.
+
+        Raises:
+            ArgumentError: Always.
+        """
         self._refuse(node)
 
     def choice(self, after: str | None = None) -> NDArray[np.int32]:
-        """Return the node to ask first; later choices depend on all that was asked."""
+        """Return the node to ask first; later choices depend on all that was asked.
+
+        Args:
+            after: ``None``, the start; tables after a node are those of ``walk``.
+
+        Returns:
+            Shape (1, columns): numbers of nodes, or -1 to stop.
+
+        Raises:
+            ArgumentError: If a node is given.
+        """
         if after is not None:
             self._refuse(after)
         nodes = np.array([*(step.node for step in self.steps), STOP], np.int32)
         return nodes[self.walk.choice(None)]
 
     def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
-        """Return Phi at the start; later values depend on all that was asked."""
+        """Return Phi at the start; later values depend on all that was asked.
+
+        Args:
+            after: ``None``, the start; tables after a node are those of ``walk``.
+
+        Returns:
+            Shape (1, columns), weighed.
+
+        Raises:
+            ArgumentError: If a node is given.
+        """
         if after is not None:
             self._refuse(after)
         return self.walk.equivalent_loss(None)
 
     def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
-        """Return the joint law of the best loss and the cost, from the start."""
+        """Return the joint law of the best loss and the cost, from the start.
+
+        Args:
+            after: ``None``, the start; tables after a node are those of ``walk``.
+            state: 0, the only state of the start.
+            best: The best loss so far, in the problem's units; ``inf`` for none yet.
+
+        Returns:
+            The law, in the problem's units.
+
+        Raises:
+            ArgumentError: If a node is given, there is no such state or loss, or the cost
+                takes too many distinct values.
+        """
         if after is not None:
             self._refuse(after)
         return self.walk.future(None, state, best)
 
     def session(self) -> JointSession:
-        """Start deciding for one input."""
+        """Start deciding for one input.
+
+        Returns:
+            A session at the start.
+        """
         return JointSession(self)
 
     def batch(self, size: int) -> JointBatch:
-        """Start deciding for many inputs at once."""
+        """Start deciding for many inputs at once.
+
+        Args:
+            size: The number of inputs.
+
+        Returns:
+            A batch at the start.
+
+        Raises:
+            ArgumentError: If the size is negative.
+        """
         return JointBatch(self, size)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Draw the walk over the sets of nodes asked so far, as SVG."""
+        """Draw the walk over the sets of nodes asked so far.
+
+        Args:
+            path: Where to write the drawing, if anywhere.
+
+        Returns:
+            The text of an SVG file.
+        """
         return self.walk.plot(path)
 
     @cached_property

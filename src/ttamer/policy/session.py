@@ -44,7 +44,13 @@ INFINITY = float("inf")
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a session stands where it stands."""
+    """Why a session stands where it stands.
+
+    >>> from ttamer import Problem, solve
+    >>> turn = solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5).session()
+    >>> turn.explain().why
+    "there is no answer yet: ask 'm1'"
+    """
 
     next: str | None
     """The node to ask now; ``None`` once stopped."""
@@ -76,7 +82,11 @@ class Explanation:
         return self.best - self.index
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values; infinite ones as ``None``, since JSON has none."""
+        """Return plain values; infinite ones as ``None``, since JSON has none.
+
+        Returns:
+            The fields and ``gain``, by name.
+        """
         fields = {**vars(self), "beliefs": dict(self.beliefs), "gain": self.gain}.items()
         return {k: None if isinstance(v, float) and abs(v) == INFINITY else v for k, v in fields}
 
@@ -145,7 +155,11 @@ class Session(ABC):
 
     @abstractmethod
     def explain(self) -> Explanation:
-        """Return why the session stands where it stands."""
+        """Return why the session stands where it stands.
+
+        Returns:
+            The node to ask now, the answer in hand, and the losses compared.
+        """
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> str:
         """Draw the path of the input so far: nodes asked, the answer, and why it stands there.
@@ -178,7 +192,18 @@ class Session(ABC):
 
 
 class StateSession(Session):
-    """A session of a solved policy: it takes the state in which each node is observed."""
+    """A session of a solved policy: it takes the state in which each node is observed.
+
+    >>> from ttamer import Problem, solve
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> turn = solve(line, tradeoff=0.5).session()
+    >>> turn.observe(1)
+    >>> turn.next
+    'm2'
+    >>> turn.observe(0)
+    >>> turn.next, turn.answer, turn.asked, turn.cost
+    (None, 'm2', ('m1', 'm2'), 0.2)
+    """
 
     __slots__ = ("_answer", "_node", "_path", "_policy", "next")
 
@@ -204,10 +229,21 @@ class StateSession(Session):
 
     @abstractmethod
     def start_at(self, node: int) -> None:
-        """Ask this node of the problem first, by number, whatever the policy's choice."""
+        """Ask this node first, whatever the policy's choice.
+
+        Args:
+            node: The number of a node of the problem that may be asked first.
+        """
 
     def start_with(self, node: str) -> None:
-        """Ask this one of ``starts`` first, whatever the policy's choice."""
+        """Ask this one of ``starts`` first, whatever the policy's choice.
+
+        Args:
+            node: The name of one of ``starts``.
+
+        Raises:
+            ArgumentError: If there is no such node.
+        """
         self.start_at(self._policy.problem.index_of(node))
 
     @property
@@ -220,7 +256,15 @@ class StateSession(Session):
         }
 
     def observe_loss(self, loss: float) -> None:
-        """Say which loss ``next`` was seen with, where no two of its states share it."""
+        """Give the loss with which ``next`` is observed, and move on.
+
+        Args:
+            loss: In the problem's units; exactly one state of the node has it.
+
+        Raises:
+            ObservationError: The session has stopped, or not exactly one state has this
+                loss.
+        """
         if self.next is None:
             raise self._ended()
         losses = self._policy.problem.nodes[self._node].losses.tolist()
@@ -335,7 +379,7 @@ class WalkSession(StateSession):
         self.next = self._names[first]
 
     def observe(self, state: int) -> None:
-        """Say which state ``next`` was seen in, and move on."""
+        """Give the state in which ``next`` is observed, and move on."""
         node = self._node
         try:
             columns, choices = self._tables[node]
@@ -354,7 +398,7 @@ class WalkSession(StateSession):
         self.next = self._names[following]
 
     def fail(self) -> None:
-        """Say that ``next`` was asked and gave no answer, and move on."""
+        """Record that ``next`` was asked and gave no answer, and move on."""
         if self.next is None:
             raise self._ended()
         self.fail_in(self._worst())
@@ -371,7 +415,7 @@ class WalkSession(StateSession):
         self._node, self.next = node, self._names[node]
 
     def explain(self) -> Explanation:
-        """Say why the session stands where it stands."""
+        """Return why the session stands where it stands."""
         return self._explained(*self.compared())
 
     def compared(self) -> tuple[float, float]:
@@ -395,7 +439,7 @@ class LastAnswerSession(StateSession):
         self.next = self._names[first]
 
     def observe(self, state: int) -> None:
-        """Say which state ``next`` was seen in, and move on."""
+        """Give the state in which ``next`` is observed, and move on."""
         node = self._node
         try:
             if state < 0:
@@ -409,7 +453,7 @@ class LastAnswerSession(StateSession):
         self.next = self._names[following]
 
     def fail(self) -> None:
-        """Say that ``next`` was asked and gave no answer, and move on."""
+        """Record that ``next`` was asked and gave no answer, and move on."""
         if self.next is None:
             raise self._ended()
         self.observe(self._worst())
@@ -427,7 +471,7 @@ class LastAnswerSession(StateSession):
         self._node, self.next = node, self._names[node]
 
     def explain(self) -> Explanation:
-        """Say why the session stands where it stands."""
+        """Return why the session stands where it stands."""
         after, state = self._last()
         best = INFINITY
         if after is not None:
@@ -455,7 +499,7 @@ class IndexSession(StateSession):
         self.next = self._names[self._node]
 
     def observe(self, state: int) -> None:
-        """Say which state ``next`` was seen in, and move on."""
+        """Give the state in which ``next`` is observed, and move on."""
         node, roots, below = self._node, self._roots, self._below
         try:
             losses, children = self._tables[node]
@@ -486,7 +530,7 @@ class IndexSession(StateSession):
         self.next = self._names[following]
 
     def fail(self) -> None:
-        """Say that ``next`` was asked and gave no answer, and move on."""
+        """Record that ``next`` was asked and gave no answer, and move on."""
         if self.next is None:
             raise self._ended()
         best, answer = self._best, self._answer
@@ -505,7 +549,7 @@ class IndexSession(StateSession):
         self._node, self.next = node, self._names[node]
 
     def explain(self) -> Explanation:
-        """Say why the session stands where it stands."""
+        """Return why the session stands where it stands."""
         return self._explained(self._best, self._least()[0])
 
     def _least(self) -> tuple[float, int]:

@@ -55,7 +55,18 @@ class WalkPolicy(Policy):
     """Solves for the exact index of each node of a line; ``None`` for a policy from a file."""
 
     def index(self, node: str) -> NDArray[np.float64]:
-        """Return the exact dynamic index of a node of a line, for each state before it."""
+        """Return the exact dynamic index of a node of a line, weighed.
+
+        Args:
+            node: The name of the node.
+
+        Returns:
+            Shape (states of the node before it,); one entry for the first node.
+
+        Raises:
+            ArgumentError: If there is no such node, the problem is not a line, the policy
+                has no recall, or it was loaded from a file.
+        """
         number = self.problem.index_of(node)
         if not (self.problem.is_line and self.recall):
             raise ArgumentError(
@@ -65,15 +76,48 @@ class WalkPolicy(Policy):
         return self._indices()[number]
 
     def choice(self, after: str | None = None) -> NDArray[np.int32]:
-        """Return the node to ask next, or -1."""
+        """Return the routing table: the number of the node to ask next, or -1 to stop.
+
+        Args:
+            after: The name of the node asked last; ``None`` for the start.
+
+        Returns:
+            Shape (states of ``after``, columns); one column without recall.
+
+        Raises:
+            ArgumentError: If there is no such node.
+        """
         return self.choices[self._place(after)]
 
     def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
-        """Return Phi."""
+        """Return Phi: the expected loss and further cost from there, weighed.
+
+        Args:
+            after: The name of the node asked last; ``None`` for the start.
+
+        Returns:
+            Shape (states of ``after``, columns), as :meth:`choice`.
+
+        Raises:
+            ArgumentError: If there is no such node.
+        """
         return self.phi[self._place(after)]
 
     def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
-        """Return the joint law of the best future loss and the future cost."""
+        """Return the joint law of the best future loss and the future cost.
+
+        Args:
+            after: The name of the node asked last; ``None`` for the start.
+            state: The number of the state in which that node was observed.
+            best: The best loss so far, in the problem's units; ``inf`` for none yet.
+
+        Returns:
+            The law, in the problem's units.
+
+        Raises:
+            ArgumentError: If there is no such node, state or loss, or the cost takes too
+                many distinct values.
+        """
         place = self._place(after)
         if self.recall and self.problem.is_line and best not in self.problem.grid.values:
             # Off the grid the tables say nothing, but the exact indices of a line do.
@@ -92,18 +136,41 @@ class WalkPolicy(Policy):
         return walk_future(self.problem, choice, recall=self.recall, place=place, state=state)
 
     def session(self) -> StateSession:
-        """Start deciding for one input."""
+        """Start deciding for one input.
+
+        Returns:
+            A session at the start.
+        """
         return WalkSession(self) if self.recall else LastAnswerSession(self)
 
     def batch(self, size: int) -> WalkBatch:
-        """Start deciding for many inputs at once."""
+        """Start deciding for many inputs at once.
+
+        Args:
+            size: The number of inputs.
+
+        Returns:
+            A batch at the start.
+
+        Raises:
+            ArgumentError: If the size is negative.
+        """
         return WalkBatch(self, size)
 
     def going_on(self, after: str | None, state: int, column: int = 0) -> float:
-        """Return the expected loss and cost of asking one more node at a place, weighed.
+        """Return the expected loss and cost of asking one more node, weighed.
 
-        The best loss so far heads ``column`` of the grid (with recall). ``inf`` when no node is
-        left to ask.
+        Args:
+            after: The name of the node asked last; ``None`` for the start.
+            state: The number of the state in which that node was observed.
+            column: The column of the grid that the best loss so far heads; 0 without
+                recall.
+
+        Returns:
+            The value of going on; ``inf`` when no node is left to ask.
+
+        Raises:
+            ArgumentError: If there is no such node.
         """
         place = self._place(after)
         if self.choices[place][state, column] != STOP:
@@ -112,7 +179,15 @@ class WalkPolicy(Policy):
         return min((self._onward(edge, state, column) for edge in edges), default=np.inf)
 
     def onward(self, place: int, state: int) -> int:
-        """Return the node to ask next at a place if it must not stop, without recall; or -1."""
+        """Return the node to ask next where the policy must not stop, without recall.
+
+        Args:
+            place: The number of the node asked last.
+            state: The number of the state in which it was observed.
+
+        Returns:
+            The number of the node; -1 when no node is left to ask.
+        """
         edges = self.problem.outgoing[place]
         if not edges:
             return STOP

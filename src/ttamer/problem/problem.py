@@ -1,11 +1,11 @@
 """A problem: nodes, edges, loss supports and transition matrices.
 
 It holds everything the optimum depends on and nothing else. A node's *state* is what asking it
-reveals; each state has a loss. An edge says that its target may be asked once its source has
+reveals; each state has a loss. An edge means that its target may be asked once its source has
 been (from ``None``: from the start), what that costs, and how the target's state depends on the
 source's.
 
-``moves`` says what may be asked next:
+``moves`` sets what may be asked next:
 
 - ``"precedence"``: any node whose parent has been asked (multi-line, tree, forest). Given
   their parent's state, siblings are independent: check that on your trace.
