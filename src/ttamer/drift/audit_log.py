@@ -4,7 +4,7 @@ A folder holds segments, each an ordinary trace, and one journal. A row is a lin
 soon as :meth:`AuditLog.add` returns; when there are enough, they are written as a segment under a
 temporary name, synced, renamed, and the journal is removed. Journal k belongs to segment k, so the
 files that a crash leaves behind are unambiguous: a journal whose segment exists is stale, and a
-name that ends in ``.tmp`` is incomplete.
+name that ends in ``.part`` is incomplete.
 
 ``kill -9`` loses no row that ``add`` has returned for; a loss of power loses at most the last
 ``sync_rows`` rows. Readers see complete segments only, so up to ``segment_rows`` rows reach them
@@ -51,7 +51,11 @@ MAX_READS = 20
 
 
 class NodeAnswer(NamedTuple):
-    """A node's answer to an audited request."""
+    """A node's answer to an audited request.
+
+    >>> NodeAnswer(confidence=0.4, prediction="a", cost=1.0).prediction
+    'a'
+    """
 
     confidence: float
     prediction: str | None
@@ -97,7 +101,11 @@ class Retention:
 
 
 class Segment(NamedTuple):
-    """One segment of a log."""
+    """One segment of a log.
+
+    >>> Segment(Path("00000001-500-60.parquet"), number=1, rows=500, last=60).rows
+    500
+    """
 
     path: Path
     number: int
@@ -324,8 +332,18 @@ def read_log(
 ) -> Trace:
     """Return the rows of a log as a trace, from complete segments only.
 
-    A row whose label came later is in the log twice, and is read once. :class:`AuditLog` has an
-    example.
+    A row whose label came later is in the log twice, and is read once.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from ttamer.trace import CascadeSpec
+    >>> spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, target="last")
+    >>> answers = {"small": NodeAnswer(0.4, "a", 1.0), "large": NodeAnswer(0.9, "b", 5.0)}
+    >>> with TemporaryDirectory() as folder:
+    ...     with AuditLog(folder, spec) as log:
+    ...         for number in range(3):
+    ...             log.add(AuditRow(number, 0.0, 0.05, answers))
+    ...     read_log(folder, last=2).signals["audit_number"].tolist()
+    [1.0, 2.0]
 
     Args:
         folder: The folder of the log.

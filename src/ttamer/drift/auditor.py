@@ -181,7 +181,12 @@ class Auditor:
         return is_expected and (row is None or self._enqueue(request, row))
 
     def status(self) -> dict[str, Any]:
-        """Return the counts and the loop's status as plain values, for a status page."""
+        """Return the counts and the loop's status as plain values, for a status page.
+
+        Returns:
+            Counts of requests and rows, the cost of all audits under ``"spent"`` in the cascade's
+            units, and the result of :func:`status_of` under ``"loop"``.
+        """
         audit = self.sampler
         return {
             "share": audit.share,

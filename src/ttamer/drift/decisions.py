@@ -32,7 +32,18 @@ MAX_STEPS = 6
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
-    """The decisions of a rule on T rows; arrays have shape (T,) unless stated otherwise."""
+    """The decisions of a rule on T rows; arrays have shape (T,) unless stated otherwise.
+
+    >>> lost = np.array([[True, False], [False, False]])
+    >>> decisions = Decisions(
+    ...     answer=np.array([1, 0]),
+    ...     wrong=lost[[0, 1], [1, 0]],
+    ...     lost=lost,
+    ...     cost=np.array([6.0, 1.0]),
+    ... )
+    >>> len(decisions), float(decisions.wrong.mean())
+    (2, 0.0)
+    """
 
     answer: NDArray[np.intp]
     wrong: NDArray[np.bool_]

@@ -61,7 +61,11 @@ PVALUE_BETS = len(FREQUENCIES) * len(AMPLITUDES)
 
 @dataclass(frozen=True)
 class Growth:
-    """The evidence of one stream."""
+    """The evidence of one stream.
+
+    >>> MixtureEProcess(streams=1, bets=2).growth(0)
+    Growth(wealth=1.0, since=0)
+    """
 
     wealth: float
     """Evidence against there being no change; 1 at the start."""

@@ -42,7 +42,14 @@ class AskLast:
         return f"AskLast({self.spec.names[-1]})"
 
     def play(self, trace: Trace) -> Played:
-        """Return the decisions for every row of a trace."""
+        """Return the decisions for every row of a trace.
+
+        Args:
+            trace: The rows.
+
+        Returns:
+            The nodes asked and the node whose answer is returned, for every row.
+        """
         return AlwaysLast().fit(trace)[0].rule.play(trace)
 
     def session(
@@ -58,6 +65,9 @@ class AskLast:
             max_cost: The largest cost that the session may reach.
             key: Not used: this policy draws nothing.
             signals: Not used: this policy depends on nothing.
+
+        Returns:
+            The session, capped where ``max_cost`` is given.
         """
         del key, signals
         turn = LastSession(self.spec)

@@ -118,11 +118,19 @@ class Event:
         return f"row {self.number}: {self.state}: {self.text}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return plain values, for JSON.
+
+        Returns:
+            The fields by name.
+        """
         return asdict(self)
 
     def to_line(self) -> str:
-        """Return one line of JSON."""
+        """Return one line of JSON.
+
+        Returns:
+            The line, without a line feed.
+        """
         return json.dumps(self.to_dict())
 
 
@@ -131,6 +139,15 @@ class CertifiedServing:
     """A fitted policy that serves or served, with its ladder, its promise and its reference rows.
 
     ``promise.certified`` is whether it could be certified.
+
+    >>> import ttamer as tt
+    >>> from ttamer.datasets import streams
+    >>> from ttamer.drift import LoopSettings
+    >>> before = streams.load("minilm-imdb-to-amazon", target="last").fit
+    >>> fitted, held = before.split(0.6, seed=0)
+    >>> serving = serving_of(tt.fit(fitted), held, LoopSettings(at_most=0.05))
+    >>> type(serving).__name__, serving.reference is held
+    ('CertifiedServing', True)
     """
 
     policy: FittedPolicy | Mixture
@@ -145,7 +162,13 @@ class CertifiedServing:
 
 @dataclass(frozen=True, eq=False)
 class FallbackServing:
-    """The fallback policy: the last node answers everything."""
+    """The fallback policy: the last node answers everything.
+
+    >>> from ttamer.drift import AskLast
+    >>> from ttamer.trace import CascadeSpec
+    >>> print(FallbackServing(AskLast(CascadeSpec.of({"small": 1.0, "large": 9.0}))))
+    the fallback policy (large answers)
+    """
 
     policy: AskLast
 

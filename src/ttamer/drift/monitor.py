@@ -104,7 +104,15 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Alarm:
-    """A test that found a change."""
+    """A test that found a change.
+
+    >>> alarm = Alarm(
+    ...     test="promise", number=1200, change=1000, rows=40, e_value=90.0, threshold=60.0,
+    ...     observed=0.09, expected=0.05, text="error 9.00%, promised at most 5.00%",
+    ... )
+    >>> alarm.to_dict()["change"]
+    1000
+    """
 
     test: Test
     number: int
@@ -122,7 +130,11 @@ class Alarm:
     text: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return plain values, for JSON.
+
+        Returns:
+            The fields by name.
+        """
         return asdict(self)
 
 
@@ -205,7 +217,11 @@ class Monitor:
         return None
 
     def evidence(self) -> tuple[Evidence, ...]:
-        """Return how far each test is from an alarm."""
+        """Return how far each test is from an alarm.
+
+        Returns:
+            The evidence of each test, in the order of ``tests``.
+        """
         return tuple(
             Evidence(test.name, min(test.e_value, MAX_SHOWN), test.threshold)
             for test in self._tests

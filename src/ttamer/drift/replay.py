@@ -42,7 +42,12 @@ BATCH_ROWS = 20
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """Loss and cost of one of the policies compared, on every row of the stream."""
+    """Loss and cost of one of the policies compared, on every row of the stream.
+
+    >>> arm = Arm(lost=np.array([0.0, 1.0]), cost=np.array([1.0, 6.0]))
+    >>> float(arm.lost.mean()), float(arm.cost.mean())
+    (0.5, 3.5)
+    """
 
     lost: NDArray[np.float64]
     """Shape (T,): 1 where wrong; for a drop, minus 1 where the node compared with is wrong."""
@@ -52,7 +57,15 @@ class Arm:
 
 @dataclass(frozen=True, eq=False)
 class ReplayResult:
-    """The result of a replay."""
+    """The result of a replay, as :func:`replay_stream` returns it.
+
+    >>> from ttamer.drift import LoopSettings
+    >>> arm = Arm(lost=np.array([0.0, 1.0]), cost=np.array([1.0, 6.0]))
+    >>> settings = LoopSettings(at_most=0.05)
+    >>> result = ReplayResult({"fixed": arm}, np.array([True, False]), 2.5, (), settings)
+    >>> result.between(0, 2)["fixed"]
+    {'error': 0.5, 'cost': 3.5}
+    """
 
     arms: dict[str, Arm]
     """The policies compared, by name; see :data:`ARMS`."""
@@ -68,7 +81,15 @@ class ReplayResult:
         return len(self.audited)
 
     def audited_between(self, begin: int, end: int) -> int:
-        """Return the number of audited rows among ``begin`` to ``end - 1``."""
+        """Return the number of audited rows among ``begin`` to ``end - 1``.
+
+        Args:
+            begin: The first row, from 0.
+            end: The row after the last.
+
+        Returns:
+            The number of rows.
+        """
         return int(self.audited[begin:end].sum())
 
     def blocks(self, rows: int) -> list[dict[str, Any]]:
@@ -90,7 +111,16 @@ class ReplayResult:
         ]
 
     def between(self, begin: int, end: int) -> dict[str, Any]:
-        """Return error and cost of every arm on the rows ``begin`` to ``end - 1``."""
+        """Return error and cost of every arm on the rows ``begin`` to ``end - 1``.
+
+        Args:
+            begin: The first row, from 0.
+            end: The row after the last.
+
+        Returns:
+            ``begin``, ``end`` and, by arm, the mean error (or drop) and the mean cost per row, in
+            the cascade's units.
+        """
         part = slice(begin, end)
         found: dict[str, Any] = {"begin": begin, "end": end}
         for name, arm in self.arms.items():
@@ -101,7 +131,12 @@ class ReplayResult:
         return found
 
     def phases(self) -> list[dict[str, Any]]:
-        """Return error and cost between alarms and swaps, and the policy that serves there."""
+        """Return error and cost between alarms and swaps, and the policy that serves there.
+
+        Returns:
+            For each phase the result of :meth:`between`, with the policy under ``"serving"`` and
+            the number of audited rows under ``"audited"``.
+        """
         names = {"fallback": "the fallback policy", "swap": "a new policy"}
         cuts = [(0, "the first policy")]
         cuts += [
@@ -122,6 +157,13 @@ class ReplayResult:
 
         Args:
             block: The number of rows in a block.
+
+        Returns:
+            Counts, the promise, and the results of :meth:`between` for the whole stream, of
+            :meth:`phases` and of :meth:`blocks`, with the events.
+
+        Raises:
+            ArgumentError: Where ``block`` is below 1.
         """
         return {
             "rows": len(self),

@@ -50,7 +50,11 @@ class Budget:
 
 
 class Draw(NamedTuple):
-    """The result of the draw for one request."""
+    """The result of the draw for one request.
+
+    >>> AuditSampler(1.0).draw("request-1", now=0.0)
+    Draw(audited=True, chance=1.0)
+    """
 
     audited: bool
     """Whether the request is audited."""
@@ -147,7 +151,12 @@ class AuditSampler:
 
 
 class Estimate(NamedTuple):
-    """A mean over all requests, estimated from the audited ones."""
+    """A mean over all requests, estimated from the audited ones.
+
+    >>> found = estimate([1.0, 0.0, 0.0], [0.5, 0.25, 0.25])
+    >>> found.rows, round(found.effective, 2)
+    (3, 2.78)
+    """
 
     mean: float
     error: float

@@ -40,6 +40,9 @@ def joined(address: str | None = None, **options: Any) -> Iterator[None]:
             ``"local"`` for one on this machine that is started here and stopped afterwards.
         **options: The options of ``ray.init``.
 
+    Yields:
+        ``None``, while the process is connected.
+
     Raises:
         WorkLost: Where the cluster cannot be reached.
     """

@@ -101,6 +101,10 @@ def application(
 def build(args: dict[str, str]) -> Application:
     """Return the application for ``serve run ttamer.ray:build``.
 
+    ::
+
+        build({"cascade": "cascade.toml", "policy": "policy.ttamer"})
+
     Args:
         args: The arguments of the command: ``cascade=FILE policy=FILE``.
 
@@ -109,6 +113,8 @@ def build(args: dict[str, str]) -> Application:
 
     Raises:
         ArgumentError: Where an argument is missing or unknown.
+        CascadeError: Where the cascade cannot be served on a cluster.
+        ArtefactError: Where the policy cannot be loaded, or is for other nodes.
     """
     if args.keys() != {"cascade", "policy"}:
         raise ArgumentError(

@@ -64,7 +64,11 @@ _BODY_KEYS: dict[str, str] = {"chat/completions": "messages", "completions": "pr
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request body, and its reference answer if there is one."""
+    """One request body, and its reference answer if there is one.
+
+    >>> Prompt({"prompt": "2 + 2?"}, label="4").label
+    '4'
+    """
 
     body: Mapping[str, Any]
     label: str | tuple[str, ...] | None = None

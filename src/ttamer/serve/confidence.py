@@ -124,6 +124,12 @@ def probability_of_answer(response: Mapping[str, Any]) -> float:
     >>> tokens = [{"token": "Par", "logprob": -0.2}, {"token": "is", "logprob": 0.0}]
     >>> probability_of_answer({"choices": [{"logprobs": {"content": tokens}}]})
     0.9048374180359595
+
+    Args:
+        response: The response, with ``logprobs``.
+
+    Returns:
+        A number from 0 to 1; 0 for a response without log-probabilities.
     """
     logs = [log for _, log in _tokens(response)]
     return math.exp(math.fsum(logs) / len(logs)) if logs else 0.0

@@ -543,7 +543,14 @@ class ServeSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """A cascade and all settings needed to serve it."""
+    r"""A cascade and all settings needed to serve it, as :func:`settings_from` returns them.
+
+    >>> settings = settings_from(CascadeSpec.from_toml(
+    ...     "[[node]]\nname = 'small'\ncost = 1\nupstream = 'http://127.0.0.1:8081/v1'"
+    ... ))
+    >>> settings.nodes["small"].cost
+    1.0
+    """
 
     spec: CascadeSpec
     serve: ServeSettings

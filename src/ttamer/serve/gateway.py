@@ -136,7 +136,12 @@ class Gateway:
         self._stack = AsyncExitStack()
 
     def load(self) -> None:
-        """Load the artefact and refuse one that cannot be served, before the gateway opens."""
+        """Load the artefact and refuse one that cannot be served, before the gateway opens.
+
+        Raises:
+            ArtefactError: If the artefact cannot be loaded, or is for other nodes.
+            CascadeError: If ``[serve.audit]`` is not valid.
+        """
         if self.settings.serve.audit is not None:
             audit_from(self.settings)
         self.policies.read()
@@ -203,6 +208,9 @@ class Gateway:
         """Take the record of one request; the sinks receive it a moment later, with others.
 
         Writing each record at once delayed the next request.
+
+        Args:
+            record: The record of the request.
         """
         self._unflushed.append(record)
         if len(self._unflushed) == 1:
@@ -222,7 +230,11 @@ class Gateway:
         )
 
     def connection_refused(self, reason: Refusal) -> None:
-        """Count a refused connection; log the first of each reason in a while."""
+        """Count a refused connection; log each reason at most once in 10 seconds.
+
+        Args:
+            reason: Why the connection was refused.
+        """
         self.metrics.connection_refused(reason)
         now = time.monotonic()
         if now - self._logged_refusals.get(reason, -math.inf) >= REFUSAL_LOG_INTERVAL:
@@ -230,7 +242,18 @@ class Gateway:
             self.log.event("connection", refused=reason)
 
     def single_node(self, model: str) -> str | None:
-        """Return the node that a model name stands for; ``None`` for the cascade."""
+        """Return the node that a model name stands for.
+
+        Args:
+            model: The model name of a request.
+
+        Returns:
+            The name of the node; ``None`` for the cascade.
+
+        Raises:
+            UnknownModel: If there is no model of that name.
+            ChoiceNotAllowed: If a call of the node costs more than ``max_cost``.
+        """
         names = self.settings.spec.names
         if model in self.names:
             return names[0] if len(names) == 1 else None
@@ -244,7 +267,11 @@ class Gateway:
         raise UnknownModel(f"there is no model {model[:64]!r}; use {self.names[0]!r}")
 
     def status_now(self) -> dict[str, Any]:
-        """Return the data of the status page."""
+        """Return the data of the status page.
+
+        Returns:
+            Plain values, for JSON.
+        """
         self.flush()
         current = self.policies.current
         active = current.policies.standard.version
@@ -259,11 +286,26 @@ class Gateway:
         )
 
     def models(self) -> list[str]:
-        """Return the model names that a request may use."""
+        """Return the model names that a request may use.
+
+        Returns:
+            The names of the cascade; with ``direct``, those of the nodes too.
+        """
         return [*self.names, *(self.settings.spec.names if self.settings.serve.direct else ())]
 
     async def answer(self, request: RequestContext, policy: ActivePolicy) -> Outcome:
-        """Answer one request by the cascade."""
+        """Answer one request by the cascade.
+
+        Args:
+            request: The request.
+            policy: The policy that decides.
+
+        Returns:
+            The answer, the calls made and their cost.
+
+        Raises:
+            CascadeFailed: If no node returned an answer.
+        """
         return await policy.cascade.arun(
             request, key=request.key, deadline=max(request.seconds_left, 1e-3)
         )
@@ -272,6 +314,13 @@ class Gateway:
         """Return the key by which a request draws the side of a mixture and receives its label.
 
         A client may choose the id, so the key depends on the client and on a secret of the process.
+
+        Args:
+            client: The name of the client.
+            request_id: The id of the request.
+
+        Returns:
+            32 hexadecimal digits.
         """
         text = f"{client}\0{request_id}".encode()
         return blake2b(text, key=self._secret, digest_size=16).hexdigest()
@@ -280,6 +329,16 @@ class Gateway:
         """Answer one request by one node; nothing is compared.
 
         The upstream's own response is relayed, except for a classifier's.
+
+        Args:
+            request: The request.
+            name: The name of the node.
+
+        Returns:
+            The answer, and the call with its cost and time.
+
+        Raises:
+            CascadeFailed: If the node returned no answer.
         """
         is_alone = request.endpoint is not CLASSIFICATIONS
         ask = partial(self._ask, name, alone=is_alone)
@@ -336,7 +395,14 @@ class Gateway:
         return answer
 
     def node(self, name: str) -> Node:
-        """Return an open node."""
+        """Return an open node.
+
+        Args:
+            name: The name of the node.
+
+        Returns:
+            The node.
+        """
         return self._nodes[name]
 
     def _policies(self, artefact: Artefact, version: str) -> Policies:

@@ -120,12 +120,20 @@ class EarlyExit(nn.Module):
         return logits
 
     def backbone(self) -> Iterator[nn.Module]:
-        """Return the modules of the network without ramps: segments and head."""
+        """Iterate over the modules of the network without ramps.
+
+        Yields:
+            The segments in order, then the head.
+        """
         yield from self.segments
         yield self.exits[-1]
 
     def ramps(self) -> Iterator[nn.Module]:
-        """Return the ramps, without the head."""
+        """Iterate over the ramps, without the head.
+
+        Yields:
+            The ramps in the order of their exits.
+        """
         yield from list(self.exits)[:-1]
 
     def save_pretrained(

@@ -58,12 +58,20 @@ class Regrouping:
 
     @classmethod
     def always(cls) -> Regrouping:
-        """Return the rule that regroups whenever any row has left."""
+        """Return the rule that regroups whenever any row has left.
+
+        Returns:
+            The rule, without measurements.
+        """
         return cls((), (), 0.0)
 
     @classmethod
     def never(cls) -> Regrouping:
-        """Return the rule that never regroups."""
+        """Return the rule that never regroups.
+
+        Returns:
+            The rule, without measurements.
+        """
         return cls((), (), float("inf"))
 
     def pays(self, after: int, due: int, rows: int, alive: int) -> bool:
