@@ -27,7 +27,14 @@ _SEPARATE_MODELS = ("langid", "llm-mmlu", "llm-triviaqa")
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the traces: of separate models first, then of networks."""
+    """Return the names of the traces: of separate models first, then of networks.
+
+    Returns:
+        The names that :func:`ttamer.datasets.load` accepts.
+
+    >>> names()[:3]
+    ('langid', 'llm-mmlu', 'llm-triviaqa')
+    """
     networks = (file.name for file in _folder().iterdir() if file.name.endswith(".parquet"))
     return (*_SEPARATE_MODELS, *sorted(name.removesuffix(".parquet") for name in networks))
 
@@ -41,6 +48,15 @@ def is_network(name: str) -> bool:
 
 def about(name: str) -> dict[str, Any]:
     """Return how a trace was made, under which licence, and what its columns mean.
+
+    Args:
+        name: The name of a trace, one of :func:`ttamer.datasets.names`.
+
+    Returns:
+        The facts by key, such as ``"title"``, ``"licence"``, ``"rows"`` and ``"nodes"``.
+
+    Raises:
+        ArgumentError: If there is no trace of that name.
 
     >>> sorted(about("langid")["rows"])
     ['fit', 'test']

@@ -42,7 +42,13 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 @dataclass(frozen=True)
 class Sample:
-    """One input of a trace, where the input itself is shipped too."""
+    """One input of a trace, where the input itself is shipped too.
+
+    >>> from ttamer import datasets
+    >>> sample = datasets.strings("langid")[0]
+    >>> sample.row, type(sample.text)
+    (0, <class 'str'>)
+    """
 
     row: int
     """Its place in the test part."""
@@ -51,6 +57,17 @@ class Sample:
 
 def load(name: str, part: Part | None = None) -> Trace:
     """Return a trace: the part to fit on, the part to test on, or both, fit first.
+
+    Args:
+        name: The name of a trace, one of :func:`names`.
+        part: ``"fit"`` or ``"test"``; by default both.
+
+    Returns:
+        The trace.
+
+    Raises:
+        ArgumentError: If there is no trace of that name, or no such part.
+        MissingExtra: If the trace is of a network and pyarrow is not installed.
 
     >>> fit, test = load("langid", "fit"), load("langid", "test")
     >>> len(fit) + len(test) == len(load("langid"))
@@ -71,6 +88,19 @@ def messages(name: str, part: Part | None = None) -> NDArray[np.int16]:
 
     Rows of one message are translations of one another: resample messages rather than rows where
     independence matters. The rows of a network are each an input of its own, and have no messages.
+
+    Args:
+        name: The name of a trace with messages; ``"langid"`` has them.
+        part: ``"fit"`` or ``"test"``; by default both, fit first.
+
+    Returns:
+        Shape (T,): the number of each row's message, in the order of :func:`load`.
+
+    Raises:
+        ArgumentError: If there is no such trace or part, or the trace has no messages.
+
+    >>> messages("langid", "test").shape
+    (14694,)
     """
     wanted = _parts(part)
     _need_texts(name, "messages")
@@ -81,6 +111,15 @@ def messages(name: str, part: Part | None = None) -> NDArray[np.int16]:
 def strings(name: str) -> tuple[Sample, ...]:
     """Return a few inputs of the test part, to ask the real models about again.
 
+    Args:
+        name: The name of a trace with inputs; ``"langid"`` has them.
+
+    Returns:
+        The inputs, each with its row in the test part.
+
+    Raises:
+        ArgumentError: If there is no such trace, or it has no inputs.
+
     >>> strings("langid")[0].row
     0
     """
@@ -90,7 +129,16 @@ def strings(name: str) -> tuple[Sample, ...]:
 
 
 def describe(name: str) -> str:
-    """Return :func:`about` in lines for people.
+    """Return :func:`about` as readable text.
+
+    Args:
+        name: The name of a trace, one of :func:`names`.
+
+    Returns:
+        Several lines: the title, the rows, the source, the licence, and one line per node.
+
+    Raises:
+        ArgumentError: If there is no trace of that name.
 
     >>> print(describe("minilm-imdb").splitlines()[0])
     minilm-imdb: MiniLM on IMDB reviews: 6 exits of one network
@@ -143,6 +191,17 @@ def _models(name: str, facts: dict[str, Any]) -> list[str]:
 
 def export(name: str, folder: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
     """Write the fit part, the test part and the ``cascade.toml`` into a folder, for the commands.
+
+    Args:
+        name: The name of a trace, one of :func:`names`.
+        folder: The folder to write to; created if it does not exist.
+
+    Returns:
+        The paths of ``fit.npz``, ``test.npz`` and ``cascade.toml``.
+
+    Raises:
+        ArgumentError: If there is no trace of that name.
+        MissingExtra: If the trace is of a network and pyarrow is not installed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

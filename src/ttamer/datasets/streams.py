@@ -32,7 +32,12 @@ __all__ = ["Stream", "about", "load", "names"]
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """A recorded stream."""
+    """A recorded stream.
+
+    >>> from ttamer.datasets import streams
+    >>> streams.load("vgg16-to-noise").shift
+    3000
+    """
 
     name: str
     fit: Trace
@@ -44,13 +49,33 @@ class Stream:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the streams."""
+    """Return the names of the streams.
+
+    Returns:
+        The names that :func:`load` accepts, in alphabetical order.
+
+    >>> names()[0]
+    'minilm-imdb-to-amazon'
+    """
     files = (file.name for file in _folder().iterdir())
     return tuple(sorted(f.removesuffix(".parquet") for f in files if f.endswith(".parquet")))
 
 
 def about(name: str) -> dict[str, Any]:
-    """Return how a stream was made, under which licence, and what changes in it."""
+    """Return how a stream was made, under which licence, and what changes in it.
+
+    Args:
+        name: The name of a stream, one of :func:`names`.
+
+    Returns:
+        The facts by key, such as ``"rows"``.
+
+    Raises:
+        ArgumentError: If there is no stream of that name.
+
+    >>> about("vgg16-to-noise")["rows"]["fit"]
+    4000
+    """
     if name not in names():
         raise ArgumentError(f"there is no stream {name!r}; the streams are {', '.join(names())}")
     facts: dict[str, Any] = json.loads((_folder() / f"{name}.json").read_text("utf-8"))
@@ -58,7 +83,22 @@ def about(name: str) -> dict[str, Any]:
 
 
 def load(name: str, *, target: Target | None = None) -> Stream:
-    """Return a stream; ``target`` overrides who is right: ``"label"`` or ``"last"``."""
+    """Return a stream.
+
+    Args:
+        name: The name of a stream, one of :func:`names`.
+        target: What counts as right: ``"label"`` or ``"last"``. By default the cascade's own.
+
+    Returns:
+        The rows to fit on, the rows of the stream, and the row of the shift.
+
+    Raises:
+        ArgumentError: If there is no stream of that name.
+        MissingExtra: If pyarrow is not installed.
+
+    >>> len(load("vgg16-to-noise").rows)
+    10000
+    """
     facts = about(name)
     # A package may be imported from a zip file: the trace is read from a real one.
     with resources.as_file(_folder() / f"{name}.parquet") as path:

@@ -78,6 +78,29 @@ def bench(
     """Run all families over every trace of a folder; each has its cascade beside it.
 
     The cascade of ``yelp.parquet`` is ``yelp.toml``, or else ``cascade.toml``.
+
+    Args:
+        folder: The folder of the traces: files ending in ``.parquet``, ``.csv`` or ``.npz``.
+        families: The names of the families; by default our own fits and all baselines. The first
+            is compared with each of the others; families that use the labels are not compared.
+        resamples: Bootstrap resamples for the intervals; 0 gives intervals of no width.
+        seed: The seed of the resamples.
+        progress: Called with a line of text as the work proceeds.
+
+    Returns:
+        One result per trace, in the order of the file names.
+
+    Raises:
+        ArgumentError: If the folder does not exist or holds no traces, or a family is unknown.
+        TraceError: If a trace cannot be read or has no cascade beside it.
+
+    >>> import tempfile
+    >>> from ttamer import datasets
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = datasets.export("langid", folder)
+    ...     results = bench(folder, families=["threshold", "always-best"], resamples=10)
+    >>> [result.name for result in results]
+    ['fit', 'test']
     """
     done = []
     names = None if families is None else list(families)
@@ -120,7 +143,29 @@ def bench_trace(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> TraceBench:
-    """Run all families on one trace, half to fit and half to test."""
+    """Run all families on one trace, half to fit and half to test.
+
+    Args:
+        name: The name under which the result is listed.
+        trace: The rows; they are halved at random, always in the same way.
+        families: The names of the families; by default our own fits and all baselines. The first
+            is compared with each of the others; families that use the labels are not compared.
+        resamples: Bootstrap resamples for the intervals; 0 gives intervals of no width.
+        seed: The seed of the resamples.
+        progress: Called with a line of text as the work proceeds.
+
+    Returns:
+        The frontier of all families, and the comparisons with the first.
+
+    Raises:
+        ArgumentError: If a family is unknown, or none can be fitted.
+
+    >>> from ttamer import datasets
+    >>> trace = datasets.load("langid", "test")
+    >>> result = bench_trace("langid", trace, families=["threshold", "always-best"], resamples=10)
+    >>> [each.rival for each in result.comparisons]
+    ['always-best']
+    """
     order = np.random.default_rng(0).permutation(len(trace))
     half = len(trace) // 2
     fit_trace, test_trace = trace.take(order[:half]), trace.take(order[half:])

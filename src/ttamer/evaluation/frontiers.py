@@ -32,7 +32,15 @@ MORE_ERROR = (0.0, 0.005, 0.01, 0.02, 0.05)
 
 @dataclass(frozen=True)
 class Point:
-    """One setting of one family, measured on the test rows."""
+    """One setting of one family, measured on the test rows.
+
+    >>> from ttamer import datasets
+    >>> from ttamer.evaluation import frontier
+    >>> fit, test = datasets.load("langid", "fit"), datasets.load("langid", "test")
+    >>> [point] = frontier(fit, test, families=["always-best"], resamples=0).points
+    >>> point.policy, point.result.rows
+    ('always-best', 14694)
+    """
 
     policy: str
     """The family's name."""
@@ -40,7 +48,11 @@ class Point:
     result: Result
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return plain values.
+
+        Returns:
+            The family, the knob, and error and cost with their intervals.
+        """
         return {
             "policy": self.policy,
             "knob": self.knob,
@@ -63,7 +75,17 @@ class Reference:
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
-    """All points, and what they are compared with."""
+    """All points, and what they are compared with.
+
+    >>> from ttamer import datasets
+    >>> from ttamer.evaluation import frontier
+    >>> fit, test = datasets.load("langid", "fit"), datasets.load("langid", "test")
+    >>> found = frontier(fit, test, families=["threshold", "always-best"], resamples=0)
+    >>> found.reference.node, len(found.of("always-best"))
+    ('lingua', 1)
+    >>> found.cost_at("threshold", more_error=0.05) < found.reference.cost
+    True
+    """
 
     points: tuple[Point, ...]
     reference: Reference
@@ -85,26 +107,68 @@ class Frontier:
         return list(dict.fromkeys(point.policy for point in self.points))
 
     def of(self, family: str) -> list[Point]:
-        """Return the points of one family."""
+        """Return the points of one family.
+
+        Args:
+            family: The family's name.
+
+        Returns:
+            Its points in the order measured; none if the frontier lacks the family.
+        """
         return [point for point in self.points if point.policy == family]
 
     def curve(self, family: str) -> tuple[list[float], list[float]]:
-        """Return the costs and errors of a family's points."""
+        """Return the costs and errors of a family's points.
+
+        Args:
+            family: The family's name.
+
+        Returns:
+            Mean cost per row and error of each point, in the order of :meth:`of`.
+        """
         points = self.of(family)
         return [p.result.cost for p in points], [p.result.error for p in points]
 
     def cost_at(self, family: str, more_error: float = 0.0) -> float | None:
-        """Return a family's least cost at an error ``more_error`` above the reference's."""
+        """Return a family's least cost at an error ``more_error`` above the reference's.
+
+        Args:
+            family: The family's name.
+            more_error: How far the error may exceed the reference's; 0.01 is one point.
+
+        Returns:
+            Mean cost per row, or None if the family does not reach the error.
+
+        Raises:
+            ArgumentError: If the frontier has no points of the family.
+        """
         return cost_at_error(*self.curve(family), self.reference.error + more_error)
 
     def error_at(self, family: str, cost: float) -> float | None:
-        """Return the least error a family reaches at a cost."""
+        """Return the least error a family reaches at a cost.
+
+        Args:
+            family: The family's name.
+            cost: Mean cost per row.
+
+        Returns:
+            The error, or None if every setting of the family costs more.
+
+        Raises:
+            ArgumentError: If the frontier has no points of the family.
+        """
         return error_at_cost(*self.curve(family), cost)
 
     def area(self, family: str) -> float:
         """Return the mean error over all costs from the cheapest answer's to the full model's.
 
         Every family may mix in the cheapest single answer.
+
+        Args:
+            family: The family's name.
+
+        Returns:
+            The mean error, from 0 to 1.
         """
         low, high = self.cost_range
         costs, errors = self.curve(family)
@@ -118,7 +182,11 @@ class Frontier:
         return low, max(self.full_cost, low * (1 + 1e-9) + 1e-300)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values: the form of ``frontier.json``."""
+        """Return plain values: the form of ``frontier.json``.
+
+        Returns:
+            The points, the reference, and a summary of each family.
+        """
         return {
             "points": [point.to_dict() for point in self.points],
             "reference": vars(self.reference),

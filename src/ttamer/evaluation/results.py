@@ -29,7 +29,14 @@ MAX_GROUPS = 1000
 
 @dataclass(frozen=True)
 class Result:
-    """How a rule did on a trace."""
+    """How a rule did on a trace.
+
+    >>> from ttamer import datasets, evaluate, fit
+    >>> ladder = fit(datasets.load("langid", "fit"), belief="none")
+    >>> result = evaluate(ladder.at(0.9), datasets.load("langid", "test"), resamples=0)
+    >>> result.rows, round(sum(result.answered.values()), 6)
+    (14694, 1.0)
+    """
 
     rows: int
     error: float
@@ -53,7 +60,11 @@ class Result:
     """The share of rows where it was wrong and the last one right."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return plain values.
+
+        Returns:
+            The fields by name; the quantiles of the cost have text keys, such as ``"0.5"``.
+        """
         quantiles = {f"{q:g}": cost for q, cost in self.cost_quantiles.items()}
         return {**vars(self), "cost_quantiles": quantiles}
 
@@ -108,6 +119,15 @@ def measure(
 
     Returns:
         Error and cost with intervals, and the share of rows that each node was asked on.
+
+    Raises:
+        TraceError: If the trace lacks what the target needs.
+
+    >>> from ttamer import datasets, fit
+    >>> ladder = fit(datasets.load("langid", "fit"), belief="none")
+    >>> test = datasets.load("langid", "test")
+    >>> measure(ladder.at(0.9).play(test), test, resamples=0).rows
+    14694
     """
     rows = np.arange(len(trace))
     wrong = trace.wrong(target)

@@ -19,7 +19,14 @@ __all__ = ["Simulation", "simulate"]
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """What happened, input by input, in the problem's units."""
+    """What happened, input by input, in the problem's units.
+
+    >>> from ttamer import Problem, simulate, solve
+    >>> policy = solve(Problem.line([0.0, 1.0], [0.1], [[0.5, 0.5]]), tradeoff=0.5)
+    >>> found = simulate(policy, 4, seed=0)
+    >>> found.loss.tolist(), found.objective.round(2).tolist()
+    ([1.0, 0.0, 0.0, 0.0], [0.55, 0.05, 0.05, 0.05])
+    """
 
     loss: NDArray[np.float64]
     """Shape (inputs,): the loss of the answer returned."""

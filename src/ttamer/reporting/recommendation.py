@@ -64,7 +64,16 @@ class Share:
 class Recommendation:
     """What to deploy, and the three numbers that matter.
 
-    Made by :func:`recommend`, which has an example.
+    Returned by :func:`recommend`.
+
+    >>> from ttamer import datasets
+    >>> from ttamer.evaluation import frontier
+    >>> fit_rows, test_rows = (datasets.load("langid", part).take(slice(400))
+    ...                        for part in ("fit", "test"))
+    >>> found = frontier(fit_rows, test_rows, families=["ttamer", "chain"], resamples=0)
+    >>> advice = recommend(found, test_rows, resamples=20)
+    >>> advice.family in found.families, advice.cheapest in test_rows.names
+    (True, True)
     """
 
     outcome: Outcome
@@ -98,7 +107,11 @@ class Recommendation:
     """The share of inputs which the cheapest node answers."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return plain values.
+
+        Returns:
+            The fields by name; each setting is a dictionary with its share and its numbers.
+        """
         settings = [{"share": each.share, **each.point.to_dict()} for each in self.settings]
         return {**vars(self), "settings": settings}
 

@@ -42,6 +42,14 @@ def check_confidence(confidence: float) -> float:
 def binomial_p(wrong: int, rows: int, at_most: float) -> float:
     """Return the chance of so few wrong rows, or fewer, if the error were above ``at_most``.
 
+    Args:
+        wrong: The number of wrong rows.
+        rows: The number of rows, at least 1.
+        at_most: The error rate tested, from 0 to 1.
+
+    Returns:
+        The p-value, from 0 to 1.
+
     >>> round(binomial_p(0, 3, 0.5), 12)
     0.125
     """
@@ -60,6 +68,14 @@ def binomial_p(wrong: int, rows: int, at_most: float) -> float:
 def binomial_upper(wrong: int, rows: int, alpha: float) -> float:
     """Return the least error that so few wrong rows refute at level ``alpha``.
 
+    Args:
+        wrong: The number of wrong rows.
+        rows: The number of rows, at least 1.
+        alpha: The level of the test, between 0 and 1.
+
+    Returns:
+        An upper bound on the error rate, which holds with confidence ``1 - alpha``.
+
     >>> round(binomial_upper(0, 100, 0.05), 4)  # about three in a hundred
     0.0295
     """
@@ -71,8 +87,18 @@ def betting_p(
 ) -> float:
     """Return one over the largest wealth of bets against a mean above ``at_most``.
 
-    ``counts`` says how many rows have each of ``values``, numbers from 0 to 1. The bets are sized
-    for a test at level ``alpha``, from the rows before; the result is a p-value whatever that is.
+    The bets are sized for a test at level ``alpha``, from the rows before; the result is a p-value
+    whatever that is.
+
+    Args:
+        values: Shape (k,): the distinct values of the rows, from 0 to 1.
+        counts: Shape (k,): the number of rows that have each value.
+        at_most: The mean tested, from 0 to 1.
+        alpha: The level for which the bets are sized, between 0 and 1.
+        seed: The seed of the order in which rows are taken; it must not depend on the rows.
+
+    Returns:
+        The p-value, from 0 to 1.
 
     >>> betting_p([0.0, 1.0], [400, 4], 0.05, alpha=0.05) < 0.05
     True
@@ -84,6 +110,15 @@ def betting_p(
 
 def betting_upper(values: ArrayLike, counts: ArrayLike, *, alpha: float, seed: int = 0) -> float:
     """Return the least mean that these rows refute at level ``alpha``.
+
+    Args:
+        values: Shape (k,): the distinct values of the rows, from 0 to 1.
+        counts: Shape (k,): the number of rows that have each value.
+        alpha: The level of the test, between 0 and 1.
+        seed: The seed of the order in which rows are taken; it must not depend on the rows.
+
+    Returns:
+        An upper bound on the mean, which holds with confidence ``1 - alpha``.
 
     >>> round(betting_upper([0.0, 1.0], [396, 4], alpha=0.05), 3)
     0.023

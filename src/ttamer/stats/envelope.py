@@ -28,7 +28,15 @@ def lower_envelope(costs: ArrayLike, errors: ArrayLike) -> NDArray[np.intp]:
     Cost strictly increases and error strictly decreases along it, and each step buys less than
     the one before. Of equal points the first is kept; points inside an edge are left out.
 
-    Both have shape (k,), with k at least 1, and hold finite numbers.
+    Args:
+        costs: Shape (k,), k at least 1: the finite cost of each point.
+        errors: Shape (k,): the finite error of each point.
+
+    Returns:
+        Shape (points on the envelope,): their indices.
+
+    Raises:
+        ArgumentError: If the shapes differ, there is no point, or a number is not finite.
 
     >>> lower_envelope([1, 2, 3, 4, 3], [0.4, 0.35, 0.1, 0.2, 0.1]).tolist()
     [0, 2]
@@ -47,6 +55,17 @@ def lower_envelope(costs: ArrayLike, errors: ArrayLike) -> NDArray[np.intp]:
 def cost_at_error(costs: ArrayLike, errors: ArrayLike, error: float) -> float | None:
     """Return the least cost at which the envelope has at most this error, or None.
 
+    Args:
+        costs: Shape (k,), k at least 1: the finite cost of each point.
+        errors: Shape (k,): the finite error of each point.
+        error: The largest error allowed.
+
+    Returns:
+        The cost, in the units of ``costs``; None if no point reaches the error.
+
+    Raises:
+        ArgumentError: If the shapes differ, there is no point, or a number is not finite.
+
     >>> cost_at_error([1.0, 3.0], [0.5, 0.1], 0.3)
     2.0
     >>> cost_at_error([1.0, 3.0], [0.5, 0.1], 0.05) is None
@@ -60,6 +79,17 @@ def cost_at_error(costs: ArrayLike, errors: ArrayLike, error: float) -> float | 
 
 def error_at_cost(costs: ArrayLike, errors: ArrayLike, cost: float) -> float | None:
     """Return the least error the envelope has at no more than this cost, or None.
+
+    Args:
+        costs: Shape (k,), k at least 1: the finite cost of each point.
+        errors: Shape (k,): the finite error of each point.
+        cost: The largest cost allowed, in the units of ``costs``.
+
+    Returns:
+        The error; None if every point costs more.
+
+    Raises:
+        ArgumentError: If the shapes differ, there is no point, or a number is not finite.
 
     >>> error_at_cost([1.0, 3.0], [0.5, 0.25], 2.0), error_at_cost([1.0], [0.5], 0.9)
     (0.375, None)
@@ -79,6 +109,20 @@ def area_under(
     answered, and no answer is a wrong answer: the error is ``unreached``, 1 by default. (To take
     the cheapest point's own error there would favour a family for having no cheap setting. Where a
     cheaper node can stand in, give its point along with the family's.)
+
+    Args:
+        costs: Shape (k,), k at least 1: the finite cost of each point.
+        errors: Shape (k,): the finite error of each point.
+        low: The cost from which the area is taken.
+        high: The cost up to which the area is taken, above ``low``.
+        unreached: The error at costs below the cheapest point.
+
+    Returns:
+        The area, in units of error times cost.
+
+    Raises:
+        ArgumentError: If ``low`` is not below ``high``, the shapes differ, there is no point, or a
+            number is not finite.
 
     >>> area_under([1.0, 3.0], [0.5, 0.1], 1.0, 4.0)
     0.7

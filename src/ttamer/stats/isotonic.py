@@ -15,7 +15,14 @@ __all__ = ["falling", "rising"]
 def rising(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the nondecreasing sequence nearest to ``values`` in weighted squares.
 
-    Pool adjacent violators; weights must be positive.
+    Computed by pooling adjacent violators.
+
+    Args:
+        values: Shape (k,): the sequence.
+        weights: Shape (k,): the positive weight of each value.
+
+    Returns:
+        Shape (k,): the nondecreasing sequence.
 
     >>> rising(np.array([1.0, 3.0, 2.0]), np.ones(3)).tolist()
     [1.0, 2.5, 2.5]
@@ -33,5 +40,16 @@ def rising(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray
 
 
 def falling(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the nonincreasing sequence nearest to ``values`` in weighted squares."""
+    """Return the nonincreasing sequence nearest to ``values`` in weighted squares.
+
+    Args:
+        values: Shape (k,): the sequence.
+        weights: Shape (k,): the positive weight of each value.
+
+    Returns:
+        Shape (k,): the nonincreasing sequence.
+
+    >>> falling(np.array([3.0, 1.0, 2.0]), np.ones(3)).tolist()
+    [3.0, 1.5, 1.5]
+    """
     return rising(values[::-1], weights[::-1])[::-1]

@@ -28,6 +28,12 @@ CLASS_RIDGE = 1.0
 def sigmoid(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return chances from log-odds, without overflow.
 
+    Args:
+        values: Log-odds, of any shape.
+
+    Returns:
+        Chances from 0 to 1, of the same shape.
+
     >>> sigmoid(np.array([0.0, -1000.0, 1000.0])).tolist()
     [0.5, 0.0, 1.0]
     """
@@ -37,6 +43,12 @@ def sigmoid(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def logit(chances: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return log-odds of chances, kept off the ends.
+
+    Args:
+        chances: Numbers from 0 to 1, of any shape; clipped to 1e-6 from either end.
+
+    Returns:
+        Log-odds, of the same shape.
 
     >>> logit(np.array([0.5])).tolist()
     [0.0]
@@ -55,9 +67,25 @@ def fit_logistic(
 ) -> NDArray[np.float64]:
     """Return weights w so that ``sigmoid(features @ w)`` is the chance of each outcome.
 
-    ``features`` has shape (T, d) with a first column of ones, whose weight is not penalised; the
-    others are penalised by ``ridge`` times the square of weight times spread. With a ``prior``
-    it is how far a weight is from there that is penalised.
+    The weight of the first column is not penalised; the others are penalised by ``ridge`` times
+    the square of weight times spread. With a ``prior``, the distance of a weight from its prior is
+    penalised instead.
+
+    Args:
+        features: Shape (T, d), with a first column of ones.
+        outcomes: Shape (T,): whether the outcome occurred.
+        ridge: The strength of the penalty, at least 0.
+        prior: Shape (d,): the weights towards which the fit is drawn; zeros by default.
+        start: Shape (d,): the weights at which Newton's method starts; the prior by default.
+
+    Returns:
+        Shape (d,): the weights.
+
+    >>> features = np.column_stack([np.ones(4), [0.0, 1.0, 2.0, 3.0]])
+    >>> weights = fit_logistic(features, np.array([False, True, False, True]), ridge=1.0)
+    >>> chances = sigmoid(features @ weights)
+    >>> bool(chances[0] < 0.5 < chances[3])
+    True
     """
     rows, width = features.shape
     spread = features.std(axis=0)
@@ -101,8 +129,8 @@ def fit_by_class(
     """Return weights, and a term for each class, so that their sum is the log-odds of outcomes.
 
     ``features`` has shape (T, d) with a first column of ones; weights are drawn towards the prior
-    as :func:`ttamer.stats.fit_logistic` draws them. ``codes`` say the class of each row, -1 being
-    none; such rows have no term.
+    as :func:`ttamer.stats.fit_logistic` draws them. ``codes`` holds the class of each row, or -1
+    for none; such rows have no term.
     """
     order = np.argsort(codes, kind="stable")
     rows, own = features[order], codes[order]

@@ -28,7 +28,15 @@ __all__ = ["Contraction", "contract", "draw_contraction"]
 
 @dataclass(frozen=True, eq=False)
 class Contraction:
-    """One step: a node and all below it become one node."""
+    """One step: a node and all below it become one node.
+
+    >>> from ttamer import Problem
+    >>> from ttamer.theory import contract
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> last = contract(line, 0.5)[-1]
+    >>> last.node, last.members, last.index.shape
+    ('m1', ('m1', 'm2'), (1,))
+    """
 
     node: str
     members: tuple[str, ...]

@@ -7,8 +7,8 @@ a prophet gets 1/alpha^3. The ratio is alpha, as large as one likes.
 What recall changes: ask both, keep the better answer, and the prophet's loss is reached exactly.
 The paper remarks that the gap remains with recall; with costs that do not depend on the input,
 which it assumes, it does not. What recall cannot change is shown by :func:`needle`: against a
-prophet, who knows where to look, even the best policy with recall can be worse by any factor. That
-is why policies with recall are measured against the online optimum.
+prophet, which has every loss in advance, even the best policy with recall can be worse by any
+factor. That is why policies with recall are measured against the online optimum.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ MAX_ALPHA = 1e100
 
 @dataclass(frozen=True)
 class Impossibility:
-    """The three optima of the two-node example."""
+    """The three optima of the two-node example.
+
+    >>> from ttamer.theory import impossibility
+    >>> found = impossibility(10)
+    >>> round(found.ratio, 9), round(found.ratio_with_recall, 9)
+    (10.0, 1.0)
+    """
 
     alpha: float
     no_recall: float

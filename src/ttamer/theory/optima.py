@@ -28,7 +28,14 @@ __all__ = ["Optima", "no_recall_optimum", "offline_optimum", "online_optimum", "
 
 @dataclass(frozen=True)
 class Optima:
-    """The three optima of one problem; ``None`` where one is not defined for its topology."""
+    """The three optima of one problem; ``None`` where one is not defined for its topology.
+
+    >>> from ttamer import Problem, optima
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> found = optima(line, 0.5)
+    >>> found.offline, found.online
+    (0.1875, 0.2)
+    """
 
     offline: float | None
     online: float

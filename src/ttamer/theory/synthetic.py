@@ -39,6 +39,11 @@ class Experiment:
     """One synthetic problem, its optimal policy, and the best fixed thresholds on it.
 
     Values are in units of loss plus cost, weighed by the tradeoff.
+
+    >>> from ttamer.theory import experiment
+    >>> found = experiment("correlated chain", nodes=3, states=8)
+    >>> found.policy.value <= found.with_recall <= found.without_recall
+    True
     """
 
     name: str
@@ -74,7 +79,23 @@ class Experiment:
 def if_stop_experiments(
     *, nodes: int = 6, states: int = 40, cost: float = 0.1, tradeoff: float = 0.5
 ) -> list[Experiment]:
-    """Solve the paper's three synthetic problems and the correlated chain."""
+    """Solve the paper's three synthetic problems and the correlated chain.
+
+    Args:
+        nodes: Nodes on the line, at least 2.
+        states: Losses per node, at least 2.
+        cost: The cost of each node.
+        tradeoff: From 0 (only cost counts) to 1 (only loss counts).
+
+    Returns:
+        One experiment per problem, in the order of ``EXPERIMENTS``.
+
+    Raises:
+        ArgumentError: If a size or the tradeoff is out of range.
+
+    >>> [each.name for each in if_stop_experiments(nodes=2, states=4)][-1]
+    'correlated chain'
+    """
     return [
         experiment(name, nodes=nodes, states=states, cost=cost, tradeoff=tradeoff)
         for name in EXPERIMENTS
