@@ -1,7 +1,7 @@
 """A problem: nodes, edges, loss supports and transition matrices.
 
 It holds everything the optimum depends on and nothing else. A node's *state* is what asking it
-reveals; each state has a loss. An edge means that its target may be asked once its source has
+reveals; each state has a loss. An edge records that its target may be asked once its source has
 been (from ``None``: from the start), what that costs, and how the target's state depends on the
 source's.
 
