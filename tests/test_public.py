@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import subprocess
 import sys
@@ -94,3 +95,54 @@ def test_importing_the_package_loads_nothing_heavy():
     code = f"import sys, ttamer; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def public_callables():
+    """Every public function, and every public method of a public class, by its dotted name."""
+    packages = ["ttamer"] + [
+        module.name for module in pkgutil.iter_modules(ttamer.__path__, "ttamer.") if module.ispkg
+    ]
+    for package in packages:
+        module = importlib.import_module(package)
+        for name in getattr(module, "__all__", ()):
+            value = getattr(module, name)
+            if inspect.isfunction(value):
+                yield f"{package}.{name}", value
+            elif inspect.isclass(value) and not issubclass(value, BaseException):
+                for method, member in vars(value).items():
+                    member = getattr(member, "__func__", member)  # class and static methods
+                    if not method.startswith("_") and inspect.isfunction(member):
+                        yield f"{package}.{name}.{method}", member
+
+
+def public_with_examples():
+    """Every public function and class."""
+    for name, value in public_callables():
+        if value.__qualname__ == value.__name__:
+            yield name, value
+    for name in ttamer.__all__:
+        value = getattr(ttamer, name)
+        if inspect.isclass(value) and not issubclass(value, (BaseException, Warning)):
+            yield f"ttamer.{name}", value
+
+
+def test_public_callables_document_their_arguments_and_results():
+    missing = []
+    for name, function in public_callables():
+        text, signature = inspect.getdoc(function) or "", inspect.signature(function)
+        if set(signature.parameters) - {"self", "cls"} and "Args:" not in text:
+            missing.append(f"{name}: Args")
+        result = signature.return_annotation
+        gives = result not in (None, "None", inspect.Signature.empty)
+        if gives and not ("Returns:" in text or "Yields:" in text):
+            missing.append(f"{name}: Returns")
+    assert not missing
+
+
+def test_public_functions_and_classes_have_an_example():
+    missing = [
+        name
+        for name, value in public_with_examples()
+        if not (">>>" in (inspect.getdoc(value) or "") or "::\n" in (inspect.getdoc(value) or ""))
+    ]
+    assert not missing

@@ -45,6 +45,17 @@ class Simulation:
 def simulate(policy: Policy, inputs: int, *, seed: int) -> Simulation:
     """Draw inputs from the policy's problem and decide for each of them.
 
+    Args:
+        policy: A solved policy.
+        inputs: How many inputs to draw.
+        seed: The seed of the random generator.
+
+    Returns:
+        The loss, the cost and the answering node of every input.
+
+    Raises:
+        ArgumentError: If ``inputs`` is less than 1.
+
     >>> from ttamer import Problem, solve
     >>> policy = solve(Problem.line([0.0, 1.0], [0.1], [[0.5, 0.5]]), tradeoff=0.5)
     >>> simulate(policy, 4, seed=0).loss.tolist()
