@@ -20,6 +20,7 @@ from ttamer.artefact.container import pack, write
 from ttamer.artefact.files import _describe
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.fitted.models import BeliefModel
+from ttamer.fitted.replay import full_cost
 from ttamer.fitting.beliefs import build_belief
 
 SOME = np.array([0.1, 0.6, 0.9])
@@ -76,6 +77,7 @@ def test_inspect_tells_where_a_belief_comes_from(tmp_path):
     tt.save(build_belief(trace, SOME), tmp_path / "belief.ttamer")
     assert tt.inspect(tmp_path / "belief.ttamer")["fit"] == {
         "belief": "full", "order": "any", "states": "20", "rows": 200, "trace": trace.digest,
+        "full_cost": full_cost(trace.spec, trace),
     }  # fmt: skip
 
 
