@@ -424,9 +424,9 @@ def test_a_strangers_names_cannot_flood_or_steer_the_terminal(sound, tmp_path):
     header, data = take(sound["tree"])
     header["problem"]["names"] = ["\x1b[2J" + "x" * 10_000, "b", "c"]
     header["problem"]["sources"] = [-1, 0, 2]
-    header["problem"]["targets"] = [0, 1, 1]  # two parents: the error names them
+    header["problem"]["targets"] = [0, 1, 1]  # two edges into one node: the error names them
     (tmp_path / "p").write_bytes(put(header, data))
-    with pytest.raises(ArtefactDamaged, match=r"2 parents.*\\x1b\[2Jxxx.*\.\.\.;") as refused:
+    with pytest.raises(ArtefactDamaged, match=r"2 edges.*\\x1b\[2Jxxx.*\.\.\.;") as refused:
         load(tmp_path / "p")
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 700

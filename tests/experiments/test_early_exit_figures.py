@@ -134,7 +134,7 @@ def test_the_text_says_the_same(script, played):
     area = next(line["area"] for line in one.lines() if line["family"] == "ttamer")
     assert f"{100 * area:.2f}%" in text
     assert f"{one.best_threshold} *" in text
-    assert "without margin: no node of the trace says its margin" in text
+    assert "without margin: no node of the trace has margin" in text
     more = one.frontier.error_at("paper", 0.45) - one.frontier.reference.error
     assert f"{100 * more:+.2f}" in script.claim("vision", [one])
     assert "the first exit is at 16.7%" in script.claim("language", [one])

@@ -97,7 +97,7 @@ def test_a_budget_is_kept_on_new_rows(ladder, new_rows, share):
 def test_a_budget_above_all_is_the_dearest_corner_and_below_all_is_refused(ladder):
     top = ladder.for_budget(1e9)
     assert top.cost == pytest.approx(ladder.rungs.costs[ladder.rungs.corners[-1]])
-    assert repr(top).startswith("Mixture(all at tradeoff")
+    assert f"cost {top.cost:.4g} per input" in repr(top)
     with pytest.raises(ArgumentError, match="the cheapest costs"):
         ladder.for_budget(0.5)
     with pytest.raises(ArgumentError, match="the cheapest costs"):
@@ -335,6 +335,9 @@ def test_the_record_travels_with_the_ladder(ladder, new_rows, tmp_path):
     facts = tt.inspect(tmp_path / "p.ttamer")
     assert facts["held_out"]["rows"] == 1000
     assert facts["promises"] == [str(made.promise), str(tight.promise)]
-    with pytest.raises(ArgumentError, match="save the ladder"):
-        tt.save(made, tmp_path / "mixture.ttamer")
+    tt.save(made, tmp_path / "mixture.ttamer")
+    mixture = tt.load(tmp_path / "mixture.ttamer")
+    kept = dataclasses.replace(mixture.promise, mix=made.promise.mix)  # a file of two policies
+    assert (kept, mixture.share) == (made.promise, made.share)
+    np.testing.assert_array_equal(mixture.play(new_rows).answer, made.play(new_rows).answer)
     assert made.promise.to_dict()["alpha"] == pytest.approx(0.05)

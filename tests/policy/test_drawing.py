@@ -11,6 +11,7 @@ from hypothesis import given
 import ttamer as tt
 from support.examples import examples
 from support.strategies import TOPOLOGIES, joint_problems, problems, tradeoffs
+from support.traces import answering_trace
 from ttamer import ProblemError
 from ttamer.cli import main
 
@@ -82,3 +83,10 @@ def test_the_command_draws_one_policy(tmp_path, capsys):
     assert main(["solve", path, "--tradeoff", "0.5", "--draw", drawing, "--json"]) == 0
     assert main(["solve", path, "--ladder", "3", "--draw", drawing]) == 2
     assert main(["solve", path, "--tradeoff", "0.5", "--draw", str(tmp_path / "no" / "a.svg")]) == 2
+
+
+def test_the_path_of_a_fitted_policy_shows_its_beliefs():
+    session = tt.fit(answering_trace(300)).at(0.99).session()
+    session.observe(confidence=0.5, prediction="a")
+    belief = session.explain().beliefs[session.asked[0]]
+    assert f"wrong with chance {belief:.2%}" in texts(session.plot())

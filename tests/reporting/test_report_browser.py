@@ -120,16 +120,17 @@ def test_in_a_browser_hovering_shows_numbers_and_a_click_picks_a_policy(
 ):
     page = written[0].read_text("utf-8")
     kept = lower_envelope(*case[0].curve("ttamer")).tolist()
-    cheapest = case[0].of("ttamer")[kept[0]].result
+    errors = [f"error {case[0].of('ttamer')[point].result.error:.1%}" for point in kept]
     for seen in looked_at(chromium, page, tmp_path):
         hover, picked = seen["hover"], seen["picked"]
         assert hover["hidden"]
-        assert f"error {cheapest.error:.1%}" in hover["text"]
+        assert any(error in hover["text"] for error in errors)
         assert 0 <= hover["left"] < hover["right"] <= seen["width"]
         assert picked["tip"] == hover["text"]
         assert picked["gone"]
         assert picked["code"].startswith('tt.load("policy.ttamer").for_budget(')
-        assert (picked["rows"], picked["hash"], picked["points"]) == (1, "", len(kept))
+        assert (picked["rows"], picked["hash"]) == (1, "")
+        assert 2 <= picked["points"] <= len(kept)  # those within the range shown
 
 
 def test_in_a_browser_the_page_complains_of_nothing_and_looks_right(chromium, written, tmp_path):

@@ -196,9 +196,9 @@ def test_a_request_is_audited_over_both_real_models(client, real_gateway, real_c
     row = auditor.log._waiting[-1]
     for name, cost in (("small", 1.0), ("large", 3.0)):
         alone = ask(real_cascade, name, prompt(*QUESTIONS[0][:3]))
-        assert row.said[name].prediction == alone.prediction
-        assert row.said[name].confidence == pytest.approx(alone.confidence, abs=1e-6)
-        assert row.said[name].cost == cost
+        assert row.answers[name].prediction == alone.prediction
+        assert row.answers[name].confidence == pytest.approx(alone.confidence, abs=1e-6)
+        assert row.answers[name].cost == cost
 
 
 @pytest.mark.parametrize("model", ["ttamer", "small"])

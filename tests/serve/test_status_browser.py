@@ -432,7 +432,7 @@ def test_in_a_browser_all_is_shown_and_nothing_overflows(chromium, site, frontie
             ["large", "184", "183", "1", "3,680"],
         ]
         assert seen["bars"][1] == pytest.approx([420 / 1304, 0, 24 / 1304], abs=0.01)
-        names = ['"Asked"', '"NodeAnswer"', '"Failed"', '"Cost"']
+        names = ['"Asked"', '"Answered"', '"Failed"', '"Cost"']
         assert seen["labels"] == (names if seen["width"] < 700 else ["none"] * 4)
         assert seen["marks"] == [1, 1, len(frontier.rungs)]
         assert "abababababababab" in seen["text"]
@@ -543,7 +543,7 @@ def test_in_a_browser_a_gateway_that_runs_is_shown(chromium, make_served):
     assert complaints(done) == []
     assert "1 request decided" in done.stdout
     assert f'<code id="version" title="{version}' in done.stdout
-    assert re.search(rf'<th scope="row">{by}</th>.*?data-label="NodeAnswer">1<', done.stdout)
+    assert re.search(rf'<th scope="row">{by}</th>.*?data-label="Answered">1<', done.stdout)
     assert "load at" in done.stdout
     assert '<circle class="here"' in done.stdout
 
@@ -569,7 +569,7 @@ def test_in_a_browser_without_audits_nothing_is_said_of_drift(chromium, site, an
         (loop_status(held=True), "warn", "Held by a person: nothing is changed", "The tests go on"),
         (SUSPECTED | {"held": True}, "warn", "Held by a person", "Nothing is fitted until"),
         (loop_status("toString"), "warn", "toString", ""),
-        (None, "fine", "Audits only: rows are logged, and no loop runs", "Nobody watches"),
+        (None, "fine", "Audits only: rows are logged, and no loop runs", "No test for change runs"),
     ],
 )
 def test_in_a_browser_every_state_has_its_words(chromium, site, answer, loop, tone, stand, why):
@@ -699,7 +699,7 @@ def test_in_a_browser_a_loop_that_runs_is_shown(chromium, site, answer):
     stream = stream_of(100, 500, seed=60)
     while loop.state == "watching":
         row = loop.number + 1
-        loop.see(stream.take(slice(row, row + 1)), [row])
+        loop.update(stream.take(slice(row, row + 1)), [row])
     auditor = Auditor(SPEC, AuditSampler(1.0), loop=loop)
     auditor.draw("request-1")
     auditor.close()
@@ -713,7 +713,9 @@ def test_in_a_browser_a_loop_that_runs_is_shown(chromium, site, answer):
         assert seen["drift"]["facts"]["Serves"] == "the fallback policy (large answers)"
         assert [event[2] for event in seen["drift"]["events"]] == ["fallback", "alarm"]
         assert seen["drift"]["why"] == loop.events[0].text
-        assert [meter[0][-1] for meter in seen["drift"]["meters"]] == list(loop.watch.tests)
+        assert [meter[0][-1] for meter in seen["drift"]["meters"]] == [
+            test["test"] for test in drift["loop"]["tests"]
+        ]
 
 
 def test_in_a_browser_the_loop_of_a_gateway_that_runs_is_held(chromium, tmp_path, monkeypatch):

@@ -74,7 +74,7 @@ class Auditor:
         failed: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.sampler, self.loop = sampler, loop
+        self.sampler, self.log, self.loop = sampler, log, loop
         self.audited = 0
         """The number of requests drawn to be audited."""
         self.written = self.seen = 0

@@ -289,4 +289,4 @@ class JointBatch(Batch):
         self.cost, self.steps = self._inner.cost, self._inner.steps
 
     def _step(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
-        raise NotImplementedError  # the walk moves the inputs on
+        """Do nothing: the walk behind it moves the inputs on."""
