@@ -25,10 +25,17 @@ TIERS = {
 }
 """The fixtures that put a test into a tier."""
 
+SLOW = ("tests/golden", "tests/experiments", "tests/test_docs.py", "tests/test_wheel.py",
+        "tests/cli/test_cli.py", "tests/fitting/test_subsets.py", "tests/reporting",
+        "tests/fitted/test_operating_points.py", "tests/torch", "tests/contracts")  # fmt: skip
+"""Folders and files whose tests take many seconds."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
+        if item.nodeid.startswith(SLOW):
+            item.add_marker("slow")
         for tier, names in TIERS.items():
             if fixtures & names:
                 item.add_marker(tier)
