@@ -11,7 +11,7 @@ from support.traces import answering_trace
 from ttamer.fitting.beliefs import build_belief
 from ttamer.fitting.row_policy import smoother, solve_rows, width_of
 from ttamer.problem.problem import Edge, Node, Problem
-from ttamer.stats.isotonic import rising
+from ttamer.stats.isotonic import rising, rising_columns
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
@@ -197,3 +197,12 @@ def test_what_an_explanation_compares_leads_to_the_decision(order, target):
                 assert (why.best > why.index) == (turn.next is not None)
                 asked += turn.next is not None
     assert asked > 20
+
+
+def test_rising_columns_are_what_rising_gives():
+    rng = np.random.default_rng(0)
+    for count in (1, 2, 7, 32):
+        values = rng.normal(size=(count, 5)).round(1)  # with ties
+        weights = np.where(rng.random(count) < 0.3, 1e-9, rng.random(count))
+        each = np.stack([rising(own, weights) for own in values.T], axis=1)
+        np.testing.assert_allclose(rising_columns(values, weights), each, atol=1e-12)

@@ -27,7 +27,7 @@ from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.tradeoff import check_tradeoffs
 from ttamer.solvers.blas import one_thread
 from ttamer.solvers.walk import TIE
-from ttamer.stats.isotonic import rising
+from ttamer.stats.isotonic import rising_columns
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -100,6 +100,8 @@ class RowSolver:
         each = [float(np.mean(edge.cost)) for edge in problem.edges] if costs is None else costs
         self._costs = [cost[:, np.newaxis] if isinstance(cost, np.ndarray) else cost
                        for cost in each]  # fmt: skip
+        self._largest_loss = float(problem.grid.values[-2])  # the last is infinity
+        self._largest_cost = max(float(edge.expected_costs.max()) for edge in problem.edges)
         self._smooth_means: dict[int, _SmoothMeans] = {}
 
     def values(
@@ -148,7 +150,7 @@ class RowSolver:
     ) -> tuple[NDArray[np.float64], list[NDArray[np.float64]], list[NDArray[np.int32]]]:
         """Return values, and the tables by place. Arrays have shape (states or rows, tradeoffs)."""
         problem = self._problem
-        slack = _tie_slack(problem, weights)
+        slack = self._tie_slack(weights)
         places = len(problem.nodes) + 1  # the start's tables come last
         phi: list[NDArray[np.float64]] = [np.empty(0)] * places
         choices: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * places
@@ -182,7 +184,7 @@ class RowSolver:
                 for edge in edges:
                     own = means(stopping - going(edge))
                     if len(edges) == 1:
-                        own = np.stack([rising(column, means.weights) for column in own.T], axis=1)
+                        own = rising_columns(own, means.weights)
                     better = own > gain + slack
                     gain = np.where(better, own, gain)
                     towards = np.where(better, np.int32(problem.ends[edge][1]), towards)
@@ -204,6 +206,10 @@ class RowSolver:
             first = np.where(better, np.int32(problem.ends[edge][1]), first)
         phi[START], choices[START] = value[np.newaxis], first[np.newaxis]
         return value, phi, choices
+
+    def _tie_slack(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return, for each tradeoff, the largest gain that is rounding among values of any size."""
+        return TIE * (weights * self._largest_loss + (1 - weights) * self._largest_cost)
 
     def _means_at(self, place: int) -> _SmoothMeans:
         """Return the means at a place, computed once."""
@@ -233,10 +239,3 @@ class _SmoothMeans:
     def __call__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         sums = np.add.reduceat(values[self._order], self._starts, axis=0)
         return np.asarray(self._smoother @ (sums / self._rows))
-
-
-def _tie_slack(problem: Problem, tradeoffs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return, for each tradeoff, the largest gain that is rounding among values of any size."""
-    largest_loss = float(problem.grid.values[-2])  # the last is infinity
-    largest_cost = max(float(edge.expected_costs.max()) for edge in problem.edges)
-    return TIE * (tradeoffs * largest_loss + (1 - tradeoffs) * largest_cost)

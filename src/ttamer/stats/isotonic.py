@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["falling", "rising"]
+__all__ = ["falling", "rising", "rising_columns"]
 
 
 def rising(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -37,6 +37,33 @@ def rising(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray
             last[1] += heavy
             last[2] += length
     return np.repeat([pool[0] for pool in pools], [int(pool[2]) for pool in pools])
+
+
+def rising_columns(
+    values: NDArray[np.float64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return :func:`rising` of every column, for few values in many columns.
+
+    Value i of the result is the largest over a <= i of the least over b >= i of the mean from a to
+    b, so the cost is quadratic in the length of a column.
+
+    Args:
+        values: Shape (k, m): one sequence per column.
+        weights: Shape (k,): the positive weight of each row.
+
+    Returns:
+        Shape (k, m): the nondecreasing sequences.
+
+    >>> rising_columns(np.array([[1.0, 1.0], [3.0, 0.0], [2.0, 5.0]]), np.ones(3)).tolist()
+    [[1.0, 0.5], [2.5, 0.5], [2.5, 5.0]]
+    """
+    weighed = values * weights[:, np.newaxis]
+    result = np.full(values.shape, -np.inf)
+    for first in range(len(values)):
+        means = np.cumsum(weighed[first:], axis=0) / np.cumsum(weights[first:])[:, np.newaxis]
+        least = np.minimum.accumulate(means[::-1], axis=0)[::-1]
+        np.maximum(result[first:], least, out=result[first:])
+    return result
 
 
 def falling(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
