@@ -1,4 +1,4 @@
-"""Practice: from a log of what two models said to a policy that decides for new inputs.
+"""Practice: from a log of two models' answers to a policy that decides for new inputs.
 
 Run it with: python examples/fit_a_trace.py
 """
@@ -26,7 +26,7 @@ for tradeoff in (0.5, 0.95, 0.97, 0.99):
 
 turn = ladder.at(0.97).session()
 while turn.next is not None:
-    sure = {"small": 0.35, "large": 0.9}[turn.next]  # what the model said about this input
+    sure = {"small": 0.35, "large": 0.9}[turn.next]  # the model's confidence on this input
     print(f"ask {turn.next}, {sure:.0%} sure")
     turn.observe(confidence=sure)
 print(f"return the answer of {turn.answer}: {turn.explain().why}")

@@ -42,7 +42,7 @@ def test_both_reasons_not_to_open_an_artefact_are_artefact_errors():
     assert issubclass(errors.ArtefactTooNew, errors.ArtefactError)
 
 
-def test_a_missing_extra_says_what_is_missing_and_how_to_install_it():
+def test_a_missing_extra_reports_what_is_missing_and_how_to_install_it():
     assert str(errors.MissingExtra("pyarrow", "io")) == (
         "this needs pyarrow, which is not installed: pip install 'ttamer[io]'"
     )

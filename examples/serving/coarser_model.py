@@ -19,7 +19,7 @@ def model_in_the_wheel() -> Path:
 
 
 def make_coarser(source: Path, output: Path) -> None:
-    """Write the same model with its Q4_1 weights in Q4_0, which knows no offset."""
+    """Write the same model with its Q4_1 weights in Q4_0, which has no offset."""
     reader = GGUFReader(source)
     writer = GGUFWriter(output, reader.fields["general.architecture"].contents())
     for field in reader.fields.values():

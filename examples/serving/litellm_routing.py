@@ -1,10 +1,10 @@
 """The policy inside LiteLLM: a custom routing strategy that sends every call to the node it is for.
 
 A strategy of LiteLLM picks one deployment for a call; a cascade makes several calls and stops when
-the policy says so. So the strategy here looks up whom the policy asks now, and ``acompletion``
-makes the calls. The deployments of one model group are named like the nodes of the policy, in
-``model_info.id``. Providers, keys and callbacks stay LiteLLM's; of deployments that fail, the
-policy takes care, not LiteLLM's cooldown.
+the policy decides so. So the strategy looks up the node that the policy asks now, and
+``acompletion`` makes the calls. The deployments of one model group are named like the nodes of the
+policy, in ``model_info.id``. Providers, keys and callbacks stay LiteLLM's; of deployments that
+fail, the policy takes care, not LiteLLM's cooldown.
 
 Run it with: python examples/serving/litellm_routing.py policy.ttamer small=URL large=URL
 where a URL is the base of an OpenAI-compatible server. Needs: pip install litellm (1.106 was tried)
@@ -57,9 +57,9 @@ class CascadeRouting(CustomRoutingStrategyBase):
             response = await self.router.acompletion(
                 model=GROUP, logprobs=True, metadata={"ttamer_node": name}, **request
             )
-            said = response.model_dump()
-            text = said["choices"][0]["message"]["content"] or ""
-            return self.compare.prediction(text), probability_of_answer(said), response
+            reply = response.model_dump()
+            text = reply["choices"][0]["message"]["content"] or ""
+            return self.compare.prediction(text), probability_of_answer(reply), response
 
         return ask
 

@@ -44,8 +44,8 @@ def main() -> None:
     def batches(rows: np.ndarray) -> object:
         return read_reviews(reviews, rows, longest=None, batch=plan.batch, device=device)
 
-    learnt = choose_rows(reviews, imdb=True, split=TRAIN, most=None)
-    run.teach("imdb", batches(learnt), rate=plan.rate, epochs=plan.epochs)
+    train = choose_rows(reviews, imdb=True, split=TRAIN, most=None)
+    run.teach("imdb", batches(train), rate=plan.rate, epochs=plan.epochs)
     tested = choose_rows(reviews, imdb=True, split=TEST, most=args.traced)
     run.trace("imdb", replace(batches(tested), order="given"))
     other = np.concatenate(

@@ -99,7 +99,7 @@ def pack(source: Path, facts: Path, out: Path) -> None:
     done = json.loads(facts.read_text("utf-8"))
     done = done if done.get("model") == network else done.get(network)
     if done is None:
-        raise SystemExit(f"{facts}: says nothing of {network}")
+        raise SystemExit(f"{facts}: has nothing on {network}")
     check(trace, done.get("accuracy") or done.get(f"{inputs} accuracies"), source)
     target = out / f"{name}.parquet"
     trace.write(target)

@@ -5,7 +5,7 @@
 From every trace (those of the package, and those of a folder as ``ttamer bench`` reads it) a few
 rows are drawn and fitted to; up to 6,000 others are measured on. What is printed is the area under
 our lower envelope over the least area of any baseline, less one: that baseline is chosen by the
-rows measured on, so nobody could have known it.
+rows measured on, so it could not have been chosen beforehand.
 """
 
 from __future__ import annotations

@@ -68,11 +68,11 @@ def main() -> None:
     rows = [(path.stem, without[k], terms[k], gain[k]) for k, (path, _) in enumerate(traces)]
     for name, before, after, more in rows:
         print(f"| {name} | {before[:, 0].mean():.1f} to {after[:, 0].mean():.1f} "
-              f"| {after[:, 0].std(ddof=1):.1f} | {told(more)} |")  # fmt: skip
-    print(f"| all | | | {told(gain.reshape(-1, 3))} |")
+              f"| {after[:, 0].std(ddof=1):.1f} | {summary(more)} |")  # fmt: skip
+    print(f"| all | | | {summary(gain.reshape(-1, 3))} |")
 
 
-def told(gain: np.ndarray) -> str:
+def summary(gain: np.ndarray) -> str:
     """Return three means and their standard errors, as cells of a table."""
     errors = gain.std(axis=0, ddof=1) / len(gain) ** 0.5
     pairs = zip(gain.mean(axis=0), errors, strict=True)

@@ -3,7 +3,7 @@
     python experiments/frugalml/import_traces.py TABLES FOLDER
     ttamer bench FOLDER
 
-TABLES holds ``frugalml_<set>.parquet`` (what four services said on each input) and
+TABLES holds ``frugalml_<set>.parquet`` (four services' answers on each input) and
 ``frugalml_<set>_prices.csv`` (price per 10,000 calls), of Chen et al. 2020, Apache-2.0.
 """
 

@@ -151,7 +151,7 @@ class Live:
             package = detectors.DETECTORS[name]
             lines.append(f"{name}: not here (pip install 'ttamer[{package.extra}]')")
         lines.append(
-            f"on {self.held_out.rows} strings kept aside: {1 - self.held_out.error:.1%} right at "
+            f"on {self.held_out.rows} held-out strings: {1 - self.held_out.error:.1%} right at "
             f"{self.held_out.cost:.0f} µs; {self.alone} alone {1 - self.alone_error:.1%} at "
             f"{self.alone_cost:.0f} µs"
         )

@@ -23,7 +23,7 @@ from ttamer.trace.trace import Trace
 BENCHMARKS = {"mmlu": "MMLU", "triviaqa": "TriviaQA"}
 LABEL = {
     "mmlu": "not in the logs; a prediction is the letter of one choice, and correct is in the logs",
-    "triviaqa": "not in the logs; a prediction is the number of an answer, and correct says "
+    "triviaqa": "not in the logs; a prediction is the number of an answer, and correct is "
     "whether it matches an alias of the true one",
 }
 

@@ -1,7 +1,7 @@
 """Budgets: what a mean cost that was asked for comes to on rows that were not fitted to.
 
-The fit knows costs from its own rows, and new rows are few too, so chance alone moves one from the
-other: by one standard error of the difference of two means.
+The fit estimates costs from its own rows, and new rows are few too, so chance alone moves one
+from the other: by one standard error of the difference of two means.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Spent:
     budget: float
     cost: float
     error_fit: float
-    """The standard error of what the fit knows about cost: its rows are as random as others."""
+    """The standard error of the fit's estimate of cost: its rows are as random as others."""
     error_new: float
     """The standard error of the mean cost of the rows not fitted to."""
 
@@ -48,7 +48,7 @@ class Spent:
 
 
 def measure_budgets(name: str, trace: Trace, share: float, fits: int) -> list[Spent]:
-    """Ask for ten budgets from the cheapest policy's cost to the dearest's.
+    """Ask for ten budgets from the cheapest policy's cost to the most expensive's.
 
     Some fits are asked, each to another share of the rows.
     """

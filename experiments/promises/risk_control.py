@@ -1,8 +1,8 @@
 """The rules of risk control for early exits (Jazbec et al., 2024), on many draws of rows at once.
 
 A family's settings stand from the safest to the cheapest. What a row loses lies between 0 and 1. A
-rule says for each draw of rows which setting it allows on average to lose at most so much; -1 where
-it allows none.
+rule gives for each draw of rows the setting that it allows to lose at most that much on average;
+-1 where it allows none.
 
 - CRC, conformal risk control: the cheapest setting whose mean loss is low enough, one more row
   counted as lost. It holds on average over draws, and not with a stated confidence.

@@ -14,7 +14,7 @@ broken where it was certified and the population errs more than was promised.
 
 Beside ``for_error`` and ``for_drop`` stand the rules of risk control for early exits (Jazbec et
 al., 2024), on one confidence threshold for all nodes with as many settings as ours has mixes, and
-on the corners of our own ladder, so that the policy and the test can be told apart (CRC, UCB, LTT:
+on the corners of our own ladder, so that the policy and the test can be separated (CRC, UCB, LTT:
 risk_control.py). For drops they are run once more with the last node put before our corners: it
 drops by nothing, and passes every test.
 
@@ -153,7 +153,9 @@ class Population:
         """Return some rows as ``HeldOut.of`` counts them, without playing them again."""
         pairs = pairs_of_corners(self.rungs[::-1])
         wrong = self.corners.wrong[rows][:, ::-1].astype(np.intp)
-        codes = 2 * wrong[:, -len(pairs) :] + self.last[rows, np.newaxis]  # the dearer of each pair
+        codes = (
+            2 * wrong[:, -len(pairs) :] + self.last[rows, np.newaxis]
+        )  # the more expensive of each pair
         codes = codes + 4 * wrong[:, : len(pairs)] + 8 * np.arange(len(pairs))
         counts = np.bincount(codes.ravel(), minlength=8 * len(pairs)).reshape(-1, 2, 2, 2)
         return HeldOut(len(rows), digest, self.trace.names[-1], pairs, counts)
@@ -295,18 +297,20 @@ def promise_ours(population: Population, draws: Draws) -> list[Outcome]:
     for split, rows in enumerate(draws.rows):
         held = population.held(rows, f"{population.name} {draws.design} {split}")
         for wish, (passed, mix) in enumerate(promised(held, asked)):
-            cheap, dear, share = place[mix.cheap], place[mix.expensive], mix.share
-            if draws.rest is None:  # a row drawn anew gets the dearer policy with this chance
-                error, last = (1 - share) * errors[cheap] + share * errors[dear], base
+            cheap, expensive, share = place[mix.cheap], place[mix.expensive], mix.share
+            if (
+                draws.rest is None
+            ):  # a row drawn again gets the more expensive policy with this chance
+                error, last = (1 - share) * errors[cheap] + share * errors[expensive], base
             else:
                 rest = draws.rest[split]
                 mixture = Mixture(ladder[mix.cheap], ladder[mix.expensive], share)
-                served = np.where(mixture.draws(len(rest)), dear, cheap)
+                served = np.where(mixture.draws(len(rest)), expensive, cheap)
                 error = corners.wrong[rest, served].mean()
                 last = population.last[rest].mean()
             certified[wish, split] = passed
             risks[wish, split] = error - last * (asked[wish][0] == "drop")
-            costs[wish, split] = (1 - share) * corners.cost[cheap] + share * corners.cost[dear]
+            costs[wish, split] = (1 - share) * corners.cost[cheap] + share * corners.cost[expensive]
     return [
         Outcome(population.name, kind, more, at_most, "mixes of ours", OURS, draws.design, *each)
         for (kind, more), (_, at_most), *each in zip(
@@ -362,7 +366,7 @@ noise (its standard error is in the heading) moves it up, and that fewer ways to
 without replacement moves it down."""
 
 
-def said(population: Population, outcomes: Sequence[Outcome]) -> str:
+def summarise(population: Population, outcomes: Sequence[Outcome]) -> str:
     """Return one trace's promises as tables under headings."""
     rest = len(population.trace) - min(DRAWN, len(population.trace) // 2)
     text = [
@@ -425,7 +429,7 @@ def summed(outcomes: Sequence[Outcome]) -> str:
                 str(sum(each > 1 for each in ratio)), str(sum(each < 1 for each in ratio)),
             ])  # fmt: skip
         head = ["rule", "settings", "broken", "worst", "surely above 5%", "certified", "cost",
-                "over ours", "dearer", "cheaper"]  # fmt: skip
+                "over ours", "costlier", "cheaper"]  # fmt: skip
         text.append(f"{kind}: means over {len(mine)} promises\n\n{table(head, rows)}")
     return "\n\n".join(text)
 
@@ -445,7 +449,7 @@ def measure(name: str, splits: int, fits: int) -> Measured:
     trace = datasets.load(name)
     population = Population.of(name, trace)
     outcomes = measure_promises(population, splits)
-    return said(population, outcomes), outcomes, measure_budgets(name, trace, FITTED, fits)
+    return summarise(population, outcomes), outcomes, measure_budgets(name, trace, FITTED, fits)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

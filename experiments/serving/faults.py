@@ -2,7 +2,7 @@
 
 ``python experiments/serving/faults.py [--requests N] [--audit SHARE] [--json FILE]``
 
-A gateway in a process of its own serves three upstreams that fail as told. Each fault gets its
+A gateway in a process of its own serves three upstreams that fail on command. Each fault gets its
 share of the requests; a client asks under an id, and asks again under the same id, as a new
 attempt, only when the connection broke. For every attempt it is known how often it was answered;
 the gateway's own log and metrics must tell the same. At the end the gateway is killed with SIGKILL
@@ -78,16 +78,16 @@ def make_ladder() -> Any:
     rng = np.random.default_rng(0)
     rows = 400
     label = rng.integers(0, 4, rows)
-    sure, said = [], []
+    sure, answers = [], []
     for _, skill in NODES.values():
         right = rng.random(rows) < skill
-        said.append(np.where(right, label, (label + rng.integers(1, 4, rows)) % 4))
+        answers.append(np.where(right, label, (label + rng.integers(1, 4, rows)) % 4))
         low, width = np.where(right, 0.55, 0.25), np.where(right, 0.44, 0.5)
         sure.append(low + width * rng.random(rows))
     letters = np.array(list("ABCD"))
     spec = tt.CascadeSpec.of({name: cost for name, (cost, _) in NODES.items()}, order="any")
     trace = tt.Trace.from_arrays(
-        spec, np.stack(sure, 1), prediction=letters[np.stack(said, 1)], label=letters[label]
+        spec, np.stack(sure, 1), prediction=letters[np.stack(answers, 1)], label=letters[label]
     )
     return tt.fit(trace)
 
@@ -258,7 +258,7 @@ def main() -> None:
     """Run every fault and print a table."""
     parser = argparse.ArgumentParser(description="Serve while everything fails.")
     parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--audit", type=float, metavar="SHARE", help="audit so many besides")
+    parser.add_argument("--audit", type=float, metavar="SHARE", help="audit this share besides")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers")
     options = parser.parse_args()
     share = -(-options.requests // len(FAULTS))

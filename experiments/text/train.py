@@ -1,4 +1,4 @@
-"""Train a text model with exits on reviews, and write what every exit says of the test reviews.
+"""Train a text model with exits on reviews, and write every exit's answers on the test reviews.
 
     python experiments/text/train.py MODEL --data DIR --out DIR
 
@@ -43,7 +43,7 @@ SEED = 0
 TRAIN, TEST = 0, 1
 CLASSES = ("negative", "positive")
 POOL_OF_BATCHES = 50
-"""Batches are cut from so many at once, sorted by length: little padding, and still at random."""
+"""Batches are cut from this number at once, sorted by length: little padding, still random."""
 MULTIPLE = 16
 """Batches are padded to a multiple of this: attention kernels want lengths that are aligned."""
 TRACED = 10_000
@@ -133,7 +133,7 @@ def read_reviews(
 
 
 def choose_rows(path: Path, *, imdb: bool, split: int, most: int | None) -> np.ndarray:
-    """Return rows of one set and split, shuffled; at most so many, as many of each label."""
+    """Return rows of one set and split, shuffled; at most ``most``, half of each label."""
     with np.load(path) as file:
         label, domain, splits = file["label"], file["domain"], file["split"]
     rng = np.random.default_rng(SEED)
@@ -251,7 +251,7 @@ class Run:
             self.notes[f"{name} {recipe.part} losses"] = [round(loss, 4) for loss in losses]
 
     def trace(self, name: str, reviews: Batches) -> None:
-        """Write what every exit says, its costs counted on a review of median length."""
+        """Write every exit's answers, its costs counted on a review of median length."""
         begun = time.perf_counter()
         middle = int(reviews.lengths.median())
         row = int((reviews.lengths == middle).nonzero()[0])
@@ -263,7 +263,7 @@ class Run:
             ),
         )
         trace = trace_of(self.network, reviews, spec=costs.spec(), classes=CLASSES)
-        # Of two classes, margin and entropy say what confidence says.
+        # Of two classes, margin and entropy carry what confidence does.
         trace = replace(trace, extras={})
         trace.write(self.out / f"{self.model}-{name}.npz")
         self.seconds[f"{name} trace"] = round(time.perf_counter() - begun, 1)
@@ -319,7 +319,7 @@ def main() -> None:
     }
     plan = replace(PLANS[given.model], **{k: v for k, v in asked.items() if v is not None})
     torch.set_float32_matmul_precision("high")  # TF32
-    # cuDNN would plan anew for every length of batch.
+    # cuDNN would plan again for every length of batch.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(SEED)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -63,15 +63,15 @@ class ArtefactError(TTamerError):
     """A policy file could not be opened."""
 
 
-class ArtefactDamaged(ArtefactError):  # noqa: N818 - the name says what happened
+class ArtefactDamaged(ArtefactError):  # noqa: N818 - named after what happened
     """The file is not a policy file, is cut short, or was altered."""
 
 
-class ArtefactTooNew(ArtefactError):  # noqa: N818 - the name says what happened
+class ArtefactTooNew(ArtefactError):  # noqa: N818 - named after what happened
     """The file was written in a later version of the format."""
 
 
-class MissingExtra(TTamerError, ImportError):  # noqa: N818 - the name says what happened
+class MissingExtra(TTamerError, ImportError):  # noqa: N818 - named after what happened
     """An optional dependency is needed for this and is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:

@@ -82,7 +82,7 @@ def sound(tmp_path_factory):
 
 
 def solved(problem, given_tradeoffs, *, recall=True):
-    """Solve for one tradeoff or several; None where nobody is sure to answer."""
+    """Solve for one tradeoff or several; None where no one is sure to answer."""
     try:
         if isinstance(given_tradeoffs, float):
             return solve(problem, given_tradeoffs, recall=recall)
@@ -232,7 +232,7 @@ def test_odd_names_and_notes_come_back_exactly(tmp_path):
     assert inspect(tmp_path / "p")["notes"] == notes
 
 
-def test_inspect_tells_what_is_in_the_file(sound, tmp_path):
+def test_inspect_reports_what_is_in_the_file(sound, tmp_path):
     path = tmp_path / "p.ttamer"
     path.write_bytes(sound["ladder"])
     ladder = load(path)
@@ -443,7 +443,7 @@ def test_every_refusal_is_documented_and_every_documented_refusal_happens():
         "must hold finite numbers, of shape",  # test_signals
         "the bounds of signals must increase, and end with 0",  # test_signals
         "has two leans",  # test_artefact_belief
-        "is for a belief that knows predictions",  # test_artefact_belief
+        "is for a belief that uses predictions",  # test_artefact_belief
     }
     assert documented == {reason for reason, _, _ in ATTACKS.values()} | elsewhere
 

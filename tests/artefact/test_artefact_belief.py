@@ -72,7 +72,7 @@ def test_one_policy_comes_back(tmp_path, trace):
     assert turns[1].stopped
 
 
-def test_inspect_tells_where_a_belief_comes_from(tmp_path):
+def test_inspect_reports_where_a_belief_comes_from(tmp_path):
     trace = answering_trace(200)
     tt.save(build_belief(trace, SOME), tmp_path / "belief.ttamer")
     assert tt.inspect(tmp_path / "belief.ttamer")["fit"] == {
@@ -124,7 +124,7 @@ def test_terms_for_classes_come_back(tmp_path):
         np.testing.assert_array_equal(one.asked, two.asked)
 
 
-def test_the_reader_in_the_specification_knows_terms_for_classes(tmp_path):
+def test_the_reader_in_the_specification_has_terms_for_classes(tmp_path):
     code = FORMAT.read_text("utf-8").split("```python\n", 1)[1].split("```", 1)[0]
     (tmp_path / "reader.py").write_text(code, "utf-8")
     reader = runpy.run_path(str(tmp_path / "reader.py"))

@@ -43,7 +43,7 @@ def test_one_fitted_policy_comes_back(tmp_path):
     assert turn.answer == "exit1"
 
 
-def test_inspect_tells_where_a_fit_comes_from(tmp_path):
+def test_inspect_reports_where_a_fit_comes_from(tmp_path):
     trace = answering_trace(200)
     tt.save(fit(trace, belief="calibrated", states=4), tmp_path / "fit.ttamer")
     facts = tt.inspect(tmp_path / "fit.ttamer")["fit"]

@@ -111,7 +111,7 @@ def test_sweeping_prices_finds_every_corner_of_an_exact_family():
         assert [s.knob["corner"] for s in few][:: len(few) - 1] == [0, 7]
 
 
-def test_the_scorer_says_what_evaluation_says():
+def test_the_scorer_agrees_with_evaluation():
     for seed in range(4):
         trace = random_trace(seed, nodes=3, rows=17)
         scorer = RuleScorer.of(trace)

@@ -39,7 +39,7 @@ def test_chain_leaves_out_a_model_that_does_not_help():
     assert points(settings, trace) == [(1.0, 0.5), ((1 + 1 + 4 + 4) / 4, 0.0)]
 
 
-def test_chain_goes_as_the_models_stand_where_the_order_says_skip():
+def test_chain_goes_as_the_models_stand_where_the_order_is_skip():
     said = [[0.5, 0.9], [0.5, 0.1]]
     right = [[1, 1], [1, 0]]
     free, bound = (make(said, right, costs=[5, 1], order=o) for o in ("any", "skip"))
@@ -148,7 +148,7 @@ def test_frugalml_is_the_best_strategy_there_is(seed, least, by_label):
         assert best_at(mine, price) == pytest.approx(best_at(brute, price))
 
 
-def test_frugalml_keeps_to_the_order_where_it_says_skip():
+def test_frugalml_keeps_to_the_order_where_it_is_skip():
     trace = random_trace(4, nodes=3, rows=60, order="skip")
     for setting in fit("frugalml", trace):
         played = setting.rule.play(trace)
@@ -158,7 +158,7 @@ def test_frugalml_keeps_to_the_order_where_it_says_skip():
         assert not played.asked[:, :base].any()
 
 
-def test_frugalml_knows_a_label_by_its_text_not_by_its_code():
+def test_frugalml_matches_a_label_by_its_text_not_by_its_code():
     trace = random_trace(2, nodes=3, rows=80)
     other = dataclasses.replace(
         trace,

@@ -61,7 +61,7 @@ def test_threshold_stops_at_the_first_exit_that_is_sure_enough():
     trace = make(SURE, RIGHT, order="fixed")
     settings = fit("threshold", trace)
     # At 0.1 the first exit always answers; at 0.7 rows 0 and 1 stop there and row 2 at b; row 3
-    # goes to the end. 0.8 and 0.9 cost more and mend nothing.
+    # goes to the end. 0.8 and 0.9 cost more and fix nothing.
     assert [s.knob for s in settings] == [{"threshold": 0.1}, {"threshold": 0.7}]
     assert asked(settings[1], trace) == ["a", "a", "ab", "abc"]
     assert answers(settings[1], trace) == "aabc"
@@ -116,7 +116,7 @@ def test_entropy_stops_when_it_is_low_and_margin_when_it_is_high():
     assert fit("margin", trace)[1].knob["threshold"] == 0.7
 
 
-def test_a_node_that_never_says_its_margin_is_passed():
+def test_a_node_that_never_reports_its_margin_is_passed():
     values = np.array(SURE)
     values[:, 0] = np.nan
     trace = dataclasses.replace(make(SURE, RIGHT, order="fixed"), extras={"margin": values})
@@ -209,7 +209,7 @@ def test_no_recall_leaves_out_a_separate_model_that_does_not_help():
 # Routing
 
 
-def test_routing_goes_where_the_first_answer_says():
+def test_routing_goes_where_the_first_answer_points():
     # a is sure on the first ten rows; where it is not, b is right and c is wrong.
     said = [[0.9, 0.5, 0.5]] * 10 + [[0.1, 0.9, 0.5]] * 10
     right = [[1, 0, 0]] * 10 + [[0, 1, 0]] * 10

@@ -91,7 +91,7 @@ def test_solve_prints_a_table_people_can_read(problem_file):
         assert word in text
 
 
-def test_solve_json_says_what_the_library_says(problem_file):
+def test_solve_json_agrees_with_the_library(problem_file):
     facts = json.loads(succeed("solve", problem_file, "--tradeoff", "0.9", "--json"))
     policy = tt.solve(three_models(), 0.9)
     assert facts["value"] == policy.value
@@ -113,7 +113,7 @@ def test_solve_without_recall(problem_file):
     assert "no recall" in succeed("solve", problem_file, "--tradeoff", "0.9", "--no-recall")
 
 
-def test_solve_shows_few_states_and_says_so(tmp_path):
+def test_solve_shows_few_states_and_names_the_rest(tmp_path):
     path = tmp_path / "wide.json"
     states = [i / 20 for i in range(20)]
     tt.Problem.line(states, [0.1], [[0.05] * 20]).to_file(path)
@@ -225,7 +225,7 @@ def test_no_recall_ratio_is_alpha(alpha):
     assert ratios == sorted(ratios)
 
 
-def test_no_recall_says_what_recall_changes_and_what_not():
+def test_no_recall_reports_what_recall_changes_and_what_not():
     text = succeed("theory", "no-recall")
     for words in ("no bound", "the gap is gone", "What recall does not change"):
         assert words in text
@@ -297,7 +297,7 @@ def network_demo(tmp_path_factory):
     return done.stdout, folder
 
 
-def test_the_demo_of_a_network_speaks_of_its_exits_and_of_the_full_network(network_demo):
+def test_the_demo_of_a_network_names_its_exits_and_the_full_network(network_demo):
     text, folder = network_demo
     assert "minilm-amazon: MiniLM on Amazon reviews: 6 exits of one network\n" in text
     assert "Compared with the full network: error" in text
@@ -305,7 +305,7 @@ def test_the_demo_of_a_network_speaks_of_its_exits_and_of_the_full_network(netwo
     assert (folder / "minilm-amazon.html").stat().st_size > 50_000
 
 
-def test_the_demo_of_a_network_begins_with_three_numbers_and_says_what_to_use(network_demo):
+def test_the_demo_of_a_network_begins_with_three_numbers_and_reports_what_to_use(network_demo):
     numbers, *_, page = network_demo[0].split("\n\n")
     advice = next(line for line in network_demo[0].splitlines() if line.startswith("What to use"))
     first, *near = numbers.splitlines()
@@ -386,7 +386,7 @@ def test_a_cascade_kept_in_the_file_is_used(trace_files):
     assert "give --cascade FILE" in refuse("fit", trace_files / "fit.csv", *out)
 
 
-def test_evaluate_refuses_a_policy_that_knows_no_confidences(problem_file, trace_files):
+def test_evaluate_refuses_a_policy_without_confidences(problem_file, trace_files):
     solved = trace_files / "solved.ttamer"
     succeed("solve", problem_file, "--tradeoff", "0.9", "-o", solved)
     assert "ttamer fit" in refuse("evaluate", solved, trace_files / "test.csv")

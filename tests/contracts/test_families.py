@@ -76,7 +76,7 @@ def first_half(trace: Trace) -> Trace:
 
 
 def scrambled(trace: Trace, asked: np.ndarray, seed: int) -> Trace:
-    """The same trace where nobody who was not asked says what they said, and truth is hidden."""
+    """The same trace where no one who was not asked says what they said, and truth is hidden."""
     rng = np.random.default_rng(seed)
 
     def mix(values: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -133,7 +133,7 @@ def test_what_a_rule_did_is_what_the_cascade_allows(family, trace):
 @every_family
 @few
 @given(trace=traces(), seed=st.integers(0, 99))
-def test_nobody_looks_at_what_was_not_asked_nor_at_the_truth(family, trace, seed):
+def test_no_rule_looks_at_what_was_not_asked_nor_at_the_truth(family, trace, seed):
     if getattr(family, "uses_labels", False):
         return
     for setting in fitted(family, first_half(trace)):
@@ -197,7 +197,7 @@ def test_every_family_is_either_fitted_or_left_out_with_a_reason(trace):
 
 @few
 @given(trace=traces())
-def test_nobody_is_right_more_often_or_as_often_for_less_than_the_oracle(trace):
+def test_no_policy_is_right_more_often_or_as_often_for_less_than_the_oracle(trace):
     settings, _ = fit_families(trace)
     (oracle,) = settings.pop("oracle")
     bound = measure(oracle.rule.play(trace), trace, resamples=0)

@@ -41,7 +41,7 @@ def test_there_are_separate_models_and_networks_for_images_and_text():
     assert {"minilm-imdb", "minilm-amazon", "gpt2-medium-imdb"} < set(NETWORKS)
 
 
-def test_each_part_has_the_rows_it_is_said_to_have(name, part):
+def test_each_part_has_the_rows_it_should_have(name, part):
     assert len(datasets.load(name, part)) == datasets.about(name)["rows"][part]
 
 
@@ -136,7 +136,7 @@ def test_the_halves_of_a_network_are_alike(network):
     np.testing.assert_allclose(*right, atol=0.035)
 
 
-def test_a_network_has_learnt_and_is_surer_where_it_is_right(network):
+def test_a_network_has_learned_and_is_surer_where_it_is_right(network):
     trace = datasets.load(network)
     wrong = trace.wrong()
     assert 1 - wrong[:, -1].mean() > 0.7
@@ -145,7 +145,7 @@ def test_a_network_has_learnt_and_is_surer_where_it_is_right(network):
         assert wrong[sure, exit_].mean() < 0.7 * wrong[~sure, exit_].mean(), name
 
 
-def test_what_was_not_pretrained_says_so():
+def test_what_was_not_pretrained_is_reported():
     for name in NETWORKS:
         scratch = name.startswith(("gpt2", "bert"))
         assert ("NOT pretrained" in datasets.describe(name)) == scratch
@@ -184,7 +184,7 @@ def test_the_cascade_beside_the_trace_is_the_one_inside_and_its_costs_are_the_me
 
 
 def test_langid_is_a_real_cascade():
-    """No detector is best for all inputs: the dear one is best, and all together know more."""
+    """No detector is best for all inputs: the expensive one is best, and all together know more."""
     trace = datasets.load("langid")
     right = 1 - trace.wrong().mean(axis=0)
     assert len(set(trace.label.tolist())) == datasets.about("langid")["languages"] == 61
@@ -194,7 +194,7 @@ def test_langid_is_a_real_cascade():
     assert 1 - trace.wrong().all(axis=1).mean() > right.max() + 0.05
 
 
-def test_confidence_says_something_about_being_right(part):
+def test_confidence_is_informative_about_being_right(part):
     trace = datasets.load("langid", part)
     wrong = trace.wrong()
     for node in range(len(trace.names)):
@@ -217,7 +217,7 @@ def test_strings_come_with_their_licence():
     assert "DJANGO-LICENSE.txt" in datasets.about("langid")["licence"]
 
 
-def test_describe_says_how_it_was_made(name):
+def test_describe_reports_how_it_was_made(name):
     text = datasets.describe(name)
     for node in datasets.load(name).names:
         assert f"  {node}: " in text

@@ -190,7 +190,7 @@ def test_a_label_that_no_node_predicted_is_kept(tmp_path):
         (Retention(bytes=1), range(35, 40)),
     ],
 )
-def test_the_oldest_go_as_retention_says_and_the_newest_never(tmp_path, retention, kept):
+def test_the_oldest_go_by_retention_and_the_newest_never(tmp_path, retention, kept):
     with AuditLog(tmp_path, SPEC, segment_rows=5, retention=retention) as log:
         for number in range(40):
             log.add(row(number))

@@ -63,7 +63,7 @@ def test_rows_go_to_the_log_and_to_the_loop(tmp_path, serving, settings, clock):
     assert auditor.lost == 1
 
 
-def test_a_row_that_cannot_be_used_is_counted_and_told_and_others_go_on(tmp_path, clock):
+def test_a_row_that_cannot_be_used_is_counted_and_reported_and_others_go_on(tmp_path, clock):
     stream, told = stream_of(5, 0, seed=1), []
     with AuditLog(tmp_path, SPEC) as log:
         auditor = Auditor(SPEC, AuditSampler(1.0), log=log, failed=told.append, clock=clock)

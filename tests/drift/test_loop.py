@@ -73,7 +73,7 @@ def test_it_goes_all_the_way_round(whole):
     assert list(loop.events) == told
 
 
-def test_the_alarm_comes_after_the_change_and_says_when_it_was(whole):
+def test_the_alarm_comes_after_the_change_and_reports_when_it_was(whole):
     alarm = whole[1][0]
     assert QUIET < alarm.number < QUIET + 200
     assert QUIET - 30 < alarm.facts["change"] <= alarm.number
@@ -228,7 +228,7 @@ def test_a_change_in_mid_shadow_of_a_better_policy_is_found(serving, settings, s
     assert loop.candidate is None
 
 
-def test_the_status_says_where_it_stands(serving, settings, stream):
+def test_the_status_reports_where_it_stands(serving, settings, stream):
     loop = Loop(serving, settings, clock=lambda: 12.5)
     drive(loop, stream.take(slice(100)))
     status = json.loads(json.dumps(status_of(loop)))

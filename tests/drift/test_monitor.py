@@ -35,7 +35,7 @@ def test_false_alarms_are_as_rare_as_stated(only):
         bound = Bound("error", 0.05) if only == "promise" else None
         found = watch(rng, only=only, bound=bound, rows=60, false_alarms=0.2, seed=seed)
         alarms += found.update(decided(rng, 300), range(300)) is not None
-    # Not more than stated: so many alarms would be likely enough at a rate of 0.2.
+    # Not more than stated: this many alarms would be likely enough at a rate of 0.2.
     assert binomial_p(runs - alarms, runs, 0.8) > 0.01
 
 
@@ -95,14 +95,14 @@ def test_a_drop_is_measured_from_the_node_it_is_promised_against():
     assert alarm.observed > 0.1
 
 
-def test_calibration_says_which_way_it_went():
+def test_calibration_reports_which_way_it_went():
     rng = np.random.default_rng(3)
     found = watch(rng, only="calibration")
     text = found.update(decided(rng, 500, believed=0.5), range(500)).text
     assert "less often than believed" in text
 
 
-def test_an_alarm_says_what_was_promised_and_what_was_seen():
+def test_an_alarm_reports_what_was_promised_and_what_was_seen():
     rng = np.random.default_rng(4)
     alarm = watch(rng, only="promise").update(decided(rng, 400, error=0.5), range(400))
     assert "promised at most 7.00%" in alarm.text

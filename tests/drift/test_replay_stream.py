@@ -90,7 +90,7 @@ def files(tmp_path_factory):
 OPTIONS = ("--error", "0.08", "--audit", "0.4", "--refit-rows", "200", "--shadow-rows", "20")
 
 
-def test_the_command_prints_and_writes_all_it_says(files, capsys, tmp_path):
+def test_the_command_prints_and_writes_all_it_announces(files, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     run(files / "stream.npz", "--fit", files / "fit.npz", "--cascade", files / "cascade.toml",
         *OPTIONS, "--plot", tmp_path / "p.png", "--events", tmp_path / "e.jsonl")  # fmt: skip
@@ -126,7 +126,7 @@ def test_the_command_gives_json_and_takes_a_policy(files, capsys, tmp_path):
         (("stream.npz", "--policy", "missing.ttamer"), "missing.ttamer"),
     ],
 )
-def test_what_is_missing_is_said(files, monkeypatch, arguments, text):
+def test_what_is_missing_is_reported(files, monkeypatch, arguments, text):
     monkeypatch.chdir(files)
     with pytest.raises((TTamerError, OSError)) as error:
         run(*arguments)
@@ -139,7 +139,7 @@ def test_the_command_lists_the_streams(capsys):
 
 
 @pytest.mark.parametrize("name", streams.names())
-def test_streams_are_what_they_are_said_to_be(name):
+def test_streams_have_the_stated_change(name):
     facts, found = streams.about(name), streams.load(name)
     assert len(found.fit) == facts["rows"]["fit"]
     assert found.shift == facts["rows"]["quiet"]

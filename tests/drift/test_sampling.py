@@ -1,4 +1,4 @@
-"""Who is audited: a fair share, alike every time, within the budget; and what that tells of all."""
+"""Which requests are audited: a fair share, alike every time, within the budget."""
 
 from __future__ import annotations
 

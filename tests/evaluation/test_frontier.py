@@ -47,7 +47,9 @@ def test_the_json_has_the_promised_form(result):
     assert facts["reference"]["node"] == "large"
 
 
-def test_relative_cost_is_against_the_dearest_of_separate_models_and_all_exits_of_one(result):
+def test_relative_cost_is_against_the_most_expensive_of_separate_models_and_all_exits_of_one(
+    result,
+):
     for point in result.points:
         assert point.result.relative_cost == pytest.approx(point.result.cost / 20)
     exits = frontier(chain_trace(400), chain_trace(300, seed=1), families=["threshold"])

@@ -128,7 +128,7 @@ def test_each_target_is_fitted_and_measured_as_such(trace, played):
     assert played["backbone"].frontier.cheapest[1] == test.wrong("last")[:, 0].mean()
 
 
-def test_the_text_says_the_same(script, played):
+def test_the_text_has_the_same(script, played):
     one = played["label"]
     text = script.said(one)
     area = next(line["area"] for line in one.lines() if line["family"] == "ttamer")

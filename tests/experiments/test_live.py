@@ -74,7 +74,7 @@ def test_asking_again_counts_changed_answers(models):
     assert fresh.same == fresh.asked - french
 
 
-def test_the_policy_knows_only_the_detectors_that_are_here_at_their_speed(ready):
+def test_the_policy_uses_only_the_detectors_installed_at_their_speed(ready):
     assert ready.policy.fitted.spec.names == ("cld2", "langid")
     slower = {each.node: each.slower for each in ready.again}
     shipped = datasets.load("langid", "fit").spec
@@ -83,7 +83,7 @@ def test_the_policy_knows_only_the_detectors_that_are_here_at_their_speed(ready)
         assert node.cost == pytest.approx(before * slower[node.name])
 
 
-def test_an_answer_tells_who_was_asked_what_they_said_and_why(ready):
+def test_an_answer_lists_the_nodes_asked_their_answers_and_why(ready):
     text = datasets.strings("langid")[3].text
     found = ready.answer(text)
     asked = [step.node for step in found.steps]
@@ -112,7 +112,7 @@ def test_live_answers_are_those_of_the_replay(ready):
         assert len(found.steps) == played.asked[i].sum()
 
 
-def test_nobody_is_asked_but_those_the_policy_asks(models, ready):
+def test_only_those_nodes_are_asked_that_the_policy_asks(models, ready):
     text = datasets.strings("langid")[5].text
     before = {name: len(model.asked) for name, model in models.items()}
     found = ready.answer(text)
@@ -141,7 +141,7 @@ def test_a_tradeoff_chooses_the_policy(models):
     assert cheap.held_out.cost <= best.held_out.cost
 
 
-def test_by_default_the_policy_errs_least_at_a_quarter_of_the_dearest(monkeypatch, models):
+def test_by_default_the_policy_errs_least_at_a_quarter_of_the_most_expensive(monkeypatch, models):
     again = tuple(live.Again(name, 1, 1, 1.0, 1.0) for name in models)  # as fast as in the trace
     monkeypatch.setattr(live, "ask_again", lambda *_, **__: again)
     ready = live.prepare(models, states=8, order="fixed")
@@ -165,7 +165,7 @@ def test_run_live_writes_what_happened_and_goes_on_after_a_bad_line(models):
     assert text.count("no letters") == 1
     assert "cld2: 244 of 244 answers as in the shipped trace" in text
     assert "lingua: not here (pip install 'ttamer[lingua]')" in text
-    assert "strings kept aside" in text
+    assert "held-out strings" in text
     assert "type a sentence" in text
 
 
@@ -179,7 +179,7 @@ def test_an_unknown_detector_is_refused_by_name():
         live.prepare(["cld4"])
 
 
-def test_a_machine_without_any_detector_is_told_which_extra_to_install(monkeypatch):
+def test_without_any_detector_the_extra_to_install_is_named(monkeypatch):
     monkeypatch.setattr(detectors.importlib.util, "find_spec", lambda _: None)
     assert detectors.available() == ()
     with pytest.raises(MissingExtra, match=r"ttamer\[demo\]"):
@@ -198,7 +198,7 @@ EASY = {
 
 
 @pytest.mark.parametrize("name", [n for n, d in DETECTORS.items() if not d.slow_to_load])
-def test_a_real_detector_answers_or_says_that_it_is_missing(name):
+def test_a_real_detector_answers_or_reports_that_it_is_missing(name):
     detector = DETECTORS[name]
     if not detector.installed:
         with pytest.raises(MissingExtra, match=f"{detector.package}.*{detector.extra}"):
@@ -213,7 +213,7 @@ def test_a_real_detector_answers_or_says_that_it_is_missing(name):
     assert again.same >= 0.98 * again.asked  # another version may differ on a string or two
 
 
-def test_lingua_answers_or_says_that_it_is_missing(monkeypatch):
+def test_lingua_answers_or_reports_that_it_is_missing(monkeypatch):
     """Without its 1.4 GB of models: those of six languages."""
     if not DETECTORS["lingua"].installed:
         with pytest.raises(MissingExtra, match=r"lingua-language-detector.*ttamer\[lingua\]"):

@@ -54,7 +54,7 @@ def renamed(trace, *, order="auto", target="label", costs=None):
 
 
 def many_models(count, *, rows=600, falling=False, order="any", seed=0):
-    """Independent models, each better and dearer than the one before, or the reverse."""
+    """Independent models, each better and more expensive than the one before, or the reverse."""
     generator = np.random.default_rng(seed)
     skill, costs = np.linspace(0.4, 0.95, count), np.geomspace(1, 64, count)
     if falling:
@@ -272,7 +272,7 @@ def test_sessions_decide_as_whole_columns_do_with_and_without_terms_for_classes(
             assert set(turn.asked) == asked
 
 
-def test_a_session_tells_one_chance_for_an_answer_that_several_gave():
+def test_a_session_reports_one_chance_for_an_answer_that_several_gave():
     trace = answering_trace(900)
     turn = build_belief(trace, np.array([0.999999]), order="any").at(1.0).session()
     while turn.next is not None:
@@ -301,7 +301,7 @@ def contrary(rows: int, *, seed: int = 0, order: str = "any") -> Trace:
     return Trace(spec, sure, correct=right)
 
 
-def test_a_node_that_is_surer_where_it_is_wrong_is_believed_the_other_way_round():
+def test_a_node_that_is_surer_where_it_is_wrong_is_read_the_other_way_round():
     levels = fit_belief(contrary(300), contrary(300).wrong(), [(0,)]).levels[0]
     assert (np.diff(levels) >= 0).all()
     assert levels[-1] - levels[0] > 3
@@ -470,10 +470,10 @@ def test_a_node_that_is_always_right_is_enough():
     best = evaluate(ladder.at(1.0), sure, resamples=0)
     assert best.error == 0
     played = ladder.at(0.97).play(sure)
-    assert not played.asked[:, 2].any()  # nobody pays for the large one
+    assert not played.asked[:, 2].any()  # no one pays for the large one
 
 
-def test_a_useless_dear_node_is_not_asked():
+def test_a_useless_expensive_node_is_not_asked():
     trace = answering_trace(3000)
     generator = np.random.default_rng(5)
     prediction, confidence = trace.prediction.copy(), trace.confidence.copy()
@@ -628,7 +628,7 @@ def test_nothing_can_be_observed_once_stopped():
         turn.observe(confidence=0.5)
 
 
-def test_a_session_says_where_it_stands_and_why():
+def test_a_session_reports_where_it_stands_and_why():
     trace = answering_trace(800, order="fixed")
     policy = build_belief(trace, SOME).at(1.0)
     turn = policy.session()
@@ -735,7 +735,7 @@ def test_another_plan_must_be_better_beyond_doubt():
     assert _chosen([full, other], [level, level - 0.25 + noise]) == 1
     assert _chosen([full, other], [level, level - 0.01]) == 1  # on every row
     assert _chosen([full, other], [level, level]) == 0
-    assert _chosen([other, other], [level, level - 0.05 + noise]) == 1  # nobody has a head start
+    assert _chosen([other, other], [level, level - 0.05 + noise]) == 1  # no one has a head start
 
 
 def test_few_rows_of_a_network_look_back_less_and_are_shrunk_more():
@@ -786,7 +786,7 @@ def test_a_tree_is_fitted_with_full_beliefs(tmp_path):
         assert mine.error < theirs.error
 
 
-def test_a_tree_of_many_nodes_falls_back_and_says_so():
+def test_a_tree_of_many_nodes_falls_back_with_a_warning():
     tree = as_tree(many_models(9, rows=200))
     with pytest.warns(tt.errors.TraceWarning, match="the belief is 'calibrated'"):
         ladder = fit(tree, states=3, tradeoffs=[0.9])
@@ -818,7 +818,7 @@ def test_of_a_long_step_the_last_nodes_are_looked_at():
 # Known to fail; each is in the report with a proposed fix.
 
 
-def test_the_dearest_of_seven_models_can_answer_wherever_it_stands():
+def test_the_most_expensive_of_seven_models_can_answer_wherever_it_stands():
     trace = many_models(7, rows=1500, falling=True)
     result = evaluate(build_belief(trace, np.array([1.0]))[0], trace, resamples=0)
     assert result.answered["m0"] > 0
@@ -914,7 +914,7 @@ def exits(count, *, rows=500, ramp=0.0, seed=0):
 
 @pytest.mark.parametrize("count", [4, 9])
 def test_exits_may_be_passed_at_a_cost(count):
-    """The walk pays for what it goes past, and dear ramps are run less often."""
+    """The walk pays for what it goes past, and expensive ramps are run less often."""
     asked = []
     for ramp in (0.01, 5.0):
         trace = exits(count, ramp=ramp)
@@ -956,7 +956,7 @@ def test_exits_passed_come_back_from_a_file(tmp_path):
 # Explanations.
 
 
-def test_an_explanation_tells_every_belief_gain_and_price():
+def test_an_explanation_reports_every_belief_gain_and_price():
     trace = answering_trace(3000, order="any")
     policy = fit(trace).at(0.99)
     turn = policy.session()
@@ -965,7 +965,7 @@ def test_an_explanation_tells_every_belief_gain_and_price():
     assert first.gain is None
     assert first.price == dict(zip(trace.names, trace.spec.costs, strict=True))[first.next]
     while turn.next is not None:
-        turn.observe(confidence=0.5, prediction=f"c{len(turn.asked)}")  # nobody agrees
+        turn.observe(confidence=0.5, prediction=f"c{len(turn.asked)}")  # no one agrees
         told = turn.explain()
         assert set(told.beliefs) == set(turn.asked)
         assert next(iter(told.beliefs)) == turn.answer  # the likeliest right

@@ -115,7 +115,7 @@ def test_a_cap_holds_whatever_happens(fitted, data):
         turn.observe(confidence=0.5)
 
 
-def test_a_cap_nobody_reaches_changes_nothing(fitted):
+def test_a_cap_that_is_never_reached_changes_nothing(fitted):
     trace, ladder = fitted
     for policy in ladder:
         for row in range(0, ROWS, 37):
@@ -133,10 +133,10 @@ def test_a_cap_nobody_reaches_changes_nothing(fitted):
             assert not two.capped
 
 
-def test_a_cap_says_so():
+def test_a_cap_is_reported():
     ladder = tt.fit(answering_trace(2000, order="any"), tradeoffs=[0.999])
     turn = ladder[0].session(max_cost=4.5)
-    assert turn.next == "middle"  # the dearest that can be paid
+    assert turn.next == "middle"  # the most expensive that can be paid
     assert turn.capped
     turn.observe(confidence=0.1, prediction="c0")
     assert turn.next is None

@@ -229,7 +229,7 @@ def test_without_recall_passing_is_weighed_against_asking():
 
 
 @given(exits)
-def test_rules_that_walk_pass_nobody_and_the_scorer_says_what_evaluation_says(trace):
+def test_rules_that_walk_pass_no_node_and_the_scorer_agrees_with_evaluation(trace):
     found, _ = fit_families(trace)
     for name in ("threshold", "threshold-per-exit", "calibrated", "patience"):
         for setting in found[name]:
@@ -267,7 +267,7 @@ def test_a_frontier_is_compared_with_the_bare_network():
         assert costs.mean(axis=0) == pytest.approx(want)
 
 
-def test_a_cheap_exit_behind_dear_blocks_is_not_the_cheapest():
+def test_a_cheap_exit_behind_expensive_blocks_is_not_the_cheapest():
     trace = network([3, 1], [2.5], [[0, 1], [1, 1]] * 10, [[0.2, 0.9], [0.9, 0.8]] * 10)
     result = frontier(trace, trace, families=["threshold"], resamples=0)
     assert result.cheapest == (3.0, 0.5)

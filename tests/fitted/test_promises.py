@@ -58,7 +58,7 @@ def test_rungs_say_what_new_rows_show(ladder, new_rows):
 
 @pytest.mark.parametrize("belief", ["none", "calibrated", "full"])
 @pytest.mark.parametrize("rows", [200, 2500])
-def test_every_fit_knows_its_rungs(belief, rows):
+def test_every_fit_has_its_rungs(belief, rows):
     fitted = tt.fit(chain_trace(rows), belief=belief, tradeoffs=[0.5, 0.9, 0.99])
     assert fitted.rungs.errors.shape == fitted.rungs.costs.shape == (3,)
     new = chain_trace(20_000, seed=5)
@@ -94,7 +94,7 @@ def test_a_budget_is_kept_on_new_rows(ladder, new_rows, share):
     assert spent == pytest.approx(budget, rel=0.05)
 
 
-def test_a_budget_above_all_is_the_dearest_corner_and_below_all_is_refused(ladder):
+def test_a_budget_above_all_is_the_most_expensive_corner_and_below_all_is_refused(ladder):
     top = ladder.for_budget(1e9)
     assert top.cost == pytest.approx(ladder.rungs.costs[ladder.rungs.corners[-1]])
     assert f"cost {top.cost:.4g} per input" in repr(top)
@@ -153,7 +153,7 @@ def test_mixes_run_from_the_safest_to_the_cheapest():
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
-def test_a_larger_share_only_moves_rows_to_the_dearer_policy(one, two):
+def test_a_larger_share_only_moves_rows_to_the_more_expensive_policy(one, two):
     rows = held(500, np.array([4, 1, 1, 1, 3, 1, 1, 2]) / 14)
     low, high = sorted([one, two])
     first, second = (rows.outcomes(Mix(0, 1, share)) for share in (low, high))
@@ -206,7 +206,7 @@ def test_a_promise_that_holds_is_certified_and_cheaper_the_more_it_allows(ladder
     assert costs[0] > costs[-1]
 
 
-def test_what_cannot_be_certified_is_said_and_the_safest_returned(ladder):
+def test_what_cannot_be_certified_is_reported_and_the_lowest_error_returned(ladder):
     safest = ladder.rungs.corners[-1]
     hopeless = ladder.for_error(0.01)
     assert not hopeless.promise.certified
@@ -312,7 +312,7 @@ def test_no_promise_on_the_rows_fitted_to():
         tt.fit(trace, hold_out=0.9)
 
 
-def test_a_ladder_that_knows_nothing_says_so():
+def test_a_ladder_without_estimates_is_reported():
     from ttamer.fitting.beliefs import build_belief
 
     built = build_belief(answering_trace(60), np.array([0.9]), states=3)

@@ -18,7 +18,7 @@ TRADEOFFS = [0.0, 0.09, 0.47, 0.91, 1.0]
 
 
 def expert_trace(rows: int, *, seed: int = 0, order: str = "any") -> tt.Trace:
-    """A cheap model that fails on long inputs, a dear one that does not; neither knows it."""
+    """A cheap model that fails on long inputs, an expensive one that does not; neither knows it."""
     generator = np.random.default_rng(seed)
     length, other = generator.uniform(0, 100, rows), generator.uniform(0, 1, rows)
     label = generator.integers(0, 3, rows)

@@ -195,7 +195,7 @@ def test_every_way_to_quantise_fits(quantise):
     assert ladder.fitted.plan["quantise"] == quantise
 
 
-def test_states_and_order_are_chosen_by_cross_validation_and_said():
+def test_states_and_order_are_chosen_by_cross_validation_and_reported():
     lines: list[str] = []
     ladder = fit(answering_trace(600), belief="calibrated", progress=lines.append)
     assert ladder.fitted.plan["states"] in (4, 8, 16, 32)

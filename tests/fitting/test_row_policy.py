@@ -118,7 +118,7 @@ def test_phi_is_what_the_choice_is_made_by():
             assert (phi[~goes_on, 0] == stop[~goes_on]).all()
 
 
-def test_where_nothing_is_lost_nobody_goes_on():
+def test_where_nothing_is_lost_no_row_goes_on():
     found, lost, _ = rows_of(3)
     lost[:, 1] = 0.0
     problem = line_of(found, lost)

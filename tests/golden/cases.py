@@ -545,7 +545,7 @@ def told(*arguments: object) -> Any:
 
 
 def exported(folder: str, name: str, fit: int, test: int) -> tuple[Path, Path, Path]:
-    """Write so many rows of a shipped trace, to fit on and to test on, and its cascade."""
+    """Write this many rows of a shipped trace, to fit on and to test on, and its cascade."""
     paths = (Path(folder, "fit.npz"), Path(folder, "test.npz"), Path(folder, "cascade.toml"))
     rows_of(name, "fit", fit).write(paths[0])
     rows_of(name, "test", test).write(paths[1])

@@ -211,7 +211,7 @@ def test_a_wrong_state_at_one_node_leaves_the_inputs_at_other_nodes_as_they_were
 
 @EACH
 @pytest.mark.parametrize("ignored", [-1, 99, -(2**40)])
-def test_what_is_said_of_stopped_inputs_is_ignored(policy, ignored):
+def test_what_is_reported_of_stopped_inputs_is_ignored(policy, ignored):
     batch = policy.batch(2)
     batch.observe([0, 1])
     batch.observe([ignored, 0])

@@ -31,11 +31,11 @@ def test_a_ladder_is_a_sequence_of_policies_in_order_of_tradeoff():
     assert LADDER.problem is CASCADE
 
 
-def test_its_name_tells_its_size_and_range():
+def test_its_name_reports_its_size_and_range():
     assert repr(LADDER) == "Ladder(4 policies, tradeoffs 0 to 1)"
 
 
-def test_a_rungs_name_tells_its_tradeoff_and_value():
+def test_a_rungs_name_reports_its_tradeoff_and_value():
     assert repr(LADDER[1]) == f"WalkPolicy(2 nodes, tradeoff=0.5, value={LADDER[1].value:.6g})"
     last = tt.solve(CASCADE, 0.6, recall=False)
     assert repr(last) == "WalkPolicy(2 nodes, tradeoff=0.6, no recall, value=0.1344)"

@@ -27,7 +27,7 @@ def problem(moves: str) -> tt.Problem:
     ("moves", "recall"), [("walk", True), ("walk", False), ("precedence", True)]
 )
 @pytest.mark.parametrize("first", COSTS)
-def test_a_session_starts_where_it_is_told_to(moves, recall, first):
+def test_a_session_starts_at_the_state_given(moves, recall, first):
     of = problem(moves)
     session = tt.solve(of, 0.9, recall=recall).session()
     assert session.starts == COSTS

@@ -44,7 +44,7 @@ def test_column_finds_a_loss_of_the_grid(loss, column):
 
 
 @pytest.mark.parametrize("loss", [0.2, 0.0, 0.31, 0.1 + 2e-16, -math.inf, math.nan])
-def test_column_refuses_a_loss_between_or_beyond_and_says_what_is_allowed(loss):
+def test_column_refuses_a_loss_between_or_beyond_and_reports_what_is_allowed(loss):
     with pytest.raises(ArgumentError, match="not a loss of this problem") as caught:
         GRID.column(loss)
     assert repr(loss) in str(caught.value)

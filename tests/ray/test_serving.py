@@ -181,7 +181,7 @@ def test_a_node_with_an_upstream_is_asked_by_its_replica():
 @pytest.mark.parametrize(
     ("model", "kind"), [("fails_always", "error"), ("says_nonsense", "garbage")]
 )
-def test_a_model_that_fails_says_why(model, kind):
+def test_a_model_that_fails_reports_why(model, kind):
     from ttamer.ray.replicas import Failed, Replica
 
     replica = Replica(

@@ -98,14 +98,14 @@ def test_a_rival_ahead_by_next_to_nothing_is_level_even_if_surely_ahead():
     assert advice.outcome == "ties"
 
 
-def test_a_nearly_sure_winner_is_said_to_be_so():
+def test_a_nearly_sure_winner_is_reported_so():
     mine, theirs = [*range(300), *range(300, 405)], [*range(300), *range(410, 520)]
     advice = advice_for({"ttamer": [mine], "chain": [theirs]})
     assert advice.outcome == "wins"
     assert advice.notes == ("Next comes chain: 49% less; these rows cannot tell the two apart.",)
 
 
-def test_a_loser_that_is_better_over_all_costs_is_said_to_be_so():
+def test_a_loser_that_is_better_over_all_costs_is_reported_so():
     dear = [*range(300), *range(400, 700)]
     advice = advice_for({"ttamer": [range(260), dear], "chain": [range(500)]})
     assert advice.outcome == "loses"
@@ -114,7 +114,7 @@ def test_a_loser_that_is_better_over_all_costs_is_said_to_be_so():
     assert (advice.outcome, advice.notes) == ("loses", ())
 
 
-def test_it_says_when_ours_does_not_reach_the_reference():
+def test_it_reports_when_ours_does_not_reach_the_reference():
     advice = advice_for({"ttamer": [range(200)], "chain": [range(300)]})
     assert advice.outcome == "unreached"
     assert advice.sentence == (
@@ -124,7 +124,7 @@ def test_it_says_when_ours_does_not_reach_the_reference():
     assert advice.notes == ("The best ttamer reaches is 10 points more error.",)
 
 
-def test_it_says_when_nothing_is_cheaper():
+def test_it_reports_when_nothing_is_cheaper():
     advice = advice_for({"ttamer": [range(1000)], "chain": [range(1000)]})
     assert advice.outcome == "nothing"
     assert advice.sentence == (
@@ -133,7 +133,7 @@ def test_it_says_when_nothing_is_cheaper():
     assert advice.saving == pytest.approx(-0.1)
 
 
-def test_it_says_when_nothing_is_cheaper_and_ours_does_not_even_reach_it():
+def test_it_reports_when_nothing_is_cheaper_and_ours_does_not_even_reach_it():
     advice = advice_for({"ttamer": [range(100)]})
     assert (advice.outcome, advice.saving) == ("nothing", None)
     assert advice.notes == ("The best ttamer reaches is 20 points more error.",)
@@ -158,7 +158,7 @@ def test_exits_are_compared_with_the_full_network():
     assert advice.sentence.startswith("At the accuracy of the full network, ttamer costs 64% less")
 
 
-def test_settings_are_mixed_where_one_alone_is_much_dearer():
+def test_settings_are_mixed_where_one_alone_is_much_more_expensive():
     trace = two_models()
     front = made(trace, {"ttamer": [range(280), range(1000)]})
     dear = settings_at(front, "ttamer", 0.0)

@@ -158,7 +158,7 @@ def test_text_of_the_narrow_figure_is_12_pixels_on_a_screen_of_400(case):
     assert min(sizes) * pixels >= 12
 
 
-def test_left_out_families_and_provenance_are_said(case, written):
+def test_left_out_families_and_provenance_are_reported(case, written):
     front, ladder, test_rows = case
     said = "".join(Reader(written[0].read_text("utf-8")).text)
     assert set(front.left_out) == {"entropy"}
@@ -309,7 +309,7 @@ def test_reliability_keeps_equal_confidences_together():
     assert share == pytest.approx([right[confidence == c].mean() for c in (0.1, 0.5, 0.9)])
 
 
-def test_many_nodes_are_shown_in_part_and_that_is_said(tmp_path):
+def test_many_nodes_are_shown_in_part_and_that_is_reported(tmp_path):
     case = measured(chain_trace(300, nodes=15), ("paper", "always-last"), "none")
     page, *_ = write_report(*case, tmp_path / "page.html")
     text = page.read_text("utf-8")
@@ -347,7 +347,7 @@ def test_the_papers_own_ladder_is_known_as_such(tmp_path):
     assert "Whose answer paper returns" in page.read_text("utf-8")
 
 
-def test_it_says_so_when_our_family_falls_short(tmp_path):
+def test_it_is_reported_when_our_family_falls_short(tmp_path):
     # On the rows fitted to the last exit is always wrong; on the others it is always right.
     spec = CascadeSpec.of({"early": 1.0, "late": 1.0}, order="fixed")
     sure = np.full((2000, 2), 0.5)

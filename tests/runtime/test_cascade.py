@@ -117,7 +117,7 @@ def go(cascade: Cascade, how: str, value: object = "x", **options):
 
 
 @BOTH
-def test_asks_until_the_policy_stops_and_says_all(how):
+def test_asks_until_the_policy_stops_and_reports_all(how):
     outcome = go(make(says(0.4, "no"), says(0.95), raises(AssertionError("not asked"))), how)
     assert (outcome.answer, outcome.prediction, outcome.by) == ("yes", "yes", "b")
     assert outcome.path == ("a", "b")
@@ -249,7 +249,7 @@ def test_an_error_that_would_come_again_is_not_retried(how):
 
 
 @BOTH
-def test_a_node_that_says_nothing_in_time_counts_as_no_answer(how, released):
+def test_a_node_without_an_answer_in_time_counts_as_no_answer(how, released):
     outcome = go(make(slow(released), says(0.95), timeouts={"a": 0.02}), how)
     assert outcome.by == "b"
     assert outcome.asked[0].error == "timeout: no answer in 0.02 s"

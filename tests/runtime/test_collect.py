@@ -103,7 +103,7 @@ def test_answers_in_every_form(said):
     assert trace.extras == {}
 
 
-def test_margin_and_entropy_are_kept_where_a_node_always_says_them():
+def test_margin_and_entropy_are_kept_where_a_node_always_reports_them():
     def rich(value):
         return {"prediction": "x", "confidence": 1, "margin": value, "entropy": 2 * value}
 

@@ -78,7 +78,7 @@ def start_upstream():
 @pytest.fixture
 def dead_url():
     """A base URL at which every connection is refused."""
-    with socket.socket() as taken:  # bound and not listening: the port is nobody else's
+    with socket.socket() as taken:  # bound and not listening: the port is no one else's
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
 

@@ -45,7 +45,7 @@ def test_metrics_status_and_description_are_served(gateway):
     assert httpx.get(f"{gateway.root}/openapi.json").json()["openapi"] == "3.1.0"
 
 
-def test_the_path_and_the_cost_are_told(gateway):
+def test_the_path_and_the_cost_are_reported(gateway):
     for number in range(20):
         reply = post(gateway, ask(f"question {number}"))
         path = reply.headers["x-ttamer-path"].split(",")
@@ -136,7 +136,7 @@ def test_max_cost_is_never_passed(run_gateway):
     assert gateway.metric("ttamer_capped_total") > 0
 
 
-def test_a_node_may_be_asked_alone_only_where_the_operator_says_so(run_gateway):
+def test_a_node_may_be_asked_alone_only_where_the_operator_allows_it(run_gateway):
     closed, open_ = run_gateway(2), run_gateway(2, serve={"direct": True})
     assert post(closed, {**ASK, "model": "large"}).status_code == 404
     reply = post(open_, {**ASK, "model": "large"})
@@ -194,12 +194,12 @@ def test_an_error_names_the_field(gateway):
     [("GET", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET"),
      ("DELETE", "/healthz", "GET"), ("PUT", "/metrics", "GET")],
 )  # fmt: skip
-def test_a_wrong_method_is_told_the_right_one(gateway, method, path, allow):
+def test_a_wrong_method_gets_the_right_one_in_the_reply(gateway, method, path, allow):
     reply = httpx.request(method, f"{gateway.root}{path}")
     assert (reply.status_code, reply.headers["allow"]) == (405, allow)
 
 
-def test_too_many_at_once_are_told_to_come_back(run_gateway):
+def test_too_many_at_once_get_retry_after(run_gateway):
     gateway = run_gateway(2, serve={"max_concurrent": 1, "queue": 0})
     first = gateway.served.upstreams
     for upstream in first.values():
@@ -258,7 +258,7 @@ def test_the_log_holds_no_prompt_and_no_answer(gateway):
     assert "secret" not in str(gateway.log)
 
 
-def test_an_error_of_ours_is_told_without_its_text_and_logged(gateway, monkeypatch):
+def test_an_error_of_ours_is_reported_without_its_text_and_logged(gateway, monkeypatch):
     async def broken(*_):
         raise RuntimeError("with a prompt in it")
 
@@ -298,7 +298,7 @@ def test_what_asks_no_node_is_counted_and_logged(run_gateway, monkeypatch):
     assert "nobody" not in text + str(gateway.log)
 
 
-def test_a_file_that_is_refused_does_not_change_who_is_said_to_serve(gateway):
+def test_a_file_that_is_refused_does_not_change_the_policy_reported(gateway):
     before = [line for line in _metrics(gateway) if "policy_info{" in line]
     gateway.served.artefact.write_bytes(b"garbage")
     assert not gateway.do(gateway.gateway.policies.reload("signal")).ok
@@ -310,7 +310,7 @@ def _metrics(gateway) -> list[str]:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_predictions_are_kept_only_where_the_operator_says_so(run_gateway, tmp_path, kept):
+def test_predictions_are_kept_only_where_the_operator_allows_it(run_gateway, tmp_path, kept):
     log = tmp_path / "seen.jsonl"
     gateway = run_gateway(2, serve={"trace_log": str(log), "log_predictions": kept})
     post(gateway)

@@ -1,4 +1,4 @@
-"""Audits beside traffic: nobody waits for them, nothing is asked twice, nothing is lost quietly."""
+"""Audits beside traffic: no one waits for them, nothing is asked twice, nothing is lost quietly."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_every_node_is_asked_once_about_an_audited_request(tmp_path, upstreams):
     assert sorted(said) == expected
 
 
-def test_nobody_waits_for_an_audit(serve, upstreams):
+def test_no_request_waits_for_an_audit(serve, upstreams):
     traffic = serve(serve={"tradeoff": 0.0})  # the cheap one answers everything
     upstreams["large"].mode = "slow"
     (reply,) = traffic.send(1)
@@ -280,7 +280,7 @@ def test_the_promise_is_the_operating_point(tmp_path, upstreams):
         read_settings(changing.cascade)
 
 
-def test_what_is_kept_is_said_in_rows_bytes_and_days(tmp_path, upstreams):
+def test_what_is_kept_is_reported_in_rows_bytes_and_days(tmp_path, upstreams):
     keep = {"keep_rows": 1000, "keep_bytes": 10**6, "keep_days": 7}
     changing = write_changing(tmp_path, upstreams, loop=False, audit=keep)
     audit = read_settings(changing.cascade).serve.audit

@@ -55,7 +55,7 @@ def test_nodes_are_asked_at_the_same_time_and_within_their_bounds(make_served):
 
     def progress(done, total, failed):  # called in the loop, between requests
         assert (total, failed) == (60, 0)
-        if done == 30:  # all of large, while small has answered nobody
+        if done == 30:  # all of large, while small has answered no one
             small.mode = "ok"
             small.release()
 
@@ -157,7 +157,7 @@ def test_without_labels_the_last_node_is_right(served):
     assert not trace.wrong()[:, 1].any()
 
 
-def test_a_label_that_is_none_under_the_rule_is_said_before_anything_is_asked(served):
+def test_a_label_that_is_none_under_the_rule_is_reported_before_anything_is_asked(served):
     prompts = [*LABELLED, Prompt(LABELLED[0].body, "Paris")]
     with pytest.raises(TraceError, match=r"prompt 30 .*'Paris' has no content under compare"):
         collected(served, prompts)
@@ -348,7 +348,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path, line):
         Journal(tmp_path / "journal").__enter__()
 
 
-def test_a_full_disk_is_said():
+def test_a_full_disk_is_reported():
     with (
         Journal("/dev/full") as journal,
         pytest.raises(TraceError, match="/dev/full: cannot be written: No space left"),

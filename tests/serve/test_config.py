@@ -134,7 +134,7 @@ fallback = "http://127.0.0.1:9/v1"
         ('otel = "collector"', "a URL"),
     ],
 )
-def test_what_is_wrong_with_serve_is_said(line, said):
+def test_what_is_wrong_with_serve_is_reported(line, said):
     text = refused(f"[serve]\n{line}\n{NODE}")
     assert text.startswith("[serve]: ")
     assert said in text
@@ -159,7 +159,7 @@ def test_what_is_wrong_with_serve_is_said(line, said):
         ("cost_per_token = {input = -1}", "from 0"),
     ],
 )
-def test_what_is_wrong_with_a_node_is_said(line, said):
+def test_what_is_wrong_with_a_node_is_reported(line, said):
     text = refused(NODE + line)
     assert text.startswith("[[node]] 1 ('small'): ")
     assert said in text
@@ -210,7 +210,7 @@ def test_ranges_take_in_the_operating_points_there_can_be():
     assert serve.budget_range == (0.0, math.inf)
 
 
-def test_what_the_trace_log_may_be_told():
+def test_what_the_trace_log_may_contain():
     found = settings("[serve]\nlog_predictions = true\ntrace_log_bytes = 1024\n" + NODE).serve
     assert (found.log_predictions, found.trace_log_bytes) == (True, 1024)
     assert not ServeSettings().log_predictions
@@ -218,7 +218,7 @@ def test_what_the_trace_log_may_be_told():
     assert "true or false" in refused("[serve]\nlog_predictions = 1\n" + NODE)
 
 
-def test_what_a_file_says_of_a_cluster_is_nothing_to_one_gateway():
+def test_what_a_file_has_on_a_cluster_does_not_affect_one_gateway():
     text = """
     [[node]]
     name = "small"

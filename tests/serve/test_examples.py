@@ -44,7 +44,7 @@ def primes():
 
 
 @pytest.mark.parametrize(("number", "answer"), [(7, "prime"), (2021, "composite"), (2999, "prime")])
-def test_fastapi_answers_with_who_said_so(primes, number, answer):
+def test_fastapi_answers_with_the_node_that_answered(primes, number, answer):
     said = primes.get(f"/prime/{number}").json()
     assert said["answer"] == answer
     assert said["by"] == said["path"][-1]
@@ -247,7 +247,7 @@ def test_triton_answers_every_request_with_the_policys_choice(triton, served):
         assert found["COST"].tolist() == [13.5]
 
 
-def test_triton_goes_on_where_a_model_fails_and_says_when_all_do(triton, served):
+def test_triton_goes_on_where_a_model_fails_and_reports_when_all_do(triton, served):
     triton.add("small")
     (response,) = asked_of_triton(served, [1])
     assert not response.has_error()

@@ -34,7 +34,7 @@ KINDS = {
 
 
 async def _every(gateway, count: int, **fields) -> list[tuple[int, dict, float]]:
-    """Make many requests, so many at once; return status, body and seconds of each."""
+    """Make many requests, this many at once; return status, body and seconds of each."""
     limit = asyncio.Semaphore(AT_ONCE)
     url = f"{gateway.url}/chat/completions"
 
@@ -100,7 +100,7 @@ def test_one_node_fails_and_the_other_answers(run_gateway, mode):
 
 @pytest.mark.parametrize("mode", KINDS)
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_all_nodes_fail_and_every_request_is_told(run_gateway, mode, nodes):
+def test_all_nodes_fail_and_every_request_gets_an_error(run_gateway, mode, nodes):
     gateway = run_gateway(nodes, serve={"timeout": DEADLINE}, node=node(timeout=0.2))
     for upstream in gateway.served.upstreams.values():
         upstream.mode = mode

@@ -92,7 +92,7 @@ def test_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("bad", ["short", "with space in it ok", "é" * 20, "a" * 513, "a,b" * 9])
-def test_a_bad_key_is_refused_and_not_told(bad):
+def test_a_bad_key_is_refused_and_not_reported(bad):
     with pytest.raises(KeysError, match="key 2 must be") as caught:
         Keys([ONE, bad])
     assert bad not in str(caught.value)

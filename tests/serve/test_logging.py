@@ -64,14 +64,14 @@ def test_a_request_is_one_line(log, stream):
     ]
 
 
-def test_a_refused_request_says_why(log, stream):
+def test_a_refused_request_reports_why(log, stream):
     log.finished([RequestRecord("7f", "/v1/classify", 429, 0.0, error="rate_limited")])
     (line,) = lines(stream)
     assert line["error"] == "rate_limited"
     assert "path" not in line
 
 
-def test_what_was_said_is_in_no_line(log, stream):
+def test_no_answer_is_in_any_line(log, stream):
     key, prompt, answer = SECRETS
     upstream = RuntimeError(f"401 for {key}: cannot answer {prompt!r} with {answer!r}")
     path = (
@@ -102,7 +102,7 @@ def test_what_was_said_is_in_no_line(log, stream):
         assert secret not in text
 
 
-def test_a_failure_says_what_and_where(log, stream):
+def test_a_failure_reports_what_and_where(log, stream):
     try:
         json.loads("{")
     except ValueError as error:
@@ -131,14 +131,14 @@ def test_names_break_no_line(log, stream, name):
     assert line["by"] == name
 
 
-def test_a_log_that_cannot_be_written_hurts_nobody(log, stream):
+def test_a_log_that_cannot_be_written_is_harmless(log, stream):
     stream.close()
     log.finished([RequestRecord("7f", "/v1/x", 200, 0.1)])
     log.event("reload", ok=True)
     assert log.lost == 2
 
 
-def test_a_full_disk_hurts_nobody():
+def test_a_full_disk_is_harmless():
     code = (
         "from ttamer.serve.logging import JsonLog; log = JsonLog(); log.event('start'); "
         "print(log.lost)"

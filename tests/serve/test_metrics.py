@@ -196,7 +196,7 @@ def found_by(port: int, query: str) -> dict[str, float]:
             found = json.load(reply)["data"]["result"]
             if found:
                 return {one["metric"].get("node"): float(one["value"][1]) for one in found}
-        time.sleep(0.05)  # nobody tells when a scrape has been stored
+        time.sleep(0.05)  # no one tells when a scrape has been stored
     raise TimeoutError(query)
 
 

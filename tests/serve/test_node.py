@@ -52,7 +52,7 @@ def test_a_letter_is_as_sure_as_its_probability(small):
     assert (said.cost, said.calls) == (2.0, 1)
 
 
-def test_log_probabilities_are_asked_for_and_only_shown_to_whom_asked(small):
+def test_log_probabilities_are_asked_for_and_only_shown_on_request(small):
     said = asked(small)
     assert small.requests[0]["logprobs"] is True
     assert said.response["choices"][0]["logprobs"] is None
@@ -95,7 +95,7 @@ def test_samples_keep_the_requests_temperature_and_differ_in_seed(small):
     assert {r["temperature"] for r in small.requests[2:]} == {0.3}
 
 
-def test_a_sample_that_fails_agrees_with_nobody_and_is_paid(small):
+def test_a_sample_that_fails_agrees_with_no_other_and_is_paid(small):
     small.answer = lambda prompt, sample: ("B", 0.9)
     small.plan = ["garbage"]
     said = asked(small, confidence="agreement", samples=4)

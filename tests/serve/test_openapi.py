@@ -54,7 +54,7 @@ def test_every_route_of_the_api_is_described(run_gateway, monkeypatch):
             assert operation["security"] == ([{"key": []}] if path.startswith("/v1") else [])
 
 
-def test_the_description_says_what_this_gateway_takes(make_served):
+def test_the_description_reports_what_this_gateway_takes(make_served):
     served = make_served(2, serve={"direct": True, "allow": ["budget"], "budget_range": [2, 9]})
     paths = description(read_settings(served.cascade))["paths"]
     body = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]

@@ -38,7 +38,7 @@ def test_a_lower_error_costs_more_and_is_certified(run_gateway):
     assert "x-ttamer-promise" not in post(gateway).headers
 
 
-def test_an_error_that_cannot_be_certified_is_answered_and_told(run_gateway):
+def test_an_error_that_cannot_be_certified_is_answered_and_reported(run_gateway):
     gateway = run_gateway(2, serve={"allow": ["error"]}, fit=TESTED)
     policy = gateway.served.ladder.for_error(0.001)
     assert not policy.promise.certified
@@ -56,7 +56,7 @@ def test_a_cap_that_nothing_reaches_leaves_the_promise(run_gateway):
     assert post(capped, error=0.35).headers["x-ttamer-promise"] == "certified"
 
 
-def test_the_operators_own_error_is_told_with_every_answer(run_gateway):
+def test_the_operators_own_error_is_reported_with_every_answer(run_gateway):
     gateway = run_gateway(2, serve={"error": 0.001}, fit=TESTED)
     assert post(gateway).headers["x-ttamer-promise"] == "not-certified"
 

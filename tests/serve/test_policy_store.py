@@ -1,4 +1,4 @@
-"""Reloading: a good file takes over, a bad one changes nothing, and nobody waits."""
+"""Reloading: a good file takes over, a bad one changes nothing, and no one waits."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ def test_a_rolled_back_policy_stays_until_the_file_changes(reloader, ladders, pa
     watched(reloader, told, main)
 
 
-def test_sighup_reloads_and_is_no_longer_heard_afterwards(reloader, ladders, path, told):
+def test_sighup_reloads_and_is_no_longer_handled_afterwards(reloader, ladders, path, told):
     before = signal.getsignal(signal.SIGHUP)
 
     async def main():

@@ -83,7 +83,7 @@ CHECKS = {
 
 
 @pytest.mark.parametrize(("schema", "value", "message"), CHECKS.values(), ids=CHECKS)
-def test_a_violation_says_what_is_expected(schema, value, message):
+def test_a_violation_reports_what_is_expected(schema, value, message):
     with pytest.raises(BadField, match=message):
         check(value, compile_schema(schema))
 

@@ -217,7 +217,7 @@ def test_an_upstream_cannot_send_us_elsewhere(run_gateway):
     assert upstream.count == 1
 
 
-def test_what_an_upstream_says_of_itself_is_not_handed_on(run_gateway):
+def test_what_an_upstream_reports_of_itself_is_not_handed_on(run_gateway):
     gateway = run_gateway(2)
     for upstream in gateway.served.upstreams.values():
         upstream.mode = "error"

@@ -48,7 +48,7 @@ class Process:
                 self._heard.notify_all()
 
     def wait_for(self, event: str, count: int = 1) -> dict:
-        """Wait until so many of these events were logged; return the last."""
+        """Wait until this many of these events were logged; return the last."""
 
         def found():
             return [line for line in self.lines if line["event"] == event]
@@ -192,7 +192,7 @@ def test_gateways_that_take_turns_on_one_socket_refuse_no_connection(served):
             command = [sys.executable, "-m", "ttamer", "serve", str(served.cascade)]
             command += [str(served.artefact), "--fd", str(listener.fileno())]
             with ThreadPoolExecutor(1) as pool:
-                early = pool.submit(httpx.get, f"{url}/healthz", timeout=60.0)  # nobody serves yet
+                early = pool.submit(httpx.get, f"{url}/healthz", timeout=60.0)  # no one serves yet
                 child = subprocess.Popen(
                     command, pass_fds=[listener.fileno()], stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

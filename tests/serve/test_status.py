@@ -92,7 +92,7 @@ def test_a_cost_that_is_none_spoils_no_sum(cost):
     assert shown(status)["bill"]["spent"] == 0
 
 
-def test_nodes_nobody_knows_are_not_counted():
+def test_unknown_nodes_are_not_counted():
     status = Status(COSTS)
     serve(status, asked("who"), by="who")
     assert all(node["asked"] == 0 for node in shown(status)["nodes"])
@@ -112,7 +112,7 @@ def test_without_audits_there_is_no_drift_and_without_admin_no_controls():
     assert (data["drift"], data["admin"]) == (None, False)
 
 
-def test_what_the_auditor_tells_is_passed_on():
+def test_what_the_auditor_reports_is_passed_on():
     drift = {"share": 0.05, "loop": {"state": "watching", "tests": [], "events": []}}
     data = shown(Status(COSTS), drift=MappingProxyType(drift), admin=True)
     assert (data["drift"], data["admin"]) == (drift, True)
@@ -155,7 +155,7 @@ def test_the_page_asks_for_nothing_from_elsewhere():
     assert not re.findall(r"\son[a-z]+=|\sstyle=|innerHTML|outerHTML|insertAdjacent|eval\(", text)
 
 
-def test_the_policy_of_the_page_knows_its_script_and_style():
+def test_the_policy_of_the_page_has_its_script_and_style():
     policy = PAGE_HEADERS["content-security-policy"]
     for tag in ("script", "style"):
         (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", PAGE.decode(), re.DOTALL)

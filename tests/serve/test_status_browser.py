@@ -69,7 +69,7 @@ def busy_status(name="support answers") -> Status:
     status.event("reload", "serving")
     status.event(
         "reload",
-        "policy.ttamer: is cut short: 812 bytes, and the header tells of 5160; "
+        "policy.ttamer: is cut short: 812 bytes, and the header announces 5160; "
         "copy the file again from where it came, or save the policy again",
         ok=False,
     )
@@ -99,7 +99,7 @@ STEPS = [
 
 
 def loop_status(state="watching", **facts) -> dict:
-    """What a loop tells of itself, as ``ttamer.drift.status_of`` shapes it."""
+    """The status of a loop, as ``ttamer.drift.status_of`` shapes it."""
     progress = {"calibration": 0.0, "promise": 0.42, "states": 0.128}
     return {
         "state": state,
@@ -135,7 +135,7 @@ def fallback(state: str, **facts) -> dict:
 
 
 def drift_status(loop: dict | None = None, **facts) -> dict:
-    """What an auditor tells of itself."""
+    """The status of an auditor."""
     return {
         "share": 0.05,
         "requests": 6240,
@@ -486,7 +486,7 @@ def test_in_a_browser_a_key_is_asked_for(chromium, site, frontier):
     assert seen["contact"] == "key needed"
     site.answers = [(200, busy_status().to_dict(frontier, version="ab" * 32))]
     typed = b'<script>sessionStorage.setItem("key", "correct-horse-battery");'
-    site.change(b"<script>", typed)  # in the place of somebody who types
+    site.change(b"<script>", typed)  # in the place of someone who types
     site.given.clear()
     (seen, _) = looked_at(chromium, site)
     assert not seen["door"]
@@ -548,7 +548,7 @@ def test_in_a_browser_a_gateway_that_runs_is_shown(chromium, make_served):
     assert '<circle class="here"' in done.stdout
 
 
-def test_in_a_browser_without_audits_nothing_is_said_of_drift(chromium, site, answer):
+def test_in_a_browser_without_audits_nothing_is_reported_of_drift(chromium, site, answer):
     site.answers = [answer(None)]
     for seen in looked_at(chromium, site):
         assert seen["contact"] == "live"
@@ -674,7 +674,7 @@ def test_in_a_browser_the_loop_s_steps_the_latest_first(chromium, site, answer):
     ]
 
 
-def test_in_a_browser_what_the_loop_says_stays_text(chromium, site, answer):
+def test_in_a_browser_what_the_loop_reports_stays_text(chromium, site, answer):
     loop = fallback(EVIL, waiting={"rows": 1, "of": 2, "for": EVIL})
     loop |= {"serving": EVIL, "events": [told(1, EVIL, EVIL), told(1, "alarm", EVIL)]}
     loop["promised"] = loop["promised"] | {"kind": EVIL}
@@ -818,7 +818,7 @@ def test_in_a_browser_a_wrong_admin_key_is_forgotten_and_asked_for_again(chromiu
     assert [key for _, key, _ in site.posted] == ["Bearer wrong", "Bearer right"]
 
 
-def test_in_a_browser_what_cannot_be_done_is_told(chromium, site, answer):
+def test_in_a_browser_what_cannot_be_done_is_reported(chromium, site, answer):
     site.answers = [answer(drift_status(loop_status()))]
     site.replies = [
         (409, {"error": {"message": f"the loop is busy {EVIL}"}}),

@@ -35,7 +35,7 @@ def path(tmp_path):
     return tmp_path / "seen.jsonl"
 
 
-def test_a_row_says_what_was_seen(path):
+def test_a_row_reports_what_was_seen(path):
     log = TraceLog(path)
     log.finished(served(7, asked("small", error="timeout: x"), asked("large")))
     log.close()
@@ -65,7 +65,7 @@ def test_predictions_are_written_only_if_wanted(path):
     assert with_them["asked"][0]["prediction"] == "Paris"
 
 
-def test_who_asked_nobody_has_no_row(path):
+def test_a_request_without_calls_has_no_row(path):
     log = TraceLog(path)
     log.finished(RequestRecord("1", "/v1/classify", 401, 0.0))
     log.close()
@@ -80,7 +80,7 @@ def test_only_the_owner_may_read_it(path):
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_files_are_set_aside_when_full_and_the_oldest_removed(path):
+def test_files_are_rotated_when_full_and_the_oldest_removed(path):
     log = TraceLog(path, max_bytes=1024, keep=2)
     for number in range(100):
         log.finished(served(number))
@@ -160,7 +160,7 @@ def test_a_full_disk_loses_rows_and_counts_them():
     assert (log.written, log.lost, len(lost)) == (0, 5, 5)
 
 
-def test_a_place_that_cannot_be_written_hurts_nobody(tmp_path):
+def test_a_place_that_cannot_be_written_is_harmless(tmp_path):
     log = TraceLog(tmp_path / "no" / "such" / "folder")
     log.finished(served())
     log.close()
@@ -197,7 +197,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_row_leaves_no_half_row(path):
 
 
 def test_a_slow_disk_fills_the_queue_and_then_rows_are_lost_not_time(path):
-    os.mkfifo(path)  # a pipe that nobody reads: writing stops after some pages
+    os.mkfifo(path)  # a pipe that no one reads: writing stops after some pages
     log = TraceLog(path, queue_rows=100)
     for number in range(5000):
         log.finished(served(number))

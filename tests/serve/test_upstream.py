@@ -81,7 +81,7 @@ def test_the_callers_key_is_never_passed_on(small, name):
 
 
 @pytest.mark.parametrize("value", [None, "", "a\nb"])
-def test_a_key_that_is_not_there_is_said_at_once(value, monkeypatch):
+def test_a_key_that_is_not_there_is_reported_at_once(value, monkeypatch):
     monkeypatch.delenv("SMALL_KEY", raising=False)
     if value is not None:
         monkeypatch.setenv("SMALL_KEY", value)
@@ -114,7 +114,7 @@ def test_each_fault_has_its_name(small, mode, kind, paid):
     [(400, "refused"), (404, "refused"), (401, "refused"), (408, "error"), (302, "error"),
      (429, "busy"), (503, "busy"), (502, "error"), (204, "error")],
 )  # fmt: skip
-def test_a_status_says_whose_fault_it_is(small, status, kind):
+def test_a_status_reports_whose_fault_it_is(small, status, kind):
     small.mode, small.status = "error", status
     failed = failure(settings(small.url))
     assert (failed.kind, failed.status) == (kind, status)
@@ -167,7 +167,7 @@ def test_a_refused_request_is_not_sent_again_nor_elsewhere(small, start_upstream
     assert (small.count, other.count) == (1, 0)
 
 
-def test_a_retry_waits_as_long_as_it_is_told(small, start_upstream, monkeypatch):
+def test_a_retry_waits_as_long_as_retry_after_asks(small, start_upstream, monkeypatch):
     other = start_upstream("other")
     waited = []
 

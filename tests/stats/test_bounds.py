@@ -52,7 +52,7 @@ def test_the_ends(wrong, rows, at_most, p):
 
 @pytest.mark.parametrize("mean", [0.02, 0.3, 0.5])
 @pytest.mark.parametrize("rows", [40, 700])
-def test_betting_refutes_the_truth_no_more_often_than_it_says(mean, rows):
+def test_betting_refutes_the_truth_no_more_often_than_its_level(mean, rows):
     alpha, times = 0.1, 1500
     generator = np.random.default_rng(7)
     # Half the loss on twice the rows: a law that is neither the binomial nor symmetric.
@@ -71,7 +71,7 @@ def test_betting_is_not_idle():
 
 
 @given(counts, st.integers(0, 5))
-def test_what_the_bound_says_is_refuted_and_little_less_is_not(count, seed):
+def test_the_bound_itself_is_refuted_and_little_less_is_not(count, seed):
     wrong, rows = count
     upper = betting_upper([0.0, 1.0], [rows - wrong, wrong], alpha=0.05, seed=seed)
     assert wrong / rows <= upper <= 1

@@ -79,7 +79,7 @@ def test_of_equal_points_the_first_is_kept():
     assert lower_envelope([1, 1, 2, 2], [0.5, 0.5, 0.2, 0.2]).tolist() == [0, 2]
 
 
-def test_a_dear_point_that_is_no_better_is_left_out():
+def test_an_expensive_point_that_is_no_better_is_left_out():
     assert lower_envelope([1, 2, 3], [0.5, 0.2, 0.2]).tolist() == [0, 1]
 
 
@@ -91,7 +91,7 @@ def test_an_error_above_the_cheapest_points_costs_what_the_cheapest_point_does()
     assert cost_at_error([2.0, 3.0], [0.5, 0.1], 0.9) == 2.0
 
 
-def test_no_answer_counts_as_wrong_below_the_cheapest_point_unless_told_otherwise():
+def test_no_answer_counts_as_wrong_below_the_cheapest_point_unless_set_otherwise():
     assert area_under([2.0], [0.5], 0.0, 4.0) == 2.0 + 1.0
     assert area_under([2.0], [0.5], 0.0, 4.0, unreached=0.5) == 2.0
     assert area_under([2.0], [0.5], 0.0, 1.0) == 1.0

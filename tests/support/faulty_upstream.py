@@ -103,7 +103,7 @@ class FaultyUpstream:
             self._loop.call_soon_threadsafe(self._let_go)
 
     def wait_for(self, count: int) -> None:
-        """Wait until so many requests have come."""
+        """Wait until this many requests have come."""
         with self._lock:
             if not self._lock.wait_for(lambda: self.count >= count, LONGEST_WAIT):
                 raise TimeoutError(f"{self.count} requests came, not {count}")

@@ -81,7 +81,7 @@ def poked(file: bytes, name: str, position: int, number: float) -> bytes:
 def filled(
     file: bytes, header: dict[str, Any], **arrays: tuple[str, list[int], list[float]]
 ) -> bytes:
-    """Replace arrays, given as (dtype, shape, numbers), and lay all of them out anew."""
+    """Replace arrays, given as (dtype, shape, numbers), and lay all of them out again."""
     old_header, data = take(file)
     parts, directory, offset = [], {}, 0
     for name in sorted({*old_header["arrays"], *arrays}):
@@ -824,12 +824,12 @@ ATTACKS: dict[str, tuple[str, str, Any]] = {
         lambda f: poked(f, "belief_costs", 0, math.nan),
     ),
     "edges without their end": (
-        "do not agree with how many",
+        "do not agree with their stated number",
         "fit",
         lambda f: poked(f, "fit_edges", -1, 0.5),
     ),
     "edges of a belief without their end": (
-        "do not agree with how many",
+        "do not agree with their stated number",
         "belief",
         lambda f: poked(f, "belief_edges", -1, 0.5),
     ),
@@ -860,7 +860,7 @@ ATTACKS: dict[str, tuple[str, str, Any]] = {
         lambda f: edited(f, belief__predictions=1),
     ),
     "predictions denied": (
-        "says otherwise whether it knows predictions",
+        "disagree on whether predictions are used",
         "belief",
         lambda f: edited(f, belief__predictions=False),
     ),

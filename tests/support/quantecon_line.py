@@ -100,7 +100,7 @@ def build_by_state(
 ) -> DiscreteDP:
     """Write the same program as a reader would: state by state, pairs and rows appended to lists.
 
-    One support for every node. This is how programs are written before somebody tunes them.
+    One support for every node. This is how programs are written before someone tunes them.
     """
     grid = np.unique(np.asarray(losses, float))
     nodes, states, columns = len(costs), len(np.asarray(losses)), len(grid)

@@ -112,7 +112,7 @@ def test_thresholds_decide_as_a_plain_loop_does(data):
     exits = data.draw(st.integers(1, 4))
     logits = some_logits(generator, 20, exits, 3, broken=0.1)
     seen = said(logits)
-    # Confidences that are met are reached; a threshold may leave nobody, all, or the ramp out.
+    # Confidences that are met are reached; a threshold may leave no one, all, or the ramp out.
     met = seen.confidence.double().nan_to_num(0.5).flatten().tolist()
     limit = st.sampled_from([*met, float("inf"), -float("inf"), float("nan"), 0.9])
     thresholds = data.draw(st.lists(limit, min_size=exits, max_size=exits))

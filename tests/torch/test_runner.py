@@ -314,7 +314,7 @@ def group_sizes_run(answers, *, min_saved):
     """Return on how many rows each segment runs, from who was asked what.
 
     After an exit that was asked, the next size that holds all who go on is taken, where that is
-    fewer rows by at least so many.
+    fewer rows by at least this many.
     """
     rows, sizes = len(answers), []
     asked = answers.asked.any(dim=0).nonzero()[:, 0].tolist()

@@ -32,7 +32,7 @@ def build(seed=0, width=8, blocks=3):
 
 
 def data(rows=96, batch=32):
-    """Return a loader that shuffles; which of three numbers is the largest can be learnt."""
+    """Return a loader that shuffles; which of three numbers is the largest can be learned."""
     generator = torch.Generator().manual_seed(5)
     inputs = torch.randn(rows, 6, generator=generator)
     labels = inputs[:, :3].argmax(dim=1)

@@ -82,7 +82,7 @@ def test_a_fit_to_few_rows_warns():
         fit(rows(100), belief="none")
 
 
-def test_a_frontier_on_the_rows_fitted_to_says_so():
+def test_a_frontier_on_the_rows_fitted_to_is_reported():
     rng = np.random.default_rng(0)
     trace = Trace(SPEC, rng.random((40, 2)), correct=rng.random((40, 2)) < 0.5)
     families = ["threshold", "always-best"]

@@ -32,7 +32,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 @st.composite
 def traces(draw) -> Trace:
-    """A trace of any make, in which some label is predicted by somebody."""
+    """A trace of any make, in which some label is predicted by someone."""
     rows = draw(st.integers(1, 6))
     names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
     target = draw(st.sampled_from(["label", "last"]))
@@ -154,7 +154,7 @@ def test_the_digest_does_not_depend_on_the_format(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_without_a_cascade_the_columns_make_one_and_it_is_said(tmp_path, suffix):
+def test_without_a_cascade_the_columns_make_one_and_it_is_reported(tmp_path, suffix):
     write(tmp_path / f"t.{suffix}", GOOD | {"b.cost": [1.0, 2.0, 6.0], "id": [7, 8, 9]})
     for trace in (
         Trace.read(tmp_path / f"t.{suffix}"),
@@ -178,7 +178,7 @@ def test_a_cascade_given_goes_before_the_one_in_the_file(tmp_path):
     assert trace.cost.tolist() == [9.0, 2.0]
 
 
-def test_a_node_may_be_called_signal_if_the_cascade_says_so(tmp_path):
+def test_a_node_may_be_called_signal_if_the_cascade_has_it(tmp_path):
     write(tmp_path / "t.parquet", {"signal.confidence": [0.5], "signal.length": [3.0]})
     trace = Trace.read(tmp_path / "t.parquet", CascadeSpec.of({"signal": 1.0}))
     assert (trace.names, list(trace.signals)) == (("signal",), ["length"])

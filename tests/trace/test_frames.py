@@ -136,7 +136,7 @@ def test_columns_of_mixed_types_are_refused_in_plain_words():
         Trace.from_frame(frame, costs=COSTS)
 
 
-def test_a_frame_in_the_wrong_place_says_what_to_call():
+def test_a_frame_in_the_wrong_place_reports_what_to_call():
     frame = pd.DataFrame(COLUMNS)
     for function in (Trace.read, fit):
         with pytest.raises(ArgumentError, match=r"Trace.from_frame\(frame, costs=\{...\}\)"):

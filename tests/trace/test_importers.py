@@ -93,7 +93,7 @@ def test_probabilities_are_not_squashed_again(tmp_path):
     assert trace.confidence[:, 2].tolist() == [0.5, 0.9, 1.0]
 
 
-def test_a_raw_score_is_kept_and_said(tmp_path):
+def test_a_raw_score_is_kept_and_reported(tmp_path):
     trace = import_apparate(pickled(tmp_path, {"conf": [*CONF[:2], [7, -3, 9]], "acc": ACC}))
     assert trace.confidence[:, 2].tolist() == [7, -3, 9]
     assert "outside 0 to 1" in trace.notes[1]
@@ -105,7 +105,7 @@ def test_a_network_without_confidence_is_sure(tmp_path):
     assert "no confidence in the log" in trace.notes[1]
 
 
-def test_ramps_that_were_switched_off_are_said(tmp_path):
+def test_ramps_that_were_switched_off_are_reported(tmp_path):
     log = {"conf": [CONF[0], [], CONF[2]], "acc": [ACC[0], [], ACC[2]]}
     trace = import_apparate(pickled(tmp_path, log))
     assert trace.names == ("ramp0", "model")
@@ -403,7 +403,7 @@ def test_frugalml(tmp_path, suffix):
     assert trace.notes == ()
 
 
-def test_frugalml_says_what_it_did_not_use(tmp_path):
+def test_frugalml_reports_what_it_did_not_use(tmp_path):
     prices = PRICES + "3,Baidu,3.5,7\n"
     trace = import_frugalml(*frugal(tmp_path, SERVICES | {"name": ["x"] * 3}, prices))
     assert trace.notes == (
@@ -412,7 +412,7 @@ def test_frugalml_says_what_it_did_not_use(tmp_path):
     )
 
 
-def test_frugalml_leaves_out_only_when_told(tmp_path):
+def test_frugalml_leaves_out_only_on_request(tmp_path):
     files = frugal(tmp_path, SERVICES | {"conf__Google": [0.9, None, 0.1]})
     with pytest.raises(TraceError, match="'conf__Google': row 1"):
         import_frugalml(*files)

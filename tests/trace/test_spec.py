@@ -30,7 +30,7 @@ after = "small.v2"
 """
 
 
-def test_a_file_says_everything(tmp_path):
+def test_a_file_holds_everything(tmp_path):
     path = tmp_path / "cascade.toml"
     path.write_text(TREE, "utf-8")
     spec = CascadeSpec.from_file(path)
@@ -105,7 +105,7 @@ SKIP, FIXED = "[cascade]\norder = 'skip'\n", "[cascade]\norder = 'fixed'\n"
         (SKIP + NODE + "passing = 1" + "0" * 400, "('a'): passing must be a finite number"),
     ],
 )
-def test_what_is_wrong_is_said_with_the_file_and_the_table(tmp_path, text, says):
+def test_what_is_wrong_is_reported_with_the_file_and_the_table(tmp_path, text, says):
     path = tmp_path / "cascade.toml"
     path.write_text(text, "utf-8")
     with pytest.raises(CascadeError) as error:

@@ -60,7 +60,7 @@ def test_wrong_against_the_last_node():
     assert none.wrong("last").tolist() == [[True, False]]
 
 
-def test_the_cascade_says_which_target():
+def test_the_cascade_sets_which_target():
     spec = CascadeSpec.of({"a": 1.0, "b": 4.0}, target="last")
     trace = Trace.from_arrays(spec, [[0, 0]], prediction=[["x", "y"]], label=["x"])
     assert trace.wrong().tolist() == [[True, False]]
@@ -78,7 +78,7 @@ def test_the_cascade_says_which_target():
         ({"correct": np.array([[True, True]])}, "last", 'agreement .* set target = "label"'),
     ],
 )
-def test_what_is_needed_to_judge_is_said(fields, target, says):
+def test_what_is_needed_to_judge_is_reported(fields, target, says):
     with pytest.raises(TraceError, match=says):
         Trace.from_arrays(PAIR, [[0.5, 0.5]], **fields).wrong(target)
 
@@ -158,7 +158,7 @@ def test_rows_that_are_not_there(rows):
         pair().take(rows)
 
 
-def test_split_is_the_permutation_it_says():
+def test_split_is_the_permutation_it_returns():
     trace = Trace(CascadeSpec.of({"a": 1.0}), np.arange(10.0)[:, None])
     fit, test = trace.split(0.3, seed=7)
     order = np.random.default_rng(7).permutation(10)
@@ -247,7 +247,7 @@ def test_the_digest_is_of_the_content():
         Trace.from_arrays(PAIR.with_costs({"a": 2}), pair().confidence),
     ],
 )
-def test_the_digest_tells_traces_apart(other):
+def test_the_digest_differs_between_traces(other):
     assert other.digest != pair().digest
 
 
@@ -280,7 +280,7 @@ def test_values_that_are_no_class():
         ClassCodes().code("\ud800")
 
 
-def test_repr_says_what_is_known():
+def test_repr_reports_what_is_known():
     trace = pair(cost=np.ones((3, 2)), signals={"s": [1, 2, 3]}, correct=np.ones((3, 2), bool))
     assert repr(trace) == (
         "Trace(3 rows, 2 nodes, prediction, label, correct, cost per row, signal.s)"

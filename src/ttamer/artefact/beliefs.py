@@ -197,7 +197,7 @@ def _signals(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], node
 def _edges(item: object, stored: NDArray[Any], problem: Problem) -> tuple[NDArray[np.float64], ...]:
     counts = integers_of(item, "the edges of the belief", least=0, most=MAX_STATES - 1)
     if stored.shape != (sum(counts) + 1,) or stored[-1] != 0:
-        raise ArtefactDamaged("the edges of the belief do not agree with how many there should be")
+        raise ArtefactDamaged("the edges of the belief do not agree with their stated number")
     if [count + 1 for count in counts] != [len(node.losses) for node in problem.nodes]:
         raise ArtefactDamaged("the belief and the problem differ in the states of a step")
     edges = cut(stored, counts)
@@ -223,7 +223,7 @@ def _belief(
     keys = _answers(steps, nodes, certain_last=certain_last)
     predictions = fields["predictions"]
     if predictions != any(leans):
-        raise ArtefactDamaged("the belief says otherwise whether it knows predictions")
+        raise ArtefactDamaged("the belief and the fit disagree on whether predictions are used")
     widths = [3 + (len(context_of(step)) - 1) * (4 if predictions else 1) for step, _ in keys]
     for name, size in (
         ("belief_bounds", sum(levels) - nodes + 1),
@@ -273,7 +273,7 @@ def _belief(
 def _check_by_class(array: NDArray[Any], shape: tuple[int, int], *, predictions: bool) -> None:
     name = "belief_by_class"
     if not predictions or not all(shape):
-        raise ArtefactDamaged(f"array {name!r} is for a belief that knows predictions")
+        raise ArtefactDamaged(f"array {name!r} is for a belief that uses predictions")
     if array.shape != shape or not np.isfinite(array).all():
         raise ArtefactDamaged(f"array {name!r} must hold finite numbers, of shape {shape}")
     if np.abs(array).max() > MAX_WEIGHT or (array % WEIGHT_RESOLUTION != 0).any():

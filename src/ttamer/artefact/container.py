@@ -139,7 +139,7 @@ def _read(file: BinaryIO, size: int) -> Contents:
     due = PREFIX.size + length + end + DIGEST
     if due != size:
         wrong = "is cut short" if size < due else "has bytes too many"
-        raise ArtefactDamaged(f"{wrong}: {size} bytes, and the header tells of {due}")
+        raise ArtefactDamaged(f"{wrong}: {size} bytes, and the header announces {due}")
     data, digest = _exactly(file, end), _exactly(file, DIGEST)
     checksum = hashlib.sha256(start)
     checksum.update(raw)

@@ -151,7 +151,7 @@ def _quantiser(
 ) -> Quantiser:
     counts = integers_of(item, "the edges of the fit", least=0, most=MAX_STATES - 1)
     if len(counts) != len(columns) or stored.shape != (sum(counts) + 1,) or stored[-1] != 0:
-        raise ArtefactDamaged("the edges of the fit do not agree with how many it says there are")
+        raise ArtefactDamaged("the edges of the fit do not agree with their stated number")
     edges = cut(stored, counts)
     for node, column in enumerate(columns):
         own = edges[column]

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-class Unsuitable(TTamerError):  # noqa: N818 - the name says what happened
+class Unsuitable(TTamerError):  # noqa: N818 - named after what happened
     """A family cannot be fitted to this kind of trace; the message has the reason."""
 
 

@@ -49,7 +49,7 @@ def add_to(commands: Any) -> None:
                            help="the node that judges which answers are right, instead of the "
                            "comparison with labels")  # fmt: skip
     upstreams.add_argument("--rubric", metavar="FILE",
-                           help="with --judge: a text that says what counts as right")  # fmt: skip
+                           help="with --judge: a text that defines what is right")  # fmt: skip
     upstreams.add_argument("--forget", action="store_true",
                            help="delete prompts and answers (the journal and "
                            "OUTPUT.answers.jsonl) once the trace is written")  # fmt: skip

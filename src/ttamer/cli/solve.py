@@ -124,7 +124,7 @@ def _text(policy: Policy) -> str:
     names = (*policy.problem.names, None)
     first = names[policy.choice(None)[0, -1]]
     against = [
-        ["a prophet that knows every loss", best.offline],
+        ["a prophet that sees every loss", best.offline],
         ["the best policy with recall" + (" (this one)" if policy.recall else ""), best.online],
         ["the best policy without" + ("" if policy.recall else " (this one)"), best.no_recall],
     ]

@@ -29,7 +29,7 @@ def add_to(commands: Any) -> None:
         "no-recall",
         help="without recall there is no bound on the loss",
         description="The paper's two-node example: without recall the ratio to a prophet, which "
-        "knows every loss beforehand, is alpha.",
+        "sees every loss beforehand, is alpha.",
         allow_abbrev=False,
     )
     gap.add_argument("--alpha", type=float, default=10.0, help="any number above 1 (default 10)")
@@ -145,7 +145,7 @@ def run_no_recall(args: argparse.Namespace) -> None:
         f"\nWithout recall the ratio to the prophet is alpha ({number(main.ratio)} here): no bound."
     )
     print("With recall both nodes are asked, the better answer kept, and the gap is gone.\n")
-    print("What recall does not change: a prophet also knows which node to ask. Many equal nodes,")
+    print("What recall does not change: a prophet also sees which node to ask. Many equal nodes,")
     print("each perfect with a small probability and worth exactly its cost:\n")
     hay = [
         [str(e.branches), number(e.with_recall), number(e.offline), number(e.ratio)]

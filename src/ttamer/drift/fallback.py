@@ -1,6 +1,6 @@
 """The fallback policy: the last node answers every input.
 
-It uses nothing that was learnt from earlier traffic, so a change of traffic does not affect it.
+It uses nothing that was learned from earlier traffic, so a change of traffic does not affect it.
 The last node is the full network, or the model that ``target = "last"`` compares with.
 """
 

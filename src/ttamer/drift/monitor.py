@@ -1,6 +1,6 @@
 """Monitoring a policy on audited rows: three tests that share one rate of false alarms.
 
-- **calibration**: the policy's answers are wrong more often, or less often, than it believes. A
+- **calibration**: the policy's answers are wrong more often, or less often, than predicted. A
   confidence interval for the mean of (wrong - believed) is computed on reference rows, to which the
   policy was not fitted; an e-process tests whether the mean has left that interval.
 - **promise**: the error is above the promised one (or, for a drop, the loss against a node is).

@@ -232,8 +232,8 @@ class BeliefModel(Model):
         if not step:
             least, owner = _router_logit(signals, known), np.full(len(confidence), -1)
         else:
-            said = predictions if self.belief.has_predictions else None
-            least, owner = self.belief.least(self.belief.evidence(confidence, said, known), step)
+            answers = predictions if self.belief.has_predictions else None
+            least, owner = self.belief.least(self.belief.evidence(confidence, answers, known), step)
         return np.searchsorted(self.edges[place], least, side="right"), owner
 
     def session(

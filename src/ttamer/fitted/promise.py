@@ -108,7 +108,7 @@ class Promise:
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Counts of wrong answers on rows kept aside."""
+    """Counts of wrong answers on held-out rows."""
 
     rows: int
     trace_digest: str
@@ -130,7 +130,7 @@ class HeldOut:
         if trace.digest == ladder.fitted.trace_digest:
             raise ArgumentError(
                 "these are the rows the ladder was fitted to: a promise needs others; fit with "
-                "hold_out=0.2, or give rows that were kept aside"
+                "hold_out=0.2, or give held-out rows"
             )
         pairs = pairs_of_corners(ladder.require_rungs().corners)
         against = against or trace.names[-1]
@@ -262,7 +262,7 @@ def check_promise(promise: Promise, held: HeldOut) -> Promise:
 
 def _refutes(kind: Kind, found: NDArray[np.int64], at_most: float, alpha: float, seed: int) -> bool:
     """Whether rows show that the error, or the drop, is more than so much."""
-    if kind == "error":  # so many wrong are as unlikely as so few right
+    if kind == "error":  # the test of too many wrong, mirrored: too few right
         return binomial_p(int(found[0].sum()), int(found.sum()), 1 - at_most) <= alpha
     values, counts = _drops(found)
     return betting_p(values, counts[::-1], (1 - at_most) / 2, alpha=alpha, seed=seed) <= alpha

@@ -204,7 +204,7 @@ def _play_line(
         best = np.minimum(best, own)
         if node == count - 1:
             break
-        # It stops up to a column and not beyond: that column says it all.
+        # It stops up to a column and not beyond: that column holds the whole rule.
         stop_columns = policy.if_stop(name).sum(axis=1) - 1
         goes_on = best.astype(np.int32) > stop_columns.astype(np.int32).take(seen)
         last[running[~goes_on]] = node

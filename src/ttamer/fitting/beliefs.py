@@ -3,11 +3,11 @@
 A step is the set of nodes asked so far. After each step X is known, the least chance to be wrong of
 any answer in hand; it is quantised, and the problem is a walk *without* recall over the steps,
 since recall is inside X. The policies are found on the rows of the trace themselves
-(row_policy.py); the transitions counted say what to expect of them.
+(row_policy.py); the transitions counted estimate their cost and error.
 
 X is computed for every row by regressions that were not fitted to it (cross-fitting), so that
 what is counted is what will be met on new rows. What a row would lose by stopping is half what X
-says and half what happened: the one has little spread, the other no bias.
+predicts and half what happened: the one has little spread, the other no bias.
 """
 
 from __future__ import annotations

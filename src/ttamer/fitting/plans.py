@@ -371,7 +371,7 @@ def _states_tried(rows: int) -> tuple[int, ...]:
 
 
 def columns_of(trace: Trace, plan: Plan) -> list[int]:
-    """The columns of the trace in the order of asking: as the cascade says, else cheapest first."""
+    """The columns of the trace in the order of asking: the cascade's own, else cheapest first."""
     if plan.order == "any":
         return list(range(len(trace.names)))
     return list(trace.spec.asking_order(trace.costs.mean(axis=0)))

@@ -52,7 +52,7 @@ def width_of(rows: int) -> float:
 
 
 def smoother(counts: NDArray[np.intp], width: float) -> NDArray[np.float64]:
-    """Return a matrix that averages over neighbouring states, each with so many rows.
+    """Return a matrix that averages over neighbouring states, weighted by their rows.
 
     >>> smoother(np.array([1, 1]), 0.0).tolist()
     [[1.0, 0.0], [0.0, 1.0]]

@@ -78,7 +78,7 @@ class Edge:
         target: The name of the node that may then be asked.
         cost: What asking costs: one number; a list with one number per state of the source; or a
             table with one row per state of the source (one from the start) and one column per
-            state of the target, where the cost is learnt with the target's state.
+            state of the target, where the cost is observed with the target's state.
         probabilities: One row per state of the source, one column per state of the target.
 
     Raises:
@@ -143,7 +143,7 @@ class Edge:
     def expected_costs(self) -> NDArray[np.float64]:
         """Shape (states of source,): the expected cost, given the state of the source.
 
-        Only this enters the decision; what is paid is learnt with the state of the target.
+        Only this enters the decision; what is paid is observed with the state of the target.
         """
         cost = np.asarray(self.cost)
         if cost.ndim < self.probabilities.ndim:
@@ -648,7 +648,7 @@ class Problem:
             tuple(_edge(nodes, parents[v], v, costs[v], probabilities[v]) for v in range(count)),
         )
 
-    # Files: validation.py says what they look like.
+    # Files: validation.py has their format.
 
     @classmethod
     def from_dict(cls, data: object) -> Problem:

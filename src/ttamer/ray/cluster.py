@@ -22,7 +22,7 @@ MAX_TASKS_PER_CORE = 4
 """The number of tasks per core that may be submitted before the first result is taken."""
 
 
-class WorkLost(TTamerError):  # noqa: N818 - the name says what happened
+class WorkLost(TTamerError):  # noqa: N818 - named after what happened
     """A task failed on the cluster, and repeating it did not help."""
 
 

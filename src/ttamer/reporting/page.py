@@ -214,8 +214,8 @@ def _data_file(name: str) -> str:
 
 
 def _paragraphs(lines: Iterable[str], kind: str) -> str:
-    said = " ".join(text(line) for line in lines)
-    return f'<p class="{kind}">{said}</p>\n' if said else ""
+    joined = " ".join(text(line) for line in lines)
+    return f'<p class="{kind}">{joined}</p>\n' if joined else ""
 
 
 def _data(value: float | None) -> str:

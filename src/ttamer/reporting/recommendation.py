@@ -322,26 +322,28 @@ class _Words:
         """Return what the sentence leaves out."""
         if len(self.trace.names) == 1 or self.frontier.reference.cost <= 0:
             return []
-        said = []
+        lines = []
         if self.more and outcome != "nothing":
-            said.append(f"At its full accuracy nothing measured here costs less than {self.alone}.")
+            lines.append(
+                f"At its full accuracy nothing measured here costs less than {self.alone}."
+            )
         if outcome != "nothing":
-            said += self._mixing()
+            lines += self._mixing()
         if outcome == "wins" and self.rival is not None:
             close = "; these rows cannot tell the two apart" if self.close else ""
-            said.append(f"Next comes {self.rival}: {less(self.savings[self.rival])}{close}.")
+            lines.append(f"Next comes {self.rival}: {less(self.savings[self.rival])}{close}.")
         if outcome == "loses" and self.close:
-            said.append("These rows are too few to tell the two apart with confidence.")
+            lines.append("These rows are too few to tell the two apart with confidence.")
         if outcome in ("ties", "loses") and self.rival is not None:
             mine, theirs = self.frontier.area(self.family), self.frontier.area(self.rival)
             if round(mine, 3) < round(theirs, 3):
-                said.append(f"Over all costs {self.family} errs less: {mine:.1%} on average, "
+                lines.append(f"Over all costs {self.family} errs less: {mine:.1%} on average, "
                             f"{self.rival} {theirs:.1%}.")  # fmt: skip
         if outcome in ("unreached", "nothing") and self.family not in self.savings:
             least = min(point.result.error for point in self.frontier.of(self.family))
             short = least - self.frontier.reference.error
-            said.append(f"The best {self.family} reaches is {points(short)} more error.")
-        return said
+            lines.append(f"The best {self.family} reaches is {points(short)} more error.")
+        return lines
 
     def _mixing(self) -> list[str]:
         """Return what mixing has to do with the saving, if anything."""

@@ -91,7 +91,7 @@ class Outcome:
         return {**vars(self), "reason": self.why}
 
 
-class CascadeFailed(TTamerError):  # noqa: N818 - the name says what happened
+class CascadeFailed(TTamerError):  # noqa: N818 - named after what happened
     """No node gave an answer.
 
     >>> CascadeFailed("no node gave an answer", late=True).late

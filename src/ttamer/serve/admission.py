@@ -238,7 +238,7 @@ class ConcurrencyLimit:
             raise
 
     def release(self, seconds: float | None = None) -> None:
-        """Release a slot that was held for so many seconds."""
+        """Release a slot that was held for ``seconds``."""
         if seconds is not None:
             self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
         while self._waiters:

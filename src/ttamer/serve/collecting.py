@@ -308,8 +308,8 @@ class _Collection:
             answer = await node.ask(self.path, self.prompts[row].body)
         except UpstreamFailed as error:
             reason = str(error).partition(": ")[2]
-            said = f" ({error.upstream_text!r})" if error.upstream_text else ""
-            self.failed[name, row] = reason + said
+            detail = f" ({error.upstream_text!r})" if error.upstream_text else ""
+            self.failed[name, row] = reason + detail
             failures.count += 1
             return
         failures.count = 0

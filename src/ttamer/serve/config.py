@@ -80,7 +80,7 @@ T = TypeVar("T")
 
 
 class InvalidValue(Exception):
-    """A value that is not allowed; the text says what is."""
+    """A value that is not allowed; the text names what is."""
 
 
 def text(value: Any) -> str:
@@ -394,7 +394,7 @@ class AuditSettings:
 
     @classmethod
     def from_table(cls, given: Mapping[str, Any], *, nodes: int) -> AuditSettings:
-        """Check a ``[serve.audit]`` table of a cascade with so many nodes.
+        """Check a ``[serve.audit]`` table of a cascade with that number of nodes.
 
         >>> AuditSettings.from_table({"share": 0.05, "log": "audits"}, nodes=2).budget
         inf

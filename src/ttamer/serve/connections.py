@@ -52,7 +52,7 @@ _TOO_LARGE = (
 
 
 def descriptor_limit(upstream_connections: int) -> int:
-    """Return how many clients may be connected, beside so many connections to upstreams.
+    """Return how many clients may be connected, beside ``upstream_connections`` to upstreams.
 
     The process's own limit of open files is raised as far as the system allows.
     """

@@ -120,5 +120,5 @@ def needle(branches: int) -> Needle:
         probabilities=[[chance, 1 - chance]] * branches,
         parents=[None] * branches,
     )
-    # At equal weights both parts count half; double to speak in units of loss plus cost.
+    # At equal weights both parts count half; double for units of loss plus cost.
     return Needle(branches, 2 * online_optimum(problem, 0.5), 2 * offline_optimum(problem, 0.5))

@@ -70,7 +70,7 @@ class TritonDecider(Decider):
     ) -> None:
         """Record the logits of one exit for some rows, and update the rows that were due there.
 
-        A row of -1 is padding. ``first`` says that no exit was asked before.
+        A row of -1 is padding. ``first`` means that no exit was asked before.
         """
         carry = cast("TritonCarry", carry)
         size, classes = logits.shape

@@ -31,7 +31,7 @@ FORMAT = 1
 WEIGHTS = "model.safetensors"
 """The file of the weights."""
 CONFIG = "exits.json"
-"""The file that says how to build the network."""
+"""The file with what is needed to build the network."""
 POLICY = "policy.ttamer"
 """The file of the policy."""
 CONFIGS = {

@@ -1,4 +1,4 @@
-"""Traces from and to data frames, by Arrow: pandas, polars, and whatever speaks its protocols.
+"""Traces from and to data frames, by Arrow: pandas, polars, and objects with its protocols.
 
 A frame has the columns of a trace file: ``<node>.confidence`` and, where known,
 ``<node>.prediction``, ``<node>.correct``, ``<node>.cost``, ``label`` and ``signal.<name>``.

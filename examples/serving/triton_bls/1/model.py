@@ -23,15 +23,15 @@ class TritonPythonModel:
     def initialize(self, args):
         """Load the policy that the configuration names."""
         parameters = json.loads(args["model_config"])["parameters"]
-        said = {key: value["string_value"] for key, value in parameters.items()}
-        policy = tt.load(said["policy"]).at(float(said["tradeoff"]))
+        settings = {key: value["string_value"] for key, value in parameters.items()}
+        policy = tt.load(settings["policy"]).at(float(settings["tradeoff"]))
         names = policy.fitted.spec.names
         self.cascade = Cascade(
-            policy, {name: _model(name) for name in names}, deadline=float(said["deadline"])
+            policy, {name: _model(name) for name in names}, deadline=float(settings["deadline"])
         )
 
     async def execute(self, requests):
-        """Answer all requests at once; each asks whom its policy asks."""
+        """Answer all requests at once; each asks the models its policy chooses."""
         return await asyncio.gather(*(self._answer(request) for request in requests))
 
     async def _answer(self, request):

@@ -82,7 +82,7 @@ def load_plain(path: str | os.PathLike[str]) -> Any:
         ) from None
 
 
-class _Refused(Exception):  # noqa: N818 - the name says what happened
+class _Refused(Exception):  # noqa: N818 - named after what happened
     """The pickle asks for something that plain data does not need."""
 
 
