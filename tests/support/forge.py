@@ -734,6 +734,16 @@ ATTACKS: dict[str, tuple[str, str, Any]] = {
         "belief",
         lambda f: edited(f, belief__after=["small"]),
     ),
+    "a belief with a number for a parent": (
+        "must be Unicode text",
+        "belief",
+        lambda f: edited(f, belief__after=["", "", ["small", 3]]),
+    ),
+    "a belief whose parents are an object": (
+        "must be a list",
+        "belief",
+        lambda f: edited(f, belief__after={}),
+    ),
     "plan a list": ("must be an object", "belief", lambda f: edited(f, belief__plan=[])),
     "a plan of numbers": ("must be Unicode text", "fit", lambda f: edited(f, fit__plan={"a": 1})),
     "rows zero": ("must hold whole numbers", "fit", lambda f: edited(f, fit__rows=0)),

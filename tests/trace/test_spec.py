@@ -39,7 +39,7 @@ def test_a_file_holds_everything(tmp_path):
     assert spec.costs.tolist() == [1.0, 12.5]
     assert spec.costs.dtype == np.float64
     assert not spec.costs.flags.writeable
-    assert spec.parents == (None, 0)
+    assert spec.parents == ((), (0,))
     assert spec.is_tree
     assert spec.nodes[0].options == {"upstream": "http://localhost:1", "timeout": 2.5}
     assert len(spec) == 2
@@ -89,6 +89,15 @@ SKIP, FIXED = "[cascade]\norder = 'skip'\n", "[cascade]\norder = 'fixed'\n"
         ("[[node]]\nname = 'a'\ncost = 1" + "0" * 400, "finite"),
         (NODE + "after = 'b'", "after is 'b', and there is no such node"),
         (NODE + "after = 3", "after must name a node"),
+        (NODE + "after = [3]", "after must name a node, or be a list of names, not [3]"),
+        (NODE + "after = []", "after is an empty list"),
+        (NODE + "after = ['b', 'b']", 'after names a node twice, ["b", "b"]'),
+        (NODE + "after = ['b', 'c']", "after is 'b', and there is no such node"),
+        (
+            NODE + "after = ['b', 'c']\n[[node]]\nname = 'b'\ncost = 1\n"
+            "[[node]]\nname = 'c'\ncost = 1\nafter = ['b', 'a']",
+            "circle: a after c after a",
+        ),
         (NODE + "after = 'a'", "circle: a after a"),
         (
             NODE + "after = 'b'\n[[node]]\nname = 'b'\ncost = 1\nafter = 'a'",

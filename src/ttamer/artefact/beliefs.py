@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttamer.artefact.container import fields_of, integers_of, text_of
-from ttamer.artefact.fits import full_cost_in, plan_of, rows_of, spec_of, texts_of
+from ttamer.artefact.fits import (
+    full_cost_in,
+    parents_in,
+    parents_of,
+    plan_of,
+    rows_of,
+    spec_of,
+    texts_of,
+)
 from ttamer.artefact.rules import cut
 from ttamer.errors import ArtefactDamaged
 from ttamer.fitted.belief import MAX_WEIGHT, WEIGHT_RESOLUTION, Belief, Signals, Step, context_of
@@ -39,7 +47,7 @@ SIGNAL_FIELDS = ("signals", "signal_bins")
 def describe_belief(fitted: BeliefModel) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return what the header and the arrays say of a fit on beliefs."""
     spec, belief = fitted.spec, fitted.belief
-    described = {
+    described: dict[str, Any] = {
         "names": list(spec.names),
         "order": spec.order,
         "target": spec.target,
@@ -54,7 +62,7 @@ def describe_belief(fitted: BeliefModel) -> tuple[dict[str, Any], dict[str, NDAr
         "rows": fitted.rows,
     }
     if spec.is_tree:
-        described["after"] = ["" if node.after is None else node.after for node in spec.nodes]
+        described["after"] = parents_in(spec)
     keys = _answers(fitted.steps, len(spec.names), certain_last=belief.certain_last)
     pad = [0.0]  # no array is empty in a file
     arrays = {
@@ -97,7 +105,7 @@ def restore_belief(
         raise ArtefactDamaged(f"the belief has {count} nodes, and at most {MAX_NODES} are read")
     if not isinstance(fields["predictions"], bool):
         raise ArtefactDamaged("predictions must be true or false")
-    after = texts_of(fields["after"], "after") if "after" in fields else [""] * count
+    after = parents_of(fields["after"]) if "after" in fields else [""] * count
     if len(after) != count:
         raise ArtefactDamaged("the belief must have a parent, or none, for each node")
     spec = spec_of(names, after, fields, arrays["belief_costs"], arrays.get("belief_passing"))

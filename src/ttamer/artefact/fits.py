@@ -17,7 +17,7 @@ from ttamer.fitted.quantiser import MAX_STATES, Quantiser
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = [
     "describe_fit",
     "full_cost_in",
+    "parents_in",
+    "parents_of",
     "plan_of",
     "restore_fit",
     "rows_of",
@@ -42,7 +44,7 @@ def describe_fit(fitted: ConfidenceModel) -> tuple[dict[str, Any], dict[str, NDA
     spec = fitted.spec
     described = {
         "names": list(spec.names),
-        "after": ["" if node.after is None else node.after for node in spec.nodes],
+        "after": parents_in(spec),
         "order": spec.order,
         "target": spec.target,
         "columns": list(fitted.columns),
@@ -121,9 +123,30 @@ def texts_of(item: object, what: str) -> list[str]:
     return [text_of(each, f"one of the {what} of the fit") for each in item]
 
 
+def parents_in(spec: CascadeSpec) -> list[str | list[str]]:
+    """Return for each node the name of its parent, a list of several, or an empty text for none."""
+    return [
+        list(node.after) if isinstance(node.after, tuple) else node.after or ""
+        for node in spec.nodes
+    ]
+
+
+def parents_of(item: object) -> list[str | tuple[str, ...]]:
+    """Return what :func:`parents_in` wrote."""
+    if not isinstance(item, list) or not item:
+        raise ArtefactDamaged("the after of the fit must be a list")
+    what = "one of the after of the fit"
+    return [
+        tuple(text_of(name, what) for name in each)
+        if isinstance(each, list)
+        else text_of(each, what)
+        for each in item
+    ]
+
+
 def spec_of(
     names: list[str],
-    after: list[str],
+    after: Sequence[str | tuple[str, ...]],
     fields: Mapping[str, Any],
     costs: NDArray[Any],
     passing: NDArray[Any] | None = None,

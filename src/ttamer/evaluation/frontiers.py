@@ -295,6 +295,6 @@ def _reference(fit_trace: Trace, test_trace: Trace) -> Reference:
 
 def _cheapest(trace: Trace) -> tuple[float, float]:
     prices = trace.spec.answer_costs(trace.costs.mean(axis=0))
-    roots = [v for v, node in enumerate(trace.spec.nodes) if node.after is None]
+    roots = [v for v, parents in enumerate(trace.spec.parents) if not parents]
     node = 0 if trace.spec.order == "fixed" else min(roots, key=lambda v: float(prices[v]))
     return float(prices[node]), float(trace.wrong()[:, node].mean())

@@ -93,8 +93,8 @@ def steps_of(
 
     Exits are asked in their order, separate models in any (with order "skip" in increasing order,
     some left out). Of more than six with order "skip", a step is the last ``WINDOW`` asked. Many
-    separate models have a lattice of their own (subsets.py). Of a tree, a step holds the parents of
-    all its nodes.
+    separate models have a lattice of their own (subsets.py). Where nodes come after others, a step
+    holds all parents of its nodes.
     """
     nodes = list(range(len(trace.names)))
     order = order or trace.spec.order
@@ -126,13 +126,13 @@ def steps_of(
     return steps, ways
 
 
-def is_closed(step: Step, parents: Sequence[int | None]) -> bool:
-    """Return whether a step holds the parent of each of its nodes.
+def is_closed(step: Step, parents: Sequence[tuple[int, ...]]) -> bool:
+    """Return whether a step holds all parents of each of its nodes.
 
-    >>> is_closed((0, 2), (None, None, 0)), is_closed((1, 2), (None, None, 0))
+    >>> is_closed((0, 2), ((), (), (0,))), is_closed((0, 2), ((), (), (0, 1)))
     (True, False)
     """
-    return all(parents[node] is None or parents[node] in step for node in step)
+    return all(parent in step for node in step for parent in parents[node])
 
 
 def _windows(nodes: int) -> tuple[list[Step], list[Way]]:

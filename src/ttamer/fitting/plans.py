@@ -176,6 +176,8 @@ def choose_plan(
             'belief="calibrated", which needs no scale'
         )
     _orders(trace.spec, options.order or trace.spec.order)
+    if trace.spec.has_joint_nodes:
+        _check_joint(trace.spec, options.belief)
     given = options.tradeoffs
     weights = default_tradeoffs() if given is None else check_tradeoffs(given)
     plans = _plans(trace, options)
@@ -215,7 +217,8 @@ def _plans(trace: Trace, options: FitOptions) -> list[Plan]:
             Plan("full", each, states or 0, quantise, smoothing)
             for each in _believed_orders(trace.spec, way)
         ]
-        if len(trace) >= (SEARCH_ROWS if searches_subsets(trace, way) else ENOUGH_ROWS):
+        enough = SEARCH_ROWS if searches_subsets(trace, way) else ENOUGH_ROWS
+        if len(trace) >= enough or trace.spec.has_joint_nodes:
             return kept[:1]
     if belief == "full":
         belief = "calibrated"
@@ -224,6 +227,22 @@ def _plans(trace: Trace, options: FitOptions) -> list[Plan]:
         for each in _orders(trace.spec, way)
         for count in ((states,) if states is not None else _states_tried(len(trace)))
     ]
+
+
+def _check_joint(spec: CascadeSpec, belief: BeliefKind) -> None:
+    """Refuse what cannot be fitted where a node is asked after several others."""
+    name, parents = next((n.name, n.parents) for n in spec.nodes if len(n.parents) > 1)
+    what = f"node {name!r} is asked after {' and '.join(map(repr, parents))}"
+    if belief != "full":
+        raise ArgumentError(
+            f"{what}, and belief={belief!r} counts how one node follows another: use "
+            'belief="full", which fits the answers of any set of nodes together'
+        )
+    if len(spec) > MAX_TREE_NODES:
+        raise ArgumentError(
+            f"{what}; such a cascade is fitted over the sets of nodes asked so far, with at most "
+            f"{MAX_TREE_NODES} nodes, and this one has {len(spec)}: name fewer nodes"
+        )
 
 
 def _believed_orders(
@@ -323,7 +342,7 @@ def problem_of(
         )
         for source, target in counts.pairs
     )
-    walk = plan.order != "any" and all(node.after is None for node in spec.nodes)
+    walk = plan.order != "any" and not spec.is_tree
     return Problem("walk" if walk else "precedence", tuple(nodes), edges)
 
 
@@ -357,7 +376,7 @@ def _orders(spec: CascadeSpec, order: Order) -> tuple[Literal["fixed", "skip", "
     if order == "auto" and spec.has_passing:
         return ("fixed", "skip")
     if order == "auto":
-        if any(node.after is not None for node in spec.nodes):
+        if spec.is_tree:
             return ("any",)
         return ("fixed", "skip", "any") if len(spec.names) > 1 else ("fixed",)
     if order not in ("fixed", "skip", "any"):
@@ -379,12 +398,8 @@ def columns_of(trace: Trace, plan: Plan) -> list[int]:
 
 def pairs_of(spec: CascadeSpec, columns: Sequence[int], plan: Plan) -> list[Pair]:
     """Which pairs of nodes need transitions."""
-    if plan.order == "any" or any(node.after is not None for node in spec.nodes):
-        number = {name: i for i, name in enumerate(spec.names)}
-        return [
-            (-1 if node.after is None else number[node.after], number[node.name])
-            for node in spec.nodes
-        ]
+    if plan.order == "any" or spec.is_tree:
+        return [(parents[0] if parents else -1, node) for node, parents in enumerate(spec.parents)]
     if plan.order == "fixed":
         return list(zip((-1, *columns), columns, strict=False))
     starts = [(-1, target) for target in columns]

@@ -15,7 +15,7 @@
     [[node]]
     name = "large"
     cost = 12.5
-    after = "small"          # its parent, where the cascade is a tree
+    after = "small"          # asked only once this node was; ["small", "medium"]: once both were
     upstream = "http://..."  # any further key is kept for the serving layer
 
 Exits of one network may be passed without running their ramp, where passing is not free::
@@ -78,14 +78,21 @@ class CascadeNode:
     name: str
     cost: float
     """Per ask, finite and not negative. In a fixed order: of going on to this exit."""
-    after: str | None = None
-    """The node that must have been asked before, where the cascade is a tree."""
+    after: str | tuple[str, ...] | None = None
+    """The node that must have been asked before; or several, all of which must have been."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Further keys of the table, kept as they stand for the serving layer."""
     passing: float | None = None
     """What going past it without asking it costs, finite and not negative: of an exit, its blocks
     without ramp, decision and synchronisation. Only with order "skip"; in a cascade where some
     node has it, passing the others costs 0."""
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        """The names of the nodes that must have been asked before; none for most."""
+        if self.after is None:
+            return ()
+        return (self.after,) if isinstance(self.after, str) else self.after
 
 
 @dataclass(frozen=True)
@@ -149,30 +156,26 @@ class CascadeSpec:
                 )
 
     def _check_parents(self, numbers: Mapping[str, int]) -> None:
-        parent = {node.name: node.after for node in self.nodes}
-        for name, after in parent.items():
-            place = f"[[node]] {numbers[name]} ({name!r})"
-            if after is None:
-                continue
-            if after not in parent:
+        for node in self.nodes:
+            place = f"[[node]] {numbers[node.name]} ({node.name!r})"
+            for parent in node.parents:
+                if parent not in numbers:
+                    raise CascadeError(
+                        f"{place}: after is {parent!r}, and there is no such node; "
+                        f"the nodes are {', '.join(numbers)}"
+                    )
+            if node.parents and self.order == "skip":
                 raise CascadeError(
-                    f"{place}: after is {after!r}, and there is no such node; "
-                    f"the nodes are {', '.join(parent)}"
+                    f'{place}: has after = {_given(node.after)}, and order = "skip" goes through '
+                    'the nodes as they stand; remove after, or use order = "auto"'
                 )
-            if self.order == "skip":
+        by_name = {node.name: node for node in self.nodes}
+        for name in numbers:
+            way = _way_back(name, by_name)
+            if way:
                 raise CascadeError(
-                    f'{place}: has after = {after!r}, and order = "skip" goes through the nodes '
-                    'as they stand; remove after, or use order = "auto"'
-                )
-            way: list[str] = [name]
-            step: str | None = after
-            while step is not None and step not in way:
-                way.append(step)
-                step = parent.get(step)
-            if step == name:
-                raise CascadeError(
-                    f"{place}: after goes round in a circle: {' after '.join([*way, name])}; "
-                    "let one of them start"
+                    f"[[node]] {numbers[name]} ({name!r}): after goes round in a circle: "
+                    f"{' after '.join(way)}; let one of them start"
                 )
 
     @classmethod
@@ -322,10 +325,11 @@ class CascadeSpec:
             return _read_only(np.tri(len(self), dtype=bool))
         required = np.eye(len(self), dtype=bool)
         for node in range(len(self)):
-            above = self.parents[node]
-            while above is not None:
-                required[node, above] = True
-                above = self.parents[above]
+            above = list(self.parents[node])
+            for parent in above:  # grows as we go
+                if not required[node, parent]:
+                    required[node, parent] = True
+                    above += self.parents[parent]
         return _read_only(required)
 
     @cached_property
@@ -378,15 +382,20 @@ class CascadeSpec:
         return self.cheapest_first(costs)
 
     @cached_property
-    def parents(self) -> tuple[int | None, ...]:
-        """Each node's parent by number, from ``after``; ``None`` where it has none."""
-        names = self.names
-        return tuple(None if n.after is None else names.index(n.after) for n in self.nodes)
+    def parents(self) -> tuple[tuple[int, ...], ...]:
+        """The numbers of the nodes that must have been asked before each node, from ``after``."""
+        number = {name: k for k, name in enumerate(self.names)}
+        return tuple(tuple(number[name] for name in node.parents) for node in self.nodes)
 
     @property
     def is_tree(self) -> bool:
-        """Whether any node has ``after``."""
-        return any(node.after is not None for node in self.nodes)
+        """Whether any node has ``after``: a tree, or where one has several parents, more."""
+        return any(self.parents)
+
+    @property
+    def has_joint_nodes(self) -> bool:
+        """Whether some node is asked after several others: a judge that reads two answers."""
+        return any(len(parents) > 1 for parents in self.parents)
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -557,7 +566,7 @@ class CascadeSpec:
         for node in self.nodes:
             table: dict[str, Any] = {"name": node.name, "cost": node.cost}
             if node.after is not None:
-                table["after"] = node.after
+                table["after"] = node.after if isinstance(node.after, str) else list(node.after)
             if node.passing is not None:
                 table["passing"] = node.passing
             nodes.append(table | dict(node.options))
@@ -630,13 +639,43 @@ def _checked(node: CascadeNode, place: str) -> CascadeNode:
     place = f"{place} ({name!r})"
     cost = _price(node.cost, f"{place}: cost")
     passing = None if node.passing is None else _price(node.passing, f"{place}: passing")
-    if node.after is not None and not isinstance(node.after, str):
-        raise CascadeError(f"{place}: after must name a node, not {node.after!r}")
+    after = _checked_parents(node.after, place)
     options = dict(node.options)
     for key in options:
         if key in _NODE_KEYS:
             raise CascadeError(f"{place}: {key!r} cannot stand among the options as well")
-    return CascadeNode(name, cost, node.after, options, passing)
+    return CascadeNode(name, cost, after, options, passing)
+
+
+def _checked_parents(after: object, place: str) -> str | tuple[str, ...] | None:
+    """Return ``after`` with several names as a tuple, or raise what is wrong with it."""
+    if after is None or isinstance(after, str):
+        return after
+    if not isinstance(after, list | tuple) or not all(isinstance(each, str) for each in after):
+        raise CascadeError(f"{place}: after must name a node, or be a list of names, not {after!r}")
+    if not after:
+        raise CascadeError(f"{place}: after is an empty list; name a node, or remove after")
+    if len(set(after)) < len(after):
+        raise CascadeError(f"{place}: after names a node twice, {_given(after)}; keep one")
+    return after[0] if len(after) == 1 else tuple(after)
+
+
+def _given(after: object) -> str:
+    """Return ``after`` as it is written in the file."""
+    return _value(after)
+
+
+def _way_back(name: str, nodes: Mapping[str, CascadeNode]) -> list[str]:
+    """Return the names on a way from a node over its parents back to it; empty if there is none."""
+    ways = [[name, parent] for parent in nodes[name].parents]
+    seen: set[str] = set()
+    for way in ways:  # grows as we go
+        if way[-1] == name:
+            return way
+        if way[-1] not in seen:
+            seen.add(way[-1])
+            ways += [[*way, parent] for parent in nodes[way[-1]].parents]
+    return []
 
 
 def _price(value: object, what: str) -> float:

@@ -503,12 +503,12 @@ class Trace:
                 'target = "label"'
             )
         for number in wanted:
-            parent = spec.parents[number]
-            if parent is not None and parent not in wanted:
-                raise ArgumentError(
-                    f"node {spec.names[number]!r} comes after {spec.names[parent]!r}: keep both, "
-                    "or neither"
-                )
+            for parent in spec.parents[number]:
+                if parent not in wanted:
+                    raise ArgumentError(
+                        f"node {spec.names[number]!r} comes after {spec.names[parent]!r}: keep "
+                        "both, or neither"
+                    )
         kept = sorted(wanted)
 
         def columns(values: NDArray[Any]) -> NDArray[Any]:
