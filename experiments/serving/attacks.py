@@ -2,16 +2,17 @@
 
 ``python experiments/serving/attacks.py [--json FILE]``
 
-A gateway in a process of its own serves two upstreams. Each attack runs against it while a second
-client polls ``/healthz``; the figure is what the attack achieved, how much memory the gateway took,
-and how long the slowest poll waited. The gateway must hold its limits: the exit status is 1 if an
-attack passes one.
+A gateway in a process of its own serves three upstreams, with a key for each client and a log that
+is never read. Each attack runs against it while a second client polls ``/healthz``; the figure is
+what the attack achieved, how much memory the gateway took at most, and how long the slowest poll
+waited. The gateway must hold its limits: the exit status is 1 if an attack passes one.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import json
 import os
 import random
@@ -57,6 +58,18 @@ FLOODS = {
     "trailers without end": (CHUNKED, b"x-a: b\r\n" * 1000),
 }
 COSTS = {"small": 1.0, "middle": 4.0, "large": 12.5}
+KEYS = {"web": "key-of-the-web-client", "other": "key-of-other-clients", "ops": "key-of-operators"}
+ROLES = {"web": ["ask", "label"], "other": ["ask", "label"], "ops": ["metrics"]}
+BOMB_BYTES = 1536 * 2**20
+"""The size of the compressed response once it is decompressed."""
+CHOICE_RATE = 41
+"""The requests per second that choose an operating point of their own."""
+CHOICE_SECONDS = 5.0
+CHOOSERS = 8
+MAX_SLOWDOWN = 5.0
+"""The most by which such requests may increase the median of others."""
+LOGGED = 1500
+"""The requests sent while the log is not read; its pipe holds fewer lines."""
 
 
 @dataclass
@@ -66,7 +79,7 @@ class Result:
     attack: str
     achieved: str
     memory: int
-    """The increase of the gateway's memory, in bytes."""
+    """The largest increase of the gateway's memory, in bytes."""
     slowest_poll: float
     """The slowest answer of /healthz meanwhile, in seconds."""
     held: bool
@@ -76,17 +89,33 @@ class Target:
     """A gateway in a process of its own."""
 
     def __init__(self, folder: Path, upstreams: dict[str, FaultyUpstream]) -> None:
-        text = '[cascade]\norder = "any"\n[serve]\ncompare = "choice"\nallow = ["budget"]\n'
-        text += f"max_connections_per_address = {CONNECTIONS // 2}\n"
+        text = f"""
+[cascade]
+order = "any"
+[serve]
+compare = "choice"
+allow = ["error", "budget"]
+max_connections_per_address = {CONNECTIONS // 2}
+hosts = ["127.0.0.1"]
+[serve.audit]
+share = 0.5
+max_client_share = 1.0
+log = "{folder / "audits"}"
+"""
+        for name, roles in ROLES.items():
+            text += f'[[serve.key]]\nname = "{name}"\nenv = "{name.upper()}"\nroles = {roles}\n'
         for name, upstream in upstreams.items():
-            text += f'[[node]]\nname = "{name}"\ncost = {COSTS[name]}\n'
+            text += f'[[node]]\nname = "{name}"\ncost = {COSTS[name]}\nbreaker = 0\n'
             text += f'upstream = "{upstream.url}"\n'
         cascade, policy = folder / "cascade.toml", folder / "policy.ttamer"
         cascade.write_text(text, "utf-8")
-        tt.save(make_ladder(), policy)
+        tt.save(make_ladder(hold_out=0.3), policy)
         command = [sys.executable, "-m", "ttamer", "serve", str(cascade), str(policy)]
         self._child = subprocess.Popen(  # noqa: S603 - our own command
-            [*command, "--port", "0", "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            [*command, "--port", "0", "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,  # never read
+            env=os.environ | {name.upper(): key for name, key in KEYS.items()},
         )
         assert self._child.stdout is not None  # noqa: S101 - it is a pipe
         self.url = json.loads(self._child.stdout.readline())["url"]
@@ -95,33 +124,56 @@ class Target:
     @property
     def memory(self) -> int:
         """The resident memory of the process, in bytes."""
-        fields = Path(f"/proc/{self._child.pid}/statm").read_text().split()
-        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+        return self._status("VmRSS")
+
+    @property
+    def peak_memory(self) -> int:
+        """The most resident memory since :meth:`reset_peak`."""
+        return self._status("VmHWM")
+
+    def reset_peak(self) -> None:
+        """Count the peak from now on."""
+        Path(f"/proc/{self._child.pid}/clear_refs").write_text("5")
+
+    def _status(self, field: str) -> int:
+        lines = Path(f"/proc/{self._child.pid}/status").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
 
     def connect(self) -> socket.socket:
         """Open a connection of the attacker, which has an address of its own."""
         address = ("127.0.0.1", self.port)
         return socket.create_connection(address, timeout=20, source_address=(ATTACKER, 0))
 
-    def post(self, **fields: Any) -> tuple[int, float]:
-        """Ask a question; return the status and the seconds."""
-        body = {"model": "ttamer", "messages": [{"role": "user", "content": "Which?"}], **fields}
+    def ask(self, path: str, body: Any, **headers: str) -> tuple[int, bytes, float]:
+        """Send a request; return the status, the body and the seconds."""
+        content = None if body is None else json.dumps(body).encode()
+        headers = {"authorization": f"Bearer {KEYS['web']}", **headers}
         request = urllib.request.Request(  # noqa: S310 - a loopback address
-            f"{self.url}/v1/chat/completions",
-            json.dumps(body).encode(),
-            {"content-type": "application/json"},
+            self.url + path, content, {"content-type": "application/json", **headers}
         )
         start = time.monotonic()
         try:
             with urllib.request.urlopen(request, timeout=30) as reply:  # noqa: S310
-                return reply.status, time.monotonic() - start
+                return reply.status, reply.read(), time.monotonic() - start
         except urllib.error.HTTPError as error:
-            return error.code, time.monotonic() - start
+            return error.code, error.read(), time.monotonic() - start
+
+    def post(self, *, headers: dict[str, str] | None = None, **fields: Any) -> tuple[int, float]:
+        """Ask a question; return the status and the seconds."""
+        body = {"model": "ttamer", "messages": [{"role": "user", "content": "Which?"}], **fields}
+        status, _, seconds = self.ask("/v1/chat/completions", body, **(headers or {}))
+        return status, seconds
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric."""
+        _, text, _ = self.ask("/metrics", None, authorization=f"Bearer {KEYS['ops']}")
+        lines = [line for line in text.decode().splitlines() if line.startswith(name)]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     def stop(self) -> None:
         """Stop the process."""
-        self._child.terminate()
-        self._child.wait(30)
+        self._child.kill()
+        self._child.communicate(timeout=30)
 
 
 @contextlib.contextmanager
@@ -174,38 +226,157 @@ def slow_headers(target: Target) -> tuple[str, bool]:
     return text, status == 200
 
 
+def bomb() -> bytes:
+    """Return zeros as gzip: members of 64 MB each, which decompress to one text."""
+    member = gzip.compress(bytes(64 * 2**20))
+    return member * (BOMB_BYTES // (64 * 2**20))
+
+
+@contextlib.contextmanager
+def sending(upstreams: dict[str, FaultyUpstream], raw: bytes, **headers: str) -> Iterator[None]:
+    """Let every upstream send these bytes inside."""
+    for upstream in upstreams.values():
+        upstream.raw, upstream.headers = raw, headers
+    try:
+        yield
+    finally:
+        for upstream in upstreams.values():
+            upstream.raw, upstream.headers = None, {}
+
+
 def compressed(target: Target, upstreams: dict[str, FaultyUpstream]) -> tuple[str, bool]:
-    """Let upstreams declare compressed responses."""
-    for upstream in upstreams.values():
-        upstream.headers = {"content-encoding": "gzip"}
-    status, _ = target.post()
-    for upstream in upstreams.values():
-        upstream.headers = {}
+    """Let upstreams send a small response that decompresses to a large one."""
+    content = bomb()
+    asked = {name: upstream.request_headers for name, upstream in upstreams.items()}
+    with sending(upstreams, content, **{"content-encoding": "gzip"}):
+        status, seconds = target.post()
+    wanted = {headers[-1].get("accept-encoding") for headers in asked.values() if headers}
+    text = f"{len(content) / 2**20:.1f} MB that become {BOMB_BYTES / 2**20:.0f} MB, three times: "
+    text += (
+        f"status {status} in {seconds:.2f} s; encodings requested: {', '.join(map(str, wanted))}"
+    )
+    return text, status == 502 and wanted == {"identity"}
+
+
+def not_a_number(target: Target, upstreams: dict[str, FaultyUpstream]) -> tuple[str, bool]:
+    """Let upstreams send NaN."""
+    with sending(upstreams, b'{"choices": [], "usage": {"prompt_tokens": NaN}}'):
+        status, _ = target.post()
     return f"status {status}", status == 502
 
 
 def random_choices(target: Target) -> tuple[str, bool]:
-    """Choose a new budget with every request, beside a client that chooses nothing."""
+    """Choose another error or budget with every request, beside a client that chooses nothing.
+
+    Before, the same clients ask as often and choose nothing.
+    """
     draw = random.Random(0)  # noqa: S311 - not a secret
-    others = []
-    for _ in range(60):
-        target.post(ttamer={"budget": 5 + 10 * draw.random()})
-        others.append(target.post()[1])
-    return f"p50 of other requests {1000 * statistics.median(others):.0f} ms", True
+
+    def chosen() -> dict[str, float]:
+        name = draw.choice(["error", "budget"])
+        return {name: draw.random() if name == "error" else 1 + 16 * draw.random()}
+
+    before, _, _ = beside(target, dict)
+    during, statuses, rate = beside(target, lambda: {"ttamer": chosen()})
+    p50 = {name: statistics.median(each) for name, each in (("a", before), ("b", during))}
+    text = (
+        f"{rate:.0f} requests/s: p50 of another client {1000 * p50['a']:.1f} ms without choices, "
+    )
+    text += f"{1000 * p50['b']:.1f} ms with, worst {1000 * max(during):.0f} ms"
+    return text, statuses == {200} and p50["b"] <= MAX_SLOWDOWN * p50["a"]
+
+
+def beside(target: Target, fields: Any) -> tuple[list[float], set[int], float]:
+    """Ask from several threads; return another client's seconds, the statuses and the rate."""
+    stop = threading.Event()
+    statuses: list[int] = []
+
+    def ask() -> None:
+        following = time.monotonic()
+        while not stop.wait(max(0.0, following - time.monotonic())):
+            following += CHOOSERS / CHOICE_RATE
+            statuses.append(target.post(**fields())[0])
+
+    threads = [threading.Thread(target=ask) for _ in range(CHOOSERS)]
+    for thread in threads:
+        thread.start()
+    seconds: list[float] = []
+    end = time.monotonic() + CHOICE_SECONDS
+    while time.monotonic() < end:
+        seconds.append(target.post()[1])
+        time.sleep(0.01)
+    rate = len(statuses) / CHOICE_SECONDS
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    return seconds, set(statuses), rate
+
+
+def long_numbers(target: Target) -> tuple[str, bool]:
+    """Choose a budget of 400 digits, in the body and in a header."""
+    digits = "9" * 400
+    in_header, _ = target.post(headers={"x-ttamer-budget": digits})
+    in_body, _ = target.post(ttamer={"budget": int(digits)})
+    return f"status {in_header} and {in_body}", in_header == in_body == 400
+
+
+def labels(target: Target) -> tuple[str, bool]:
+    """Label the requests of another key, and guess the next request id."""
+    ids = [f"victim-{number}" for number in range(30)]
+    for name in ids:
+        target.post(headers={"x-request-id": name})
+    taken = {"other": 0, "web": 0}
+    for client in taken:  # the attacker first
+        for name in ids:
+            _, body, _ = target.ask(
+                "/v1/labels",
+                {"request": name, "label": "A"},
+                authorization=f"Bearer {KEYS[client]}",
+            )
+            taken[client] += json.loads(body)["audited"]
+    status, _, _ = target.ask("/metrics", None)
+    text = f"of {len(ids)} requests, another key labelled {taken['other']}, their own "
+    text += f"{taken['web']}; metrics without the role: {status}"
+    return text, taken["other"] == 0 < taken["web"] and status == 403
+
+
+def other_host(target: Target) -> tuple[str, bool]:
+    """Ask under another host name, as a page in a browser can."""
+    status, _ = target.post(headers={"host": "evil.example"})
+    return f"status {status}", status == 421
+
+
+def unread_log(target: Target) -> tuple[str, bool]:
+    """Send more requests than the pipe of the log holds lines."""
+    seconds = []
+    for _ in range(LOGGED):
+        status, taken, *_ = target.ask("/v1/models", None)[::2]
+        seconds.append(taken)
+        if status != 200:
+            return f"status {status}", False
+    lost = target.metric("ttamer_log_lines_lost_total")
+    text = f"{LOGGED} requests, slowest {1000 * max(seconds):.0f} ms; {lost:.0f} lines lost"
+    return text, max(seconds) < 5
 
 
 def run(target: Target, upstreams: dict[str, FaultyUpstream]) -> list[Result]:
     """Run every attack."""
     attacks = {name: lambda t, p=parts: flood(t, *p) for name, parts in FLOODS.items()}
     attacks["slow headers"] = slow_headers
-    attacks["a budget per request"] = random_choices
+    attacks["choices at random"] = random_choices
+    attacks["a budget of 400 digits"] = long_numbers
     attacks["compressed responses"] = lambda t: compressed(t, upstreams)
+    attacks["NaN in a response"] = lambda t: not_a_number(t, upstreams)
+    attacks["labels of another key"] = labels
+    attacks["another host name"] = other_host
+    attacks["a log that is not read"] = unread_log
     results = []
     for name, attack in attacks.items():
+        target.reset_peak()
         before = target.memory
         with polled(target) as seconds:
             achieved, held = attack(target)
-        growth = max(0, target.memory - before)
+        growth = max(0, target.peak_memory - before)
         held = held and growth <= MAX_MEMORY
         results.append(Result(name, achieved, growth, max(seconds, default=0.0), held))
     return results

@@ -73,7 +73,7 @@ class Found:
         return not (self.lost or self.twice or self.late)
 
 
-def make_ladder() -> Any:
+def make_ladder(hold_out: float = 0.0) -> Any:
     """Fit a ladder to rows as the upstreams answer."""
     rng = np.random.default_rng(0)
     rows = 400
@@ -89,7 +89,7 @@ def make_ladder() -> Any:
     trace = tt.Trace.from_arrays(
         spec, np.stack(sure, 1), prediction=letters[np.stack(answers, 1)], label=letters[label]
     )
-    return tt.fit(trace)
+    return tt.fit(trace, hold_out=hold_out)
 
 
 class Gateway:

@@ -18,7 +18,9 @@ PART_SUFFIX = ".part"
 
 
 @contextmanager
-def atomic_write(path: str | os.PathLike[str], *, durable: bool = False) -> Iterator[Path]:
+def atomic_write(
+    path: str | os.PathLike[str], *, durable: bool = False, private: bool = False
+) -> Iterator[Path]:
     """Yield a path in the same folder to write to; at the end it takes the place of ``path``.
 
     If the block raises, the new file is deleted and an old one stays as it was. A symbolic link
@@ -28,6 +30,8 @@ def atomic_write(path: str | os.PathLike[str], *, durable: bool = False) -> Iter
         path: The file to write.
         durable: Flush the file and its folder to the disk, so that the new name never points to
             an empty file after a power failure.
+        private: Only its owner may read the file (mode 600), and a symbolic link at ``path`` is
+            replaced instead of followed.
 
     Raises:
         OSError: If the folder cannot be written to.
@@ -39,10 +43,14 @@ def atomic_write(path: str | os.PathLike[str], *, durable: bool = False) -> Iter
     ...     [(file.name, file.read_text()) for file in Path(folder).iterdir()]
     [('a.txt', 'whole')]
     """
-    target = Path(os.path.realpath(path))
+    target = Path(path).absolute() if private else Path(os.path.realpath(path))
     part = target.with_name(f".{target.name[:64]}.{secrets.token_hex(8)}{PART_SUFFIX}")
     try:
+        if private:
+            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         yield part
+        if private:
+            part.chmod(0o600)  # the block may have replaced it
         if durable:
             sync(part)
         part.replace(target)

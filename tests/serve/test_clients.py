@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
 import threading
+import time
 
 import httpx2 as httpx
 import pytest
 
+import ttamer as tt
+from support.changing import answers, fitted, models
+from support.running_gateway import running
+from ttamer.drift.audit_log import read_log
+from ttamer.drift.loop import serving_of
+from ttamer.drift.settings import LoopSettings
 from ttamer.errors import CascadeError
 from ttamer.serve.config import settings_from
+from ttamer.serve.drift import _save, concealer
 from ttamer.serve.logging import MAX_WAITING, JsonLog
 from ttamer.serve.policies import on_grid
 from ttamer.trace.spec import CascadeSpec
@@ -80,6 +89,47 @@ def test_the_folder_of_audits_is_private(run_gateway, tmp_path):
     assert folder.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_files_of_audits_are_private_and_hold_no_answers_unless_asked_for(
+    tmp_path, make_served, plain
+):
+    folder, elsewhere = tmp_path / "audits", tmp_path / "elsewhere"
+    audit = {"share": 1.0, "log": os.fspath(folder), "log_answers": plain}
+    served = make_served(serve={"compare": "exact", "audit": audit})
+    for upstream in served.upstreams.values():
+        upstream.answer = lambda prompt, _: (f"a secret about {prompt}", 0.9)
+    with running(served.cascade, served.artefact) as gateway:
+        for number in (1, 1, 2):
+            ask = {**ASK, "messages": [{"role": "user", "content": f"prompt {number}"}]}
+            assert httpx.post(f"{gateway.url}/chat/completions", json=ask).status_code == 200
+        (folder / f"00000001-3-{int(time.time())}.parquet").symlink_to(elsewhere)
+    content = b"".join(file.read_bytes() for file in folder.iterdir() if file.is_file())
+    assert (b"secret" in content) is plain
+    assert [f for f in folder.iterdir() if f.stat(follow_symlinks=False).st_mode & 0o077
+            and not f.is_symlink()] == []  # fmt: skip
+    assert not elsewhere.exists()
+    rows = read_log(folder)
+    assert len(set(rows.classes)) == 2
+    assert (rows.prediction[:, 0] == rows.prediction[:, 1]).all()
+
+
+def test_policies_of_the_loop_are_saved_privately_with_the_classes_they_need(tmp_path):
+    ladder, held = fitted("last"), answers(models(), 100, "held", "last")
+    texts = tuple("a secret" if text == "C" else text for text in held.classes)
+    serving = dataclasses.replace(
+        serving_of(ladder, held, LoopSettings(at_most=0.5)),
+        reference=dataclasses.replace(held, classes=texts),
+    )
+    _save(serving, tmp_path / "policies", "1", concealer(b"key"))
+    files = sorted((tmp_path / "policies").iterdir())
+    assert [file.name for file in files] == ["1.parquet", "1.ttamer"]
+    assert all(file.stat().st_mode & 0o077 == 0 for file in files)
+    kept = sorted(tt.Trace.read(files[0]).classes)
+    assert kept[1:] == ["A", "B", "D"]
+    assert kept[0].startswith("#")
+    assert b"secret" not in files[0].read_bytes()
+
+
 def test_a_client_does_not_choose_the_side_of_a_mixture(run_gateway):
     one, two = (run_gateway().gateway for _ in range(2))
     assert one.request_key("", "id") == one.request_key("", "id")
@@ -126,9 +176,14 @@ def test_choices_lie_on_a_grid(run_gateway):
 
 @pytest.mark.parametrize("value", [1e-9, 0.0123456, 0.1, 0.99999, 1.0, 9.999, 123456.7, 0.0])
 def test_the_grid_is_near_and_never_above(value):
-    found = on_grid("error", value)
-    assert 0.989 * value <= found <= value
-    assert on_grid("error", found) == found
+    for name, nearest in {"budget": 0.989, "error": 0.9}.items():
+        found = on_grid(name, value)
+        assert nearest * value <= found <= value
+        assert on_grid(name, found) == found
+
+
+def test_errors_at_random_are_few_policies():
+    assert len({on_grid("error", number / 10_007) for number in range(1, 10_007)}) < 400
 
 
 def test_a_number_that_no_float_holds_is_refused(run_gateway):

@@ -51,6 +51,8 @@ class FaultyUpstream:
         """What mode "error" answers with."""
         self.headers: dict[str, str] = {}
         """Sent with every answer."""
+        self.raw: bytes | None = None
+        """Sent instead of an answer."""
         self.requests: list[dict[str, Any]] = []
         """The bodies that came, in order."""
         self.request_headers: list[dict[str, str]] = []
@@ -206,6 +208,8 @@ class FaultyUpstream:
             return JSONResponse(said, self.status, self.headers)
         if mode == "garbage":
             return Response(b'{"choices": [', media_type="application/json")
+        if self.raw is not None:
+            return Response(self.raw, media_type="application/json", headers=self.headers)
         answer = self._completion(path, body)
         if body.get("stream"):
             return self._stream(answer, cut=mode == "truncated")

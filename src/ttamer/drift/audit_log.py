@@ -36,7 +36,7 @@ from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -82,6 +82,27 @@ class AuditRow:
     """The answer of every node, by name."""
     label: str | None = None
     """The right answer, where it is known."""
+
+    def concealed(self, conceal: Callable[[str], str]) -> AuditRow:
+        """Return the row with other texts for its answers and its label.
+
+        >>> row = AuditRow(7, 0.0, 0.05, {"small": NodeAnswer(0.4, "a", 1.0)}, label="b")
+        >>> row.concealed(str.upper).answers["small"].prediction
+        'A'
+
+        Args:
+            conceal: From a text to another; equal texts must stay equal.
+
+        Returns:
+            The new row.
+        """
+        answers = {
+            name: each._replace(prediction=None if each.prediction is None
+                                else conceal(each.prediction))
+            for name, each in self.answers.items()
+        }  # fmt: skip
+        label = None if self.label is None else conceal(self.label)
+        return dataclasses.replace(self, answers=answers, label=label)
 
 
 @dataclass(frozen=True)
@@ -239,7 +260,7 @@ class AuditLog:
         try:
             from ttamer.trace.arrow import write_parquet
 
-            with atomic_write(self.folder / name, durable=True) as part:
+            with atomic_write(self.folder / name, durable=True, private=True) as part:
                 write_parquet(trace, part)
         except OSError as error:
             raise TraceError(f"{self.folder}: cannot be written: {error.strerror}") from None
@@ -456,7 +477,7 @@ def trace_of_rows(
 
 def _locked(folder: Path) -> int:
     """Exclude other writers while this process lives."""
-    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
     try:
         import fcntl
     except ImportError:  # where the system has no such locks

@@ -57,6 +57,8 @@ class Auditor:
         label_rows: The number of rows that may wait for their label.
         match_label: Called with a label and the predictions of its row; returns the prediction that
             is right, or the label itself. By default a label is compared as text.
+        conceal: Called with each answer and label before it is written to the log; returns the text
+            to write instead. The loop receives the answers themselves.
         failed: Called with one line of text for each row, or step of the loop, that failed.
         clock: The time in seconds since 1970.
     """
@@ -71,6 +73,7 @@ class Auditor:
         queue_rows: int = 10_000,
         label_rows: int = 100_000,
         match_label: Callable[[str, Sequence[str | None]], str] | None = None,
+        conceal: Callable[[str], str] | None = None,
         failed: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -82,7 +85,7 @@ class Auditor:
         self.lost = self.failed = 0
         """The number of rows that were lost, and of audits in which a node failed."""
         self._spec, self._report_failure, self._clock = spec, failed, clock
-        self._match_label = match_label
+        self._match_label, self._conceal = match_label, conceal
         self._pending = PendingLabels(label_rows) if spec.target == "label" else None
         self._lock = threading.Lock()
         self._closing = False
@@ -240,7 +243,8 @@ class Auditor:
 
     def _write(self, log: AuditLog, item: _Item) -> None:
         """Add a row to the log."""
-        log.add(item[1])
+        row = item[1]
+        log.add(row if self._conceal is None else row.concealed(self._conceal))
         self.written += 1
 
     def _update(self, loop: Loop, item: _Item) -> None:

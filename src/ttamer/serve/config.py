@@ -375,6 +375,8 @@ class AuditSettings:
     """The highest share of one client in recent audits, where several clients have keys."""
     log: str | None = setting(text, None)
     """A folder for audited rows."""
+    log_answers: bool = setting(flag, False)
+    """Whether the folder holds the nodes' answers; by default keyed hashes stand for them."""
     keep_rows: int | None = setting(integer(1, 2**40), None)
     keep_bytes: int | None = setting(integer(1, 2**50), None)
     keep_days: float | None = setting(number(0, above=True), None)

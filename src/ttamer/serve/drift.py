@@ -9,13 +9,16 @@ steps become log lines and metrics, and an operator can hold, release, roll back
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 import time
 from collections import deque
 from contextlib import ExitStack, asynccontextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ttamer._files import atomic_write
 from ttamer.artefact.files import save
 from ttamer.drift.audit_log import AuditLog
 from ttamer.drift.audit_log import NodeAnswer as AuditAnswer
@@ -40,7 +43,17 @@ if TYPE_CHECKING:
     from ttamer.serve.policies import Artefact, PolicyStore
     from ttamer.serve.request import RequestContext
 
-__all__ = ["ACTIONS", "Audits", "DriftControl", "audit_from", "open_audits", "starting_policy"]
+    Conceal = Callable[[str, Artefact], str]
+
+__all__ = [
+    "ACTIONS",
+    "Audits",
+    "DriftControl",
+    "audit_from",
+    "concealer",
+    "open_audits",
+    "starting_policy",
+]
 
 MAX_WAITING = 1000
 """The number of audits that may wait for a free slot."""
@@ -57,6 +70,27 @@ ACTIONS = {
     "retry": Loop.retry,
 }
 """The actions that an operator has over the drift loop."""
+
+
+def concealer(key: bytes) -> Conceal:
+    """Return a function from an answer and an artefact to the text that files keep.
+
+    Equal answers have equal texts. The artefact's own classes stay as they are: its file holds
+    them, and its decisions depend on them. Other texts become hashes under the key.
+
+    Args:
+        key: A secret of the process.
+
+    Returns:
+        The function.
+    """
+
+    def conceal(text: str, artefact: Artefact) -> str:
+        if text in getattr(artefact.fitted, "classes", ()):
+            return text
+        return f"#{blake2b(text.encode(), key=key, digest_size=16).hexdigest()}"
+
+    return conceal
 
 
 def node_cost(node: NodeSettings, nodes: Mapping[str, NodeSettings]) -> float:
@@ -89,12 +123,13 @@ async def open_audits(
     metrics: Metrics,
     *,
     loop: Loop | None,
+    conceal: Callable[[str], str] | None,
     lost: Callable[[str], None],
 ) -> AsyncIterator[Audits]:
     """Audit requests inside the block.
 
-    Rows go to the log, and to the loop where it runs. ``lost`` is called, in another thread, with
-    the reason why a row was lost.
+    Rows go to the log, and to the loop where it runs. ``conceal`` returns what the log keeps
+    instead of an answer. ``lost`` is called, in another thread, with the reason why a row was lost.
     """
     audit = _audit_settings(settings)
     with ExitStack() as stack:
@@ -108,6 +143,7 @@ async def open_audits(
             log=log,
             loop=loop,
             match_label=settings.serve.compare.right_prediction,
+            conceal=conceal,
             failed=lost,
         )
         audits = Audits(settings, nodes, metrics, auditor)
@@ -128,7 +164,7 @@ class Audits:
         self._auditor = auditor
         self._slots = asyncio.Semaphore(_audit_settings(settings).at_once)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._has_clients = len(settings.serve.key) > 1
+        self._has_clients = sum("ask" in key.roles for key in settings.serve.key) > 1
         self._recent: deque[str] = deque(maxlen=RECENT_AUDITS)
 
     async def stop(self) -> None:
@@ -163,8 +199,8 @@ class Audits:
         """
         if self._has_clients:
             limit = _audit_settings(self._settings).max_client_share
-            allowed = max(1.0, limit * len(self._recent))
-            if len(self._recent) >= MIN_RECENT and self._recent.count(client) >= allowed:
+            known, own = len(self._recent), self._recent.count(client)
+            if known >= MIN_RECENT and own + 1 > limit * (known + 1):
                 return True
             self._recent.append(client)
         return False
@@ -247,11 +283,17 @@ class DriftControl:
     """Connects the drift loop, which has a thread, with the gateway's event loop."""
 
     def __init__(
-        self, settings: Settings, policies: PolicyStore, metrics: Metrics, log: JsonLog
+        self,
+        settings: Settings,
+        policies: PolicyStore,
+        metrics: Metrics,
+        log: JsonLog,
+        conceal: Conceal | None = None,
     ) -> None:
         audit, serving = _audit_settings(settings), policies.current.policies.serving
         assert serving is not None  # noqa: S101 - only then is there a loop
         self._policies, self._metrics, self._log = policies, metrics, log
+        self._conceal = conceal
         self._folder = None if audit.log is None else Path(audit.log)
         self._event_loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -300,7 +342,7 @@ class DriftControl:
         self._metrics.policy(version, "drift")
         if self._folder is not None and not is_artefacts:
             try:
-                _save(serving, self._folder / "policies", version)
+                _save(serving, self._folder / "policies", version, self._conceal)
             except (OSError, TTamerError) as error:
                 self._log.event("audit", message=f"{version} could not be saved: {error}")
 
@@ -322,13 +364,22 @@ def _secret_names(settings: Settings) -> frozenset[str]:
     return frozenset(name for name in names if name is not None)
 
 
-def _save(serving: Serving, folder: Path, version: str) -> None:
+def _save(serving: Serving, folder: Path, version: str, conceal: Conceal | None) -> None:
     """Write a policy, and the rows that describe its traffic.
 
-    Both can replace the artefact and the reference when a gateway starts again.
+    Both can replace the artefact and the reference when a gateway starts again: the classes of the
+    policy, on which its decisions depend, are kept as they are.
     """
+    from ttamer.trace.arrow import write_parquet
+
     if not isinstance(serving, CertifiedServing):
         return
     folder.mkdir(mode=0o700, exist_ok=True)
-    save(serving.ladder, folder / f"{version}.ttamer")
-    serving.reference.write(folder / f"{version}.parquet")
+    with atomic_write(folder / f"{version}.ttamer", private=True) as part:
+        save(serving.ladder, part)
+    reference = serving.reference
+    if conceal is not None:
+        hidden = tuple(conceal(text, serving.ladder) for text in reference.classes)
+        reference = dataclasses.replace(reference, classes=hidden)
+    with atomic_write(folder / f"{version}.parquet", private=True) as part:
+        write_parquet(reference, part)

@@ -18,7 +18,13 @@ from ttamer.runtime.calling import Call, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall
 from ttamer.runtime.reply import error_text
 from ttamer.serve.admission import Client, ConcurrencyLimit, Keys, Watchdog
-from ttamer.serve.drift import DriftControl, audit_from, open_audits, starting_policy
+from ttamer.serve.drift import (
+    DriftControl,
+    audit_from,
+    concealer,
+    open_audits,
+    starting_policy,
+)
 from ttamer.serve.http import HttpError
 from ttamer.serve.logging import JsonLog
 from ttamer.serve.metrics import Metrics
@@ -182,15 +188,20 @@ class Gateway:
     @asynccontextmanager
     async def _open_audits(self) -> AsyncIterator[Audits]:
         loop = None
+        audit = self.settings.serve.audit
+        conceal = None if audit is None or audit.log_answers else concealer(self._secret)
         if self.policies.current.policies.serving is not None:
-            self.drift = DriftControl(self.settings, self.policies, self.metrics, self.log)
+            self.drift = DriftControl(self.settings, self.policies, self.metrics, self.log, conceal)
             loop = self.drift.loop
 
         def lost(reason: str) -> None:
             self.log.event("audit", message=reason)
 
+        def concealed(text: str) -> str:
+            return text if conceal is None else conceal(text, self.policies.current.artefact)
+
         async with open_audits(
-            self.settings, self._nodes, self.metrics, loop=loop, lost=lost
+            self.settings, self._nodes, self.metrics, loop=loop, conceal=concealed, lost=lost
         ) as audits:
             try:
                 yield audits
