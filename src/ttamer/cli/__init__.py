@@ -24,6 +24,7 @@ from ttamer.cli import (
     frontier,
     import_trace,
     inspect,
+    label,
     replay,
     report,
     serve,
@@ -70,6 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     for command in (
         demo,
         collect,
+        label,
         import_trace,
         fit,
         evaluate,

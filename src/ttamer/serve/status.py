@@ -7,17 +7,14 @@ Where ``/admin`` is enabled, its buttons post to ``admin/drift/...`` with an adm
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+from ttamer.serve.pages import load_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -199,25 +196,5 @@ def _finite(cost: float) -> float:
     return cost if isfinite(cost) else 0.0
 
 
-def _allowed(page: str, tag: str) -> str:
-    """Return the hash by which a browser accepts the one inline script or style of the page."""
-    (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-    digest = hashlib.sha256(inside.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-_HTML = files("ttamer.serve").joinpath("status.html").read_text("utf-8")
-PAGE = _HTML.encode()
-"""The page."""
-PAGE_HEADERS = {
-    "content-type": "text/html; charset=utf-8",
-    "cache-control": "no-store",
-    "content-security-policy": (
-        f"default-src 'none'; script-src {_allowed(_HTML, 'script')}; "
-        f"style-src {_allowed(_HTML, 'style')}; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
-    ),
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-}
-"""The headers of the page."""
+PAGE, PAGE_HEADERS = load_page("status.html")
+"""The page, and the headers that it is sent with."""
