@@ -55,6 +55,8 @@ def traces(draw) -> Trace:
         if "prediction" in fields:
             fields["prediction"][0][0] = fields["label"][0] = classes[0]
     if draw(st.booleans()):
+        fields["loss"] = np.array(grid(st.floats(0, 1e300)))
+    if draw(st.booleans()):
         fields["cost"] = np.array(grid(st.floats(0, 1e300)))
     if draw(st.booleans()):
         fields["signals"] = {"of.length, x": [row[0] for row in grid(finite)]}
@@ -87,6 +89,39 @@ def test_what_is_written_reads_back_whole_and_in_batches(tmp_path, trace, rows):
         if "csv" not in suffix:
             assert_same(Trace.read(path), trace)
     assert {path.name for path in tmp_path.iterdir()} == {f"trace.{s}" for s in SUFFIXES}
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_scores_are_read_as_losses(tmp_path, suffix):
+    path = tmp_path / f"t.{suffix}"
+    columns = {"a.confidence": [0.5, 0.5], "a.score": [1.0, 0.25]}
+    if suffix == "npz":
+        np.savez(path, **columns)
+    elif suffix == "parquet":
+        pq.write_table(pa.table(columns), path)
+    else:
+        pa.csv.write_csv(pa.table(columns), pa.CompressedOutputStream(path, "gzip")
+                         if suffix == "csv.gz" else path)  # fmt: skip
+    trace = Trace.read(path)
+    assert trace.loss.tolist() == [[0.0], [0.75]]
+    assert trace.loss_scale == 1
+    assert trace.spec.max_loss == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "says"),
+    [
+        ("a.score", [1.5, 0.0], "row 0 (counting from 0) is above 1"),
+        ("a.loss", [0.0, -1.0], "row 1 (counting from 0) is negative"),
+        ("a.loss", [0.0, None], "missing, NaN or infinite"),
+    ],
+)
+def test_losses_that_cannot_be_are_named(tmp_path, column, values, says):
+    pq.write_table(pa.table({"a.confidence": [0.5, 0.5], column: values}), tmp_path / "t.parquet")
+    with pytest.raises(TraceError) as raised:
+        Trace.read(tmp_path / "t.parquet")
+    assert column in str(raised.value)
+    assert says in str(raised.value)
 
 
 def big_trace(rows: int) -> Trace:

@@ -74,6 +74,13 @@ SKIP, FIXED = "[cascade]\norder = 'skip'\n", "[cascade]\norder = 'fixed'\n"
         ("[cascade]\norder = ['any']\n" + NODE, "order is ['any']"),
         ("[cascade]\ntarget = 'first'\n" + NODE, '"label", "last"'),
         ("[cascade]\nname = 3\n" + NODE, "name must be text"),
+        ("[cascade]\nmistakes = 3\n" + NODE, "mistakes must be a table by label, not 3"),
+        ("[cascade]\nmistakes = {x = 3}\n" + NODE, "mistakes.x: must be a table of costs"),
+        ("[cascade]\nmistakes = {x = {y = -1}}\n" + NODE, "mistakes.x.y: -1 must be a finite"),
+        ("[cascade]\nmistakes = {x = {x = 1}}\n" + NODE, "mistakes.x.x: a right answer costs 0"),
+        ("[cascade]\nmax_loss = 0\n" + NODE, "max_loss is 0; it must be above 0"),
+        ("[cascade]\nmax_loss = nan\n" + NODE, "max_loss is nan"),
+        ("[cascade]\nmax_loss = 2\nmistakes = {x = {y = 1}}\n" + NODE, "remove max_loss"),
         (NODE + NODE, "[[node]] 2: the name 'a' is taken by [[node]] 1"),
         ("[[node]]\nname = ''\ncost = 1", "at least one character"),
         ("[[node]]\nname = ' a'\ncost = 1", "no space at either end"),
@@ -232,9 +239,11 @@ names = st.text(
     target=st.sampled_from(["label", "last"]),
     tree=st.booleans(),
     name=st.none() | names,
+    mistakes=st.just({}) | st.just({"x": {"*": 2.0, "y": 0.5}, "*": {"x": 3.0}}),
+    max_loss=st.none() | st.floats(1e-9, 1e9),
 )
 def test_what_is_written_reads_back_equal(
-    names, costs, options, passing, order, target, tree, name
+    names, costs, options, passing, order, target, tree, name, mistakes, max_loss
 ):
     skip = order == "skip"
     nodes = tuple(
@@ -247,7 +256,8 @@ def test_what_is_written_reads_back_equal(
         )
         for i, (n, cost, past) in enumerate(zip(names, costs, passing, strict=False))
     )
-    spec = CascadeSpec(nodes, order, target, name)
+    most = None if mistakes else max_loss
+    spec = CascadeSpec(nodes, order, target, name, mistakes=mistakes, max_loss=most)
     assert CascadeSpec.from_toml(spec.to_toml()) == spec
     assert CascadeSpec.from_dict(spec.to_dict()) == spec
 

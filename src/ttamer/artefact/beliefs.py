@@ -13,6 +13,7 @@ import numpy as np
 from ttamer.artefact.container import fields_of, integers_of, text_of
 from ttamer.artefact.fits import (
     full_cost_in,
+    loss_scale_in,
     parents_in,
     parents_of,
     plan_of,
@@ -77,6 +78,8 @@ def describe_belief(fitted: BeliefModel) -> tuple[dict[str, Any], dict[str, NDAr
     }
     if belief.by_class:
         arrays["belief_by_class"] = np.stack([belief.by_class[key] for key in keys])
+    if fitted.loss_scale is not None:
+        arrays["belief_loss_scale"] = np.array([fitted.loss_scale])
     if spec.has_passing:
         arrays["belief_passing"] = np.array(spec.passing, float)
     if belief.signals is not None:
@@ -122,6 +125,7 @@ def restore_belief(
     return BeliefModel(
         spec=spec,
         full_cost=full_cost_in(arrays, "belief_full_cost", spec),
+        loss_scale=loss_scale_in(arrays, "belief_loss_scale"),
         belief=dataclasses.replace(belief, signals=signals),
         steps=tuple(steps),
         edges=_edges(fields["edges"], arrays["belief_edges"], problem),

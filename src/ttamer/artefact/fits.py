@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "describe_fit",
     "full_cost_in",
+    "loss_scale_in",
     "parents_in",
     "parents_of",
     "plan_of",
@@ -60,6 +61,8 @@ def describe_fit(fitted: ConfidenceModel) -> tuple[dict[str, Any], dict[str, NDA
         "fit_edges": edges,
         "fit_full_cost": np.array([fitted.full_cost]),
     }
+    if fitted.loss_scale is not None:
+        arrays["fit_loss_scale"] = np.array([fitted.loss_scale])
     if spec.has_passing:
         arrays["fit_passing"] = np.array(spec.passing, float)
     return described, arrays
@@ -83,6 +86,7 @@ def restore_fit(
     return ConfidenceModel(
         spec=spec,
         full_cost=full_cost_in(arrays, "fit_full_cost", spec),
+        loss_scale=loss_scale_in(arrays, "fit_loss_scale"),
         quantiser=_quantiser(fields["edges"], arrays["fit_edges"], columns, problem),
         steps=tuple((column,) for column in columns),
         plan=plan_of(fields["plan"]),
@@ -98,6 +102,16 @@ def full_cost_in(arrays: Mapping[str, NDArray[Any]], name: str, spec: CascadeSpe
         return spec.full_cost(spec.costs)
     if stored.shape != (1,) or not (np.isfinite(stored).all() and stored[0] > 0):
         raise ArtefactDamaged("the full cost of the fit must be one finite number above 0")
+    return float(stored[0])
+
+
+def loss_scale_in(arrays: Mapping[str, NDArray[Any]], name: str) -> float | None:
+    """Return the unit of loss of a fit; without one, answers are right or wrong."""
+    stored = arrays.get(name)
+    if stored is None:
+        return None
+    if stored.shape != (1,) or not (np.isfinite(stored).all() and stored[0] > 0):
+        raise ArtefactDamaged("the loss scale of the fit must be one finite number above 0")
     return float(stored[0])
 
 

@@ -45,9 +45,10 @@ MORE_ARRAYS = {
 }
 """What a fit adds, by its field of the header; artefact_fit and artefact_belief check it."""
 OPTIONAL_ARRAYS = {
-    "fit": ("fit_full_cost", "fit_passing"),
+    "fit": ("fit_full_cost", "fit_loss_scale", "fit_passing"),
     "belief": (
         "belief_full_cost",
+        "belief_loss_scale",
         "belief_by_class",
         "belief_passing",
         "belief_signal_bounds",
@@ -63,7 +64,7 @@ OPTIONAL_ARRAYS = {
     ),
     "mixture": ("mixture_share",),
 }
-"""What a fit may add, where the nodes of its cascade are passed at a cost; and the record."""
+"""What a fit may add, where it has losses or nodes passed at a cost; and the record."""
 TABLES = {"precedence": ("sigma",), "walk": ("choices", "phi")}
 """The tables of a policy, by the kind of moves."""
 

@@ -1,5 +1,7 @@
 """Calibration: P(right | confidence), and a few states of each node made from it.
 
+Where answers have losses, "right" is one minus the loss as a share of the largest.
+
 Isotonic calibration is least squares among nondecreasing functions, by pooling adjacent violators:
 a block of confidences that is right less often than the block before is merged with it.
 
@@ -20,7 +22,7 @@ from ttamer.stats.isotonic import rising
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Losses, Trace
 
 __all__ = ["Calibrated", "Isotonic", "States", "fit_states", "level_starts", "transitions"]
 
@@ -64,12 +66,12 @@ class Isotonic:
     """Shape (k,), increasing: the share of right answers in each block."""
 
     @classmethod
-    def fit(cls, confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> Isotonic:
-        """Fit to rows: shape (T,) each, at least one row."""
+    def fit(cls, confidence: NDArray[np.float64], right: Losses) -> Isotonic:
+        """Fit to rows: shape (T,) each, at least one row; ``right`` is from 0 to 1."""
         levels = level_starts(confidence, MAX_LEVELS)
         level = np.searchsorted(levels, confidence, side="right") - 1
         count = np.bincount(level, minlength=len(levels))
-        hits = np.bincount(level[right], minlength=len(levels))
+        hits = np.bincount(level, right, minlength=len(levels))
         pooled = rising(hits / count, count.astype(np.float64))
         first = np.flatnonzero(np.append(True, np.diff(pooled) > _SAME))
         return cls(levels[first], np.add.reduceat(hits, first) / np.add.reduceat(count, first))
@@ -90,11 +92,11 @@ class Calibrated:
     curves: tuple[Isotonic, ...]
 
     @classmethod
-    def fit(cls, trace: Trace, wrong: NDArray[np.bool_]) -> Calibrated:
+    def fit(cls, trace: Trace, wrong: Losses) -> Calibrated:
         """Calibrate every node of a trace; ``wrong`` has shape (T, n)."""
         return cls(
             tuple(
-                Isotonic.fit(trace.confidence[:, node], ~wrong[:, node])
+                Isotonic.fit(trace.confidence[:, node], 1 - wrong[:, node].astype(float))
                 for node in range(len(trace.spec))
             )
         )
@@ -123,12 +125,12 @@ class States:
     def fit(
         cls,
         confidence: NDArray[np.float64],
-        wrong: NDArray[np.bool_],
+        wrong: Losses,
         *,
         most: int = MAX_STATES,
     ) -> States:
         """Fit to rows: shape (T,) each, at least one row."""
-        curve = Isotonic.fit(confidence, ~wrong)
+        curve = Isotonic.fit(confidence, 1 - wrong.astype(float))
         block = curve.level(confidence)
         count = np.bincount(block, minlength=len(curve.starts))
         middle = np.cumsum(count) - count / 2
@@ -144,7 +146,7 @@ class States:
         return np.maximum(np.searchsorted(self.starts, confidence, side="right") - 1, 0)
 
 
-def fit_states(trace: Trace, wrong: NDArray[np.bool_]) -> tuple[States, ...]:
+def fit_states(trace: Trace, wrong: Losses) -> tuple[States, ...]:
     """Return the states of every node; ``wrong`` has shape (T, n)."""
     return tuple(States.fit(trace.confidence[:, v], wrong[:, v]) for v in range(len(trace.spec)))
 

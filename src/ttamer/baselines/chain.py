@@ -22,7 +22,7 @@ from ttamer.fitted.replay import Setting
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Losses, Trace
 
 __all__ = ["Chain", "chain_table"]
 
@@ -97,7 +97,7 @@ class ChainTable:
 
 def chain_table(
     trace: Trace,
-    wrong: NDArray[np.bool_],
+    wrong: Losses,
     score: Calibrated,
     thresholds: NDArray[np.float64],
 ) -> ChainTable:

@@ -99,7 +99,8 @@ class Base:
         self.cut_at = sure[ends]
         self.first = np.searchsorted(group[ends], np.arange(len(self.groups) + 1))
         self.of_end = group[ends]
-        worse = scorer.wrong[rows].astype(np.int64) - scorer.wrong[rows, base][:, np.newaxis]
+        lost = scorer.wrong[rows].astype(float)
+        worse = lost - lost[:, base, np.newaxis]
         self.worse = _running(worse, starts, ends, self.of_end)
         self.spent = _running(trace.costs[rows], starts, ends, self.of_end)
         self.barred = ~trace.spec.successors[base] | (np.arange(count) == base)

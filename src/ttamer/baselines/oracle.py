@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer.baselines.selection import sweep_prices
 from ttamer.fitted.replay import Played, Setting
 from ttamer.trace.trace import require_rows
 
@@ -22,35 +23,45 @@ __all__ = ["Oracle"]
 class OracleRule:
     """The cheapest way to a right answer; the cheapest answer where no node is right.
 
-    On the way a node is passed, or asked where that is cheaper on the row.
+    Where answers have losses: the answer of least ``loss + price * cost``. On the way a node is
+    passed, or asked where that is cheaper on the row.
     """
 
     needs: NDArray[np.bool_]
     """Shape (n, n): the nodes asked for each node's answer."""
     passing: NDArray[np.float64]
     """Shape (n,): what going past each node costs."""
+    price: float = 0.0
+    """What a unit of cost weighs, in shares of the largest loss; for losses alone."""
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace, given which answers are right."""
-        wrong = trace.wrong()
+        losses = trace.loss_shares()
         costs = trace.costs
         price = costs @ self.needs.T + _before(np.minimum(costs, self.passing))
-        hopeless = wrong.all(axis=1, keepdims=True)
-        answer = np.where(wrong & ~hopeless, np.inf, price).argmin(axis=1)
+        if trace.is_graded:
+            answer = (losses + self.price * price).argmin(axis=1)
+        else:
+            hopeless = losses.all(axis=1, keepdims=True)
+            answer = np.where((losses > 0) & ~hopeless, np.inf, price).argmin(axis=1)
         earlier = np.arange(costs.shape[1]) < answer[:, np.newaxis]
         return Played(answer, self.needs[answer] | (earlier & (costs < self.passing)), answer)
 
 
 class Oracle:
-    """One setting, with no knob."""
+    """One setting, with no knob; for losses, a range of prices."""
 
     name = "oracle"
     uses_labels = True
     """It looks at answers it has not paid for, and at who is right."""
 
     def fit(self, trace: Trace) -> list[Setting]:
-        """Return the one setting."""
+        """Return the one setting, or those on the envelope."""
         require_rows(trace, 1, "a baseline")
+        if trace.is_graded:
+            return sweep_prices(trace, lambda price: Setting(
+                {"price": price}, OracleRule(trace.spec.required, trace.spec.passing, price)
+            ))  # fmt: skip
         return [Setting({}, OracleRule(trace.spec.required, trace.spec.passing))]
 
 

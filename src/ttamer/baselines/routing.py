@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.trace.spec import CascadeSpec
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Losses, Trace
 
 __all__ = ["Routing"]
 
@@ -43,7 +43,7 @@ class Gains:
     """Per node, shape (states, X, m): the gain of asking each of them."""
 
     @classmethod
-    def fit(cls, trace: Trace, wrong: NDArray[np.bool_]) -> Gains:
+    def fit(cls, trace: Trace, wrong: Losses) -> Gains:
         """Count pairs of states on a trace."""
         states = fit_states(trace, wrong)
         seen = [s.of(trace.confidence[:, v]) for v, s in enumerate(states)]

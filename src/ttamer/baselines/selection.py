@@ -21,10 +21,8 @@ from ttamer.trace.trace import require_rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from numpy.typing import NDArray
-
     from ttamer.fitted.replay import Rule, Setting
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Losses, Trace
 
 __all__ = ["RuleScorer", "pareto_settings", "sweep_prices"]
 
@@ -36,17 +34,20 @@ _NO_GAIN = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class RuleScorer:
-    """Cost and error of rules on a trace: the same numbers as ``evaluation.measure``."""
+    """Cost and error of rules on a trace: the same numbers as ``evaluation.measure``.
+
+    Where answers have losses, they are shares of the largest: baselines use them as chances.
+    """
 
     trace: Trace
-    wrong: NDArray[np.bool_]
+    wrong: Losses
     """Shape (T, n)."""
 
     @classmethod
     def of(cls, trace: Trace) -> RuleScorer:
         """Return the scorer of a trace with at least one row."""
         require_rows(trace, 1, "a baseline")
-        return cls(trace, trace.wrong())
+        return cls(trace, trace.loss_shares())
 
     @property
     def whole_cost(self) -> float:

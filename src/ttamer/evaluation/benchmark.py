@@ -194,7 +194,7 @@ def _row_tables(
     result: Frontier, trace: Trace, family: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], tuple[float, float]]:
     """Return cost and wrongness, shape (T, settings) each, and the range of costs compared."""
-    wrong, rows = trace.wrong(), np.arange(len(trace))
+    wrong, rows = trace.losses(), np.arange(len(trace))
     played = result.played[family]
     costs = np.stack([paid(done.asked, trace) for done in played], axis=1)
     errors = np.stack([wrong[rows, done.answer] for done in played], axis=1).astype(float)

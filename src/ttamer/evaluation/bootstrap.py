@@ -119,7 +119,7 @@ class Resampled:
     ) -> Resampled:
         """Draw the rows of the trace on which the frontier was measured."""
         rows = RowBootstrap.of(len(trace), resamples=resamples, seed=seed)
-        wrong, every = trace.wrong(), np.arange(len(trace))
+        wrong, every = trace.losses(), np.arange(len(trace))
         measured = {}
         for family in families:
             plays = frontier.played[family]

@@ -297,4 +297,4 @@ def _cheapest(trace: Trace) -> tuple[float, float]:
     prices = trace.spec.answer_costs(trace.costs.mean(axis=0))
     roots = [v for v, parents in enumerate(trace.spec.parents) if not parents]
     node = 0 if trace.spec.order == "fixed" else min(roots, key=lambda v: float(prices[v]))
-    return float(prices[node]), float(trace.wrong()[:, node].mean())
+    return float(prices[node]), float(trace.losses()[:, node].mean())

@@ -1,4 +1,7 @@
-"""Evaluation: error, cost and the node that answered, with percentile bootstrap intervals."""
+"""Evaluation: error, cost and the node that answered, with percentile bootstrap intervals.
+
+Where answers have losses, the error is the mean loss, in the unit of the losses.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
     from ttamer.fitted.replay import Played, Rule
     from ttamer.trace.spec import Target
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Losses, Measure, Trace
 
 __all__ = ["Result", "evaluate", "measure"]
 
@@ -40,7 +43,7 @@ class Result:
 
     rows: int
     error: float
-    """The share of rows answered wrong."""
+    """The share of rows answered wrong, or the mean loss where answers have losses."""
     error_interval: Interval
     cost: float
     """Mean cost per row, in the units of the cascade."""
@@ -55,18 +58,24 @@ class Result:
     recalled: float
     """The share of rows where an answer other than the last node's asked was returned."""
     recall_helped: float
-    """The share of rows where that answer was right and the last one wrong."""
+    """The share of rows where that answer was right and the last one wrong, or lost less."""
     recall_hurt: float
-    """The share of rows where it was wrong and the last one right."""
+    """The share of rows where it was wrong and the last one right, or lost more."""
+    measure: Measure = "error"
+    """What ``error`` is: the share of wrong answers, or ``"mean loss"``."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values.
 
         Returns:
             The fields by name; the quantiles of the cost have text keys, such as ``"0.5"``.
+            ``measure`` is there only where answers have losses.
         """
         quantiles = {f"{q:g}": cost for q, cost in self.cost_quantiles.items()}
-        return {**vars(self), "cost_quantiles": quantiles}
+        values = {**vars(self), "cost_quantiles": quantiles}
+        if self.measure == "error":
+            del values["measure"]
+        return values
 
 
 def evaluate(
@@ -130,12 +139,12 @@ def measure(
     14694
     """
     rows = np.arange(len(trace))
-    wrong = trace.wrong(target)
-    mine = wrong[rows, played.answer]
+    losses = trace.losses(target)
+    mine = losses[rows, played.answer]
     cost = paid(played.asked, trace)
     names = trace.names
     recalled = played.last != played.answer
-    theirs = wrong[rows, played.last]
+    theirs = losses[rows, played.last]
     error_interval, cost_interval = _intervals(mine, cost, resamples, seed)
     shares = np.bincount(played.answer, minlength=len(names)) / len(rows)
     return Result(
@@ -149,22 +158,23 @@ def measure(
         answered=dict(zip(names, shares.tolist(), strict=True)),
         asked=dict(zip(names, played.asked.mean(axis=0).tolist(), strict=True)),
         recalled=float(recalled.mean()),
-        recall_helped=float((recalled & theirs & ~mine).mean()),
-        recall_hurt=float((recalled & ~theirs & mine).mean()),
+        recall_helped=float((recalled & (theirs > mine)).mean()),
+        recall_hurt=float((recalled & (theirs < mine)).mean()),
+        measure=trace.measure,
     )
 
 
 def _intervals(
-    wrong: NDArray[np.bool_], cost: NDArray[np.float64], resamples: int, seed: int
+    wrong: Losses, cost: NDArray[np.float64], resamples: int, seed: int
 ) -> tuple[Interval, Interval]:
     """95% bootstrap intervals of the two means."""
     rows = len(wrong)
     if not resamples:
         return (float(wrong.mean()),) * 2, (float(cost.mean()),) * 2
-    pairs, counts = np.unique(np.column_stack([wrong, cost]), axis=0, return_counts=True)
-    if len(pairs) > MAX_GROUPS:  # costs of their own on every row: group them finely
-        edges = np.quantile(cost, np.linspace(0, 1, MAX_GROUPS // 2))
-        group = 2 * np.searchsorted(edges, cost) + wrong
+    both = np.column_stack([wrong.astype(float), cost])
+    pairs, counts = np.unique(both, axis=0, return_counts=True)
+    if len(pairs) > MAX_GROUPS:  # costs or losses of their own on every row: group them finely
+        group = _grouped(wrong, cost)
         _, group = np.unique(group, return_inverse=True)
         counts = np.bincount(group)
         pairs = np.column_stack(
@@ -174,3 +184,14 @@ def _intervals(
     means = draws @ pairs / rows
     low, high = interval(means, axis=0)
     return (float(low[0]), float(high[0])), (float(low[1]), float(high[1]))
+
+
+def _grouped(wrong: Losses, cost: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return a group for each row, of rows alike in cost and in loss; at most ``MAX_GROUPS``."""
+    if wrong.dtype == np.bool_:
+        edges = np.quantile(cost, np.linspace(0, 1, MAX_GROUPS // 2))
+        return np.asarray(2 * np.searchsorted(edges, cost) + wrong)
+    side = int(MAX_GROUPS**0.5) - 1
+    ends = np.linspace(0, 1, side)
+    costs, losses = (np.searchsorted(np.quantile(x, ends), x) for x in (cost, wrong))
+    return np.asarray((side + 1) * costs + losses)

@@ -339,18 +339,18 @@ class FittedLadder(Ladder):
         """Return the policy that minimises ``cost of mistakes + cost of asking``.
 
         Args:
-            cost: What one wrong answer costs (one unit of loss), in the cascade's units.
+            cost: What one wrong answer, or one unit of loss, costs, in the cascade's units.
 
         Returns:
             The policy solved for the nearest such cost, on a scale of ratios. It is the policy of
-            tradeoff ``cost / (cost + full_cost)``.
+            tradeoff ``m / (m + full_cost)``, m being the cost times ``fitted.loss_unit``.
 
         Raises:
             ArgumentError: The cost is not positive and finite.
         """
         if isinstance(cost, bool) or not (isfinite(cost) and cost > 0):
             raise ArgumentError(f"mistake_cost is {cost!r}; it must be a finite number above 0")
-        wanted = log(cost / self.fitted.full_cost)
+        wanted = log(cost * self.fitted.loss_unit / self.fitted.full_cost)
         inside = [policy for policy in self if 0 < policy.tradeoff < 1] or list(self)
         if len(inside) == 1:
             return inside[0]

@@ -6,7 +6,8 @@ is the bin of X (see :mod:`ttamer.fitted.belief`). Both give :class:`States` for
 policy of the fit plays, and sessions for single inputs.
 
 The problem of a fit measures costs in shares of ``full_cost``, so its tradeoffs do not depend on
-the unit of cost: the objective is ``tradeoff * loss + (1 - tradeoff) * cost / full_cost``.
+the unit of cost: the objective is ``tradeoff * loss + (1 - tradeoff) * cost / full_cost``. Where
+answers have losses, losses are measured in shares of ``loss_scale`` alike.
 """
 
 from __future__ import annotations
@@ -112,8 +113,16 @@ class Model(ABC):
     full_cost: float
     """What the full model (the last exit, or the most expensive node) costs per input on these
     rows: the unit of cost of the problem."""
+    loss_scale: float | None = None
+    """The unit of loss of the problem, where answers have losses: the largest loss. ``None`` where
+    answers are right or wrong."""
     steps: tuple[Step, ...]
     """The nodes of the cascade that have been asked at each place of the problem."""
+
+    @property
+    def loss_unit(self) -> float:
+        """One unit of the problem's losses: 1 where answers are right or wrong."""
+        return 1.0 if self.loss_scale is None else self.loss_scale
 
     @abstractmethod
     def states(self, trace: Trace) -> States:

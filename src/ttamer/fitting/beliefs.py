@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ttamer.fitting.subsets import Plan, Way
     from ttamer.policy.walk import WalkPolicy
     from ttamer.trace.spec import Order
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Losses, Trace
 
 __all__ = ["build_belief", "searches_subsets", "steps_of"]
 
@@ -162,13 +162,13 @@ def build_belief(
     say = progress or (lambda _: None)
     if searches_subsets(trace, order):
         return _build_on_subsets(trace, tradeoffs, states=states, seed=seed, say=say)
-    names = useful_signals(trace, trace.wrong())
+    names = useful_signals(trace, trace.loss_shares())
     steps, ways = steps_of(trace, order, router=bool(names))
     most = MAX_STATES if len(ways) <= MAX_WAYS else MAX_STATES // 2
     count = states or int(np.clip(len(trace) // ROWS_PER_STATE, 4, most))
     rows = _Rows.of(trace, steps, states=count, seed=seed, signals=names, say=say)
     with one_thread():
-        belief = fit_belief(trace, trace.wrong(), steps, signals=names)
+        belief = fit_belief(trace, trace.loss_shares(), steps, signals=names)
     say(f"finding policies for {len(tradeoffs)} tradeoffs")
     width = width_of(len(trace))
     problem = _problem(trace, steps, ways, rows, width)
@@ -208,6 +208,7 @@ def _model(
         trace_digest=trace.digest,
         rows=len(trace),
         full_cost=full_cost(trace.spec, trace),
+        loss_scale=trace.loss_scale if trace.is_graded else None,
     )
 
 
@@ -237,7 +238,7 @@ class _Rows:
         say: Callable[[str], object],
     ) -> _Rows:
         """Compute X for every row by cross-fitting, and quantise it."""
-        wrong = trace.wrong()
+        wrong = trace.loss_shares()
         with one_thread():
             least, owner = _cross_fitted(
                 trace, wrong, steps, seed, say, signals=signals, scored_once=scored_once
@@ -268,7 +269,7 @@ def _build_on_subsets(
     """Fit beliefs for subsets of many models, and for each tradeoff the best plan."""
     costs = trace.costs.mean(axis=0).tolist()
     count = states or int(np.clip(len(trace) // ROWS_PER_STATE, 4, MAX_STATES // 2))
-    names = useful_signals(trace, trace.wrong())
+    names = useful_signals(trace, trace.loss_shares())
     pool = list(range(len(costs)))
     scored_once = _scores_once(trace, Lattice(costs, pool, 1).prefixes, seed, names)
     options: dict[str, Any] = {
@@ -295,14 +296,16 @@ def _build_on_subsets(
             return build_belief(trace, tradeoffs, order="fixed", states=states, seed=seed)
         steps = _in_order_of_asking(policies[0].problem, steps)
     with one_thread():
-        belief = fit_belief(trace, trace.wrong(), steps, scored_once=scored_once, signals=names)
+        belief = fit_belief(
+            trace, trace.loss_shares(), steps, scored_once=scored_once, signals=names
+        )
     used = rows.at(places)
     ladder = FittedLadder.of(
         Ladder(tuple(policies)), _model(trace, belief, steps, used.edges, "any", count)
     )
     say("estimating what the policies do on new rows")
     rungs = _rungs(ladder, trace, used)
-    optimism = search.optimism(every)
+    optimism = search.optimism(every) * trace.loss_scale
     smoothed = None if rungs.smoothed_errors is None else rungs.smoothed_errors + optimism
     return ladder.with_rungs(
         dataclasses.replace(rungs, errors=rungs.errors + optimism, smoothed_errors=smoothed)
@@ -317,7 +320,7 @@ def _scores_once(trace: Trace, steps: Sequence[Step], seed: int, signals: tuple[
     """
     if not has_class_terms(trace):
         return True
-    wrong, rows = trace.wrong(), np.arange(len(trace))[:, np.newaxis]
+    wrong, rows = trace.loss_shares(), np.arange(len(trace))[:, np.newaxis]
     some = [step for step in steps if 1 < len(step) <= MAX_ASKED]
     losses = []
     for once in (False, True):
@@ -407,7 +410,7 @@ class _Search:
         for place, k in enumerate(places):
             members[place, list(self.lattice.steps[k])] = True
         states = States(rows.found[part].astype(np.uint8), rows.owner[part], members)
-        wrong, each = trace.wrong(), np.arange(len(part))
+        wrong, each = self.trace.loss_shares()[part], np.arange(len(part))
         played = [states.play(policy) for policy in policies]
         errors = [wrong[each, own.answer].mean() for own in played]
         full = full_cost(self.trace.spec, self.trace)
@@ -433,20 +436,21 @@ def _rungs(ladder: FittedLadder, trace: Trace, rows: _Rows) -> Rungs:
     states = rows.found.astype(np.uint8)
     as_served = ladder.fitted.states(trace)
     each = np.arange(len(trace))
-    wrong = trace.wrong()
+    losses = trace.losses()
     errors, costs, smoothed = [], [], []
     for policy in ladder:
         step, _, _ = play_states(policy.policy, states)
-        errors.append(wrong[each, rows.owner[each, step]].mean())
+        errors.append(losses[each, rows.owner[each, step]].mean())
         smoothed.append(rows.lost[each, step].mean())
         costs.append(paid(as_served.play(policy.policy).asked, trace).mean())
-    alone = wrong.mean(axis=0)
-    return Rungs(np.array(errors), np.array(costs), np.array(smoothed), alone)
+    alone = losses.mean(axis=0)
+    scaled = np.array(smoothed) * trace.loss_scale
+    return Rungs(np.array(errors), np.array(costs), scaled, alone)
 
 
 def _cross_fitted(
     trace: Trace,
-    wrong: NDArray[np.bool_],
+    wrong: Losses,
     steps: Sequence[Step],
     seed: int,
     say: Callable[[str], object] = str,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.fitted.quantiser import Quantiser
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Losses, Trace
 
 __all__ = ["Counts", "Pair"]
 
@@ -36,23 +36,31 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """Weighted counts of states, pairs and wrong answers; sums of confidence and cost."""
+    """Weighted counts of states, pairs and wrong answers; sums of confidence, loss and cost."""
 
     rows: float
     """The weight of all rows."""
     pairs: Mapping[Pair, NDArray[np.float64]]
     """Shape (states of source, states of target) each; one row from the start."""
     wrong: tuple[NDArray[np.float64], ...]
-    """Per node, shape (states,): the weight of wrong answers given in each state."""
+    """Per node, shape (states,): the weight of wrong answers given in each state, or the sum of
+    their losses."""
     confidence: tuple[NDArray[np.float64], ...]
     """Per node, shape (states,): the sum of confidences in each state."""
     cost: NDArray[np.float64]
     """Shape (nodes,): the sum of costs."""
+    largest_loss: float | None = None
+    """The largest loss there can be, or that the rows have; ``None`` for right and wrong."""
+
+    @property
+    def loss_unit(self) -> float:
+        """The unit of loss of a fit: 1 where answers are right or wrong."""
+        return 1.0 if self.largest_loss is None else self.largest_loss
 
     @classmethod
     def of(cls, trace: Trace, quantiser: Quantiser, pairs: Sequence[Pair]) -> Counts:
         """Count a trace, on as many threads as there are cores where it is long."""
-        wrong = trace.wrong()
+        wrong = trace.losses()
         parts = min(os.cpu_count() or 1, len(trace) // ROWS_FOR_A_THREAD) or 1
         cuts = np.linspace(0, len(trace), parts + 1).astype(int).tolist()
 
@@ -69,7 +77,7 @@ class Counts:
     def _of_rows(
         cls,
         trace: Trace,
-        wrong: NDArray[np.bool_],
+        wrong: Losses,
         quantiser: Quantiser,
         pairs: Sequence[Pair],
         start: int,
@@ -81,22 +89,25 @@ class Counts:
         tables = {
             (u, v): np.zeros((1 if u < 0 else sizes[u]) * sizes[v] * 2, np.intp) for u, v in pairs
         }
-        sums = [np.zeros(size) for size in sizes]
+        sums, lost = ([np.zeros(size) for size in sizes] for _ in range(2))
+        graded = wrong.dtype != np.bool_
         for at in range(start, stop, CHUNK):
             part = slice(at, min(at + CHUNK, stop))
             confidence = trace.confidence[part]
             states = quantiser.states(confidence)
             ends = [states[:, v].astype(np.uint32) for v in range(nodes)]
-            bad = np.ascontiguousarray(wrong[part].T).view(np.uint8)
+            bad = np.ascontiguousarray(wrong[part].T)
+            flags = np.zeros(bad.shape, np.uint8) if graded else bad.view(np.uint8)
             for (source, target), table in tables.items():
                 code = ends[target] if source < 0 else ends[source] * np.uint32(sizes[target])
                 code = (code + ends[target] if source >= 0 else code) * np.uint32(2)
-                code += bad[target]
+                code += flags[target]
                 table += np.bincount(code.astype(np.intp), minlength=len(table))
             for v in range(nodes):
-                sums[v] += np.bincount(
-                    ends[v].astype(np.intp), confidence[:, v], minlength=sizes[v]
-                )
+                own = ends[v].astype(np.intp)
+                sums[v] += np.bincount(own, confidence[:, v], minlength=sizes[v])
+                if graded:
+                    lost[v] += np.bincount(own, bad[v], minlength=sizes[v])
         split = {
             (u, v): table.reshape(-1, sizes[v], 2).astype(float) for (u, v), table in tables.items()
         }
@@ -105,9 +116,12 @@ class Counts:
         return cls(
             rows=float(rows),
             pairs={pair: table.sum(axis=2) for pair, table in split.items()},
-            wrong=tuple(split[entering[v]][:, :, 1].sum(axis=0) for v in range(nodes)),
+            wrong=tuple(lost)
+            if graded
+            else tuple(split[entering[v]][:, :, 1].sum(axis=0) for v in range(nodes)),
             confidence=tuple(sums),
             cost=rows * trace.cost if trace.cost.ndim == 1 else trace.cost[start:stop].sum(axis=0),
+            largest_loss=trace.loss_scale if graded else None,
         )
 
     def __add__(self, other: Counts) -> Counts:
@@ -124,6 +138,9 @@ class Counts:
             wrong=tuple(map(np.add, self.wrong, other.wrong)),
             confidence=tuple(map(np.add, self.confidence, other.confidence)),
             cost=self.cost + other.cost,
+            largest_loss=None
+            if self.largest_loss is None or other.largest_loss is None
+            else max(self.largest_loss, other.largest_loss),
         )
 
     def scaled(self, weight: float) -> Counts:
@@ -136,6 +153,7 @@ class Counts:
             wrong=tuple(weight * table for table in self.wrong),
             confidence=tuple(weight * table for table in self.confidence),
             cost=weight * self.cost,
+            largest_loss=self.largest_loss,
         )
 
     def seen(self, node: int) -> NDArray[np.float64]:

@@ -149,7 +149,7 @@ def with_rungs(ladder: FittedLadder, errors: NDArray[np.float64], trace: Trace) 
     """
     costs = np.array([paid(each.asked, trace).mean() for each in ladder.play_all(trace)])
     smoothed = None if ladder.rungs is None else ladder.rungs.smoothed_errors
-    return ladder.with_rungs(Rungs(errors, costs, smoothed, trace.wrong().mean(axis=0)))
+    return ladder.with_rungs(Rungs(errors, costs, smoothed, trace.losses().mean(axis=0)))
 
 
 def _split(trace: Trace, share: float, seed: int) -> tuple[Trace, Trace]:
@@ -313,6 +313,7 @@ def build_from(
         trace_digest=trace_digest,
         rows=int(counts.rows),
         full_cost=full,
+        loss_scale=counts.largest_loss,
     )
     return FittedLadder.of(solve_ladder(problem, tradeoffs), fitted)
 
@@ -329,7 +330,7 @@ def problem_of(
     costs = counts.cost / counts.rows
     nodes = []
     for column in columns:
-        losses = _losses(counts, column, plan.belief)
+        losses = _losses(counts, column, plan.belief, counts.loss_unit)
         if certain_last and column == len(spec.names) - 1:
             losses = np.zeros_like(losses)  # right by definition
         nodes.append(Node(spec.names[column], losses))
@@ -355,15 +356,17 @@ def default_tradeoffs() -> NDArray[np.float64]:
     return np.concatenate([[0.0], np.sort(1 / (1 + weight)), [1.0]])
 
 
-def _losses(counts: Counts, node: int, belief: BeliefKind) -> NDArray[np.float64]:
+def _losses(counts: Counts, node: int, belief: BeliefKind, unit: float) -> NDArray[np.float64]:
+    """Return the loss of each state of a node, in shares of the unit of loss."""
     seen = counts.seen(node)
     some = np.where(seen > 0, seen, 1.0)
     if belief == "none":
         mean = counts.confidence[node] / some
         filled = np.where(seen > 0, mean, mean[seen > 0].mean())
         return np.asarray(np.clip(1 - filled, 0.0, 1.0))
-    share = counts.wrong[node].sum() / seen.sum()
-    raw = (counts.wrong[node] + SHRINKAGE * share) / (seen + SHRINKAGE)
+    wrong = counts.wrong[node] / unit
+    share = wrong.sum() / seen.sum()
+    raw = (wrong + SHRINKAGE * share) / (seen + SHRINKAGE)
     return falling(raw, seen + SHRINKAGE)
 
 
@@ -421,19 +424,20 @@ def _held_out(
     A row's objective is its mean over the ladder, costs as shares of the full model's.
     """
     rows = np.random.default_rng(options.seed).permutation(len(trace))
-    full = full_cost(trace.spec, trace)
+    full, unit = full_cost(trace.spec, trace), trace.loss_scale
     errors, costs = np.zeros(len(tradeoffs)), np.zeros(len(tradeoffs))
     objective = np.zeros(len(trace))
     for part in np.array_split(rows, min(options.folds, len(trace))):
         ladder = build(trace.take(np.setdiff1d(rows, part)), plan, tradeoffs)
         held = trace.take(part)
-        wrong = held.wrong()
+        losses = held.losses()
         for rung, played in enumerate(ladder.play_all(held)):
-            mine = wrong[np.arange(len(part)), played.answer]
+            mine = losses[np.arange(len(part)), played.answer]
             cost = paid(played.asked, held)
             errors[rung] += mine.sum()
             costs[rung] += cost.sum()
-            objective[part] += tradeoffs[rung] * mine + (1 - tradeoffs[rung]) * cost / full
+            weighed = tradeoffs[rung] * (mine / unit)
+            objective[part] += weighed + (1 - tradeoffs[rung]) * cost / full
     count = len(trace)
     return Rungs(errors / count, costs / count), objective / len(tradeoffs)
 

@@ -2,6 +2,11 @@
 
 The model is described in :mod:`ttamer.fitted.belief`. Weights are shrunk towards those of a node by
 itself, the more the fewer rows there are.
+
+Where answers have losses, the outcome is the loss as a share of the largest one, from 0 to 1:
+logistic regression then estimates the expected share (Papke and Wooldridge, 1996). Such shares
+spread less than right and wrong do, by a factor called the dispersion; penalties are multiplied by
+it, which is the same as weighing rows by what they tell.
 """
 
 from __future__ import annotations
@@ -26,14 +31,14 @@ from ttamer.fitted.belief import (
 )
 from ttamer.fitted.quantiser import Quantiser
 from ttamer.stats.isotonic import falling, rising
-from ttamer.stats.logistic import fit_by_class, fit_logistic, logit, sigmoid
+from ttamer.stats.logistic import CLASS_RIDGE, fit_by_class, fit_logistic, logit, sigmoid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Losses, Trace
 
 __all__ = [
     "Shrinkage",
@@ -83,6 +88,8 @@ MAX_SIGNAL_BINS = 8
 """A signal is cut into at most this many bins."""
 ROUNDS = 25
 """The number of Newton steps."""
+MIN_DISPERSION = 1e-3
+"""Losses are taken to spread at least this much, relative to right and wrong."""
 
 
 def sampled(rows: int, count: int) -> NDArray[np.intp]:
@@ -93,6 +100,18 @@ def sampled(rows: int, count: int) -> NDArray[np.intp]:
     """
     chosen = np.random.default_rng([rows, 4]).choice(rows, count, replace=False, shuffle=False)
     return np.sort(chosen)
+
+
+def dispersion(shares: Losses) -> float:
+    """Return the spread of losses relative to right and wrong of the same mean; 1 for those.
+
+    >>> dispersion(np.array([True, False])), dispersion(np.array([0.25, 0.75]))
+    (1.0, 0.25)
+    """
+    if shares.dtype == np.bool_:
+        return 1.0
+    mean = float(shares.mean())
+    return float(np.clip(shares.var() / max(mean * (1 - mean), 1e-12), MIN_DISPERSION, 1.0))
 
 
 def has_class_terms(trace: Trace) -> bool:
@@ -120,7 +139,7 @@ def classes_of(trace: Trace, belief: Belief) -> tuple[str, ...]:
 
 def fit_belief(
     trace: Trace,
-    wrong: NDArray[np.bool_],
+    wrong: Losses,
     steps: Sequence[Step],
     *,
     class_terms: bool | None = None,
@@ -131,7 +150,7 @@ def fit_belief(
 
     Args:
         trace: The rows to fit to.
-        wrong: Shape (T, n), whether each answer is wrong.
+        wrong: Shape (T, n), whether each answer is wrong, or its loss from 0 to 1.
         steps: The steps to fit regressions for.
         class_terms: Whether there are class terms; by default where ``has_class_terms``.
         signals: The signals to use; by default those of ``useful_signals``.
@@ -155,14 +174,16 @@ def fit_belief(
     if class_terms is None:
         class_terms = has_class_terms(trace)
     by_offset = has_class_offsets(trace) and not (class_terms and scored_once)
-    pooled = _pooled(trace.confidence, wrong, bins) if network else None
+    spread = dispersion(wrong)
+    pooled = _pooled(trace.confidence, wrong, bins, spread) if network else None
     for v in range(nodes):
-        levels.append(_levels(bins[:, v], wrong[:, v], None if pooled is None else pooled[v]))
+        given = None if pooled is None else pooled[v]
+        levels.append(_levels(bins[:, v], wrong[:, v], given, spread))
         own = levels[v][bins[:, v]]
         if predictions is None:
             offsets.append({})
         elif by_offset:
-            offsets.append(_offsets(predictions[:, v], own, wrong[:, v]))
+            offsets.append(_offsets(predictions[:, v], own, wrong[:, v], spread * OFFSET_RIDGE))
         else:
             offsets.append(dict(NO_OFFSET))
     rough = Belief(quantiser.edges, tuple(levels), tuple(offsets), {}, certain_last)
@@ -170,12 +191,12 @@ def fit_belief(
     values = signal_values(trace, names) if names else None
     if values is not None:
         before = rough.evidence(trace.confidence, predictions)
-        fitted = _signals(names, values, before.odds + before.offset, wrong)
+        fitted = _signals(names, values, before.odds + before.offset, wrong, spread)
         rough = dataclasses.replace(rough, signals=fitted)
     seen = rough.evidence(trace.confidence, predictions, values)
     errors = wrong.mean(axis=0)
     weights, by_class = {}, {}
-    shrinkage = Shrinkage.of(len(trace), network=network)
+    shrinkage = Shrinkage.of(len(trace), network=network, dispersion=spread)
     for step in steps:
         for answer in context_of(step):
             if certain_last and answer == nodes - 1:
@@ -188,6 +209,7 @@ def fit_belief(
                     wrong[:, answer],
                     classes=len(trace.classes),
                     ridge=shrinkage.ridge,
+                    class_ridge=shrinkage.by_class,
                     prior=_alone(features.shape[1]),
                 )
                 weights[step, answer] = _rounded(np.clip(found, -EXCLUDED_LOGIT, EXCLUDED_LOGIT))
@@ -217,7 +239,7 @@ def fit_belief(
     return dataclasses.replace(rough, weights=weights, by_class=by_class)
 
 
-def useful_signals(trace: Trace, wrong: NDArray[np.bool_]) -> tuple[str, ...]:
+def useful_signals(trace: Trace, wrong: Losses) -> tuple[str, ...]:
     """Return the signals that clearly say something about the errors.
 
     For each signal, the errors of each node in its bins are compared with the node's own error by a
@@ -226,7 +248,7 @@ def useful_signals(trace: Trace, wrong: NDArray[np.bool_]) -> tuple[str, ...]:
 
     Args:
         trace: The rows to fit to.
-        wrong: Shape (T, n), whether each answer is wrong.
+        wrong: Shape (T, n), whether each answer is wrong, or its loss from 0 to 1.
 
     Returns:
         Names, in the order of the trace.
@@ -239,19 +261,21 @@ def useful_signals(trace: Trace, wrong: NDArray[np.bool_]) -> tuple[str, ...]:
     bins = quantiser.states(values).astype(np.int32)
     odds = np.tile(logit(wrong.mean(axis=0)), (len(wrong), 1))
     kept = []
+    spread = dispersion(wrong)
     for k, name in enumerate(names):
         score, information = _scores(bins[:, k], odds, wrong)
         free = len(score) - 1
         if not free:
             continue
         statistic = (score**2 / np.maximum(information, MIN_INFORMATION)).sum(axis=0).mean()
+        statistic /= spread
         if statistic - free > SIGNAL_ERRORS * (2 * free) ** 0.5:
             kept.append(name)
     return tuple(kept)
 
 
 def _scores(
-    bins: NDArray[np.int32], odds: NDArray[np.float64], wrong: NDArray[np.bool_]
+    bins: NDArray[np.int32], odds: NDArray[np.float64], wrong: Losses
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the score and the information of an offset of 0, shape (bins, nodes) each."""
     chance = sigmoid(odds)
@@ -264,7 +288,8 @@ def _signals(
     names: tuple[str, ...],
     values: NDArray[np.float64],
     odds: NDArray[np.float64],
-    wrong: NDArray[np.bool_],
+    wrong: Losses,
+    spread: float,
 ) -> Signals:
     """Fit the signals one after the other, each to what those before leave unexplained."""
     quantiser = Quantiser.fit(values, states=MAX_SIGNAL_BINS, method="quantile")
@@ -275,13 +300,15 @@ def _signals(
     for k, bounds in enumerate(quantiser.edges):
         own = bins[:, k]
         offset = np.zeros((len(bounds) + 1, nodes))
-        ridge = _ridge_of(own, explained, wrong)
+        ridge = _ridge_of(own, explained, wrong, spread)
         for v in range(nodes):
             for code, value in _offsets(own, explained[:, v], wrong[:, v], ridge).items():
                 offset[code, v] = value
         router_logit = np.zeros(len(bounds) + 1)
         every = np.repeat(own, nodes)
-        for code, value in _offsets(every, guess.ravel(), wrong.ravel()).items():
+        for code, value in _offsets(
+            every, guess.ravel(), wrong.ravel(), spread * OFFSET_RIDGE
+        ).items():
             router_logit[code] = value
         explained += offset[own]
         guess += router_logit[own][:, np.newaxis]
@@ -291,16 +318,21 @@ def _signals(
 
 
 def _ridge_of(
-    bins: NDArray[np.int32], odds: NDArray[np.float64], wrong: NDArray[np.bool_]
+    bins: NDArray[np.int32],
+    odds: NDArray[np.float64],
+    wrong: Losses,
+    dispersion: float,
 ) -> float:
     """Return the ridge that suits the spread of a signal's offsets, by the method of moments.
 
     An offset of variance t adds ``t * information**2`` to the variance of the score, which is the
-    information without it.
+    information times the dispersion without it.
     """
     score, information = _scores(bins, odds, wrong)
-    spread = (score**2 - information).sum() / max(MIN_INFORMATION, (information**2).sum())
-    return float(np.clip(1 / max(spread, 1e-9), OFFSET_RIDGE, MAX_OFFSET_RIDGE))
+    excess = (score**2 - dispersion * information).sum()
+    spread = excess / max(MIN_INFORMATION, (information**2).sum())
+    ridge = np.clip(dispersion / max(spread, 1e-9), dispersion * OFFSET_RIDGE, MAX_OFFSET_RIDGE)
+    return float(ridge)
 
 
 @dataclass(frozen=True)
@@ -312,13 +344,16 @@ class Shrinkage:
     """The ridge where nodes with a lower error disagree with the answer: such rows are few."""
     memory: int
     """How many of the last nodes asked have a weight."""
+    by_class: float = CLASS_RIDGE
+    """The ridge of class terms."""
 
     @classmethod
-    def of(cls, rows: int, *, network: bool) -> Shrinkage:
+    def of(cls, rows: int, *, network: bool, dispersion: float = 1.0) -> Shrinkage:
         """Return what suits a number of rows; exits of one network are shrunk more."""
         more = 3.0 if network else 1.0
         memory = SHORT_MEMORY if network and rows <= FEW_ROWS else MAX_CONTEXT
-        return cls(4.0 + more * 5000 / rows, 20.0 + more * 6000 / rows, memory)
+        ridge, alone = 4.0 + more * 5000 / rows, 20.0 + more * 6000 / rows
+        return cls(dispersion * ridge, dispersion * alone, memory, dispersion * CLASS_RIDGE)
 
 
 def _never(width: int) -> NDArray[np.float64]:
@@ -337,7 +372,7 @@ def _alone(width: int) -> NDArray[np.float64]:
 
 def _weights(
     features: NDArray[np.float64],
-    wrong: NDArray[np.bool_],
+    wrong: Losses,
     better: Iterable[int],
     shrinkage: Shrinkage,
     codes: NDArray[np.int32] | None = None,
@@ -355,8 +390,9 @@ def _weights(
     found, terms = prior, np.zeros(classes)
     if alone.any() and codes is not None:
         found, terms = fit_by_class(
-            features[alone], codes[alone], wrong[alone], classes=classes, ridge=ridge, prior=prior
-        )
+            features[alone], codes[alone], wrong[alone], classes=classes, ridge=ridge, prior=prior,
+            class_ridge=shrinkage.by_class,
+        )  # fmt: skip
     elif alone.any():
         found = fit_logistic(features[alone], wrong[alone], ridge=ridge, prior=prior)
     found = np.clip(found, -EXCLUDED_LOGIT, EXCLUDED_LOGIT)
@@ -388,19 +424,25 @@ def predictions_of(trace: Trace) -> NDArray[np.int32] | None:
 
 
 def _pooled(
-    confidence: NDArray[np.float64], wrong: NDArray[np.bool_], bins: NDArray[np.uint8]
+    confidence: NDArray[np.float64],
+    wrong: Losses,
+    bins: NDArray[np.uint8],
+    spread: float,
 ) -> list[NDArray[np.float64]]:
     """Return, per node and bin, the log-odds that all nodes together have at its confidences."""
     every = confidence.reshape(-1, 1)
     own = Quantiser.fit(every, states=CONFIDENCE_BINS, method="quantile").states(every)[:, 0]
-    odds = _levels(own, wrong.ravel())[own].reshape(confidence.shape)
+    odds = _levels(own, wrong.ravel(), None, spread)[own].reshape(confidence.shape)
     return [
         np.bincount(bins[:, v], odds[:, v]) / np.bincount(bins[:, v]) for v in range(bins.shape[1])
     ]
 
 
 def _levels(
-    bins: NDArray[np.uint8], wrong: NDArray[np.bool_], pooled: NDArray[np.float64] | None = None
+    bins: NDArray[np.uint8],
+    wrong: Losses,
+    pooled: NDArray[np.float64] | None,
+    spread: float,
 ) -> NDArray[np.float64]:
     """Return the log-odds of being wrong in each bin of confidence, never rising.
 
@@ -418,7 +460,7 @@ def _levels(
     tents = np.stack([np.interp(place, knots, tent) for tent in np.eye(len(knots))], axis=1)
     bends = np.diff(np.eye(len(knots)), 2, axis=0)
     ridge = RIDGE if pooled is None else POOLED_RIDGE
-    penalty = STIFFNESS * bends.T @ bends + ridge * np.eye(len(knots))
+    penalty = spread * (STIFFNESS * bends.T @ bends + ridge * np.eye(len(knots)))
     share = logit((bad.sum() + 0.5) / (rows.sum() + 1)) if pooled is None else pooled
     height = np.zeros(len(knots))
     for _ in range(ROUNDS):
@@ -430,7 +472,8 @@ def _levels(
     one_way = falling(free, rows)
     if pooled is None:
         other_way = rising(free, rows)
-        if _deviance(one_way, rows, bad) - _deviance(other_way, rows, bad) > REVERSAL_NATS:
+        gain = _deviance(one_way, rows, bad) - _deviance(other_way, rows, bad)
+        if gain > spread * REVERSAL_NATS:
             one_way = other_way
     most = float(logit(np.array(1.0)))
     return _rounded(np.clip(one_way, -most, most))
@@ -446,8 +489,8 @@ def _deviance(
 def _offsets(
     codes: NDArray[np.int32],
     odds: NDArray[np.float64],
-    wrong: NDArray[np.bool_],
-    ridge: float = OFFSET_RIDGE,
+    wrong: Losses,
+    ridge: float,
 ) -> dict[int, float]:
     """Return what each code adds to the log-odds that confidence gives."""
     count = np.bincount(codes + 1)  # the first is no answer

@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["fit_by_class", "fit_logistic", "logit", "sigmoid"]
+__all__ = ["CLASS_RIDGE", "fit_by_class", "fit_logistic", "logit", "sigmoid"]
 
 MAX_ROUNDS = 25
 """Newton's method stops after this many steps at the latest."""
@@ -59,7 +59,7 @@ def logit(chances: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def fit_logistic(
     features: NDArray[np.float64],
-    outcomes: NDArray[np.bool_],
+    outcomes: NDArray[np.bool_] | NDArray[np.float64],
     *,
     ridge: float,
     prior: NDArray[np.float64] | None = None,
@@ -73,7 +73,8 @@ def fit_logistic(
 
     Args:
         features: Shape (T, d), with a first column of ones.
-        outcomes: Shape (T,): whether the outcome occurred.
+        outcomes: Shape (T,): whether the outcome occurred, or a number from 0 to 1, of which the
+            mean is estimated.
         ridge: The strength of the penalty, at least 0.
         prior: Shape (d,): the weights towards which the fit is drawn; zeros by default.
         start: Shape (d,): the weights at which Newton's method starts; the prior by default.
@@ -120,17 +121,18 @@ def fit_logistic(
 def fit_by_class(
     features: NDArray[np.float64],
     codes: NDArray[np.int32],
-    outcomes: NDArray[np.bool_],
+    outcomes: NDArray[np.bool_] | NDArray[np.float64],
     *,
     classes: int,
     ridge: float,
     prior: NDArray[np.float64],
+    class_ridge: float = CLASS_RIDGE,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return weights, and a term for each class, so that their sum is the log-odds of outcomes.
 
     ``features`` has shape (T, d) with a first column of ones; weights are drawn towards the prior
     as :func:`ttamer.stats.fit_logistic` draws them. ``codes`` holds the class of each row, or -1
-    for none; such rows have no term.
+    for none; such rows have no term. The square of a term is penalised by ``class_ridge``.
     """
     order = np.argsort(codes, kind="stable")
     rows, own = features[order], codes[order]
@@ -141,14 +143,14 @@ def fit_by_class(
     spread = rows.std(axis=0)
     spread[0] = 0.0
     penalty = ridge * spread**2 + 1e-9 * len(rows)
-    holding = np.where(met < 0, np.inf, CLASS_RIDGE)
+    holding = np.where(met < 0, np.inf, class_ridge)
     weights, terms = prior.copy(), np.zeros(len(met))
     step, turn = np.zeros(len(prior)), np.zeros(len(met))
     best = np.inf
     for _ in range(MAX_ROUNDS):
         odds = rows @ weights + np.repeat(terms, sizes)
         far = weights - prior
-        drawn = penalty @ far**2 + CLASS_RIDGE * (terms @ terms)
+        drawn = penalty @ far**2 + class_ridge * (terms @ terms)
         loss = float(np.logaddexp(0, odds).sum() - wanted @ odds + 0.5 * drawn)
         if loss > best + 1e-9 * abs(best):  # too long a step: half of it
             step, turn = 0.5 * step, 0.5 * turn
@@ -164,7 +166,7 @@ def fit_by_class(
         across = np.add.reduceat(weighed, starts, axis=0)
         alone = np.add.reduceat(bends, starts) + holding
         slope = rows.T @ (chances - wanted) + penalty * far
-        tilt = np.add.reduceat(chances - wanted, starts) + CLASS_RIDGE * terms
+        tilt = np.add.reduceat(chances - wanted, starts) + class_ridge * terms
         share = across / alone[:, np.newaxis]
         system = weighed.T @ rows + np.diag(penalty) - across.T @ share
         step = -np.linalg.solve(system, slope - share.T @ tilt)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ttamer.errors import TraceError
-from ttamer.trace.trace import EXTRA_FIELDS, OnBad, Trace
+from ttamer.trace.trace import EXTRA_FIELDS, OnBad, Trace, graded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,6 +59,9 @@ class TraceBuilder:
         self._numbers = {"confidence": block(np.float64)}
         # What a node has no column for: its cost in the cascade, and NaN for the others.
         defaults = {name: np.full(len(layout.spec), math.nan) for name in EXTRA_FIELDS}
+        for name in ("loss", "score"):
+            if layout.fields[name]:
+                self._numbers[name] = block(np.float64)
         for name, default in {"cost": layout.spec.costs, **defaults}.items():
             if layout.fields[name]:
                 self._numbers[name] = block(np.float64)
@@ -109,12 +112,18 @@ class TraceBuilder:
                 if count:
                     left_out[f"{column} {what}"] = count
                 keep &= ~bad
+        spec, loss = self._layout.spec, self._numbers.get("loss")
+        if "score" in self._numbers:
+            spec, loss = graded(spec, _kept(self._numbers["score"], keep))
+        else:
+            loss = _kept(loss, keep)
         return Trace(
-            self._layout.spec,
+            spec,
             _kept(self._numbers["confidence"], keep),
             prediction=_kept(self._prediction, keep),
             label=_kept(self._label, keep),
             correct=None if self._correct is None else _kept(self._correct.view(np.bool_), keep),
+            loss=loss,
             cost=_kept(self._numbers.get("cost"), keep),
             signals={name: _kept(values, keep) for name, values in self._signals.items()},
             extras={n: _kept(self._numbers[n], keep) for n in EXTRA_FIELDS if n in self._numbers},
@@ -136,20 +145,28 @@ class TraceBuilder:
             bad = ~np.isfinite(values)
             if bad.any():
                 faults.append((column, "is missing, NaN or infinite", bad))
-        if "cost" in self._numbers:
-            for node, column in layout.fields["cost"].items():
-                bad = self._numbers["cost"][:, node] < 0
+        for name in ("cost", "loss", "score"):
+            for node, column in layout.fields[name].items():
+                block = self._numbers[name][:, node]
+                bad = block < 0
                 if bad.any():
                     raise TraceError(
                         f"{layout.place}: column {column!r}: {self._rows(bad)} negative, and a "
-                        "cost is not; correct the log"
+                        f"{name} is not; correct the log"
+                    )
+                bad = block > 1
+                if name == "score" and bad.any():
+                    raise TraceError(
+                        f"{layout.place}: column {column!r}: {self._rows(bad)} above 1, and a "
+                        "score is from 0 to 1; give other grades as <node>.loss"
                     )
         if self._correct is not None:
             for node, column in layout.fields["correct"].items():
                 bad = self._correct[:, node] < 0
                 if bad.any():
                     faults.append((column, "is missing", bad))
-        needed = self._correct is None and layout.spec.target == "label"
+        graded_rows = bool(layout.fields["loss"] or layout.fields["score"])
+        needed = self._correct is None and not graded_rows and layout.spec.target == "label"
         if self._label is not None and layout.label and needed:
             bad = self._label < 0
             if bad.any():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Layout", "columns_of", "infer_spec", "plan"]
 
-_FIELDS = ("confidence", "prediction", "correct", "cost", *EXTRA_FIELDS)
+_FIELDS = ("confidence", "prediction", "correct", "loss", "score", "cost", *EXTRA_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,19 @@ class Layout:
     label: str | None
     """The column of labels, if there is one."""
     fields: Mapping[str, Mapping[int, str]]
-    """Column names by field and node number."""
+    """Column names by field and node number; a field that is left out has none."""
     signals: Mapping[str, str]
     """Column names by signal."""
     notes: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        every = {name: self.fields.get(name, {}) for name in _FIELDS}
+        object.__setattr__(self, "fields", every)
+
     @property
     def numbers(self) -> tuple[str, ...]:
         """Columns that hold numbers."""
-        names = ("confidence", "cost", *EXTRA_FIELDS)
+        names = ("confidence", "loss", "score", "cost", *EXTRA_FIELDS)
         node = (c for name in names for c in self.fields[name].values())
         return (*node, *self.signals.values())
 
@@ -93,7 +97,7 @@ def plan(
             f"{place}: columns of nodes that are not in the cascade: {shown(strangers)}; the "
             f"cascade has {shown(spec.names)}: add a [[node]] for them, or remove the columns"
         )
-    for name in ("confidence", "prediction", "correct"):
+    for name in ("confidence", "prediction", "correct", "loss", "score"):
         lacking = [f"{n}.{name}" for i, n in enumerate(spec.names) if i not in fields[name]]
         if lacking and (name == "confidence" or fields[name]):
             hint = f" (not understood: {shown(unused)})" if unused else ""
@@ -102,6 +106,10 @@ def plan(
                 f"{place}: the column {lacking[0]!r} is missing{every}; the file has "
                 f"{shown(columns, 12)}{hint}"
             )
+    if fields["loss"] and fields["score"]:
+        raise TraceError(
+            f"{place}: has columns of losses and of scores; a score is one minus a loss: keep one"
+        )
     found = [f"columns not used: {shown(unused)}"] if unused else []
     if fields["cost"] and len(fields["cost"]) < len(spec):
         rest = [n for i, n in enumerate(spec.names) if i not in fields["cost"]]
@@ -163,6 +171,8 @@ def columns_of(trace: Trace, rows: slice) -> dict[str, NDArray[Any]]:
             columns[f"{name}.prediction"] = trace.prediction[rows, node]
         if trace.correct is not None:
             columns[f"{name}.correct"] = trace.correct[rows, node]
+        if trace.loss is not None:
+            columns[f"{name}.loss"] = trace.loss[rows, node]
         if trace.cost.ndim == 2:
             columns[f"{name}.cost"] = trace.cost[rows, node]
         for extra, values in trace.extras.items():

@@ -157,7 +157,7 @@ def read_source(source: Source, layout: Layout, on_bad: OnBad) -> Trace:
 
 
 def _check_classes(agreement: Agreement, layout: Layout, classes: Sequence[str]) -> None:
-    if not layout.flags:
+    if not layout.flags and not layout.fields["loss"] and not layout.fields["score"]:
         agreement.check(classes, layout.place)
     warn_of_spaces(classes, layout.place)
 

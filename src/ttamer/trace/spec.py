@@ -7,6 +7,8 @@
     [cascade]
     order = "any"            # "fixed", "skip", "any" or "auto" (the default: what pays)
     target = "label"         # "label" (the default) or "last": what counts as right
+    mistakes = {fraud = {"*" = 20.0}}  # unequal mistakes, by label and prediction
+    max_loss = 100.0         # the largest value of <node>.loss columns, where they have one
 
     [[node]]
     name = "small"
@@ -47,6 +49,7 @@ import numpy as np
 
 from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError, CascadeError
+from ttamer.trace.mistakes import checked_mistakes, largest_mistake
 
 if TYPE_CHECKING:
     import os
@@ -64,6 +67,7 @@ _TARGETS = get_args(Target)
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ESCAPES = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _ESCAPES |= {'"': '\\"', "\\": "\\\\"}
+_HEAD_KEYS = ("order", "target", "name", "mistakes", "max_loss")
 _NODE_KEYS = ("name", "cost", "after", "passing")
 
 
@@ -105,6 +109,8 @@ class CascadeSpec:
         target: What counts as right: "label", or "last" for agreement with the last node.
         name: A name for the cascade.
         serve: The ``[serve]`` table.
+        mistakes: What a mistake costs, by label and prediction (:mod:`ttamer.trace.mistakes`).
+        max_loss: The largest loss that a trace of this cascade can hold.
 
     Raises:
         CascadeError: If a node, a cost, the order or the target cannot be used.
@@ -120,6 +126,11 @@ class CascadeSpec:
     name: str | None = None
     serve: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """The ``[serve]`` table, kept as it stands for the serving layer."""
+    mistakes: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
+    """What a mistake costs, by label and prediction, ``"*"`` for any; empty where all cost 1."""
+    max_loss: float | None = None
+    """The largest loss that ``<node>.loss`` columns can hold, where it is known beforehand:
+    promises need it, and it is the unit of loss of a fit. It is 1 for scores."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", tuple(self.nodes))
@@ -128,6 +139,8 @@ class CascadeSpec:
         if self.name is not None and not isinstance(self.name, str):
             raise CascadeError(f"[cascade]: name must be text, not {self.name!r}")
         object.__setattr__(self, "serve", dict(self.serve))
+        object.__setattr__(self, "mistakes", checked_mistakes(self.mistakes))
+        self._check_max_loss()
         if not self.nodes:
             raise CascadeError("there are no nodes: add one [[node]] table for each model or exit")
         checked = []
@@ -145,6 +158,28 @@ class CascadeSpec:
             checked = [dataclasses.replace(n, passing=n.passing or 0.0) for n in checked]
         object.__setattr__(self, "nodes", tuple(checked))
         self._check_parents(numbers)
+
+    def _check_max_loss(self) -> None:
+        if self.max_loss is None:
+            return
+        if self.mistakes:
+            raise CascadeError(
+                "[cascade]: has mistakes and max_loss; the table of mistakes has its own largest "
+                "loss: remove max_loss"
+            )
+        price = _price(self.max_loss, "[cascade]: max_loss")
+        if not price:
+            raise CascadeError("[cascade]: max_loss is 0; it must be above 0")
+        object.__setattr__(self, "max_loss", price)
+
+    @property
+    def loss_bound(self) -> float | None:
+        """The largest loss there can be, where it is known beforehand: of mistakes, or declared.
+
+        >>> CascadeSpec.of({"a": 1.0}, mistakes={"fraud": {"*": 20.0}}).loss_bound
+        20.0
+        """
+        return largest_mistake(self.mistakes) if self.mistakes else self.max_loss
 
     def _check_passing(self, nodes: Sequence[CascadeNode]) -> None:
         for number, node in enumerate(nodes, start=1):
@@ -187,6 +222,8 @@ class CascadeSpec:
         target: Target = "label",
         name: str | None = None,
         passing: Mapping[str, float] | None = None,
+        mistakes: Mapping[str, Mapping[str, float]] | None = None,
+        max_loss: float | None = None,
     ) -> CascadeSpec:
         """Build a cascade from a cost per node name, in that order.
 
@@ -197,6 +234,8 @@ class CascadeSpec:
             name: A name for the cascade.
             passing: The cost of going past a node without asking it, by name; only with order
                 "skip".
+            mistakes: What a mistake costs, by label and prediction; ``"*"`` is any class.
+            max_loss: The largest loss that a trace can hold, where it is known.
 
         Returns:
             The cascade.
@@ -216,7 +255,7 @@ class CascadeSpec:
                 f"passing names {', '.join(map(repr, past))}, and costs does not; "
                 f"the nodes are {', '.join(costs)}"
             )
-        return cls(nodes, order, target, name)
+        return cls(nodes, order, target, name, mistakes=mistakes or {}, max_loss=max_loss)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -521,9 +560,9 @@ class CascadeSpec:
         if not isinstance(head, dict):
             raise CascadeError(f"[cascade] must be a table, not {head!r}")
         for key in head:
-            if key not in ("order", "target", "name"):
+            if key not in _HEAD_KEYS:
                 raise CascadeError(
-                    f"[cascade] has an unknown key {key!r}; it may have order, target, name"
+                    f"[cascade] has an unknown key {key!r}; it may have {', '.join(_HEAD_KEYS)}"
                 )
         serve = data.get("serve", {})
         if not isinstance(serve, dict):
@@ -552,6 +591,8 @@ class CascadeSpec:
             head.get("target", "label"),
             head.get("name"),
             serve,
+            head.get("mistakes", {}),
+            head.get("max_loss"),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -562,6 +603,10 @@ class CascadeSpec:
         """
         head: dict[str, Any] = {} if self.name is None else {"name": self.name}
         head |= {"order": self.order, "target": self.target}
+        if self.mistakes:
+            head["mistakes"] = {label: dict(row) for label, row in self.mistakes.items()}
+        if self.max_loss is not None:
+            head["max_loss"] = self.max_loss
         nodes = []
         for node in self.nodes:
             table: dict[str, Any] = {"name": node.name, "cost": node.cost}

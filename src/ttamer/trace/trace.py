@@ -1,8 +1,11 @@
 """A trace: the reply of each node to each input, as arrays.
 
-T inputs by n nodes: confidence, and where known prediction, correctness and cost, with the label
-and signals of each input. No scale of confidence is assumed. :mod:`ttamer.trace.files` reads and
-writes files.
+T inputs by n nodes: confidence, and where known prediction, correctness or loss, and cost, with
+the label and signals of each input. No scale of confidence is assumed.
+:mod:`ttamer.trace.files` reads and writes files.
+
+An answer is right or wrong, or it has a loss: ``loss`` in any unit, or unequal mistakes of the
+cascade (:mod:`ttamer.trace.mistakes`). :meth:`Trace.losses` returns either.
 """
 
 from __future__ import annotations
@@ -13,13 +16,14 @@ import json
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.trace.checks import check_classes
 from ttamer.trace.classes import ClassCodes
+from ttamer.trace.mistakes import mistake_table
 
 if TYPE_CHECKING:
     import os
@@ -30,9 +34,12 @@ if TYPE_CHECKING:
     from ttamer.trace.frames import FrameLibrary
     from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target
 
-__all__ = ["EXTRA_FIELDS", "OnBad", "Trace", "require_rows"]
+__all__ = ["EXTRA_FIELDS", "Losses", "Measure", "OnBad", "Trace", "graded", "require_rows"]
 
 OnBad = Literal["refuse", "skip"]
+Measure = Literal["error", "mean loss"]
+Losses: TypeAlias = "NDArray[np.bool_] | NDArray[np.float64]"
+"""Losses of answers: truth values where they are right or wrong, else numbers."""
 
 EXTRA_FIELDS = ("margin", "entropy", "latency")
 """Columns that a node may have besides its confidence, prediction, correctness and cost."""
@@ -65,6 +72,12 @@ class Trace:
     """Shape (T,): codes into ``classes``; -1 where the label is not known."""
     correct: NDArray[np.bool_] | None = None
     """Shape (T, n): whether the node was right, where the log has it."""
+    loss: NDArray[np.float64] | None = None
+    """Shape (T, n), finite and not negative: what the node's answer loses. It takes the place of
+    ``correct``; its unit is the user's."""
+    largest_loss: float | None = None
+    """The largest ``loss``: the unit of loss of a fit, where the cascade has none. Rows taken from
+    a trace keep it."""
     cost: NDArray[np.float64] = None  # type: ignore[assignment]  # the cascade's, if not given
     """Shape (n,), the cascade's own, or (T, n) where the log has one per row. Not negative."""
     signals: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -98,7 +111,7 @@ class Trace:
         else:
             put(self, "cost", _array(cost, np.float64, (rows, count), "cost"))
             _check_finite(self.cost, "cost", spec.names)
-            _check_not_negative(self.cost, spec.names)
+            _check_not_negative(self.cost, spec.names, "cost")
         for name, shape in (("prediction", (rows, count)), ("label", (rows,))):
             if getattr(self, name) is not None:
                 codes = np.asarray(getattr(self, name))
@@ -110,6 +123,13 @@ class Trace:
                     )
         if self.correct is not None:
             put(self, "correct", _array(self.correct, np.bool_, (rows, count), "correct"))
+        if self.loss is not None:
+            put(self, "loss", _array(self.loss, np.float64, (rows, count), "loss"))
+            _check_finite(self.loss, "loss", spec.names)
+            _check_not_negative(self.loss, spec.names, "loss")
+            _check_max_loss(self.loss, spec)
+            if self.largest_loss is None:
+                put(self, "largest_loss", float(self.loss.max(initial=0.0)))
         columns = {f"{n}.{f}" for n in spec.names for f in (*_NODE_FIELDS, *EXTRA_FIELDS)}
         signals = {}
         for name, values in self.signals.items():
@@ -135,6 +155,7 @@ class Trace:
         *,
         prediction: Sequence[Sequence[object]] | NDArray[Any] | None = None,
         label: Sequence[object] | NDArray[Any] | None = None,
+        score: ArrayLike | None = None,
         **fields: Any,
     ) -> Trace:
         """Build a trace from predictions and labels as they are: text, numbers, ``None``.
@@ -144,7 +165,8 @@ class Trace:
             confidence: Shape (T, n).
             prediction: Shape (T, n): the class that each node predicts; ``None`` is no answer.
             label: Shape (T,): the right class; ``None`` where it is not known.
-            **fields: Further fields of the class.
+            score: Shape (T, n): a grade of each answer from 0 to 1; its loss is 1 minus the score.
+            **fields: Further fields of the class, such as ``loss``, ``correct`` and ``cost``.
 
         Returns:
             The trace; ``classes`` lists every label and prediction once.
@@ -160,6 +182,10 @@ class Trace:
         coded = None if label is None else codes.encode(label)
         predicted = None if prediction is None else codes.encode(prediction)
         values: Any = np.asarray(confidence, np.float64)
+        if score is not None:
+            if fields.get("loss") is not None:
+                raise TraceError("give losses or scores, not both")
+            spec, fields["loss"] = graded(spec, np.asarray(score, np.float64))
         trace = cls(
             spec, values, prediction=predicted, label=coded, classes=codes.classes, **fields
         )
@@ -248,7 +274,7 @@ class Trace:
         return len(self.confidence)
 
     def __repr__(self) -> str:
-        known = [n for n in ("prediction", "label", "correct") if getattr(self, n) is not None]
+        known = [n for n in _OUTCOMES if getattr(self, n) is not None]
         if self.cost.ndim == 2:
             known.append("cost per row")
         known += [*self.extras, *(f"signal.{name}" for name in self.signals)]
@@ -307,6 +333,95 @@ class Trace:
         wrong |= self.prediction < 0
         wrong[:, -1] = False
         return np.asarray(wrong)
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether answers have losses of their own: ``loss``, or mistakes that cost unequally."""
+        return self.loss is not None or bool(self.spec.mistakes)
+
+    @property
+    def measure(self) -> Measure:
+        """What policies are measured by: the error, or the mean loss where answers have losses."""
+        return "mean loss" if self.is_graded else "error"
+
+    def losses(self, target: Target | None = None) -> Losses:
+        """Return, shape (T, n), what each answer loses.
+
+        Where answers are right or wrong this is :meth:`wrong`: truth values, and true is a loss
+        of 1.
+
+        Args:
+            target: ``"label"``: the losses of the trace, or what the mistakes cost. ``"last"``: by
+                how much an answer loses more than the last node's, and 0 where it loses less; with
+                a table of mistakes, what they cost if the last node is right. By default the
+                cascade's own target.
+
+        Returns:
+            Shape (T, n): truth values, or finite numbers that are not negative.
+
+        Raises:
+            ArgumentError: If the target is neither of these.
+            TraceError: If the trace lacks what the target needs.
+
+        >>> from ttamer.trace.spec import CascadeSpec
+        >>> spec = CascadeSpec.of({"small": 1.0, "large": 10.0})
+        >>> trace = Trace(spec, [[0.9, 0.8]], loss=[[0.5, 0.25]])
+        >>> trace.losses().tolist(), trace.losses("last").tolist()
+        ([[0.5, 0.25]], [[0.25, 0.0]])
+        """
+        target = self.spec.target if target is None else target
+        if not self.is_graded:
+            return self.wrong(target)
+        if target not in ("label", "last"):
+            raise ArgumentError(f'target is {target!r}; it must be "label" or "last"')
+        if self.loss is not None:
+            if target == "label":
+                return self.loss
+            return np.maximum(self.loss - self.loss[:, -1:], 0.0)
+        if self.prediction is None:
+            raise TraceError(
+                "[cascade] has a table of mistakes, which needs predictions: add columns "
+                "<node>.prediction"
+            )
+        right = self.prediction[:, -1] if target == "last" else self.label
+        if right is None:
+            raise TraceError(
+                "[cascade] has a table of mistakes, which needs labels: add a column label, or "
+                'set target = "last"'
+            )
+        unknown = np.flatnonzero(right < 0)
+        if unknown.size and target == "label":
+            raise TraceError(
+                f"mistakes: {unknown.size} rows have no label, the first is row {unknown[0]} "
+                "(counting from 0); leave them out"
+            )
+        table = mistake_table(self.spec.mistakes, self.classes)
+        costs = np.asarray(table[right[:, np.newaxis], self.prediction])
+        if target == "last":
+            costs[:, -1] = 0.0
+        return costs
+
+    @property
+    def loss_scale(self) -> float:
+        """The unit of loss of a fit: the largest loss there can be, or that the rows have.
+
+        It is 1 where answers are right or wrong, and for scores.
+        """
+        if not self.is_graded:
+            return 1.0
+        return self.spec.loss_bound or self.largest_loss or 1.0
+
+    def loss_shares(self, target: Target | None = None) -> Losses:
+        """Return, shape (T, n), the losses as shares of ``loss_scale``: from 0 to 1.
+
+        Args:
+            target: As for :meth:`losses`.
+
+        Returns:
+            Shape (T, n): truth values, or numbers from 0 to 1.
+        """
+        losses = self.losses(target)
+        return losses if losses.dtype == np.bool_ else losses / self.loss_scale
 
     def with_spec(self, spec: CascadeSpec) -> Trace:
         """Return the same rows for a cascade of the same nodes with other costs, order or target.
@@ -369,7 +484,7 @@ class Trace:
         part = object.__new__(Trace)
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
-            if each.name in ("confidence", "prediction", "label", "correct") or (
+            if each.name in ("confidence", *_OUTCOMES) or (
                 each.name == "cost" and self.cost.ndim == 2
             ):
                 value = pick(value)
@@ -462,6 +577,8 @@ class Trace:
             prediction=coded("prediction"),
             label=coded("label"),
             correct=None if first.correct is None else stack([t.correct for t in traces]),  # type: ignore[misc]
+            loss=None if first.loss is None else stack([t.loss for t in traces]),  # type: ignore[misc]
+            largest_loss=None if first.loss is None else max(t.largest_loss or 0.0 for t in traces),
             cost=first.cost if same_cost else stack([trace.costs for trace in traces]),
             signals={name: stack([t.signals[name] for t in traces]) for name in first.signals},
             extras={name: stack([t.extras[name] for t in traces]) for name in first.extras},
@@ -533,6 +650,7 @@ class Trace:
             confidence=columns(self.confidence),
             prediction=None if self.prediction is None else columns(self.prediction),
             correct=None if self.correct is None else columns(self.correct),
+            loss=None if self.loss is None else columns(self.loss),
             cost=fewer.costs
             if self.cost.ndim == 1
             else columns(self.cost) + np.stack(np.broadcast_arrays(*between), 1),
@@ -569,6 +687,7 @@ class Trace:
             ("prediction", self.prediction),
             ("label", self.label),
             ("correct", self.correct),
+            ("loss", self.loss),
             *((f"signal.{name}", self.signals[name]) for name in sorted(self.signals)),
             *((f"extra.{name}", self.extras[name]) for name in sorted(self.extras)),
         ]
@@ -646,7 +765,9 @@ class Trace:
 
 
 _DIGEST_ROWS = 1 << 17  # rows hashed at a time: no second copy of the trace is made
-_NODE_FIELDS = ("confidence", "prediction", "correct", "cost")
+_NODE_FIELDS = ("confidence", "prediction", "correct", "loss", "score", "cost")
+_OUTCOMES = ("prediction", "label", "correct", "loss")
+"""Arrays by row that a trace may lack."""
 
 
 def require_rows(trace: Sized, least: int, what_for: str) -> None:
@@ -661,6 +782,20 @@ def require_rows(trace: Sized, least: int, what_for: str) -> None:
             f"the trace has {len(trace)} rows, and {what_for} needs at least {least}: "
             "bring a longer trace"
         )
+
+
+def graded(
+    spec: CascadeSpec, score: NDArray[np.float64]
+) -> tuple[CascadeSpec, NDArray[np.float64]]:
+    """Return the losses of scores, and the cascade with 1 as the largest loss."""
+    outside = (score < 0) | (score > 1)
+    if outside.any():
+        raise TraceError(
+            f"score: {int(outside.sum())} are not from 0 to 1, the first is "
+            f"{score[outside].flat[0]:g}; give other grades as losses (<node>.loss)"
+        )
+    bound = spec.max_loss if spec.loss_bound is not None else 1.0
+    return dataclasses.replace(spec, max_loss=bound), 1 - score
 
 
 def _array(values: Any, kind: type, shape: tuple[int, ...], what: str) -> NDArray[Any]:
@@ -708,15 +843,29 @@ def _check_finite(
         )
 
 
-def _check_not_negative(cost: NDArray[np.float64], names: tuple[str, ...]) -> None:
+def _check_not_negative(values: NDArray[np.float64], names: tuple[str, ...], what: str) -> None:
     for column, name in enumerate(names):
-        bad = cost[:, column] < 0
+        bad = values[:, column] < 0
         if bad.any():
             first = int(bad.argmax())
             raise TraceError(
-                f"cost of {name!r}: row {first} (counting from 0) is {cost[first, column]}; "
-                "a cost is not negative"
+                f"{what} of {name!r}: row {first} (counting from 0) is {values[first, column]}; "
+                f"a {what} is not negative"
             )
+
+
+def _check_max_loss(loss: NDArray[np.float64], spec: CascadeSpec) -> None:
+    if spec.mistakes:
+        raise TraceError(
+            "the trace has losses, and the cascade a table of mistakes, which are losses too: "
+            "remove the columns <node>.loss, or mistakes from [cascade]"
+        )
+    if spec.max_loss is not None and loss.size and loss.max() > spec.max_loss:
+        row, node = np.unravel_index(int(loss.argmax()), loss.shape)
+        raise TraceError(
+            f"loss of {spec.names[node]!r}: row {row} (counting from 0) is {loss[row, node]}, and "
+            f"[cascade] has max_loss = {spec.max_loss:g}: correct one of them"
+        )
 
 
 def _check_alike(first: Trace, trace: Trace, position: int) -> None:
@@ -742,7 +891,7 @@ def _check_alike(first: Trace, trace: Trace, position: int) -> None:
 
 
 def _parts(trace: Trace) -> set[str]:
-    known = {n for n in ("prediction", "label", "correct") if getattr(trace, n) is not None}
+    known = {n for n in _OUTCOMES if getattr(trace, n) is not None}
     return known | set(trace.extras) | {f"signal.{name}" for name in trace.signals}
 
 

@@ -16,7 +16,6 @@ from ttamer.trace.classes import shown
 from ttamer.trace.columns import Layout
 from ttamer.trace.files import open_source, read_source
 from ttamer.trace.spec import CascadeNode, CascadeSpec
-from ttamer.trace.trace import EXTRA_FIELDS
 
 if TYPE_CHECKING:
     import os
@@ -68,7 +67,7 @@ def import_frugalml(
         )
     except CascadeError as error:
         raise TraceError(f"{place}: the services make no cascade: {error}") from None
-    fields: dict[str, dict[int, str]] = {"cost": {}, **{name: {} for name in EXTRA_FIELDS}}
+    fields: dict[str, dict[int, str]] = {}
     for field, prefix in _FIELDS.items():
         found = {i: prefix + s for i, s in enumerate(services) if prefix + s in columns}
         if found and len(found) < len(services):

@@ -21,7 +21,6 @@ from ttamer.trace.columns import Layout, infer_spec, plan
 from ttamer.trace.files import open_source
 from ttamer.trace.npz import ArrayBatch
 from ttamer.trace.spec import CascadeSpec
-from ttamer.trace.trace import EXTRA_FIELDS
 
 if TYPE_CHECKING:
     import os
@@ -120,7 +119,6 @@ def _read(path: Path) -> _Lines:
         "cost": {0: "cost"} if "cost" in columns else {},
         "prediction": dict(enumerate(texts)),
         "correct": {0: "correct"} if "correct" in columns else {},
-        **{name: {} for name in EXTRA_FIELDS},
     }
     layout = Layout(str(path), CascadeSpec.of({"any": 1.0}), None, fields, {}, ())
     batches = list(source.batches(layout, None))
