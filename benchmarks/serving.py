@@ -3,7 +3,7 @@
 ``python benchmarks/serving.py [--litellm PYTHON] [--rounds N] [--json FILE]``
 
 Four servers run at once, each in a process of its own: an upstream that answers at once, a bare
-proxy in front of it (Starlette, uvicorn, aiohttp: the gateway's own stack), ``ttamer serve`` with a
+proxy in front of it (Starlette, uvicorn, aiohttp), ``ttamer serve`` with a
 cascade of one node, and, if the interpreter of an installation is given, LiteLLM's proxy. One
 client loads them in turn, in rounds; a ratio is the median, over rounds, of ratios taken within one
 round. Latency is measured one request at a time; what a proxy adds is its latency less that of

@@ -20,8 +20,9 @@ from starlette.testclient import TestClient
 
 import ttamer as tt
 from support.faulty_upstream import truth
+from ttamer.serve.client import HttpClient
 from ttamer.serve.config import NodeSettings
-from ttamer.serve.upstream import Upstream, open_session
+from ttamer.serve.upstream import Upstream
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "serving"
 
@@ -87,7 +88,7 @@ class StandInRouter:
         params = deployment["litellm_params"]
         name = deployment["model_info"]["id"]
         node = NodeSettings(name, 1.0, params["api_base"], params["model"])
-        async with open_session() as session:
+        async with HttpClient() as session:
             reply = await Upstream(node, session).call(
                 "/chat/completions", {"messages": messages, **options}
             )

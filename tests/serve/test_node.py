@@ -8,10 +8,11 @@ import pytest
 from support.faulty_upstream import truth
 from ttamer.errors import CascadeError
 from ttamer.serve import upstream as upstream_module
+from ttamer.serve.client import HttpClient
 from ttamer.serve.confidence import Unreadable
 from ttamer.serve.config import NodeSettings, TokenCost, settings_from
 from ttamer.serve.node import call_cost, open_nodes
-from ttamer.serve.upstream import UpstreamFailed, open_session
+from ttamer.serve.upstream import UpstreamFailed
 from ttamer.trace.spec import CascadeSpec, toml_text
 
 CHAT = "/chat/completions"
@@ -33,7 +34,7 @@ def node_asked(tables, path, request, *, name="small", compare="choice", **optio
     settings = settings_from(CascadeSpec.from_toml(text))
 
     async def go():
-        async with open_session() as session:
+        async with HttpClient() as session:
             return await open_nodes(settings, session)[name].ask(path, request, **options)
 
     return asyncio.run(go())

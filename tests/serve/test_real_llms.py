@@ -14,9 +14,9 @@ import ttamer as tt
 from support import real_llms as module
 from support.running_gateway import running
 from ttamer.cli import main
+from ttamer.serve.client import HttpClient
 from ttamer.serve.config import read_settings
 from ttamer.serve.node import open_nodes
-from ttamer.serve.upstream import open_session
 
 QUESTIONS = [
     ("What is the capital of France?", "Berlin", "Paris", "B"),
@@ -46,7 +46,7 @@ def ask(cascade, name, text, path="/chat/completions", **more):
         request = {"prompt": text}
 
     async def go():
-        async with open_session() as session:
+        async with HttpClient() as session:
             node = open_nodes(read_settings(cascade), session)[name]
             return await node.ask(path, {**request, "temperature": 0, "max_tokens": 8, **more})
 

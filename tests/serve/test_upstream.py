@@ -7,8 +7,9 @@ from email.utils import formatdate
 import pytest
 
 from ttamer.serve import upstream as module
+from ttamer.serve.client import HttpClient
 from ttamer.serve.config import NodeSettings
-from ttamer.serve.upstream import CircuitBreaker, Upstream, UpstreamFailed, open_session
+from ttamer.serve.upstream import CircuitBreaker, Upstream, UpstreamFailed
 
 # The test's own server, ended in mid-answer, may leave a socket to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
@@ -24,7 +25,7 @@ def settings(url, **options) -> NodeSettings:
 
 def ask(node: NodeSettings, **options):
     async def go():
-        async with open_session() as session:
+        async with HttpClient() as session:
             return await Upstream(node, session).call(CHAT, BODY, **options)
 
     return asyncio.run(go())
@@ -55,7 +56,7 @@ def test_an_answer_is_the_json_that_came(small):
 
 def test_an_answer_is_asked_for_whole(small):
     async def go():
-        async with open_session() as session:
+        async with HttpClient() as session:
             body = {**BODY, "stream": True, "stream_options": {"include_usage": True}}
             return await Upstream(settings(small.url), session).call(CHAT, body)
 
@@ -222,7 +223,7 @@ def test_loss_is_made_good_by_retries(start_upstream):
     node = settings(lossy.url, retries=10)
 
     async def go():
-        async with open_session() as session:
+        async with HttpClient() as session:
             upstream = Upstream(node, session)
             return await asyncio.gather(*(upstream.call(CHAT, BODY) for _ in range(40)))
 
@@ -233,7 +234,7 @@ def test_loss_is_made_good_by_retries(start_upstream):
 
 def relay(node: NodeSettings, content: bytes, **options):
     async def go():
-        async with open_session() as session:
+        async with HttpClient() as session:
             seen = []
             async with Upstream(node, session).relay(CHAT, content, **options) as relayed:
                 seen += [part async for part in relayed.chunks]
@@ -393,7 +394,7 @@ def test_a_server_that_fails_is_not_called_for_a_while(small, monkeypatch):
     monkeypatch.setattr(module, "MIN_OUTAGE", 0.0)
 
     async def go():
-        async with open_session() as session:
+        async with HttpClient() as session:
             upstream = Upstream(settings(small.url, breaker=3), session)
             kinds = []
             for _ in range(5):
@@ -413,7 +414,7 @@ def test_calls_that_wait_end_when_the_breaker_opens(small):
     """One call is late; the others, which wait for the same server, need not time out too."""
 
     async def go():
-        async with open_session() as session:
+        async with HttpClient() as session:
             upstream = Upstream(settings(small.url, breaker=1, timeout=3600.0), session)
             calls = [asyncio.create_task(upstream.call(CHAT, BODY)) for _ in range(20)]
             await asyncio.to_thread(small.wait_for, 20)

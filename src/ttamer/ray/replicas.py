@@ -27,10 +27,11 @@ from ttamer.errors import CascadeError
 from ttamer.runtime.calling import is_async
 from ttamer.runtime.references import import_reference
 from ttamer.runtime.reply import Unusable, error_text, reply_of
+from ttamer.serve.client import HttpClient
 from ttamer.serve.confidence import question_text
 from ttamer.serve.config import settings_from
 from ttamer.serve.node import NodeAnswer, open_nodes
-from ttamer.serve.upstream import UpstreamFailed, open_session
+from ttamer.serve.upstream import UpstreamFailed
 from ttamer.trace.classes import class_text
 from ttamer.trace.spec import CascadeSpec
 
@@ -154,8 +155,8 @@ class Replica:
     async def _opened(self) -> Node:
         """Return the upstream, with an open session."""
         if self._upstream is None:
-            session = await self._stack.enter_async_context(open_session(1024))
-            self._upstream = open_nodes(self._settings, session)[self._node.name]
+            client = await self._stack.enter_async_context(HttpClient(1024))
+            self._upstream = open_nodes(self._settings, client)[self._node.name]
         return self._upstream
 
     async def _asked(self, path: str, body: Mapping[str, Any]) -> NodeAnswer | Failed:

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from aiohttp import ClientSession
     from ray.serve import Application
     from ray.serve.handle import DeploymentHandle
 
     from ttamer.ray.replicas import Placement
     from ttamer.serve.app import App
+    from ttamer.serve.client import HttpClient
     from ttamer.serve.config import NodeSettings, Settings
     from ttamer.serve.node import NodeAnswer
 
@@ -196,9 +196,9 @@ class _Gateway(Gateway):
         super().__init__(settings, policy)
         self._handles = handles
 
-    def _open_nodes(self, session: ClientSession) -> Mapping[str, Node]:
+    def _open_nodes(self, client: HttpClient) -> Mapping[str, Node]:
         """Return the deployments; their replicas call the upstreams."""
-        del session
+        del client
         nodes = self.settings.nodes
         return {name: _Remote(nodes[name], self._handles[name]) for name in nodes}
 

@@ -29,10 +29,11 @@ from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.comparison import ALIAS_SEPARATOR
 from ttamer.runtime.jsonl import JsonLines, json_line
+from ttamer.serve.client import HttpClient
 from ttamer.serve.confidence import Unreadable, question_text
 from ttamer.serve.judging import Agreement, verdict_from
 from ttamer.serve.node import call_cost, open_nodes
-from ttamer.serve.upstream import Upstream, UpstreamFailed, open_session
+from ttamer.serve.upstream import Upstream, UpstreamFailed
 from ttamer.trace.classes import class_text
 from ttamer.trace.trace import OnBad, Trace
 
@@ -282,8 +283,8 @@ class _Collection:
         }
         self.done = total - sum(map(len, waiting.values()))
         self._report()
-        async with open_session() as session, asyncio.TaskGroup() as group:
-            for name, node in open_nodes(self.settings, session, read_errors=True).items():
+        async with HttpClient() as client, asyncio.TaskGroup() as group:
+            for name, node in open_nodes(self.settings, client, read_errors=True).items():
                 rows, failures = iter(waiting[name]), _FailureCount()
                 for _ in range(min(node.settings.concurrency, len(waiting[name]))):
                     group.create_task(self._worker(node, rows, failures))
@@ -355,8 +356,8 @@ class _Verdicts:
                 if entry is not None and self.verdict(row, entry.text) is None:
                     waiting[self.key(row, entry.text)] = self._request(row, entry.text)
         calls = iter(waiting.items())
-        async with open_session() as session, asyncio.TaskGroup() as group:
-            upstream = Upstream(self._node, session, read_errors=True)
+        async with HttpClient() as client, asyncio.TaskGroup() as group:
+            upstream = Upstream(self._node, client, read_errors=True)
             for _ in range(min(self._node.concurrency, len(waiting))):
                 group.create_task(self._worker(upstream, calls))
 

@@ -18,6 +18,7 @@ from ttamer.runtime.calling import Call, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall
 from ttamer.runtime.reply import error_text
 from ttamer.serve.admission import Client, ConcurrencyLimit, Keys, Watchdog
+from ttamer.serve.client import HttpClient
 from ttamer.serve.drift import (
     DriftControl,
     audit_from,
@@ -42,13 +43,11 @@ from ttamer.serve.request import NodeFailed
 from ttamer.serve.routes import ASKING, POLLED, ROUTES
 from ttamer.serve.status import Status
 from ttamer.serve.trace_log import TraceLog
-from ttamer.serve.upstream import UpstreamFailed, open_session
+from ttamer.serve.upstream import UpstreamFailed
 
 if TYPE_CHECKING:
     import os
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-
-    from aiohttp import ClientSession
 
     from ttamer.runtime.outcome import Outcome
     from ttamer.serve.config import ServeSettings, Settings
@@ -155,8 +154,8 @@ class Gateway:
     async def __aenter__(self) -> Self:
         serve = self.settings.serve
         async with AsyncExitStack() as stack:
-            session = await stack.enter_async_context(open_session(2 * serve.max_concurrent))
-            self._nodes = self._open_nodes(session)
+            client = await stack.enter_async_context(HttpClient(2 * serve.max_concurrent))
+            self._nodes = self._open_nodes(client)
             self.policies.load()
             if serve.trace_log is not None:
                 self.trace_log = TraceLog(
@@ -181,9 +180,9 @@ class Gateway:
             self.log.event("warning", message=policies.warning)
         return self
 
-    def _open_nodes(self, session: ClientSession) -> Mapping[str, Node]:
+    def _open_nodes(self, client: HttpClient) -> Mapping[str, Node]:
         """Return the nodes by name; :mod:`ttamer.ray` has others."""
-        return open_nodes(self.settings, session)
+        return open_nodes(self.settings, client)
 
     @asynccontextmanager
     async def _open_audits(self) -> AsyncIterator[Audits]:

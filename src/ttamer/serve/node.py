@@ -29,9 +29,8 @@ from ttamer.serve.upstream import NodeResponse, Upstream, UpstreamFailed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import aiohttp
-
     from ttamer.runtime.comparison import Comparison
+    from ttamer.serve.client import HttpClient
     from ttamer.serve.config import NodeSettings, Settings
 
 __all__ = ["Node", "NodeAnswer", "call_cost", "open_nodes"]
@@ -73,14 +72,14 @@ class NodeAnswer:
 
 
 def open_nodes(
-    settings: Settings, session: aiohttp.ClientSession, *, read_errors: bool = False
+    settings: Settings, client: HttpClient, *, read_errors: bool = False
 ) -> dict[str, Node]:
     """Return the nodes of a cascade, which share a connection pool.
 
     With ``read_errors`` a failure has the upstream's own text, for an operator to read.
     """
     upstreams = {
-        name: Upstream(node, session, read_errors=read_errors)
+        name: Upstream(node, client, read_errors=read_errors)
         for name, node in settings.nodes.items()
     }
     return {

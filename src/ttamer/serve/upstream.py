@@ -17,13 +17,8 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from ttamer.errors import CascadeError, MissingExtra, TTamerError
-
-try:
-    import aiohttp
-    from yarl import URL
-except ImportError:
-    raise MissingExtra("aiohttp", "serve") from None
+from ttamer.errors import CascadeError, TTamerError
+from ttamer.serve.client import ConnectFailed, HttpClient, Response, Target, TooLarge
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -38,7 +33,6 @@ __all__ = [
     "RelayedStream",
     "Upstream",
     "UpstreamFailed",
-    "open_session",
 ]
 
 Failure = Literal[
@@ -63,7 +57,7 @@ _ELSEWHERE = (401, 403, 404)
 """The statuses after which the fallback is called: this server lacks the model, or the key."""
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-_OWN_HEADERS = ("authorization", "content-type")
+_OWN_HEADERS = frozenset({"authorization", "content-type", "content-length", "host", "connection"})
 _STREAMING = ("stream", "stream_options")
 
 T = TypeVar("T")
@@ -72,19 +66,12 @@ FIRST_PAUSE = 0.05
 """The seconds before the first retry; doubled for each further one, or as Retry-After demands."""
 MAX_PAUSE = 10.0
 """The most seconds between two attempts."""
-CHUNK_BYTES = 64 * 1024
-"""The most bytes read at once from a response of unknown length."""
 MIN_OUTAGE = 1.0
 """The seconds without a success after which failures open a circuit breaker."""
 MAX_ERROR_BYTES = 4096
 """The most bytes read of an error response."""
 MAX_ERROR_TEXT = 200
 """The most characters shown of an upstream's error."""
-KEEP_ALIVE = 4.0
-"""The seconds that an idle connection is kept.
-
-Many servers close after 5: a shorter time avoids a call on a connection that is being closed.
-"""
 
 
 class UpstreamFailed(TTamerError):
@@ -132,23 +119,6 @@ class RelayedStream:
     content_type: str
     chunks: AsyncIterator[bytes]
     """Raises :class:`UpstreamFailed` where the connection breaks."""
-
-
-def open_session(connections: int = 512) -> aiohttp.ClientSession:
-    """Return the connection pool that all upstreams share; close it at the end.
-
-    It keeps no cookies and reads no proxy from the environment.
-    """
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
-            limit=connections, ttl_dns_cache=60, keepalive_timeout=KEEP_ALIVE
-        ),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None),
-        headers={"Accept-Encoding": "identity"},
-        auto_decompress=False,  # a small response must not become a large one
-        trust_env=False,
-    )
 
 
 class CircuitBreaker:
@@ -262,22 +232,22 @@ class Upstream:
 
     ::
 
-        async with open_session() as session:
-            upstream = Upstream(settings.nodes["small"], session)
+        async with HttpClient() as client:
+            upstream = Upstream(settings.nodes["small"], client)
             response = await upstream.call("/chat/completions", body)
     """
 
     def __init__(
-        self, settings: NodeSettings, session: aiohttp.ClientSession, *, read_errors: bool = False
+        self, settings: NodeSettings, client: HttpClient, *, read_errors: bool = False
     ) -> None:
         self.settings = settings
         self._read_errors = read_errors
-        self._session = session
+        self._client = client
         self._headers = {"Content-Type": "application/json", **_authorisation(settings)}
         self._bases = [settings.upstream]
         if settings.fallback is not None:
             self._bases.append(settings.fallback)
-        self._urls: dict[tuple[str, str], URL] = {}
+        self._targets: dict[tuple[str, str], Target] = {}
         self._breakers = {base: CircuitBreaker(settings.breaker) for base in self._bases}
 
     @property
@@ -307,13 +277,13 @@ class Upstream:
 
         async def once(base: str) -> tuple[dict[str, Any], bytes]:
             async with self._breakers[base].limited(self._limit(end)):
-                response = await self._post(base, path, content, headers)
-                try:
-                    received = await self._read(response)
-                except BaseException:
-                    response.close()
-                    raise
-            return self._parsed(received), received
+                target = self._target(base, path)
+                connection = await self._client.acquire(target.origin)
+                request = target.request(content, self._with(headers))
+                limit = self.settings.max_response
+                response = await connection.exchange(request, limit, MAX_ERROR_BYTES)
+            self._check(response)
+            return self._parsed(response.content), response.content
 
         (answer, received), attempts, base = await self._attempt(once, end)
         seconds = time.monotonic() - start
@@ -344,13 +314,22 @@ class Upstream:
         """
         end = None if timeout is None else time.monotonic() + timeout
 
-        async def begun(base: str) -> aiohttp.ClientResponse:
+        async def begun(base: str) -> Response:
             async with self._breakers[base].limited(self._limit(end)):
-                return await self._post(base, path, content, headers)
+                target = self._target(base, path)
+                connection = await self._client.acquire(target.origin)
+                request = target.request(content, self._with(headers))
+                response = await connection.start(request, MAX_ERROR_BYTES)
+            try:
+                self._check(response)
+            except UpstreamFailed:
+                response.close()
+                raise
+            return response
 
         response, _, _ = await self._attempt(begun, end)
         try:
-            kind = response.headers.get("Content-Type", "application/octet-stream")
+            kind = response.header("content-type") or "application/octet-stream"
             yield RelayedStream(response.status, kind, self._chunks(response, end))
         finally:
             response.close()
@@ -372,7 +351,7 @@ class Upstream:
                 attempts += 1
                 try:
                     result = await attempt(base)
-                except (UpstreamFailed, aiohttp.ClientError, OSError) as error:
+                except (UpstreamFailed, OSError) as error:
                     failed = self._named(error)
                     breaker.failed(failed.kind)
                     is_final = failed.kind == "refused" and failed.status not in _ELSEWHERE
@@ -388,57 +367,36 @@ class Upstream:
                     return result, attempts, base
         raise failed or self._failed("timeout", "there was no time for a call")
 
-    async def _chunks(
-        self, response: aiohttp.ClientResponse, end: float | None
-    ) -> AsyncIterator[bytes]:
-        received = response.content.iter_any()
+    async def _chunks(self, response: Response, end: float | None) -> AsyncIterator[bytes]:
+        received = response.chunks()
         while True:
             try:
                 async with asyncio.timeout(self._limit(end)):
                     chunk = await anext(received)
             except StopAsyncIteration:
                 return
-            except (aiohttp.ClientError, OSError) as error:
+            except OSError as error:
                 raise self._named(error) from None
             yield chunk
 
-    async def _post(
-        self, base: str, path: str, content: bytes, headers: Mapping[str, str] | None
-    ) -> aiohttp.ClientResponse:
-        url = self._urls.get((base, path))
-        if url is None:
-            url = self._urls[base, path] = URL(base + path)
-        response = await self._session.post(
-            url, data=content, headers=self._with(headers), allow_redirects=False
-        )
-        if response.status != 200:
-            error_text = await _error_text(response) if self._read_errors else ""
-            response.close()
-            raise self._bad_status(response, error_text)
-        if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-            response.close()
-            raise self._failed("garbage", "returned a compressed response, which is not accepted")
-        return response
+    def _target(self, base: str, path: str) -> Target:
+        target = self._targets.get((base, path))
+        if target is None:
+            target = self._targets[base, path] = Target(base + path, self._headers)
+        return target
 
     def _with(self, headers: Mapping[str, str] | None) -> dict[str, str]:
-        """Return the headers to send; in any letter case, the key is the node's."""
-        if not headers:
-            return self._headers
-        found = {k: v for k, v in headers.items() if k.lower() not in _OWN_HEADERS}
-        found.update(self._headers)
-        return found
+        """Return the caller's headers without those that are the node's, in any letter case."""
+        return {k: v for k, v in (headers or {}).items() if k.lower() not in _OWN_HEADERS}
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        limit = self.settings.max_response
-        if (response.content_length or limit + 1) <= limit:
-            return await response.read()
-        parts, size = [], 0
-        async for part in response.content.iter_chunked(CHUNK_BYTES):
-            size += len(part)
-            if size > limit:
-                raise self._failed("too_large", f"returned more than {limit} bytes")
-            parts.append(part)
-        return b"".join(parts)
+    def _check(self, response: Response) -> None:
+        """Refuse a response that is an error, or compressed."""
+        if response.status != 200:
+            error_text = _error_text(response.content) if self._read_errors else ""
+            raise self._bad_status(response, error_text)
+        encoding = response.headers.get(b"content-encoding", b"identity")
+        if encoding.strip().lower() != b"identity":
+            raise self._failed("garbage", "returned a compressed response, which is not accepted")
 
     def _parsed(self, content: bytes) -> dict[str, Any]:
         try:
@@ -449,14 +407,14 @@ class Upstream:
             raise self._failed("garbage", "returned JSON that is not an object")
         return body
 
-    def _bad_status(self, response: aiohttp.ClientResponse, error_text: str) -> UpstreamFailed:
+    def _bad_status(self, response: Response, error_text: str) -> UpstreamFailed:
         status = response.status
         kind: Failure = "error"
         if status in (429, 503):
             kind = "busy"
         elif 400 <= status < 500 and status != 408:
             kind = "refused"
-        pause = _seconds(response.headers.get("Retry-After"))
+        pause = _seconds(response.header("retry-after"))
         return UpstreamFailed(
             self.settings.name,
             kind,
@@ -488,8 +446,12 @@ class Upstream:
             return error
         if isinstance(error, TimeoutError):  # an OSError, as Python has it
             return self._failed("timeout", "returned no response in time")
-        if isinstance(error, aiohttp.ClientConnectorError):
+        if isinstance(error, ConnectFailed):
             return self._failed("connect", "connection failed")
+        if isinstance(error, TooLarge):
+            return self._failed(
+                "too_large", f"returned more than {self.settings.max_response} bytes"
+            )
         return self._failed("cut", "closed the connection early")
 
 
@@ -498,12 +460,8 @@ def _no_constant(token: str) -> float:
     raise ValueError(token)
 
 
-async def _error_text(response: aiohttp.ClientResponse) -> str:
-    """Return the message of an error response, in one short line; empty if it cannot be read."""
-    try:
-        content = await response.content.read(MAX_ERROR_BYTES)
-    except (aiohttp.ClientError, OSError):
-        return ""
+def _error_text(content: bytes) -> str:
+    """Return the message of an error response, in one short line."""
     text = content.decode("utf-8", "replace")
     try:
         error = json.loads(content)["error"]
