@@ -9,16 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ttamer._drawing import draw_curves
+from ttamer._notebook import card
+from ttamer._numbers import number, percent
 from ttamer.baselines import FAMILIES, Unsuitable
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.families import fit_all
 from ttamer.evaluation.results import measure
 from ttamer.fitted.replay import full_cost
-from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost
+from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost, lower_envelope
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable
 
+    from ttamer._drawing import Drawing
     from ttamer.evaluation.results import Result
     from ttamer.fitted.ladder import FittedLadder
     from ttamer.fitted.replay import Played
@@ -28,6 +33,8 @@ __all__ = ["Frontier", "Point", "Reference", "frontier"]
 
 MORE_ERROR = (0.0, 0.005, 0.01, 0.02, 0.05)
 """The increases over the reference's error at which costs are compared."""
+MAX_DRAWN = 8
+"""The most families that one plot tells apart."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +187,52 @@ class Frontier:
         """From the cheapest answer's cost to the full model's."""
         low = self.cheapest[0]
         return low, max(self.full_cost, low * (1 + 1e-9) + 1e-300)
+
+    def _repr_html_(self) -> str:
+        reference = self.reference
+        rows = [
+            [family, self._share(self.cost_at(family)), percent(self.area(family), digits=2)]
+            for family in self._ranked
+        ]
+        head = ["family", f"cost at the error of {reference.node}", "mean error over all costs"]
+        notes = [
+            f"fitted on {self.fit_rows:,} rows, measured on {self.test_rows:,}"
+            + (" of the same: errors are too low" if self.same_rows else ""),
+            f"{reference.node} alone: error {percent(reference.error, digits=2)}, cost "
+            f"{number(reference.cost)}",
+        ]
+        return card("Frontier", notes=notes, head=head, rows=rows, drawing=self.plot())
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+        """Draw the error against the cost of each family, where two settings may be mixed.
+
+        The eight families of least mean error are drawn; :func:`ttamer.report` draws all.
+
+        Args:
+            path: Where to write the drawing, if anywhere.
+
+        Returns:
+            The text of an SVG file; notebooks show it as a picture.
+        """
+        curves = {}
+        for family in self._ranked[:MAX_DRAWN]:
+            costs, errors = self.curve(family)
+            kept = lower_envelope(costs, errors).tolist()
+            curves[family] = ([costs[k] for k in kept], [errors[k] for k in kept])
+        alone = self.reference
+        marks = {f"{alone.node} alone": (alone.cost, alone.error)}
+        return draw_curves(curves, "cost per input", "error", marks=marks).written(path)
+
+    @property
+    def _ranked(self) -> list[str]:
+        """Families by their mean error over all costs, the least first; optima are left out."""
+        return sorted((f for f in self.families if f != "oracle"), key=self.area)
+
+    def _share(self, cost: float | None) -> str:
+        """Return a cost as a share of the reference's."""
+        if cost is None:
+            return "not reached"
+        return percent(cost / self.reference.cost) if self.reference.cost else number(cost)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: the form of ``frontier.json``.

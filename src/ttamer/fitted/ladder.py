@@ -14,18 +14,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer._drawing import draw_curves
+from ttamer._notebook import card
+from ttamer._numbers import number, percent
 from ttamer.errors import ArgumentError
-from ttamer.fitted.mixture import Mixture, described
+from ttamer.fitted.mixture import Mixture, described, policy_card
 from ttamer.fitted.models import Model, SolvedPolicy
 from ttamer.fitted.promise import HeldOut, make_promise
 from ttamer.fitted.sessions import CappedSession
-from ttamer.policy.base import Ladder, Policy
+from ttamer.policy.base import MAX_ROWS, Ladder, Policy
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
+    from ttamer._drawing import Drawing
     from ttamer.fitted.mixture import Mix, Rung, Rungs
     from ttamer.fitted.promise import Kind, Promise
     from ttamer.fitted.replay import Played
@@ -94,6 +99,9 @@ class FittedPolicy(Policy):
     def __repr__(self) -> str:
         names = ", ".join(self.fitted.spec.names)
         return f"FittedPolicy({names}; {self.described}, tradeoff {self.tradeoff:.3g})"
+
+    def _repr_html_(self) -> str:
+        return policy_card("Policy", self)
 
     @property
     def described(self) -> str:
@@ -320,6 +328,48 @@ class FittedLadder(Ladder):
             f"{plan.get('belief')}, order {plan.get('order')}, {plan.get('states')} states, "
             f"{self.fitted.rows} rows)"
         )
+
+    def _repr_html_(self) -> str:
+        if self.rungs is None:
+            return card(repr(self), notes=["no estimates of what its policies do on new rows"])
+        corners = self.rungs.corners
+        rows = [
+            [
+                number(float(self.rungs.costs[rung])),
+                percent(float(self.rungs.errors[rung]), digits=2),
+                f"{self[rung].tradeoff:.3g}",
+            ]
+            for rung in corners[:: -(-len(corners) // MAX_ROWS)]
+        ]
+        head = ["cost per input", "error", "tradeoff"]
+        return card(repr(self), head=head, rows=rows, drawing=self.plot())
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+        """Draw the error against the cost of its policies, and of each node alone.
+
+        Args:
+            path: Where to write the drawing, if anywhere.
+
+        Returns:
+            The text of an SVG file; notebooks show it as a picture.
+
+        Raises:
+            ArgumentError: If the ladder has no estimates.
+        """
+        rungs = self.require_rungs()
+        corners = list(rungs.corners)
+        curve = (rungs.costs[corners].tolist(), rungs.errors[corners].tolist())
+        marks = {}
+        if rungs.node_errors is not None:
+            alone = self.spec.answer_costs(self.spec.costs).tolist()
+            marks = {
+                f"{name} alone": (cost, error)
+                for name, cost, error in zip(
+                    self.spec.names, alone, rungs.node_errors.tolist(), strict=True
+                )
+            }
+        labels = ("cost per input", "error")
+        return draw_curves({"policies": curve}, *labels, marks=marks).written(path)
 
     def at(self, tradeoff: float) -> FittedPolicy:
         """Return the policy solved for the nearest tradeoff; the lower one if two are as near.

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ttamer._notebook import card
+from ttamer._numbers import number
 from ttamer.errors import ArgumentError
 from ttamer.fitted.replay import Played
 from ttamer.stats.envelope import lower_envelope
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from ttamer.trace.spec import CascadeSpec
     from ttamer.trace.trace import Trace
 
-__all__ = ["Mix", "Mixture", "Rung", "Rungs", "described"]
+__all__ = ["Mix", "Mixture", "Rung", "Rungs", "described", "policy_card"]
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 """The fractional parts of its multiples are spread evenly over [0, 1), however many there are."""
@@ -145,7 +147,21 @@ def described(cost: float | None, error: float | None) -> str:
     """
     if cost is None or error is None:
         return "cost and error not estimated"
-    return f"cost {cost:.4g} per input, error {error:.2%}"
+    return f"cost {number(cost)} per input, error {error:.2%}"
+
+
+def policy_card(kind: str, policy: FittedPolicy | Mixture) -> str:
+    """Return a policy as HTML: what it costs, how often it errs, and its nodes."""
+    alone = policy.single_node
+    notes = [policy.described]
+    if alone is not None:
+        notes.append(f"it always asks {alone!r} alone")
+    promise = getattr(policy, "promise", None)
+    if promise is not None:
+        notes.append(str(promise))
+    rows = [[node.name, number(node.cost)] for node in policy.spec.nodes]
+    title = f"{kind} over {len(rows)} nodes"
+    return card(title, notes=notes, head=["node", "cost"], rows=rows)
 
 
 def _mean(values: NDArray[np.float64], mix: Mix) -> float:
@@ -178,6 +194,9 @@ class Mixture:
 
     def __repr__(self) -> str:
         return f"Mixture({', '.join(self.spec.names)}; {self.described})"
+
+    def _repr_html_(self) -> str:
+        return policy_card("Mixture of two policies", self)
 
     @property
     def described(self) -> str:

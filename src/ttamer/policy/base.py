@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer._drawing import draw_curves
+from ttamer._notebook import card
+from ttamer._numbers import number, percent
 from ttamer.errors import ArgumentError
-from ttamer.policy.drawing import draw_policy, write_svg
+from ttamer.policy.drawing import draw_policy
 from ttamer.policy.expected_walk import STOP
 from ttamer.policy.future import Future
 from ttamer.problem.tradeoff import check_tradeoff, weigh_losses
@@ -31,12 +34,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ttamer._drawing import Drawing
     from ttamer.policy.batch import Batch
     from ttamer.policy.future import Expected
     from ttamer.policy.session import Session
     from ttamer.problem.problem import Problem
 
-__all__ = ["Ladder", "Policy"]
+__all__ = ["MAX_ROWS", "Ladder", "Policy"]
+
+MAX_ROWS = 12
+"""The most rows of a table in a notebook."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -61,6 +68,12 @@ class Policy(ABC):
             f"{type(self).__name__}({len(self.problem.nodes)} nodes, "
             f"tradeoff={self.tradeoff:g}{recall}, value={self.value:.6g})"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [[name, percent(share)] for name, share in self.asked.items()]
+        loss, cost = number(self.expected_loss), number(self.expected_cost)
+        notes = [f"expected loss {loss}, expected cost {cost}"]
+        return card(repr(self), notes=notes, head=["node", "asked"], rows=rows[:MAX_ROWS])
 
     @cached_property
     def fallbacks(self) -> NDArray[np.float64]:
@@ -247,20 +260,20 @@ class Policy(ABC):
                 atoms[key] = atoms.get(key, 0.0) + chance * float(p)
         return Future.of(atoms)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> str:
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
         """Draw the graph: its nodes, what the policy does after each state, and costs.
 
         Args:
             path: Where to write the drawing, if anywhere.
 
         Returns:
-            The text of an SVG file.
+            The text of an SVG file; notebooks show it as a picture.
 
         >>> from ttamer import Problem, solve
         >>> solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), 0.5).plot().startswith("<svg")
         True
         """
-        return write_svg(draw_policy(self), path)
+        return draw_policy(self).written(path)
 
     def _place(self, after: str | None) -> int:
         return -1 if after is None else self.problem.index_of(after)
@@ -310,6 +323,34 @@ class Ladder:
     def __repr__(self) -> str:
         first, last = self.tradeoffs[0], self.tradeoffs[-1]
         return f"Ladder({len(self)} policies, tradeoffs {first:g} to {last:g})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [f"{policy.tradeoff:.3g}", number(policy.expected_cost), number(policy.expected_loss)]
+            for policy in self.policies[:: -(-len(self) // MAX_ROWS)]
+        ]
+        head = ["tradeoff", "expected cost", "expected loss"]
+        return card(repr(self), head=head, rows=rows)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+        """Draw the loss against the cost of every policy.
+
+        Args:
+            path: Where to write the drawing, if anywhere.
+
+        Returns:
+            The text of an SVG file; notebooks show it as a picture.
+
+        >>> from ttamer import Problem, solve_ladder
+        >>> ladder = solve_ladder(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), [0, 0.5, 1])
+        >>> ladder.plot().startswith("<svg")
+        True
+        """
+        costs = [policy.expected_cost for policy in self.policies]
+        losses = [policy.expected_loss for policy in self.policies]
+        curves = {"policies": (costs, losses)}
+        labels = ("expected cost", "expected loss")
+        return draw_curves(curves, *labels, y_percent=False).written(path)
 
     @property
     def problem(self) -> Problem:

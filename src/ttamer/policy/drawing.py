@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer._drawing import Drawing
 from ttamer.policy.expected_walk import START, STOP
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from ttamer.policy.base import Policy
     from ttamer.policy.session import Session
     from ttamer.problem.problem import Edge
 
-__all__ = ["Arrow", "Box", "draw_graph", "draw_policy", "draw_session", "write_svg"]
+__all__ = ["Arrow", "Box", "draw_graph", "draw_policy", "draw_session"]
 
 MAX_STATES_DRAWN = 8
 """The most states of a node that its box lists."""
@@ -59,7 +58,7 @@ class Arrow:
     colour: str = "used"
 
 
-def draw_policy(policy: Policy) -> str:
+def draw_policy(policy: Policy) -> Drawing:
     """Return the graph of a solved policy as SVG."""
     problem = policy.problem
     columns = {START: 0}
@@ -87,7 +86,7 @@ def draw_policy(policy: Policy) -> str:
     return draw_graph(boxes, arrows)
 
 
-def draw_session(session: Session) -> str:
+def draw_session(session: Session) -> Drawing:
     """Return the path of one input as SVG."""
     why = session.explain()
     boxes, arrows = [], []
@@ -106,7 +105,7 @@ def draw_session(session: Session) -> str:
     return draw_graph(boxes, arrows, caption=f"cost {session.cost:.4g}; {why.why}")
 
 
-def draw_graph(boxes: Sequence[Box], arrows: Sequence[Arrow], *, caption: str = "") -> str:
+def draw_graph(boxes: Sequence[Box], arrows: Sequence[Arrow], *, caption: str = "") -> Drawing:
     """Return boxes in columns, and arrows between them, as SVG."""
     sizes = [
         (
@@ -133,7 +132,8 @@ def draw_graph(boxes: Sequence[Box], arrows: Sequence[Arrow], *, caption: str = 
     total = max(below.values(), default=0.0) + (LINE_HEIGHT + ROW_GAP if caption else 0)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{total:.0f}" '
-        f'viewBox="0 0 {width:.0f} {total:.0f}" font-family="monospace" font-size="11">',
+        f'viewBox="0 0 {width:.0f} {total:.0f}" font-family="monospace" '
+        f'font-size="11" style="max-width:100%;height:auto">',
         f'<rect width="{width:.0f}" height="{total:.0f}" fill="white"/>',
     ]
     for colour, value in COLOURS.items():
@@ -173,14 +173,7 @@ def draw_graph(boxes: Sequence[Box], arrows: Sequence[Arrow], *, caption: str = 
             f'<text x="{MARGIN}" y="{total - MARGIN:.1f}" fill="{COLOURS["ink"]}">'
             f"{escape(caption)}</text>"
         )
-    return "\n".join([*parts, "</svg>\n"])
-
-
-def write_svg(svg: str, path: str | os.PathLike[str] | None) -> str:
-    """Write SVG text to a file, if one is given; return the text."""
-    if path is not None:
-        Path(path).write_text(svg, "utf-8")
-    return svg
+    return Drawing("\n".join([*parts, "</svg>\n"]))
 
 
 def _node_lines(policy: Policy, number: int) -> tuple[list[str], set[int]]:

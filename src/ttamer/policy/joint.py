@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from ttamer._drawing import Drawing
     from ttamer.policy.future import Expected, Future
     from ttamer.policy.walk import WalkPolicy
 
@@ -150,14 +151,14 @@ class JointPolicy(Policy):
         """
         return JointBatch(self, size)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> str:
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
         """Draw the walk over the sets of nodes asked so far.
 
         Args:
             path: Where to write the drawing, if anywhere.
 
         Returns:
-            The text of an SVG file.
+            The text of an SVG file; notebooks show it as a picture.
         """
         return self.walk.plot(path)
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
+from ttamer._notebook import card
+from ttamer._numbers import number, percent
 from ttamer.errors import ObservationError
 from ttamer.problem.tradeoff import weigh_losses
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from ttamer._drawing import Drawing
     from ttamer.policy.base import Policy
     from ttamer.policy.index import Children, IndexPolicy
     from ttamer.policy.walk import WalkPolicy
@@ -70,6 +73,15 @@ class Explanation:
     """What asking ``next`` costs, in the problem's units; 0 once stopped."""
     beliefs: Mapping[str, float] = field(default_factory=dict)
     """The chance that each answer in hand is wrong, where the policy is one on beliefs."""
+
+    def _repr_html_(self) -> str:
+        rows = [[name, percent(chance, digits=1)] for name, chance in self.beliefs.items()]
+        if self.next is None:
+            decision = f"stop and return the answer of {self.answer!r}"
+        else:
+            decision = f"ask {self.next!r}, which costs {number(self.price)}"
+        head = ["answer of", "chance that it is wrong"]
+        return card(decision, notes=[self.why], head=head, rows=rows)
 
     @property
     def gain(self) -> float | None:
@@ -161,14 +173,14 @@ class Session(ABC):
             The node to ask now, the answer in hand, and the losses compared.
         """
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> str:
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
         """Draw the path of the input so far: nodes asked, the answer, and why it stands there.
 
         Args:
             path: Where to write the drawing, if anywhere.
 
         Returns:
-            The text of an SVG file.
+            The text of an SVG file; notebooks show it as a picture.
 
         >>> from ttamer import Problem, solve
         >>> turn = solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5).session()
@@ -176,9 +188,12 @@ class Session(ABC):
         >>> "the answer" in turn.plot()
         True
         """
-        from ttamer.policy.drawing import draw_session, write_svg
+        from ttamer.policy.drawing import draw_session
 
-        return write_svg(draw_session(self), path)
+        return draw_session(self).written(path)
+
+    def _repr_html_(self) -> str:
+        return self.plot()._repr_html_()
 
     @property
     def stopped(self) -> bool:

@@ -8,12 +8,15 @@ with limits on cost or time, are decided by sessions, and still share their call
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._notebook import card
+from ttamer._numbers import number, percent
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitted.ladder import FittedPolicy
 from ttamer.fitted.mixture import Mixture
@@ -66,6 +69,15 @@ class BatchOutcome:
 
     def __len__(self) -> int:
         return len(self.answers)
+
+    def _repr_html_(self) -> str:
+        found = Counter(node for node in self.by if node is not None)
+        rows = [[node, percent(count / len(self))] for node, count in found.most_common()]
+        notes = [f"{len(self.errors)} without an answer"] if self.errors else []
+        if len(self):
+            notes.insert(0, f"mean cost {number(float(self.cost.mean()))}")
+        head = ["node", "answered"]
+        return card(f"{len(self):,} inputs", notes=notes, head=head, rows=rows)
 
 
 def run_batch(

@@ -6,10 +6,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ttamer._notebook import card
+from ttamer._numbers import number
 from ttamer.errors import TTamerError
+from ttamer.policy.drawing import Arrow, Box, draw_graph
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
+
+    from ttamer._drawing import Drawing
 
 __all__ = ["CascadeFailed", "NodeCall", "Outcome"]
 
@@ -69,6 +75,42 @@ class Outcome:
     def path(self) -> tuple[str, ...]:
         """The nodes asked, in order."""
         return tuple(call.node for call in self.asked)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [
+                call.node,
+                call.error or str(call.prediction),
+                "" if call.confidence is None else number(call.confidence),
+                number(call.cost),
+                f"{1000 * call.seconds:,.1f} ms",
+            ]
+            for call in self.asked
+        ]
+        head = ["asked", "reply", "confidence", "cost", "time"]
+        title = f"{self.answer!s:.200} (from {self.by})"
+        notes = [f"cost {number(self.cost)}; {self.why}"]
+        return card(title, notes=notes, head=head, rows=rows)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+        """Draw the path of the input: the nodes asked, their replies, and the answer.
+
+        Args:
+            path: Where to write the drawing, if anywhere.
+
+        Returns:
+            The text of an SVG file; notebooks show it as a picture.
+        """
+        boxes = []
+        for step, call in enumerate(self.asked):
+            reply = f"{call.error or call.prediction!s:.40}"
+            lines = [call.node, reply, f"cost {number(call.cost)}"]
+            if call.node == self.by:
+                lines.append("the answer")
+            boxes.append(Box(tuple(lines), step, "answer" if call.node == self.by else "used"))
+        arrows = [Arrow(step - 1, step, "") for step in range(1, len(boxes))]
+        caption = f"cost {number(self.cost)}; {self.why}"
+        return draw_graph(boxes, arrows, caption=caption).written(path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; the answer and predictions are as the nodes returned them.

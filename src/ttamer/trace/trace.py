@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from ttamer._drawing import draw_curves
+from ttamer._notebook import card
+from ttamer._numbers import number, percent
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.trace.checks import check_classes
 from ttamer.trace.classes import ClassCodes
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from ttamer._drawing import Drawing
     from ttamer.trace.frames import FrameLibrary
     from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target
 
@@ -41,6 +45,7 @@ Measure = Literal["error", "mean loss"]
 Losses: TypeAlias = "NDArray[np.bool_] | NDArray[np.float64]"
 """Losses of answers: truth values where they are right or wrong, else numbers."""
 
+_PLOT_PARTS = 20
 EXTRA_FIELDS = ("margin", "entropy", "latency")
 """Columns that a node may have besides its confidence, prediction, correctness and cost."""
 
@@ -279,6 +284,53 @@ class Trace:
             known.append("cost per row")
         known += [*self.extras, *(f"signal.{name}" for name in self.signals)]
         return f"Trace({', '.join([f'{len(self)} rows', f'{len(self.spec)} nodes', *known])})"
+
+    def _repr_html_(self) -> str:
+        known = self._right()
+        rows = [
+            [
+                name,
+                number(float(self.costs[:, place].mean())) if len(self) else "",
+                number(float(self.confidence[:, place].mean())) if len(self) else "",
+                "" if known is None else percent(float(known[:, place].mean()), digits=1),
+            ]
+            for place, name in enumerate(self.names)
+        ]
+        head = ["node", "cost", "mean confidence", "right"]
+        return card(repr(self), notes=self.notes, head=head, rows=rows)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+        """Draw how often each node is right, from its least to its most certain rows.
+
+        Args:
+            path: Where to write the drawing, if anywhere.
+
+        Returns:
+            The text of an SVG file; notebooks show it as a picture.
+
+        Raises:
+            TraceError: If the trace does not have which answers are right.
+
+        >>> from ttamer import datasets
+        >>> datasets.load("langid", "fit").plot().startswith("<svg")
+        True
+        """
+        right = ~self.wrong()
+        curves = {}
+        for place, name in enumerate(self.names):
+            order = np.argsort(self.confidence[:, place], kind="stable")
+            parts = [part for part in np.array_split(order, _PLOT_PARTS) if len(part)]
+            shares = [float(right[part, place].mean()) for part in parts]
+            curves[name] = ([(k + 0.5) / len(parts) for k in range(len(parts))], shares)
+        axis = "rows, from the least certain to the most certain"
+        return draw_curves(curves, axis, "right", x_percent=True).written(path)
+
+    def _right(self) -> NDArray[np.bool_] | None:
+        """Return where each node is right, if the trace has it and has rows."""
+        try:
+            return ~self.wrong() if len(self) else None
+        except TraceError:
+            return None
 
     def wrong(self, target: Target | None = None) -> NDArray[np.bool_]:
         """Return, shape (T, n), where each node is wrong; no answer is a wrong answer.
@@ -619,11 +671,11 @@ class Trace:
                 f'target = "last" means that {spec.names[-1]!r} is right: keep it, or use '
                 'target = "label"'
             )
-        for number in wanted:
-            for parent in spec.parents[number]:
+        for place in wanted:
+            for parent in spec.parents[place]:
                 if parent not in wanted:
                     raise ArgumentError(
-                        f"node {spec.names[number]!r} comes after {spec.names[parent]!r}: keep "
+                        f"node {spec.names[place]!r} comes after {spec.names[parent]!r}: keep "
                         "both, or neither"
                     )
         kept = sorted(wanted)

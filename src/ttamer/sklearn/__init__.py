@@ -1,0 +1,14 @@
+"""Cascades of scikit-learn models, as scikit-learn estimators.
+
+::
+
+    from ttamer.sklearn import CascadeClassifier
+
+    models = [("small", LogisticRegression()), ("large", RandomForestClassifier())]
+    cascade = CascadeClassifier(models, costs="time").fit(x_train, y_train)
+    cascade.score(x_test, y_test), cascade.run_batch(x_test).cost.mean()
+"""
+
+from ttamer import _lazy
+
+__getattr__, __dir__, __all__ = _lazy.attach(__name__, extra="sklearn")

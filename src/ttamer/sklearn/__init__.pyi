@@ -1,0 +1,1 @@
+from ttamer.sklearn.classifier import CascadeClassifier as CascadeClassifier

@@ -1,0 +1,106 @@
+"""What notebooks show of an object: escaped HTML in the colours of the page, and drawings."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET  # our own drawings
+
+import numpy as np
+import pytest
+
+import ttamer as tt
+from ttamer.runtime import batched
+
+SMALL = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def trace():
+    generator = np.random.default_rng(0)
+    sure = generator.random((400, 2))
+    right = generator.random((400, 2)) < 0.5 + 0.5 * sure
+    spec = tt.CascadeSpec.of({SMALL: 1.0, "large & slow": 9.0})
+    label = generator.integers(0, 3, 400)
+    other = (label[:, None] + 1) % 3
+    return tt.Trace(
+        spec,
+        sure,
+        prediction=np.where(right, label[:, None], other),
+        label=label,
+        classes=("a", "<b>", "c"),
+    )
+
+
+@pytest.fixture(scope="module")
+def ladder(trace):
+    return tt.fit(trace, belief="calibrated", states=4)
+
+
+@pytest.fixture(scope="module")
+def shown(trace, ladder):
+    policy = ladder.for_budget(5.0)
+    turn = policy.session()
+    turn.observe(confidence=0.3, prediction="<b>")
+    nodes = dict.fromkeys(trace.names, lambda text: (text, 0.5))
+    outcome = tt.Cascade(policy, nodes).run("<b>")
+    many = {name: batched(lambda texts: [(t, 0.5) for t in texts]) for name in trace.names}
+    families = ["threshold", "always-best", "always-last"]
+    solved = tt.Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]], names=[SMALL])
+    return {
+        "trace": trace,
+        "ladder": ladder,
+        "policy": ladder[20],
+        "mixture": policy,
+        "session": turn,
+        "explanation": turn.explain(),
+        "outcome": outcome,
+        "batch outcome": tt.Cascade(policy, many).run_batch(["<b>"] * 3),
+        "frontier": tt.frontier(trace, trace, families=families, ladder=None, resamples=0),
+        "solved policy": tt.solve(solved, 0.5),
+        "solved ladder": tt.solve_ladder(solved, [0, 0.5, 1]),
+    }
+
+
+KINDS = ("trace", "ladder", "policy", "mixture", "session", "explanation", "outcome")
+KINDS += ("batch outcome", "frontier", "solved policy", "solved ladder")
+DRAWN = ("trace", "ladder", "session", "outcome", "frontier", "solved policy", "solved ladder")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_object_is_shown_as_escaped_html_in_the_colours_of_the_page(shown, kind):
+    page = shown[kind]._repr_html_()
+    assert "<script" not in page
+    assert "<b>" not in page
+    root = ET.fromstring(page)  # noqa: S314 - our own
+    assert root.tag.endswith(("div", "svg"))
+    for each in root.iter("td"):
+        assert "color" not in each.get("style", "").replace("border-color", "")
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_a_drawing_is_svg_and_is_written_to_a_file(shown, kind, tmp_path):
+    drawing = shown[kind].plot(tmp_path / "drawing.svg")
+    assert (tmp_path / "drawing.svg").read_text("utf-8") == drawing
+    assert ET.fromstring(drawing).tag.endswith("svg")  # noqa: S314 - our own
+    assert drawing._repr_html_() == drawing
+    assert "<script" not in drawing
+
+
+def test_the_table_of_a_trace_has_what_is_known(trace):
+    page = trace._repr_html_()
+    right = 1 - trace.wrong()[:, 1].mean()
+    assert f"{right:.1%}" in page
+    unlabelled = tt.Trace(trace.spec, trace.confidence)
+    assert "mean confidence" in unlabelled._repr_html_()
+    assert tt.Trace(trace.spec, np.empty((0, 2)))._repr_html_()
+
+
+def test_the_plot_of_a_ladder_has_each_node_alone(ladder):
+    assert "large &amp; slow alone" in ladder.plot()
+
+
+def test_a_plot_without_points_is_empty():
+    from ttamer._drawing import draw_curves
+
+    assert draw_curves({}, "x", "y").startswith("<svg")
+    assert "circle" in draw_curves({"one": ([5.0], [0.2])}, "x", "y")
+    assert ">1,000<" in draw_curves({"wide": ([1.0, 5000.0], [0.2, 0.1])}, "x", "y")
