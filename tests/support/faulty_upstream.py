@@ -26,6 +26,7 @@ from support.quick_server import QuickServer
 
 MODES = ("ok", "slow", "error", "garbage", "truncated", "reset", "refuse", "loss")
 LOSS = 0.3
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LONGEST_WAIT = 30.0
 
 
@@ -173,7 +174,7 @@ class FaultyUpstream:
         async def models(_: Any) -> Response:
             return JSONResponse({"object": "list", "data": [{"id": self.name, "object": "model"}]})
 
-        paths = ("/v1/chat/completions", "/v1/completions", "/v1/classify")
+        paths = ("/v1/chat/completions", "/v1/completions", "/v1/classify", "/v1/embeddings")
         posts = [Route(path, self._post, methods=["POST"]) for path in paths]
         return Starlette(routes=[Route("/health", health), Route("/v1/models", models), *posts])
 
@@ -210,6 +211,8 @@ class FaultyUpstream:
             return Response(b'{"choices": [', media_type="application/json")
         if self.raw is not None:
             return Response(self.raw, media_type="application/json", headers=self.headers)
+        if path.endswith("/embeddings"):
+            return JSONResponse(_embeddings(body), headers=self.headers)
         answer = self._completion(path, body)
         if body.get("stream"):
             return self._stream(answer, cut=mode == "truncated")
@@ -279,6 +282,16 @@ class FaultyUpstream:
                 self.answered += 1
 
         return StreamingResponse(events(), media_type="text/event-stream", headers=self.headers)
+
+
+def _embeddings(body: dict[str, Any]) -> dict[str, Any]:
+    """Vectors that count words, by their first letters: texts of the same words are near."""
+    given = body["input"]
+    texts = [given] if isinstance(given, str) else given
+    counts = [[sum(w[:1] == c for w in t.lower().split()) for c in LETTERS] for t in texts]
+    data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(counts)]
+    usage = {"prompt_tokens": len(texts), "total_tokens": len(texts)}
+    return {"object": "list", "data": data, "model": body.get("model"), "usage": usage}
 
 
 def _prompt(body: dict[str, Any]) -> str:

@@ -31,8 +31,10 @@ from ttamer.runtime.comparison import ALIAS_SEPARATOR
 from ttamer.runtime.jsonl import JsonLines, json_line
 from ttamer.serve.client import HttpClient
 from ttamer.serve.confidence import Unreadable, question_text
+from ttamer.serve.embedding import Embedder
 from ttamer.serve.judging import Agreement, verdict_from
 from ttamer.serve.node import call_cost, open_nodes
+from ttamer.serve.prompt_signals import embedding_signals, prompt_signals
 from ttamer.serve.upstream import Upstream, UpstreamFailed
 from ttamer.trace.classes import class_text
 from ttamer.trace.trace import OnBad, Trace
@@ -56,6 +58,9 @@ Endpoint = Literal["chat/completions", "completions", "classify"]
 """The endpoint of the upstreams that is called."""
 MAX_FAILURES = 10
 """The number of failures in a row after which a node is not called any more."""
+
+EMBEDDED_AT_ONCE = 64
+"""The number of prompts in one call of the embeddings upstream."""
 
 EXTRAS = ("margin", "entropy")
 """The further measures of an answer that are kept."""
@@ -229,6 +234,9 @@ def collect_upstreams(
         collection = _Collection(settings, prompts, kept, f"/{endpoint}", progress)
         try:
             asyncio.run(collection.all())
+            if settings.serve.signals:
+                collection.signals = _PromptSignals(collection)
+                asyncio.run(collection.signals.all())
             if judge is not None:
                 collection.verdicts = _Verdicts(collection, judge)
                 asyncio.run(collection.verdicts.all())
@@ -251,6 +259,7 @@ class _Collection:
     progress: Callable[[int, int, int], None] | None
     failed: dict[tuple[str, int], str] = field(default_factory=dict)
     verdicts: _Verdicts | None = None
+    signals: _PromptSignals | None = None
     done: int = 0
 
     def __post_init__(self) -> None:
@@ -322,6 +331,48 @@ class _Collection:
         if self.progress is not None:
             total = len(self.prompts) * len(self.settings.nodes)
             self.progress(self.done, total, len(self.failed))
+
+
+class _PromptSignals:
+    """The signals of the prompts; embeddings are kept in the journal, as a few numbers each."""
+
+    def __init__(self, collection: _Collection) -> None:
+        self._collection = collection
+        self._settings = collection.settings.serve.embeddings
+        self._identity = {} if self._settings is None else asdict(self._settings)
+
+    def _key(self, row: int) -> str:
+        return journal_key({"embeddings": self._identity}, self._collection.prompts[row].body)
+
+    async def all(self) -> None:
+        """Embed the prompts that have no embedding in the journal, where embeddings are used."""
+        journal, prompts = self._collection.journal, self._collection.prompts
+        if self._settings is None or not self._settings.signals:
+            return
+        waiting = [row for row in range(len(prompts)) if self._key(row) not in journal]
+        async with HttpClient() as client:
+            embedder = Embedder(self._settings, client, read_errors=True)
+            for start in range(0, len(waiting), EMBEDDED_AT_ONCE):
+                rows = waiting[start : start + EMBEDDED_AT_ONCE]
+                try:
+                    vectors = await embedder.vectors(
+                        [question_text(prompts[row].body) for row in rows]
+                    )
+                except UpstreamFailed as error:
+                    raise TraceError(f"{error} ({error.upstream_text!r})") from None
+                for row, vector in zip(rows, vectors, strict=True):
+                    numbers = embedding_signals(vector, self._settings.signals)
+                    entry = JournalEntry(json.dumps(numbers), 0.0, self._settings.cost / len(rows))
+                    journal.add(self._key(row), entry)
+
+    def columns(self, rows: Sequence[int]) -> dict[str, NDArray[np.float64]]:
+        """Return the signals of some rows, by name."""
+        found = [prompt_signals(self._collection.prompts[row].body) for row in rows]
+        for row, signals in zip(rows, found, strict=True):
+            entry = self._collection.journal.get(self._key(row))
+            if entry is not None:
+                signals |= json.loads(entry.text)
+        return {name: np.array([each[name] for each in found]) for name in found[0]}
 
 
 class _Verdicts:
@@ -501,6 +552,7 @@ def _trace(
         correct=correct,
         cost=None if (cost == settings.spec.costs).all() else cost,
         extras=_extras(table),
+        signals={} if collection.signals is None else collection.signals.columns(rows),
         left_out=left_out,
         notes=tuple(notes),
     )

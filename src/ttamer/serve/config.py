@@ -29,6 +29,7 @@ __all__ = [
     "AuditSettings",
     "Choice",
     "Confidence",
+    "EmbeddingSettings",
     "KeySettings",
     "NodeSettings",
     "OperatingPoint",
@@ -469,6 +470,26 @@ class KeySettings:
 
 
 @dataclass(frozen=True)
+class EmbeddingSettings:
+    """The ``[serve.embeddings]`` table: an embeddings upstream in OpenAI's format."""
+
+    upstream: str = setting(url)
+    """The base URL, without a slash at its end."""
+    model: str = setting(text, "embeddings")
+    """The model's name at the upstream."""
+    key_env: str | None = setting(text, None, changes_answers=False)
+    """The environment variable that holds the upstream's key."""
+    cost: float = setting(number(0), 0.0)
+    """The cost of one call."""
+    timeout: float = setting(number(0, above=True), 5.0, changes_answers=False)
+    """The seconds that one call may take; a request goes on without its embedding."""
+    max_response: int = setting(integer(1, 2**40), 64 * 1024 * 1024, changes_answers=False)
+    """The most bytes of a response."""
+    signals: int = setting(integer(0, 32), 0)
+    """The numbers that the embedding of a prompt is reduced to, with ``signals = true``."""
+
+
+@dataclass(frozen=True)
 class ServeSettings:
     """The ``[serve]`` table; every key is optional."""
 
@@ -531,6 +552,10 @@ class ServeSettings:
     """The URL of an OTLP/HTTP collector for OpenTelemetry spans."""
     audit: AuditSettings | None = setting(table, None)
     """Which requests are audited, and the drift loop that uses them."""
+    signals: bool = setting(flag, False)
+    """Whether signals of the prompt are computed, so that a fit can route the first question."""
+    embeddings: EmbeddingSettings | None = setting(table, None)
+    """The embeddings upstream."""
 
     @property
     def operating_point(self) -> tuple[OperatingPoint, float] | None:
@@ -632,7 +657,14 @@ def _serve_settings(spec: CascadeSpec) -> ServeSettings:
         names = [each.name for each in values["key"]]
         if len(set(names)) < len(names):
             raise CascadeError("[[serve.key]]: two keys have the same name; rename one")
+    if "embeddings" in values:
+        given = values["embeddings"]
+        if "upstream" not in given:
+            raise CascadeError('[serve.embeddings]: lacks upstream; write upstream = "http://..."')
+        table = _checked(EmbeddingSettings, given, "[serve.embeddings]")
+        values["embeddings"] = EmbeddingSettings(**table)
     serve = ServeSettings(**values)
+    _check_signals(serve)
     points = [name for name, _ in serve._points()]
     if serve.audit is not None and serve.audit.reference is not None and points:
         raise CascadeError(
@@ -644,6 +676,17 @@ def _serve_settings(spec: CascadeSpec) -> ServeSettings:
             f"[serve]: has {' and '.join(points)}, and there is one operating point; keep one"
         )
     return serve
+
+
+def _check_signals(serve: ServeSettings) -> None:
+    """Refuse signals that would be missing where they are needed."""
+    if serve.embeddings is not None and serve.embeddings.signals and not serve.signals:
+        raise CascadeError("[serve.embeddings]: has signals, which need signals = true in [serve]")
+    if serve.signals and serve.audit is not None and serve.audit.reference is not None:
+        raise CascadeError(
+            "[serve]: has signals, and audited rows hold none, so that the drift loop could not "
+            "use them; remove signals, or reference in [serve.audit]"
+        )
 
 
 def _key_settings(item: tuple[int, Mapping[str, Any]]) -> KeySettings:

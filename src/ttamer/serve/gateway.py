@@ -19,6 +19,7 @@ from ttamer.runtime.outcome import CascadeFailed, NodeCall
 from ttamer.runtime.reply import error_text
 from ttamer.serve.admission import Client, ConcurrencyLimit, Keys, Watchdog
 from ttamer.serve.client import HttpClient
+from ttamer.serve.confidence import question_text
 from ttamer.serve.drift import (
     DriftControl,
     audit_from,
@@ -26,6 +27,7 @@ from ttamer.serve.drift import (
     open_audits,
     starting_policy,
 )
+from ttamer.serve.embedding import Embedder
 from ttamer.serve.http import HttpError
 from ttamer.serve.logging import JsonLog
 from ttamer.serve.metrics import Metrics
@@ -39,6 +41,7 @@ from ttamer.serve.policies import (
     PolicyStore,
     check_fitted_for,
 )
+from ttamer.serve.prompt_signals import embedding_signals, prompt_signals
 from ttamer.serve.request import NodeFailed
 from ttamer.serve.routes import ASKING, POLLED, ROUTES
 from ttamer.serve.status import Status
@@ -133,9 +136,10 @@ class Gateway:
         self.ready = False
         self.watchdog = Watchdog()
         self.audits: Audits | None = None
+        self.embedder: Embedder | None = None
         self.drift: DriftControl | None = None
         self._unflushed: list[RequestRecord] = []
-        self._logged_refusals: dict[str, float] = {}
+        self._logged: dict[tuple[str, ...], float] = {}
         self._secret = secrets.token_bytes(32)
         self._nodes: Mapping[str, Node] = {}
         self._stack = AsyncExitStack()
@@ -156,6 +160,8 @@ class Gateway:
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(HttpClient(2 * serve.max_concurrent))
             self._nodes = self._open_nodes(client)
+            if serve.embeddings is not None:
+                self.embedder = Embedder(serve.embeddings, client)
             self.policies.load()
             if serve.trace_log is not None:
                 self.trace_log = TraceLog(
@@ -246,10 +252,14 @@ class Gateway:
             reason: Why the connection was refused.
         """
         self.metrics.connection_refused(reason)
-        now = time.monotonic()
-        if now - self._logged_refusals.get(reason, -math.inf) >= REFUSAL_LOG_INTERVAL:
-            self._logged_refusals[reason] = now
-            self.log.event("connection", refused=reason)
+        self._log_rarely("connection", refused=reason)
+
+    def _log_rarely(self, name: str, **facts: str) -> None:
+        """Log an event, at most once in 10 seconds for the same facts."""
+        now, key = time.monotonic(), (name, *facts.values())
+        if now - self._logged.get(key, -math.inf) >= REFUSAL_LOG_INTERVAL:
+            self._logged[key] = now
+            self.log.event(name, **facts)
 
     def single_node(self, model: str) -> str | None:
         """Return the node that a model name stands for.
@@ -316,9 +326,24 @@ class Gateway:
         Raises:
             CascadeFailed: If no node returned an answer.
         """
+        signals = await self._signals(request) if self.settings.serve.signals else None
         return await policy.cascade.arun(
-            request, key=request.key, deadline=max(request.seconds_left, 1e-3)
+            request, key=request.key, deadline=max(request.seconds_left, 1e-3), signals=signals
         )
+
+    async def _signals(self, request: RequestContext) -> dict[str, float]:
+        """Return the signals of a prompt; without its embedding where the upstream fails."""
+        signals = prompt_signals(request.body)
+        embeddings = self.settings.serve.embeddings
+        if self.embedder is not None and embeddings is not None and embeddings.signals:
+            text, timeout = question_text(request.body), request.seconds_left
+            try:
+                (vector,) = await self.embedder.vectors([text], timeout=timeout)
+            except UpstreamFailed as error:
+                self._log_rarely("embedding", error=str(error))
+            else:
+                signals |= embedding_signals(vector, embeddings.signals)
+        return signals
 
     def request_key(self, client: str, request_id: str) -> str:
         """Return the key by which a request draws the side of a mixture and receives its label.
