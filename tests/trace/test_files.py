@@ -594,5 +594,5 @@ def test_a_file_that_lies_about_its_rows(tmp_path, monkeypatch):
 def test_the_cascade_of_the_documentation():
     text = (Path(__file__).parents[2] / "docs" / "trace.md").read_text("utf-8")
     spec = CascadeSpec.from_toml(text.split("```toml\n")[1].split("```")[0])
-    assert spec.parents == (None, 0)
+    assert spec.parents == ((), (0,))
     assert spec.nodes[0].options == {"upstream": "http://..."}
