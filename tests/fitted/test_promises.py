@@ -341,3 +341,67 @@ def test_the_record_travels_with_the_ladder(ladder, new_rows, tmp_path):
     assert (kept, mixture.share) == (made.promise, made.share)
     np.testing.assert_array_equal(mixture.play(new_rows).answer, made.play(new_rows).answer)
     assert made.promise.to_dict()["alpha"] == pytest.approx(0.05)
+
+
+def graded_rows(rows: int, seed: int) -> tt.Trace:
+    """Return rows of a small and a large node with losses from 0 to 4, lower where sure."""
+    generator = np.random.default_rng(seed)
+    hard = generator.random(rows)
+    loss = 4 * np.stack([hard, 0.25 * hard], axis=1) * generator.random((rows, 2))
+    spec = tt.CascadeSpec.of({"small": 1.0, "large": 8.0}, order="fixed", max_loss=4.0)
+    return tt.Trace(spec, np.stack([1 - hard, 1 - hard], axis=1), loss=loss)
+
+
+@pytest.fixture(scope="module")
+def graded_ladder():
+    return tt.fit(graded_rows(1500, 0), belief="calibrated", states=8)
+
+
+def test_a_promise_about_losses_holds_on_new_rows(graded_ladder, tmp_path):
+    new = graded_rows(40_000, 2)
+    ladder = graded_ladder.with_holdout(graded_rows(1500, 1))
+    kept = ladder.for_error(0.5)
+    assert kept.promise.certified
+    assert kept.promise.measure == "mean loss"
+    assert kept.promise.observed < kept.promise.bound <= 0.5
+    assert "mean loss at most 0.5 " in str(kept.promise)
+    assert "mean loss" in kept.described
+    assert tt.evaluate(kept, new, resamples=0).error < 0.5
+    drop = ladder.for_drop(0.25)
+    assert drop.promise.certified
+    last = new.losses()[:, -1].mean()
+    assert tt.evaluate(drop, new, resamples=0).error < last + 0.25
+    assert not ladder.for_error(0.01).promise.certified
+    tt.save(ladder.with_promise(kept), tmp_path / "promised.ttamer")
+    again = tt.load(tmp_path / "promised.ttamer")
+    assert str(again.promises[0]) == str(kept.promise)
+    assert again.for_drop(0.25).promise == drop.promise
+    assert not check_promise(kept.promise, HeldOut.of(ladder, new)).refuted
+    worse = dataclasses.replace(new, loss=np.minimum(3 * new.loss, 4.0))
+    assert check_promise(kept.promise, HeldOut.of(ladder, worse)).refuted
+
+
+def test_promises_about_losses_are_kept_as_often_as_stated(graded_ladder):
+    """Among draws of the rows held out, at most a share alpha breaks the promise."""
+    new, rungs = graded_rows(60_000, 3), {}
+    losses, states = new.losses(), graded_ladder.fitted.states(new)
+    broken, draws = 0, 60
+    for seed in range(draws):
+        ladder = graded_ladder.with_holdout(graded_rows(300, 100 + seed))
+        mix = ladder.for_error(0.6, confidence=0.8).promise
+        if not mix.certified:
+            continue
+        for rung in mix.mix[:2]:
+            if rung not in rungs:
+                answer = states.play(ladder[rung].policy).answer
+                rungs[rung] = losses[np.arange(len(new)), answer].mean()
+        cheap, expensive, share = mix.mix
+        broken += (1 - share) * rungs[cheap] + share * rungs[expensive] > 0.6
+    assert broken <= 0.2 * draws
+
+
+def test_without_a_largest_loss_nothing_is_promised(graded_ladder):
+    rows = graded_rows(200, 5)
+    spec = dataclasses.replace(rows.spec, max_loss=None)
+    with pytest.raises(ArgumentError, match="max_loss"):
+        graded_ladder.with_holdout(rows.with_spec(spec))

@@ -218,7 +218,9 @@ def _checked(
     count = arrays["tradeoffs"].size
     record = Record()
     if fitted is not None and "record" in header:
-        record = restore_record(header["record"], arrays, count, fitted.spec.names)
+        graded = fitted.loss_scale is not None
+        names = fitted.spec.names
+        record = restore_record(header["record"], arrays, count, names, graded=graded)
     mixture = None
     if saved.kind == "mixture":
         mixture = restore_mixture(header["mixture"], arrays, count)

@@ -5,6 +5,7 @@ What is raised gives the reason alone; :mod:`ttamer.artefact.files` adds the fil
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from ttamer.artefact.container import fields_of, integers_of, text_of
 from ttamer.errors import ArtefactDamaged
 from ttamer.fitted.mixture import Mix, Rungs
-from ttamer.fitted.promise import HeldOut, Promise, pairs_of_corners
+from ttamer.fitted.promise import HeldLosses, HeldOut, Promise, pairs_of_corners
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,7 +58,12 @@ def describe_record(
             "trace": held.trace_digest,
             "against": held.against,
         }
-        arrays["record_held"] = held.counts.reshape(-1, 8).astype(float)
+        if isinstance(held, HeldLosses):
+            arrays["record_held_bound"] = np.array([held.bound])
+            arrays["record_held_losses"] = held.losses
+            arrays["record_held_node_losses"] = np.stack(list(held.nodes.values()))
+        else:
+            arrays["record_held"] = held.counts.reshape(-1, 8).astype(float)
         if held.by_node:
             counts = np.stack([each.reshape(-1, 8) for each in held.by_node.values()])
             arrays["record_held_nodes"] = counts.astype(float)
@@ -82,17 +88,29 @@ def describe_record(
 
 
 def restore_record(
-    described: object, arrays: Mapping[str, NDArray[Any]], count: int, names: Sequence[str]
+    described: object,
+    arrays: Mapping[str, NDArray[Any]],
+    count: int,
+    names: Sequence[str],
+    *,
+    graded: bool = False,
 ) -> Record:
-    """Check what a file records of how its ``count`` policies did, and return it."""
+    """Check what a file records of how its ``count`` policies did, and return it.
+
+    With ``graded`` it records losses instead of errors.
+    """
     fields = fields_of(described, "the record", FIELDS)
     rungs = _rungs(arrays, count, len(names))
     held = None
     if fields["held"] != {}:
-        held = _held(fields["held"], arrays, rungs, names)
-    elif "record_held" in arrays or "record_held_nodes" in arrays:
+        restore = _held_losses if graded else _held
+        held = restore(fields["held"], arrays, rungs, names)
+    elif any(name.startswith("record_held") for name in arrays):
         raise ArtefactDamaged("the record has counts of no rows held out")
-    return Record(rungs, held, _promises(fields["promises"], arrays, count, names))
+    promises = _promises(fields["promises"], arrays, count, names)
+    if graded:
+        promises = tuple(dataclasses.replace(each, measure="mean loss") for each in promises)
+    return Record(rungs, held, promises)
 
 
 def restore_mixture(
@@ -149,6 +167,36 @@ def _held(
         pairs,
         counts.astype(np.int64).reshape(-1, 2, 2, 2),
         dict(zip(names, by_node, strict=False)),
+    )
+
+
+def _held_losses(
+    item: object, arrays: Mapping[str, NDArray[Any]], rungs: Rungs, names: Sequence[str]
+) -> HeldLosses:
+    fields = fields_of(item, "the rows held out", HELD_FIELDS)
+    (rows,) = integers_of([fields["rows"]], "the rows held out", least=1, most=MAX_ROWS)
+    pairs = pairs_of_corners(rungs.corners)
+    empty = np.empty((0, 0))
+    bound = arrays.get("record_held_bound", empty)
+    losses = arrays.get("record_held_losses", empty)
+    nodes = arrays.get("record_held_node_losses", empty)
+    if bound.shape != (1,) or not (np.isfinite(bound).all() and bound[0] > 0):
+        raise ArtefactDamaged("the largest loss held out must be one finite number above 0")
+    corners = len({rung for pair in pairs for rung in pair})
+    if losses.shape != (corners, rows) or nodes.shape != (len(names), rows):
+        raise ArtefactDamaged("the record must have a loss for each corner, node and row held out")
+    for each in (losses, nodes):
+        if not (np.isfinite(each).all() and (each >= 0).all() and (each <= bound[0]).all()):
+            raise ArtefactDamaged("losses held out must be from 0 to the largest there can be")
+    return HeldLosses(
+        rows,
+        text_of(fields["trace"], "the trace held out"),
+        _node(fields["against"], names),
+        pairs,
+        np.zeros((len(pairs), 2, 2, 2), np.int64),
+        bound=float(bound[0]),
+        losses=losses,
+        nodes=dict(zip(names, nodes, strict=True)),
     )
 
 

@@ -106,7 +106,7 @@ class FittedPolicy(Policy):
     @property
     def described(self) -> str:
         """What it costs and how often it errs, in words."""
-        return described(self.cost, self.error)
+        return described(self.cost, self.error, self.fitted.measure)
 
     @cached_property
     def single_node(self) -> str | None:

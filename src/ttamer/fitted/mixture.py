@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from ttamer.fitted.promise import Promise
     from ttamer.fitted.sessions import FittedSession
     from ttamer.trace.spec import CascadeSpec
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Measure, Trace
 
-__all__ = ["Mix", "Mixture", "Rung", "Rungs", "described", "policy_card"]
+__all__ = ["Mix", "Mixture", "Rung", "Rungs", "described", "policy_card", "shown_error"]
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 """The fractional parts of its multiples are spread evenly over [0, 1), however many there are."""
@@ -139,15 +139,24 @@ class Rungs:
         return Mix(corners[right - 1], corners[right], float(np.clip(share, 0.0, 1.0)))
 
 
-def described(cost: float | None, error: float | None) -> str:
-    """Return what a policy costs and how often it errs, in words.
+def shown_error(value: float, measure: Measure) -> str:
+    """Return an error as a percentage, or a mean loss as a number.
+
+    >>> shown_error(0.0412, "error"), shown_error(41.23456, "mean loss")
+    ('4.12%', '41.23')
+    """
+    return f"{value:.2%}" if measure == "error" else f"{value:.4g}"
+
+
+def described(cost: float | None, error: float | None, measure: Measure = "error") -> str:
+    """Return what a policy costs and how often it errs, or what it loses, in words.
 
     >>> described(3.25, 0.0412)
     'cost 3.25 per input, error 4.12%'
     """
     if cost is None or error is None:
-        return "cost and error not estimated"
-    return f"cost {number(cost)} per input, error {error:.2%}"
+        return f"cost and {measure} not estimated"
+    return f"cost {number(cost)} per input, {measure} {shown_error(error, measure)}"
 
 
 def policy_card(kind: str, policy: FittedPolicy | Mixture) -> str:
@@ -201,7 +210,7 @@ class Mixture:
     @property
     def described(self) -> str:
         """What it costs and how often it errs, in words."""
-        return described(self.cost, self.error)
+        return described(self.cost, self.error, self.cheap.fitted.measure)
 
     @property
     def single_node(self) -> str | None:

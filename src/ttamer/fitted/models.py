@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ttamer.fitted.quantiser import Quantiser
     from ttamer.fitted.sessions import FittedSession
     from ttamer.trace.spec import CascadeSpec
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Measure, Trace
 
 __all__ = ["BeliefModel", "ConfidenceModel", "Model", "SolvedPolicy", "States", "Visits"]
 
@@ -118,6 +118,11 @@ class Model(ABC):
     answers are right or wrong."""
     steps: tuple[Step, ...]
     """The nodes of the cascade that have been asked at each place of the problem."""
+
+    @property
+    def measure(self) -> Measure:
+        """What its policies are measured by: the error, or the mean loss."""
+        return "error" if self.loss_scale is None else "mean loss"
 
     @property
     def loss_unit(self) -> float:

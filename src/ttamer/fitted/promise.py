@@ -7,43 +7,53 @@ what is returned breaks it with a chance of at most 1 - confidence.
 
 - error: the share of wrong answers is at most ``at_most``, by the exact binomial test;
 - drop: that share is at most ``at_most`` above the last node's, by betting on the difference.
+
+Where answers have losses, both are about the mean loss, and are tested by betting: the largest
+loss there can be must be known beforehand.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
-from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from ttamer.errors import ArgumentError
-from ttamer.fitted.mixture import Mix
-from ttamer.stats.bounds import (
-    betting_p,
-    betting_upper,
-    binomial_p,
-    binomial_upper,
-    check_confidence,
-)
+from ttamer.fitted.held_sample import HeldSample
+from ttamer.fitted.mixture import Mix, shown_error
+from ttamer.stats.bounds import check_confidence
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
     from ttamer.fitted.ladder import FittedLadder
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Measure, Trace
 
-__all__ = ["HeldOut", "Kind", "Promise", "check_promise", "make_promise", "pairs_of_corners"]
+__all__ = [
+    "HeldLosses",
+    "HeldOut",
+    "Kind",
+    "Promise",
+    "check_promise",
+    "make_promise",
+    "pairs_of_corners",
+]
 
 Kind = Literal["error", "drop"]
 STEPS = 4
 """The number of mixes that are tested between two corners."""
+RIGHT_WRONG = np.array([0.0, 1.0])
+"""The loss of a right and of a wrong answer."""
+BETTER_SAME_WORSE = np.array([0.0, 0.5, 1.0])
+"""Differences of right and wrong, moved to lie between 0 and 1."""
+MAX_HELD_LOSSES = 20_000
+"""Promises about losses are tested on at most this many rows, the first: all are kept in a file."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,8 @@ class Promise:
     where no number would."""
     refuted: bool = False
     """Whether rows it was checked on show, with the same confidence, that it does not hold."""
+    measure: Measure = "error"
+    """What is promised: the share of wrong answers, or the mean loss."""
 
     @property
     def alpha(self) -> float:
@@ -86,13 +98,15 @@ class Promise:
         return 1 - self.confidence
 
     def __str__(self) -> str:
-        what = "error" if self.kind == "error" else f"drop against {self.against!r}"
-        asked = f"{what} at most {self.at_most:.2%} with confidence {self.confidence:g}"
-        seen = f"{self.observed:.2%} on {self.rows} rows held out, at most {self.bound:.2%}"
+        observed, bound = (shown_error(x, self.measure) for x in (self.observed, self.bound))
+        what = self.measure if self.kind == "error" else f"drop against {self.against!r}"
+        asked = f"{what} at most {shown_error(self.at_most, self.measure)}"
+        asked += f" with confidence {self.confidence:g}"
+        seen = f"{observed} on {self.rows} rows held out, at most {bound}"
         if self.certified:
             return f"{asked}: certified ({seen})"
         if self.refuted:
-            return f"{asked}: broken ({self.observed:.2%} on {self.rows} rows)"
+            return f"{asked}: broken ({observed} on {self.rows} rows)"
         if self.rows_needed is None:
             return f"{asked}: not certified ({seen}); more rows would not help, allow more"
         return f"{asked}: not certified ({seen}); about {self.rows_needed} rows would do"
@@ -101,9 +115,12 @@ class Promise:
         """Return plain values.
 
         Returns:
-            The fields and ``alpha``, by name.
+            The fields and ``alpha``, by name; ``measure`` only where it is the mean loss.
         """
-        return {**vars(self), "mix": self.mix._asdict(), "alpha": self.alpha}
+        values = {**vars(self), "mix": self.mix._asdict(), "alpha": self.alpha}
+        if self.measure == "error":
+            del values["measure"]
+        return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +139,9 @@ class HeldOut:
     by_node: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     """The counts against each node of the cascade."""
 
+    measure: ClassVar[Measure] = "error"
+    """What promises on these rows are about."""
+
     @classmethod
     def of(cls, ladder: FittedLadder, trace: Trace, *, against: str | None = None) -> HeldOut:
         """Play a ladder on rows it was not fitted to, and count."""
@@ -135,6 +155,8 @@ class HeldOut:
         pairs = pairs_of_corners(ladder.require_rungs().corners)
         against = against or trace.names[-1]
         node = trace.spec.index_of(against)
+        if trace.is_graded:
+            return HeldLosses.played(ladder, trace, pairs, against)
         wrong = trace.wrong()
         rows, states = np.arange(len(trace)), ladder.fitted.states(trace)
         mine = {
@@ -194,12 +216,104 @@ class HeldOut:
             found[one, last] += int(count) - drawn
         return found
 
+    def sample(self, kind: Kind, mix: Mix) -> HeldSample:
+        """Return what the rows show of a mix."""
+        found = self.outcomes(mix)
+        rows, error = found.sum(), found[1].sum() / found.sum()
+        if kind == "error":
+            counts = found.sum(axis=1)
+            return HeldSample(RIGHT_WRONG, counts, 0.0, 1.0, float(error), exact=True)
+        same = found[0, 0] + found[1, 1]
+        drop = float(error - found[:, 1].sum() / rows)
+        counts = np.array([found[0, 1], same, found[1, 0]])
+        return HeldSample(BETTER_SAME_WORSE, counts, -1.0, 1.0, drop, exact=False)
+
+    @property
+    def largest_loss(self) -> float:
+        """The largest loss there can be."""
+        return 1.0
+
     def mixes(self, steps: int) -> list[Mix]:
         """Return mixes from the most expensive corner to the cheapest, ``steps`` between two."""
         found = [Mix(*self.pairs[-1], 1.0)]
         for cheap, expensive in reversed(self.pairs):
             found += [Mix(cheap, expensive, 1 - k / steps) for k in range(1, steps + 1)]
         return found
+
+
+@dataclass(frozen=True, eq=False)
+class HeldLosses(HeldOut):
+    """Losses on rows kept aside, by row."""
+
+    measure: ClassVar[Measure] = "mean loss"
+    bound: float = 1.0
+    """The largest loss there can be."""
+    losses: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)))
+    """Shape (corners, rows): the loss of each corner's policy, the cheapest first."""
+    nodes: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """Shape (rows,) each: the loss of each node of the cascade."""
+
+    @classmethod
+    def played(
+        cls,
+        ladder: FittedLadder,
+        trace: Trace,
+        pairs: tuple[tuple[int, int], ...],
+        against: str,
+    ) -> HeldLosses:
+        """Play the corners of a ladder, and keep what each row loses."""
+        bound = trace.spec.loss_bound
+        if bound is None:
+            raise ArgumentError(
+                "a promise about losses needs the largest loss there can be, known beforehand: set "
+                "max_loss in [cascade] (for scores it is 1)"
+            )
+        trace = trace.take(slice(MAX_HELD_LOSSES))
+        every, rows, states = trace.losses(), np.arange(len(trace)), ladder.fitted.states(trace)
+        corners = sorted({rung for pair in pairs for rung in pair}, key=_order_in(pairs))
+        answers = [states.play(ladder[rung].policy).answer for rung in corners]
+        return cls(
+            rows=len(trace),
+            trace_digest=trace.digest,
+            against=against,
+            pairs=pairs,
+            counts=np.zeros((len(pairs), 2, 2, 2), np.int64),
+            bound=bound,
+            losses=np.stack([every[rows, answer] for answer in answers]),
+            nodes=dict(zip(trace.names, every.T, strict=True)),
+        )
+
+    def compared_with(self, node: str) -> HeldLosses:
+        """Return the same rows, compared with another node."""
+        return dataclasses.replace(self, against=node)
+
+    def sample(self, kind: Kind, mix: Mix) -> HeldSample:
+        """Return what the rows show of a mix.
+
+        Each row is given to one of the two policies, by a draw that is fixed for the pair.
+        """
+        place = _order_in(self.pairs)
+        cheap, expensive = (self.losses[place(rung)] for rung in (mix.cheap, mix.expensive))
+        pair = self.pairs.index((mix.cheap, mix.expensive))
+        draws = np.random.default_rng([self.seed, pair]).random(self.rows)
+        mine = np.where(draws < mix.share, expensive, cheap)
+        low, number = 0.0, mine
+        if kind == "drop":
+            low, number = -self.bound, mine - self.nodes[self.against]
+        values, counts = np.unique((number - low) / (self.bound - low), return_counts=True)
+        values = np.clip(values, 0.0, 1.0)
+        return HeldSample(values, counts, low, self.bound, float(number.mean()), exact=False)
+
+    @property
+    def largest_loss(self) -> float:
+        """The largest loss there can be."""
+        return self.bound
+
+
+def _order_in(pairs: tuple[tuple[int, int], ...]) -> Callable[[int], int]:
+    """Return a function from a rung to its place among the corners."""
+    corners = list(dict.fromkeys(rung for pair in pairs for rung in pair))
+    return corners.index
 
 
 def pairs_of_corners(corners: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -214,29 +328,31 @@ def pairs_of_corners(corners: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 def make_promise(held: HeldOut, kind: Kind, at_most: float, confidence: float) -> Promise:
     """Return the cheapest mix that can be promised; if none can be, the safest, and say so."""
     alpha = check_confidence(confidence)
-    low = 0.0 if kind == "error" else -1.0
-    if not low < at_most < 1:
-        raise ArgumentError(f"at_most is {at_most!r}; it must lie above {low:g} and below 1")
+    high = held.largest_loss
+    low = 0.0 if kind == "error" else -high
+    if not low < at_most < high:
+        raise ArgumentError(f"at_most is {at_most!r}; it must lie above {low:g} and below {high:g}")
     mixes = held.mixes(STEPS)
     passed: Mix | None = None
     for mix in mixes:
-        if _p_value(kind, held.outcomes(mix), at_most, alpha, held.seed) > alpha:
+        if held.sample(kind, mix).p_value(at_most, alpha, held.seed) > alpha:
             break
         passed = mix
     mix = passed or mixes[0]
-    found = held.outcomes(mix)
+    found = held.sample(kind, mix)
     return Promise(
         kind=kind,
         at_most=float(at_most),
         confidence=float(confidence),
         mix=mix,
         certified=passed is not None,
-        bound=_upper(kind, found, alpha, held.seed),
-        observed=_observed(kind, found),
+        bound=found.upper(alpha, held.seed),
+        observed=found.observed,
         rows=held.rows,
         trace_digest=held.trace_digest,
         against=held.against,
-        rows_needed=None if passed else _rows_needed(kind, found, at_most, alpha),
+        rows_needed=None if passed else found.rows_needed(at_most, alpha),
+        measure=held.measure,
     )
 
 
@@ -245,65 +361,16 @@ def check_promise(promise: Promise, held: HeldOut) -> Promise:
 
     The mix was chosen before, so this is one test; what it finds may be less or more.
     """
-    found = held.outcomes(promise.mix)
-    kind, at_most, alpha = promise.kind, promise.at_most, promise.alpha
-    passed = _p_value(kind, found, at_most, alpha, held.seed) <= alpha
+    found = held.sample(promise.kind, promise.mix)
+    at_most, alpha = promise.at_most, promise.alpha
+    passed = found.p_value(at_most, alpha, held.seed) <= alpha
     return dataclasses.replace(
         promise,
         certified=passed,
-        bound=_upper(kind, found, alpha, held.seed),
-        observed=_observed(kind, found),
+        bound=found.upper(alpha, held.seed),
+        observed=found.observed,
         rows=held.rows,
         trace_digest=held.trace_digest,
-        rows_needed=None if passed else _rows_needed(kind, found, at_most, alpha),
-        refuted=_refutes(kind, found, at_most, alpha, held.seed),
+        rows_needed=None if passed else found.rows_needed(at_most, alpha),
+        refuted=found.refutes(at_most, alpha, held.seed),
     )
-
-
-def _refutes(kind: Kind, found: NDArray[np.int64], at_most: float, alpha: float, seed: int) -> bool:
-    """Whether rows show that the error, or the drop, is more than so much."""
-    if kind == "error":  # the test of too many wrong, mirrored: too few right
-        return binomial_p(int(found[0].sum()), int(found.sum()), 1 - at_most) <= alpha
-    values, counts = _drops(found)
-    return betting_p(values, counts[::-1], (1 - at_most) / 2, alpha=alpha, seed=seed) <= alpha
-
-
-def _observed(kind: Kind, found: NDArray[np.int64]) -> float:
-    error = found[1].sum() / found.sum()
-    return float(error if kind == "error" else error - found[:, 1].sum() / found.sum())
-
-
-def _drops(found: NDArray[np.int64]) -> tuple[list[float], list[int]]:
-    """Return the difference to the last node, moved to lie between 0 and 1, and how often."""
-    same = int(found[0, 0] + found[1, 1])
-    return [0.0, 0.5, 1.0], [int(found[0, 1]), same, int(found[1, 0])]
-
-
-def _p_value(
-    kind: Kind, found: NDArray[np.int64], at_most: float, alpha: float, seed: int
-) -> float:
-    if kind == "error":
-        return binomial_p(int(found[1].sum()), int(found.sum()), at_most)
-    return betting_p(*_drops(found), (1 + at_most) / 2, alpha=alpha, seed=seed)
-
-
-def _upper(kind: Kind, found: NDArray[np.int64], alpha: float, seed: int) -> float:
-    if kind == "error":
-        return binomial_upper(int(found[1].sum()), int(found.sum()), alpha)
-    return 2 * betting_upper(*_drops(found), alpha=alpha, seed=seed) - 1
-
-
-def _rows_needed(kind: Kind, found: NDArray[np.int64], at_most: float, alpha: float) -> int | None:
-    """Return about how many rows would pass the test, if what was observed is the truth."""
-    gap = at_most - _observed(kind, found)
-    if gap <= 0:
-        return None
-    if kind == "drop":
-        values, counts = _drops(found)
-        share = np.array(counts) / sum(counts)
-        spread = 4 * float(share @ (np.array(values) - share @ values) ** 2)
-        needed = math.ceil(2 * (spread + gap / 3) * math.log(1 / alpha) / gap**2)
-        return max(needed, int(found.sum()) + 1)
-    normal = NormalDist().inv_cdf(1 - alpha) ** 2 * at_most * (1 - at_most) / gap**2
-    without_one = math.log(alpha) / math.log1p(-at_most)  # rows that pass if none is wrong
-    return max(math.ceil(max(normal + 1 / gap, without_one)), int(found.sum()) + 1)
