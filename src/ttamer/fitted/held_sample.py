@@ -26,7 +26,8 @@ class HeldSample:
     """The numbers of rows held out.
 
     >>> import numpy as np
-    >>> rows = HeldSample(np.array([0.0, 1.0]), np.array([97, 3]), 0.0, 1.0, observed=0.03, exact=True)
+    >>> values, counts = np.array([0.0, 1.0]), np.array([97, 3])
+    >>> rows = HeldSample(values, counts, 0.0, 1.0, observed=0.03, exact=True)
     >>> rows.p_value(0.1, 0.05, 0) < 0.05, rows.refutes(0.01, 0.05, 0)
     (True, False)
     """
