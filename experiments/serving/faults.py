@@ -1,6 +1,7 @@
 """Ten thousand requests while everything fails: none lost, none answered twice, none late.
 
 ``python experiments/serving/faults.py [--requests N] [--audit SHARE] [--json FILE]``
+``python experiments/serving/faults.py --only hung,restarts``
 
 A gateway in a process of its own serves three upstreams that fail on command. Each fault gets its
 share of the requests; a client asks under an id, and asks again under the same id, as a new
@@ -8,6 +9,11 @@ attempt, only when the connection broke. For every attempt it is known how often
 the gateway's own log and metrics must tell the same. At the end the gateway is killed with SIGKILL
 again and again while it serves, and started again on the same port. With ``--audit`` a share of the
 requests is audited besides, into a log that every new process goes on with.
+
+Two bad days follow, with the gateway's default settings. *Hung*: the first upstream accepts
+requests and never answers, at 25 requests/s; measured is the service once the circuit breaker is
+open, against the healthy one. *Restarts*: gateways replace one another on one listening socket
+while clients ask over new and over kept connections; no request may be refused or broken.
 """
 
 from __future__ import annotations
@@ -42,6 +48,14 @@ DEADLINE = 2.0
 GRACE = 6.0
 """Seconds beyond the deadline that a busy machine and the network may add."""
 AT_ONCE = 50
+RATE = 25.0
+"""Requests per second while an upstream hangs."""
+HEALTHY_SECONDS, HUNG_SECONDS = 10.0, 20.0
+"""The seconds measured before the upstream hangs, and after the breaker has opened."""
+RESTARTS = 4
+CLIENTS = 8
+"""Clients that ask without a pause during restarts: half of them keep their connection."""
+LAME_DUCK = 3.0
 NODES = {"small": (1.0, 0.6), "middle": (4.0, 0.75), "large": (12.5, 0.95)}
 FAULTS = ("none", "down", "slow", "error", "garbage", "truncated", "reset", "loss",
           "artefact", "disk full", "kill -9")  # fmt: skip
@@ -110,26 +124,24 @@ class Gateway:
         self._write("seen.jsonl")
         self.child: subprocess.Popen[bytes] | None = None
 
-    def _write(self, trace_log: str) -> None:
-        text = (
-            f'[cascade]\norder = "any"\n\n[serve]\ncompare = "choice"\ntimeout = {DEADLINE}\n'
-            f'watch = 0.02\ntrace_log = "{trace_log}"\n'
-        )
+    def _write(self, trace_log: str | None) -> None:
+        text = '[cascade]\norder = "any"\n\n[serve]\ncompare = "choice"\n'
+        if trace_log is None:  # otherwise as by default
+            text += f"lame_duck = {LAME_DUCK}\n"
+        else:
+            text += f'timeout = {DEADLINE}\nwatch = 0.02\ntrace_log = "{trace_log}"\n'
         for name, (cost, _) in NODES.items():
-            text += f'\n[[node]]\nname = "{name}"\ncost = {cost}\ntimeout = 0.8\n'
+            text += f'\n[[node]]\nname = "{name}"\ncost = {cost}\n'
+            text += "timeout = 0.8\n" if trace_log is not None else ""
             text += f'upstream = "{self._upstreams[name].url}"\n'
         if self._audit is not None:
             text += f'\n[serve.audit]\nshare = {self._audit}\nlog = "audits"\n'
         self._cascade.write_text(text)
 
-    def start(self, trace_log: str = "seen.jsonl") -> None:
+    def start(self, trace_log: str | None = "seen.jsonl") -> None:
         """Start, and wait until it is ready."""
         self._write(trace_log)
-        self.child = subprocess.Popen(  # noqa: S603 - our own command
-            [sys.executable, "-m", "ttamer", "serve", str(self._cascade), str(self.artefact),
-             "--port", str(self.port)],
-            stdout=subprocess.DEVNULL, stderr=self._log, cwd=self._cascade.parent,
-        )  # fmt: skip
+        self.child = self._popen(subprocess.DEVNULL, "--port", str(self.port))
         end = time.monotonic() + 60
         while time.monotonic() < end:
             with contextlib.suppress(OSError):
@@ -137,6 +149,22 @@ class Gateway:
                 return
             time.sleep(0.02)
         raise RuntimeError("the gateway did not start")
+
+    def start_on(self, listener: socket.socket) -> None:
+        """Start on a listening socket, with the default settings, and wait until it is ready."""
+        self._write(None)
+        child = self._popen(subprocess.PIPE, "--fd", str(listener.fileno()), listener.fileno())
+        assert child.stdout is not None  # noqa: S101 - it is a pipe
+        if not child.stdout.readline():
+            raise RuntimeError("the gateway did not start")
+        self.child = child
+
+    def _popen(self, stdout: int, option: str, value: str, *fds: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "ttamer", "serve", str(self._cascade), str(self.artefact)]
+        return subprocess.Popen(  # noqa: S603 - our own command
+            [*command, option, value], stdout=stdout, stderr=self._log, cwd=self._cascade.parent,
+            pass_fds=fds,
+        )  # fmt: skip
 
     def end(self, sent: int = signal.SIGTERM) -> None:
         """End it, and wait until it has ended."""
@@ -254,15 +282,148 @@ async def run_fault(gateway: Gateway, fault: str, requests: int) -> Found:
     return found
 
 
+@dataclass
+class Asked:
+    """One request of a bad day."""
+
+    start: float
+    seconds: float
+    status: int
+    """0 where the connection was refused or broke."""
+
+
+async def ask_once(client: aiohttp.ClientSession, url: str, number: int) -> Asked:
+    """Ask one question."""
+    message = {"role": "user", "content": f"question {number}"}
+    body = {"model": "ttamer", "messages": [message]}
+    start = time.monotonic()
+    status = 0
+    with contextlib.suppress(aiohttp.ClientError, ConnectionError):
+        async with client.post(f"{url}/v1/chat/completions", json=body) as reply:
+            await reply.read()
+            status = reply.status
+    return Asked(start, time.monotonic() - start, status)
+
+
+async def open_count(client: aiohttp.ClientSession, url: str) -> float:
+    """Return how many calls were not made since a breaker is open."""
+    async with client.get(f"{url}/metrics") as reply:
+        lines = (await reply.text()).splitlines()
+    found = [line for line in lines if line.startswith("ttamer_failed_total") and '"open"' in line]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+
+
+async def hang(url: str, upstream: FaultyUpstream) -> dict[str, Any]:
+    """Ask at a fixed rate while an upstream hangs; return the figures before and after."""
+    tasks: list[asyncio.Task[Asked]] = []
+    opened = None
+    timeout = aiohttp.ClientTimeout(total=120)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as client:
+        begin = time.monotonic()
+        while opened is None or time.monotonic() < opened + HUNG_SECONDS:
+            now = time.monotonic()
+            if upstream.mode == "ok" and now >= begin + HEALTHY_SECONDS:
+                upstream.mode = "hang"
+                hung = now
+            tasks.append(asyncio.create_task(ask_once(client, url, len(tasks))))
+            if len(tasks) % RATE == 0 and opened is None and await open_count(client, url):
+                opened = time.monotonic()
+            if now > begin + 180:
+                raise RuntimeError("the breaker did not open")
+            await asyncio.sleep(max(0.0, begin + len(tasks) / RATE - time.monotonic()))
+        every = await asyncio.gather(*tasks)
+    upstream.mode = "ok"
+    upstream.release()
+    parts = {
+        "healthy": [one for one in every if one.start < hung - 1],
+        "until the breaker is open": [one for one in every if hung <= one.start < opened],
+        "breaker open": [one for one in every if one.start >= opened],
+    }
+    figures: dict[str, Any] = {"seconds until open": round(opened - hung, 1)}
+    for name, asked in parts.items():
+        seconds = [one.seconds for one in asked]
+        figures[name] = {
+            "requests": len(asked),
+            "answered": sum(one.status == 200 for one in asked) / len(asked),
+            "p50": float(np.median(seconds)),
+            "p99": float(np.quantile(seconds, 0.99)),
+        }
+    return figures
+
+
+def run_hung(gateway: Gateway, upstreams: dict[str, FaultyUpstream]) -> tuple[dict[str, Any], bool]:
+    """Let the first upstream hang; return the figures and whether they are good."""
+    figures = asyncio.run(hang(gateway.url, upstreams["small"]))
+    healthy, after = figures["healthy"], figures["breaker open"]
+    good = after["answered"] >= 0.99 and after["p50"] <= 2 * healthy["p50"]
+    print(f"hung: 'small' accepts and never answers, {RATE:g} requests/s")
+    for name, one in figures.items():
+        if isinstance(one, dict):
+            print(f"  {name:26}{one['requests']:6} requests, {100 * one['answered']:6.2f}% answered"
+                  f", p50 {1000 * one['p50']:.1f} ms, p99 {1000 * one['p99']:.0f} ms")  # fmt: skip
+        else:
+            print(f"  {name:26}{one:6}")
+    return figures, good
+
+
+async def restart(gateway: Gateway, listener: socket.socket) -> dict[str, Any]:
+    """Replace the gateway again and again under load; return what the clients received."""
+    asked: list[Asked] = []
+    stop = asyncio.Event()
+
+    async def load(keeps: bool) -> None:
+        connector = aiohttp.TCPConnector(force_close=not keeps)
+        async with aiohttp.ClientSession(connector=connector) as client:
+            while not stop.is_set():
+                asked.append(await ask_once(client, gateway.url, len(asked)))
+
+    tasks = [asyncio.create_task(load(number % 2 == 0)) for number in range(CLIENTS)]
+    for _ in range(RESTARTS):
+        await asyncio.sleep(1.0)
+        old = gateway.child
+        assert old is not None  # noqa: S101 - it was started
+        await asyncio.to_thread(gateway.start_on, listener)
+        old.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(old.wait, 60)
+    await asyncio.sleep(1.0)
+    stop.set()
+    await asyncio.gather(*tasks)
+    statuses = Counter(one.status for one in asked)
+    return {
+        "restarts": RESTARTS,
+        "requests": len(asked),
+        "broken": statuses.pop(0, 0),
+        "statuses": dict(statuses),
+        "slowest": max(one.seconds for one in asked),
+    }
+
+
+def run_restarts(gateway: Gateway) -> tuple[dict[str, Any], bool]:
+    """Restart under load; return the figures and whether they are good."""
+    with socket.create_server(("127.0.0.1", gateway.port), backlog=2048) as listener:
+        gateway.start_on(listener)
+        figures = asyncio.run(restart(gateway, listener))
+        gateway.end()
+    print(f"restarts: {figures['restarts']} under load, {figures['requests']} requests: "
+          f"{figures['broken']} refused or broken, statuses {figures['statuses']}, "
+          f"slowest {figures['slowest']:.2f} s")  # fmt: skip
+    return figures, not figures["broken"] and set(figures["statuses"]) == {200}
+
+
 def main() -> None:
     """Run every fault and print a table."""
     parser = argparse.ArgumentParser(description="Serve while everything fails.")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--audit", type=float, metavar="SHARE", help="audit this share besides")
+    parser.add_argument("--only", metavar="NAMES", help="only these: hung, restarts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers")
     options = parser.parse_args()
     share = -(-options.requests // len(FAULTS))
     every: list[Found] = []
+    days = ("hung", "restarts") if options.only is None else tuple(options.only.split(","))
+    figures: dict[str, Any] = {}
+    is_good = True
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         upstreams = {
@@ -271,10 +432,12 @@ def main() -> None:
         }
         gateway = Gateway(folder, upstreams, options.audit)
         stack.callback(lambda: gateway.end(signal.SIGKILL))
-        gateway.start()
-        print(f"{'fault':12}{'requests':>9}{'answered':>9}{'errors':>8}{'attempts':>9}{'lost':>6}"
-              f"{'twice':>6}{'late':>6}{'slowest s':>10}{'seen':>7}")  # fmt: skip
-        for fault in FAULTS:
+        faults = FAULTS if options.only is None else ()
+        if faults:
+            gateway.start()
+            print(f"{'fault':12}{'requests':>9}{'answered':>9}{'errors':>8}{'attempts':>9}{'lost':>6}"
+                  f"{'twice':>6}{'late':>6}{'slowest s':>10}{'seen':>7}")  # fmt: skip
+        for fault in faults:
             if fault == "disk full":
                 gateway.end()
                 gateway.start("/dev/full")
@@ -291,15 +454,24 @@ def main() -> None:
         if options.audit is not None:
             gateway.end()
             print(f"{len(read_log(folder / 'audits'))} audited rows in the log, each whole")
+        gateway.end()
+        if "hung" in days:
+            gateway.start(None)
+            figures["hung"], good = run_hung(gateway, upstreams)
+            is_good &= good
+            gateway.end()
+        if "restarts" in days:
+            figures["restarts"], good = run_restarts(gateway)
+            is_good &= good
     total = sum(found.requests for found in every)
     good = all(found.is_good for found in every)
-    print(
-        f"{total} requests: {'none lost, none answered twice, none late' if good else 'NOT GOOD'}"
-    )
+    if every:
+        verdict = "none lost, none answered twice, none late" if good else "NOT GOOD"
+        print(f"{total} requests: {verdict}")
     if options.json:
         rows = [{**vars(found), "statuses": dict(found.statuses)} for found in every]
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    sys.exit(0 if good else 1)
+        options.json.write_text(json.dumps({"faults": rows, **figures}, indent=1) + "\n")
+    sys.exit(0 if good and is_good else 1)
 
 
 if __name__ == "__main__":

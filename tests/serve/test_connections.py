@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 
 import httpx2 as httpx
@@ -96,6 +97,36 @@ def test_headers_that_take_too_long_are_cut_off(run_gateway, monkeypatch):
         line.sendall(b"\r\nGET /hea")
         assert is_closed(line)
     assert [e["refused"] for e in gateway.log if e["event"] == "connection"] == ["timeout"]
+
+
+def test_answers_may_take_longer_than_headers(run_gateway, monkeypatch):
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.2)
+    gateway = run_gateway(1)
+    upstream = gateway.served.upstreams["small"]
+    upstream.mode = "slow"
+
+    def release(count: int) -> None:
+        upstream.wait_for(count)
+        time.sleep(0.6)
+        upstream.release()
+
+    body = {"model": "ttamer", "messages": [{"role": "user", "content": "Which?"}]}
+    with httpx.Client(timeout=30) as client:  # over one connection
+        for count in (1, 2):
+            releasing = threading.Thread(target=release, args=(count,))
+            releasing.start()
+            assert client.post(f"{gateway.url}/chat/completions", json=body).status_code == 200
+            releasing.join()
+
+
+def test_stray_line_feeds_do_not_keep_a_connection(run_gateway, monkeypatch):
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.2)
+    gateway = run_gateway()
+    with connect(gateway) as line:
+        line.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert line.recv(64).startswith(b"HTTP/1.1 200 ")
+        line.sendall(b"\r\n")
+        assert is_closed(line)
 
 
 def test_one_address_cannot_take_all_connections(run_gateway):

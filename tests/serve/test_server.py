@@ -1,17 +1,21 @@
-"""What libraries log goes through the gateway's own log, without what was filled in."""
+"""The server: one log for all libraries, and a stop that breaks no connection."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
 import socket
 import warnings
 
+import httpx2 as httpx
 import pytest
 
+from ttamer.serve.config import read_settings
+from ttamer.serve.gateway import Gateway
 from ttamer.serve.logging import JsonLog
-from ttamer.serve.server import _log_to, listen
+from ttamer.serve.server import _log_to, _Server, listen, server_config
 
 
 @pytest.fixture
@@ -50,3 +54,37 @@ def test_small_writes_are_sent_at_once():
         listener.accept()[0] as taken,
     ):
         assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_connection_accepted_before_the_stop_is_answered(served):
+    gateway = Gateway(read_settings(served.cascade), served.artefact, log=JsonLog(io.StringIO()))
+
+    async def run() -> bytes:
+        with listen("127.0.0.1", 0) as listener:
+            async with gateway:
+                server = _Server(server_config(gateway, lifespan="off"), gateway)
+                serving = asyncio.create_task(server.serve(sockets=[listener]))
+                await until(lambda: server.started)
+                reader, writer = await asyncio.open_connection(*listener.getsockname())
+                await until(lambda: server.server_state.connections)
+                server.should_exit = True
+                await until(lambda: not server.servers[0].is_serving())
+                writer.write(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+                content = await reader.read()
+                writer.close()
+                await serving
+                return content
+
+    async def until(condition) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    assert asyncio.run(run()).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_stopping_gateway_keeps_no_connection(run_gateway):
+    gateway = run_gateway(1)
+    assert "connection" not in httpx.get(f"{gateway.root}/healthz").headers
+    gateway.gateway.ready = False
+    assert httpx.get(f"{gateway.root}/healthz").headers["connection"] == "close"

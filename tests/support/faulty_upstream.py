@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from support.quick_server import QuickServer
 
-MODES = ("ok", "slow", "error", "garbage", "truncated", "reset", "refuse", "loss")
+MODES = ("ok", "slow", "error", "garbage", "truncated", "reset", "refuse", "loss", "hang")
 LOSS = 0.3
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LONGEST_WAIT = 30.0
@@ -194,6 +194,9 @@ class FaultyUpstream:
                 return _reset(request)
             if mode == "slow":
                 await self._wait()
+            if mode == "hang":
+                assert self._release is not None
+                await self._release.wait()
             return self._response(request.url.path, body, mode)
         finally:
             with self._lock:

@@ -86,6 +86,8 @@ class App:
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
             exchange = HttpExchange(scope, receive, send)
+            if not self._gateway.ready:  # the next request needs another process
+                exchange.response_headers["connection"] = "close"
             if self._hosts is not None and not exchange.has_host(self._hosts):
                 await self._handle(exchange, self._wrong_host)
                 return

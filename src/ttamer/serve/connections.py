@@ -112,6 +112,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Bytes received since the parser last completed a part of a message."""
         self._header_bytes = 0
         self._awaits_headers = True
+        self.is_fresh = True
+        """Whether no request has been received yet."""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -142,12 +144,18 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._unparsed > MAX_HEADER_BYTES:
             self._refuse("headers")
-        elif self._awaits_headers and self._timer is None:
+        elif self._timer is None and (self._awaits_headers or self._is_idle):
             self._start_timer()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request is being received or answered."""
+        return self.cycle is None or self.cycle.response_complete
 
     def on_message_begin(self) -> None:
         """Begin to count the headers of a request."""
         self._header_bytes = 0
+        self._awaits_headers = True
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -164,7 +172,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start the request."""
         self._unparsed = 0
-        self._awaits_headers = False
+        self._awaits_headers = self.is_fresh = False
         self._stop_timer()
         if not self.transport.is_closing():
             super().on_headers_complete()
@@ -182,7 +190,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """End the request."""
         self._unparsed = 0
-        self._awaits_headers = True
         if not self.transport.is_closing():
             super().on_message_complete()
 

@@ -37,6 +37,8 @@ A web page can make a browser send requests to a loopback address under the page
 """
 BACKLOG = 2048
 """The number of connections that may wait to be accepted."""
+SETTLE_SECONDS = 2.0
+"""The most seconds that a new connection has to send a request when the gateway stops."""
 
 
 def run(gateway: Gateway, listener: socket.socket, started: Callable[[], None]) -> None:
@@ -158,6 +160,21 @@ class _Server(uvicorn.Server):
 
     def _stop(self) -> None:
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting connections, answer those accepted, and close.
+
+        A connection may have been accepted a moment ago, with its first request on the way.
+        """
+        for server in self.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + SETTLE_SECONDS
+        while loop.time() < end and not self.force_exit:
+            await asyncio.sleep(0.05)
+            if not any(getattr(each, "is_fresh", False) for each in self.server_state.connections):
+                break
+        await super().shutdown(sockets)
 
 
 def _log_to(handler: logging.Handler) -> None:
