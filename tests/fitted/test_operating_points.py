@@ -21,10 +21,21 @@ def in_unit(trace, unit):
     return dataclasses.replace(trace, spec=spec, cost=unit * trace.cost)
 
 
-@pytest.mark.parametrize("options", [{}, {"belief": "calibrated", "states": 6}, {"belief": "none"}])
-def test_decisions_do_not_depend_on_the_unit_of_cost(options):
-    trace = datasets.load("langid", "fit").take(slice(2100))
-    test = datasets.load("langid", "test").take(slice(800))
+def five_models(part, rows):
+    return datasets.load("langid", part).take(slice(rows))
+
+
+@pytest.mark.parametrize(
+    ("trace", "test", "options"),
+    [
+        (five_models("fit", 400), five_models("test", 400), {}),
+        (answering_trace(900), answering_trace(400, seed=1), {}),
+        (answering_trace(900), answering_trace(400, seed=1), {"belief": "calibrated", "states": 6}),
+        (answering_trace(900), answering_trace(400, seed=1), {"belief": "none"}),
+    ],
+    ids=["five models", "full", "calibrated", "none"],
+)
+def test_decisions_do_not_depend_on_the_unit_of_cost(trace, test, options):
     one = tt.fit(trace, **options)
     for unit in (0.001, 1000.0):
         other = tt.fit(in_unit(trace, unit), **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,12 @@ def make_trace(order="auto", seed=0, signals=None, **options):
     prediction = np.where(right, label[:, np.newaxis], (label[:, np.newaxis] + 1) % 3)
     spec = CascadeSpec.of(dict(zip(NAMES, (1.0, 2.0, 4.0), strict=True)), order=order, **options)
     return Trace.from_arrays(spec, sure, prediction=prediction, label=label, signals=signals or {})
+
+
+@cache
+def fitted(belief="full", order="auto"):
+    """A ladder on the rows of ``make_trace(order)``."""
+    return fit(make_trace(order), belief=belief)
 
 
 class Nodes:
@@ -82,8 +89,7 @@ def check_same(policy, nodes, inputs, **options):
 @pytest.mark.parametrize("kind", ["single", "together", "columns"])
 @pytest.mark.parametrize("belief", ["none", "full"])
 def test_the_decisions_are_those_of_single_runs(belief, kind):
-    trace = make_trace()
-    ladder = fit(trace, belief=belief)
+    trace, ladder = make_trace(), fitted(belief)
     for rung in (0, len(ladder) // 2, len(ladder) - 1):
         check_same(ladder[rung], Nodes(trace).of(kind), np.arange(60))
 
@@ -92,7 +98,7 @@ def test_the_decisions_are_those_of_single_runs(belief, kind):
 def test_in_every_order(order):
     trace = make_trace(order)
     for belief in ("calibrated", "full"):
-        ladder = fit(trace, belief=belief)
+        ladder = fitted(belief, order)
         check_same(ladder[len(ladder) // 2], Nodes(trace).of("columns"), np.arange(40))
 
 
@@ -104,13 +110,13 @@ def test_exits_that_are_passed():
 
 def test_mixtures_draw_by_the_number_of_the_row():
     trace = make_trace()
-    mixture = fit(trace, belief="none").for_budget(2.0)
+    mixture = fitted("none").for_budget(2.0)
     check_same(mixture, Nodes(trace).of("columns"), np.arange(80))
 
 
 def test_a_node_is_called_once_in_each_round_with_the_rows_that_need_it():
     trace = make_trace("fixed")
-    ladder = fit(trace, belief="full")
+    ladder = fitted("full", "fixed")
     nodes = Nodes(trace)
     found = Cascade(ladder[len(ladder) // 2], nodes.of("columns")).run_batch(np.arange(ROWS))
     assert [node for node, _ in nodes.calls] == list(NAMES)[: len(nodes.calls)]
@@ -134,15 +140,13 @@ def broken(node, row, reply):
 @pytest.mark.parametrize("kind", ["single", "together"])
 @pytest.mark.parametrize("belief", ["calibrated", "full"])
 def test_rows_on_which_nodes_fail_go_on_without_them(belief, kind):
-    trace = make_trace()
-    ladder = fit(trace, belief=belief)
+    trace, ladder = make_trace(), fitted(belief)
     found = check_same(ladder[len(ladder) // 2], Nodes(trace, broken).of(kind), np.arange(60))
     assert list(found.errors) == [20]
 
 
 def test_limits_hold_in_a_batch():
-    trace = make_trace()
-    ladder = fit(trace)
+    trace, ladder = make_trace(), fitted()
     found = check_same(ladder[-1], Nodes(trace).of("together"), np.arange(40), max_cost=3.0)
     assert found.cost.max() <= 3.0
 
@@ -151,7 +155,8 @@ def test_signals_are_arrays():
     rng = np.random.default_rng(5)
     signals = {"length": rng.random(ROWS)}
     trace = make_trace(signals=signals)
-    policy = fit(trace)[len(fit(trace)) // 2]
+    ladder = fit(trace)
+    policy = ladder[len(ladder) // 2]
     cascade = Cascade(policy, Nodes(trace).of("columns"))
     found = cascade.run_batch(np.arange(50), signals={"length": signals["length"][:50]})
     for row in range(50):
@@ -163,7 +168,7 @@ def test_signals_are_arrays():
 
 def test_lists_frames_and_batches_of_a_limited_size():
     trace = make_trace()
-    policy = fit(trace, belief="none")[3]
+    policy = fitted("none")[3]
     nodes = Nodes(trace)
     of_list = check_same(policy, nodes.of("together"), list(range(30)))
     frame = pd.DataFrame({"row": np.arange(30)})
@@ -177,7 +182,7 @@ def test_lists_frames_and_batches_of_a_limited_size():
 
 def test_no_inputs_and_async_nodes():
     trace = make_trace()
-    policy = fit(trace, belief="none")[3]
+    policy = fitted("none")[3]
     assert len(Cascade(policy, Nodes(trace).of("together")).run_batch([])) == 0
 
     async def node(_):
