@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> None:
     progress("drawing the report")
     folder = Path(args.output)
     folder.mkdir(parents=True, exist_ok=True)
-    page = write_report(result, ladder, test_trace, folder / f"{args.trace}.html")[0]
+    file = folder / f"{args.trace}.html"
+    page = write_report(result, ladder, test_trace, file, png=False)[0]
     progress("")
     # The recommendation may name another family: these three numbers are always ttamer's.
     first, *others = three_numbers(result, test_trace)

@@ -6,10 +6,10 @@ import json
 import math
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ttamer._progress import ProgressReport
 from ttamer.errors import ArgumentError
 from ttamer.reporting.style import number
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["as_json", "check_output", "number", "paint", "progress_line", "sparkline", "table"]
 
-SECONDS_BETWEEN_LINES = 2.0
-"""The time between two lines of progress where a line cannot be overwritten."""
 STYLES = {"bold": "1", "red": "31", "green": "32", "faint": "2"}
 """The codes of terminal styles."""
 BARS = "▁▂▃▄▅▆▇█"
@@ -117,19 +115,7 @@ def progress_line(*, quiet: bool = False) -> Callable[[str], None]:
 
     On a terminal one line is overwritten; elsewhere a new line is written every two seconds.
     """
-    terminal = sys.stderr.isatty()
-    last = [-math.inf]
-
-    def show(text: str) -> None:
-        if quiet:
-            return
-        if terminal:
-            print(f"\r\x1b[K{text[:100]}", end="", file=sys.stderr, flush=True)
-        elif text and time.monotonic() - last[0] >= SECONDS_BETWEEN_LINES:
-            last[0] = time.monotonic()
-            print(f"... {text}", file=sys.stderr, flush=True)
-
-    return show
+    return (lambda _: None) if quiet else ProgressReport(bar=False)
 
 
 def _plain(item: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ttamer._drawing import draw_curves
 from ttamer._notebook import card
 from ttamer._numbers import number, percent
+from ttamer._progress import shown
 from ttamer.baselines import FAMILIES, Unsuitable
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.families import fit_all
@@ -21,9 +22,10 @@ from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost, lowe
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from ttamer._drawing import Drawing
+    from ttamer._progress import ProgressOption
     from ttamer.evaluation.results import Result
     from ttamer.fitted.ladder import FittedLadder
     from ttamer.fitted.replay import Played
@@ -270,7 +272,7 @@ def frontier(
     ladder: FittedLadder | None = None,
     resamples: int = 1000,
     seed: int = 0,
-    progress: Callable[[str], None] | None = None,
+    progress: ProgressOption = None,
 ) -> Frontier:
     """Fit every family on one trace and measure it on another.
 
@@ -283,7 +285,7 @@ def frontier(
             is not fitted twice.
         resamples: Bootstrap resamples for the intervals of each point.
         seed: The seed of the resamples.
-        progress: Called with a line of text as the work proceeds.
+        progress: Called with a line of text as the work proceeds; ``True`` shows the progress.
 
     Returns:
         All points, and what they are compared with.
@@ -307,23 +309,24 @@ def frontier(
         raise ArgumentError("the test trace has no rows")
     if ladder is not None and ladder.fitted.trace_digest != fit_trace.digest:
         raise ArgumentError("the ladder was fitted to other rows than the trace to fit on has")
-    settings, left_out = fit_all(fit_trace, families, ladder=ladder, progress=progress)
-    if not settings:
-        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
-        raise ArgumentError(f"no family suits this trace ({reasons})")
-    points, played = [], {}
-    for name, choices in settings.items():
-        if progress:
-            progress(f"measuring {name}, {len(choices)} settings")
-        try:
-            played[name] = [choice.rule.play(test_trace) for choice in choices]
-        except Unsuitable as reason:
-            left_out[name] = f"on the test rows: {reason}"
-            continue
-        points += [
-            Point(name, choice.knob, measure(done, test_trace, resamples=resamples, seed=seed))
-            for choice, done in zip(choices, played[name], strict=True)
-        ]
+    with shown(progress) as hook:
+        settings, left_out = fit_all(fit_trace, families, ladder=ladder, progress=hook)
+        if not settings:
+            reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+            raise ArgumentError(f"no family suits this trace ({reasons})")
+        points, played = [], {}
+        for place, (name, choices) in enumerate(settings.items(), start=1):
+            if hook:
+                hook(f"measuring {name} ({place} of {len(settings)})")
+            try:
+                played[name] = [choice.rule.play(test_trace) for choice in choices]
+            except Unsuitable as reason:
+                left_out[name] = f"on the test rows: {reason}"
+                continue
+            points += [
+                Point(name, choice.knob, measure(done, test_trace, resamples=resamples, seed=seed))
+                for choice, done in zip(choices, played[name], strict=True)
+            ]
     return Frontier(
         points=tuple(points),
         reference=_reference(fit_trace, test_trace),

@@ -58,6 +58,20 @@ class States:
     members: NDArray[np.bool_]
     """Shape (places, n): the nodes of the cascade that have been asked at each place."""
 
+    @cached_property
+    def _distinct(self) -> tuple[NDArray[np.intp] | None, NDArray[np.intp]]:
+        """One row of each kind, and the kind of each row; no rows where most are distinct."""
+        rows, places = self.found.shape
+        nothing = np.empty(0, np.intp)
+        if places > 8 or not rows:
+            return None, nothing
+        packed = np.zeros((rows, 8), np.uint8)
+        packed[:, :places] = self.found
+        _, first, same = np.unique(
+            packed.view(np.uint64)[:, 0], return_index=True, return_inverse=True
+        )
+        return (first, same) if 2 * len(first) < rows else (None, nothing)
+
     def visit(self, policy: SolvedPolicy) -> Visits:
         """Play a policy of the fit on these rows.
 
@@ -67,7 +81,10 @@ class States:
         Returns:
             The places visited, and what that means for the nodes of the cascade.
         """
-        answer, path, last = play_states(policy, self.found)
+        first, same = self._distinct
+        answer, path, last = play_states(policy, self.found if first is None else self.found[first])
+        if first is not None:
+            answer, path, last = answer[same], path[same], last[same]
         rows = np.arange(len(answer))
         owner = self.owner[rows, answer]
         if (self.members.sum(axis=1) == 1).all():  # places are nodes of the cascade

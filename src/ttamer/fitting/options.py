@@ -10,8 +10,9 @@ from ttamer.errors import ArgumentError
 from ttamer.fitted.quantiser import MAX_STATES, METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
+    from ttamer._progress import ProgressOption
     from ttamer.fitted.quantiser import Method
     from ttamer.trace.spec import Order
 
@@ -35,7 +36,7 @@ class FitKeywords(TypedDict, total=False):
     folds: int
     seed: int
     hold_out: float
-    progress: Callable[[str], None] | None
+    progress: ProgressOption
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ class FitOptions:
     hold_out: float = 0.0
     """The share of rows held out to test the ladder on, which promises need
     (``ladder.for_error``, ``ladder.for_drop``); at most half."""
-    progress: Callable[[str], None] | None = None
-    """Called with a line of text as the fit proceeds."""
+    progress: ProgressOption = None
+    """Called with a line of text as the fit proceeds; ``True`` shows the progress (``tqdm``, or a
+    line with the time left)."""
 
     def __post_init__(self) -> None:
         if self.belief not in BELIEFS:
@@ -91,5 +93,5 @@ class FitOptions:
         Args:
             text: The line, without a line break.
         """
-        if self.progress is not None:
+        if callable(self.progress):
             self.progress(text)

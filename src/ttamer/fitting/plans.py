@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ttamer._progress import shown
 from ttamer.errors import ArgumentError, TraceWarning
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import Rungs
@@ -129,12 +130,18 @@ def fit(trace: Trace, **options: Unpack[FitKeywords]) -> FittedLadder:
     (48, 0.0, 1.0)
     """
     chosen = FitOptions(**options)
+    with shown(chosen.progress) as hook:
+        return _fit(trace, dataclasses.replace(chosen, progress=hook))
+
+
+def _fit(trace: Trace, chosen: FitOptions) -> FittedLadder:
+    """Fit a ladder by options."""
     check_for_fit(trace)
     kept = None
     if chosen.hold_out:
         trace, kept = _split(trace, chosen.hold_out, chosen.seed)
     best, weights, rungs = choose_plan(trace, chosen)
-    ladder = build(trace, best, weights, progress=chosen.progress)
+    ladder = build(trace, best, weights, progress=chosen.report)
     if ladder.rungs is None or rungs is not None:
         rungs = rungs or held_out_rungs(trace, best, weights, chosen)
         ladder = with_rungs(ladder, rungs.errors, trace)

@@ -189,7 +189,7 @@ class Planned:
 
     def belief_ladder(self, rows: int, digest: str) -> FittedLadder:
         """Fit a full belief to the sample of this many rows."""
-        ladder = build(self.sample, self.plan, self.tradeoffs, progress=self.options.progress)
+        ladder = build(self.sample, self.plan, self.tradeoffs, progress=self.options.report)
         if self.rungs is not None:
             ladder = with_rungs(ladder, self.rungs.errors, self.sample)
         return fitted_to(ladder, rows, digest)

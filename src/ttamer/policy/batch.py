@@ -78,8 +78,8 @@ class Batch(ABC):
         """
         seen = self._as_states(states)
         asked = self.next.copy()
-        nodes = np.unique(asked).tolist()
-        groups = [(node, np.flatnonzero(asked == node)) for node in nodes if node != STOP]
+        nodes = np.flatnonzero(np.bincount(asked + 1)[1:]).tolist()  # STOP is -1
+        groups = [(node, np.flatnonzero(asked == node)) for node in nodes]
         for node, rows in groups:
             self._check(node, rows, seen[rows])
         for node, rows in groups:

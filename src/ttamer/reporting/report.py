@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._progress import shown
 from ttamer._version import __version__
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.families import uses_labels
@@ -34,10 +35,11 @@ from ttamer.stats.envelope import lower_envelope
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from matplotlib.figure import Figure
 
+    from ttamer._progress import ProgressOption
     from ttamer.evaluation.frontiers import Frontier, Point
     from ttamer.fitted.ladder import FittedLadder, FittedPolicy
     from ttamer.reporting.recommendation import Recommendation
@@ -56,7 +58,7 @@ def report(
     *,
     families: Iterable[str] | None = None,
     title: str | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: ProgressOption = None,
 ) -> Frontier:
     """Fit, compare with the baselines, and write the page: one call for ``ttamer report``.
 
@@ -66,7 +68,7 @@ def report(
         path: Where to write the page; its figures are in a folder beside it.
         families: The families to compare; by default all. ``"ttamer"`` is always among them.
         title: The title of the page.
-        progress: Called with a line of text as the work proceeds.
+        progress: Called with a line of text as the work proceeds; ``True`` shows the progress.
 
     Returns:
         The frontier that the page shows.
@@ -87,8 +89,10 @@ def report(
     from ttamer.fitting.plans import fit
 
     names = None if families is None else list(dict.fromkeys(["ttamer", *families]))
-    found = frontier(fit_trace, test_trace, families=names, progress=progress)
-    write_report(found, fit(fit_trace), test_trace, path, title=title)
+    with shown(progress) as hook:
+        ladder = fit(fit_trace, progress=hook)
+        found = frontier(fit_trace, test_trace, families=names, ladder=ladder, progress=hook)
+    write_report(found, ladder, test_trace, path, title=title)
     return found
 
 
@@ -99,6 +103,7 @@ def write_report(
     path: str | os.PathLike[str],
     *,
     title: str | None = None,
+    png: bool = True,
 ) -> list[Path]:
     """Write one self-contained HTML file, and its figures as PNG and SVG in a folder beside it.
 
@@ -109,6 +114,7 @@ def write_report(
         test_trace: The rows on which the frontier was measured.
         path: Where to write the page. The folder of figures has its name and ``_figures``.
         title: The title of the page; by default the name of the cascade, or its nodes.
+        png: Whether to write the figures as PNG too.
 
     Returns:
         The paths written, the page first.
@@ -164,9 +170,11 @@ def write_report(
     written = [target]
     for picture in pictures:
         if picture.drawn is not None:
-            for suffix, content in (("png", picture.drawn.png), ("svg", picture.drawn.svg)):
-                written.append(folder / f"{picture.name}.{suffix}")
-                written[-1].write_bytes(content)
+            if png:
+                written.append(folder / f"{picture.name}.png")
+                written[-1].write_bytes(picture.drawn.png())
+            written.append(folder / f"{picture.name}.svg")
+            written[-1].write_bytes(picture.drawn.svg)
     return written
 
 

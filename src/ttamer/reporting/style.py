@@ -86,18 +86,22 @@ def points(share: float) -> str:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure, rendered."""
+    """A figure, rendered as SVG."""
 
     svg: bytes
-    png: bytes
+    figure: Figure
+
+    def png(self) -> bytes:
+        """Render it as PNG."""
+        png = io.BytesIO()
+        with style():
+            self.figure.savefig(png, format="png", dpi=160)
+        return png.getvalue()
 
 
 def drawn(figure: Figure) -> Drawn:
-    """Render a figure both ways."""
-    png = io.BytesIO()
-    with style():
-        figure.savefig(png, format="png", dpi=160)
-    return Drawn(svg_of(figure), png.getvalue())
+    """Render a figure as SVG."""
+    return Drawn(svg_of(figure), figure)
 
 
 def svg_of(figure: Figure) -> bytes:
@@ -105,6 +109,7 @@ def svg_of(figure: Figure) -> bytes:
     svg = io.BytesIO()
     with style():
         figure.savefig(svg, format="svg", metadata={"Date": None})
+        figure.set_layout_engine("none")  # laid out once: rendering again keeps the places
     return svg.getvalue()
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ttamer._progress import shown
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.calling import Batched, EventLoop
 from ttamer.runtime.reply import Reply, Unusable, reply_of, rows_of
@@ -39,7 +40,7 @@ def collect(
     order: Order = "auto",
     target: Target | None = None,
     on_error: OnBad = "refuse",
-    progress: Callable[[int, int | None], None] | None = None,
+    progress: Callable[[int, int | None], None] | bool | None = None,
 ) -> Trace:
     """Call every node with every input, and return the replies as a trace.
 
@@ -60,7 +61,7 @@ def collect(
         target: What counts as right: by default ``"label"`` if there are labels, else ``"last"``.
         on_error: ``"refuse"`` raises at the first call that fails; ``"skip"`` leaves its row out,
             and counts it in ``left_out``.
-        progress: Called as ``progress(done, total)`` when inputs are done.
+        progress: Called as ``progress(done, total)`` when inputs are done; ``True`` shows it.
 
     Returns:
         The trace. A confidence that is NaN counts as the lowest of its node, and ``notes`` has
@@ -88,7 +89,7 @@ def collect(
     log = work.log()
     total = len(inputs) if isinstance(inputs, Sized) else None
     done = 0
-    with EventLoop() as loop:
+    with EventLoop() as loop, shown(progress is True) as bar:
         calls = work.calls(loop)
         for part in _blocks(with_labels(inputs, labels), work.block):
             values = [value for value, _ in part]
@@ -96,7 +97,9 @@ def collect(
             for row, (_, label) in enumerate(part):
                 log.add([answers[row] for answers in rows], label, done + row)
             done += len(part)
-            if progress is not None:
+            if bar is not None:
+                bar(f"{done} inputs" if total is None else f"{done} of {total} inputs")
+            elif callable(progress):
                 progress(done, total)
     if not done:
         raise TraceError("there are no inputs to ask about; bring at least one")
