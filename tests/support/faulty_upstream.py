@@ -52,6 +52,8 @@ class FaultyUpstream:
         """What mode "error" answers with."""
         self.headers: dict[str, str] = {}
         """Sent with every answer."""
+        self.hold_after: int | None = None
+        """A stream waits for ``release`` after this many pieces of its text."""
         self.raw: bytes | None = None
         """Sent instead of an answer."""
         self.requests: list[dict[str, Any]] = []
@@ -218,7 +220,8 @@ class FaultyUpstream:
             return JSONResponse(_embeddings(body), headers=self.headers)
         answer = self._completion(path, body)
         if body.get("stream"):
-            return self._stream(answer, cut=mode == "truncated")
+            usage = bool((body.get("stream_options") or {}).get("include_usage"))
+            return self._stream(answer, cut=mode == "truncated", usage=usage)
         if mode == "truncated":
             return _truncated(json.dumps(answer).encode())
         with self._lock:
@@ -268,18 +271,30 @@ class FaultyUpstream:
             choice["logprobs"] = {"tokens": [t for t, _ in tokens], "token_logprobs": logs}
         return {**whole, "object": "text_completion", "choices": [choice]}
 
-    def _stream(self, answer: dict[str, Any], *, cut: bool) -> Response:
+    def _event(
+        self, answer: dict[str, Any], part: dict[str, Any], finish: str | None = None
+    ) -> bytes:
+        whole = {key: value for key, value in answer.items() if key != "usage"}
+        return _event({**whole, "choices": [{"index": 0, **part, "finish_reason": finish}]})
+
+    def _stream(self, answer: dict[str, Any], *, cut: bool, usage: bool) -> Response:
         choice = answer["choices"][0]
         text = choice["message"]["content"] if "message" in choice else choice["text"]
 
         async def events() -> Any:
-            pieces = [text[i : i + 4] for i in range(0, len(text), 4)]
-            for piece in pieces:
-                said = {"content": piece} if "message" in choice else None
-                part = {"delta": said} if said else {"text": piece}
-                yield _event({**answer, "choices": [{"index": 0, **part, "finish_reason": None}]})
+            is_chat = "message" in choice
+            if is_chat:
+                yield self._event(answer, {"delta": {"role": "assistant", "content": ""}})
+            for number, piece in enumerate(text[i : i + 4] for i in range(0, len(text), 4)):
+                if number == self.hold_after:
+                    await self._wait()
+                yield self._event(answer, {"delta": {"content": piece}} if is_chat
+                                  else {"text": piece})  # fmt: skip
                 if cut:
                     raise ConnectionAbortedError
+            yield self._event(answer, {"delta": {}} if is_chat else {"text": ""}, "stop")
+            if usage:
+                yield _event({**answer, "choices": [], "usage": answer["usage"]})
             yield b"data: [DONE]\n\n"
             with self._lock:
                 self.answered += 1

@@ -129,6 +129,15 @@ class LastSession(FittedSession):
             if node.after is None
         }
 
+    def ahead(self) -> dict[str | None, float]:
+        """Return the node that is asked right after ``next``, with chance 1."""
+        return {self._left[1] if len(self._left) > 1 else None: 1.0} if self._left else {}
+
+    def price_after(self, node: str) -> float:
+        """Return what asking a node right after ``next`` costs, in the cascade's units."""
+        last = self._spec.index_of(self._left[0]) if self._left else -1
+        return self._spec.step_cost(last, self._spec.index_of(node))
+
     @property
     def next(self) -> str | None:
         """The node to ask now; ``None`` once stopped."""

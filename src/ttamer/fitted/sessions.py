@@ -54,6 +54,25 @@ class FittedSession(Session):
             ObservationError: The session has stopped, or the confidence is not a number.
         """
 
+    @abstractmethod
+    def ahead(self) -> dict[str | None, float]:
+        """Return the chance of each node to be asked right after ``next``.
+
+        Returns:
+            Chances by name, above 0, with ``None`` for stopping; empty where they are not known.
+        """
+
+    @abstractmethod
+    def price_after(self, node: str) -> float:
+        """Return what asking a node right after ``next`` costs.
+
+        Args:
+            node: The name of the node.
+
+        Returns:
+            The cost, in the cascade's units.
+        """
+
 
 class _ModelSession(FittedSession):
     """What sessions of both models share: the nodes asked, and what they cost."""
@@ -128,6 +147,15 @@ class _ModelSession(FittedSession):
 
     def _cost_of(self, last: int, node: int) -> float:
         return self._model.spec.step_cost(last, node)
+
+    def price_after(self, node: str) -> float:
+        """Return what asking a node right after ``next`` costs, in the cascade's units."""
+        return self._cost_of(self._next_node(), self._model.spec.index_of(node))
+
+    def ahead(self) -> dict[str | None, float]:
+        """Return the chance of each node to be asked right after ``next``, where it is known."""
+        is_last = len(self._asked) + 1 == len(self._model.spec.names)
+        return {None: 1.0} if is_last and self.next is not None else {}
 
 
 class ConfidenceSession(_ModelSession):
@@ -256,6 +284,18 @@ class BeliefSession(_ModelSession):
         if self._owner < 0:
             self._inner.go_on()
 
+    def ahead(self) -> dict[str | None, float]:
+        """Return the chance of each node to be asked right after ``next``."""
+        asked = {*self._asked, self._next_node()}
+        names, steps = self._model.spec.names, self._model.steps
+        found: dict[str | None, float] = {}
+        for place, chance in self._inner.ahead().items():
+            name = None
+            if place >= 0:
+                name = names[next(node for node in steps[place] if node not in asked)]
+            found[name] = found.get(name, 0.0) + chance
+        return found
+
     @property
     def answer(self) -> str | None:
         """The node whose answer to return."""
@@ -352,6 +392,20 @@ class CappedSession(FittedSession):
     def _require_next(self) -> None:
         if self.next is None:
             raise ObservationError("the session has stopped: start a new one")
+
+    def ahead(self) -> dict[str | None, float]:
+        """Return the chance of each node to be asked right after ``next``, within the cap."""
+        found: dict[str | None, float] = {}
+        for name, chance in self._turn.ahead().items():
+            spent = self._turn.cost + self._turn.price
+            more = 0.0 if name is None else self._turn.price_after(name)
+            kept = None if spent + more > self._limit else name
+            found[kept] = found.get(kept, 0.0) + chance
+        return found
+
+    def price_after(self, node: str) -> float:
+        """Return what asking a node right after ``next`` costs, in the cascade's units."""
+        return self._turn.price_after(node)
 
     def start_with(self, node: str) -> None:
         """Ask this one of ``starts`` first, whatever the policy's choice."""

@@ -485,6 +485,24 @@ class LastAnswerSession(StateSession):
         """Ask this node first, whatever the policy's choice."""
         self._node, self.next = node, self._names[node]
 
+    def ahead(self) -> dict[int, float]:
+        """Return the chance of each node to be asked right after ``next``; -1 is to stop.
+
+        Returns:
+            Chances by the number of the node, above 0; empty once stopped.
+        """
+        if self.next is None:
+            return {}
+        problem = self._policy.problem
+        number = self._edge_to(self._node, self._path[-1][0] if self._path else -1)
+        state = dict(self._path).get(problem.ends[number][0], 0)
+        following, found = self._tables[self._node][1], dict[int, float]()
+        for after, chance in enumerate(problem.edges[number].probabilities[state].tolist()):
+            if chance > 0:
+                node = following[after][0]
+                found[node] = found.get(node, 0.0) + chance
+        return found
+
     def explain(self) -> Explanation:
         """Return why the session stands where it stands."""
         after, state = self._last()

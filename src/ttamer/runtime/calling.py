@@ -102,6 +102,10 @@ class Call:
     """Seconds after which a second call is made; the first reply counts."""
     node: str = ""
     """The name of the node."""
+    session: Any = None
+    """The session that decides, in which this node is next."""
+    asked: Sequence[Any] = ()
+    """The calls made before (:class:`~ttamer.runtime.outcome.NodeCall`)."""
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,7 @@ class Cascade:
             price = turn.price
             if limits.forbid(price):
                 break
-            reply, done = yield from self._ask(node, value, price, limits)
+            reply, done = yield from self._ask(node, value, price, limits, turn, asked)
             if reply is not None:
                 try:
                     turn.observe(confidence=reply.confidence, prediction=reply.prediction)
@@ -290,7 +290,13 @@ class Cascade:
         return self._outcome(turn, limits, asked, replies)
 
     def _ask(
-        self, node: str, value: Any, price: float, limits: _Limits
+        self,
+        node: str,
+        value: Any,
+        price: float,
+        limits: _Limits,
+        turn: Turn,
+        asked: list[NodeCall],
     ) -> Generator[Call, CallResult, tuple[Reply | None, NodeCall]]:
         """Call one node, again where it fails; return its reply and what the calls took."""
         reply, error = None, None
@@ -302,7 +308,7 @@ class Cascade:
             if hedge is not None and limits.exceeds((paid + 2) * price):
                 hedge = None
             timeout = limits.least(self._timeouts.get(node))
-            result = yield Call(self.nodes[node], value, timeout, hedge, node)
+            result = yield Call(self.nodes[node], value, timeout, hedge, node, turn, asked)
             calls += result.calls
             paid += result.paid
             seconds += result.seconds

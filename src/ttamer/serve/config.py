@@ -55,6 +55,10 @@ Role = Literal["ask", "label", "metrics"]
 OperatingPoint = Literal["tradeoff", "budget", "error", "mistake_cost"]
 """How the operator states which policy of a ladder answers."""
 
+Stream = Literal["last", "decided", "whole"]
+"""When a stream is relayed: from the last node of a path, only where its answer is certain to be
+returned, or never."""
+
 Range = tuple[float, float]
 Check = Callable[[Any], Any]
 """Returns a value as it is used, or raises :class:`InvalidValue`."""
@@ -552,6 +556,16 @@ class ServeSettings:
     """The URL of an OTLP/HTTP collector for OpenTelemetry spans."""
     audit: AuditSettings | None = setting(table, None)
     """Which requests are audited, and the drift loop that uses them."""
+    stream: Stream = setting(one_of(Stream), "last")
+    """When the tokens of the answering node are relayed."""
+    keep_alive: float = setting(number(0, 3600), 10.0)
+    """The seconds between comments in a stream whose answer has not begun; 0 for none."""
+    speculate: bool = setting(flag, False)
+    """Whether a streamed request calls the node that is probably needed next at once."""
+    speculate_chance: float = setting(number(0, 1), 0.5)
+    """The chance of being needed from which a node is called ahead."""
+    speculate_budget: float = setting(number(0, 1), 0.1)
+    """What calls ahead may waste, as a share of the cost of all requests."""
     signals: bool = setting(flag, False)
     """Whether signals of the prompt are computed, so that a fit can route the first question."""
     embeddings: EmbeddingSettings | None = setting(table, None)

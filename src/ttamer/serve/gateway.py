@@ -42,16 +42,17 @@ from ttamer.serve.policies import (
     check_fitted_for,
 )
 from ttamer.serve.prompt_signals import embedding_signals, prompt_signals
-from ttamer.serve.request import NodeFailed
 from ttamer.serve.routes import ASKING, POLLED, ROUTES
 from ttamer.serve.status import Status
+from ttamer.serve.streaming import NodeFailed, SpeculationBudget
 from ttamer.serve.trace_log import TraceLog
 from ttamer.serve.upstream import UpstreamFailed
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 
+    from ttamer.runtime.calling import CallResult
     from ttamer.runtime.outcome import Outcome
     from ttamer.serve.config import ServeSettings, Settings
     from ttamer.serve.connections import Refusal
@@ -137,6 +138,7 @@ class Gateway:
         self.watchdog = Watchdog()
         self.audits: Audits | None = None
         self.embedder: Embedder | None = None
+        self.speculation = SpeculationBudget(serve.speculate_budget)
         self.drift: DriftControl | None = None
         self._unflushed: list[RequestRecord] = []
         self._logged: dict[tuple[str, ...], float] = {}
@@ -229,6 +231,7 @@ class Gateway:
             record: The record of the request.
         """
         self._unflushed.append(record)
+        self.speculation.spent += record.cost
         if len(self._unflushed) == 1:
             asyncio.get_running_loop().call_later(FLUSH_DELAY, self.flush)
 
@@ -326,10 +329,30 @@ class Gateway:
         Raises:
             CascadeFailed: If no node returned an answer.
         """
+        steps = await self.steps(request, policy)
+        try:
+            question = next(steps)
+            while True:
+                question = steps.send(await call_async(question))
+        except StopIteration as done:
+            outcome: Outcome = done.value
+            return outcome
+
+    async def steps(
+        self, request: RequestContext, policy: ActivePolicy
+    ) -> Generator[Call, CallResult, Outcome]:
+        """Return the calls that a policy makes for a request; see ``Cascade.steps``.
+
+        Args:
+            request: The request.
+            policy: The policy that decides.
+
+        Returns:
+            A generator of calls: send the result of each; its return value is the outcome.
+        """
         signals = await self._signals(request) if self.settings.serve.signals else None
-        return await policy.cascade.arun(
-            request, key=request.key, deadline=max(request.seconds_left, 1e-3), signals=signals
-        )
+        deadline = max(request.seconds_left, 1e-3)
+        return policy.cascade.steps(request, request.key, deadline, signals)
 
     async def _signals(self, request: RequestContext) -> dict[str, float]:
         """Return the signals of a prompt; without its embedding where the upstream fails."""

@@ -190,10 +190,15 @@ class HttpExchange:
     async def send_events(
         self, chunks: AsyncIterator[bytes], content_type: str = EVENT_STREAM
     ) -> None:
-        """Send a response chunk by chunk, each as soon as it is available."""
+        """Send a response chunk by chunk, each as soon as it is available.
+
+        It begins with the first chunk: an error before that can still have its own status.
+        """
+        first = await anext(chunks, b"")
         self.is_stream = True
         headers = {"content-type": content_type, "cache-control": "no-store"}
         await self._begin(200, headers)
+        await self._send({"type": "http.response.body", "body": first, "more_body": True})
         async for chunk in chunks:
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
         await self._send({"type": "http.response.body", "body": b""})

@@ -7,7 +7,6 @@ a request gets one response, and the sinks receive one record of it.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from contextlib import AsyncExitStack, aclosing, suppress
@@ -32,17 +31,14 @@ from ttamer.serve.http import (
 from ttamer.serve.otel import NO_SPAN
 from ttamer.serve.record import RequestRecord
 from ttamer.serve.schemas import check
-from ttamer.serve.upstream import UpstreamFailed
+from ttamer.serve.streaming import CascadeStream, NodeFailed, Relay
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-
     from ttamer.serve.gateway import Gateway
     from ttamer.serve.http import HttpExchange
     from ttamer.serve.openai import Endpoint
     from ttamer.serve.otel import NodeSpan, RequestSpan
     from ttamer.serve.policies import ActivePolicy
-    from ttamer.serve.upstream import RelayedStream
 
 __all__ = ["NodeFailed", "RequestContext", "RequestHandler"]
 
@@ -50,31 +46,9 @@ GRACE = 5.0
 """The seconds after its deadline in which a response must have been sent."""
 TIMER_SLACK = 0.005
 """The seconds by which a timer may fire early."""
-CLIENT_ERRORS = (400, 413, 422)
-"""The statuses with which an upstream blames the request itself."""
 CHOICE_HEADERS = {name: f"x-ttamer-{name}".encode() for name in ("tradeoff", "budget", "error")}
 """The headers in which a request may choose its operating point."""
-STREAM_TYPES = {
-    "text/event-stream": "text/event-stream; charset=utf-8",
-    "application/json": "application/json",
-}
-"""The content types that are relayed, and what the client receives for each."""
-
 _JSON = {"content-type": "application/json"}
-
-
-class NodeFailed(UpstreamFailed):
-    """A node returned no answer to a request; ``is_client_error`` where it blames the request."""
-
-    def __init__(self, error: UpstreamFailed) -> None:
-        Exception.__init__(self, str(error))
-        self.node, self.kind, self.status = error.node, error.kind, error.status
-        self.pause = error.pause
-
-    @property
-    def is_client_error(self) -> bool:
-        """Whether the upstream blames the request itself."""
-        return self.status in CLIENT_ERRORS
 
 
 @dataclass(slots=True)
@@ -187,7 +161,9 @@ class RequestHandler:
         if policy.promise is not None and request.model in gateway.names:
             exchange.response_headers["x-ttamer-promise"] = policy.promise
         async with gateway.limit.slot(request.seconds_left):
-            if node is None:
+            if node is None and request.stream:
+                await self._stream(request, policy)
+            elif node is None:
                 await self._answer(request, policy)
             elif request.stream:
                 await self._relay(request, node)
@@ -226,13 +202,29 @@ class RequestHandler:
             raise _failure(error, request) from None
         self._asked, self._by, self._is_capped = outcome.asked, outcome.by, outcome.capped
         exchange.response_headers |= _path_headers(outcome.by, outcome.path, outcome.cost)
-        body = openai.completion(request, outcome)
-        if request.stream:
-            await exchange.send_events(_each(openai.events(request, body)))
-        else:
-            await exchange.send_json(200, body)
+        await exchange.send_json(200, openai.completion(request, outcome))
         if self._gateway.audits is not None and request.choice is None:
             self._gateway.audits.consider(request, outcome.asked)
+
+    async def _stream(self, request: RequestContext, policy: ActivePolicy) -> None:
+        """Answer by the cascade, in events."""
+        exchange, gateway = self._exchange, self._gateway
+        async with AsyncExitStack() as stack:
+            stream = CascadeStream(gateway, request, policy, stack)
+
+            def begun() -> None:
+                exchange.response_headers |= _path_headers(stream.by, stream.path, stream.cost)
+
+            try:
+                async with aclosing(stream.events(begun)) as events:
+                    await exchange.send_events(events)
+            except CascadeFailed as error:
+                raise _failure(error, request) from None
+            finally:
+                self._asked, self._is_capped = stream.asked, stream.is_capped
+                self._by = stream.by if stream.is_complete else None
+        if gateway.audits is not None and request.choice is None:
+            gateway.audits.consider(request, self._asked)
 
     async def _answer_alone(self, request: RequestContext, name: str) -> None:
         """Answer by one node."""
@@ -257,7 +249,7 @@ class RequestHandler:
         """Relay one node's stream."""
         exchange = self._exchange
         async with AsyncExitStack() as stack:
-            relay = _Relay(self._gateway, request, name, stack)
+            relay = Relay(self._gateway, request, name, stack)
             try:
                 chunks, content_type = await relay.begin()
                 exchange.response_headers |= _path_headers(name, (name,), relay.cost)
@@ -300,71 +292,6 @@ class RequestHandler:
             sum([one.calls for one in asked]) - len(asked),
             self._error,
         )
-
-
-class _Relay:
-    """One node's stream: begun, relayed, complete or broken."""
-
-    def __init__(
-        self, gateway: Gateway, request: RequestContext, name: str, stack: AsyncExitStack
-    ) -> None:
-        self._gateway, self._request, self._name, self._stack = gateway, request, name, stack
-        self._start = time.monotonic()
-        self._span = request.span.node(name)
-        self._failed: NodeFailed | None = None
-        self.is_complete = False
-        self.cost = gateway.settings.nodes[name].cost
-
-    async def begin(self) -> tuple[AsyncGenerator[bytes, None], str]:
-        """Call the node, and wait for the first bytes; return all chunks and their type."""
-        request, node = self._request, self._gateway.node(self._name)
-        body = {**request.body, "stream": True, "model": node.settings.model}
-        if request.include_usage:
-            body["stream_options"] = {"include_usage": True}
-        try:
-            stream = await self._stack.enter_async_context(
-                node.upstream.relay(
-                    request.endpoint.path,
-                    json.dumps(node.upstream.adapted(body)).encode(),
-                    timeout=request.seconds_left,
-                    headers=request.headers(self._span),
-                )
-            )
-            first, content_type = await self._first_chunk(stream)
-        except UpstreamFailed as error:
-            raise self._fail(error) from None
-        return self._chunks(first, stream), content_type
-
-    async def _first_chunk(self, stream: RelayedStream) -> tuple[bytes, str]:
-        content_type = STREAM_TYPES.get(stream.content_type.partition(";")[0].strip().lower())
-        first = await anext(stream.chunks, None)
-        if content_type is None or first is None:
-            raise UpstreamFailed(self._name, "garbage", "returned no stream")
-        return first, content_type
-
-    async def _chunks(self, first: bytes, stream: RelayedStream) -> AsyncGenerator[bytes, None]:
-        yield first
-        try:
-            async for chunk in stream.chunks:
-                yield chunk
-        except UpstreamFailed as error:
-            raise self._fail(error) from None
-        self.is_complete = True
-        self._span.finish(cost=self.cost)
-
-    def _fail(self, error: UpstreamFailed) -> NodeFailed:
-        self._failed = NodeFailed(error)
-        if self._failed.is_client_error:
-            self._request.client_errors.add(self._name)
-        if not self._failed.paid:
-            self.cost = 0.0
-        self._span.finish(cost=self.cost, error=self._failed)
-        return self._failed
-
-    def asked(self) -> NodeCall:
-        """Return the record of the call."""
-        error = None if self._failed is None else f"{self._failed.kind}: {self._failed}"
-        return NodeCall(self._name, None, None, self.cost, time.monotonic() - self._start, error)
 
 
 def _choice(in_body: tuple[str, float] | None, exchange: HttpExchange) -> tuple[str, float] | None:
@@ -411,8 +338,3 @@ def _path_headers(by: str, path: tuple[str, ...], cost: float) -> dict[str, str]
 @lru_cache(maxsize=1024)
 def _quoted(name: str) -> str:
     return quote(name, safe="")
-
-
-async def _each(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    for chunk in chunks:
-        yield chunk

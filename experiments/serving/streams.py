@@ -1,0 +1,206 @@
+"""Time to the first token and cost of a two-node cascade, by how it streams.
+
+``python experiments/serving/streams.py [--requests N] [--speed X]``
+
+Two models of known speed are simulated behind a real gateway: each waits before its first token,
+and between tokens. Every request is streamed; the time to the first token is measured by the
+client, over a real connection. The aim is the time to the first token of the node that answers,
+plus the whole answers that came before it; the ratio to it is printed as a mean with its standard
+error, for requests that one node and two nodes answered. ``--speed 10`` makes all waits ten times
+shorter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+
+import ttamer as tt
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+from support.running_gateway import running
+
+NODES = {"small": (1.0, 0.7, 0.15, 0.01), "large": (10.0, 0.95, 0.4, 0.03)}
+"""Cost, share of right answers, seconds to the first token, seconds between tokens."""
+TOKENS = 40
+WAYS: dict[str, dict[str, Any]] = {
+    "whole": {"stream": "whole"},
+    "last": {"stream": "last"},
+    "last, speculate": {
+        "stream": "last", "speculate": True, "speculate_chance": 0.3, "speculate_budget": 0.5,
+    },
+}  # fmt: skip
+
+
+def luck(*parts: object) -> float:
+    """Return a number from 0 to 1 made from some parts."""
+    return float(np.random.default_rng(zlib.crc32(repr(parts).encode())).random())
+
+
+class Model:
+    """A simulated model: right with some chance, and more certain where it is right."""
+
+    def __init__(self, name: str, speed: float) -> None:
+        self.name = name
+        self.cost, self.skill, self.first, self.each = NODES[name]
+        self.first, self.each = self.first / speed, self.each / speed
+
+    def answer(self, prompt: str) -> tuple[str, float]:
+        """Return the letter and its probability."""
+        number = int(prompt.split()[-1])
+        is_right = luck(self.name, number) < self.skill
+        letter = "ABCD"[(number + (0 if is_right else 1)) % 4]
+        sure = 0.55 + 0.44 * luck("s", self.name, number)
+        return letter, sure if is_right else 0.25 + 0.5 * luck("u", self.name, number)
+
+    async def post(self, request: Any) -> Any:
+        """Answer one request at the model's speed."""
+        body = await request.json()
+        letter, sure = self.answer(body["messages"][-1]["content"])
+        words = [f"{letter}:"] + [" word"] * (TOKENS - 1)
+        await asyncio.sleep(self.first)
+        if body.get("stream"):
+            return StreamingResponse(self.events(words), media_type="text/event-stream")
+        await asyncio.sleep(self.each * (TOKENS - 1))
+        logs = [{"token": w, "logprob": float(np.log(sure)), "top_logprobs": []} for w in words]
+        message = {"role": "assistant", "content": "".join(words)}
+        choice = {"index": 0, "message": message, "finish_reason": "stop",
+                  "logprobs": {"content": logs}}  # fmt: skip
+        return JSONResponse({"object": "chat.completion", "choices": [choice]})
+
+    async def events(self, words: list[str]) -> Any:
+        """Yield one event for each token."""
+        for number, word in enumerate(words):
+            if number:
+                await asyncio.sleep(self.each)
+            choice = {"index": 0, "delta": {"content": word}, "finish_reason": None}
+            yield b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+
+def ladder_for(models: dict[str, Model]) -> Any:
+    """Fit to what the models answer on other prompts."""
+    rows = [[model.answer(f"train {number}") for model in models.values()]
+            for number in range(10_000, 10_600)]  # fmt: skip
+    spec = tt.CascadeSpec.of({name: model.cost for name, model in models.items()})
+    return tt.fit(
+        tt.Trace.from_arrays(
+            spec, [[sure for _, sure in row] for row in rows],
+            prediction=[[letter for letter, _ in row] for row in rows],
+            label=["ABCD"[number % 4] for number in range(10_000, 10_600)],
+        )
+    )  # fmt: skip
+
+
+async def serve(models: dict[str, Model]) -> tuple[list[uvicorn.Server], dict[str, str]]:
+    """Start the models; return their servers and base URLs."""
+    servers, urls = [], {}
+    for name, model in models.items():
+        app = Starlette(routes=[Route("/v1/chat/completions", model.post, methods=["POST"])])
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+        servers.append(server)
+        asyncio.get_running_loop().create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        urls[name] = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
+    return servers, urls
+
+
+def toml(urls: dict[str, str], serve_settings: dict[str, Any]) -> str:
+    """Return the cascade."""
+    lines = ["[serve]", 'compare = "choice"', "tradeoff = 0.9", "direct = true"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in serve_settings.items()]
+    for name, url in urls.items():
+        lines += ["[[node]]", f'name = "{name}"', f"cost = {NODES[name][0]}", f'upstream = "{url}"']
+    return "\n".join(lines)
+
+
+async def timed(client: httpx.AsyncClient, url: str, model: str, number: int) -> tuple[Any, ...]:
+    """Return the seconds to the first text and to the end, the cost and the path."""
+    body = {"model": model, "stream": True,
+            "messages": [{"role": "user", "content": f"question {number}"}]}  # fmt: skip
+    start, first = time.perf_counter(), None
+    async with client.stream("POST", f"{url}/chat/completions", json=body) as response:
+        async for line in response.aiter_lines():
+            if first is None and line.startswith("data: {"):
+                choices = json.loads(line[6:])["choices"]
+                if choices and choices[0]["delta"].get("content"):
+                    first = time.perf_counter() - start
+        path = response.headers.get("x-ttamer-path", model)
+        cost = float(response.headers["x-ttamer-cost"])
+    return first, time.perf_counter() - start, cost, path
+
+
+def ratios(
+    rows: list[tuple[Any, ...]], models: dict[str, Model], alone: dict[str, float], count: int
+) -> str:
+    """Return the mean ratio to the aim of the requests that so many nodes answered."""
+    whole = {name: each.first + each.each * (TOKENS - 1) for name, each in models.items()}
+    found = []
+    for first, _, _, path in rows:
+        *before, by = path.split(",")
+        if len(before) + 1 == count:
+            found.append(first / (alone[by] + sum(whole[name] for name in before)))
+    if len(found) < 2:
+        return "none"
+    error = np.std(found, ddof=1) / len(found) ** 0.5
+    return f"{np.mean(found):.2f} ({error:.2f}), {len(found)}"
+
+
+async def measure(requests: int, speed: float) -> None:
+    """Print the table."""
+    models = {name: Model(name, speed) for name in NODES}
+    servers, urls = await serve(models)
+    ladder = ladder_for(models)
+    print(f"{requests} requests of {TOKENS} tokens; waits {speed:g} times shorter than stated")
+    print(
+        "| stream | to the first token, s | to the end, s | cost | over the aim: one node | two |"
+    )
+    print("|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        cascade, artefact = Path(folder, "cascade.toml"), Path(folder, "policy.ttamer")
+        tt.save(ladder, artefact)
+        alone: dict[str, float] = {}
+        for way in ("small", "large", *WAYS):
+            cascade.write_text(toml(urls, WAYS.get(way, {})), "utf-8")
+            rows = []
+            with running(cascade, artefact) as gateway:
+                async with httpx.AsyncClient(timeout=60) as client:
+                    for number in range(requests):
+                        name = way if way in NODES else "ttamer"
+                        rows.append(await timed(client, gateway.url, name, number))
+            firsts = np.array([row[0] for row in rows])
+            ends, costs = (np.mean([row[k] for row in rows]) for k in (1, 2))
+            shown = " | "
+            if way in NODES:
+                alone[way] = float(firsts.mean())
+            else:
+                shown = " | ".join(ratios(rows, models, alone, count) for count in (1, 2))
+            error = firsts.std(ddof=1) / len(firsts) ** 0.5
+            print(f"| {way} | {firsts.mean():.3f} ({error:.3f}) | {ends:.3f} | {costs:.2f} | "
+                  f"{shown} |", flush=True)  # fmt: skip
+    for server in servers:
+        server.should_exit = True
+    await asyncio.sleep(0.2)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--speed", type=float, default=1.0)
+    args = parser.parse_args()
+    asyncio.run(measure(args.requests, args.speed))

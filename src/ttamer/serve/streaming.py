@@ -1,0 +1,411 @@
+"""Streams: one node's bytes, or the cascade's events.
+
+The cascade's answer is known once the policy stops. Where it can only stop after the next node,
+that node's tokens are relayed while they are received; elsewhere the whole answer is received
+first, and then sent in events. While a client waits, comments keep its connection open.
+
+After the last node of a path the policy may still return an earlier node's answer. With ``stream =
+"last"`` it does not, in a stream: the last node answers. With ``"decided"``, and wherever an error
+is promised, such a stream is not relayed; with ``"whole"`` none is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ttamer.runtime.calling import Call, CallResult, call_async
+from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
+from ttamer.serve import openai
+from ttamer.serve.confidence import Unreadable, answer_text
+from ttamer.serve.node import NodeAnswer, call_cost
+from ttamer.serve.upstream import UpstreamFailed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+    from contextlib import AsyncExitStack
+
+    from ttamer.serve.gateway import Gateway
+    from ttamer.serve.policies import ActivePolicy
+    from ttamer.serve.request import RequestContext
+    from ttamer.serve.upstream import RelayedStream
+
+__all__ = ["CascadeStream", "NodeFailed", "Relay", "SpeculationBudget"]
+
+CLIENT_ERRORS = (400, 413, 422)
+"""The statuses with which an upstream blames the request itself."""
+EVENTS, JSON = "text/event-stream", "application/json"
+STREAM_TYPES = {EVENTS: "text/event-stream; charset=utf-8", JSON: "application/json"}
+"""The content types that are relayed, and what the client receives for each."""
+COMMENT = b": waiting\n\n"
+"""An event without data, which clients ignore."""
+CHUNK_FIELDS = ("id", "object", "created", "model", "choices", "usage")
+"""The fields of an event that are relayed; others may describe the upstream."""
+
+
+class NodeFailed(UpstreamFailed):
+    """A node returned no answer to a request; ``is_client_error`` where it blames the request."""
+
+    def __init__(self, error: UpstreamFailed) -> None:
+        Exception.__init__(self, str(error))
+        self.node, self.kind, self.status = error.node, error.kind, error.status
+        self.pause = error.pause
+
+    @property
+    def is_client_error(self) -> bool:
+        """Whether the upstream blames the request itself."""
+        return self.status in CLIENT_ERRORS
+
+
+class Relay:
+    """One node's stream: begun, relayed, complete or broken."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        request: RequestContext,
+        name: str,
+        stack: AsyncExitStack,
+        *,
+        own: bool = False,
+    ) -> None:
+        self._is_own = own
+        self._gateway, self._request, self._name, self._stack = gateway, request, name, stack
+        self._start = time.monotonic()
+        self._span = request.span.node(name)
+        self._failed: NodeFailed | None = None
+        self.is_complete = False
+        self.cost = gateway.settings.nodes[name].cost
+
+    async def begin(self) -> tuple[AsyncGenerator[bytes, None], str]:
+        """Call the node, and wait for the first bytes; return all chunks and their type."""
+        request, node = self._request, self._gateway.node(self._name)
+        body = {**request.body, "stream": True, "model": node.settings.model}
+        if request.include_usage or (self._is_own and node.settings.cost_per_token is not None):
+            body["stream_options"] = {"include_usage": True}
+        try:
+            stream = await self._stack.enter_async_context(
+                node.upstream.relay(
+                    request.endpoint.path,
+                    json.dumps(node.upstream.adapted(body)).encode(),
+                    timeout=request.seconds_left,
+                    headers=request.headers(self._span),
+                )
+            )
+            first, content_type = await self._first_chunk(stream)
+        except UpstreamFailed as error:
+            raise self._fail(error) from None
+        return self._chunks(first, stream), content_type
+
+    async def _first_chunk(self, stream: RelayedStream) -> tuple[bytes, str]:
+        content_type = STREAM_TYPES.get(stream.content_type.partition(";")[0].strip().lower())
+        first = await anext(stream.chunks, None)
+        if content_type is None or first is None:
+            raise UpstreamFailed(self._name, "garbage", "returned no stream")
+        return first, content_type
+
+    async def _chunks(self, first: bytes, stream: RelayedStream) -> AsyncGenerator[bytes, None]:
+        yield first
+        try:
+            async for chunk in stream.chunks:
+                yield chunk
+        except UpstreamFailed as error:
+            raise self._fail(error) from None
+        self.is_complete = True
+        self._span.finish(cost=self.cost)
+
+    async def events(self, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        """Yield the events of a stream in the cascade's name, and book the tokens they count."""
+        request, node = self._request, self._gateway.settings.nodes[self._name]
+        endpoint = request.endpoint
+        head = {
+            "id": endpoint.id_prefix + request.request_id,
+            "object": endpoint.chunk,
+            "model": self._name,
+        }
+        waiting, size, usage = b"", 0, None
+        async for chunk in chunks:
+            size += len(chunk)
+            if size > node.max_response:
+                raise self._fail(UpstreamFailed(self._name, "too_large", "streams too many bytes"))
+            *whole, waiting = (waiting + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
+            for event in whole:
+                data = _data(event)
+                if data is None:
+                    continue
+                if "error" in data or not isinstance(data.get("choices"), list):
+                    raise self._fail(UpstreamFailed(self._name, "error", "ended with an error"))
+                usage = data.get("usage") or usage
+                if data["choices"] or request.include_usage:
+                    kept = {key: data[key] for key in CHUNK_FIELDS if key in data}
+                    yield b"data: " + json.dumps({**kept, **head}).encode() + b"\n\n"
+        with suppress(Unreadable):  # a stream without usage costs what a call costs
+            self.cost = call_cost(node, {"usage": usage})
+        yield openai.DONE
+
+    def _fail(self, error: UpstreamFailed) -> NodeFailed:
+        self._failed = NodeFailed(error)
+        if self._failed.is_client_error:
+            self._request.client_errors.add(self._name)
+        if not self._failed.paid:
+            self.cost = 0.0
+        self._span.finish(cost=self.cost, error=self._failed)
+        return self._failed
+
+    def asked(self) -> NodeCall:
+        """Return the record of the call."""
+        error = None if self._failed is None else f"{self._failed.kind}: {self._failed}"
+        return NodeCall(self._name, None, None, self.cost, time.monotonic() - self._start, error)
+
+
+def _data(event: bytes) -> dict[str, Any] | None:
+    """Return the JSON object of an event; ``None`` for a comment and for the end of a stream."""
+    lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
+    text = b"\n".join(lines)
+    if not text or text == b"[DONE]":
+        return None
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return {"error": "not JSON"}
+    return data if isinstance(data, dict) else {"error": "not an object"}
+
+
+@dataclass
+class SpeculationBudget:
+    """How much calls made ahead of need may waste: a share of the cost of all requests.
+
+    >>> budget = SpeculationBudget(0.1)
+    >>> budget.allows(10.0, chance=0.9)
+    False
+    >>> budget.spent = 50.0
+    >>> budget.allows(10.0, chance=0.9)
+    True
+    """
+
+    share: float
+    spent: float = 0.0
+    """The cost of all requests."""
+    wasted: float = 0.0
+    """The cost of calls whose answer was not needed."""
+
+    def allows(self, cost: float, chance: float) -> bool:
+        """Return whether a call that is needed with some chance may be made ahead."""
+        return self.wasted + cost * (1 - chance) <= self.share * self.spent
+
+
+@dataclass
+class _Ahead:
+    """The calls of one request that are made ahead of need."""
+
+    stream: CascadeStream
+    calls: dict[str, asyncio.Task[CallResult]] = field(default_factory=dict)
+    relays: dict[str, tuple[Relay, asyncio.Task[Any]]] = field(default_factory=dict)
+    start: float = field(default_factory=time.monotonic)
+
+    def consider(self, question: Call) -> None:
+        """Call the node that probably comes after this one, if the budget allows it."""
+        stream = self.stream
+        gateway = stream.gateway
+        serve = gateway.settings.serve
+        if not serve.speculate or serve.max_cost is not None:
+            return
+        chances = {n: p for n, p in question.session.ahead().items() if n is not None}
+        if not chances:
+            return
+        node = max(chances, key=lambda name: chances[name])
+        cost = gateway.settings.nodes[node].cost
+        if chances[node] < serve.speculate_chance or node in self.calls:
+            return
+        if not gateway.speculation.allows(cost, chances[node]):
+            return
+        left = {*gateway.settings.spec.names} - {one.node for one in question.asked}
+        if left == {question.node, node} and stream.relays(node, [*question.asked, question]):
+            relay = Relay(gateway, stream.request, node, stream.stack, own=True)
+            self.relays[node] = relay, asyncio.create_task(relay.begin())
+            return
+        ask = stream.policy.cascade.nodes[node]
+        call = Call(ask, stream.request, question.timeout, None, node)
+        self.calls[node] = asyncio.create_task(call_async(call))
+
+    async def take(self, question: Call) -> CallResult | None:
+        """Return the result of a call that was made ahead."""
+        task = self.calls.pop(question.node, None)
+        return None if task is None else await task
+
+    async def stop(self) -> list[NodeCall]:
+        """Cancel the calls that were not needed, and return them with their cost."""
+        tasks = {**self.calls, **{name: task for name, (_, task) in self.relays.items()}}
+        found = []
+        for name, task in tasks.items():
+            task.cancel()
+            cost = self.stream.gateway.settings.nodes[name].cost
+            found.append(NodeCall(name, None, None, cost, time.monotonic() - self.start))
+            self.stream.gateway.speculation.wasted += cost
+        if tasks:
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+        self.calls.clear()
+        self.relays.clear()
+        return found
+
+
+class CascadeStream:
+    """One streamed request to the cascade."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        request: RequestContext,
+        policy: ActivePolicy,
+        stack: AsyncExitStack,
+    ) -> None:
+        self.gateway, self.request, self.policy, self.stack = gateway, request, policy, stack
+        self._before: tuple[NodeCall, ...] = ()
+        self._unused: list[NodeCall] = []
+        self._relay: Relay | None = None
+        self._chunks: AsyncGenerator[bytes, None] | None = None
+        self._content_type = ""
+        self._outcome: Outcome | None = None
+        self.by = ""
+        """The node that answers, once it is known."""
+        self.is_complete = False
+
+    @property
+    def asked(self) -> tuple[NodeCall, ...]:
+        """The calls made."""
+        own = () if self._relay is None else (self._relay.asked(),)
+        return (*self._before, *own, *self._unused)
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The nodes whose answers the policy took, in order."""
+        own = () if self._relay is None else (self.by,)
+        return (*(one.node for one in self._before), *own)
+
+    @property
+    def cost(self) -> float:
+        """The cost of all calls."""
+        return math.fsum(one.cost for one in self.asked)
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether a limit on cost or time ended the walk."""
+        return self._outcome is not None and self._outcome.capped
+
+    async def events(self, begun: Callable[[], None]) -> AsyncGenerator[bytes, None]:
+        """Yield comments while no answer has begun, call ``begun``, and yield the answer."""
+        walk = asyncio.create_task(self._walk())
+        pause = self.gateway.settings.serve.keep_alive
+        try:
+            while not walk.done():
+                await asyncio.wait({walk}, timeout=pause or None)
+                if not walk.done():
+                    yield COMMENT
+            await walk
+        except CascadeFailed as error:
+            self._before = error.asked
+            raise
+        finally:
+            walk.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await walk
+        begun()
+        async for event in self._answer():
+            yield event
+        self.is_complete = True
+
+    async def _answer(self) -> AsyncGenerator[bytes, None]:
+        request = self.request
+        if self._relay is not None and self._chunks is not None:
+            try:
+                if self._content_type == STREAM_TYPES[EVENTS]:
+                    async for event in self._relay.events(self._chunks):
+                        yield event
+                    return
+                outcome = await self._whole(self._relay, self._chunks)
+            except NodeFailed as error:
+                raise CascadeFailed(str(error), self.asked) from None
+        else:
+            assert self._outcome is not None  # noqa: S101 - the walk has ended
+            outcome = self._outcome
+        for event in openai.events(request, openai.completion(request, outcome)):
+            yield event
+
+    async def _whole(self, relay: Relay, chunks: AsyncGenerator[bytes, None]) -> Outcome:
+        """Return the answer of an upstream that does not stream."""
+        name = self.by
+        settings = self.gateway.settings.nodes[name]
+        received = b""
+        async for chunk in chunks:
+            received += chunk
+            if len(received) > settings.max_response:
+                break
+        try:
+            body = json.loads(received)
+            text = answer_text(body)
+            relay.cost = call_cost(settings, body)
+        except (ValueError, RecursionError, Unreadable, AttributeError):
+            raise NodeFailed(UpstreamFailed(name, "garbage", "returned no answer")) from None
+        answer = NodeAnswer(None, None, text, body, relay.cost)
+        return Outcome(answer, None, name, self.asked, self.cost, 0.0, "relayed", capped=False)
+
+    async def _walk(self) -> None:
+        """Ask nodes until one can be relayed, or the policy stops."""
+        request, ahead = self.request, _Ahead(self)
+        steps = await self.gateway.steps(request, self.policy)
+        try:
+            question = next(steps)
+            while True:
+                self._before = tuple(question.asked)
+                result = await self._begun(question, ahead)
+                if result is None:
+                    return
+                question = steps.send(result)
+        except StopIteration as done:
+            outcome: Outcome = done.value
+            self._outcome, self._before, self.by = outcome, outcome.asked, outcome.by
+        finally:
+            steps.close()
+            self._unused += await ahead.stop()
+
+    async def _begun(self, question: Call, ahead: _Ahead) -> CallResult | None:
+        """Return the result of a call, or ``None`` where its stream is being relayed."""
+        if not self._is_last(question):
+            ahead.consider(question)
+            return await ahead.take(question) or await call_async(question)
+        start, name = time.monotonic(), question.node
+        relay, task = ahead.relays.pop(name, (None, None))
+        if relay is None or task is None:
+            relay = Relay(self.gateway, self.request, name, self.stack, own=True)
+            task = asyncio.create_task(relay.begin())
+        try:
+            self._chunks, self._content_type = await task
+        except NodeFailed as error:
+            return CallResult(None, error, 1, int(error.paid), time.monotonic() - start)
+        finally:
+            if not task.done():
+                task.cancel()
+        self._relay, self.by = relay, name
+        return None
+
+    def _is_last(self, question: Call) -> bool:
+        """Return whether the policy stops after this node, whatever it answers, and returns it."""
+        if not self.relays(question.node, question.asked):
+            return False
+        return set(question.session.ahead()) == {None}
+
+    def relays(self, node: str, asked: Sequence[Any]) -> bool:
+        """Return whether a node's stream may be relayed once the policy stops after it."""
+        settings, serve = self.gateway.settings, self.gateway.settings.serve
+        own = settings.nodes[node]
+        if serve.stream == "whole" or own.answer is not None or own.confidence == "agreement":
+            return False
+        if serve.stream == "last" and self.policy.promise is None:
+            return True
+        is_right = settings.spec.target == "last" and node == settings.spec.names[-1]
+        return is_right or all(getattr(one, "error", None) is not None for one in asked)

@@ -1,0 +1,181 @@
+"""Streams of the cascade: relayed from the last node, kept alive, and asked for ahead of need."""
+
+from __future__ import annotations
+
+import json
+
+import httpx2 as httpx
+import pytest
+
+from ttamer.trace.spec import CascadeSpec
+
+UNSURE, SURE = 0.26, 0.99
+ASK = {"model": "ttamer", "messages": [{"role": "user", "content": "q"}], "stream": True}
+LONG = "B: and some more words"
+
+
+def answering(served, small=UNSURE, large=SURE, text=LONG):
+    """Set what both nodes answer, and how certain they are."""
+    served.upstreams["small"].answer = lambda *_: ("A", small)
+    served.upstreams["large"].answer = lambda *_: (text, large)
+
+
+def stream(gateway, **more):
+    return httpx.stream("POST", f"{gateway.url}/chat/completions", json={**ASK, **more}, timeout=30)
+
+
+def contents(lines):
+    """Yield the text of each event."""
+    for line in lines:
+        if line.startswith("data: {"):
+            event = json.loads(line[6:])
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                yield choice["delta"].get("content") or ""
+
+
+def test_the_last_nodes_tokens_arrive_while_it_answers(run_gateway):
+    gateway = run_gateway(2)
+    answering(gateway.served)
+    large = gateway.served.upstreams["large"]
+    large.hold_after = 1
+    with stream(gateway) as response:
+        assert response.headers["x-ttamer-path"] == "small,large"
+        lines = response.iter_lines()
+        texts = contents(lines)
+        first = next(text for text in texts if text)
+        assert first == LONG[:4]  # while the rest waits
+        large.release()
+        assert first + "".join(texts) == LONG
+    (sent,) = large.requests
+    assert sent["stream"] is True
+    assert "logprobs" not in sent
+    assert gateway.metric("ttamer_cost_total") == 13.5
+
+
+def test_events_are_in_the_cascades_name_and_tokens_are_booked(run_gateway):
+    per_token = {"input": 1.0, "output": 2.0}
+    gateway = run_gateway(2, node={"large": {"cost_per_token": per_token}})
+    answering(gateway.served)
+    with stream(gateway) as response:
+        data = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
+    assert data[-1] == "[DONE]"
+    events = [json.loads(each) for each in data[:-1]]
+    assert {event["model"] for event in events} == {"large"}
+    (name,) = {event["id"] for event in events}
+    assert name == "chatcmpl-" + response.headers["x-request-id"]
+    assert all(event["choices"] and "usage" not in event for event in events)
+    tokens = len(LONG.split(" "))
+    assert gateway.metric("ttamer_cost_total") == 1.0 + 12.5 + 1.0 + 2.0 * tokens
+
+
+@pytest.mark.parametrize("mode", ["decided", "whole"])
+def test_where_an_earlier_answer_may_be_returned_nothing_is_relayed(run_gateway, mode):
+    gateway = run_gateway(2, serve={"stream": mode})
+    answering(gateway.served)
+    with stream(gateway) as response:
+        assert "".join(contents(response.iter_lines()))
+    (sent,) = gateway.served.upstreams["large"].requests
+    assert sent["logprobs"] is True
+    assert "stream" not in sent
+
+
+def test_a_node_that_does_not_begin_is_like_one_that_fails(run_gateway):
+    gateway = run_gateway(2)
+    answering(gateway.served)
+    gateway.served.upstreams["large"].mode = "error"
+    with stream(gateway) as response:
+        assert response.status_code == 200
+        assert response.headers["x-ttamer-answered-by"] == "small"
+        assert "".join(contents(response.iter_lines())) == "A"
+
+
+def test_a_node_that_does_not_stream_is_read_whole(run_gateway):
+    gateway = run_gateway(2)
+    answering(gateway.served)
+    choice = {"index": 0, "message": {"role": "assistant", "content": "C"}, "finish_reason": "stop"}
+    gateway.served.upstreams["large"].raw = json.dumps({"choices": [choice]}).encode()
+    with stream(gateway) as response:
+        assert "".join(contents(response.iter_lines())) == "C"
+
+
+def test_a_stream_that_breaks_ends_with_an_error_of_the_gateways_own(run_gateway):
+    gateway = run_gateway(2)
+    answering(gateway.served)
+    gateway.served.upstreams["large"].mode = "truncated"
+    with stream(gateway) as response:
+        assert response.status_code == 200
+        last = [line for line in response.iter_lines() if line][-1]
+    assert json.loads(last[6:])["error"]["code"] == "upstream_failed"
+
+
+def test_comments_keep_a_waiting_stream_open(run_gateway):
+    gateway = run_gateway(2, serve={"keep_alive": 0.02})
+    answering(gateway.served)
+    small = gateway.served.upstreams["small"]
+    small.mode = "slow"
+    with stream(gateway) as response:
+        lines = response.iter_lines()
+        assert next(lines) == ": waiting"
+        small.release()
+        assert "".join(contents(lines)) == LONG
+
+
+def test_all_nodes_failing_has_its_own_status_unless_a_comment_was_sent(run_gateway):
+    gateway = run_gateway(2)
+    for upstream in gateway.served.upstreams.values():
+        upstream.mode = "error"
+    with stream(gateway) as response:
+        assert response.status_code == 502
+    assert gateway.metric("ttamer_cost_total") == 13.5
+
+
+def test_the_next_node_is_called_ahead_within_the_budget(run_gateway):
+    serve = {"speculate": True, "speculate_chance": 0.0, "speculate_budget": 1.0}
+    gateway = run_gateway(2, serve=serve | {"keep_alive": 0.02})
+    answering(gateway.served)
+    small, large = gateway.served.upstreams.values()
+    speculation = gateway.gateway.speculation
+    with stream(gateway) as response:
+        response.read()
+    assert (large.count, speculation.wasted) == (1, 0)  # there was no budget
+    speculation.spent = 1e6
+    small.mode = "slow"
+    with stream(gateway) as response:
+        large.wait_for(2)  # while small has not answered
+        small.mode = "ok"
+        small.release()
+        assert "".join(contents(response.iter_lines())) == LONG
+    assert (large.count, speculation.wasted) == (2, 0)
+    answering(gateway.served, small=SURE)
+    before = gateway.metric("ttamer_cost_total")
+    with stream(gateway) as response:
+        assert "".join(contents(response.iter_lines())) == "A"
+    assert gateway.metric("ttamer_cost_total") - before == 13.5  # both calls are paid
+    assert speculation.wasted == 12.5
+    speculation.spent = 12.0
+    with stream(gateway) as response:
+        response.read()
+    assert speculation.wasted == 12.5
+
+
+def test_chances_ahead_are_those_of_the_policy(served):
+    turn = served.ladder.at(0.9).session()
+    chances = turn.ahead()
+    assert turn.next == "small"
+    assert set(chances) == {None, "large"}
+    assert sum(chances.values()) == pytest.approx(1)
+    capped = served.ladder.at(0.9).session(max_cost=5.0)
+    assert capped.ahead() == {None: pytest.approx(1)}
+    turn.observe(confidence=UNSURE, prediction="A")
+    assert turn.next == "large"
+    assert turn.ahead() == {None: pytest.approx(1)}
+    turn.observe(confidence=SURE, prediction="B")
+    assert turn.ahead() == {}
+
+
+def test_the_fallback_policy_has_one_node_ahead():
+    from ttamer.drift.fallback import AskLast
+
+    spec = CascadeSpec.of({"small": 1.0, "large": 9.0})
+    assert AskLast(spec).session().ahead() == {None: 1.0}
