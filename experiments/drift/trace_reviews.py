@@ -39,7 +39,7 @@ def main() -> None:
     plan = PLANS["minilm"]
     network = build("minilm", args.data, tiny=False).to(device)
     run = Run("reviews", network, plan, args.out)
-    reviews = args.data / "reviews.npz"
+    reviews = args.data / "minilm-reviews.npz"
 
     def batches(rows: np.ndarray) -> object:
         return read_reviews(reviews, rows, longest=None, batch=plan.batch, device=device)

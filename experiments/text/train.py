@@ -1,11 +1,13 @@
-"""Train a text model with exits on reviews, and write every exit's answers on the test reviews.
+"""Fine-tune a pretrained text model with exits on reviews, and write the answers of every exit.
 
     python experiments/text/train.py MODEL --data DIR --out DIR
 
-MODEL is minilm (pretrained), bert-base or gpt2-medium (both from random weights). DIR is what
-prepare.py wrote. First IMDB: the backbone, then the ramps on it, the backbone frozen; then Amazon,
-going on from there, the same way. Writes MODEL-imdb.npz and MODEL-amazon.npz, traces of test
-reviews (10,000 and 4,000, shuffled), and MODEL.json, what was done.
+MODEL is minilm (6 layers), mpnet (12) or smollm2 (30). DIR is what prepare.py wrote. First IMDB,
+then Amazon from there. MiniLM: the backbone, then the ramps on it, frozen; the others: all exits
+together, an exit's loss weighted by its depth, then the ramps. Writes MODEL-imdb.npz and
+MODEL-amazon.npz, traces of test reviews (10,000 and 4,000, shuffled), MODEL.json, what was done,
+the inputs of the traces, and the network in OUT/MODEL-imdb. ``--backbone-only`` fine-tunes without
+exits on IMDB and writes the error alone (MODEL-alone.json). What is written is not done again.
 
 Needs PyTorch, transformers and NumPy; ttamer from the source tree with PYTHONPATH=src.
 """
@@ -13,6 +15,7 @@ Needs PyTorch, transformers and NumPy; ttamer from the source tree with PYTHONPA
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import time
@@ -23,11 +26,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 import transformers
+from packed import unpack
 
 from ttamer.torch.costs import count_flops
 from ttamer.torch.devices import device_of
-from ttamer.torch.networks.bert import bert
-from ttamer.torch.networks.gpt2 import gpt2
+from ttamer.torch.early_exit import EarlyExit
+from ttamer.torch.networks.bert import exits_on_bert
+from ttamer.torch.networks.llama import exits_on_llama
+from ttamer.torch.networks.mpnet import exits_on_mpnet
 from ttamer.torch.tracing import trace_of
 from ttamer.torch.training import Part, Recipe, train
 
@@ -37,13 +43,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ttamer.torch.devices import Precision
-    from ttamer.torch.early_exit import EarlyExit
 
 SEED = 0
 TRAIN, TEST = 0, 1
 CLASSES = ("negative", "positive")
 POOL_OF_BATCHES = 50
-"""Batches are cut from this number at once, sorted by length: little padding, still random."""
+"""Batches are cut from so many at once, sorted by length: little padding, and still at random."""
 MULTIPLE = 16
 """Batches are padded to a multiple of this: attention kernels want lengths that are aligned."""
 TRACED = 10_000
@@ -66,13 +71,13 @@ class Plan:
     batch: int = 64
     weight_decay: float = 0.01
     joint: bool = False
-    """Train backbone and ramps together: a deep network from scratch needs the ramps' help."""
+    """Train backbone and ramps together, so that early layers learn what early exits need."""
 
 
 PLANS = {
     "minilm": Plan(rate=5e-5, epochs=3, amazon_rate=3e-5),
-    "bert-base": Plan(rate=5e-5, epochs=5, amazon_rate=3e-5, joint=True),
-    "gpt2-medium": Plan(rate=1e-4, epochs=4, amazon_rate=5e-5),
+    "mpnet": Plan(rate=3e-5, epochs=3, amazon_rate=2e-5, ramp_epochs=1, batch=32, joint=True),
+    "smollm2": Plan(rate=8e-5, epochs=3, amazon_rate=4e-5, ramp_epochs=1, batch=32, joint=True),
 }
 
 
@@ -133,7 +138,7 @@ def read_reviews(
 
 
 def choose_rows(path: Path, *, imdb: bool, split: int, most: int | None) -> np.ndarray:
-    """Return rows of one set and split, shuffled; at most ``most``, half of each label."""
+    """Return rows of one set and split, shuffled; at most so many, as many of each label."""
     with np.load(path) as file:
         label, domain, splits = file["label"], file["domain"], file["split"]
     rng = np.random.default_rng(SEED)
@@ -145,24 +150,44 @@ def choose_rows(path: Path, *, imdb: bool, split: int, most: int | None) -> np.n
 
 
 def build(model: str, data: Path, *, tiny: bool) -> EarlyExit:
-    """Return a network; tiny ones have the same classes and vocabulary."""
-    classes = len(CLASSES)
-    if model == "minilm":
-        return bert(weights=data / "minilm16", classes=classes, pool="mean")
-    if model == "bert-base":
-        small = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
-        config = transformers.BertConfig(**(small | {"intermediate_size": 64} if tiny else {}))
-        # From random weights the first token learns to look at others late, if at all.
-        return bert(config, classes=classes, pool="mean")
-    size = {"n_embd": 32, "n_layer": 3, "n_head": 2} if tiny else {}
-    config = transformers.GPT2Config(
-        **({"n_embd": 1024, "n_layer": 24, "n_head": 16} | size),
-        vocab_size=30522,
-        n_positions=256,
-        bos_token_id=101,
-        eos_token_id=102,
-    )
-    return gpt2(config, classes=classes)
+    """Return a network with its pretrained weights; tiny ones have random ones."""
+    config = json.loads((data / f"{model}-config.json").read_text("utf-8"))
+    if tiny:
+        config |= {"num_hidden_layers": 4, "hidden_size": 24, "intermediate_size": 32}
+        config |= {"num_attention_heads": 3, "num_key_value_heads": 3}
+    kinds = {
+        "minilm": (transformers.BertConfig, transformers.BertModel, exits_on_bert),
+        "mpnet": (transformers.MPNetConfig, transformers.MPNetModel, exits_on_mpnet),
+        "smollm2": (transformers.LlamaConfig, transformers.LlamaModel, exits_on_llama),
+    }
+    config_kind, kind, with_exits = kinds[model]
+    encoder = model != "smollm2"
+    options = {"add_pooling_layer": False} if encoder else {}
+    network = kind(config_kind(**config), **options)
+    if not tiny:
+        network.load_state_dict(unpack(data / f"{model}-weights.npz"))
+    return with_exits(network, classes=len(CLASSES), **({"pool": "mean"} if encoder else {}))
+
+
+@contextlib.contextmanager
+def norms_of(network: EarlyExit) -> Iterator[list[list[np.ndarray]]]:
+    """Record the norm of what the last linear layer of every exit reads, batch by batch."""
+    norms: list[list[np.ndarray]] = []
+    hooks = []
+    for ramp in network.exits:
+        last = [layer for layer in ramp.modules() if isinstance(layer, torch.nn.Linear)][-1]
+        found: list[np.ndarray] = []
+        norms.append(found)
+
+        def note(_, inputs, found=found):
+            found.append(inputs[0].detach().float().norm(dim=-1).cpu().numpy())
+
+        hooks.append(last.register_forward_pre_hook(note))
+    try:
+        yield norms
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class Run:
@@ -202,6 +227,7 @@ class Run:
             clip=1.0,
             precision=self.precision,
             seed=SEED,
+            exit_weights="depth",
         )
 
     def measure(self, reviews: Batches, *, steps: int) -> float:
@@ -251,7 +277,7 @@ class Run:
             self.notes[f"{name} {recipe.part} losses"] = [round(loss, 4) for loss in losses]
 
     def trace(self, name: str, reviews: Batches) -> None:
-        """Write every exit's answers, its costs counted on a review of median length."""
+        """Write what every exit says, its costs counted on a review of median length."""
         begun = time.perf_counter()
         middle = int(reviews.lengths.median())
         row = int((reviews.lengths == middle).nonzero()[0])
@@ -262,10 +288,21 @@ class Run:
                 torch.ones(1, middle, dtype=torch.bool, device=self.device),
             ),
         )
-        trace = trace_of(self.network, reviews, spec=costs.spec(), classes=CLASSES)
-        # Of two classes, margin and entropy carry what confidence does.
+        with norms_of(self.network) as norms:
+            trace = trace_of(self.network, reviews, spec=costs.spec(), classes=CLASSES)
+        # Of two classes, margin and entropy are functions of the confidence.
+        norm = np.stack([np.concatenate(each)[-len(trace) :] for each in norms], axis=1)
         trace = replace(trace, extras={})
+        np.savez_compressed(
+            self.out / f"{self.model}-{name}-norm.npz", norm=norm.astype(np.float16)
+        )
         trace.write(self.out / f"{self.model}-{name}.npz")
+        np.savez_compressed(
+            self.out / f"{self.model}-{name}-inputs.npz",
+            ids=reviews.ids.cpu().numpy().astype(np.uint16),
+            lengths=reviews.lengths.numpy().astype(np.int16),
+            label=reviews.labels.cpu().numpy().astype(np.uint8),
+        )
         self.seconds[f"{name} trace"] = round(time.perf_counter() - begun, 1)
         accuracies = 1 - trace.wrong().mean(axis=0)
         self.notes[f"{name} costs"] = asdict(costs) | {"tokens": middle}
@@ -278,6 +315,20 @@ class Run:
             f"{node} {accuracy:.3f}" for node, accuracy in zip(trace.names, accuracies, strict=True)
         )
         self.say(f"{name}, {len(trace)} test reviews: {shown}")
+
+    def train_alone(self, reviews: Batches, test: Batches) -> None:
+        """Fine-tune the network without exits, and write its error."""
+        begun = time.perf_counter()
+        train(self.network, reviews, self.recipe("backbone", self.plan.rate, self.plan.epochs))
+        wrong = []
+        with torch.inference_mode():
+            for value, labels in test:
+                wrong.append((self.network.full(value).argmax(1) != labels).float())
+        error = float(torch.cat(wrong).mean())
+        seconds = round(time.perf_counter() - begun, 1)
+        self.say(f"without exits: error {error:.4f}, {seconds} s")
+        notes = self.notes | {"error": error, "plan": asdict(self.plan), "seconds": seconds}
+        (self.out / f"{self.model}-alone.json").write_text(json.dumps(notes, indent=1) + "\n")
 
     def write_notes(self) -> None:
         """Write what was done so far."""
@@ -308,6 +359,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="of the backbone, on IMDB")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--minutes", type=float, help="in all: fewer epochs if time is short")
+    parser.add_argument("--backbone-only", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="few short reviews, to try the script")
     given = parser.parse_args()
     asked = {
@@ -319,7 +371,7 @@ def main() -> None:
     }
     plan = replace(PLANS[given.model], **{k: v for k, v in asked.items() if v is not None})
     torch.set_float32_matmul_precision("high")  # TF32
-    # cuDNN would plan again for every length of batch.
+    # cuDNN would plan anew for every length of batch.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(SEED)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -327,7 +379,7 @@ def main() -> None:
     network = build(given.model, given.data, tiny=given.tiny).to(device)
     run = Run(given.model, network, plan, given.out)
 
-    reviews = given.data / "reviews.npz"
+    reviews = given.data / f"{given.model}-reviews.npz"
     most = TINY_ROWS if given.tiny else None
 
     def batches(*, imdb: bool, split: int, most: int | None) -> Batches:
@@ -341,9 +393,18 @@ def main() -> None:
     run.say(f"{len(imdb.lengths)} reviews of IMDB and {len(amazon.lengths)} of Amazon to learn")
     if given.minutes is not None:
         run.fit_plan(imdb, len(amazon.lengths), given.minutes)
-    run.teach("imdb", imdb, rate=run.plan.rate, epochs=run.plan.epochs)
-    run.trace("imdb", batches(imdb=True, split=TEST, most=most or TRACED))
-    run.write_notes()
+    test = batches(imdb=True, split=TEST, most=most or TRACED)
+    if given.backbone_only:
+        run.train_alone(imdb, test)
+        return
+    kept = given.out / f"{given.model}-imdb"
+    if not (kept / "model.safetensors").exists():
+        run.teach("imdb", imdb, rate=run.plan.rate, epochs=run.plan.epochs)
+        run.trace("imdb", test)
+        run.write_notes()
+        network.save_pretrained(kept, classes=CLASSES)
+    else:
+        network.load_state_dict(EarlyExit.from_pretrained(kept).state_dict())
     run.teach("amazon", amazon, rate=run.plan.amazon_rate, epochs=run.plan.amazon_epochs)
     run.trace("amazon", batches(imdb=False, split=TEST, most=most))
     run.write_notes()

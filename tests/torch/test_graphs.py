@@ -21,7 +21,7 @@ def replayed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
     monkeypatch.setattr(running, "decider_for", TritonDecider)
 
-    def captured(work):
+    def captured(work, pool=None):  # noqa: ARG001
         work()
         capturing.append(True)
         work()

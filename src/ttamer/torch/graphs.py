@@ -76,6 +76,8 @@ class GraphRunner(Runner):
         if not isinstance(self._decider, TritonDecider):
             raise ArgumentError("CUDA graphs need a GPU and Triton; use Runner here")
         batch = rows_of(example)
+        on_gpu = self._device.type == "cuda"
+        self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
         self._sizes = group_sizes(batch) if sizes is None else sorted({*sizes, batch})
         with torch.inference_mode(), autocast(self._device, precision):
             value = to_device(example, self._device)
@@ -143,7 +145,7 @@ class GraphRunner(Runner):
             # Warming up decides too: the state is restored afterwards.
             known = [part.clone() for part in vars(self._carry).values()]
             rows = self._rows[size].clone()
-            self._hops[key] = captured(lambda: self._work(start, end, size))
+            self._hops[key] = captured(lambda: self._work(start, end, size), self._pool)
             for part, before in zip(vars(self._carry).values(), known, strict=True):
                 part.copy_(before)
             self._rows[size].copy_(rows)
@@ -171,8 +173,11 @@ class GraphRunner(Runner):
         return self._values[exit_, size]
 
 
-def captured(work: Callable[[], object]) -> Callable[[], None]:
-    """Capture work as a CUDA graph, and return a function that replays it."""
+def captured(work: Callable[[], object], pool: tuple[int, int] | None = None) -> Callable[[], None]:
+    """Capture work as a CUDA graph, and return a function that replays it.
+
+    Graphs that never run at the same time can share a pool of memory.
+    """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -181,7 +186,7 @@ def captured(work: Callable[[], object]) -> Callable[[], None]:
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         work()
     return graph.replay
 

@@ -38,6 +38,8 @@ PARTS = ("backbone", "ramps", "all")
 """The parts that can be trained."""
 OPTIMISERS = ("sgd", "adamw")
 """The optimisers that a recipe can name."""
+WEIGHTS = ("equal", "depth")
+"""The weights that a recipe can give the exits' losses."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Recipe:
 
     ``backbone`` trains the network without ramps; ``ramps`` trains the ramps alone with the
     backbone frozen, so that the head's answers do not change; ``all`` trains everything on the
-    sum of all exits' losses.
+    weighted sum of all exits' losses.
 
     Raises:
         ArgumentError: A field is out of its range.
@@ -73,6 +75,9 @@ class Recipe:
     """What the network computes in."""
     seed: int = 0
     """The seed of shuffling and dropout."""
+    exit_weights: Literal["equal", "depth"] = "equal"
+    """The weights of the exits' losses in ``all``: equal, or in proportion to the exit's number, so
+    that early exits change the network less."""
 
     def __post_init__(self) -> None:
         if self.part not in PARTS:
@@ -85,6 +90,10 @@ class Recipe:
         if not 0 <= self.warmup < 1:
             raise ArgumentError(
                 f"warmup is {self.warmup}; it must be a share of all steps, less than 1"
+            )
+        if self.exit_weights not in WEIGHTS:
+            raise ArgumentError(
+                f"exit_weights must be one of {', '.join(WEIGHTS)}, not {self.exit_weights!r}"
             )
         if self.optimiser not in OPTIMISERS:
             raise ArgumentError(
@@ -251,7 +260,11 @@ class _Learner:
                 with torch.no_grad():
                     value = segment(value)
                 every.append(ramp(value))
-        return torch.stack([cross_entropy(each.float(), labels) for each in every]).sum()
+        losses = torch.stack([cross_entropy(each.float(), labels) for each in every])
+        if self.recipe.part == "all" and self.recipe.exit_weights == "depth":
+            numbers = torch.arange(1, len(every) + 1, device=losses.device)
+            losses = losses * (2 * numbers / (len(every) + 1))  # the mean weight is 1
+        return losses.sum()
 
     def save(self, path: Path) -> None:
         """Write a checkpoint atomically."""

@@ -341,6 +341,25 @@ def test_without_transformers_the_extra_is_named(monkeypatch):
         exits_on_gpt2(nn.Identity(), classes=2)
 
 
+def test_rotary_frequencies_stay_in_single_precision():
+    _, network = build("llama")
+    (frequencies,) = [m for m in network.modules() if hasattr(m, "inv_freq")]
+    before = frequencies.inv_freq.clone()
+    network.bfloat16()
+    assert next(network.parameters()).dtype is torch.bfloat16
+    assert frequencies.inv_freq.dtype is torch.float32
+    assert torch.equal(frequencies.inv_freq, before)
+
+
+def test_decoders_need_no_mask_where_the_kernel_is_causal():
+    """Padding comes last: with none seen by any token, the fast kernels can run."""
+    for implementation, plain in (("sdpa", True), ("eager", False)):
+        _, network = build("llama", attn_implementation=implementation)
+        layer = network.segments[1]
+        value = network.segments[0](tokens())
+        assert (layer._mask(*value[:2]) is None) == plain
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_of_any_length_leave_a_batch_as_they_are_done(kind):
     """Padding and masks stay with their rows: regrouped, every text is answered as if alone."""

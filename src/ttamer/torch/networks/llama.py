@@ -131,6 +131,13 @@ class _Embed(Embed):
         super().__init__(longest=model.config.max_position_embeddings)
         self.embed_tokens, self.rotary_emb = model.embed_tokens, model.rotary_emb
 
+    def _apply(self, fn: Any, recurse: bool = True) -> _Embed:
+        # Frequencies stay in single precision: in bf16 the angles of late tokens would be wrong.
+        exact = self.rotary_emb.inv_freq
+        super()._apply(fn, recurse)
+        self.rotary_emb.inv_freq = exact.to(self.rotary_emb.inv_freq.device)
+        return self
+
     def embed(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG002 - padding is last
         hidden = self.embed_tokens(ids)
         positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)

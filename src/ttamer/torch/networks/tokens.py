@@ -81,22 +81,30 @@ class Layer(nn.Module):
         super().__init__()
         self.layer = layer
         self.causal = causal
+        attention = getattr(layer, "attn", None) or getattr(layer, "self_attn", None)
+        config = getattr(attention, "config", None)
+        self._kernel = getattr(config, "_attn_implementation", None)
 
     def forward(self, value: Tokens) -> Tokens:
         """Attend to tokens that are not padding; where causal, to none that comes later."""
-        hidden, mask = value[:2]
+        found = self.layer(value[0], attention_mask=self._mask(*value[:2]), **self.arguments(value))
+        # Some layers return tuples.
+        return (found[0] if isinstance(found, tuple) else found, *value[1:])
+
+    def _mask(self, hidden: Tensor, mask: Tensor) -> Tensor | None:
+        """Return what is added to the scores, or ``None`` where the kernel itself is causal."""
         seen = mask[:, None, None, :]
         if self.causal:
+            # Padding comes last, so no token attends to it, and its own outputs are not read.
+            if self._kernel == "sdpa":
+                return None
             length = mask.shape[1]
             seen = seen & mask.new_ones(length, length).tril()
         # Added to the scores: a form that both kinds of attention of transformers take. Not the
         # lowest number: in bf16 that is minus infinity, and a row of padding alone would be NaN.
         unseen = max(torch.finfo(hidden.dtype).min, -1e30)
         scores = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
-        masked = scores.masked_fill(~seen, unseen)
-        found = self.layer(hidden, attention_mask=masked, **self.arguments(value))
-        # Some layers return tuples.
-        return (found[0] if isinstance(found, tuple) else found, *value[1:])
+        return scores.masked_fill(~seen, unseen)
 
     def arguments(self, value: Tokens) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
         """Return what else the layer is called with."""

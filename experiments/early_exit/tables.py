@@ -1,0 +1,335 @@
+"""Times of fine-tuned networks with exits: the network itself, one threshold, and a fitted policy.
+
+    PYTHONPATH=src python experiments/early_exit/tables.py FOLDER --inputs FILE.npz --out FILE.json
+
+FOLDER is what ``EarlyExit.save_pretrained`` wrote. FILE.npz has ``ids`` and ``lengths`` of texts,
+or ``pixels`` of images, and ``label``; its rows were not trained on. Policies are fitted to the
+answers and the measured times of the first half, the few best are timed on it, and all numbers are
+of the second half, in batches of one length. For every batch size, precision and engine one line
+per rule: error, p50, p99, rows per second, share of the exits asked, speed-up over the network
+itself, timed in between, and the bound: the speed-up by the times of the segments alone for
+the rows that continue in each batch, without ramps, decisions and regrouping.
+
+Engines: ``graphs`` (CUDA graphs), ``compiled`` (parts compiled by torch.compile, then CUDA graphs),
+``eager``. On a CPU: ``eager``, and ``int8``, linear layers with int8 weights. A run that was
+stopped continues with what is not yet in FILE.json; ``--seconds`` is when to start nothing more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from bisect import bisect_left
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import ttamer as tt
+from ttamer import torch as exits
+from ttamer.baselines import FAMILIES
+from ttamer.torch import tuning
+from ttamer.torch.devices import rows_of, take
+from ttamer.torch.profiling import full_run, runner_for
+from ttamer.torch.runner import group_sizes
+
+LEVELS = (0.0, 0.01)
+"""Errors allowed above the network's own."""
+ORDER = (("bf16", "graphs"), ("fp32", "graphs"), ("bf16", "eager"), ("bf16", "compiled"),
+         ("fp32", "eager"), ("fp32", "compiled"))  # fmt: skip
+"""Precisions and engines on a GPU, the most used ones first."""
+ROWS = {1: 240, 8: 800, 32: 960}
+"""Rows that are timed, by batch size; 1536 for larger batches."""
+REPEATS = 2
+"""How often the batches are timed, after one pass that is not."""
+CANDIDATES = 2
+"""Policies timed for each level of error."""
+
+
+def main() -> None:
+    """Measure what is not yet measured, line by line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--inputs", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--batches", type=int, nargs="+", default=[32, 128, 8, 1])
+    parser.add_argument("--every", type=int, default=1, help="keep each ramp of this many")
+    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--engines", nargs="+", default=["graphs", "eager", "compiled"])
+    parser.add_argument("--precisions", nargs="+", default=["bf16", "fp32"])
+    parser.add_argument("--rows", type=int, default=10**9, help="most rows of the inputs")
+    parser.add_argument("--share", type=float, default=1.0, help="of the rows that are timed")
+    parser.add_argument("--workers", type=int, default=8)
+    args = parser.parse_args()
+    started = time.perf_counter()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")  # TF32
+    torch.backends.cudnn.benchmark = True
+    done = json.loads(args.out.read_text()) if args.out.exists() else new_report(device)
+    order = ORDER if device == "cuda" else (("fp32", "eager"), ("fp32", "int8"))
+    with ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool:
+        for precision, engine in order:
+            if precision not in args.precisions or engine not in args.engines:
+                continue
+            wanted = [b for b in args.batches if not has(done, precision, engine, b)]
+            if not wanted or time.perf_counter() - started > args.seconds:
+                continue
+            bench = Bench(args, device, precision, engine, pool)
+            for lines in bench.measure(wanted, started + args.seconds):
+                done["lines"] += [{"precision": precision, "engine": engine, **x} for x in lines]
+                for line in lines:
+                    show(precision, engine, line)
+                done["profiles"][f"{precision} {engine}"] = asdict(bench.profile)
+                args.out.write_text(json.dumps(done, indent=1))
+            del bench
+            gc.collect()
+    if any(
+        not has(done, precision, engine, batch)
+        for precision, engine in order
+        if precision in args.precisions and engine in args.engines
+        for batch in args.batches
+    ):
+        raise SystemExit("not everything is measured: run again for the rest")
+
+
+def new_report(device: str) -> dict:
+    """Return a report without lines."""
+    name = (
+        torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} threads"
+    )
+    return {"device": name, "torch": torch.__version__, "lines": [], "profiles": {}}
+
+
+def has(report: dict, precision: str, engine: str, batch: int) -> bool:
+    """Return whether these lines are there already."""
+    return any(
+        (line["precision"], line["engine"], line["batch"]) == (precision, engine, batch)
+        for line in report["lines"]
+    )
+
+
+def load(folder: Path, every: int) -> exits.EarlyExit:
+    """Return a network with some of its ramps."""
+    network = exits.EarlyExit.from_pretrained(folder)
+    ramps = list(network.exits)
+    if every == 1:
+        return network
+    kept = [ramp if (k + 1) % every == 0 else None for k, ramp in enumerate(ramps[:-1])]
+    names = [name for name, ramp in zip(network.names, [*kept, True], strict=True) if ramp]
+    return exits.EarlyExit(list(network.segments), kept, ramps[-1], names=names)
+
+
+def compile_parts(network: exits.EarlyExit) -> None:
+    """Compile every block and ramp on its own: blocks of one kind share their code."""
+    torch._dynamo.config.recompile_limit = 64
+    for part in [*network.segments, *network.exits]:
+        for block in part if type(part) is torch.nn.Sequential else [part]:
+            block.compile()
+
+
+class Bench:
+    """One network in one precision, run by one engine."""
+
+    def __init__(self, args, device, precision, engine, pool):
+        self.precision, self.engine, self.pool = precision, engine, pool
+        self.share = args.share
+        self.graphs = engine in ("graphs", "compiled")
+        network = load(args.folder, args.every).to(device)
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        self.value, self.labels = read_inputs(args.inputs, device, args.rows, dtype)
+        if precision == "bf16":
+            network = network.bfloat16()
+        if not isinstance(self.value, tuple):
+            network = exits.fold_batch_norm(network).to(memory_format=torch.channels_last)
+        if engine == "int8":
+            network = torch.ao.quantization.quantize_dynamic(network, {torch.nn.Linear})
+        self.network = network.eval()
+        self.half = len(self.labels) // 2
+        start = time.perf_counter()
+        self.trace = self.traced(args.out.with_suffix(f".{precision}.trace.npz"))
+        print(f"{precision} {engine}: traced, {time.perf_counter() - start:.1f} s", flush=True)
+        if engine == "compiled":
+            compile_parts(self.network)
+
+    def traced(self, path: Path):
+        """Return the trace of all inputs, from a file where there is one."""
+        if path.exists() and self.engine != "int8":
+            return tt.Trace.read(path).take(np.arange(len(self.labels)))
+        size = 250
+        cut = torch.arange(len(self.labels), device=self.labels.device).split(size)
+        loader = ((take(self.value, rows), self.labels[rows]) for rows in cut)
+        trace = exits.trace_of(self.network, loader)
+        trace.write(path)
+        return trace
+
+    def measure(self, batches, until):
+        """Yield the lines of each batch size."""
+        start = time.perf_counter()
+        example = take(self.value, torch.arange(max(batches), device=self.labels.device))
+        self.profile = exits.profile(
+            self.network, example, sizes=tuple(sorted(batches)), graphs=self.graphs
+        )
+        print(f"profile: {time.perf_counter() - start:.1f} s", flush=True)
+        fit = self.trace.take(np.arange(self.half))
+        jobs = {
+            batch: [self.pool.submit(candidates, fit, self.profile, batch, level)
+                    for level in LEVELS]
+            for batch in batches
+        }  # fmt: skip
+        for batch in batches:
+            if time.perf_counter() > until:
+                break
+            start = time.perf_counter()
+            yield self.lines(batch, fit, [job.result() for job in jobs[batch]])
+            print(f"batch {batch}: {time.perf_counter() - start:.1f} s", flush=True)
+
+    def lines(self, batch, fit, found):
+        """Return the lines of one batch size: the network, thresholds, and ours."""
+        rows = max(int(self.share * ROWS.get(batch, 1536)), 40)
+        known, _ = self.cut(0, rows // 2, batch)
+        test, labels = self.cut(self.half, rows, batch)
+        self.example = test[0]
+        full = full_run(self.network, test[0], graphs=self.graphs)
+        alone = tuning.time_batches(full, test, repeats=REPEATS)
+        held = self.trace.take(np.arange(self.half, len(self.trace)))
+        lines = [{"batch": batch, "rule": "full", "error": float(held.wrong()[:, -1].mean()),
+                  **alone.to_dict(), "speed_up": 1.0, "rows": len(labels)}]  # fmt: skip
+        priced = fit.with_spec(self.profile.costs(batch).spec(skip=True))
+        own = float(fit.wrong()[:, -1].mean())
+        rules = [setting.rule for setting in FAMILIES["threshold"].fit(priced)]
+        usual = tuning.time_batches(full, known, repeats=REPEATS).mean
+        for level, policies in zip(LEVELS, found, strict=True):
+            limits = cheapest(rules, priced, own + level)
+            if limits is not None:
+                error = error_of(limits, held.with_spec(priced.spec))
+                runner = self.threshold(limits)
+                lines.append(self.line("threshold", level, runner, full, test, labels, error))
+            runners = [self.runner(each.policy, test[0]) for each in policies]
+            times = [tuning.time_batches(run, known, repeats=REPEATS).mean for run in runners]
+            if not times or min(times) > tuning.MAX_TIME_SHARE * usual:
+                lines.append({**lines[0], "rule": "ours", "more_error": level,
+                              "recommended": "full"})  # fmt: skip
+                continue
+            chosen = policies[int(np.argmin(times))]
+            runner = runners[int(np.argmin(times))]
+            names = chosen.policy.fitted.spec.names
+            fewer = held.with_spec(priced.spec).restrict(names)
+            wrong = fewer.wrong()[np.arange(len(held)), chosen.policy.play(fewer).answer]
+            lines.append(self.line("ours", level, runner, full, test, labels, float(wrong.mean())))
+            # The same ramps with one threshold on all of them.
+            some = priced.restrict(names)
+            rule = cheapest(
+                [each.rule for each in FAMILIES["threshold"].fit(some)], some, own + level
+            )
+            if rule is not None:
+                lines.append(self.line("same ramps", level, self.threshold(rule, names), full, test,
+                                       labels, error_of(rule, fewer)))  # fmt: skip
+        return lines
+
+    def threshold(self, rule, names=None):
+        """Return a runner of a threshold rule, on all ramps or on some."""
+        limits = np.full(len(self.network.names), np.nan)
+        names = names or self.network.names
+        places = [self.network.names.index(name) for name in names]
+        limits[places] = np.append(np.broadcast_to(rule.thresholds, len(places) - 1), np.inf)
+        return self.runner(exits.threshold_tables(limits), self.example)
+
+    def cut(self, start, rows, batch):
+        """Return whole batches from a row on, and their labels."""
+        rows = min(rows, len(self.labels) - start, self.half)
+        count = max(rows // batch, 1)
+        where = torch.arange(start, start + count * batch, device=self.labels.device)
+        return [take(self.value, each) for each in where.split(batch)], self.labels[where]
+
+    def runner(self, policy, example):
+        """Return a runner of a policy."""
+        return runner_for(
+            self.network, policy, example, classes=self.trace.classes, graphs=self.graphs,
+            regrouping=self.profile.regrouping(),
+        )  # fmt: skip
+
+    def line(self, rule, level, runner, full, test, labels, error):
+        """Time a runner twice, and the network in between."""
+        batch = rows_of(test[0])
+        took = tuning.time_batches(runner, test, repeats=REPEATS)
+        alone = tuning.time_batches(full, test, repeats=REPEATS)
+        again = tuning.time_batches(runner, test, repeats=REPEATS)
+        took = min(took, again, key=lambda each: each.mean)
+        table, sizes = self.profile.regrouping(), group_sizes(batch)
+        segments = range(len(self.network.segments))
+        wrong, asked, needed = 0, 0.0, 0.0
+        for each, right in zip(test, labels.split(batch), strict=True):
+            answers = runner(each)
+            wrong += int((answers.logits.argmax(1) != right).sum())
+            asks = answers.asked
+            asked += float(asks.float().sum())
+            # The segments that a row goes through: up to the last exit that it asks.
+            last = (asks * torch.arange(1, asks.shape[1] + 1, device=asks.device)).amax(1).cpu()
+            alive = [int((last > k).sum()) for k in segments]
+            needed += sum(table.time(k, sizes[bisect_left(sizes, n)])
+                          for k, n in enumerate(alive) if n)  # fmt: skip
+        whole = sum(table.time(k, batch) for k in segments) * len(test)
+        return {
+            "batch": batch, "rule": rule, "more_error": level, "error": error,
+            "error_of_timed": wrong / len(labels), **took.to_dict(),
+            "speed_up": alone.mean / took.mean, "p50_gain": alone.p50 / took.p50,
+            "bound": whole / needed, "exits_asked": asked / len(labels),
+            "ramps": list(runner.reached), "rows": len(labels),
+            "full_mean": alone.mean,
+        }  # fmt: skip
+
+
+def read_inputs(path: Path, device: str, most: int, dtype: torch.dtype):
+    """Return inputs on a device, texts padded to one length, and their labels."""
+    with np.load(path) as file:
+        labels = torch.from_numpy(file["label"][:most].astype(np.int64)).to(device)
+        if "pixels" in file.files:
+            from large import enlarged  # experiments/vision
+
+            pixels = torch.from_numpy(file["pixels"][:most]).to(device)
+            large = [enlarged(part, int(file["size"])).to(dtype) for part in pixels.split(500)]
+            return torch.cat(large), labels
+        ids = torch.from_numpy(file["ids"][:most].astype(np.int64)).to(device)
+        lengths = torch.from_numpy(file["lengths"][:most].astype(np.int64)).to(device)
+    mask = torch.arange(ids.shape[1], device=device) < lengths[:, None]
+    return (ids, mask), labels
+
+
+def candidates(trace, measured, batch, level):
+    """Return the policies with the lowest predicted times, in a process of their own."""
+    own = float(trace.wrong()[:, -1].mean())
+    return tuning.search(trace, measured, batch, max_error=own + level)[:CANDIDATES]
+
+
+def cheapest(rules, trace, most_error):
+    """Return the cheapest rule within an error, if there is one."""
+    results = [tt.evaluate(rule, trace, resamples=0) for rule in rules]
+    able = [(each.cost, k) for k, each in enumerate(results) if each.error <= most_error]
+    return rules[min(able)[1]] if able else None
+
+
+def error_of(rule, trace) -> float:
+    """Return the error of a threshold rule on a trace."""
+    return float(tt.evaluate(rule, trace, resamples=0).error)
+
+
+def show(precision: str, engine: str, line: dict) -> None:
+    """Print a line."""
+    more = f"+{100 * line['more_error']:.0f}" if "more_error" in line else ""
+    print(
+        f"{line['batch']:4} {precision} {engine:8} {line['rule']:9} {more:3} "
+        f"error {line['error']:.4f} p50 {1e3 * line['p50']:.3f} p99 {1e3 * line['p99']:.3f} ms, "
+        f"{line['rows_per_second']:.0f}/s, {line['speed_up']:.2f} times, "
+        f"bound {line.get('bound', 1):.2f}, asked {line.get('exits_asked', 1):.2f} "
+        f"{','.join(line.get('ramps', []))} {line.get('recommended', '')}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
