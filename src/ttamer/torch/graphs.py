@@ -173,7 +173,7 @@ class GraphRunner(Runner):
         return self._values[exit_, size]
 
 
-def captured(work: Callable[[], object], pool: tuple[int, int] | None = None) -> Callable[[], None]:
+def captured(work: Callable[[], object], pool: Any = None) -> Callable[[], None]:
     """Capture work as a CUDA graph, and return a function that replays it.
 
     Graphs that never run at the same time can share a pool of memory.

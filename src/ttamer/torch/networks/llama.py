@@ -134,7 +134,7 @@ class _Embed(Embed):
     def _apply(self, fn: Any, recurse: bool = True) -> _Embed:
         # Frequencies stay in single precision: in bf16 the angles of late tokens would be wrong.
         exact = self.rotary_emb.inv_freq
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.rotary_emb.inv_freq = exact.to(self.rotary_emb.inv_freq.device)
         return self
 
