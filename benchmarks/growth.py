@@ -1,76 +1,89 @@
-"""How time grows with the nodes, the states and the tradeoffs, beside what theory says.
+"""How time and memory grow with the nodes, the states and the tradeoffs, in every topology.
 
-Each panel varies one of them on log-log axes. A slope is fitted to the upper half of the sizes:
-below, the fixed cost of a NumPy call hides the growth. Draws docs/img/growth.png and .svg.
+    python benchmarks/growth.py [--json FILE]      # measures, draws docs/img/growth.png and .svg
+    python benchmarks/growth.py --draw FILE        # draws numbers measured elsewhere
+
+Each column of panels varies one of them on log-log axes: CPU time above, the peak of memory that
+one solve allocates below (tracemalloc). A slope is fitted to the upper half of the sizes: below,
+the fixed cost of a NumPy call hides the growth.
 
 The heap is kept between solves here (see ``keep_heap``): else glibc hands memory back to the kernel
 after each one, and the page faults of the next, which come in at some size, bend the curves. The
 other benchmarks leave the heap as it is.
 
-Walk solver, common support
-    one product of |V| x |V| by |V| x (|V| + 1) per node: n, |V|^3, tradeoffs.
-Index solver, on the same line
+Walk solver (line, skip), common support
+    one product of |V| x |V| by |V| x (|V| + 1) per edge: a line has n edges, a skip n (n + 1) / 2.
+    Memory: a table of |V| x (|V| + 1) per node.
+Index solver (line by index, multi-line, tree, forest)
     one product per node over the breakpoints below it, at most |V| per node below: at most n^2,
-    |V|^3, tradeoffs.
+    |V|^3. Memory: the laws at hand, at most n |V|^2.
+Several parents
+    a walk over the sets of nodes asked so far: exponential in the nodes.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
-from dataclasses import dataclass
+import json
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from problems import line_data
+from problems import line_data, random_forest
 from result import Result, show
 from timing import interleaved
 
 import ttamer as tt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 FIGURE = Path(__file__).parents[1] / "docs" / "img" / "growth"
 NODES, STATES, TRADEOFF = 12, 64, 0.6
-BLUE, ORANGE, GREY = "#1f5fa8", "#d9730d", "#8a8f98"
+FEW_STATES = 4
+"""The states of the nodes where one has several parents."""
+GREY = "#8a8f98"
+COLOURS = {
+    "line, by walk": "#1f5fa8",
+    "line, by index": "#d9730d",
+    "multi-line": "#2a8c57",
+    "tree": "#8e5572",
+    "forest": "#b8952a",
+    "skip": "#c8553d",
+    "several parents": "#4c4c52",
+}
+MARKS = dict(zip(COLOURS, "os^vDP*", strict=True))
+Make = Callable[[int, int], tt.Problem]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Median seconds over sizes, and the theory's exponent."""
+    """What one solve takes over sizes: median CPU seconds and peak bytes."""
 
-    solver: str
+    topology: str
+    axis: str
     sizes: Sequence[int]
-    spent: Sequence[float]
-    theory: int
-    bound: bool = False
-    """Whether the theory's exponent is a bound only."""
+    seconds: Sequence[float]
+    bytes: Sequence[float]
+
+    def fit(self, values: Sequence[float]) -> tuple[float, float]:
+        """Slope and intercept over the upper half of the sizes, in logarithms."""
+        upper = self.upper
+        slope, level = np.polyfit(np.log(self.sizes[upper:]), np.log(values[upper:]), 1)
+        return float(slope), float(level)
 
     @property
     def upper(self) -> int:
         """Where the fitted range begins."""
         return len(self.sizes) // 2
 
-    @property
-    def slope(self) -> float:
-        """The fitted exponent."""
-        return float(self.fit[0])
-
-    @property
-    def fit(self) -> np.ndarray:
-        """Slope and intercept of the upper range, in logarithms."""
-        return np.polyfit(np.log(self.sizes[self.upper :]), np.log(self.spent[self.upper :]), 1)
-
-    @property
-    def label(self) -> str:
-        """The slope beside the theory's."""
-        most = "at most " if self.bound else ""
-        return f"{self.solver}: slope {self.slope:.2f}, theory {most}{self.theory}"
-
 
 def keep_heap() -> None:
-    """Tell glibc's malloc, for the rest of this process, to keep what was freed."""
+    """Set glibc's malloc, for the rest of this process, to keep what was freed."""
     trim_threshold, mmap_most = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -80,123 +93,211 @@ def keep_heap() -> None:
     mallopt(mmap_most, 0)
 
 
-def measure() -> list[Result]:
-    """Time all curves and draw them."""
-    keep_heap()
-    panels = {
-        f"nodes  ({STATES} states)": _nodes(),
-        f"states  ({NODES} nodes)": _states(),
-        f"tradeoffs  ({NODES} nodes, {STATES} states)": _tradeoffs(),
-    }
-    draw(panels)
-    results = []
-    for axis, curves in panels.items():
-        for curve in curves:
-            first, last = curve.sizes[curve.upper], curve.sizes[-1]
-            most = "at most " if curve.bound else ""
-            note = f"theory {most}{curve.theory}; fitted from {first} to {last}"
-            what = f"{curve.solver}: slope in {axis.split()[0]}"
-            results.append(Result(what, curve.slope, unit="", note=note))
-    return results
+# Problems by (nodes, states)
 
 
-def _curves(
-    calls: dict[str, Callable[[int], Callable[[], object]]],
-    sizes: dict[str, Sequence[int]],
-    theory: dict[str, tuple[int, bool]],
-) -> list[Curve]:
-    every = {
-        f"{solver} {size}": make(size) for solver, make in calls.items() for size in sizes[solver]
-    }
-    times = interleaved(every, rounds=9)
-    return [
-        Curve(
-            solver,
-            sizes[solver],
-            [times.median(f"{solver} {size}") for size in sizes[solver]],
-            *theory[solver],
-        )
-        for solver in calls
+def _line(moves: tt.Moves) -> Make:
+    return lambda nodes, states: tt.Problem.line(*line_data(nodes, states), moves=moves)
+
+
+def _multi_line(nodes: int, states: int) -> tt.Problem:
+    """Two lines side by side."""
+    halves = (nodes - nodes // 2, nodes // 2)
+    return tt.Problem.multi_line(
+        [tt.Problem.line(*line_data(n, states, seed=k)) for k, n in enumerate(halves) if n]
+    )
+
+
+def _tree(nodes: int, states: int) -> tt.Problem:
+    """A binary tree."""
+    losses, costs, rows = line_data(nodes, states)
+    parents = [None, *((node - 1) // 2 for node in range(1, nodes))]
+    return tt.Problem.tree(losses, costs.tolist(), rows, parents)
+
+
+def _forest(nodes: int, states: int) -> tt.Problem:
+    return random_forest(nodes, states, common=True)
+
+
+def _skip(nodes: int, states: int) -> tt.Problem:
+    return tt.Problem.skip_of(tt.Problem.line(*line_data(nodes, states)))
+
+
+def _several_parents(nodes: int, states: int) -> tt.Problem:
+    """Separate models, and a judge of the first two."""
+    losses, costs, rows = line_data(nodes, min(states, FEW_STATES))
+    names = [f"m{k}" for k in range(nodes - 1)]
+    edges = [
+        tt.Edge(None, name, cost=cost, probabilities=rows[0])
+        for name, cost in zip(names, costs, strict=False)
     ]
+    judge = np.stack([rows[1]] * len(losses))
+    edges.append(tt.Edge((names[0], names[1]), "judge", cost=costs[-1], probabilities=judge))
+    nodes_ = tuple(tt.Node(name, losses) for name in (*names, "judge"))
+    return tt.Problem("precedence", nodes_, tuple(edges))
 
 
-def _solver(nodes: int, states: int, moves: str) -> Callable[[], object]:
-    problem = tt.Problem.line(*line_data(nodes, states), moves=moves)
-    return lambda: tt.solve(problem, TRADEOFF)
+MAKE: dict[str, Make] = {
+    "line, by walk": _line("walk"),
+    "line, by index": _line("precedence"),
+    "multi-line": _multi_line,
+    "tree": _tree,
+    "forest": _forest,
+    "skip": _skip,
+    "several parents": _several_parents,
+}
 
 
-def _nodes() -> list[Curve]:
-    return _curves(
-        {
-            "walk": lambda n: _solver(n, STATES, "walk"),
-            "index": lambda n: _solver(n, STATES, "precedence"),
-        },
-        {"walk": [2, 4, 8, 16, 32, 64, 128, 256], "index": [2, 4, 8, 16, 32, 64]},
-        {"walk": (1, False), "index": (2, True)},
-    )
+def _doubling(first: int, last: int) -> list[int]:
+    return [2**k for k in range(first.bit_length() - 1, last.bit_length())]
 
 
-def _states() -> list[Curve]:
-    return _curves(
-        {
-            "walk": lambda v: _solver(NODES, v, "walk"),
-            "index": lambda v: _solver(NODES, v, "precedence"),
-        },
-        {"walk": [4, 8, 16, 32, 64, 128, 256, 512], "index": [4, 8, 16, 32, 64, 128, 256]},
-        {"walk": (3, False), "index": (3, False)},
-    )
+NODE_SIZES = {
+    "line, by walk": _doubling(2, 256),
+    "line, by index": _doubling(2, 256),
+    "multi-line": _doubling(2, 128),
+    "tree": _doubling(2, 128),
+    "forest": _doubling(2, 128),
+    "skip": _doubling(2, 64),
+    "several parents": [3, 4, 5, 6, 7],
+}
 
 
-def _tradeoffs() -> list[Curve]:
-    def ladder(count: int, moves: str) -> Callable[[], object]:
-        problem = tt.Problem.line(*line_data(NODES, STATES), moves=moves)
-        tradeoffs = np.linspace(0.01, 0.99, count)
-        return lambda: tt.solve_ladder(problem, tradeoffs)
+def curves() -> list[Curve]:
+    """Measure all of them."""
+    keep_heap()
+    found = []
+    for topology, make in MAKE.items():
+        sizes = NODE_SIZES[topology]
+        found.append(_curve(topology, "nodes", sizes, lambda n, m=make: _solver(m(n, STATES))))
+        if topology == "several parents":
+            continue
+        most = 256 if topology in ("line, by walk", "skip") else 128
+        found.append(
+            _curve(topology, "states", _doubling(4, most), lambda v, m=make: _solver(m(NODES, v)))
+        )
+        found.append(
+            _curve(
+                topology,
+                "tradeoffs",
+                _doubling(1, 32),
+                lambda k, m=make: _solver(m(NODES, STATES), k),
+            )
+        )
+    return found
 
-    return _curves(
-        {"walk": lambda k: ladder(k, "walk"), "index": lambda k: ladder(k, "precedence")},
-        {"walk": [1, 2, 4, 8, 16, 32, 64, 128], "index": [1, 2, 4, 8, 16, 32, 64]},
-        {"walk": (1, False), "index": (1, False)},
-    )
+
+def _solver(problem: tt.Problem, tradeoffs: int = 0) -> Callable[[], object]:
+    if not tradeoffs:
+        return lambda: tt.solve(problem, TRADEOFF)
+    weights = np.linspace(0.01, 0.99, tradeoffs)
+    return lambda: tt.solve_ladder(problem, weights)
 
 
-def draw(panels: dict[str, list[Curve]]) -> None:
-    """Draw one panel per axis: points, the fitted part, and the slopes in words."""
+def _curve(
+    topology: str, axis: str, sizes: Sequence[int], make: Callable[[int], Callable[[], object]]
+) -> Curve:
+    calls = {str(size): make(size) for size in sizes}
+    times = interleaved(calls, rounds=9)
+    peaks = []
+    for call in calls.values():
+        tracemalloc.start()
+        call()
+        peaks.append(float(tracemalloc.get_traced_memory()[1]))
+        tracemalloc.stop()
+    return Curve(topology, axis, sizes, [times.median(str(size)) for size in sizes], peaks)
+
+
+def measure() -> list[Result]:
+    """Measure all curves and draw them; return the slopes."""
+    found = curves()
+    draw(found)
+    return results(found)
+
+
+def results(found: Sequence[Curve]) -> list[Result]:
+    """Return the fitted slopes of time and memory."""
+    lines = []
+    for curve in found:
+        if curve.topology == "several parents":  # no power of the nodes
+            continue
+        note = f"fitted from {curve.sizes[curve.upper]} to {curve.sizes[-1]}"
+        for what, values in (("time", curve.seconds), ("memory", curve.bytes)):
+            label = f"{curve.topology}: slope of {what} in {curve.axis}"
+            lines.append(Result(label, curve.fit(values)[0], unit="", note=note))
+    return lines
+
+
+def draw(found: Sequence[Curve]) -> None:
+    """Draw time and memory over each axis: points, and the slopes beside the names."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
+    axes_of = {
+        "nodes": f"nodes  ({STATES} states; several parents: {FEW_STATES})",
+        "states": f"states  ({NODES} nodes)",
+        "tradeoffs": f"tradeoffs  ({NODES} nodes, {STATES} states)",
+    }
     with plt.rc_context({"font.size": 10, "svg.hashsalt": "ttamer", "svg.fonttype": "none"}):
-        figure, axes = plt.subplots(1, len(panels), figsize=(12.5, 4.3), sharey=True)
-        for ax, (axis, curves) in zip(axes, panels.items(), strict=True):
-            for curve, colour in zip(curves, (BLUE, ORANGE), strict=True):
-                fitted = np.array(curve.sizes[curve.upper :], float)
-                slope, level = curve.fit
-                ax.plot(fitted, np.exp(level) * fitted**slope, color=colour, lw=5, alpha=0.25)
-                ax.plot(curve.sizes, curve.spent, "o-", color=colour, ms=4, label=curve.label)
-            ax.set(xscale="log", yscale="log", xlabel=axis)
-            ax.set_xscale("log", base=2)
-            ax.xaxis.set_major_formatter("{x:g}")
-            ax.grid(color=GREY, alpha=0.25, lw=0.6)
-            ax.spines[["top", "right"]].set_visible(False)
-            ax.legend(loc="upper left", frameon=False, fontsize=9, bbox_to_anchor=(0, 1.16))
-        axes[0].set_ylabel("CPU seconds per solve (median)")
+        figure, grid = plt.subplots(2, 3, figsize=(13, 9.6), sharex="col", sharey="row")
+        for column, (axis, label) in enumerate(axes_of.items()):
+            for row, what in enumerate(("seconds", "bytes")):
+                ax = grid[row, column]
+                for curve in (each for each in found if each.axis == axis):
+                    _plot(ax, curve, getattr(curve, what))
+                ax.set(xscale="log", yscale="log")
+                ax.set_xscale("log", base=2)
+                ax.xaxis.set_major_formatter("{x:g}")
+                ax.grid(color=GREY, alpha=0.25, lw=0.6)
+                ax.spines[["top", "right"]].set_visible(False)
+                ax.legend(
+                    loc="lower left", frameon=False, fontsize=8, ncols=2, columnspacing=0.9,
+                    handlelength=1.4, bbox_to_anchor=(-0.02, 1.0), title="fitted exponents",
+                    title_fontsize=8, alignment="left",
+                )  # fmt: skip
+            grid[1, column].set_xlabel(label)
+        grid[0, 0].set_ylabel("CPU seconds per solve (median)")
+        grid[1, 0].set_ylabel("peak bytes allocated by one solve")
         figure.text(
             0.5,
-            0.01,
-            "One line, one loss support, one BLAS thread, heap kept between solves. Slopes are "
-            "fitted to the shaded upper sizes; below, fixed costs per call dominate.",
+            0.008,
+            "One loss support, one BLAS thread, heap kept between solves. Exponents are fitted to "
+            "the upper half of the sizes; below, fixed costs per call dominate.",
             ha="center",
             color=GREY,
             fontsize=9,
         )
-        figure.tight_layout(rect=(0, 0.05, 1, 1))
+        figure.tight_layout(rect=(0, 0.025, 1, 1))
         FIGURE.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(FIGURE.with_suffix(".png"), dpi=150)
+        figure.savefig(FIGURE.with_suffix(".png"), dpi=110)
         figure.savefig(FIGURE.with_suffix(".svg"), metadata={"Date": None})
         plt.close(figure)
 
 
+def _plot(ax: object, curve: Curve, values: Sequence[float]) -> None:
+    name, colour = curve.topology, COLOURS[curve.topology]
+    power = "exponential" if name == "several parents" else f"{curve.fit(values)[0]:.2f}"
+    ax.plot(  # type: ignore[attr-defined]
+        curve.sizes, values, marker=MARKS[name], color=colour, ms=4, lw=1.5,
+        label=f"{name}: {power}",
+    )  # fmt: skip
+
+
 if __name__ == "__main__":
-    show(measure())
+    parser = argparse.ArgumentParser(description="Measure and draw how a solve grows.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers, do not draw")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw these numbers")
+    options = parser.parse_args()
+    if options.draw:
+        every = [Curve(**each) for each in json.loads(options.draw.read_text("utf-8"))]
+        draw(every)
+    else:
+        every = curves()
+        if options.json:
+            text = json.dumps([asdict(each) for each in every], indent=1) + "\n"
+            options.json.write_text(text, "utf-8")
+        else:
+            draw(every)
+    show(results(every))

@@ -11,6 +11,7 @@ import pytest
 import ttamer as tt
 from support.oracles import best_value, outcomes, path_cost, stop_loss
 from ttamer import ProblemError
+from ttamer.policy.surrogate import subtree_law
 from ttamer.solvers import memory
 
 
@@ -50,6 +51,28 @@ def test_the_memory_of_a_long_line_grows_with_its_nodes():
     tracemalloc.stop()
     assert peak < 2e7
     assert with_means < 5e7
+
+
+def test_the_breakpoints_of_a_long_line_do_not_grow_with_its_nodes(monkeypatch):
+    points = []
+
+    def counted(*args):
+        law = subtree_law(*args)
+        points.append(len(law.points))
+        return law
+
+    monkeypatch.setattr("ttamer.solvers.forest.subtree_law", counted)
+    problem = tt.Problem.line(
+        np.linspace(0, 1, 16), [0.01] * 240, [np.ones(16) / 16, *noisy_rows(239, 16)]
+    )
+    found = tt.solve(problem.with_moves("precedence"), 0.6)
+    assert max(points[120:]) < 1.2 * max(points[:120])  # without dropping any: twice as many
+    assert found.value == pytest.approx(tt.solve(problem, 0.6).value, rel=1e-14)
+
+
+def noisy_rows(count, states):
+    """Rows of transitions, the same every time."""
+    return np.random.default_rng(0).dirichlet(np.ones(states), size=(count, states))
 
 
 def test_tables_that_do_not_fit_are_refused_before_they_are_made(monkeypatch):

@@ -37,6 +37,8 @@ __all__ = ["Surrogate", "subtree_law", "surrogate_below"]
 
 NEGLIGIBLE = 1e-18
 """The share of a mean that the upper tail of a law may add and still be dropped: below rounding."""
+MANY_POINTS = 256
+"""Laws of at most this many breakpoints keep those of chance 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,11 +107,24 @@ class Surrogate:
         return Surrogate(points, below, above, ~((rows > 0) @ ~self.sure))
 
     def trimmed(self) -> Surrogate:
-        """Return the law without an upper tail that changes no mean beyond rounding.
+        """Return the law without breakpoints that change no mean beyond rounding.
 
-        On a long line the chance that nothing good is found falls geometrically, so that the
-        number of breakpoints kept does not grow with the number of nodes.
+        On a long line the chance that nothing good is found falls geometrically, and so does that
+        of ending at an index far below. Points of chance 0 in floating point are dropped, and so is
+        a negligible upper tail: the number of breakpoints kept does not grow with the nodes.
         """
+        return self._without_empty()._without_tail()
+
+    def _without_empty(self) -> Surrogate:
+        """Return the law without points at which no chance changes, where it has many points."""
+        if len(self.points) <= MANY_POINTS:
+            return self
+        changes = (np.diff(self.below) != 0).any(axis=0) | (np.diff(self.above) != 0).any(axis=0)
+        kept = np.concatenate([[True], changes])
+        return Surrogate(self.points[kept], self.below[:, kept], self.above[:, kept], self.sure)
+
+    def _without_tail(self) -> Surrogate:
+        """Return the law without an upper tail that changes no mean beyond rounding."""
         if len(self.points) < 2 or not self.sure.all():
             return self
         pieces = self.above[:, :-1] * np.diff(self.points)
