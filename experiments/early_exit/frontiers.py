@@ -26,8 +26,8 @@ from ttamer import datasets
 from ttamer.cli.output import table
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.benchmark import SUFFIXES, bench_trace
+from ttamer.evaluation.bootstrap import Resampled, interval
 from ttamer.reporting.style import (
-    FAINT,
     GO_COLOUR,
     INK,
     MUTED,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
     from ttamer.evaluation.benchmark import PairwiseComparison
     from ttamer.evaluation.frontiers import Frontier
@@ -62,13 +63,15 @@ TARGETS = {"label": "label", "backbone": "last"}
 OURS, AS_WRITTEN = "ttamer", "paper"
 THRESHOLDS = ("threshold", "threshold-per-exit", "margin")
 FAMILIES = (OURS, AS_WRITTEN, *THRESHOLDS, "patience")
+BANDED = (AS_WRITTEN, OURS)
+"""The families drawn with their 95% intervals."""
 MORE_ERROR = (0.0, 0.005, 0.01, 0.02)
 CLAIMED = {"vision": 0.45, "language": 0.10}
 """Latencies of which the paper says what they cost in accuracy."""
 LOOKS: dict[str, dict[str, Any]] = {
-    "patience": {"color": FAINT, "lw": 1.4, "zorder": 2},
+    "patience": {"color": "#8d857a", "lw": 1.4, "zorder": 2},
     "threshold": {"color": "#8e5572", "lw": 1.6, "zorder": 4},
-    "threshold-per-exit": {"color": "#8e5572", "lw": 1.4, "ls": (0, (3, 1.5)), "zorder": 4},
+    "threshold-per-exit": {"color": "#6b7d3a", "lw": 1.4, "ls": (0, (3, 1.5)), "zorder": 4},
     "margin": {"color": "#3d6fa5", "lw": 1.4, "zorder": 5},
     AS_WRITTEN: {"color": GO_COLOUR, "lw": 1.8, "zorder": 3},
     OURS: {"color": STOP_COLOUR, "lw": 2.4, "zorder": 6},
@@ -88,6 +91,7 @@ class Played:
     target: str
     frontier: Frontier
     comparisons: tuple[PairwiseComparison, ...]
+    bands: Bands
 
     @property
     def title(self) -> str:
@@ -180,7 +184,48 @@ def play(name: str, trace: Trace, target: str, *, resamples: int) -> Played:
     spec = dataclasses.replace(trace.spec, target=TARGETS[target])
     aimed = dataclasses.replace(trace, spec=spec)
     found = bench_trace(name, aimed, families=FAMILIES, resamples=resamples)
-    return Played(name, target, found.frontier, found.comparisons)
+    order = np.random.default_rng(0).permutation(len(aimed))  # as bench_trace halves the rows
+    tested = aimed.take(order[len(aimed) // 2 :])
+    return Played(
+        name, target, found.frontier, found.comparisons, Bands.of(found.frontier, tested, resamples)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Bands:
+    """95% intervals over resampled test rows, of envelopes at the same latencies."""
+
+    latency: NDArray[np.float64]
+    error: dict[str, NDArray[np.float64]]
+    """By family, shape (2, latencies): the ends of the interval of its error."""
+    gap: dict[str, NDArray[np.float64]]
+    """Likewise in points, of the difference to one threshold on the same resampled rows."""
+
+    @classmethod
+    def of(cls, frontier: Frontier, trace: Trace, resamples: int) -> Bands:
+        """Resample the rows that a frontier was measured on."""
+        families = [name for name in (*BANDED, "threshold") if name in frontier.families]
+        drawn = Resampled.of(frontier, trace, families, resamples=max(resamples, 2))
+        at = np.linspace(*frontier.cost_range, 120)
+        errors = {
+            family: np.stack([_envelope_at(c, e, at) for c, e in zip(*both, strict=True)])
+            for family, both in drawn.families.items()
+        }
+        banded = [family for family in BANDED if family in errors]
+        return cls(
+            at,
+            {family: interval(errors[family], axis=0) for family in banded},
+            {family: 100 * interval(errors[family] - errors["threshold"], axis=0)
+             for family in banded},
+        )  # fmt: skip
+
+
+def _envelope_at(
+    costs: NDArray[np.float64], errors: NDArray[np.float64], at: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the error of a lower envelope at some costs; NaN below its least cost."""
+    kept = lower_envelope(costs, errors)
+    return np.interp(at, costs[kept], errors[kept], left=np.nan)
 
 
 # Numbers
@@ -321,6 +366,7 @@ def _frontier(played: Played, axes: Axes) -> None:
         x, y = np.array(costs)[kept], np.array(errors)[kept]
         dots = {"marker": "o", "ms": 4, "mec": PAPER, "mew": 0.6} if family == OURS else {}
         axes.plot(x, y, label=family, solid_joinstyle="round", **look, **dots)
+    _shade(axes, played.bands.latency, played.bands.error)
     axes.axhline(found.reference.error, color=MUTED, lw=0.8, ls=(0, (1, 3)), zorder=1)
     axes.plot(
         [1.0], [found.reference.error], "o", ms=8, mfc="none", mec=INK, mew=1.6, ls="none",
@@ -338,6 +384,13 @@ def _apart(played: Played, axes: Axes) -> None:
         if family in found.families:
             gaps = [_gap(found, family, cost) for cost in at]
             axes.plot(at, gaps, label=family, **look)
+    _shade(axes, played.bands.latency, played.bands.gap)
+
+
+def _shade(axes: Axes, at: NDArray[np.float64], bands: dict[str, NDArray[np.float64]]) -> None:
+    """Draw the intervals of some families."""
+    for family, (low, high) in bands.items():
+        axes.fill_between(at, low, high, color=LOOKS[family]["color"], alpha=0.22, lw=0, zorder=1.5)
 
 
 def _gap(found: Frontier, family: str, cost: float) -> float:

@@ -42,8 +42,15 @@ _COLOURS = {
 }
 _THRESHOLD_COLOUR = "#8e5572"
 _EXTRA_COLOUR = "#6b7d3a"
-_DASHES = ("-", (0, (5, 1.5)), (0, (2, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (9, 3)))
-"""The line styles of families in the background."""
+_BACKGROUND = (
+    ("#5b83c4", "-"),
+    ("#a5721f", (0, (5, 1.5))),
+    ("#5f8f3e", (0, (2, 1.5))),
+    ("#b0599b", (0, (1, 1))),
+    ("#3f8ea8", (0, (6, 1.5, 1, 1.5))),
+    ("#8d6fc0", (0, (9, 3))),
+)
+"""The colour and the line style of each family in the background."""
 _NARROW_FONT = 11.8
 """The size of text for narrow screens, in points: at least 12 pixels on a screen of 400."""
 _CLOSE = 0.1
@@ -155,9 +162,9 @@ class _Drawing:
         )  # fmt: skip
         self._dots(x, y)
         others = [family for family in self.curves if family not in self.colours]
-        for family, dashes in zip(others, itertools.cycle(_DASHES), strict=False):
+        for family, (colour, dashes) in zip(others, itertools.cycle(_BACKGROUND), strict=False):
             curve = self.curves[family]
-            axes.plot(*curve, color=BACKGROUND, lw=1.1, ls=dashes, zorder=2, label=family)
+            axes.plot(*curve, color=colour, lw=1.1, ls=dashes, zorder=2, label=family)
         self._saving(x, y + self.more_error)
         scale = ", logarithmic" if self.log else ""
         whole = printable(reference.node)
