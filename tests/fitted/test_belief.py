@@ -641,7 +641,7 @@ def test_a_session_reports_where_it_stands_and_why():
     turn.observe(confidence=0.0, prediction="c0")
     assert turn.explain().why.startswith("the answer of 'small' is wrong with chance ")
     assert turn.explain().why.endswith(": ask 'middle'")
-    assert f"{sigmoid(np.array(turn._least)):.2%}" in turn.explain().why
+    assert f"{sigmoid(np.array(turn._least)):.1%}" in turn.explain().why
     assert turn.explain().best > turn.explain().index
     while turn.next is not None:
         turn.observe(confidence=0.0, prediction="c0")
@@ -971,7 +971,7 @@ def test_an_explanation_reports_every_belief_gain_and_price():
         assert next(iter(told.beliefs)) == turn.answer  # the likeliest right
         assert all(0 < chance < 1 for chance in told.beliefs.values())
         assert list(told.beliefs.values()) == sorted(told.beliefs.values())
-        assert f"{told.beliefs[turn.answer]:.2%}" in told.why or turn.next is None
+        assert f"{told.beliefs[turn.answer]:.1%}" in told.why or turn.next is None
         if turn.next is not None:
             assert told.gain > 0
             assert told.price > 0

@@ -10,6 +10,7 @@ import pytest
 import ttamer as tt
 from support.traces import answering_trace, chain_trace
 from ttamer import datasets
+from ttamer._numbers import number
 from ttamer.errors import ArgumentError
 from ttamer.fitted.mixture import Rungs
 
@@ -163,3 +164,22 @@ def test_a_drop_is_measured_from_any_node_on_the_rows_held_out(tmp_path):
     assert ladder.for_drop(0.02).promise.against == ladder.spec.names[-1]
     with pytest.raises(ArgumentError, match="'last', 'best' or one of"):
         ladder.for_drop(0.02, against="nothing")
+
+
+def test_an_explanation_is_in_the_units_of_the_cascade():
+    trace = tt.datasets.load("langid", "fit").take(slice(1500))
+    ladder = tt.fit(trace, belief="calibrated", states=8, order="fixed")
+    texts = []
+    for policy in (ladder.at(0.0), ladder.for_mistake_cost(2000.0), ladder.at(1.0)):
+        turn = policy.session()
+        while turn.next is not None:
+            turn.observe(confidence=0.4, prediction="fr")
+            texts.append(turn.explain().why)
+    assert texts[0] == "mistakes count for nothing: stop"
+    mistake = ladder.for_mistake_cost(2000.0).tradeoff
+    worth = number(mistake / (1 - mistake) * ladder.fitted.full_cost)
+    assert f"where a mistake costs {worth}, asking on saves " in texts[1]
+    assert any(" points on average: ask " in text for text in texts)
+    index = tt.fit(trace, belief="calibrated", states=8, order="any").at(0.9).session()
+    index.observe(confidence=0.4, prediction="fr")
+    assert "and asking on pays while that is above" in index.explain().why

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from math import exp, inf, nan
+from math import exp, inf, isfinite, nan
 from typing import TYPE_CHECKING
 
+from ttamer._numbers import number, percent
 from ttamer.errors import ArgumentError, ObservationError, TraceError
 from ttamer.fitted.belief import EXCLUDED_LOGIT
-from ttamer.policy.session import Explanation, Session
+from ttamer.policy.session import Explanation, IndexSession, Session
 from ttamer.trace.classes import class_text
 
 if TYPE_CHECKING:
@@ -145,6 +146,42 @@ class _ModelSession(FittedSession):
         place = self._model.steps.index((self._model.spec.index_of(node),))
         self._inner.start_at(place)
 
+    def _in_words(self, inner: Explanation, loss: float) -> str:
+        """Return why to stop or go on, in the units of the cascade.
+
+        Args:
+            inner: The explanation of the solved policy, weighed.
+            loss: What the answer in hand is expected to lose, as a share of the largest loss.
+        """
+        model, tradeoff = self._model, self._inner.tradeoff
+        graded = model.loss_scale is not None
+
+        def lost(share: float) -> str:
+            return number(share * model.loss_unit) if graded else percent(share, digits=1)
+
+        doubt = f"the answer of {self.answer!r} " + (
+            f"loses {lost(loss)} on average" if graded else f"is wrong with chance {lost(loss)}"
+        )
+        decision = "stop" if self.next is None else f"ask {self.next!r}"
+        if tradeoff == 0:
+            return f"mistakes count for nothing: {decision}"
+        if isinstance(self._inner, IndexSession):
+            bound = lost(inner.index / tradeoff)
+            return f"{doubt}, and asking on pays while that is above {bound}: {decision}"
+        gain = inner.best - inner.index
+        if tradeoff == 1 and self.next is None:
+            return f"{doubt}, and further answers are not expected to lower that: {decision}"
+        if tradeoff == 1:
+            less = lost(gain) if graded else f"{100 * gain:.1f} points"
+            return f"{doubt}, and further answers lower that by {less} on average: {decision}"
+        unit = model.full_cost / (1 - tradeoff)
+        worth = number(tradeoff * unit / model.loss_unit)
+        where = f"where {'a loss of 1' if graded else 'a mistake'} costs {worth}"
+        if self.next is None:
+            return f"{doubt}; {where}, asking on costs {number(-gain * unit)} too much: {decision}"
+        saved = number(gain * unit)
+        return f"{doubt}; {where}, asking on saves {saved} on average: {decision}"
+
     def _cost_of(self, last: int, node: int) -> float:
         return self._model.spec.step_cost(last, node)
 
@@ -199,7 +236,12 @@ class ConfidenceSession(_ModelSession):
 
     def explain(self) -> Explanation:
         """Return why the session stands where it stands."""
-        return dataclasses.replace(self._inner.explain(), price=self.price)
+        inner = self._inner.explain()
+        why = inner.why
+        if isfinite(inner.best) and isfinite(inner.index):
+            tradeoff = self._inner.tradeoff
+            why = self._in_words(inner, inner.best / tradeoff if tradeoff else 0.0)
+        return dataclasses.replace(inner, price=self.price, why=why)
 
 
 class BeliefSession(_ModelSession):
@@ -304,17 +346,12 @@ class BeliefSession(_ModelSession):
     def explain(self) -> Explanation:
         """Return why the session stands where it stands."""
         inner = self._inner.explain()
-        wrong = f"the answer of {self.answer!r} is wrong with chance {_chance(self._least):.2%}"
         if not self._asked:
             why = f"there is no answer yet: ask {self.next!r}"
-        elif self.next is not None:
-            on = f"going on comes to {inner.index:.4g}, stopping to {inner.best:.4g}"
-            why = f"{wrong}; {on}: ask {self.next!r}"
         elif inner.index == inf:
             why = f"no node is left to ask: answer with {self.answer!r}"
         else:
-            on = f"going on comes to {inner.index:.4g}, stopping to {inner.best:.4g}"
-            why = f"{wrong}; {on}: stop"
+            why = self._in_words(inner, _chance(self._least))
         return Explanation(
             self.next, self.answer, inner.best, inner.index, why, self.price, self.beliefs
         )
