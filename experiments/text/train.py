@@ -31,9 +31,8 @@ from packed import unpack
 from ttamer.torch.costs import count_flops
 from ttamer.torch.devices import device_of
 from ttamer.torch.early_exit import EarlyExit
-from ttamer.torch.networks.bert import exits_on_bert
-from ttamer.torch.networks.llama import exits_on_llama
-from ttamer.torch.networks.mpnet import exits_on_mpnet
+from ttamer.torch.networks.decoders import exits_on_llama
+from ttamer.torch.networks.encoders import exits_on_bert, exits_on_mpnet
 from ttamer.torch.tracing import trace_of
 from ttamer.torch.training import Part, Recipe, train
 

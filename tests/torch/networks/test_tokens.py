@@ -25,10 +25,8 @@ from ttamer.errors import ArgumentError, MissingExtra
 from ttamer.torch.costs import count_flops
 from ttamer.torch.decide import scores_of
 from ttamer.torch.devices import autocast, take
-from ttamer.torch.networks.bert import bert, exits_on_bert
-from ttamer.torch.networks.gpt2 import exits_on_gpt2, gpt2
-from ttamer.torch.networks.llama import exits_on_llama, llama
-from ttamer.torch.networks.mpnet import exits_on_mpnet, mpnet
+from ttamer.torch.networks.decoders import exits_on_gpt2, exits_on_llama, gpt2, llama
+from ttamer.torch.networks.encoders import bert, exits_on_bert, exits_on_mpnet, mpnet
 from ttamer.torch.networks.tokens import Pooled
 from ttamer.torch.runner import Runner
 from ttamer.torch.tables import threshold_tables

@@ -22,7 +22,15 @@ from ttamer.errors import ArgumentError, MissingExtra
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Embed", "Layer", "Pool", "Pooled", "load_model", "pooled", "transformers"]
+__all__ = [
+    "Embed",
+    "Layer",
+    "Pool",
+    "Pooled",
+    "build_model",
+    "pooled",
+    "transformers",
+]
 
 Pool = Literal["first", "mean", "last"]
 """The vector of an input: its first token, the mean of its tokens, or its last token."""
@@ -148,7 +156,18 @@ def pooled(hidden: Tensor, mask: Tensor, pool: Pool) -> Tensor:
     return hidden[torch.arange(len(hidden), device=hidden.device), last]
 
 
-def load_model(kind: type[Any], path: str | os.PathLike[str], **options: Any) -> Any:
+def build_model(
+    kind: type[Any], config: Any, weights: str | os.PathLike[str] | None, **options: Any
+) -> Any:
+    """Return a model of transformers: random weights for a config, or those of a directory."""
+    if weights is None:
+        return kind(kind.config_class() if config is None else config, **options)
+    if config is not None:
+        raise ArgumentError("give a config or weights, not both: weights include a config")
+    return _load_model(kind, weights, **options)
+
+
+def _load_model(kind: type[Any], path: str | os.PathLike[str], **options: Any) -> Any:
     """Return a model of transformers from a directory, in single precision.
 
     Nothing is downloaded. A directory with another kind of model, or without some of its weights,
