@@ -7,10 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 
+import ttamer as tt
 from support.shifting import decided
+from ttamer.drift.decisions import decide
 from ttamer.drift.monitor import Bound, Monitor
 from ttamer.errors import ArgumentError
 from ttamer.stats.bounds import binomial_p
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace
 
 
 def watch(rng, *, only=None, bound=None, rows=600, **options):
@@ -116,7 +120,9 @@ def test_rows_may_come_in_any_parts():
     one.update(rows, range(60))
     for k in range(60):
         part = {
-            field.name: getattr(rows, field.name)[k : k + 1] for field in dataclasses.fields(rows)
+            field.name: getattr(rows, field.name)[k : k + 1]
+            for field in dataclasses.fields(rows)
+            if field.name != "unit"
         }
         many.update(dataclasses.replace(rows, **part), [k])
     assert one.evidence() == many.evidence()
@@ -127,3 +133,37 @@ def test_there_must_be_something_to_test():
         Monitor()
     with pytest.raises(ArgumentError, match=r"false_alarms is 1\.5"):
         Monitor(bound=Bound("error", 0.1), false_alarms=1.5)
+
+
+def graded(rows: int, seed: int, *, worse: float = 1.0):
+    """Return rows of two nodes with losses from 0 to 10, which may be larger than usual."""
+    generator = np.random.default_rng(seed)
+    hard = generator.random(rows)
+    loss = np.stack([4 * hard, hard], axis=1) * generator.random((rows, 2)) * 2 * worse
+    spec = CascadeSpec.of({"small": 1.0, "large": 8.0}, order="fixed", max_loss=10.0)
+    confidence = np.stack([1 - hard, 1 - hard], axis=1)
+    return Trace(spec, confidence, loss=np.minimum(loss, 10.0))
+
+
+def test_a_rise_of_the_mean_loss_is_found_and_named_in_its_unit():
+    ladder = tt.fit(graded(1500, 0), belief="calibrated", states=6)
+    policy = ladder.for_mistake_cost(4.0)
+    reference = decide(policy, graded(800, 1))
+    promised = 1.4 * reference.mean_loss
+    bound = Bound("error", promised, unit=reference.unit)
+    assert reference.unit == 10
+    usual = Monitor(reference=reference, bound=bound)
+    assert usual.update(decide(policy, graded(1500, 2)), range(1500)) is None
+    changed = Monitor(bound=bound)
+    alarm = changed.update(decide(policy, graded(3000, 3, worse=2.0)), range(3000))
+    assert alarm.test == "promise"
+    assert alarm.observed > promised == alarm.expected
+    assert f"promised at most {promised:.4g}" in alarm.text
+    assert alarm.text.startswith("mean loss")
+    better = Monitor(reference=reference)
+    alarm = better.update(decide(policy, graded(3000, 4, worse=0.3)), range(3000))
+    assert "less than believed" in alarm.text
+    rows = graded(50, 5)
+    unknown = rows.with_spec(dataclasses.replace(rows.spec, max_loss=None))
+    with pytest.raises(ArgumentError, match="max_loss"):
+        decide(policy, unknown)

@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
+import ttamer as tt
 from support.reports import NAMES, SOME, measured
 from support.traces import answering_trace, chain_trace
 from ttamer import datasets
+from ttamer.cli import main
+from ttamer.cli.frontier import frontier_text
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import frontier
 from ttamer.fitting.plans import fit
@@ -395,3 +398,26 @@ def test_costs_far_below_the_reference_are_drawn_on_a_logarithmic_scale(case):
         assert front.error_at("ttamer", x * dear.cost) == pytest.approx(y, abs=1e-9)
     assert min(line.get_xdata()) * dear.cost == pytest.approx(min(costs))
     assert min(line.get_ydata()) == pytest.approx(min(errors))
+
+
+def test_a_report_on_losses_is_in_mean_loss(tmp_path, capsys):
+    trace = answering_trace(700)
+    losses = np.where(trace.wrong(), np.random.default_rng(0).uniform(20, 90, (700, 3)), 0.0)
+    graded = dataclasses.replace(trace, label=None, loss=losses)
+    fitted, test = graded.split(0.5, 0)
+    ladder = fit(fitted, belief="calibrated", states=4, order="fixed")
+    found = frontier(fitted, test, families=["ttamer", "threshold"], ladder=ladder, resamples=20)
+    text = frontier_text(found, test)
+    assert "+1%" in text
+    assert "mean loss" in text
+    assert "error" not in text
+    output, file = tmp_path / "report.html", tmp_path / "fit.ttamer"
+    write_report(found, ladder, test, output)
+    page = output.read_text("utf-8")
+    assert "mean loss of large alone" in page
+    assert "accuracy" not in page
+    tt.save(ladder, file)
+    test.write(tmp_path / "trace.npz")
+    for command in (["evaluate", str(file), str(tmp_path / "trace.npz")], ["inspect", str(file)]):
+        main(command)
+        assert "mean loss" in capsys.readouterr().out

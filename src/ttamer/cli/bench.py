@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     import argparse
 
     from ttamer.evaluation.benchmark import TraceBench
+    from ttamer.evaluation.frontiers import Frontier
 
 __all__ = ["add_to"]
 
@@ -65,7 +66,7 @@ def _text(done: list[TraceBench]) -> str:
             rows.append([
                 family,
                 "-" if cost is None or not best.cost else f"{1 - cost / best.cost:.0%}",
-                "-" if error is None else f"{1 - error:.2%}",
+                "-" if error is None else _quality(error, result),
                 f"{result.area(family):.4f}",
                 "" if comparison is None else f"{comparison.gain:+.1%}",
                 "" if comparison is None else f"{low:+.1%} to {high:+.1%}",
@@ -73,10 +74,11 @@ def _text(done: list[TraceBench]) -> str:
             ])  # fmt: skip
         for comparison in each.comparisons:
             wins[comparison.verdict] += 1
-        head = ["family", "saving", "accuracy", "area", "gain", "95%", ""]
+        noun = "accuracy" if result.measure == "error" else result.measure
+        head = ["family", "saving", noun, "area", "gain", "95%", ""]
         parts.append(
             f"{each.name}: {result.fit_rows} rows to fit, {result.test_rows} to test; "
-            f"{best.node} alone: accuracy {1 - best.error:.2%}\n\n" + table(head, rows)
+            f"{best.node} alone: {noun} {_quality(best.error, result)}\n\n" + table(head, rows)
         )
     first = done[0].frontier.families[0]
     parts.append(
@@ -85,3 +87,8 @@ def _text(done: list[TraceBench]) -> str:
         f"{wins['win']} wins, {wins['tie']} ties, {wins['loss']} losses."
     )
     return "\n\n".join(parts)
+
+
+def _quality(error: float, result: Frontier) -> str:
+    """Return an accuracy, or a mean loss."""
+    return f"{1 - error:.2%}" if result.measure == "error" else f"{error:.4g}"

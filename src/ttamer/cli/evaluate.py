@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> None:
         policies = [loaded.for_budget(args.budget)]
     else:
         policies = list(loaded) if args.tradeoff is None else [loaded.at(args.tradeoff)]
+    from ttamer.fitted.mixture import shown_error
+
     results = [evaluate(policy, trace, target=args.target) for policy in policies]
     if args.json:
         facts = [
@@ -74,13 +76,15 @@ def run(args: argparse.Namespace) -> None:
         print(as_json({"rows": len(trace), "policies": facts}))
         return
     rows = [
-        [number(r.cost), f"{r.relative_cost:.1%}", f"{r.error:.2%}",
-         _interval(r.error_interval, "{:.2%}"), f"{r.recalled:.1%}", f"{r.recall_helped:.1%}",
+        [number(r.cost), f"{r.relative_cost:.1%}", shown_error(r.error, r.measure),
+         " to ".join(shown_error(end, r.measure) for end in r.error_interval),
+         f"{r.recalled:.1%}", f"{r.recall_helped:.1%}",
          f"{r.recall_hurt:.1%}", _short(policy)]
         for policy, r in zip(policies, results, strict=True)
     ]  # fmt: skip
     print(f"{len(trace)} rows\n")
-    head = ["cost", "of full", "error", "95%", "recalled", "helped", "hurt", "tradeoff"]
+    measure = results[0].measure
+    head = ["cost", "of full", measure, "95%", "recalled", "helped", "hurt", "tradeoff"]
     print(table(head, list({tuple(row[:-1]): row for row in rows}.values())))
     print("\nof full: as a share of the full model's cost, or of the most expensive model's;")
     print("recalled: an earlier answer was returned; helped, hurt: that was better, worse.")
@@ -110,7 +114,3 @@ def _short(policy: FittedPolicy | Mixture) -> str:
         return f"{policy.tradeoff:.3g}"
     low, high = f"{policy.cheap.tradeoff:.3g}", f"{policy.expensive.tradeoff:.3g}"
     return high if low == high else f"{low} or {high} ({policy.share:.0%})"
-
-
-def _interval(ends: tuple[float, float], form: str) -> str:
-    return f"{form.format(ends[0])} to {form.format(ends[1])}"

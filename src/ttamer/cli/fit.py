@@ -156,11 +156,13 @@ def _fitted(args: argparse.Namespace, progress: Callable[[str], None]) -> Fitted
 def _show(ladder: FittedLadder) -> None:
     """Print the corners of the frontier."""
     from ttamer.cli.output import number, table
+    from ttamer.fitted.mixture import shown_error
 
     rungs = ladder.require_rungs()
     most = float(rungs.costs.max())
-    print(table(["cost", "of the most expensive", "error", "tradeoff"], [
+    measure = ladder.fitted.measure
+    print(table(["cost", "of the most expensive", measure, "tradeoff"], [
         [number(rungs.costs[rung]), f"{rungs.costs[rung] / most if most else 1:.1%}",
-         f"{rungs.errors[rung]:.2%}", f"{ladder[rung].tradeoff:.3g}"]
+         shown_error(float(rungs.errors[rung]), measure), f"{ladder[rung].tradeoff:.3g}"]
         for rung in rungs.corners
     ]))  # fmt: skip

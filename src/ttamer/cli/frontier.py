@@ -81,15 +81,18 @@ def compare(args: argparse.Namespace) -> tuple[Frontier, FittedLadder, Trace]:
 def frontier_text(result: Frontier, test_trace: Trace) -> str:
     """Return the comparison as a table, and the recommendation below it."""
     from ttamer.cli.output import number, table
-    from ttamer.evaluation.frontiers import MORE_ERROR
+    from ttamer.fitted.mixture import shown_error
     from ttamer.reporting.recommendation import recommend, reference_in_words
 
     best, alone = result.reference, reference_in_words(result, test_trace)
-    head = ["family", *(f"+{100 * more:g}" if more else "its error" for more in MORE_ERROR)]
+    margins, measure = result.margins, result.measure
+    head = ["family", *(name if more else f"its {measure}" for name, more in margins.items())]
+    mean = "mean error" if measure == "error" else measure
+    wider = "0.5 to 5 points more" if measure == "error" else "1% to 10% more"
     rows = []
     for family in result.families:
         cells = []
-        for more in MORE_ERROR:
+        for more in margins.values():
             cost = result.cost_at(family, more)
             cells.append("-" if cost is None else f"{cost / best.cost:.1%}" if best.cost else "0")
         rows.append([family, *cells, f"{result.area(family):.4f}"])
@@ -97,12 +100,13 @@ def frontier_text(result: Frontier, test_trace: Trace) -> str:
         f"Fitted and measured on the same {result.fit_rows:,} rows: errors are too low. Split them."
         if result.same_rows
         else f"Fitted on {result.fit_rows:,} rows, measured on {result.test_rows:,} others.",
-        f"Compared with {alone}: error {best.error:.2%}, cost {number(best.cost)} per input.",
+        f"Compared with {alone}: {measure} {shown_error(best.error, measure)}, "
+        f"cost {number(best.cost)} per input.",
         "",
-        f"Cost as a share of what {alone} costs, at its error and at 0.5 to 5 points more",
-        "('-': not reached); mean error over all costs:",
+        f"Cost as a share of what {alone} costs, at its {measure} and at {wider}",
+        f"('-': not reached); {mean} over all costs:",
         "",
-        table([*head, "mean error"], rows),
+        table([*head, mean], rows),
     ]
     if result.left_out:
         lines.append("")

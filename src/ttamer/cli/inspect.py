@@ -54,8 +54,10 @@ def _frontier(policy: Any) -> str:
         return ""
     if isinstance(policy, FittedLadder):
         costs, errors = ([getattr(each, name) for each in policy] for name in ("cost", "error"))
-        loss, shown, full = "error", "{:.2%}", policy.fitted.full_cost
-        unit = "best if a mistake costs"
+        loss, shown = str(policy.fitted.measure), "{:.2%}"
+        full, unit = policy.fitted.full_cost / policy.fitted.loss_unit, "best if a mistake costs"
+        if loss != "error":
+            shown, unit = "{:.4g}", "best if a loss of 1 costs"
         head = f"Expected on new rows, as the cost grows from {{}} to {{}} per input: {loss}"
     else:
         costs, errors = [p.expected_cost for p in policy], [p.expected_loss for p in policy]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer.errors import ArgumentError
 from ttamer.fitted.ladder import FittedPolicy
 from ttamer.fitted.mixture import Mixture
 from ttamer.fitted.replay import paid
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from ttamer.fitted.models import Model
     from ttamer.fitted.replay import Rule
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Losses, Trace
 
 __all__ = ["Decisions", "decide"]
 
@@ -46,14 +47,22 @@ class Decisions:
     """
 
     answer: NDArray[np.intp]
-    wrong: NDArray[np.bool_]
-    lost: NDArray[np.bool_]
-    """Shape (T, n): where each node is wrong."""
+    wrong: Losses
+    """Whether the answer is wrong, or its loss as a share of ``unit``: from 0 to 1."""
+    lost: Losses
+    """Shape (T, n): the same of each node's answer."""
     cost: NDArray[np.float64]
     believed: NDArray[np.float64] | None = None
     """The policy's probability that the answer it returns is wrong."""
     states: NDArray[np.float64] | None = None
     """Shape (T, m): the states of the row at some steps."""
+    unit: float | None = None
+    """The largest loss there can be, where answers have losses."""
+
+    @property
+    def mean_loss(self) -> float:
+        """The error, or the mean loss in the unit of the losses."""
+        return float(self.wrong.mean()) * (1.0 if self.unit is None else self.unit)
 
     def __len__(self) -> int:
         return len(self.wrong)
@@ -78,8 +87,12 @@ def decide(rule: Rule, trace: Trace, keys: Sequence[str | int] | None = None) ->
 
     Returns:
         Answers, errors and costs; for a fitted policy beliefs and states too.
+
+    Raises:
+        ArgumentError: If answers have losses and the cascade has no largest loss.
     """
-    lost = trace.wrong()
+    unit = _unit_of(trace)
+    lost = trace.wrong() if unit is None else trace.losses() / unit
     rows = np.arange(len(trace))
     if isinstance(rule, Mixture):
         names = range(len(trace)) if keys is None else keys
@@ -94,16 +107,30 @@ def decide(rule: Rule, trace: Trace, keys: Sequence[str | int] | None = None) ->
             np.where(is_second, two.cost, one.cost),
             np.where(is_second, two_believed, one_believed),
             one.states,
+            unit,
         )
     if isinstance(rule, FittedPolicy):
         return _fitted_decisions(rule, trace, lost)[0]
     played = rule.play(trace)
     cost = paid(played.asked, trace)
-    return Decisions(played.answer, lost[rows, played.answer], lost, cost)
+    return Decisions(played.answer, lost[rows, played.answer], lost, cost, unit=unit)
+
+
+def _unit_of(trace: Trace) -> float | None:
+    """Return the largest loss there can be; ``None`` where answers are right or wrong."""
+    if not trace.is_graded:
+        return None
+    bound = trace.spec.loss_bound
+    if bound is None:
+        raise ArgumentError(
+            "tests of drift need the largest loss there can be, known beforehand: set max_loss in "
+            "[cascade] (for scores it is 1)"
+        )
+    return bound
 
 
 def _fitted_decisions(
-    rule: FittedPolicy, trace: Trace, lost: NDArray[np.bool_]
+    rule: FittedPolicy, trace: Trace, lost: Losses
 ) -> tuple[Decisions, NDArray[np.float64]]:
     """Return the decisions of a fitted policy, and the probability that each answer is wrong."""
     rows = np.arange(len(trace))
@@ -114,11 +141,13 @@ def _fitted_decisions(
     losses = np.zeros((len(nodes), 256))
     for k, node in enumerate(nodes):
         losses[k, : len(node.losses)] = node.losses
-    believed = losses[place, found.found[rows, place]]
+    unit = _unit_of(trace)
+    scale = 1.0 if unit is None else rule.fitted.loss_unit / unit
+    believed = np.minimum(scale * losses[place, found.found[rows, place]], 1.0)
     states = found.found[:, _monitored(rule.fitted)].astype(np.float64)
     cost = paid(played.asked, trace)
     wrong = lost[rows, played.answer]
-    return Decisions(played.answer, wrong, lost, cost, believed, states), believed
+    return Decisions(played.answer, wrong, lost, cost, believed, states, unit), believed
 
 
 def _monitored(fitted: Model) -> list[int]:

@@ -37,6 +37,7 @@ from ttamer.drift.decisions import decide
 from ttamer.drift.fallback import AskLast
 from ttamer.drift.monitor import Bound, Monitor
 from ttamer.errors import ArgumentError, TTamerError
+from ttamer.fitted.mixture import shown_error
 from ttamer.fitted.promise import HeldOut, check_promise, make_promise
 from ttamer.fitting.plans import fit
 from ttamer.trace.trace import Trace
@@ -495,15 +496,18 @@ class Loop:
         )
         facts = {
             "rows": len(rows),
-            "error": float(new.wrong.mean()),
+            "error": new.mean_loss,
             "cost": float(new.cost.mean()),
-            "serving_error": float(current.wrong.mean()),
+            "serving_error": current.mean_loss,
             "serving_cost": float(current.cost.mean()),
             "same_answer": float((new.answer == current.answer).mean()),
         }
+        mine, theirs = (
+            shown_error(facts[name], rows.measure) for name in ("error", "serving_error")
+        )
         measured = (
-            f"on {len(rows)} rows in the shadow error {facts['error']:.2%} at cost "
-            f"{facts['cost']:.4g}; the policy that serves has {facts['serving_error']:.2%} at "
+            f"on {len(rows)} rows in the shadow {rows.measure} {mine} at cost "
+            f"{facts['cost']:.4g}; the policy that serves has {theirs} at "
             f"{facts['serving_cost']:.4g}"
         )
         self._candidate, self._shadow, self._shadow_keys = None, [], []
@@ -556,9 +560,10 @@ class Loop:
         """Return new tests for a policy."""
         settings = self.settings
         node = serving.reference.spec.index_of(self._against)
+        reference = decide(serving.policy, serving.reference)
         return Monitor(
-            reference=decide(serving.policy, serving.reference),
-            bound=Bound(settings.kind, settings.at_most, node),
+            reference=reference,
+            bound=Bound(settings.kind, settings.at_most, node, reference.unit),
             false_alarms=settings.false_alarms,
             seed=settings.seed,
         )

@@ -61,9 +61,16 @@ class Bound:
     at_most: float
     node: int = -1
     """The number of the node that a drop is measured from."""
+    unit: float | None = None
+    """The largest loss there can be, where answers have losses; ``at_most`` is in their unit."""
+
+    @property
+    def share(self) -> float:
+        """The bound as a share of the largest loss."""
+        return self.at_most if self.unit is None else self.at_most / self.unit
 
     def excess(self, decisions: Decisions) -> NDArray[np.float64]:
-        """Return the loss of each row above the bound.
+        """Return the loss of each row above the bound, as a share of the largest loss.
 
         Args:
             decisions: What the policy did on T rows.
@@ -74,12 +81,12 @@ class Bound:
         lost = decisions.wrong.astype(np.float64)
         if self.kind == "drop":
             lost -= decisions.lost[:, self.node]
-        return lost - self.at_most
+        return lost - self.share
 
     @property
     def lowest(self) -> float:
         """The smallest excess that a row can have."""
-        return -self.at_most if self.kind == "error" else -1.0 - self.at_most
+        return -self.share if self.kind == "error" else -1.0 - self.share
 
 
 @dataclass(frozen=True)
@@ -290,6 +297,7 @@ class _Calibration(_SequentialTest):
         # Half of the share is for the interval of the reference.
         super().__init__(share / 2, 1, 2 * BET_SIZES)
         self._low, self._high = _interval(_gap(reference), share / 2, seed)
+        self._unit = reference.unit
 
     def scores(self, decisions: Decisions) -> NDArray[np.float64]:
         return _gap(decisions)[:, np.newaxis]
@@ -304,6 +312,13 @@ class _Calibration(_SequentialTest):
     def described(self, mean: float, where: str) -> tuple[float, float, str]:
         expected = self._high if mean > (self._low + self._high) / 2 else self._low
         how = "more" if mean > 0 else "less"
+        if self._unit is not None:
+            low, high = self._unit * self._low, self._unit * self._high
+            text = (
+                f"answers lose {self._unit * abs(mean):.4g} {how} than believed {where}; expected "
+                f"between {low:+.4g} and {high:+.4g}"
+            )
+            return self._unit * mean, self._unit * expected, text
         text = (
             f"answers are wrong {abs(mean):.2%} {how} often than believed {where}; expected "
             f"between {self._low:+.2%} and {self._high:+.2%}"
@@ -328,9 +343,12 @@ class _Promise(_SequentialTest):
         self.values.append(score)
 
     def described(self, mean: float, where: str) -> tuple[float, float, str]:
-        most, kind = self._bound.at_most, self._bound.kind
-        observed = mean + most
-        return observed, most, f"{kind} {observed:.2%} {where}, promised at most {most:.2%}"
+        most, kind, unit = self._bound.at_most, self._bound.kind, self._bound.unit
+        if unit is None:
+            observed = mean + most
+            return observed, most, f"{kind} {observed:.2%} {where}, promised at most {most:.2%}"
+        observed, name = unit * mean + most, "mean loss" if kind == "error" else kind
+        return observed, most, f"{name} {observed:.4g} {where}, promised at most {most:.4g}"
 
 
 class _States(_SequentialTest):

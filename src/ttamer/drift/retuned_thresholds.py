@@ -19,7 +19,7 @@ from ttamer.baselines.rules import StopRule, walk_of
 from ttamer.baselines.threshold import Confidence
 from ttamer.errors import ArgumentError
 from ttamer.fitted.replay import paid
-from ttamer.trace.trace import Trace
+from ttamer.trace.trace import Losses, Trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -109,7 +109,7 @@ def tune_thresholds(window: Trace, bound: Bound) -> StopRule:
             "re-tuned thresholds"
         )
     walk = walk_of(window)
-    lost = window.wrong()
+    lost = window.losses()
     allowed = bound.at_most * len(window)
     if bound.kind == "drop":
         allowed += float(lost[:, bound.node].sum())
@@ -144,7 +144,7 @@ def _rule(walk: NDArray[np.intp], limits: NDArray[np.float64]) -> StopRule:
 
 
 def _measured(
-    window: Trace, walk: NDArray[np.intp], limits: NDArray[np.float64], lost: NDArray[np.bool_]
+    window: Trace, walk: NDArray[np.intp], limits: NDArray[np.float64], lost: Losses
 ) -> tuple[float, float]:
     """Return the number of wrong rows, and the cost of all rows."""
     played = _rule(walk, limits).play(window)

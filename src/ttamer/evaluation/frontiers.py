@@ -29,12 +29,15 @@ if TYPE_CHECKING:
     from ttamer.evaluation.results import Result
     from ttamer.fitted.ladder import FittedLadder
     from ttamer.fitted.replay import Played
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Measure, Trace
 
 __all__ = ["Frontier", "Point", "Reference", "frontier"]
 
 MORE_ERROR = (0.0, 0.005, 0.01, 0.02, 0.05)
 """The increases over the reference's error at which costs are compared."""
+LOSS_PER_ERROR = 2.0
+"""Mean losses are compared at increases that are this many times as large, relative to the
+reference's loss: from 1% to 10% of it."""
 MAX_DRAWN = 8
 """The most families that one plot tells apart."""
 
@@ -109,6 +112,35 @@ class Frontier:
     """The replay of each setting on the test rows, by family."""
     same_rows: bool = False
     """Whether it was fitted and measured on the same rows: errors are then too low."""
+
+    @property
+    def measure(self) -> Measure:
+        """What an error is: the share of wrong answers, or the mean loss."""
+        return self.points[0].result.measure
+
+    @property
+    def margins(self) -> dict[str, float]:
+        """The increases over the reference's error at which costs are compared, by name.
+
+        They are points of error, or shares of the reference's mean loss.
+        """
+        if self.measure == "error":
+            return {f"+{100 * more:g}": more for more in MORE_ERROR}
+        shares = [LOSS_PER_ERROR * more for more in MORE_ERROR]
+        return {f"+{100 * share:g}%": share * self.reference.error for share in shares}
+
+    def as_points(self, more_error: float) -> float:
+        """Return an increase of the error as points of error, or what is as much for losses.
+
+        Args:
+            more_error: The increase, in the unit of ``reference.error``.
+
+        Returns:
+            The same number for errors; for losses half of its share of the reference's loss.
+        """
+        if self.measure == "error" or not self.reference.error:
+            return more_error
+        return more_error / (LOSS_PER_ERROR * self.reference.error)
 
     @property
     def families(self) -> list[str]:
@@ -251,10 +283,11 @@ class Frontier:
             "families": {family: self._summary(family) for family in self.families},
             "left_out": self.left_out,
             **({"same_rows": True} if self.same_rows else {}),
+            **({} if self.measure == "error" else {"measure": self.measure}),
         }
 
     def _summary(self, family: str) -> dict[str, Any]:
-        at = {f"+{100 * more:g}": self.cost_at(family, more) for more in MORE_ERROR}
+        at = {name: self.cost_at(family, more) for name, more in self.margins.items()}
         relative = {k: None if v is None else v / self.full_cost for k, v in at.items()}
         return {
             "cost_at_error": at,

@@ -16,9 +16,9 @@ import numpy as np
 
 from ttamer._drawing import draw_curves
 from ttamer._notebook import card
-from ttamer._numbers import number, percent
+from ttamer._numbers import number
 from ttamer.errors import ArgumentError
-from ttamer.fitted.mixture import Mixture, described, policy_card
+from ttamer.fitted.mixture import Mixture, described, policy_card, shown_error
 from ttamer.fitted.models import Model, SolvedPolicy
 from ttamer.fitted.promise import HeldOut, make_promise
 from ttamer.fitted.sessions import CappedSession
@@ -336,12 +336,12 @@ class FittedLadder(Ladder):
         rows = [
             [
                 number(float(self.rungs.costs[rung])),
-                percent(float(self.rungs.errors[rung]), digits=2),
+                shown_error(float(self.rungs.errors[rung]), self.fitted.measure),
                 f"{self[rung].tradeoff:.3g}",
             ]
             for rung in corners[:: -(-len(corners) // MAX_ROWS)]
         ]
-        head = ["cost per input", "error", "tradeoff"]
+        head = ["cost per input", self.fitted.measure, "tradeoff"]
         return card(repr(self), head=head, rows=rows, drawing=self.plot())
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:

@@ -139,13 +139,13 @@ class Rungs:
         return Mix(corners[right - 1], corners[right], float(np.clip(share, 0.0, 1.0)))
 
 
-def shown_error(value: float, measure: Measure) -> str:
-    """Return an error as a percentage, or a mean loss as a number.
+def shown_error(value: float, measure: Measure, *, digits: int = 2) -> str:
+    """Return an error as a percentage with these digits, or a mean loss as a number.
 
     >>> shown_error(0.0412, "error"), shown_error(41.23456, "mean loss")
     ('4.12%', '41.23')
     """
-    return f"{value:.2%}" if measure == "error" else f"{value:.4g}"
+    return f"{value:.{digits}%}" if measure == "error" else f"{value:.4g}"
 
 
 def described(cost: float | None, error: float | None, measure: Measure = "error") -> str:

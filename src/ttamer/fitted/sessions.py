@@ -353,12 +353,21 @@ class BeliefSession(_ModelSession):
         else:
             why = self._in_words(inner, _chance(self._least))
         return Explanation(
-            self.next, self.answer, inner.best, inner.index, why, self.price, self.beliefs
+            self.next,
+            self.answer,
+            inner.best,
+            inner.index,
+            why,
+            self.price,
+            self.beliefs,
+            has_losses=self._model.loss_scale is not None,
         )
 
     @property
     def beliefs(self) -> dict[str, float]:
         """The chance that each available answer is wrong, the least likely first.
+
+        Where answers have losses, it is the expected loss.
 
         An answer that several nodes gave is listed once: under the node with the lowest chance, or
         where the belief has no class terms, under the one with the lowest error.
@@ -374,7 +383,7 @@ class BeliefSession(_ModelSession):
         codes: set[int] = set()
         for v in sorted(chances, key=chances.__getitem__):
             if self._predictions[v] not in codes:
-                listed[names[v]] = chances[v]
+                listed[names[v]] = chances[v] * self._model.loss_unit
             codes |= {self._predictions[v]} - {-1}
         return listed
 

@@ -93,7 +93,10 @@ def draw_session(session: Session) -> Drawing:
     for step, name in enumerate(session.asked):
         lines = [name]
         if name in why.beliefs:
-            lines.append(f"wrong with chance {why.beliefs[name]:.2%}")
+            value = why.beliefs[name]
+            lines.append(
+                f"expected loss {value:.4g}" if why.has_losses else f"wrong with chance {value:.2%}"
+            )
         is_answer = name == session.answer
         if is_answer:
             lines.append("the answer" if session.next is None else "the best answer so far")

@@ -72,15 +72,21 @@ class Explanation:
     price: float = 0.0
     """What asking ``next`` costs, in the problem's units; 0 once stopped."""
     beliefs: Mapping[str, float] = field(default_factory=dict)
-    """The chance that each answer in hand is wrong, where the policy is one on beliefs."""
+    """The chance that each answer in hand is wrong, or its expected loss, where the policy is one
+    on beliefs."""
+    has_losses: bool = False
+    """Whether ``beliefs`` are expected losses."""
 
     def _repr_html_(self) -> str:
-        rows = [[name, percent(chance, digits=1)] for name, chance in self.beliefs.items()]
+        rows = [
+            [name, number(value) if self.has_losses else percent(value, digits=1)]
+            for name, value in self.beliefs.items()
+        ]
         if self.next is None:
             decision = f"stop and return the answer of {self.answer!r}"
         else:
             decision = f"ask {self.next!r}, which costs {number(self.price)}"
-        head = ["answer of", "chance that it is wrong"]
+        head = ["answer of", "expected loss" if self.has_losses else "chance that it is wrong"]
         return card(decision, notes=[self.why], head=head, rows=rows)
 
     @property
@@ -97,9 +103,12 @@ class Explanation:
         """Return plain values; infinite ones as ``None``, since JSON has none.
 
         Returns:
-            The fields and ``gain``, by name.
+            The fields and ``gain``, by name; ``has_losses`` only where it is true.
         """
-        fields = {**vars(self), "beliefs": dict(self.beliefs), "gain": self.gain}.items()
+        values = {**vars(self), "beliefs": dict(self.beliefs), "gain": self.gain}
+        if not self.has_losses:
+            del values["has_losses"]
+        fields = values.items()
         return {k: None if isinstance(v, float) and abs(v) == INFINITY else v for k, v in fields}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.evaluation.frontiers import MORE_ERROR
+from ttamer.fitted.mixture import shown_error
 from ttamer.reporting.style import (
     BACKGROUND,
     GO_COLOUR,
@@ -96,7 +96,7 @@ def draw_frontier(
         if narrow:
             axes.tick_params(labelsize=_NARROW_FONT)
             axes.xaxis.label.set_fontsize(_NARROW_FONT)
-            axes.set_title("error", loc="left", color=MUTED, fontsize=_NARROW_FONT, pad=8)
+            axes.set_title(frontier.measure, loc="left", color=MUTED, fontsize=_NARROW_FONT, pad=8)
             axes.set_xlabel(axes.get_xlabel().replace(" (", "\n("), color=MUTED)
             columns = 2 if max(map(len, labels)) <= 20 else 1
             rows = -(-len(labels) // columns)
@@ -169,7 +169,7 @@ class _Drawing:
         scale = ", logarithmic" if self.log else ""
         whole = printable(reference.node)
         axes.set_xlabel(f"cost per input{scale} (100% = {whole})", color=MUTED)
-        axes.set_title("error", loc="left", color=MUTED, fontsize=10, pad=8)
+        axes.set_title(self.frontier.measure, loc="left", color=MUTED, fontsize=10, pad=8)
 
     def _curve(self, family: str) -> tuple[list[float], list[float]]:
         costs, errors = self.frontier.curve(family)
@@ -187,7 +187,8 @@ class _Drawing:
 
         strong = [self.curves[f] for f in self.colours if f in self.curves]
         errors = [error for _, each in strong for error in each]
-        top = y + 1.2 * max(MORE_ERROR[-1], y - min(errors, default=y))
+        widest = max(self.frontier.margins.values())
+        top = y + 1.2 * max(widest, y - min(errors, default=y))
         shown = [
             (cost, error)
             for curve in strong
@@ -204,7 +205,8 @@ class _Drawing:
             self.axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             self.axes.xaxis.set_minor_locator(NullLocator())
         self.axes.set_ylim(max(min(up) - 0.15 * tall, -0.02 * tall), max(up) + 0.08 * tall)
-        for axis in (self.axes.xaxis, self.axes.yaxis):
+        rates = self.frontier.measure == "error"
+        for axis in (self.axes.xaxis, self.axes.yaxis) if rates else (self.axes.xaxis,):
             axis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
 
     def _intervals(self, family: str) -> None:
@@ -236,7 +238,8 @@ class _Drawing:
             if abs(cost - x) + abs(error - y) < 1e-9:
                 where = " (the reference)"
             elif not (left <= cost <= right and low <= error <= high):
-                where = f" (outside: {error:.1%} at {cost:.0%})"
+                shown = shown_error(error, self.frontier.measure, digits=1)
+                where = f" (outside: {shown} at {cost:.0%})"
             self.axes.plot(
                 [] if where else [cost], [] if where else [error], mark, ms=9 if faint else 5.5,
                 color=colour, zorder=3, label=f"{family}{where}", ls="none",

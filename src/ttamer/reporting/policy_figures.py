@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ttamer.policy.base import Policy
     from ttamer.policy.index import IndexPolicy
     from ttamer.theory.synthetic import Experiment
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Losses, Trace
 
 __all__ = [
     "MAX_PANELS",
@@ -155,7 +155,12 @@ def draw_stop_panels(policy: Policy) -> Figure:
     return figure
 
 
-def draw_step_bars(policy: Policy, steps: Sequence[Sequence[str]]) -> Figure:
+def draw_step_bars(
+    policy: Policy,
+    steps: Sequence[Sequence[str]],
+    *,
+    ends: tuple[str, str] = ("likely right", "likely wrong"),
+) -> Figure:
     """Draw a walk without recall: a bar per step that is reached, a piece per state.
 
     ``steps`` names, for each node of the problem, the nodes that have been asked there. The
@@ -187,7 +192,7 @@ def draw_step_bars(policy: Policy, steps: Sequence[Sequence[str]]) -> Figure:
             axes.text(1, row - 0.08, then, color=MUTED, fontsize=8.5, ha="right", in_layout=False)
         axes.set_xlim(0, 1)
         axes.set_ylim(len(shown) - 0.45, -0.5)
-        axes.set_xticks([0, 1], ["likely right", "likely wrong"])
+        axes.set_xticks([0, 1], ends)
         axes.set_yticks([])
         first, last = axes.get_xticklabels()
         first.set_horizontalalignment("left")
@@ -237,12 +242,13 @@ def draw_index_bars(policy: IndexPolicy) -> Figure:
 
 
 def draw_calibration(trace: Trace, nodes: Sequence[str]) -> Figure:
-    """Draw how often each node is right, by its confidence."""
+    """Draw how often each node is right, by its confidence; or what it loses."""
     colours = node_colours(nodes)
     shown = some_of(nodes)
     across = 2 if len(shown) in (2, 4) else min(3, len(shown))
     down = -(-len(shown) // across)
-    right = ~trace.wrong()
+    graded = trace.is_graded
+    outcome = trace.losses() if graded else ~trace.wrong()
     with style():
         figure = new_figure(WIDTH, 0.3 + (1.95 if across == 2 else 1.6) * down)
         panels = figure.subplots(down, across, squeeze=False, sharey=True).ravel()
@@ -252,23 +258,25 @@ def draw_calibration(trace: Trace, nodes: Sequence[str]) -> Figure:
             plain_axes(axes, grid="both")
             column = trace.names.index(name)
             confidence = trace.confidence[:, column]
-            mean, share, count = reliability(confidence, right[:, column])
+            mean, share, count = reliability(confidence, outcome[:, column])
             chance = bool(confidence.min() >= 0 and confidence.max() <= 1)
-            if chance:
+            if chance and not graded:
                 axes.plot([0, 1], [0, 1], color=MUTED, lw=0.9, ls=(0, (1, 3)))
                 axes.set_xlim(-0.03, 1.03)
                 axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
-            low, high = _wilson(share, count)
-            axes.fill_between(mean, low, high, color=colours[name], alpha=0.22, lw=0)
             axes.plot(mean, share, "o-", color=colours[name], lw=1.6, ms=3.6)
-            axes.set_ylim(-0.03, 1.03)
-            axes.set_yticks([0, 0.5, 1], ["0%", "50%", "100%"])
+            if not graded:
+                low, high = _wilson(share, count)
+                axes.fill_between(mean, low, high, color=colours[name], alpha=0.22, lw=0)
+                axes.set_ylim(-0.03, 1.03)
+                axes.set_yticks([0, 0.5, 1], ["0%", "50%", "100%"])
             axes.tick_params(labelsize=8.5)
             axes.set_title(printable(name, 40 // across), color=INK, fontsize=9.5)
             if number >= len(shown) - across:
                 axes.set_xlabel("confidence", color=MUTED, fontsize=9)
             if number % across == 0:
-                axes.set_ylabel("right", color=MUTED, fontsize=9)
+                label = "mean loss" if graded else "right"
+                axes.set_ylabel(label, color=MUTED, fontsize=9)
     return figure
 
 
@@ -284,9 +292,9 @@ def some_of(nodes: Sequence[str]) -> list[str]:
 
 
 def reliability(
-    confidence: NDArray[np.float64], right: NDArray[np.bool_], bins: int = _BINS
+    confidence: NDArray[np.float64], right: Losses, bins: int = _BINS
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
-    """Return per bin of confidence its mean, the share of right answers, and how many rows.
+    """Return per bin of confidence its mean, the mean outcome, and how many rows.
 
     Bins hold about as many rows each; equal confidences stay together.
 

@@ -17,8 +17,8 @@ import numpy as np
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.bootstrap import Resampled
 from ttamer.evaluation.families import uses_labels
-from ttamer.evaluation.frontiers import MORE_ERROR
-from ttamer.reporting.style import less, number, percent, points
+from ttamer.fitted.mixture import shown_error
+from ttamer.reporting.style import less, number, points
 from ttamer.stats.envelope import lower_envelope
 
 if TYPE_CHECKING:
@@ -151,10 +151,13 @@ def recommend(
         raise ArgumentError(
             f"the frontier has no family {family!r}; it has {', '.join(frontier.families)}"
         )
-    saved = {more: _savings(frontier, more) for more in MORE_ERROR}
-    more = next(
-        (m for m in MORE_ERROR if max(saved[m].values(), default=0.0) >= _least_saving(m)), 0.0
+    saved = {more: _savings(frontier, more) for more in frontier.margins.values()}
+    worth = (
+        more
+        for more, found in saved.items()
+        if max(found.values(), default=0.0) >= _least_saving(frontier.as_points(more))
     )
+    more = next(worth, 0.0)
     savings = saved[more]
     rivals = {name: share for name, share in savings.items() if name != family}
     rival = max(rivals, key=lambda name: rivals[name], default=None)
@@ -219,7 +222,18 @@ def point_in_words(*points: Share) -> str:
     """Return a policy as people name it: by what it costs and how often it errs."""
     cost = sum(each.share * each.point.result.cost for each in points)
     error = sum(each.share * each.point.result.error for each in points)
-    return f"{number(cost)} per input (error {percent(error, digits=1)})"
+    measure = points[0].point.result.measure
+    return f"{number(cost)} per input ({measure} {shown_error(error, measure, digits=1)})"
+
+
+def quality(frontier: Frontier) -> str:
+    """Return what families are compared at: "accuracy", or "mean loss"."""
+    return "accuracy" if frontier.measure == "error" else "mean loss"
+
+
+def difference(more_error: float, frontier: Frontier) -> str:
+    """Return a difference of errors in points, or of mean losses as a number."""
+    return points(more_error) if frontier.measure == "error" else f"{more_error:.3g}"
 
 
 def _least_saving(more: float) -> float:
@@ -277,8 +291,8 @@ class _Words:
 
     @property
     def place(self) -> str:
-        near = f"Within {points(self.more)} of" if self.more else "At"
-        return f"{near} the accuracy of {self.alone}"
+        near = f"Within {difference(self.more, self.frontier)} of" if self.more else "At"
+        return f"{near} the {quality(self.frontier)} of {self.alone}"
 
     def sentence(self, outcome: Outcome) -> str:
         """Return the recommendation."""
@@ -294,7 +308,7 @@ class _Words:
         if outcome == "unreached":
             return (
                 f"{self.place}, {rival} costs {theirs}: use {rival}; "
-                f"{family} does not reach that accuracy."
+                f"{family} does not reach that {quality(self.frontier)}."
             )
         if outcome == "loses":
             return f"{self.place}, {rival} costs {theirs} and {family} {mine}: use {rival}."
@@ -326,6 +340,8 @@ class _Words:
         if self.more and outcome != "nothing":
             lines.append(
                 f"At its full accuracy nothing measured here costs less than {self.alone}."
+                if self.frontier.measure == "error"
+                else f"At its mean loss nothing measured here costs less than {self.alone}."
             )
         if outcome != "nothing":
             lines += self._mixing()
@@ -337,12 +353,19 @@ class _Words:
         if outcome in ("ties", "loses") and self.rival is not None:
             mine, theirs = self.frontier.area(self.family), self.frontier.area(self.rival)
             if round(mine, 3) < round(theirs, 3):
-                lines.append(f"Over all costs {self.family} errs less: {mine:.1%} on average, "
-                            f"{self.rival} {theirs:.1%}.")  # fmt: skip
+                ours, other = (
+                    shown_error(area, self.frontier.measure, digits=1) for area in (mine, theirs)
+                )
+                verb = "errs" if self.frontier.measure == "error" else "loses"
+                lines.append(
+                    f"Over all costs {self.family} {verb} less: {ours} on average, "
+                    f"{self.rival} {other}."
+                )
         if outcome in ("unreached", "nothing") and self.family not in self.savings:
             least = min(point.result.error for point in self.frontier.of(self.family))
             short = least - self.frontier.reference.error
-            lines.append(f"The best {self.family} reaches is {points(short)} more error.")
+            more = difference(short, self.frontier)
+            lines.append(f"The best {self.family} reaches is {more} more {self.frontier.measure}.")
         return lines
 
     def _mixing(self) -> list[str]:

@@ -11,6 +11,7 @@ from ttamer._progress import shown
 from ttamer._version import __version__
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.families import uses_labels
+from ttamer.fitted.mixture import shown_error
 from ttamer.policy.index import IndexPolicy
 from ttamer.reporting.frontier_figure import draw_frontier, family_colours, point_name
 from ttamer.reporting.page import Cell, Page, Pick, Picture, Tile, render
@@ -26,11 +27,13 @@ from ttamer.reporting.policy_figures import (
 )
 from ttamer.reporting.recommendation import (
     Share,
+    difference,
     point_in_words,
+    quality,
     recommend,
     settings_at,
 )
-from ttamer.reporting.style import drawn, less, number, percent, points, svg_of
+from ttamer.reporting.style import drawn, less, number, percent, svg_of
 from ttamer.stats.envelope import lower_envelope
 
 if TYPE_CHECKING:
@@ -159,7 +162,7 @@ def write_report(
             f"The policies of {family} on its frontier, measured on {frontier.test_rows:,} rows; "
             f"costs as shares of what {advice.against} costs."
         ),
-        pick_head=("cost per input", "share", "error", "95% interval", "asked", ""),
+        pick_head=("cost per input", "share", frontier.measure, "95% interval", "asked", ""),
         picks=_picks(frontier, ladder, family, advice),
         remarks=_remarks(test_trace),
     )
@@ -241,8 +244,7 @@ def _pictures(
         Picture(
             "calibration",
             "Calibration",
-            "How often each node is right, by its confidence, with 95% intervals. On the dotted "
-            "line the confidence is the probability of being right." + _spread(len(nodes)),
+            _calibration_text(trace) + _spread(len(nodes)),
             f"Reliability curves of {_listed(nodes)}.",
             drawn(draw_calibration(trace, nodes)),
         ),
@@ -261,7 +263,10 @@ def _picks(
     for place in lower_envelope(*frontier.curve(family)).tolist():
         result, knob = points[place].result, points[place].knob["tradeoff"]
         share = result.cost / _unit(frontier) if _unit(frontier) else 0.0
-        low, high = result.error_interval
+        error, low, high = (
+            shown_error(value, result.measure, digits=1)
+            for value in (result.error, *result.error_interval)
+        )
         budget = f"{estimated.get(ladder.at(knob).tradeoff, result.cost):.6g}"
         asked = sum(result.asked.values())
         picks.append(
@@ -270,11 +275,11 @@ def _picks(
                 [
                     number(result.cost),
                     percent(share),
-                    f"{result.error:.1%}",
-                    f"{low:.1%} to {high:.1%}",
+                    error,
+                    f"{low} to {high}",
                     f"{asked:.2f} nodes",
                 ],
-                f"{number(result.cost)} per input ({percent(share)}), error {result.error:.1%}, "
+                f"{number(result.cost)} per input ({percent(share)}), {result.measure} {error}, "
                 f"{asked:.2f} nodes asked",
                 [
                     ("Python", f'tt.load("policy.ttamer").for_budget({budget})'),
@@ -329,12 +334,27 @@ def _stop_picture(fitted_policy: FittedPolicy, name: str) -> Picture:
         how = (
             "Which nodes have been asked, and on what share of inputs; across, how likely the best "
             "answer so far is to be wrong."
+            if fitted_policy.fitted.measure == "error"
+            else "Which nodes have been asked, and on what share of inputs; across, the expected "
+            "loss of the best answer so far."
         )
         numbers = fitted_policy.fitted.steps
         steps = [[names[node] for node in step] for step in numbers]
-        count, drawing = len(reached_steps(policy)), drawn(draw_step_bars(policy, steps))
+        ends = ("likely right", "likely wrong")
+        if fitted_policy.fitted.measure != "error":
+            ends = ("low loss", "high loss")
+        count, drawing = len(reached_steps(policy)), drawn(draw_step_bars(policy, steps, ends=ends))
     label = f"When to stop, among {_listed(names)}. {how}"
     return Picture("stop", heading, rule + how + _first_only(count), label, drawing)
+
+
+def _calibration_text(trace: Trace) -> str:
+    if trace.is_graded:
+        return "The mean loss of each node's answers, by its confidence."
+    return (
+        "How often each node is right, by its confidence, with 95% intervals. On the dotted "
+        "line the confidence is the probability of being right."
+    )
 
 
 def _first_only(count: int) -> str:
@@ -346,13 +366,18 @@ def _spread(count: int) -> str:
 
 
 def _tiles(frontier: Frontier, advice: Recommendation) -> list[Tile]:
-    near = f"within {points(advice.more_error)} of" if advice.more_error else "at"
-    place = f"{near} the accuracy of {advice.against}"
+    measure, noun = frontier.measure, quality(frontier)
+    more = difference(advice.more_error, frontier)
+    near = f"within {more} of" if advice.more_error else "at"
+    place = f"{near} the {noun} of {advice.against}"
     low, high = advice.saving_interval
     if advice.saving is None:
-        saving = Tile(NONE, f"{advice.family} falls short of the accuracy of {advice.against}",
-                      f"its least error is {min(frontier.curve(advice.family)[1]):.1%}, against "
-                      f"{frontier.reference.error:.1%}", None)  # fmt: skip
+        least, theirs = (
+            shown_error(value, measure, digits=1)
+            for value in (min(frontier.curve(advice.family)[1]), frontier.reference.error)
+        )
+        saving = Tile(NONE, f"{advice.family} falls short of the {noun} of {advice.against}",
+                      f"its least {measure} is {least}, against {theirs}", None)  # fmt: skip
     else:
         interval = f"95% interval {percent(low)} to {percent(high)}"
         if low == -np.inf:
@@ -362,16 +387,21 @@ def _tiles(frontier: Frontier, advice: Recommendation) -> list[Tile]:
                       interval, advice.saving)  # fmt: skip
     error = advice.error_at_price
     if error is None:
-        accuracy = Tile(NONE, f"accuracy at the price of {advice.against}",
+        accuracy = Tile(NONE, f"{noun} at the price of {advice.against}",
                         f"{advice.family} has no setting that cheap", None)  # fmt: skip
     else:
         low, high = advice.error_at_price_interval
+        values = (error, low, high, frontier.reference.error)
+        if measure == "error":  # shown as accuracies, where high and low change places
+            values = (1 - error, 1 - high, 1 - low, 1 - frontier.reference.error)
+        mine, low_text, high_text, theirs = (
+            shown_error(value, measure, digits=1) for value in values
+        )
         accuracy = Tile(
-            f"{1 - error:.1%}",
-            f"accuracy of {advice.family} at the price of {advice.against}",
-            f"95% interval {1 - high:.1%} to {1 - low:.1%}; {advice.against} has "
-            f"{1 - frontier.reference.error:.1%}",
-            1 - error,
+            mine,
+            f"{noun} of {advice.family} at the price of {advice.against}",
+            f"95% interval {low_text} to {high_text}; {advice.against} has {theirs}",
+            values[0],
         )
     share = advice.cheapest_answers
     cheapest = Tile(
@@ -389,11 +419,14 @@ def _margins(frontier: Frontier) -> list[str]:
 
 
 def _table_caption(frontier: Frontier, advice: Recommendation) -> str:
-    reference = frontier.reference
+    measure = frontier.measure
+    theirs = shown_error(frontier.reference.error, measure, digits=1)
+    more = "0.5 to 5 points more" if measure == "error" else "1% to 10% more"
     return (
-        f"What each family costs at the error of {advice.against} ({reference.error:.1%}) and at "
-        f"0.5 to 5 points more, as a share of what {advice.against} costs "
-        f"({number(_unit(frontier))} per input). Mean: the mean error over all costs."
+        f"What each family costs at the {measure} of {advice.against} ({theirs}) and at "
+        f"{more}, as a share of what {advice.against} costs "
+        f"({number(_unit(frontier))} per input). Mean: the mean "
+        f"{'error' if measure == 'error' else 'loss'} over all costs."
     )
 
 
@@ -425,6 +458,8 @@ def _rows(frontier: Frontier, advice: Recommendation) -> list[tuple[str, str | N
         cells = []
         for place, value in enumerate(numbers(family)):
             shown = NONE if value is None else f"{value:.{2 if value < 0.0995 else 1}%}"
+            if value is not None and place == len(margins) and frontier.measure != "error":
+                shown = f"{value:.4g}"
             is_best = value is not None and value == best[place] and not uses_labels(family)
             cells.append(Cell(shown, value, is_best))
         rows.append((family, colours.get(family), cells))
