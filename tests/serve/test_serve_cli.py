@@ -12,6 +12,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
+import numpy as np
 import pytest
 
 import ttamer as tt
@@ -215,3 +216,60 @@ def test_a_descriptor_that_is_no_socket_is_refused(served, capsys, descriptor):
     arguments = [str(served.cascade), str(served.artefact), "--fd", str(descriptor)]
     assert main(["serve", *arguments]) != 0
     assert "is not an open socket" in capsys.readouterr().err
+
+
+def probed(served, capsys, *arguments: str) -> tuple[int, str]:
+    """The exit status and the output of ``--check --probe``."""
+    capsys.readouterr()
+    status = main(
+        ["serve", str(served.cascade), str(served.artefact), "--check", "--probe", *arguments]
+    )
+    return status, capsys.readouterr().out
+
+
+def test_a_probe_asks_every_server_once(make_served, start_upstream, capsys):
+    other = start_upstream("other")
+    served = make_served(2, node={"small": {"fallback": other.url}})
+    status, text = probed(served, capsys)
+    assert status == 0
+    assert text.count("lacks nothing") == 3
+    assert {upstream.count for upstream in (other, *served.upstreams.values())} == {1}
+
+
+def test_a_probe_prints_what_an_upstream_lacks(make_served, dead_url, capsys):
+    price = {"cost_per_token": {"input": 0.1, "output": 0.1}}
+    served = make_served(2, node={"small": price, "large": {"fallback": dead_url}})
+    answer = {"choices": [{"message": {"role": "assistant", "content": "A"}}]}
+    for upstream in served.upstreams.values():
+        upstream.raw = json.dumps(answer).encode()
+    status, text = probed(served, capsys, "--json")
+    assert status == 2
+    small, large, dead = json.loads(text)["probe"]
+    assert small["needs"] == ["log-probabilities", "usage"]
+    assert large["lacks"] == ["log-probabilities", "usage"]
+    assert large["needs"] == ["log-probabilities"]
+    assert "connection failed" in dead["error"]
+
+
+@pytest.mark.parametrize(
+    ("serve", "node", "why"),
+    [
+        ({"compare": "exact"}, {}, "compare choice, and it is exact now"),
+        ({}, {"large": {"confidence": "none"}}, "large: none now"),
+        ({}, {}, None),
+    ],
+)
+def test_a_policy_for_other_answers_is_refused_unless_forced(make_served, capsys, serve, node, why):
+    fitted = make_served(2)
+    spec = tt.CascadeSpec.from_file(fitted.cascade)
+    rng = np.random.default_rng(0)
+    right = rng.random((200, 2)) < [0.6, 0.9]
+    trace = tt.Trace.from_arrays(
+        spec, rng.random((200, 2)), prediction=np.where(right, "A", "B"), label=["A"] * 200
+    )
+    changed = make_served(2, serve=serve, node=node)
+    tt.save(tt.fit(trace), changed.artefact)
+    command = ["serve", str(changed.cascade), str(changed.artefact), "--check"]
+    assert main(command) == (0 if why is None else 2)
+    assert why is None or why in capsys.readouterr().err
+    assert main([*command, "--force"]) == 0

@@ -58,7 +58,7 @@ def describe_belief(fitted: BeliefModel) -> tuple[dict[str, Any], dict[str, NDAr
         "edges": [len(edges) for edges in fitted.edges],
         "levels": [len(levels) for levels in belief.levels],
         "leans": [len(leans) for leans in belief.offsets],
-        "plan": {key: str(value) for key, value in fitted.plan.items()},
+        "plan": {key: str(value) for key, value in fitted.plan.items()} | spec.answer_rules,
         "trace": fitted.trace_digest,
         "rows": fitted.rows,
     }

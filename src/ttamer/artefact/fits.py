@@ -50,7 +50,7 @@ def describe_fit(fitted: ConfidenceModel) -> tuple[dict[str, Any], dict[str, NDA
         "target": spec.target,
         "columns": list(fitted.columns),
         "edges": [len(edges) for edges in fitted.quantiser.edges],
-        "plan": {key: str(value) for key, value in fitted.plan.items()},
+        "plan": {key: str(value) for key, value in fitted.plan.items()} | spec.answer_rules,
         "trace": fitted.trace_digest,
         "rows": fitted.rows,
     }

@@ -32,9 +32,13 @@ def add_to(commands: Any) -> None:
                         help="serve other machines although no API keys are set")  # fmt: skip
     parser.add_argument("--check", action="store_true",
                         help="check both files, and exit")  # fmt: skip
+    parser.add_argument("--probe", nargs="?", const="chat", metavar="ENDPOINT",
+                        choices=("chat", "completions", "classify"),
+                        help="with --check: ask every upstream once, at chat (the default), "
+                        "completions or classify, and print what it lacks")  # fmt: skip
     parser.add_argument("--force", action="store_true",
-                        help="serve a policy that was fitted for other costs or another "
-                        "target")  # fmt: skip
+                        help="serve a policy that was fitted for other costs, another target, "
+                        "comparison or confidence")  # fmt: skip
     parser.add_argument("--fd", type=int, metavar="N",
                         help="serve on an inherited listening socket, instead of --host and "
                         "--port")  # fmt: skip
@@ -44,11 +48,17 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Check, listen, and serve until stopped."""
+    import asyncio
+
+    from ttamer.errors import ArgumentError
     from ttamer.serve.config import read_settings
     from ttamer.serve.gateway import Gateway
+    from ttamer.serve.probing import probe
     from ttamer.serve.server import check_exposure, inherit, listen
     from ttamer.serve.server import run as serve
 
+    if args.probe is not None and not args.check:
+        raise ArgumentError("--probe belongs to --check; add --check")
     settings = read_settings(args.cascade)
     gateway = Gateway(settings, args.policy, force=args.force)
     check_exposure(args.host, has_keys=gateway.keys is not None, is_open=args.open)
@@ -60,7 +70,13 @@ def run(args: argparse.Namespace) -> None:
         print(f"Warning: {policies.warning}", file=sys.stderr)
     if args.check:
         text = f"{args.cascade} and {args.policy} can be served; {policies.described}"
+        probes = [] if args.probe is None else asyncio.run(probe(settings, args.probe))
+        if probes:
+            facts["probe"] = [each.to_dict() for each in probes]
+            text = "\n".join(map(str, [*probes, text]))
         _print(args, facts, text)
+        if not all(each.ok for each in probes):
+            raise ArgumentError("an upstream lacks what the settings need; see above")
         return
     with inherit(args.fd) if args.fd is not None else listen(args.host, args.port) as listener:
         host, port = listener.getsockname()[:2]

@@ -336,6 +336,11 @@ class NodeSettings:
     """The most bytes of a response; a longer one is a failure."""
 
     @property
+    def servers(self) -> tuple[str, ...]:
+        """The base URLs of all servers, the fallback last."""
+        return (self.upstream,) if self.fallback is None else (self.upstream, self.fallback)
+
+    @property
     def needs_alternatives(self) -> bool:
         """Whether the probabilities of likely tokens are needed."""
         return bool(self.extras) or self.confidence in ("margin", "entropy")

@@ -85,7 +85,8 @@ class Gateway:
         settings: The cascade and its settings.
         artefact: The file that ``ttamer fit`` wrote.
         log: Where log lines go; standard error by default.
-        force: Serve an artefact that was fitted for other costs or another target.
+        force: Serve an artefact that was fitted for other costs, another target, comparison of
+            answers or source of confidences.
 
     Raises:
         CascadeError: If the settings cannot be served.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ttamer.serve.client import HttpClient
     from ttamer.serve.config import NodeSettings, Settings
 
-__all__ = ["Node", "NodeAnswer", "call_cost", "open_nodes"]
+__all__ = ["Node", "NodeAnswer", "call_cost", "open_nodes", "with_logprobs"]
 
 CHAT = "/chat/completions"
 """The path of chat completions."""
@@ -148,7 +148,7 @@ class Node:
         source = self.settings.confidence
         needs_top = self.settings.needs_alternatives
         needs_logprobs = self.settings.needs_logprobs
-        wanted = _with_logprobs(path, body, top=needs_top) if needs_logprobs else body
+        wanted = with_logprobs(path, body, top=needs_top) if needs_logprobs else body
         received = await self.upstream.call(path, wanted, timeout=timeout, headers=headers)
         response = received.body
         text, prediction = self._read(received)
@@ -267,7 +267,7 @@ def call_cost(settings: NodeSettings, response: Mapping[str, Any]) -> float:
     return settings.cost + tokens.input * float(read or 0) + tokens.output * float(written or 0)
 
 
-def _with_logprobs(path: str, body: Mapping[str, Any], *, top: bool) -> dict[str, Any]:
+def with_logprobs(path: str, body: Mapping[str, Any], *, top: bool) -> dict[str, Any]:
     """Return a request that asks for log-probabilities; with ``top``, of likely tokens too."""
     count = ALTERNATIVES if top else 0
     if path == CHAT:

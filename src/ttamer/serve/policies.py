@@ -305,14 +305,15 @@ def load_artefact(path: str | os.PathLike[str], nodes: Sequence[str]) -> tuple[A
 
 
 def check_fitted_for(artefact: Artefact, spec: CascadeSpec) -> None:
-    """Refuse an artefact that was fitted for other costs or another target.
+    """Refuse an artefact that was fitted for other costs, answers or confidences.
 
     Args:
         artefact: The artefact, for the same nodes.
         spec: The cascade that is served.
 
     Raises:
-        ArtefactError: If a cost or the target differs.
+        ArtefactError: If a cost, the target, the comparison of answers or the source of a
+            confidence differs; of the last two, an artefact fitted without them has no record.
     """
     fitted = artefact.spec
     differences = [
@@ -322,6 +323,12 @@ def check_fitted_for(artefact: Artefact, spec: CascadeSpec) -> None:
     ]
     if fitted.target != spec.target:
         differences.append(f"target {fitted.target!r}, and it is {spec.target!r} now")
+    rules = spec.answer_rules
+    differences += [
+        f"{name} {_listed([old])}, and it is {rules[name]} now"
+        for name, old in artefact.fitted.plan.items()
+        if rules.get(name, old) != old
+    ]
     if differences:
         raise ArtefactError(
             f"the artefact was fitted for {'; '.join(differences)}: fit it again with this "

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import json
 import math
 import re
 import tomllib
@@ -68,6 +69,8 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ESCAPES = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _ESCAPES |= {'"': '\\"', "\\": "\\\\"}
 _HEAD_KEYS = ("order", "target", "name", "mistakes", "max_loss")
+_CONFIDENCE_OPTIONS = {"tokens": "all", "samples": 1, "verifier": None, "field": None}
+"""Options of a node that its confidence depends on, with their defaults."""
 _NODE_KEYS = ("name", "cost", "after", "passing")
 
 
@@ -276,6 +279,28 @@ class CascadeSpec:
     def has_passing(self) -> bool:
         """Whether the nodes are exits of one network that may be passed without being asked."""
         return any(node.passing is not None for node in self.nodes)
+
+    @property
+    def answer_rules(self) -> dict[str, str]:
+        """How answers are compared and where confidences come from, in words.
+
+        Empty where the cascade has neither a ``[serve]`` table nor upstreams. A policy fits the
+        rules that its trace was made with.
+        """
+        if not self.serve and not any("upstream" in node.options for node in self.nodes):
+            return {}
+        compare = self.serve.get("compare", "normalised")
+        if isinstance(compare, dict) and set(compare) == {"kind"}:
+            compare = compare["kind"]
+        confidence = []
+        for node in self.nodes:
+            words = [str(node.options.get("confidence", "logprobs"))]
+            for key, default in _CONFIDENCE_OPTIONS.items():
+                if node.options.get(key, default) != default:
+                    words.append(f"{key} {node.options[key]}")
+            confidence.append(f"{node.name}: {' '.join(words)}")
+        text = compare if isinstance(compare, str) else json.dumps(compare, sort_keys=True)
+        return {"compare": text, "confidence": ", ".join(confidence)}
 
     @property
     def is_network(self) -> bool:
