@@ -65,7 +65,11 @@ def run(args: argparse.Namespace) -> None:
     gateway.load()
     names = settings.spec.names
     policies = gateway.policies.current.policies
-    facts = {"nodes": list(names), "policy": policies.described, "warning": policies.warning}
+    facts: dict[str, Any] = {
+        "nodes": list(names),
+        "policy": policies.described,
+        "warning": policies.warning,
+    }
     if policies.warning is not None and not args.json:
         print(f"Warning: {policies.warning}", file=sys.stderr)
     if args.check:
