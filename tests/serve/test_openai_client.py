@@ -141,7 +141,7 @@ def test_log_probabilities_are_given_where_they_are_asked_for(run_gateway):
 ERRORS = {
     "unknown model": (openai.NotFoundError, {"model": "gpt-5"}, "model_not_found"),
     "no messages": (openai.BadRequestError, {"messages": []}, "bad_field"),
-    "two answers": (openai.BadRequestError, {"n": 2}, "bad_field"),
+    "many answers": (openai.BadRequestError, {"n": 9}, "bad_field"),
     "a choice": (
         openai.BadRequestError,
         {"extra_body": {"ttamer": {"tradeoff": 0.1}}},

@@ -50,6 +50,8 @@ class FaultyUpstream:
         """Modes of the next requests, one each; then ``mode`` again."""
         self.status = 500
         """What mode "error" answers with."""
+        self.code: str | None = None
+        """The error code that mode "error" answers with."""
         self.headers: dict[str, str] = {}
         """Sent with every answer."""
         self.hold_after: int | None = None
@@ -211,6 +213,8 @@ class FaultyUpstream:
     def _response(self, path: str, body: dict[str, Any], mode: str) -> Response:
         if mode == "error":
             said = {"error": {"message": "out of order, sk-secret", "type": "server_error"}}
+            if self.code is not None:
+                said["error"]["code"] = self.code
             return JSONResponse(said, self.status, self.headers)
         if mode == "garbage":
             return Response(b'{"choices": [', media_type="application/json")

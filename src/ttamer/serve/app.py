@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import ArgumentError
 from ttamer.serve import openai
 from ttamer.serve.admission import check_key
+from ttamer.serve.gateway import UnknownModel
 from ttamer.serve.http import (
     INTERNAL_ERROR,
     HttpError,
@@ -20,9 +21,10 @@ from ttamer.serve.http import (
 from ttamer.serve.openapi import description
 from ttamer.serve.record import RequestRecord
 from ttamer.serve.request import RequestHandler
-from ttamer.serve.routes import DRIFT, OTHER, ROUTES
-from ttamer.serve.schemas import LABEL, check, compile_schema
+from ttamer.serve.routes import DRIFT, EMBEDDINGS, MODELS, route_of
+from ttamer.serve.schemas import EMBEDDING, LABEL, check, compile_schema
 from ttamer.serve.status import PAGE, PAGE_HEADERS
+from ttamer.serve.upstream import KEPT_CODES, UpstreamFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["App", "make_app"]
 
-_LABEL = compile_schema(LABEL)
+_LABEL, _EMBEDDING = compile_schema(LABEL), compile_schema(EMBEDDING)
 
 
 def make_app(gateway: Gateway) -> App:
@@ -67,12 +69,14 @@ class App:
             "/status": ("GET", self._status_page),
             "/status.json": ("GET", self._with_key(self._status, "metrics")),
             "/metrics": ("GET", self._with_key(self._metrics, "metrics")),
-            "/v1/models": ("GET", self._with_key(self._models, "ask")),
+            MODELS: ("GET", self._with_key(self._models, "ask")),
         }
         audit = gateway.settings.serve.audit
         has_loop = audit is not None and audit.reference is not None
         if audit is not None:
             self._routes["/v1/labels"] = ("POST", self._label)
+        if gateway.settings.serve.embeddings is not None:
+            self._routes[EMBEDDINGS] = ("POST", self._embeddings)
         if gateway.admin_keys is not None:
             self._routes["/admin/reload"] = ("POST", self._reload)
             self._routes["/admin/rollback"] = ("POST", self._rollback)
@@ -127,7 +131,7 @@ class App:
             self._gateway.finished(
                 RequestRecord(
                     exchange.request_id,
-                    exchange.path if exchange.path in ROUTES else OTHER,
+                    route_of(exchange.path),
                     exchange.status or 500,
                     exchange.seconds,
                     error=code,
@@ -136,6 +140,8 @@ class App:
 
     def _handler(self, exchange: HttpExchange) -> Handler:
         method, handler = self._routes.get(exchange.path, ("POST", None))
+        if exchange.path.startswith(f"{MODELS}/"):
+            method, handler = "GET", self._with_key(self._model, "ask")
         if handler is None and exchange.path not in self._endpoints:
             raise HttpError("not found", status=404, code="not_found")
         wanted = "GET" if exchange.method == "HEAD" else exchange.method
@@ -168,6 +174,51 @@ class App:
 
     async def _models(self, exchange: HttpExchange) -> None:
         await exchange.send_json(200, openai.model_list(self._gateway.models()))
+
+    async def _model(self, exchange: HttpExchange) -> None:
+        name = exchange.path.removeprefix(f"{MODELS}/")
+        if name not in self._gateway.models():
+            raise UnknownModel(f"there is no model {name[:64]!r}")
+        await exchange.send_json(200, openai.model(name))
+
+    async def _embeddings(self, exchange: HttpExchange) -> None:
+        """Pass a request for embeddings on to their upstream."""
+        gateway, serve = self._gateway, self._gateway.settings.serve
+        check_key(gateway.keys, exchange, "ask")
+        data = await self._json(exchange)
+        check(data, _EMBEDDING)
+        assert gateway.embedder is not None  # noqa: S101 - only then is there this route
+        try:
+            async with gateway.limit.slot(serve.timeout):
+                response = await gateway.embedder.upstream.call(
+                    "/embeddings",
+                    {key: value for key, value in data.items() if key != "model"},
+                    timeout=serve.timeout,
+                    headers={"x-request-id": exchange.request_id},
+                )
+        except UpstreamFailed as error:
+            if error.code is not None:
+                raise HttpError(KEPT_CODES[error.code], code=error.code) from None
+            raise HttpError(
+                "the embeddings upstream returned no usable answer",
+                status=502,
+                code="upstream_failed",
+            ) from None
+        await exchange.send_bytes(200, response.content, {"content-type": "application/json"})
+
+    async def _json(self, exchange: HttpExchange) -> Any:
+        """Return the JSON body of a request."""
+        serve = self._gateway.settings.serve
+        check_content_type(exchange)
+        length = exchange.header(b"content-length")
+        try:
+            async with asyncio.timeout(serve.timeout):
+                body = await read_body(
+                    exchange.receive, limit=serve.max_body, content_length=length
+                )
+        except TimeoutError:
+            raise SlowBody from None
+        return parse_json(body, max_depth=serve.max_depth)
 
     async def _metrics(self, exchange: HttpExchange) -> None:
         self._gateway.flush()
@@ -212,16 +263,7 @@ class App:
         serve, audits = self._gateway.settings.serve, self._gateway.audits
         assert audits is not None  # noqa: S101 - only then is there this route
         client = check_key(self._gateway.keys, exchange, "label")
-        check_content_type(exchange)
-        length = exchange.header(b"content-length")
-        try:
-            async with asyncio.timeout(serve.timeout):
-                body = await read_body(
-                    exchange.receive, limit=serve.max_body, content_length=length
-                )
-        except TimeoutError:
-            raise SlowBody from None
-        data = parse_json(body, max_depth=serve.max_depth)
+        data = await self._json(exchange)
         check(data, _LABEL)
         label = serve.compare.label(data["label"])
         if label is None:

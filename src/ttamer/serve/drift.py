@@ -246,7 +246,7 @@ class Audits:
         node = self._nodes[name]
         headers = {"x-request-id": request.request_id}
         try:
-            answer = await node.ask(request.endpoint.path, request.body, headers=headers)
+            answer = await node.ask(request.endpoint.upstream_path, request.body, headers=headers)
         except UpstreamFailed as error:
             return None, node_cost(node.settings, self._settings.nodes) if error.paid else 0.0
         confidence = float(answer.confidence or 0.0)

@@ -433,7 +433,7 @@ class Gateway:
         ask = node.ask_alone if alone else node.ask
         try:
             answer = await ask(
-                request.endpoint.path,
+                request.endpoint.upstream_path,
                 request.body,
                 timeout=request.seconds_left,
                 headers=request.headers(span),
@@ -441,7 +441,7 @@ class Gateway:
         except UpstreamFailed as error:
             failed = NodeFailed(error)
             if failed.is_client_error:
-                request.client_errors.add(name)
+                request.client_errors[name] = failed.code
             cost = self.settings.nodes[name].cost if failed.paid else 0.0
             span.finish(cost=cost, error=failed)
             raise failed from None

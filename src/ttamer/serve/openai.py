@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ttamer.serve.schemas import CHAT, CLASSIFY, COMPLETION, compile_schema
+from ttamer.serve.schemas import CHAT, CLASSIFY, COMPLETION, RESPONSE, compile_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,10 +26,14 @@ __all__ = [
     "CLASSIFICATIONS",
     "COMPLETIONS",
     "ENDPOINTS",
+    "RESPONSES",
     "Endpoint",
+    "chunks",
     "classification",
     "completion",
+    "event_of",
     "events",
+    "model",
     "model_list",
 ]
 
@@ -46,7 +50,7 @@ class Endpoint:
     """One kind of request that the cascade answers."""
 
     path: str
-    """The path below the base URL, here and at upstreams."""
+    """The path below the base URL."""
     schema: dict[str, Any]
     validator: Validator
     object: str
@@ -54,6 +58,13 @@ class Endpoint:
     chunk: str
     """The ``object`` field of an event; empty where there are no streams."""
     id_prefix: str
+    is_translated: bool = False
+    """Whether requests become chat completions at upstreams."""
+
+    @property
+    def upstream_path(self) -> str:
+        """The path below the base URL of upstreams."""
+        return "/chat/completions" if self.is_translated else self.path
 
 
 CHAT_COMPLETIONS = Endpoint(
@@ -78,7 +89,17 @@ CLASSIFICATIONS = Endpoint(
     "/classify", CLASSIFY, compile_schema(CLASSIFY), "classification", "", "cls-"
 )
 """Labels of texts, which OpenAI's API does not have."""
-ENDPOINTS = (CHAT_COMPLETIONS, COMPLETIONS, CLASSIFICATIONS)
+RESPONSES = Endpoint(
+    "/responses",
+    RESPONSE,
+    compile_schema(RESPONSE),
+    "response",
+    "chat.completion.chunk",
+    "resp_",
+    is_translated=True,
+)
+"""Responses without state, which are chat completions in another form."""
+ENDPOINTS = (CHAT_COMPLETIONS, COMPLETIONS, CLASSIFICATIONS, RESPONSES)
 """All endpoints that ask nodes."""
 
 
@@ -88,16 +109,20 @@ def completion(request: RequestContext, outcome: Outcome) -> dict[str, Any]:
     if endpoint is CLASSIFICATIONS:
         return classification(outcome, answer, request.request_id)
     response = answer.response
-    choice = {"logprobs": None, **response["choices"][0], "index": 0}
-    choice["finish_reason"] = choice.get("finish_reason") or "stop"
-    if endpoint is CHAT_COMPLETIONS:
-        choice["message"] = {"role": "assistant", "content": None, **choice["message"]}
+    choices = []
+    wanted = request.body.get("n") or 1
+    for index, given in enumerate(response["choices"][:wanted]):
+        choice = {"logprobs": None, **given, "index": index}
+        choice["finish_reason"] = choice.get("finish_reason") or "stop"
+        if endpoint is not COMPLETIONS:
+            choice["message"] = {"role": "assistant", "content": None, **choice["message"]}
+        choices.append(choice)
     body = {
         "id": endpoint.id_prefix + request.request_id,
         "object": endpoint.object,
         "created": int(time.time()),
         "model": outcome.by,
-        "choices": [choice],
+        "choices": choices,
     }
     usage = response.get("usage")
     return {**body, "usage": usage} if isinstance(usage, dict) else body
@@ -121,38 +146,51 @@ def classification(outcome: Outcome, answer: NodeAnswer, request_id: str) -> dic
 def events(request: RequestContext, body: Mapping[str, Any]) -> Iterator[bytes]:
     """Return a complete answer as server-sent events.
 
-    The role, then the text in chunks, then the finish reason, then the usage if requested.
+    For each choice the role, then the text in chunks, then the finish reason; then the usage if
+    requested.
     """
-    endpoint, choice = request.endpoint, body["choices"][0]
+    for chunk in chunks(request, body):
+        yield event_of(chunk)
+    yield DONE
+
+
+def chunks(request: RequestContext, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Return the data of the events of a complete answer."""
+    endpoint = request.endpoint
     head = {
         "id": body["id"],
         "object": endpoint.chunk,
         "created": body["created"],
         "model": body["model"],
     }
-
-    def event(part: dict[str, Any], finish: str | None = None) -> bytes:
-        parts = {"index": 0, **part, "finish_reason": finish}
-        return _event({**head, "choices": [parts]})
-
-    if endpoint is CHAT_COMPLETIONS:
-        message = choice["message"]
-        yield event({"delta": {"role": "assistant", "content": ""}})
-        for chunk in _chunks(message.get("content")):
-            yield event({"delta": {"content": chunk}})
-        others = {k: v for k, v in message.items() if k not in ("role", "content") and v}
-        if calls := others.get("tool_calls"):
-            others["tool_calls"] = [{"index": n, **c} for n, c in enumerate(calls)]
-        if others:
-            yield event({"delta": others})
-        yield event({"delta": {}, "logprobs": choice["logprobs"]}, choice["finish_reason"])
-    else:
-        for chunk in _chunks(choice["text"]):
-            yield event({"text": chunk, "logprobs": None})
-        yield event({"text": "", "logprobs": choice["logprobs"]}, choice["finish_reason"])
+    for choice in body["choices"]:
+        parts = _text_parts(choice) if endpoint is COMPLETIONS else _chat_parts(choice)
+        *others, last = parts
+        for part in others:
+            yield {**head, "choices": [{"index": choice["index"], **part, "finish_reason": None}]}
+        end = {"index": choice["index"], **last, "finish_reason": choice["finish_reason"]}
+        yield {**head, "choices": [end]}
     if request.include_usage:
-        yield _event({**head, "choices": [], "usage": body.get("usage")})
-    yield DONE
+        yield {**head, "choices": [], "usage": body.get("usage")}
+
+
+def _chat_parts(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    message = choice["message"]
+    yield {"delta": {"role": "assistant", "content": ""}}
+    for chunk in _chunks(message.get("content")):
+        yield {"delta": {"content": chunk}}
+    others = {k: v for k, v in message.items() if k not in ("role", "content") and v}
+    if calls := others.get("tool_calls"):
+        others["tool_calls"] = [{"index": n, **c} for n, c in enumerate(calls)]
+    if others:
+        yield {"delta": others}
+    yield {"delta": {}, "logprobs": choice["logprobs"]}
+
+
+def _text_parts(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for chunk in _chunks(choice["text"]):
+        yield {"text": chunk, "logprobs": None}
+    yield {"text": "", "logprobs": choice["logprobs"]}
 
 
 def _chunks(text: str | None) -> Iterator[str]:
@@ -161,11 +199,17 @@ def _chunks(text: str | None) -> Iterator[str]:
     return (text[i : i + CHUNK_LENGTH] for i in range(0, len(text), CHUNK_LENGTH))
 
 
-def _event(data: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data).encode() + b"\n\n"
+def event_of(data: Mapping[str, Any], name: str = "") -> bytes:
+    """Return a server-sent event, with a name if there is one."""
+    prefix = f"event: {name}\n".encode() if name else b""
+    return prefix + b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+def model(name: str) -> dict[str, Any]:
+    """Return the description of one model, in OpenAI's format."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": CASCADE}
 
 
 def model_list(names: list[str]) -> dict[str, Any]:
     """Return the list of models, in OpenAI's format."""
-    data = [{"id": name, "object": "model", "created": 0, "owned_by": CASCADE} for name in names]
-    return {"object": "list", "data": data}
+    return {"object": "list", "data": [model(name) for name in names]}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer._version import __version__
 from ttamer.serve.openai import CASCADE, ENDPOINTS
-from ttamer.serve.schemas import LABEL
+from ttamer.serve.schemas import EMBEDDING, LABEL
 
 if TYPE_CHECKING:
     from ttamer.serve.config import Settings
@@ -29,6 +29,7 @@ _SUMMARIES = {
     "/chat/completions": "Answer a chat by the cascade.",
     "/completions": "Continue a text by the cascade.",
     "/classify": "Label a text by the cascade.",
+    "/responses": "Answer without state by the cascade.",
 }
 _ERRORS = {
     "400": "The request does not match the schema, or every model refused it.",
@@ -55,6 +56,12 @@ def description(settings: Settings) -> dict[str, Any]:
     if serve.audit is not None:
         paths["/v1/labels"] = {"post": _labels(security)}
     paths["/v1/models"] = {"get": _get("List the available models.", "ModelList", security)}
+    model = _get("Describe one model.", "Model", security)
+    model["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": _TEXT}]
+    model["responses"]["404"] = _response(_ERRORS["404"], "Error")
+    paths["/v1/models/{model}"] = {"get": model}
+    if serve.embeddings is not None:
+        paths["/v1/embeddings"] = {"post": _embeddings(security)}
     paths["/healthz"] = {"get": _get("Return whether the process runs.", "Health", [])}
     ready = _get("Return whether requests are accepted.", "Health", [])
     ready["responses"]["503"] = _response("Starting, or shutting down.", "Health")
@@ -121,6 +128,18 @@ def _labels(security: list[Any]) -> dict[str, Any]:
     }
 
 
+def _embeddings(security: list[Any]) -> dict[str, Any]:
+    codes = ("400", "401", "408", "413", "415", "429", "502")
+    errors = {code: _response(_ERRORS[code], "Error") for code in codes}
+    return {
+        "summary": "Embed texts, by the embeddings upstream.",
+        "operationId": "embeddings",
+        "security": security,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": EMBEDDING}}},
+        "responses": {"200": _response("The vectors.", "Embeddings"), **errors},
+    }
+
+
 def _get(summary: str, schema: str, security: list[Any]) -> dict[str, Any]:
     responses = {"200": _response("OK", schema)}
     if security:
@@ -146,8 +165,10 @@ _ANSWERS = {
     "/chat/completions": "ChatCompletion",
     "/completions": "Completion",
     "/classify": "Classification",
+    "/responses": "Response",
 }
 _HEAD = {"id": _TEXT, "object": _TEXT, "created": _WHOLE, "model": _TEXT}
+_MODEL = _object({"id": _TEXT, "object": _TEXT, "owned_by": _TEXT})
 _MESSAGE = _object({"role": _TEXT}, content={"type": ["string", "null"]})
 _CHOICE = {"index": _WHOLE, "finish_reason": {"type": ["string", "null"]}}
 _SCHEMAS = {
@@ -168,12 +189,20 @@ _SCHEMAS = {
             "why": _TEXT,
         }
     ),
-    "ModelList": _object(
+    "Model": _MODEL,
+    "ModelList": _object({"object": _TEXT, "data": _list(_MODEL)}),
+    "Response": _object(
         {
+            "id": _TEXT,
             "object": _TEXT,
-            "data": _list(_object({"id": _TEXT, "object": _TEXT, "owned_by": _TEXT})),
-        }
+            "created_at": _WHOLE,
+            "status": _TEXT,
+            "model": _TEXT,
+            "output": _list({"type": "object"}),
+        },
+        usage={"type": ["object", "null"]},
     ),
+    "Embeddings": _object({"object": _TEXT, "data": _list({"type": "object"}), "model": _TEXT}),
     "Labelled": _object({"request": _TEXT, "audited": {"type": "boolean"}}),
     "Health": _object({"status": _TEXT}),
     "Error": _object(

@@ -30,8 +30,10 @@ from ttamer.serve.http import (
 )
 from ttamer.serve.otel import NO_SPAN
 from ttamer.serve.record import RequestRecord
+from ttamer.serve.responses import chat_body, response_from
 from ttamer.serve.schemas import check
 from ttamer.serve.streaming import CascadeStream, NodeFailed, Relay
+from ttamer.serve.upstream import KEPT_CODES
 
 if TYPE_CHECKING:
     from ttamer.serve.gateway import Gateway
@@ -71,8 +73,8 @@ class RequestContext:
     deadline: float = math.inf
     """The time by which it must be answered, by ``time.monotonic()``."""
     span: RequestSpan = NO_SPAN
-    client_errors: set[str] = field(default_factory=set)
-    """The nodes that blamed the request itself."""
+    client_errors: dict[str, str | None] = field(default_factory=dict)
+    """The nodes that blamed the request itself, with their error codes."""
     predictions: list[str | None] = field(default_factory=list)
     """The predictions of the nodes that have answered."""
 
@@ -85,7 +87,7 @@ class RequestContext:
         False
         """
         check(data, endpoint.validator)
-        body = dict(data)
+        body = chat_body(data) if endpoint.is_translated else dict(data)
         model = body.pop("model", openai.CASCADE)
         chosen = body.pop("ttamer", None) or {}
         stream = bool(body.pop("stream", None)) if endpoint.chunk else False
@@ -161,8 +163,8 @@ class RequestHandler:
         if policy.promise is not None and request.model in gateway.names:
             exchange.response_headers["x-ttamer-promise"] = policy.promise
         async with gateway.limit.slot(request.seconds_left):
-            if node is None and request.stream:
-                await self._stream(request, policy)
+            if request.stream and (node is None or request.endpoint.is_translated):
+                await self._stream(request, policy, node)
             elif node is None:
                 await self._answer(request, policy)
             elif request.stream:
@@ -202,15 +204,20 @@ class RequestHandler:
             raise _failure(error, request) from None
         self._asked, self._by, self._is_capped = outcome.asked, outcome.by, outcome.capped
         exchange.response_headers |= _path_headers(outcome.by, outcome.path, outcome.cost)
-        await exchange.send_json(200, openai.completion(request, outcome))
+        body = openai.completion(request, outcome)
+        if request.endpoint.is_translated:
+            body = response_from(body, request.request_id)
+        await exchange.send_json(200, body)
         if self._gateway.audits is not None and request.choice is None:
             self._gateway.audits.consider(request, outcome.asked)
 
-    async def _stream(self, request: RequestContext, policy: ActivePolicy) -> None:
-        """Answer by the cascade, in events."""
+    async def _stream(
+        self, request: RequestContext, policy: ActivePolicy, only: str | None
+    ) -> None:
+        """Answer by the cascade, or by one node, in events."""
         exchange, gateway = self._exchange, self._gateway
         async with AsyncExitStack() as stack:
-            stream = CascadeStream(gateway, request, policy, stack)
+            stream = CascadeStream(gateway, request, policy, stack, only=only)
 
             def begun() -> None:
                 exchange.response_headers |= _path_headers(stream.by, stream.path, stream.cost)
@@ -223,7 +230,7 @@ class RequestHandler:
             finally:
                 self._asked, self._is_capped = stream.asked, stream.is_capped
                 self._by = stream.by if stream.is_complete else None
-        if gateway.audits is not None and request.choice is None:
+        if gateway.audits is not None and request.choice is None and only is None:
             gateway.audits.consider(request, self._asked)
 
     async def _answer_alone(self, request: RequestContext, name: str) -> None:
@@ -236,14 +243,17 @@ class RequestHandler:
             raise _failure(error, request) from None
         self._asked, self._by = (asked,), name
         exchange.response_headers |= _path_headers(name, (name,), asked.cost)
-        if answer.content:
+        if answer.content and not request.endpoint.is_translated:
             await exchange.send_bytes(200, answer.content, _JSON)  # the upstream's own bytes
             return
         why = f"{name!r} answers alone"
         outcome = Outcome(
             answer, asked.prediction, name, (asked,), asked.cost, asked.seconds, why, capped=False
         )
-        await exchange.send_json(200, openai.completion(request, outcome))
+        body = openai.completion(request, outcome)
+        if request.endpoint.is_translated:
+            body = response_from(body, request.request_id)
+        await exchange.send_json(200, body)
 
     async def _relay(self, request: RequestContext, name: str) -> None:
         """Relay one node's stream."""
@@ -320,7 +330,11 @@ def _late() -> HttpError:
 def _failure(error: CascadeFailed, request: RequestContext) -> HttpError:
     """Return the error for the client when no node answered, without the nodes' own text."""
     nodes = [one.node for one in error.asked]
-    if nodes and request.client_errors >= set(nodes):
+    if nodes and request.client_errors.keys() >= set(nodes):
+        codes = {code for code in request.client_errors.values() if code is not None}
+        if len(codes) == 1:
+            code = codes.pop()
+            return HttpError(KEPT_CODES[code], code=code)
         return HttpError("the model refused the request as malformed", code="refused_upstream")
     if error.late or request.seconds_left <= TIMER_SLACK:
         return _late()

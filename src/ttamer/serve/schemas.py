@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     Validator = Callable[[Any], "Violation | None"]
 
-__all__ = ["CHAT", "CLASSIFY", "COMPLETION", "LABEL", "BadField", "check", "compile_schema"]
+__all__ = ["CHAT", "CLASSIFY", "COMPLETION", "EMBEDDING", "LABEL", "RESPONSE", "BadField",
+           "check", "compile_schema"]  # fmt: skip
 
 Schema = dict[str, Any]
 
@@ -223,6 +224,11 @@ _WORDS = {
     "null": "null",
 }
 
+MAX_CHOICES = 8
+"""The most choices (``n``) of one request."""
+MAX_INPUTS = 2048
+"""The most texts of one request for embeddings."""
+
 _MODEL: Schema = {"type": "string", "minLength": 1, "maxLength": 256}
 _CHOICE: Schema = {
     "type": "object",
@@ -239,7 +245,7 @@ _SAMPLING: Schema = {
     "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": 2},
     "top_p": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
     "max_tokens": {"type": ["integer", "null"], "minimum": 1},
-    "n": {"type": ["integer", "null"], "minimum": 1, "maximum": 1},
+    "n": {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_CHOICES},
     "stream": {"type": ["boolean", "null"]},
     "stream_options": {
         "type": ["object", "null"],
@@ -305,4 +311,47 @@ CLASSIFY: Schema = {
     "type": "object",
     "required": ["input"],
     "properties": {"model": _MODEL, "input": {"type": "string"}, "ttamer": _CHOICE},
+}
+EMBEDDING: Schema = {
+    "type": "object",
+    "required": ["input"],
+    "properties": {
+        "model": _MODEL,
+        "input": {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": MAX_INPUTS,
+                    "items": {"type": "string", "minLength": 1},
+                },
+            ]
+        },
+        "encoding_format": {"type": ["string", "null"], "enum": ["float", "base64", None]},
+        "dimensions": {"type": ["integer", "null"], "minimum": 1},
+    },
+}
+RESPONSE: Schema = {
+    "type": "object",
+    "required": ["model", "input"],
+    "properties": {
+        "model": _MODEL,
+        "input": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "minItems": 1, "items": {"type": "object"}},
+            ]
+        },
+        "instructions": {"type": ["string", "null"]},
+        "max_output_tokens": {"type": ["integer", "null"], "minimum": 1},
+        "previous_response_id": {"type": "null"},
+        "store": {"type": ["boolean", "null"]},
+        "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+        "text": {"type": ["object", "null"]},
+        "temperature": _SAMPLING["temperature"],
+        "top_p": _SAMPLING["top_p"],
+        "stream": _SAMPLING["stream"],
+        "ttamer": _CHOICE,
+    },
 }

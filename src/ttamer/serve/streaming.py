@@ -24,6 +24,7 @@ from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
 from ttamer.serve import openai
 from ttamer.serve.confidence import Unreadable, answer_text
 from ttamer.serve.node import NodeAnswer, call_cost
+from ttamer.serve.responses import ResponseEvents
 from ttamer.serve.upstream import UpstreamFailed
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class NodeFailed(UpstreamFailed):
     def __init__(self, error: UpstreamFailed) -> None:
         Exception.__init__(self, str(error))
         self.node, self.kind, self.status = error.node, error.kind, error.status
-        self.pause = error.pause
+        self.pause, self.code = error.pause, error.code
 
     @property
     def is_client_error(self) -> bool:
@@ -91,7 +92,7 @@ class Relay:
         try:
             stream = await self._stack.enter_async_context(
                 node.upstream.relay(
-                    request.endpoint.path,
+                    request.endpoint.upstream_path,
                     json.dumps(node.upstream.adapted(body)).encode(),
                     timeout=request.seconds_left,
                     headers=request.headers(self._span),
@@ -119,8 +120,10 @@ class Relay:
         self.is_complete = True
         self._span.finish(cost=self.cost)
 
-    async def events(self, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """Yield the events of a stream in the cascade's name, and book the tokens they count."""
+    async def events(
+        self, chunks: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the data of a stream's events in the cascade's name, and book their tokens."""
         request, node = self._request, self._gateway.settings.nodes[self._name]
         endpoint = request.endpoint
         head = {
@@ -143,15 +146,14 @@ class Relay:
                 usage = data.get("usage") or usage
                 if data["choices"] or request.include_usage:
                     kept = {key: data[key] for key in CHUNK_FIELDS if key in data}
-                    yield b"data: " + json.dumps({**kept, **head}).encode() + b"\n\n"
+                    yield {**kept, **head}
         with suppress(Unreadable):  # a stream without usage costs what a call costs
             self.cost = call_cost(node, {"usage": usage})
-        yield openai.DONE
 
     def _fail(self, error: UpstreamFailed) -> NodeFailed:
         self._failed = NodeFailed(error)
         if self._failed.is_client_error:
-            self._request.client_errors.add(self._name)
+            self._request.client_errors[self._name] = self._failed.code
         if not self._failed.paid:
             self.cost = 0.0
         self._span.finish(cost=self.cost, error=self._failed)
@@ -263,7 +265,10 @@ class CascadeStream:
         request: RequestContext,
         policy: ActivePolicy,
         stack: AsyncExitStack,
+        *,
+        only: str | None = None,
     ) -> None:
+        self._only = only
         self.gateway, self.request, self.policy, self.stack = gateway, request, policy, stack
         self._before: tuple[NodeCall, ...] = ()
         self._unused: list[NodeCall] = []
@@ -308,18 +313,29 @@ class CascadeStream:
                     yield COMMENT
             await walk
         except CascadeFailed as error:
-            self._before = error.asked
+            self._before, self._relay = error.asked, None
             raise
         finally:
             walk.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await walk
         begun()
-        async for event in self._answer():
-            yield event
+        if self.request.endpoint.is_translated:
+            response = ResponseEvents(self.request.request_id, self.by)
+            for event in response.start():
+                yield event
+            async for data in self._answer():
+                for event in response.feed(data):
+                    yield event
+            for event in response.end():
+                yield event
+        else:
+            async for data in self._answer():
+                yield openai.event_of(data)
+            yield openai.DONE
         self.is_complete = True
 
-    async def _answer(self) -> AsyncGenerator[bytes, None]:
+    async def _answer(self) -> AsyncGenerator[dict[str, Any], None]:
         request = self.request
         if self._relay is not None and self._chunks is not None:
             try:
@@ -333,8 +349,8 @@ class CascadeStream:
         else:
             assert self._outcome is not None  # noqa: S101 - the walk has ended
             outcome = self._outcome
-        for event in openai.events(request, openai.completion(request, outcome)):
-            yield event
+        for data in openai.chunks(request, openai.completion(request, outcome)):
+            yield data
 
     async def _whole(self, relay: Relay, chunks: AsyncGenerator[bytes, None]) -> Outcome:
         """Return the answer of an upstream that does not stream."""
@@ -357,6 +373,14 @@ class CascadeStream:
     async def _walk(self) -> None:
         """Ask nodes until one can be relayed, or the policy stops."""
         request, ahead = self.request, _Ahead(self)
+        if self._only is not None:
+            self._relay = Relay(self.gateway, request, self._only, self.stack, own=True)
+            self.by = self._only
+            try:
+                self._chunks, self._content_type = await self._relay.begin()
+            except NodeFailed as error:
+                raise CascadeFailed(str(error), (self._relay.asked(),)) from None
+            return
         steps = await self.gateway.steps(request, self.policy)
         try:
             question = next(steps)

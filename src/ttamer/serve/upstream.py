@@ -62,6 +62,18 @@ _STREAMING = ("stream", "stream_options")
 
 T = TypeVar("T")
 
+KEPT_CODES = {
+    "context_length_exceeded": "the prompt and the answer are longer than the model's context",
+    "string_above_max_length": "a text of the request is too long for the model",
+    "content_policy_violation": "the model's provider refused the content of the request",
+    "content_filter": "the model's provider refused the content of the request",
+    "invalid_image_url": "an image of the request could not be read",
+    "invalid_image_format": "an image of the request has a format that the model does not read",
+    "image_too_large": "an image of the request is too large for the model",
+    "unsupported_parameter": "the model does not take a parameter of the request",
+    "unsupported_value": "the model does not take a value of the request",
+}
+"""The error codes of upstreams that clients receive, with texts of our own."""
 FIRST_PAUSE = 0.05
 """The seconds before the first retry; doubled for each further one, or as Retry-After demands."""
 MAX_PAUSE = 10.0
@@ -86,8 +98,11 @@ class UpstreamFailed(TTamerError):
         status: int | None = None,
         pause: float = 0,
         upstream_text: str = "",
+        code: str | None = None,
     ) -> None:
         super().__init__(f"node {node!r}: {detail}")
+        self.code = code
+        """One of :data:`KEPT_CODES`, where the upstream gave it."""
         self.node, self.kind, self.status, self.pause = node, kind, status, pause
         self.upstream_text = upstream_text
         """The upstream's own text, for an operator only: it may hold a prompt or a key."""
@@ -422,6 +437,7 @@ class Upstream:
             status=status,
             pause=pause,
             upstream_text=error_text,
+            code=_error_code(response.content) if kind == "refused" else None,
         )
 
     async def _pause(self, failed: UpstreamFailed, retry: int, end: float | None) -> bool:
@@ -458,6 +474,15 @@ class Upstream:
 def _no_constant(token: str) -> float:
     """Refuse NaN and infinities, which JSON does not have and clients cannot read."""
     raise ValueError(token)
+
+
+def _error_code(content: bytes) -> str | None:
+    """Return the code of an error response, if it is one that clients know."""
+    try:
+        code = json.loads(content)["error"]["code"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return code if isinstance(code, str) and code in KEPT_CODES else None
 
 
 def _error_text(content: bytes) -> str:

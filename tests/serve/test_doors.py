@@ -1,0 +1,202 @@
+"""Further doors, through the official client: responses, embeddings, one model, several choices."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from ttamer.serve.http import HttpError
+from ttamer.serve.responses import chat_body
+
+ASK = [{"role": "user", "content": "q"}]
+TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
+
+
+class Answer(BaseModel):
+    letter: str
+
+
+@pytest.fixture
+def opened(run_gateway):
+    """A gateway and a client of it; both nodes answer with some text."""
+
+    def make(text="B and more", **options):
+        gateway = run_gateway(2, **options)
+        for name, upstream in gateway.served.upstreams.items():
+            upstream.answer = lambda *_, name=name: (text, 0.26 if name == "small" else 0.99)
+        client = openai.OpenAI(base_url=gateway.url, api_key="x", max_retries=0, timeout=30.0)
+        return gateway, client
+
+    return make
+
+
+@pytest.mark.parametrize("model", ["ttamer", "large"])
+def test_a_response_is_a_chat_completion_in_another_form(opened, model):
+    gateway, client = opened(serve={"direct": True})
+    with client:
+        found = client.responses.create(
+            model=model, input="q", instructions="Be brief.", max_output_tokens=9, temperature=0
+        )
+    assert found.output_text == "B and more"
+    assert (found.status, found.model) == ("completed", "large")
+    assert found.usage.output_tokens == 3
+    sent = gateway.served.upstreams["large"].requests[-1]
+    assert sent["messages"] == [{"role": "system", "content": "Be brief."}, *ASK]
+    assert sent["max_tokens"] == 9
+    assert gateway.metric("ttamer_answered_total") == 1
+
+
+@pytest.mark.parametrize("model", ["ttamer", "large"])
+@pytest.mark.parametrize("mode", ["last", "whole"])
+def test_a_response_streams(opened, model, mode):
+    _, client = opened(serve={"stream": mode, "direct": True})
+    with client, client.responses.stream(model=model, input="q") as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert kinds[0] == "response.created"
+    assert kinds[-1] == "response.completed"
+    assert kinds.count("response.output_text.delta") >= 1
+    assert final.output_text == "B and more"
+
+
+def test_structured_output_is_parsed_by_the_client(opened):
+    gateway, client = opened('{"letter":"B"}', serve={"compare": "json"})
+    with client:
+        found = client.responses.parse(model="ttamer", input="q", text_format=Answer)
+        chat = client.chat.completions.parse(model="ttamer", messages=ASK, response_format=Answer)
+    assert found.output_parsed == Answer(letter="B")
+    assert chat.choices[0].message.parsed == Answer(letter="B")
+    forms = [sent["response_format"] for sent in gateway.served.upstreams["large"].requests]
+    assert [form["json_schema"]["name"] for form in forms] == ["Answer", "Answer"]
+
+
+def tool_response():
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    message = {"role": "assistant", "content": None,
+               "tool_calls": [{"id": "c1", "type": "function", "function": function}]}  # fmt: skip
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    return json.dumps({"choices": [choice]}).encode()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_tools_are_translated_both_ways(opened, is_stream):
+    gateway, client = opened()
+    for upstream in gateway.served.upstreams.values():
+        upstream.raw = tool_response()
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "1 + 1?"}]},
+        {"type": "function_call", "call_id": "c0", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c0", "output": "2"},
+    ]
+    with client:
+        if is_stream:
+            with client.responses.stream(model="ttamer", input=items, tools=[TOOL]) as stream:
+                found = stream.get_final_response()
+        else:
+            found = client.responses.create(model="ttamer", input=items, tools=[TOOL])
+    (call,) = found.output
+    assert (call.type, call.name, call.arguments, call.call_id) == (
+        "function_call", "add", '{"a": 1}', "c1",
+    )  # fmt: skip
+    sent = gateway.served.upstreams["small"].requests[0]
+    assert [message["role"] for message in sent["messages"]] == ["user", "assistant", "tool"]
+    assert sent["tools"][0]["function"]["name"] == "add"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tools": [{"type": "web_search"}]},
+        {"input": [{"type": "item_reference", "id": "x"}]},
+        {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
+    ],
+)
+def test_what_needs_the_providers_state_or_tools_is_refused(more):
+    with pytest.raises(HttpError, match="not supported"):
+        chat_body({"model": "ttamer", "input": "q", **more})
+
+
+def test_images_are_passed_on_within_the_largest_body(opened):
+    gateway, client = opened(serve={"max_body": 20_000})
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10_000}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}]
+    with client:
+        assert client.chat.completions.create(model="ttamer", messages=messages).choices
+        part = {"type": "input_image", "image_url": image["image_url"]["url"]}
+        items = [{"role": "user", "content": [part]}]
+        assert client.responses.create(model="ttamer", input=items).output
+        image["image_url"]["url"] *= 3
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.chat.completions.create(model="ttamer", messages=messages)
+    assert caught.value.code == "body_too_large"
+    first, second = (sent["messages"][0]["content"]
+                     for sent in gateway.served.upstreams["small"].requests)  # fmt: skip
+    assert first[1]["image_url"] == second[0]["image_url"]
+
+
+def test_one_model_is_described(opened):
+    _, client = opened()
+    with client:
+        assert client.models.retrieve("ttamer").id == "ttamer"
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.models.retrieve("gpt-5")
+    assert caught.value.code == "model_not_found"
+
+
+def test_embeddings_are_passed_on(opened, start_upstream):
+    upstream = start_upstream("embeddings")
+    table = {"upstream": upstream.url, "model": "embed-1"}
+    gateway, client = opened(serve={"embeddings": table})
+    with client:
+        found = client.embeddings.create(model="any", input=["a b", "b"], encoding_format="float")
+        assert found.data[0].embedding[:3] == [1, 1, 0]
+        assert upstream.requests[0]["model"] == "embed-1"
+        with pytest.raises(openai.BadRequestError):
+            client.embeddings.create(model="any", input=[])
+        upstream.mode = "error"
+        with pytest.raises(openai.InternalServerError):
+            client.embeddings.create(model="any", input="a")
+    assert gateway.metric("ttamer_requests_total") == 3
+
+
+def test_without_their_upstream_there_are_no_embeddings(opened):
+    _, client = opened()
+    with client, pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="any", input="a")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_all_choices_of_the_answering_node_are_returned(opened, is_stream):
+    gateway, client = opened(serve={"stream": "whole"})
+    texts = ["B one", "B two"]
+    choices = [{"index": i, "message": {"role": "assistant", "content": text},
+                "finish_reason": "stop", "logprobs": {"content": [
+                    {"token": text, "logprob": -0.1, "top_logprobs": []}]}}
+               for i, text in enumerate(texts)]  # fmt: skip
+    for upstream in gateway.served.upstreams.values():
+        upstream.raw = json.dumps({"choices": choices}).encode()
+    with client:
+        found = client.chat.completions.create(model="ttamer", messages=ASK, n=2, stream=is_stream)
+        if is_stream:
+            parts = ["", ""]
+            for chunk in found:
+                for choice in chunk.choices:
+                    parts[choice.index] += choice.delta.content or ""
+        else:
+            parts = [choice.message.content for choice in found.choices]
+    assert parts == texts
+    assert gateway.served.upstreams["small"].requests[0]["n"] == 2
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_error_codes_that_clients_know_are_kept_without_the_text(opened, is_stream):
+    gateway, client = opened()
+    for upstream in gateway.served.upstreams.values():
+        upstream.mode, upstream.status, upstream.code = "error", 400, "context_length_exceeded"
+    with client, pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="ttamer", messages=ASK, stream=is_stream)
+    assert caught.value.code == "context_length_exceeded"
+    assert "sk-secret" not in str(caught.value)
