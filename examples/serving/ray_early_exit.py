@@ -1,0 +1,47 @@
+"""A network with early exits on Ray Serve, in batches.
+
+    serve run examples.serving.ray_early_exit:build folder=network tradeoff=0.95
+
+``folder`` is one that ``EarlyExit.save_pretrained`` wrote with a ladder of policies. Requests that
+arrive within 5 ms run as one batch; rows that the policy is done with leave it part way.
+
+    curl localhost:8000 -d '{"input": [0.1, 0.2, 0.3]}'
+"""
+
+import asyncio
+
+import torch
+from ray import serve
+
+from ttamer import torch as exits
+
+
+@serve.deployment(max_ongoing_requests=128)
+class EarlyExitServer:
+    """One replica: the network, and its policy."""
+
+    def __init__(self, folder, tradeoff):
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        network = exits.EarlyExit.from_pretrained(folder).to(device)
+        self.runner = exits.Runner.from_pretrained(folder, network, tradeoff=tradeoff)
+
+    @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.005)
+    async def answer(self, rows):
+        """Run rows as one batch, outside the event loop, so that others can arrive meanwhile."""
+        answers = await asyncio.to_thread(self.runner, torch.stack(rows))
+        names = self.runner.network.names
+        return [
+            {"class": class_, "exit": names[exit_]}
+            for class_, exit_ in zip(
+                answers.logits.argmax(1).tolist(), answers.exit.tolist(), strict=True
+            )
+        ]
+
+    async def __call__(self, request):
+        """Answer one request."""
+        return await self.answer(torch.tensor((await request.json())["input"]))
+
+
+def build(args):
+    """Return the application for ``serve run``."""
+    return EarlyExitServer.bind(args["folder"], float(args["tradeoff"]))

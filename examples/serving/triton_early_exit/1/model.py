@@ -1,0 +1,54 @@
+"""A network with early exits inside Triton Inference Server, in batches.
+
+Triton's dynamic batcher hands over several requests at once. They run as one batch: rows that the
+policy is done with leave it part way. The repository: models/early_exit/{config.pbtxt,network,
+1/model.py}, where network is a folder that ``EarlyExit.save_pretrained`` wrote with a ladder of
+policies; ttamer[torch] must be installed for the Python that runs the backend.
+"""
+
+import json
+
+import numpy as np
+import torch
+import triton_python_backend_utils as pb_utils
+
+from ttamer import torch as exits
+
+
+class TritonPythonModel:
+    """What Triton loads."""
+
+    def initialize(self, args):
+        """Load the network and the policy that the configuration names."""
+        parameters = json.loads(args["model_config"])["parameters"]
+        settings = {key: value["string_value"] for key, value in parameters.items()}
+        on_gpu = args.get("model_instance_kind") == "GPU"
+        device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
+        network = exits.EarlyExit.from_pretrained(settings["folder"]).to(device)
+        self.runner = exits.Runner.from_pretrained(
+            settings["folder"], network, tradeoff=float(settings["tradeoff"])
+        )
+        self.names = np.array([name.encode() for name in network.names], np.object_)
+
+    def execute(self, requests):
+        """Run the rows of all requests as one batch, and return each request its own."""
+        rows = [
+            torch.from_numpy(pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy())
+            for request in requests
+        ]
+        answers = self.runner(torch.cat(rows))
+        classes = answers.logits.argmax(1).cpu().numpy()
+        asked_last = self.names[answers.exit.cpu().numpy()]
+        responses, start = [], 0
+        for each in rows:
+            end = start + len(each)
+            responses.append(
+                pb_utils.InferenceResponse(
+                    output_tensors=[
+                        pb_utils.Tensor("CLASS", classes[start:end, None]),
+                        pb_utils.Tensor("EXIT", asked_last[start:end, None]),
+                    ]
+                )
+            )
+            start = end
+        return responses

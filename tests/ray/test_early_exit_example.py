@@ -1,0 +1,52 @@
+"""The example of a network with exits on Ray Serve, on a real cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import torch
+
+from ttamer import torch as exits
+from ttamer.fitting.plans import fit
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "serving" / "ray_early_exit.py"
+
+
+class Request:
+    """A request as Starlette has it, as far as the example reads it."""
+
+    def __init__(self, row):
+        self.row = row
+
+    async def json(self):
+        return {"input": self.row}
+
+
+def test_requests_that_arrive_together_get_the_answers_of_the_runner(cluster, tmp_path):
+    assert cluster.is_initialized()
+    from ray import serve
+
+    torch.manual_seed(0)
+    network = exits.vgg(11, width=8, classes=3).eval()
+    with torch.no_grad():
+        for ramp in network.exits:
+            ramp[-1].weight.mul_(20.0)  # confident enough that exits differ
+    images = torch.randn(40, 3, 32, 32)
+    trace = exits.trace_of(network, [(images, torch.arange(40) % 3)])
+    ladder = fit(trace, tradeoffs=(0.5, 0.95))
+    network.save_pretrained(tmp_path, policy=ladder)
+    spec = importlib.util.spec_from_file_location("ray_early_exit", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    app = module.build({"folder": str(tmp_path), "tradeoff": "0.95"})
+    serve.start(proxy_location="Disabled")
+    handle = serve.run(app, name="exits", route_prefix=None)
+    try:
+        waiting = [handle.remote(Request(image.tolist())) for image in images]
+        found = [response.result(timeout_s=60) for response in waiting]
+    finally:
+        serve.shutdown()
+    answers = exits.Runner(network, ladder.at(0.95))(images)
+    assert [each["class"] for each in found] == answers.logits.argmax(1).tolist()
+    assert [network.names.index(each["exit"]) for each in found] == answers.exit.tolist()

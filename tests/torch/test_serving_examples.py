@@ -1,0 +1,76 @@
+"""A network with exits in Triton Inference Server, by a stand-in for its Python API."""
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from ttamer import torch as exits
+from ttamer.fitting.plans import fit
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "serving"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with a tiny VGG and policies, some images, and its answers to them."""
+    torch.manual_seed(0)
+    network = exits.vgg(11, width=8, classes=3).eval()
+    with torch.no_grad():
+        for ramp in network.exits:
+            ramp[-1].weight.mul_(20.0)  # confident enough that exits differ
+    images = torch.randn(60, 3, 32, 32)
+    trace = exits.trace_of(network, [(images, torch.arange(60) % 3)])
+    ladder = fit(trace, tradeoffs=(0.5, 0.95))
+    folder = tmp_path_factory.mktemp("network")
+    network.save_pretrained(folder, policy=ladder)
+    answers = exits.Runner(network, ladder.at(0.95))(images)
+    return SimpleNamespace(folder=folder, images=images, answers=answers, names=network.names)
+
+
+def load(path):
+    """Import an example by its path."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Tensor(SimpleNamespace):
+    def as_numpy(self):
+        return self.values
+
+
+def test_triton_runs_the_requests_of_a_batch_together(saved, monkeypatch):
+    utils = ModuleType("triton_python_backend_utils")
+    utils.Tensor = lambda name, values: Tensor(name=name, values=values)
+    utils.InferenceResponse = lambda output_tensors: SimpleNamespace(tensors=output_tensors)
+    utils.get_input_tensor_by_name = lambda request, name: request[name]
+    monkeypatch.setitem(sys.modules, utils.__name__, utils)
+    text = (EXAMPLES / "triton_early_exit/config.pbtxt").read_text("utf-8")
+    pairs = re.findall(r'key: "(\w+)", value: \{ string_value: "([^"]+)" \}', text)
+    parameters = {key: {"string_value": value} for key, value in pairs}
+    parameters["folder"]["string_value"] = str(saved.folder)
+    model = load(EXAMPLES / "triton_early_exit/1/model.py").TritonPythonModel()
+    model.initialize({"model_config": json.dumps({"parameters": parameters})})
+    cuts = [slice(0, 1), slice(1, 8), slice(8, 60)]
+    requests = [{"INPUT": Tensor(values=saved.images[cut].numpy())} for cut in cuts]
+    calls = []
+    run = model.runner
+    model.runner = lambda batch: (calls.append(len(batch)), run(batch))[1]
+    responses = model.execute(requests)
+    assert calls == [60]
+    for response, cut in zip(responses, cuts, strict=True):
+        classes, by = (tensor.as_numpy() for tensor in response.tensors)
+        assert classes[:, 0].tolist() == saved.answers.logits[cut].argmax(1).tolist()
+        assert [name.decode() for name in by[:, 0]] == [
+            saved.names[k] for k in saved.answers.exit[cut].tolist()
+        ]
+    outputs = re.findall(r'name: "([A-Z]+)", data_type', text)
+    assert outputs == ["INPUT", *(tensor.name for tensor in responses[0].tensors)]
+    assert "dynamic_batching" in text
