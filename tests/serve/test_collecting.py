@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -270,7 +271,7 @@ def judging(upstream, verdict):
 
     def completion(path, body):
         text = body["messages"][-1]["content"]
-        if "Is the answer right?" not in text:
+        if "is the answer" not in text.lower():
             return real(path, body)
         judged.append(body)
         return {"choices": [{"message": {"content": verdict(text)}}]}
@@ -313,6 +314,34 @@ def test_a_verdict_that_is_none_leaves_its_row_out(served):
         collected(served, judge=Judge("large"))
     trace = collected(served, judge=Judge("large"), on_error="skip")
     assert len(trace) == 29
+
+
+def test_scores_of_a_judge_become_losses(served):
+    small, large = served.upstreams.values()
+    small.answer = lambda prompt, _: (f"{truth(prompt)}, I would say", 0.6)
+    judged = judging(large, lambda text: "7 of 10" if "I would say" in text else "10")
+    trace = collected(served, judge=Judge("large", graded=True))
+    assert trace.losses() == pytest.approx(np.array([[0.3, 0.0]] * 30))
+    assert trace.correct is None
+    assert "number from 0 to 10" in judged[0]["messages"][0]["content"]
+    assert tt.fit(trace).at(0.9).policy
+
+
+def test_a_judge_sees_no_label_where_others_have_none(served):
+    judged = judging(served.upstreams["large"], lambda _: "yes")
+    some = [*LABELLED[:10], *(Prompt(prompt.body) for prompt in LABELLED[10:])]
+    trace = collected(served, some, judge=Judge("large"))
+    assert len(trace) == 30
+    assert re.search(r"labels on \d+ of 20 answers .* which it did not see$", trace.notes[0])
+    assert not any("reference answer" in body["messages"][1]["content"] for body in judged)
+
+
+def test_a_judge_that_disagrees_with_the_labels_is_not_used(served):
+    judging(served.upstreams["large"], lambda _: "no")
+    with pytest.raises(TraceError, match="at least 90% is needed; change the rubric"):
+        collected(served, judge=Judge("large", min_agreement=0.9))
+    with pytest.raises(ArgumentError, match="from 0 to 1"):
+        Judge("large", min_agreement=2)
 
 
 def test_a_judge_is_a_node_of_the_cascade(served):

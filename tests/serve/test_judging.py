@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttamer.serve.confidence import Unreadable
-from ttamer.serve.judging import Agreement, Judge, verdict_from
+from ttamer.serve.judging import Agreement, Judge, score_from, verdict_from
 
 
 def reply(text):
@@ -46,6 +46,19 @@ def test_the_first_yes_or_no_is_the_verdict(text, verdict):
 def test_another_reply_is_no_verdict(text):
     with pytest.raises(Unreadable, match="neither yes nor no"):
         verdict_from(reply(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "score"), [("7", 0.7), ("Score: 10/10.", 1.0), ("0", 0.0), ("8.5 points", 0.85)]
+)
+def test_the_first_number_is_the_score(text, score):
+    assert score_from(reply(text)) == pytest.approx(score)
+
+
+@pytest.mark.parametrize("text", ["", "good", "11", "A7"])
+def test_another_reply_is_no_score(text):
+    with pytest.raises(Unreadable, match="no score"):
+        score_from(reply(text))
 
 
 @given(st.integers(1, 60), st.data())

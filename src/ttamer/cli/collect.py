@@ -50,6 +50,12 @@ def add_to(commands: Any) -> None:
                            "comparison with labels")  # fmt: skip
     upstreams.add_argument("--rubric", metavar="FILE",
                            help="with --judge: a text that defines what is right")  # fmt: skip
+    upstreams.add_argument("--graded", action="store_true",
+                           help="with --judge: it gives scores, which become losses, instead of "
+                           "yes and no")  # fmt: skip
+    upstreams.add_argument("--min-agreement", type=float, default=0.0, metavar="SHARE",
+                           help="with --judge: refuse its verdicts where it agrees with fewer "
+                           "labels (default 0)")  # fmt: skip
     upstreams.add_argument("--forget", action="store_true",
                            help="delete prompts and answers (the journal and "
                            "OUTPUT.answers.jsonl) once the trace is written")  # fmt: skip
@@ -114,12 +120,13 @@ def _judge(args: argparse.Namespace) -> Judge | None:
     from ttamer.serve.judging import Judge
 
     if args.judge is None:
-        if args.rubric is not None:
-            raise ArgumentError("--rubric is for a judge: give --judge NODE")
+        for flag, given in (("--rubric", args.rubric), ("--graded", args.graded),
+                            ("--min-agreement", args.min_agreement)):  # fmt: skip
+            if given:
+                raise ArgumentError(f"{flag} is for a judge: give --judge NODE")
         return None
-    if args.rubric is None:
-        return Judge(args.judge)
-    return Judge(args.judge, Path(args.rubric).read_text("utf-8").strip())
+    rubric = "" if args.rubric is None else Path(args.rubric).read_text("utf-8").strip()
+    return Judge(args.judge, rubric, args.graded, args.min_agreement)
 
 
 def _from_upstreams(args: argparse.Namespace) -> Trace:

@@ -30,9 +30,9 @@ from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.comparison import ALIAS_SEPARATOR
 from ttamer.runtime.jsonl import JsonLines, json_line
 from ttamer.serve.client import HttpClient
-from ttamer.serve.confidence import Unreadable, question_text
+from ttamer.serve.confidence import Unreadable, answer_text, question_text
 from ttamer.serve.embedding import Embedder
-from ttamer.serve.judging import Agreement, verdict_from
+from ttamer.serve.judging import Agreement, score_from, verdict_from
 from ttamer.serve.node import call_cost, open_nodes
 from ttamer.serve.prompt_signals import embedding_signals, prompt_signals
 from ttamer.serve.upstream import Upstream, UpstreamFailed
@@ -59,6 +59,8 @@ Endpoint = Literal["chat/completions", "completions", "classify"]
 MAX_FAILURES = 10
 """The number of failures in a row after which a node is not called any more."""
 
+HALF = 0.5
+"""The score from which an answer counts as right."""
 EMBEDDED_AT_ONCE = 64
 """The number of prompts in one call of the embeddings upstream."""
 
@@ -208,16 +210,18 @@ def collect_upstreams(
             asked; "skip" drops and counts them.
         answers: A file for the prompts and the answers of the trace's rows, as JSON lines (mode
             600).
-        judge: A node that decides which answers are right, instead of the comparison with labels;
-            where there are labels, ``notes`` has how often both agree. Verdicts are kept in the
-            journal, and are not part of the nodes' costs.
+        judge: A node that decides how right answers are, instead of the comparison with labels;
+            where there are labels, ``notes`` has how often both agree. Where only some prompts
+            have one, the judge sees none of them, so that its agreement holds for the others too.
+            Verdicts are kept in the journal, and are not part of the nodes' costs.
         progress: Called with the numbers of answers done, total and failed.
 
     Returns:
         The trace, with a cost per row where calls differ in cost.
 
     Raises:
-        TraceError: If labels are missing, the journal is not valid, or a prompt lacks an answer.
+        TraceError: If labels are missing, the journal is not valid, a prompt lacks an answer, or
+            the judge agrees with too few labels.
 
     ::
 
@@ -382,29 +386,36 @@ class _Verdicts:
         self._collection, self._judge = collection, judge
         self._node = collection.settings.nodes[judge.node]
         self._identity = {"judge": self._node.answer_settings, "rubric": judge.rubric}
+        self._sees_labels = all(prompt.label is not None for prompt in collection.prompts)
         self.failed: dict[str, str] = {}
         """The reasons why answers have no verdict, by key."""
 
     def _request(self, row: int, answer: str) -> dict[str, Any]:
         prompt = self._collection.prompts[row]
         label = " or ".join(prompt.label) if isinstance(prompt.label, tuple) else prompt.label
-        return self._judge.request(question_text(prompt.body), answer, label)
+        shown = label if self._sees_labels else None
+        return self._judge.request(question_text(prompt.body), answer, shown)
 
     def key(self, row: int, answer: str) -> str:
         """Return the key of a verdict in the journal."""
         return journal_key(self._identity, self._request(row, answer))
 
-    def verdict(self, row: int, answer: str) -> bool | None:
-        """Return whether an answer is right; ``None`` where there is no verdict."""
+    def score(self, row: int, answer: str) -> float | None:
+        """Return how right an answer is, from 0 to 1; ``None`` where there is no verdict."""
         entry = self._collection.journal.get(self.key(row, answer))
-        return None if entry is None else entry.confidence > 0
+        return None if entry is None else entry.confidence
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether answers have scores between right and wrong."""
+        return self._judge.graded
 
     async def all(self) -> None:
         """Ask the judge about the answers that have no verdict yet."""
         waiting: dict[str, dict[str, Any]] = {}
         for row in range(len(self._collection.prompts)):
             for entry in self._collection.entries(row):
-                if entry is not None and self.verdict(row, entry.text) is None:
+                if entry is not None and self.score(row, entry.text) is None:
                     waiting[self.key(row, entry.text)] = self._request(row, entry.text)
         calls = iter(waiting.items())
         async with HttpClient() as client, asyncio.TaskGroup() as group:
@@ -418,18 +429,22 @@ class _Verdicts:
         for key, request in calls:
             try:
                 response = await upstream.call("/chat/completions", request)
-                is_right = verdict_from(response.body)
+                read = score_from if self._judge.graded else verdict_from
+                score = float(read(response.body))
                 cost = call_cost(self._node, response.body)
             except (UpstreamFailed, Unreadable) as error:
                 self.failed[key] = str(error)
                 continue
-            verdict = JournalEntry("yes" if is_right else "no", float(is_right), cost)
-            self._collection.journal.add(key, verdict)
+            self._collection.journal.add(key, JournalEntry(answer_text(response.body), score, cost))
 
     def note(
-        self, rows: Sequence[int], correct: NDArray[np.bool_], labels: list[str] | None
+        self, rows: Sequence[int], scores: NDArray[np.float64], labels: Sequence[str | None] | None
     ) -> str:
-        """Return what the verdicts cost, and how often they agree with the labels."""
+        """Return what the verdicts cost, and how often they agree with the labels.
+
+        Raises:
+            TraceError: If they agree with fewer labels than the judge must.
+        """
         collection, compare = self._collection, self._collection.settings.serve.compare
         entries = [[entry for entry in collection.entries(row) if entry] for row in rows]
         keys = {
@@ -438,16 +453,23 @@ class _Verdicts:
             for entry in found
         }
         costs = [entry.cost for key in keys if (entry := collection.journal.get(key))]
-        by_rule = [
-            compare.is_right(entry.text, labels[row])
-            for row, found in zip(rows, entries, strict=True)
-            for entry in found
-            if labels is not None
-        ]
-        judged = correct.ravel().tolist() if labels is not None else []
+        judged, by_rule = [], []
+        for row, found, own in zip(rows, entries, scores, strict=True):
+            label = None if labels is None else labels[row]
+            if label is not None:
+                judged += [bool(score >= HALF) for score in own]
+                by_rule += [compare.is_right(entry.text, label) for entry in found]
+        agreement = Agreement.of(judged, by_rule)
+        least = self._judge.min_agreement
+        if agreement.answers and agreement.interval[1] < least:
+            raise TraceError(
+                f"the judge {self._judge.node!r} {agreement}, and at least {least:.0%} is needed; "
+                "change the rubric or the judge, or lower --min-agreement"
+            )
+        unseen = "" if self._sees_labels or not judged else ", which it did not see"
         return (
             f"judged by {self._judge.node!r} in {len(costs)} calls that cost {sum(costs):g}; the "
-            f"judge {Agreement.of(judged, by_rule)}"
+            f"judge {agreement}{unseen}"
         )
 
 
@@ -462,7 +484,9 @@ class _FailureCount:
         return self.count >= MAX_FAILURES
 
 
-def _labels(settings: Settings, prompts: Sequence[Prompt], *, needed: bool) -> list[str] | None:
+def _labels(
+    settings: Settings, prompts: Sequence[Prompt], *, needed: bool
+) -> list[str] | list[str | None] | None:
     """Return the predictions of the reference answers; ``None`` where there are none."""
     given = [prompt.label is not None for prompt in prompts]
     if not any(given):
@@ -472,10 +496,11 @@ def _labels(settings: Settings, prompts: Sequence[Prompt], *, needed: bool) -> l
                 'answer as right with target = "last" under [cascade]'
             )
         return None
-    labels, compare = [], settings.serve.compare
+    compare = settings.serve.compare
+    labels: list[str | None] = []
     for row, prompt in enumerate(prompts):
         label = _label_text(prompt.label, compare, row)
-        if label is None:
+        if label is None and (needed or prompt.label is not None):
             raise TraceError(
                 f"prompt {row} (counting from 0): the label {prompt.label!r} has no content under "
                 f'compare = "{compare}"; give every prompt a label, or none'
@@ -497,7 +522,10 @@ def _label_text(label: str | tuple[str, ...] | None, compare: Comparison, row: i
 
 
 def _trace(
-    settings: Settings, collection: _Collection, labels: list[str] | None, on_error: OnBad
+    settings: Settings,
+    collection: _Collection,
+    labels: Sequence[str | None] | None,
+    on_error: OnBad,
 ) -> tuple[list[int], Trace]:
     """Return the prompts that have all answers, and the trace of them."""
     names, verdicts = tuple(settings.nodes), collection.verdicts
@@ -508,7 +536,7 @@ def _trace(
         found = [entry for entry in entries if entry is not None]
         unjudged = None
         if verdicts is not None:
-            unjudged = next((e for e in found if verdicts.verdict(row, e.text) is None), None)
+            unjudged = next((e for e in found if verdicts.score(row, e.text) is None), None)
         if len(found) == len(names) and unjudged is None:
             rows.append(row)
             table.append(found)
@@ -530,17 +558,18 @@ def _trace(
     compare = settings.serve.compare
     predictions = [[compare.prediction(entry.text) for entry in found] for found in table]
     right = None if labels is None else [labels[row] for row in rows]
-    correct, notes = None, []
+    correct, score, notes = None, None, []
     if verdicts is not None:
-        correct = np.array([
-            [bool(verdicts.verdict(row, entry.text)) for entry in found]
+        scores = np.array([
+            [verdicts.score(row, entry.text) for entry in found]
             for row, found in zip(rows, table, strict=True)
-        ])  # fmt: skip
-        notes.append(verdicts.note(rows, correct, labels))
+        ], np.float64)  # fmt: skip
+        notes.append(verdicts.note(rows, scores, labels))
+        correct, score = (None, scores) if verdicts.is_graded else (scores >= HALF, None)
         right = None
     elif right is not None and not compare.is_transitive:  # labels are compared one by one
         correct = np.array([
-            [compare.is_right(entry.text, label) for entry in found]
+            [compare.is_right(entry.text, label or "") for entry in found]
             for found, label in zip(table, right, strict=True)
         ])  # fmt: skip
         right = None
@@ -550,6 +579,7 @@ def _trace(
         prediction=[compare.matched_all(each) for each in predictions],
         label=right,
         correct=correct,
+        score=score,
         cost=None if (cost == settings.spec.costs).all() else cost,
         extras=_extras(table),
         signals={} if collection.signals is None else collection.signals.columns(rows),
