@@ -52,6 +52,8 @@ def describe_record(
     described: dict[str, Any] = {"held": {}, "promises": []}
     if rungs.node_errors is not None:
         arrays["record_nodes"] = rungs.node_errors
+    if rungs.latencies is not None and np.isfinite(rungs.latencies).all():
+        arrays["record_latencies"] = rungs.latencies
     if held is not None:
         described["held"] = {
             "rows": held.rows,
@@ -138,7 +140,12 @@ def _rungs(arrays: Mapping[str, NDArray[Any]], count: int, nodes: int) -> Rungs:
         errors.shape != (nodes,) or not np.isfinite(errors).all() or (errors < 0).any()
     ):
         raise ArtefactDamaged("the record must have a finite error for each node")
-    return Rungs(table[0], table[1], table[2], errors)
+    times = arrays.get("record_latencies")
+    if times is not None and (
+        times.shape != (count, 3) or not np.isfinite(times).all() or (times < 0).any()
+    ):
+        raise ArtefactDamaged("the record must have three finite latencies for each policy")
+    return Rungs(table[0], table[1], table[2], errors, times)
 
 
 def _held(

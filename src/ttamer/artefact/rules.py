@@ -58,6 +58,7 @@ OPTIONAL_ARRAYS = {
     "record": (
         "record_rungs",
         "record_nodes",
+        "record_latencies",
         "record_held",
         "record_held_nodes",
         "record_held_bound",

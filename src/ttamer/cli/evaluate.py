@@ -31,6 +31,9 @@ def add_to(commands: Any) -> None:
                        help="the mixture that costs C per input in expectation")  # fmt: skip
     which.add_argument("--mistake-cost", type=float, metavar="M",
                        help="the policy of least cost where a mistake costs M")  # fmt: skip
+    which.add_argument("--p95", type=float, metavar="T",
+                       help="the policy of least error that answers 95%% of inputs within T, in "
+                       "the unit of <node>.latency")  # fmt: skip
     parser.add_argument("--target", choices=("label", "last"), help="overrides the cascade's")
     parser.add_argument("--skip-bad", action="store_true",
                         help="skip rows that cannot be used, and count them")  # fmt: skip
@@ -61,6 +64,8 @@ def run(args: argparse.Namespace) -> None:
         policies = [loaded]
     elif args.mistake_cost is not None:
         policies = [loaded.for_mistake_cost(args.mistake_cost)]
+    elif args.p95 is not None:
+        policies = [loaded.for_latency(p95=args.p95)]
     elif args.budget is not None:
         policies = [loaded.for_budget(args.budget)]
     else:
@@ -76,7 +81,9 @@ def run(args: argparse.Namespace) -> None:
         print(as_json({"rows": len(trace), "policies": facts}))
         return
     rows = [
-        [number(r.cost), f"{r.relative_cost:.1%}", shown_error(r.error, r.measure),
+        [number(r.cost), f"{r.relative_cost:.1%}",
+         *(number(t) for t in (r.latency, r.latency_p95) if t is not None),
+         shown_error(r.error, r.measure),
          " to ".join(shown_error(end, r.measure) for end in r.error_interval),
          f"{r.recalled:.1%}", f"{r.recall_helped:.1%}",
          f"{r.recall_hurt:.1%}", _short(policy)]
@@ -84,7 +91,18 @@ def run(args: argparse.Namespace) -> None:
     ]  # fmt: skip
     print(f"{len(trace)} rows\n")
     measure = results[0].measure
-    head = ["cost", "of full", measure, "95%", "recalled", "helped", "hurt", "tradeoff"]
+    timed = results[0].latency is not None
+    head = [
+        "cost",
+        "of full",
+        *(["latency", "95% within"] if timed else []),
+        measure,
+        "95%",
+        "recalled",
+        "helped",
+        "hurt",
+        "tradeoff",
+    ]
     print(table(head, list({tuple(row[:-1]): row for row in rows}.values())))
     print("\nof full: as a share of the full model's cost, or of the most expensive model's;")
     print("recalled: an earlier answer was returned; helped, hurt: that was better, worse.")

@@ -47,6 +47,9 @@ def add_fit_options(parser: Any) -> None:
                         default="quantile", help="how confidences become states")  # fmt: skip
     parser.add_argument("--hold-out", type=float, default=0.0, metavar="SHARE",
                         help="hold out this share of the rows, for promises")  # fmt: skip
+    parser.add_argument("--latency-weight", type=float, metavar="W",
+                        help="what a unit of latency is worth, in the cascade's unit of cost: "
+                        "policies weigh both (default: the cascade's)")  # fmt: skip
     parser.add_argument("--mistake-cost", type=float, metavar="M",
                         help="what one wrong answer costs, in the cascade's unit: shows the policy "
                         "of least total cost")  # fmt: skip
@@ -68,6 +71,7 @@ def fit_options(args: argparse.Namespace, progress: Callable[[str], None]) -> Fi
         "quantise": args.quantise,
         "seed": args.seed,
         "hold_out": args.hold_out,
+        "latency_weight": args.latency_weight,
         "progress": progress,
     }
 
@@ -160,9 +164,12 @@ def _show(ladder: FittedLadder) -> None:
 
     rungs = ladder.require_rungs()
     most = float(rungs.costs.max())
-    measure = ladder.fitted.measure
-    print(table(["cost", "of the most expensive", measure, "tradeoff"], [
+    measure, times = ladder.fitted.measure, rungs.latencies
+    latency = [] if times is None else ["latency", "95% within"]
+    print(table(["cost", "of the most expensive", measure, *latency, "tradeoff"], [
         [number(rungs.costs[rung]), f"{rungs.costs[rung] / most if most else 1:.1%}",
-         shown_error(float(rungs.errors[rung]), measure), f"{ladder[rung].tradeoff:.3g}"]
+         shown_error(float(rungs.errors[rung]), measure),
+         *(() if times is None else map(number, times[rung, :2].tolist())),
+         f"{ladder[rung].tradeoff:.3g}"]
         for rung in rungs.corners
     ]))  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.bootstrap import Interval, draw_counts, interval
-from ttamer.fitted.replay import full_cost, paid
+from ttamer.fitted.replay import full_cost, latency_of, paid
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,19 +63,24 @@ class Result:
     """The share of rows where it was wrong and the last one right, or lost more."""
     measure: Measure = "error"
     """What ``error`` is: the share of wrong answers, or ``"mean loss"``."""
+    latency: float | None = None
+    """The mean time per row, where the trace has latencies: nodes are asked one after another."""
+    latency_p95: float | None = None
+    """The time that 95% of rows do not exceed."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values.
 
         Returns:
             The fields by name; the quantiles of the cost have text keys, such as ``"0.5"``.
-            ``measure`` is there only where answers have losses.
+            ``measure`` is there only where answers have losses, latencies where they are known.
         """
         quantiles = {f"{q:g}": cost for q, cost in self.cost_quantiles.items()}
         values = {**vars(self), "cost_quantiles": quantiles}
         if self.measure == "error":
             del values["measure"]
-        return values
+        unknown = [name for name in ("latency", "latency_p95") if values[name] is None]
+        return {name: value for name, value in values.items() if name not in unknown}
 
 
 def evaluate(
@@ -146,6 +151,7 @@ def measure(
     recalled = played.last != played.answer
     theirs = losses[rows, played.last]
     error_interval, cost_interval = _intervals(mine, cost, resamples, seed)
+    took = latency_of(played.asked, trace)
     shares = np.bincount(played.answer, minlength=len(names)) / len(rows)
     return Result(
         rows=len(rows),
@@ -161,6 +167,8 @@ def measure(
         recall_helped=float((recalled & (theirs > mine)).mean()),
         recall_hurt=float((recalled & (theirs < mine)).mean()),
         measure=trace.measure,
+        latency=None if took is None else float(took.mean()),
+        latency_p95=None if took is None else float(np.quantile(took, 0.95)),
     )
 
 

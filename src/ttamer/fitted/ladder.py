@@ -447,6 +447,38 @@ class FittedLadder(Ladder):
         """
         return self.mixed(self.require_rungs().for_budget(cost), seed=seed)
 
+    def for_latency(self, *, p95: float) -> FittedPolicy:
+        """Return the policy of least expected error that answers within a time on 95% of inputs.
+
+        Nodes are asked one after another, so a row takes the sum of the latencies of the nodes
+        asked. A policy qualifies if an upper bound on the 95% quantile, with confidence 0.95 for
+        each policy, is at most ``p95``. Policies are not mixed: the quantile of a mixture may be
+        that of its slower part.
+
+        Args:
+            p95: The time that 95% of inputs may take, in the unit of ``<node>.latency``.
+
+        Returns:
+            One policy of the ladder; of equal errors, the cheapest.
+
+        Raises:
+            ArgumentError: The rows fitted to have no latencies, or no policy is that fast.
+        """
+        rungs = self.require_rungs()
+        if rungs.latencies is None:
+            raise ArgumentError(
+                "the rows fitted to have no latencies: add columns <node>.latency to the trace, "
+                "and fit it again"
+            )
+        bounds = rungs.latencies[:, 2]
+        fast = np.flatnonzero(bounds <= p95)
+        if not fast.size:
+            raise ArgumentError(
+                f"no policy of this ladder answers 95% of inputs within {p95:g}: the fastest takes "
+                f"{bounds.min():g} (an upper bound); give at least that"
+            )
+        return self[int(min(fast, key=lambda rung: (rungs.errors[rung], rungs.costs[rung])))]
+
     def for_error(
         self, at_most: float, *, confidence: float = 0.95, on: Trace | None = None, seed: int = 0
     ) -> Mixture:

@@ -28,6 +28,7 @@ __all__ = [
     "Setting",
     "asked_up_to",
     "full_cost",
+    "latency_of",
     "paid",
     "play_states",
 ]
@@ -154,6 +155,25 @@ def paid(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64]:
         reached = np.logical_or.accumulate(asked[:, ::-1], axis=1)[:, ::-1]
         cost = cost + (reached & ~asked) @ trace.spec.passing
     return np.asarray(cost, np.float64)
+
+
+def latency_of(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64] | None:
+    """Return, shape (T,), how long each row took: nodes are asked one after another.
+
+    ``None`` where the trace has no latency of a node that was asked.
+
+    >>> from ttamer.trace.spec import CascadeSpec
+    >>> from ttamer.trace.trace import Trace
+    >>> spec = CascadeSpec.of({"a": 1.0, "b": 2.0})
+    >>> trace = Trace(spec, np.zeros((2, 2)), extras={"latency": np.array([[1.0, 5.0]] * 2)})
+    >>> latency_of(np.array([[True, False], [True, True]]), trace).tolist()
+    [1.0, 6.0]
+    """
+    known = trace.extras.get("latency")
+    if known is None:
+        return None
+    total = np.where(asked, known, 0.0).sum(axis=1)
+    return None if np.isnan(total).any() else total
 
 
 def full_cost(spec: CascadeSpec, trace: Trace) -> float:

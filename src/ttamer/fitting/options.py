@@ -36,6 +36,7 @@ class FitKeywords(TypedDict, total=False):
     folds: int
     seed: int
     hold_out: float
+    latency_weight: float | None
     progress: ProgressOption
 
 
@@ -66,6 +67,9 @@ class FitOptions:
     hold_out: float = 0.0
     """The share of rows held out to test the ladder on, which promises need
     (``ladder.for_error``, ``ladder.for_drop``); at most half."""
+    latency_weight: float | None = None
+    """What a unit of latency is worth, in the unit of cost: policies minimise the loss and ``cost +
+    latency_weight * latency``. By default the cascade's."""
     progress: ProgressOption = None
     """Called with a line of text as the fit proceeds; ``True`` shows the progress (``tqdm``, or a
     line with the time left)."""
@@ -84,6 +88,9 @@ class FitOptions:
             raise ArgumentError(
                 f"smoothing must be finite and not negative, not {self.smoothing!r}"
             )
+        weight = self.latency_weight
+        if weight is not None and not 0 <= weight < math.inf:
+            raise ArgumentError(f"latency_weight must be finite and not negative, not {weight!r}")
         if not 0 <= self.hold_out <= MAX_HOLD_OUT:
             raise ArgumentError(f"hold_out is {self.hold_out!r}; it must be from 0 to 0.5")
 

@@ -30,7 +30,7 @@ from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import Rungs
 from ttamer.fitted.models import ConfidenceModel
 from ttamer.fitted.quantiser import Quantiser
-from ttamer.fitted.replay import full_cost, paid
+from ttamer.fitted.replay import full_cost, latency_of, paid
 from ttamer.fitting.beliefs import build_belief, searches_subsets
 from ttamer.fitting.counts import Counts, Pair
 from ttamer.fitting.options import FitOptions
@@ -39,6 +39,7 @@ from ttamer.policy.base import Ladder
 from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.problem.tradeoff import check_tradeoffs
 from ttamer.solvers import solve_ladder
+from ttamer.stats.bounds import quantile_upper
 from ttamer.stats.isotonic import falling
 from ttamer.trace.checks import check_for_fit
 from ttamer.trace.trace import require_rows
@@ -64,6 +65,8 @@ __all__ = [
     "fit",
     "held_out_rungs",
     "pairs_of",
+    "with_latencies",
+    "with_latency_price",
     "with_rungs",
 ]
 
@@ -85,6 +88,10 @@ MIN_STANDARD_ERRORS = 2.0
 """With fewer rows, another plan must be better by this many standard errors."""
 RUNGS = 48
 """The number of policies of a ladder."""
+LATENCY_QUANTILE = 0.95
+"""The quantile of the latency that is estimated of each policy."""
+LATENCY_CONFIDENCE = 0.95
+"""The confidence of the upper bound on it."""
 SHRINKAGE = 4.0
 """A state's share of wrong answers counts as if this many rows of the node's mean were added."""
 
@@ -116,7 +123,7 @@ def fit(trace: Trace, **options: Unpack[FitKeywords]) -> FittedLadder:
         trace: The answers of each node to each input.
         **options: The fields of :class:`~ttamer.fitting.FitOptions`: ``belief``, ``order``,
             ``states``, ``quantise``, ``smoothing``, ``tradeoffs``, ``folds``, ``seed``,
-            ``hold_out`` and ``progress``.
+            ``hold_out``, ``latency_weight`` and ``progress``.
 
     Returns:
         Policies for many tradeoffs, with estimates of what each does on new rows.
@@ -140,12 +147,57 @@ def _fit(trace: Trace, chosen: FitOptions) -> FittedLadder:
     kept = None
     if chosen.hold_out:
         trace, kept = _split(trace, chosen.hold_out, chosen.seed)
-    best, weights, rungs = choose_plan(trace, chosen)
-    ladder = build(trace, best, weights, progress=chosen.report)
+    priced = with_latency_price(trace, chosen)
+    best, weights, rungs = choose_plan(priced, chosen)
+    ladder = build(priced, best, weights, progress=chosen.report)
     if ladder.rungs is None or rungs is not None:
-        rungs = rungs or held_out_rungs(trace, best, weights, chosen)
-        ladder = with_rungs(ladder, rungs.errors, trace)
+        rungs = rungs or held_out_rungs(priced, best, weights, chosen)
+        ladder = with_rungs(ladder, rungs.errors, priced)
+    ladder = with_latencies(ladder, trace)
     return ladder if kept is None else ladder.with_holdout(kept)
+
+
+def with_latency_price(trace: Trace, options: FitOptions) -> Trace:
+    """Return the rows at the cost that policies weigh: the cost, and what the latency is worth."""
+    weight = options.latency_weight
+    weight = trace.spec.latency_weight if weight is None else weight
+    if not weight:
+        return trace
+    latency = trace.extras.get("latency")
+    lacking = [
+        name
+        for node, name in enumerate(trace.names)
+        if latency is None or np.isnan(latency[:, node]).any()
+    ]
+    if latency is None or lacking:
+        raise ArgumentError(
+            f"latency_weight is {weight:g}, and the trace has no latency of {', '.join(lacking)}: "
+            "add columns <node>.latency, or remove the weight"
+        )
+    return dataclasses.replace(trace, cost=trace.costs + weight * latency)
+
+
+def with_latencies(ladder: FittedLadder, trace: Trace) -> FittedLadder:
+    """Return the ladder with what its policies cost and how long they take on a trace.
+
+    Costs are the trace's own, without what latency is worth.
+    """
+    rungs = ladder.rungs
+    if rungs is None or "latency" not in trace.extras:
+        return ladder
+    costs, latencies = [], []
+    for played in ladder.play_all(trace):
+        costs.append(paid(played.asked, trace).mean())
+        took = latency_of(played.asked, trace)
+        if took is None:
+            return ladder
+        quantile = float(np.quantile(took, LATENCY_QUANTILE))
+        bound = quantile_upper(took, LATENCY_QUANTILE, 1 - LATENCY_CONFIDENCE)
+        latencies.append([took.mean(), quantile, bound])
+    if ladder.fitted.trace_digest != trace.digest:
+        ladder = fitted_to(ladder, ladder.fitted.rows, trace.digest)
+    found = dataclasses.replace(rungs, costs=np.array(costs), latencies=np.array(latencies))
+    return ladder.with_rungs(found)
 
 
 def with_rungs(ladder: FittedLadder, errors: NDArray[np.float64], trace: Trace) -> FittedLadder:

@@ -27,6 +27,8 @@ from ttamer.fitting.plans import (
     fitted_to,
     held_out_rungs,
     pairs_of,
+    with_latencies,
+    with_latency_price,
     with_rungs,
 )
 from ttamer.trace.trace import Trace
@@ -133,7 +135,7 @@ def fit_batches(
         return planned.belief_ladder(rows, digest)
     counts: Counts | None = None
     for batch in batches():
-        more = Counts.of(batch, planned.quantiser, planned.pairs)
+        more = Counts.of(with_latency_price(batch, chosen), planned.quantiser, planned.pairs)
         counts = more if counts is None else counts + more
         chosen.report(f"counted {int(counts.rows)} of {rows} rows")
     if counts is None or counts.rows != rows:
@@ -169,16 +171,19 @@ class Planned:
     rungs: Rungs | None
     quantiser: Quantiser
     options: FitOptions
+    as_read: Trace
+    """The sample at its own costs, without what latency is worth."""
 
     @classmethod
     def of(cls, sample: Trace, options: FitOptions) -> Planned:
         """Choose a plan and the states from a sample."""
+        as_read, sample = sample, with_latency_price(sample, options)
         plan, tradeoffs, rungs = choose_plan(sample, options)
         if rungs is None and plan.belief != "full":
             rungs = held_out_rungs(sample, plan, tradeoffs, options)
         states = 1 if plan.belief == "full" else plan.states  # a belief counts nothing
         quantiser = Quantiser.fit(sample.confidence, states=states, method=plan.quantise)
-        return cls(sample, plan, tradeoffs, rungs, quantiser, options)
+        return cls(sample, plan, tradeoffs, rungs, quantiser, options, as_read)
 
     @property
     def pairs(self) -> list[Pair]:
@@ -192,7 +197,7 @@ class Planned:
         ladder = build(self.sample, self.plan, self.tradeoffs, progress=self.options.report)
         if self.rungs is not None:
             ladder = with_rungs(ladder, self.rungs.errors, self.sample)
-        return fitted_to(ladder, rows, digest)
+        return fitted_to(with_latencies(ladder, self.as_read), rows, digest)
 
     def ladder(self, counts: Counts, digest: str) -> FittedLadder:
         """Fit from the counts of all rows."""
@@ -208,7 +213,8 @@ class Planned:
             self.tradeoffs,
             trace_digest=digest,
         )
-        return with_rungs(ladder, self.rungs.errors, self.sample)
+        ladder = with_rungs(ladder, self.rungs.errors, self.sample)
+        return fitted_to(with_latencies(ladder, self.as_read), int(counts.rows), digest)
 
 
 def _sample(batches: Iterable[Trace], most: int, options: FitOptions) -> tuple[Trace, int, str]:

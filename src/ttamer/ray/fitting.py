@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
-from ttamer.errors import TraceError
+from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitting import streaming
 from ttamer.fitting.counts import Counts
 from ttamer.ray.cluster import RETRIES, cpus, in_order, joined
@@ -110,6 +110,10 @@ def fit_parquet(
         planned = streaming.Planned.of(sample, chosen)
         if planned.plan.belief == "full":
             return planned.belief_ladder(rows, _digest(work))
+        if planned.sample is not planned.as_read:
+            raise ArgumentError(
+                "latency_weight on a cluster needs belief='full': other beliefs count costs alone"
+            )
         counts, digest = _count(work, planned.quantiser, planned.pairs, rows, say)
     return planned.ladder(counts, digest)
 

@@ -162,7 +162,15 @@ def write_report(
             f"The policies of {family} on its frontier, measured on {frontier.test_rows:,} rows; "
             f"costs as shares of what {advice.against} costs."
         ),
-        pick_head=("cost per input", "share", frontier.measure, "95% interval", "asked", ""),
+        pick_head=(
+            "cost per input",
+            "share",
+            *_latency_head(frontier),
+            frontier.measure,
+            "95% interval",
+            "asked",
+            "",
+        ),
         picks=_picks(frontier, ladder, family, advice),
         remarks=_remarks(test_trace),
     )
@@ -275,6 +283,7 @@ def _picks(
                 [
                     number(result.cost),
                     percent(share),
+                    *(number(t) for t in (result.latency, result.latency_p95) if t is not None),
                     error,
                     f"{low} to {high}",
                     f"{asked:.2f} nodes",
@@ -411,6 +420,12 @@ def _tiles(frontier: Frontier, advice: Recommendation) -> list[Tile]:
         share,
     )
     return [saving, accuracy, cheapest]
+
+
+def _latency_head(frontier: Frontier) -> tuple[str, ...]:
+    """Return the columns of latencies, where they are known."""
+    known = frontier.points[0].result.latency is not None
+    return ("mean latency", "95% within") if known else ()
 
 
 def _margins(frontier: Frontier) -> list[str]:

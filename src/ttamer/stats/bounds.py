@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["betting_p", "betting_upper", "binomial_p", "binomial_upper", "check_confidence"]
+__all__ = [
+    "betting_p",
+    "betting_upper",
+    "binomial_p",
+    "binomial_upper",
+    "check_confidence",
+    "quantile_upper",
+]
 
 BOLDEST = 0.9
 """A bet risks at most this share of the stake."""
@@ -80,6 +87,34 @@ def binomial_upper(wrong: int, rows: int, alpha: float) -> float:
     0.0295
     """
     return _least_refuted(lambda at_most: binomial_p(wrong, rows, at_most), wrong / rows, alpha)
+
+
+def quantile_upper(values: NDArray[np.float64], share: float, alpha: float) -> float:
+    """Return an upper bound on a quantile, which holds with confidence ``1 - alpha``.
+
+    It is one of the values, by the exact binomial law of how many lie below the quantile.
+
+    Args:
+        values: Shape (T,): the rows, at least one.
+        share: The quantile, between 0 and 1: 0.95 for the value that 95% do not exceed.
+        alpha: The level of the bound, between 0 and 1.
+
+    Returns:
+        The bound; ``inf`` where the rows are too few for one.
+
+    >>> quantile_upper(np.arange(100.0), 0.5, 0.05), quantile_upper(np.arange(10.0), 0.95, 0.05)
+    (58.0, inf)
+    """
+    rows = len(values)
+    low, high = 0, rows + 1  # the least k so that k or more below the quantile is unlikely
+    while low < high:
+        middle = (low + high) // 2
+        # At least ``middle`` below it is at most ``rows - middle`` above it.
+        if middle and binomial_p(rows - middle, rows, 1 - share) <= alpha:
+            high = middle
+        else:
+            low = middle + 1
+    return float(np.partition(values, low - 1)[low - 1]) if low <= rows else math.inf
 
 
 def betting_p(

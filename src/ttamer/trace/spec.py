@@ -9,6 +9,7 @@
     target = "label"         # "label" (the default) or "last": what counts as right
     mistakes = {fraud = {"*" = 20.0}}  # unequal mistakes, by label and prediction
     max_loss = 100.0         # the largest value of <node>.loss columns, where they have one
+    latency_weight = 0.002   # what a unit of <node>.latency is worth, in the unit of cost
 
     [[node]]
     name = "small"
@@ -68,7 +69,7 @@ _TARGETS = get_args(Target)
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ESCAPES = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _ESCAPES |= {'"': '\\"', "\\": "\\\\"}
-_HEAD_KEYS = ("order", "target", "name", "mistakes", "max_loss")
+_HEAD_KEYS = ("order", "target", "name", "mistakes", "max_loss", "latency_weight")
 _CONFIDENCE_OPTIONS = {"tokens": "all", "samples": 1, "verifier": None, "field": None}
 """Options of a node that its confidence depends on, with their defaults."""
 _NODE_KEYS = ("name", "cost", "after", "passing")
@@ -114,6 +115,7 @@ class CascadeSpec:
         serve: The ``[serve]`` table.
         mistakes: What a mistake costs, by label and prediction (:mod:`ttamer.trace.mistakes`).
         max_loss: The largest loss that a trace of this cascade can hold.
+        latency_weight: What a unit of latency is worth, in the unit of cost.
 
     Raises:
         CascadeError: If a node, a cost, the order or the target cannot be used.
@@ -134,6 +136,9 @@ class CascadeSpec:
     max_loss: float | None = None
     """The largest loss that ``<node>.loss`` columns can hold, where it is known beforehand:
     promises need it, and it is the unit of loss of a fit. It is 1 for scores."""
+    latency_weight: float = 0.0
+    """What a unit of latency is worth, in the unit of cost: fits weigh ``cost + latency_weight *
+    latency``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", tuple(self.nodes))
@@ -144,6 +149,8 @@ class CascadeSpec:
         object.__setattr__(self, "serve", dict(self.serve))
         object.__setattr__(self, "mistakes", checked_mistakes(self.mistakes))
         self._check_max_loss()
+        weight = _price(self.latency_weight, "[cascade]: latency_weight")
+        object.__setattr__(self, "latency_weight", weight)
         if not self.nodes:
             raise CascadeError("there are no nodes: add one [[node]] table for each model or exit")
         checked = []
@@ -227,6 +234,7 @@ class CascadeSpec:
         passing: Mapping[str, float] | None = None,
         mistakes: Mapping[str, Mapping[str, float]] | None = None,
         max_loss: float | None = None,
+        latency_weight: float = 0.0,
     ) -> CascadeSpec:
         """Build a cascade from a cost per node name, in that order.
 
@@ -239,6 +247,7 @@ class CascadeSpec:
                 "skip".
             mistakes: What a mistake costs, by label and prediction; ``"*"`` is any class.
             max_loss: The largest loss that a trace can hold, where it is known.
+            latency_weight: What a unit of latency is worth, in the unit of cost.
 
         Returns:
             The cascade.
@@ -258,7 +267,15 @@ class CascadeSpec:
                 f"passing names {', '.join(map(repr, past))}, and costs does not; "
                 f"the nodes are {', '.join(costs)}"
             )
-        return cls(nodes, order, target, name, mistakes=mistakes or {}, max_loss=max_loss)
+        return cls(
+            nodes,
+            order,
+            target,
+            name,
+            mistakes=mistakes or {},
+            max_loss=max_loss,
+            latency_weight=latency_weight,
+        )
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -618,6 +635,7 @@ class CascadeSpec:
             serve,
             head.get("mistakes", {}),
             head.get("max_loss"),
+            head.get("latency_weight", 0.0),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -632,6 +650,8 @@ class CascadeSpec:
             head["mistakes"] = {label: dict(row) for label, row in self.mistakes.items()}
         if self.max_loss is not None:
             head["max_loss"] = self.max_loss
+        if self.latency_weight:
+            head["latency_weight"] = self.latency_weight
         nodes = []
         for node in self.nodes:
             table: dict[str, Any] = {"name": node.name, "cost": node.cost}
