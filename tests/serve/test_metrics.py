@@ -218,6 +218,20 @@ def test_prometheus_itself_scrapes_a_gateway(prometheus, run_gateway, monkeypatc
     assert asked_nodes == {node: float(node in path) for node in ("small", "large")}
     assert query("ttamer_answered_total")[by] == 1
     assert query("ttamer_cost_total") == {None: cost}
+    # Every query of the dashboard finds data, once there are two scrapes; what is hidden while it
+    # is zero is looked for with its zeros.
+    query("count_over_time(ttamer_requests_in_flight[1m]) > 1")
+    for expression in dashboard_expressions():
+        shown = expression.replace("$__rate_interval", "1m").removesuffix(" > 0")
+        assert query(shown), expression
+
+
+def dashboard_expressions() -> list[str]:
+    """The queries of the Grafana dashboard: of its panels and of its annotations."""
+    path = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards" / "ttamer.json"
+    board = json.loads(path.read_text("utf-8"))
+    marks = [each["expr"] for each in board["annotations"]["list"] if "expr" in each]
+    return marks + [target["expr"] for panel in board["panels"] for target in panel["targets"]]
 
 
 def test_every_metric_is_in_the_docs(metrics):
