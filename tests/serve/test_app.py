@@ -365,3 +365,32 @@ def _until(true, seconds: float = 20.0) -> None:
             return
         pause.wait(0.01)
     raise AssertionError("it never became so")
+
+
+def test_pages_of_allowed_origins_may_ask_from_a_browser(run_gateway):
+    gateway = run_gateway(1, serve={"cors": ["https://app.example"]})
+    url = f"{gateway.url}/chat/completions"
+    body = {"model": "ttamer", "messages": [{"role": "user", "content": "Which?"}]}
+    asked = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization, x-ttamer-budget, cookie",
+    }
+    for origin, is_allowed in {"https://app.example": True, "https://evil.example": False}.items():
+        for reply in (
+            httpx.options(url, headers={"origin": origin, **asked}),
+            httpx.post(url, json=body, headers={"origin": origin}),
+        ):
+            assert reply.status_code == 200
+            assert reply.headers["vary"] == "origin"
+            allowed = reply.headers.get("access-control-allow-origin")
+            assert allowed == (origin if is_allowed else None)
+    preflight = httpx.options(url, headers={"origin": "https://app.example", **asked})
+    assert preflight.headers["access-control-allow-headers"] == "authorization, x-ttamer-budget"
+
+
+def test_without_cors_no_page_may_ask(run_gateway):
+    gateway = run_gateway(1)
+    headers = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    reply = httpx.options(f"{gateway.url}/chat/completions", headers=headers)
+    assert reply.status_code == 405
+    assert "access-control-allow-origin" not in reply.headers

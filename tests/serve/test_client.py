@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
-import ipaddress
 import ssl
 
 import pytest
 import uvloop
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from ttamer.serve import client as module
-from ttamer.serve.client import ConnectFailed, ConnectionCut, HttpClient, Target, TooLarge
+from ttamer.serve.client import (
+    ConnectFailed,
+    ConnectionCut,
+    HttpClient,
+    Route,
+    Target,
+    TooLarge,
+)
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -317,33 +318,6 @@ def test_a_header_cannot_begin_another(headers):
         Target("http://127.0.0.1/v1", {}).request(b"", headers)
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    """A certificate for 127.0.0.1, signed by itself, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
-    now = dt.datetime.now(dt.UTC)
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    built = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(address, critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    path = tmp_path_factory.mktemp("tls") / "server.pem"
-    path.write_bytes(
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        + built.public_bytes(pem)
-    )
-    return path
-
-
 @pytest.mark.parametrize("is_trusted", [True, False])
 def test_tls_is_spoken_with_servers_that_are_trusted(run, certificate, is_trusted):
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -361,3 +335,82 @@ def test_tls_is_spoken_with_servers_that_are_trusted(run, certificate, is_truste
     else:
         with pytest.raises(ConnectFailed):
             run(go())
+
+
+class Proxy:
+    """An HTTP proxy: tunnels to a server, and answers requests with a whole URL itself."""
+
+    def __init__(self, status: bytes = b"200 OK") -> None:
+        self._status = status
+        self.heads: list[bytes] = []
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.heads.append(head)
+        if not head.startswith(b"CONNECT "):
+            writer.write(OK)
+        else:
+            writer.write(b"HTTP/1.1 " + self._status + b"\r\n\r\n")
+            if self._status == b"200 OK":
+                host, port = head.split(b" ")[1].decode().rsplit(":", 1)
+                there, back = await asyncio.open_connection(host, int(port))
+                await asyncio.gather(_copy(reader, back), _copy(there, writer))
+        writer.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while content := await reader.read(65536):
+            writer.write(content)
+        writer.close()
+
+
+@pytest.mark.parametrize("status", [b"200 OK", b"407 Proxy Authentication Required"])
+def test_a_proxy_is_asked_for_a_tunnel_to_https_servers(run, certificate, status):
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(certificate)
+
+    async def go():
+        async with (
+            Server(OK, OK, tls=server_side) as server,
+            HttpClient() as client,
+            Proxy(status) as proxy,
+        ):
+            route = Route(proxy.url, "Basic dTpw", str(certificate))
+            target = Target(f"https://127.0.0.1:{server.port}/v1/x", {}, route)
+            for _ in range(2):
+                response = await client.post(target, b"{}", limit=LIMIT)
+            return response.content, server.requests, proxy.heads
+
+    if status != b"200 OK":
+        with pytest.raises(ConnectFailed, match="status 407"):
+            run(go())
+        return
+    content, requests, heads = run(go())
+    assert content == b"hi"
+    assert len(requests) == 2
+    assert requests[0].startswith(b"POST /v1/x HTTP/1.1\r\n")
+    (head,) = heads  # the tunnel is kept
+    assert b"proxy-authorization: Basic dTpw\r\n" in head
+    assert b"proxy-authorization" not in requests[0]
+
+
+def test_a_proxy_gets_the_whole_url_of_http_servers(run):
+    async def go():
+        async with HttpClient() as client, Proxy() as proxy:
+            target = Target("http://models.invalid/v1/x?y=1", {}, Route(proxy.url, "Basic dTpw"))
+            response = await client.post(target, b"{}", limit=LIMIT)
+            return response.content, proxy.heads[0]
+
+    content, head = run(go())
+    assert content == b"hi"
+    assert head.startswith(b"POST http://models.invalid/v1/x?y=1 HTTP/1.1\r\n")
+    assert b"proxy-authorization: Basic dTpw\r\n" in head

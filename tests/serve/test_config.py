@@ -132,6 +132,9 @@ fallback = "http://127.0.0.1:9/v1"
         ('keys_env = ""', "text"),
         ('keys_env = "a\\nb"', "text"),
         ('otel = "collector"', "a URL"),
+        ('cors = "https://app.example"', "a list of origins"),
+        ('cors = ["https://app.example/page"]', "without a path"),
+        ('cors = ["*", "https://app.example"]', "a list of origins"),
     ],
 )
 def test_what_is_wrong_with_serve_is_reported(line, said):
@@ -144,6 +147,15 @@ def test_what_is_wrong_with_serve_is_reported(line, said):
     ("line", "said"),
     [
         ("tiemout = 1", "unknown key 'tiemout'; allowed are upstream, model"),
+        ('headers = {host = "x"}', "which the gateway sets itself"),
+        ('headers = {"a b" = "x"}', "no name of a header"),
+        ('headers = {x = {environ = "A"}}', "a table like"),
+        ('key_header = "api-key"', "needs key_env"),
+        ('key_env = "A"\nkey_header = "api key"', "the name of a header"),
+        ("query = {}", "a table like"),
+        ('proxy = "https://proxy:3128"', '"http://proxy.example:3128"'),
+        ('proxy = "http://user@proxy:3128"', "without user"),
+        ('proxy_auth_env = "A"', "needs proxy"),
         ("timeout = 0", "above 0"),
         ("retries = -1", "from 0 to 10"),
         ('confidence = "guess"', '"none", "agreement", "verifier", "field"'),

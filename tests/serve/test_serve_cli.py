@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -273,3 +274,14 @@ def test_a_policy_for_other_answers_is_refused_unless_forced(make_served, capsys
     assert main(command) == (0 if why is None else 2)
     assert why is None or why in capsys.readouterr().err
     assert main([*command, "--force"]) == 0
+
+
+def test_it_serves_https(served, start, certificate, capsys):
+    gateway = start(served, "--tls-cert", str(certificate))
+    assert gateway.url.startswith("https://")
+    trusted = ssl.create_default_context(cafile=certificate)
+    assert httpx.get(f"{gateway.url}/readyz", verify=trusted).status_code == 200
+    files = [str(served.cascade), str(served.artefact)]
+    for wrong in (["--tls-cert", str(served.cascade)], ["--tls-key", str(certificate)]):
+        assert main(["serve", *files, "--check", *wrong]) == 2
+        assert "--tls-cert" in capsys.readouterr().err

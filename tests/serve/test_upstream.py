@@ -8,7 +8,7 @@ import pytest
 
 from ttamer.serve import upstream as module
 from ttamer.serve.client import HttpClient
-from ttamer.serve.config import NodeSettings
+from ttamer.serve.config import HeaderFromEnv, NodeSettings
 from ttamer.serve.upstream import CircuitBreaker, Upstream, UpstreamFailed
 
 # The test's own server, ended in mid-answer, may leave a socket to the garbage collector.
@@ -425,3 +425,30 @@ def test_calls_that_wait_end_when_the_breaker_opens(small):
     small.mode = "slow"
     assert asyncio.run(go()) == ["timeout"] * 21
     small.release()
+
+
+def test_azure_wants_the_key_in_its_own_header_and_a_query(small, monkeypatch):
+    monkeypatch.setenv("AZURE_KEY", "secret")
+    monkeypatch.setenv("TOKEN", "hidden")
+    node = settings(
+        small.url,
+        key_env="AZURE_KEY",
+        key_header="api-key",
+        query=(("api-version", "2024-10-21"),),
+        headers=(("x-team", "search"), ("x-token", HeaderFromEnv("TOKEN"))),
+    )
+    ask(node, headers={"api-key": "theirs", "X-Team": "theirs", "x-request-id": "r1"})
+    sent = small.request_headers[0]
+    assert (sent["api-key"], sent["x-team"], sent["x-token"]) == ("secret", "search", "hidden")
+    assert sent["x-request-id"] == "r1"
+    assert "authorization" not in sent
+    assert small.queries == ["api-version=2024-10-21"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no certificate"])
+def test_certificates_that_cannot_be_read_are_reported_at_once(tmp_path, content):
+    path = tmp_path / "ca.pem"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(module.CascadeError, match="ca_file is"):
+        Upstream(settings("https://x/v1", ca_file=str(path)), None)

@@ -61,6 +61,7 @@ class FaultyUpstream:
         self.requests: list[dict[str, Any]] = []
         """The bodies that came, in order."""
         self.request_headers: list[dict[str, str]] = []
+        self.queries: list[str] = []
         self.answered = 0
         """How many answers were whole."""
         self.open = self.most_open = 0
@@ -191,6 +192,7 @@ class FaultyUpstream:
             self.requests.append(body)
             self._lock.notify_all()
             self.request_headers.append(dict(request.headers))
+            self.queries.append(request.url.query)
             self.open += 1
             self.most_open = max(self.most_open, self.open)
         try:

@@ -42,6 +42,10 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--fd", type=int, metavar="N",
                         help="serve on an inherited listening socket, instead of --host and "
                         "--port")  # fmt: skip
+    parser.add_argument("--tls-cert", metavar="FILE",
+                        help="serve https with this certificate, a PEM file")  # fmt: skip
+    parser.add_argument("--tls-key", metavar="FILE",
+                        help="the key of the certificate, unless its file holds it")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -54,11 +58,17 @@ def run(args: argparse.Namespace) -> None:
     from ttamer.serve.config import read_settings
     from ttamer.serve.gateway import Gateway
     from ttamer.serve.probing import probe
-    from ttamer.serve.server import check_exposure, inherit, listen
+    from ttamer.serve.server import check_certificate, check_exposure, inherit, listen
     from ttamer.serve.server import run as serve
 
     if args.probe is not None and not args.check:
         raise ArgumentError("--probe belongs to --check; add --check")
+    certificate = None
+    if args.tls_cert is not None:
+        certificate = (args.tls_cert, args.tls_key)
+        check_certificate(*certificate)
+    elif args.tls_key is not None:
+        raise ArgumentError("--tls-key needs --tls-cert; add it")
     settings = read_settings(args.cascade)
     gateway = Gateway(settings, args.policy, force=args.force)
     check_exposure(args.host, has_keys=gateway.keys is not None, is_open=args.open)
@@ -84,10 +94,11 @@ def run(args: argparse.Namespace) -> None:
         return
     with inherit(args.fd) if args.fd is not None else listen(args.host, args.port) as listener:
         host, port = listener.getsockname()[:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if certificate is None else "https"
+        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         text = f"serving {', '.join(names)} at {url}/v1, status at {url}/status"
         text += f"\n{policies.described}"
-        serve(gateway, listener, lambda: _print(args, {"url": url, **facts}, text))
+        serve(gateway, listener, lambda: _print(args, {"url": url, **facts}, text), certificate)
 
 
 def _print(args: argparse.Namespace, facts: dict[str, Any], text: str) -> None:

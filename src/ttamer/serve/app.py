@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import ArgumentError
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["App", "make_app"]
 
 _LABEL, _EMBEDDING = compile_schema(LABEL), compile_schema(EMBEDDING)
+_ALLOWED_HEADER = re.compile(r"authorization|content-type|x-[a-z0-9-]{1,64}|openai-[a-z]{1,32}")
+"""The request headers that a page of an allowed origin may set."""
 
 
 def make_app(gateway: Gateway) -> App:
@@ -62,6 +65,7 @@ class App:
         self._gateway = gateway
         self._description = description(gateway.settings)
         self._hosts = gateway.hosts
+        self._cors = gateway.settings.serve.cors
         self._routes: dict[str, tuple[str, Handler]] = {
             "/healthz": ("GET", self._health),
             "/readyz": ("GET", self._readiness),
@@ -92,6 +96,8 @@ class App:
             exchange = HttpExchange(scope, receive, send)
             if not self._gateway.ready:  # the next request needs another process
                 exchange.response_headers["connection"] = "close"
+            if self._cors:
+                self._allow_origin(exchange)
             if self._hosts is not None and not exchange.has_host(self._hosts):
                 await self._handle(exchange, self._wrong_host)
                 return
@@ -139,6 +145,9 @@ class App:
             )
 
     def _handler(self, exchange: HttpExchange) -> Handler:
+        asked = exchange.header(b"access-control-request-method")
+        if exchange.method == "OPTIONS" and asked and self._cors:
+            return self._preflight
         method, handler = self._routes.get(exchange.path, ("POST", None))
         if exchange.path.startswith(f"{MODELS}/"):
             method, handler = "GET", self._with_key(self._model, "ask")
@@ -149,6 +158,25 @@ class App:
             exchange.response_headers["allow"] = method
             raise HttpError(f"use {method} here", status=405, code="method_not_allowed")
         return handler
+
+    def _allow_origin(self, exchange: HttpExchange) -> None:
+        """Let a page of an allowed origin read the response."""
+        exchange.response_headers["vary"] = "origin"
+        origin = exchange.header(b"origin")
+        if origin is not None and (self._cors == ("*",) or origin in self._cors):
+            exchange.response_headers["access-control-allow-origin"] = origin
+            exchange.response_headers["access-control-expose-headers"] = "*"
+
+    async def _preflight(self, exchange: HttpExchange) -> None:
+        """Answer a browser's question about what a page may send."""
+        asked = exchange.header(b"access-control-request-headers") or ""
+        names = [name.strip().lower() for name in asked.split(",")]
+        headers = {
+            "access-control-allow-methods": "GET, POST",
+            "access-control-allow-headers": ", ".join(filter(_ALLOWED_HEADER.fullmatch, names)),
+            "access-control-max-age": "600",
+        }
+        await exchange.send_bytes(200, b"", headers)
 
     def _with_key(self, handler: Handler, role: str) -> Handler:
         async def handle(exchange: HttpExchange) -> None:

@@ -4,6 +4,7 @@ The parser is llhttp's (``httptools``, which the server uses too). A general cli
 the time of a request; this one has what a gateway needs: TLS, keep-alive, chunked bodies, limits on
 the size of headers and bodies, and streams whose sender waits for a slow reader. It follows no
 redirect, keeps no cookie, reads no proxy from the environment and accepts no compressed response.
+A :class:`Route` leads through an HTTP proxy: https by a tunnel (CONNECT), http by the whole URL.
 
 Time limits are the caller's (``asyncio.timeout``): a block that ends early closes its connection.
 """
@@ -28,7 +29,16 @@ except ImportError:
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-__all__ = ["ConnectFailed", "ConnectionCut", "HttpClient", "Response", "TooLarge"]
+__all__ = [
+    "ConnectFailed",
+    "ConnectionCut",
+    "HttpClient",
+    "Response",
+    "Route",
+    "Target",
+    "TooLarge",
+    "tls_context",
+]
 
 KEEP_ALIVE = 4.0
 """The seconds that an idle connection is kept.
@@ -58,12 +68,24 @@ class TooLarge(ConnectionError):
     """The response has more bytes than allowed."""
 
 
+class Route(NamedTuple):
+    """How a server is reached, and which certificates it may have."""
+
+    proxy: str | None = None
+    """The URL of an HTTP proxy."""
+    proxy_auth: str | None = None
+    """The value of ``Proxy-Authorization``."""
+    ca_file: str | None = None
+    """A file of certificates that are trusted besides those of the system."""
+
+
 class Origin(NamedTuple):
     """A server: what connections are kept for."""
 
     host: str
     port: int
     is_tls: bool
+    route: Route = Route()
 
 
 class Target:
@@ -71,14 +93,17 @@ class Target:
 
     __slots__ = ("_head", "origin")
 
-    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str], route: Route = Route()) -> None:  # noqa: B008 - it is immutable
         parts = urlsplit(url)
         is_tls = parts.scheme == "https"
         host = parts.hostname or ""
-        self.origin = Origin(host, parts.port or (443 if is_tls else 80), is_tls)
+        self.origin = Origin(host, parts.port or (443 if is_tls else 80), is_tls, route)
         path = parts.path or "/"
         if parts.query:
             path = f"{path}?{parts.query}"
+        if route.proxy is not None and not is_tls:
+            path = f"http://{parts.netloc}{path}"
+            headers = {**headers, **_proxy_headers(route)}
         head = f"POST {path} HTTP/1.1\r\nhost: {parts.netloc}\r\naccept-encoding: identity\r\n"
         self._head = (head + _lines(headers)).encode("latin-1")
 
@@ -86,6 +111,10 @@ class Target:
         """Return the bytes of a request."""
         head = f"{_lines(headers or {})}content-length: {len(content)}\r\n\r\n"
         return self._head + head.encode("latin-1") + content
+
+
+def _proxy_headers(route: Route) -> dict[str, str]:
+    return {} if route.proxy_auth is None else {"proxy-authorization": route.proxy_auth}
 
 
 def _lines(headers: Mapping[str, str]) -> str:
@@ -121,6 +150,58 @@ class Response:
         self._connection.release()
 
 
+def tls_context(ca_file: str | None) -> ssl.SSLContext:
+    """Return which certificates of servers are accepted.
+
+    Raises:
+        OSError: If the file cannot be read, or holds no certificate.
+    """
+    context = ssl.create_default_context()
+    if ca_file is not None:
+        context.load_verify_locations(ca_file)
+    return context
+
+
+class _Tunnel(asyncio.Protocol):
+    """The request to a proxy for a connection to a server; ``opened`` is set by its response."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._received = b""
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Ask for the connection."""
+        host = f"[{self._origin.host}]" if ":" in self._origin.host else self._origin.host
+        address = f"{host}:{self._origin.port}"
+        lines = _lines({"host": address, **_proxy_headers(self._origin.route)})
+        transport.write(f"CONNECT {address} HTTP/1.1\r\n{lines}\r\n".encode("latin-1"))
+
+    def data_received(self, data: bytes) -> None:
+        """Take the response."""
+        self._received += data
+        if b"\r\n\r\n" in self._received or len(self._received) > MAX_HEADER_BYTES:
+            status = self._received.split(b" ", 2)[1:2]
+            if status == [b"200"]:
+                self._end(None)
+            else:
+                shown = status[0][:3].decode("latin-1") if status else "none"
+                self._end(ConnectFailed(f"the proxy opened no connection: status {shown}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail, unless the response was received."""
+        del exc
+        self._end(ConnectFailed("the proxy closed the connection"))
+
+    def _end(self, error: Exception | None) -> None:
+        if self.opened.done():
+            return
+        if error is None:
+            self.opened.set_result(None)
+        else:
+            self.opened.set_exception(error)
+
+
 class HttpClient:
     """A pool of connections; open inside ``async with``.
 
@@ -137,6 +218,7 @@ class HttpClient:
 
     def __init__(self, connections: int = 512, *, tls: ssl.SSLContext | None = None) -> None:
         self._limit, self._tls = connections, tls
+        self._contexts: dict[str | None, ssl.SSLContext] = {}
         self._idle: dict[Origin, deque[_Connection]] = {}
         self._open: set[_Connection] = set()
         self._opening = 0
@@ -193,14 +275,13 @@ class HttpClient:
             await self._wait()
 
     async def _connect(self, origin: Origin) -> _Connection:
-        loop = asyncio.get_running_loop()
         self._opening += 1
+        context = self._context(origin.route.ca_file) if origin.is_tls else None
         try:
-            _, connection = await loop.create_connection(
-                lambda: _Connection(self, origin),
-                origin.host,
-                origin.port,
-                ssl=self._context() if origin.is_tls else None,
+            if origin.route.proxy is not None:
+                return await self._connect_by_proxy(origin, origin.route.proxy, context)
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: _Connection(self, origin), origin.host, origin.port, ssl=context
             )
         except OSError as error:  # ssl.SSLError is one
             raise ConnectFailed(str(error)) from None
@@ -209,10 +290,38 @@ class HttpClient:
             self._wake()
         return connection
 
-    def _context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-        return self._tls
+    async def _connect_by_proxy(
+        self, origin: Origin, proxy: str, context: ssl.SSLContext | None
+    ) -> _Connection:
+        """Connect to the proxy and, for TLS, through it to the server."""
+        loop = asyncio.get_running_loop()
+        parts = urlsplit(proxy)
+        host, port = parts.hostname or "", parts.port or 80
+        if context is None:
+            _, plain = await loop.create_connection(lambda: _Connection(self, origin), host, port)
+            return plain
+        transport, tunnel = await loop.create_connection(lambda: _Tunnel(origin), host, port)
+        try:
+            await tunnel.opened
+            connection = _Connection(self, origin)
+            encrypted = await loop.start_tls(
+                transport, connection, context, server_hostname=origin.host
+            )
+        except BaseException:
+            transport.abort()
+            raise
+        if encrypted is None:
+            raise ConnectFailed("the proxy closed the connection")
+        connection.connection_made(encrypted)
+        return connection
+
+    def _context(self, ca_file: str | None) -> ssl.SSLContext:
+        if self._tls is not None:
+            return self._tls
+        context = self._contexts.get(ca_file)
+        if context is None:
+            context = self._contexts[ca_file] = tls_context(ca_file)
+        return context
 
     def _close_an_idle_one(self) -> None:
         """Make room: connections to other servers do not keep a request waiting."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
@@ -30,6 +31,7 @@ __all__ = [
     "Choice",
     "Confidence",
     "EmbeddingSettings",
+    "HeaderFromEnv",
     "KeySettings",
     "NodeSettings",
     "OperatingPoint",
@@ -63,6 +65,20 @@ Range = tuple[float, float]
 Check = Callable[[Any], Any]
 """Returns a value as it is used, or raises :class:`InvalidValue`."""
 
+RESERVED_HEADERS = frozenset(
+    {
+        "accept-encoding",
+        "authorization",
+        "connection",
+        "content-length",
+        "content-type",
+        "host",
+        "proxy-authorization",
+        "transfer-encoding",
+        "x-request-id",
+    }
+)
+"""The headers of calls to upstreams that ``headers`` of a node may not set."""
 CLUSTER_KEYS = ("replicas", "cpus", "gpus")
 """The keys of a node that only :mod:`ttamer.ray` reads."""
 DAY = 86_400.0
@@ -77,6 +93,8 @@ _LOOP_KEYS = (
     "window",
     "seed",
 )
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 T = TypeVar("T")
 
@@ -253,6 +271,69 @@ def _params(value: Any) -> tuple[tuple[str, str | None], ...]:
     return tuple((key, name or None) for key, name in value.items())
 
 
+def _headers(value: Any) -> tuple[tuple[str, str | HeaderFromEnv], ...]:
+    """Accept a table of headers, each a text or the name of an environment variable."""
+    expected = 'a table like {x-team = "search", x-token = {env = "TOKEN"}}'
+    if not isinstance(value, dict):
+        raise InvalidValue(expected)
+    found: list[tuple[str, str | HeaderFromEnv]] = []
+    for name, content in value.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise InvalidValue(f"{expected}; {name!r} is no name of a header")
+        if name.lower() in RESERVED_HEADERS:
+            raise InvalidValue(f"{expected}, without {name}, which the gateway sets itself")
+        if isinstance(content, dict) and set(content) == {"env"}:
+            found.append((name, HeaderFromEnv(text(content["env"]))))
+        elif isinstance(content, str) and content.isprintable() and content.isascii():
+            found.append((name, content))
+        else:
+            raise InvalidValue(expected)
+    return tuple(found)
+
+
+def header_name(value: Any) -> str:
+    """Accept the name of a header."""
+    if not isinstance(value, str) or not _HEADER_NAME.fullmatch(value):
+        raise InvalidValue('the name of a header, such as "api-key"')
+    return value
+
+
+def _query(value: Any) -> tuple[tuple[str, str], ...]:
+    """Accept a table of query parameters."""
+    if not isinstance(value, dict) or not value:
+        raise InvalidValue('a table like {api-version = "2024-10-21"}')
+    return tuple((text(name), text(content)) for name, content in value.items())
+
+
+def proxy_url(value: Any) -> str:
+    """Accept the URL of an HTTP proxy."""
+    expected = 'a URL like "http://proxy.example:3128", without user, path or query'
+    try:
+        found = url(value)
+    except InvalidValue:
+        raise InvalidValue(expected) from None
+    if urlsplit(found).scheme != "http" or urlsplit(found).path:
+        raise InvalidValue(expected)
+    return found
+
+
+def origins(value: Any) -> tuple[str, ...]:
+    """Accept a list of origins, or every origin."""
+    if value == ["*"]:
+        return ("*",)
+    expected = 'a list of origins like "https://app.example", or ["*"]'
+    if not isinstance(value, list) or not value:
+        raise InvalidValue(expected)
+    for item in value:
+        try:
+            found = urlsplit(url(item))
+        except InvalidValue:
+            raise InvalidValue(expected) from None
+        if found.path or item.endswith("/") or item != item.lower():
+            raise InvalidValue(f"{expected}, in lower case and without a path")
+    return tuple(value)
+
+
 def setting(
     check: Check, default: Any = dataclasses.MISSING, *, changes_answers: bool = True
 ) -> Any:
@@ -293,6 +374,14 @@ class TokenCost:
 
 
 @dataclass(frozen=True)
+class HeaderFromEnv:
+    """A header whose value an environment variable holds."""
+
+    name: str
+    """The environment variable."""
+
+
+@dataclass(frozen=True)
 class NodeSettings:
     """One ``[[node]]`` and the OpenAI-compatible server behind it."""
 
@@ -305,6 +394,20 @@ class NodeSettings:
     """The model's name at the upstream; by default the node's name."""
     key_env: str | None = setting(text, None, changes_answers=False)
     """The environment variable that holds the upstream's key."""
+    key_header: str | None = setting(header_name, None, changes_answers=False)
+    """The header that holds the key alone, such as "api-key"; else ``Authorization: Bearer``."""
+    headers: tuple[tuple[str, str | HeaderFromEnv], ...] = setting(
+        _headers, (), changes_answers=False
+    )
+    """Further headers sent to the upstream."""
+    query: tuple[tuple[str, str], ...] = setting(_query, (), changes_answers=False)
+    """Query parameters of every call, such as Azure's ``api-version``."""
+    proxy: str | None = setting(proxy_url, None, changes_answers=False)
+    """The HTTP proxy through which the upstream is called."""
+    proxy_auth_env: str | None = setting(text, None, changes_answers=False)
+    """The environment variable that holds ``user:password`` for the proxy."""
+    ca_file: str | None = setting(text, None, changes_answers=False)
+    """A PEM file of certificates that are trusted besides those of the system."""
     confidence: Confidence = setting(one_of(Confidence), "logprobs")
     tokens: Tokens = setting(one_of(Tokens), "all")
     """The tokens that count, with "margin" and "entropy"."""
@@ -531,6 +634,8 @@ class ServeSettings:
     """API keys with names and roles, beside those of keys_env or keys_file."""
     hosts: tuple[str, ...] | None = setting(_texts, None)
     """The values of the Host header that are accepted, without a port."""
+    cors: tuple[str, ...] = setting(origins, ())
+    """The origins whose pages may ask from a browser; ``("*",)`` for all."""
     admin_keys_env: str | None = setting(text, None)
     """The environment variable with the keys of ``/admin``; without it there is no ``/admin``."""
     max_body: int = setting(integer(1, 2**40), 1024 * 1024)
@@ -664,6 +769,9 @@ def settings_from(spec: CascadeSpec) -> Settings:
         values = {"model": node.name} | _checked(NodeSettings, options, place)
         nodes[node.name] = NodeSettings(name=node.name, cost=node.cost, **values)
         _check_confidence(nodes[node.name], values, spec.names, place)
+        for option, needed in (("key_header", "key_env"), ("proxy_auth_env", "proxy")):
+            if option in values and needed not in values:
+                raise CascadeError(f"{place}: has {option}, which needs {needed}; add it")
     return Settings(spec, serve, nodes)
 
 

@@ -360,7 +360,9 @@ def _secret_names(settings: Settings) -> frozenset[str]:
     """Return the environment variables that hold keys, which a re-fit does not need."""
     serve = settings.serve
     names = [serve.keys_env, serve.admin_keys_env, *(key.env for key in serve.key)]
-    names += [node.key_env for node in settings.nodes.values()]
+    for node in settings.nodes.values():
+        names += [node.key_env, node.proxy_auth_env]
+        names += [value.name for _, value in node.headers if not isinstance(value, str)]
     return frozenset(name for name in names if name is not None)
 
 

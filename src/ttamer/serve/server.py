@@ -8,6 +8,7 @@ import ipaddress
 import logging
 import signal
 import socket
+import ssl
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,14 @@ if TYPE_CHECKING:
 
     from ttamer.serve.gateway import Gateway
 
-__all__ = ["check_exposure", "inherit", "listen", "run", "server_config"]
+__all__ = [
+    "check_certificate",
+    "check_exposure",
+    "inherit",
+    "listen",
+    "run",
+    "server_config",
+]
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 """The host names served to this machine alone without API keys.
@@ -41,15 +49,23 @@ SETTLE_SECONDS = 2.0
 """The most seconds that a new connection has to send a request when the gateway stops."""
 
 
-def run(gateway: Gateway, listener: socket.socket, started: Callable[[], None]) -> None:
+def run(
+    gateway: Gateway,
+    listener: socket.socket,
+    started: Callable[[], None],
+    certificate: tuple[str, str | None] | None = None,
+) -> None:
     """Serve on a listening socket until SIGTERM or SIGINT; ``started`` is called once ready.
 
     After a first signal running requests may finish, within ``[serve] drain`` seconds; a second
-    signal ends them.
+    signal ends them. With a certificate and its key, TLS is spoken.
     """
     if gateway.hosts is None and gateway.keys is None and _is_loopback(listener.getsockname()[0]):
         gateway.hosts = LOOPBACK_HOSTS
-    config = server_config(gateway, lifespan="off")
+    tls: dict[str, Any] = {}
+    if certificate is not None:
+        tls = {"ssl_certfile": certificate[0], "ssl_keyfile": certificate[1]}
+    config = server_config(gateway, lifespan="off", **tls)
 
     async def serve() -> None:
         async with gateway:
@@ -66,6 +82,26 @@ def run(gateway: Gateway, listener: socket.socket, started: Callable[[], None]) 
             runner.run(serve())
     finally:
         gateway.log.stop()
+
+
+def check_certificate(certificate: str, key: str | None) -> None:
+    """Refuse a certificate, or a key, that cannot be used.
+
+    Args:
+        certificate: A PEM file with the certificate, and those that signed it.
+        key: A PEM file with its key; ``None`` where the same file holds it.
+
+    Raises:
+        ArgumentError: If TLS cannot be spoken with them.
+    """
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(
+            f"--tls-cert {certificate} and --tls-key {key or 'none'} cannot be used: {reason}; "
+            "both are PEM files, and the key has no password"
+        ) from None
 
 
 def server_config(gateway: Gateway, **options: Any) -> uvicorn.Config:

@@ -11,14 +11,24 @@ import json
 import os
 import random
 import time
+from base64 import b64encode
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from urllib.parse import urlencode
 
 from ttamer.errors import CascadeError, TTamerError
-from ttamer.serve.client import ConnectFailed, HttpClient, Response, Target, TooLarge
+from ttamer.serve.client import (
+    ConnectFailed,
+    HttpClient,
+    Response,
+    Route,
+    Target,
+    TooLarge,
+    tls_context,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -258,7 +268,10 @@ class Upstream:
         self.settings = settings
         self._read_errors = read_errors
         self._client = client
-        self._headers = {"Content-Type": "application/json", **_authorisation(settings)}
+        self._headers = {"Content-Type": "application/json", **_own_headers(settings)}
+        self._own = _OWN_HEADERS | {name.lower() for name in self._headers}
+        self._query = f"?{urlencode(settings.query)}" if settings.query else ""
+        self._route = _route(settings)
         self._bases = [settings.upstream]
         if settings.fallback is not None:
             self._bases.append(settings.fallback)
@@ -397,12 +410,14 @@ class Upstream:
     def _target(self, base: str, path: str) -> Target:
         target = self._targets.get((base, path))
         if target is None:
-            target = self._targets[base, path] = Target(base + path, self._headers)
+            target = self._targets[base, path] = Target(
+                base + path + self._query, self._headers, self._route
+            )
         return target
 
     def _with(self, headers: Mapping[str, str] | None) -> dict[str, str]:
         """Return the caller's headers without those that are the node's, in any letter case."""
-        return {k: v for k, v in (headers or {}).items() if k.lower() not in _OWN_HEADERS}
+        return {k: v for k, v in (headers or {}).items() if k.lower() not in self._own}
 
     def _check(self, response: Response) -> None:
         """Refuse a response that is an error, or compressed."""
@@ -497,16 +512,49 @@ def _error_text(content: bytes) -> str:
     return "".join(c for c in line if c.isprintable())[:MAX_ERROR_TEXT]
 
 
-def _authorisation(settings: NodeSettings) -> dict[str, str]:
-    if settings.key_env is None:
-        return {}
-    key = os.environ.get(settings.key_env, "").strip()
-    if not key or not key.isprintable():
+def _own_headers(settings: NodeSettings) -> dict[str, str]:
+    """Return the node's key and its further headers."""
+    headers = {}
+    if settings.key_env is not None:
+        key = _from_env(settings, "key_env", settings.key_env)
+        if settings.key_header is None:
+            headers["Authorization"] = f"Bearer {key}"
+        else:
+            headers[settings.key_header] = key
+    for name, value in settings.headers:
+        if isinstance(value, str):
+            headers[name] = value
+        else:
+            headers[name] = _from_env(settings, "headers", value.name)
+    return headers
+
+
+def _route(settings: NodeSettings) -> Route:
+    """Return the way to the upstream; refuse certificates that cannot be read."""
+    auth = None
+    if settings.proxy_auth_env is not None:
+        secret = _from_env(settings, "proxy_auth_env", settings.proxy_auth_env)
+        auth = f"Basic {b64encode(secret.encode()).decode()}"
+    if settings.ca_file is not None:
+        try:
+            tls_context(settings.ca_file)
+        except OSError as error:
+            raise CascadeError(
+                f"node {settings.name!r}: ca_file is {settings.ca_file!r}, which cannot be used: "
+                f"{error.strerror or error}; write the path of a PEM file of certificates"
+            ) from None
+    return Route(settings.proxy, auth, settings.ca_file)
+
+
+def _from_env(settings: NodeSettings, option: str, name: str) -> str:
+    """Return the secret that an environment variable holds."""
+    secret = os.environ.get(name, "").strip()
+    if not secret or not secret.isprintable():
         raise CascadeError(
-            f"node {settings.name!r}: key_env names {settings.key_env}, and that environment "
-            "variable holds no key; set it, or remove key_env"
+            f"node {settings.name!r}: {option} names {name}, and that environment "
+            f"variable holds no key; set it, or remove {option}"
         )
-    return {"Authorization": f"Bearer {key}"}
+    return secret
 
 
 def _seconds(text: str | None) -> float:
