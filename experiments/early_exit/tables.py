@@ -121,7 +121,8 @@ def load(folder: Path, every: int) -> exits.EarlyExit:
         return network
     kept = [ramp if (k + 1) % every == 0 else None for k, ramp in enumerate(ramps[:-1])]
     names = [name for name, ramp in zip(network.names, [*kept, True], strict=True) if ramp]
-    return exits.EarlyExit(list(network.segments), kept, ramps[-1], names=names)
+    blocks = list(network.segments)
+    return exits.EarlyExit(blocks, kept, ramps[-1], names=names, trim=network.trim)
 
 
 def compile_parts(network: exits.EarlyExit) -> None:

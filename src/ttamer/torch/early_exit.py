@@ -17,7 +17,7 @@ from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 
@@ -37,6 +37,8 @@ class EarlyExit(nn.Module):
         head: Takes the output of the last block and returns logits.
         names: Names of the exits, the head last; by default exit1, exit2, ..., full.
         config: How to build the network again, set by the families that can be built by name.
+        trim: Takes a value of which rows were taken, and returns it without what the rows left do
+            not need, such as padding; set by the families of text networks.
 
     Raises:
         ArgumentError: The numbers of blocks, ramps and names do not fit together, or two exits
@@ -58,6 +60,7 @@ class EarlyExit(nn.Module):
         *,
         names: Sequence[str] | None = None,
         config: Mapping[str, Any] | None = None,
+        trim: Callable[[Any], Any] | None = None,
     ) -> None:
         super().__init__()
         if not blocks or len(ramps) != len(blocks) - 1:
@@ -87,6 +90,8 @@ class EarlyExit(nn.Module):
         self.names = tuple(names)
         self.config = None if config is None else dict(config)
         """How to build the network again, or ``None`` if it belongs to no family."""
+        self.trim = trim
+        """What a value loses when rows have left, or ``None`` where nothing can be left out."""
 
     def forward(self, inputs: Value) -> list[Tensor]:
         """Run all exits.

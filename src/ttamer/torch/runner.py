@@ -406,6 +406,8 @@ class Runner:
             if self.regrouping.pays(k, min(due), len(rows), size):
                 positions, rows = self._decider.regroup(carry, rows, size)
                 value = take(value, positions)
+                if self.network.trim is not None:
+                    value = self.network.trim(value)
         return self._answers(cast("Carry", carry))  # some exit is always due
 
     def _answers(self, carry: Carry) -> Answers:

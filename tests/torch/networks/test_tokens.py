@@ -339,6 +339,25 @@ def test_without_transformers_the_extra_is_named(monkeypatch):
         exits_on_gpt2(nn.Identity(), classes=2)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_leaves_with_the_long_texts(kind, monkeypatch):
+    """After the rows that are done have left, the rest is as wide as its longest text."""
+    monkeypatch.setattr("ttamer.torch.networks.tokens.WIDTHS", 1)
+    _, network = build(kind)
+    ids, mask = tokens(width=12, padding=3)
+    with torch.inference_mode():
+        first, _, last = (scores_of(logits).confidence for logits in network((ids, mask)))
+    ordered = first.sort().values
+    middle = float((ordered[1] + ordered[2]) / 2)
+    widths = []
+    network.segments[1].register_forward_pre_hook(lambda _, value: widths.append(value[0][0].shape))
+    answers = Runner(network, threshold_tables(np.array([middle, np.nan, 0.0])))((ids, mask))
+    kept = first < middle
+    longest = max(length for length, stays in zip(LENGTHS, kept, strict=True) if stays)
+    assert [tuple(shape[:2]) for shape in widths] == [(2, longest)]
+    torch.testing.assert_close(answers.confidence[kept, 2], last[kept], rtol=1e-4, atol=1e-5)
+
+
 def test_rotary_frequencies_stay_in_single_precision():
     _, network = build("llama")
     (frequencies,) = [m for m in network.modules() if hasattr(m, "inv_freq")]

@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.early_exit import EarlyExit
-from ttamer.torch.networks.tokens import Embed, Layer, Pooled, build_model, transformers
+from ttamer.torch.networks.tokens import (
+    Embed,
+    Layer,
+    Pooled,
+    build_model,
+    transformers,
+    trim_padding,
+)
 
 if TYPE_CHECKING:
     import os
@@ -208,7 +215,9 @@ def _with_exits(
     ramps = [None, *(ramp(new_norm()) for _ in layers[1:])]
     names = [*(f"{prefix}{k}" for k in range(1, len(layers))), "full"]
     config = {"family": family, "config": model.config.to_diff_dict(), "classes": classes}
-    return EarlyExit([embed, *layers], ramps, ramp(norm), names=names, config=config)
+    return EarlyExit(
+        [embed, *layers], ramps, ramp(norm), names=names, config=config, trim=trim_padding
+    )
 
 
 class _Gpt2Embed(Embed):

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.early_exit import EarlyExit
-from ttamer.torch.networks.tokens import Embed, Layer, Pooled, build_model, transformers
+from ttamer.torch.networks.tokens import (
+    Embed,
+    Layer,
+    Pooled,
+    build_model,
+    transformers,
+    trim_padding,
+)
 
 if TYPE_CHECKING:
     import os
@@ -212,7 +219,7 @@ def _with_exits(
         "pool": pool,
     }
     head = Pooled(pool, *last)
-    return EarlyExit([embed, *layers], ramps, head, names=names, config=config)
+    return EarlyExit([embed, *layers], ramps, head, names=names, config=config, trim=trim_padding)
 
 
 class _BertEmbed(Embed):

@@ -36,6 +36,8 @@ Pool = Literal["first", "mean", "last"]
 """The vector of an input: its first token, the mean of its tokens, or its last token."""
 POOLS = ("first", "mean", "last")
 """The ways of pooling."""
+WIDTHS = 16
+"""Texts are cut to a multiple of this many tokens: kernels run fastest on few, even widths."""
 Tokens = tuple[Tensor, ...]
 """Ids or hidden states, the mask, and what else layers need, each with the batch first."""
 
@@ -154,6 +156,18 @@ def pooled(hidden: Tensor, mask: Tensor, pool: Pool) -> Tensor:
     positions = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, positions, 0).amax(dim=1)
     return hidden[torch.arange(len(hidden), device=hidden.device), last]
+
+
+def trim_padding(value: Tokens) -> Tokens:
+    """Return hidden states and what goes with them without the tokens that are padding in all rows.
+
+    >>> hidden, mask = torch.zeros(2, 48, 4), torch.arange(48) < torch.tensor([[3], [17]])
+    >>> [tuple(each.shape) for each in trim_padding((hidden, mask))]
+    [(2, 32, 4), (2, 32)]
+    """
+    longest = max(int(value[1].any(dim=0).sum()), 1)
+    width = -(-longest // WIDTHS) * WIDTHS
+    return value if width >= value[1].shape[1] else tuple(each[:, :width] for each in value)
 
 
 def build_model(
