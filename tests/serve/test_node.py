@@ -166,9 +166,9 @@ def test_the_time_is_for_all_calls_of_a_node(small, start_upstream, monkeypatch)
     given = {}
     call = upstream_module.Upstream.call
 
-    async def noted(self, path, body, *, timeout, headers):
+    async def noted(self, path, body, *, timeout, **options):
         given[self.settings.name] = timeout
-        return await call(self, path, body, timeout=timeout, headers=headers)
+        return await call(self, path, body, timeout=timeout, **options)
 
     monkeypatch.setattr(upstream_module.Upstream, "call", noted)
     tables = {

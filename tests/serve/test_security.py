@@ -170,7 +170,7 @@ def test_names_of_nodes_are_escaped_in_headers(run_gateway):
     gateway = run_gateway(1)
     from ttamer.serve.request import _path_headers
 
-    found = _path_headers('a,b\r\nx: é"', ("a,b", "c\nd"), 1.0)
+    found = _path_headers('a,b\r\nx: é"', ("a,b", "c\nd"))
     assert found["x-ttamer-answered-by"] == "a%2Cb%0D%0Ax%3A%20%C3%A9%22"
     assert found["x-ttamer-path"] == "a%2Cb,c%0Ad"
     assert post(gateway, key=None).headers["x-ttamer-path"] == "small"

@@ -232,18 +232,18 @@ def test_loss_is_made_good_by_retries(start_upstream):
     assert lossy.count == sum(reply.attempts for reply in replies) > 40
 
 
-def relay(node: NodeSettings, content: bytes, **options):
+def relay(node: NodeSettings, body: dict, **options):
     async def go():
         async with HttpClient() as session:
             seen = []
-            async with Upstream(node, session).relay(CHAT, content, **options) as relayed:
+            async with Upstream(node, session).relay(CHAT, body, **options) as relayed:
                 seen += [part async for part in relayed.chunks]
             return relayed.status, relayed.content_type, b"".join(seen)
 
     return asyncio.run(go())
 
 
-STREAM = b'{"messages": [{"role": "user", "content": "Which?"}], "stream": true}'
+STREAM = {**BODY, "stream": True}
 
 
 def test_a_stream_is_relayed_as_it_is(small):

@@ -15,6 +15,7 @@ import socket
 import struct
 import threading
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -24,7 +25,7 @@ from starlette.routing import Route
 
 from support.quick_server import QuickServer
 
-MODES = ("ok", "slow", "error", "garbage", "truncated", "reset", "refuse", "loss", "hang")
+MODES = ("ok", "slow", "stall", "error", "garbage", "truncated", "reset", "refuse", "loss", "hang")
 LOSS = 0.3
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LONGEST_WAIT = 30.0
@@ -39,6 +40,19 @@ def uniform(*parts: str) -> float:
 def truth(prompt: str) -> str:
     """The right answer to a prompt."""
     return "ABCD"[int(uniform("truth", prompt) * 4)]
+
+
+@dataclass
+class Call:
+    """A request that came, and what became of it."""
+
+    size: int
+    """The bytes of its body."""
+    body: dict[str, Any]
+    usage: dict[str, int] | None = None
+    result: str = "lost"
+    """Delivered: the response and its usage; refused: an error that no provider bills; lost: any
+    other, which a provider may bill."""
 
 
 class FaultyUpstream:
@@ -62,6 +76,10 @@ class FaultyUpstream:
         """The bodies that came, in order."""
         self.request_headers: list[dict[str, str]] = []
         self.queries: list[str] = []
+        self.calls: list[Call] = []
+        """What the upstream would bill, in the order in which requests came."""
+        self.states_usage = True
+        """Whether responses have a usage."""
         self.answered = 0
         """How many answers were whole."""
         self.open = self.most_open = 0
@@ -190,6 +208,8 @@ class FaultyUpstream:
             lost = mode == "loss" and self._random.random() < LOSS
             body = json.loads(content)
             self.requests.append(body)
+            call = Call(len(content), body)
+            self.calls.append(call)
             self._lock.notify_all()
             self.request_headers.append(dict(request.headers))
             self.queries.append(request.url.query)
@@ -203,7 +223,9 @@ class FaultyUpstream:
             if mode == "hang":
                 assert self._release is not None
                 await self._release.wait()
-            return self._response(request.url.path, body, mode)
+            is_refused = mode == "error" and (400 <= self.status < 500 or self.status == 503)
+            call.result = "refused" if is_refused and self.status != 408 else "lost"
+            return self._response(request.url.path, body, mode, call)
         finally:
             with self._lock:
                 self.open -= 1
@@ -212,7 +234,7 @@ class FaultyUpstream:
         assert self._release is not None
         await asyncio.wait_for(self._release.wait(), LONGEST_WAIT)
 
-    def _response(self, path: str, body: dict[str, Any], mode: str) -> Response:
+    def _response(self, path: str, body: dict[str, Any], mode: str, call: Call) -> Response:
         if mode == "error":
             said = {"error": {"message": "out of order, sk-secret", "type": "server_error"}}
             if self.code is not None:
@@ -225,11 +247,15 @@ class FaultyUpstream:
         if path.endswith("/embeddings"):
             return JSONResponse(_embeddings(body), headers=self.headers)
         answer = self._completion(path, body)
+        call.usage = answer.get("usage")
+        if not self.states_usage:
+            answer.pop("usage", None)
         if body.get("stream"):
-            usage = bool((body.get("stream_options") or {}).get("include_usage"))
-            return self._stream(answer, cut=mode == "truncated", usage=usage)
+            return self._stream(answer, call, mode)
         if mode == "truncated":
             return _truncated(json.dumps(answer).encode())
+        if mode in ("ok", "loss"):
+            call.result = "delivered" if self.states_usage else "lost"
         with self._lock:
             self.answered += 1
         return JSONResponse(answer, headers=self.headers)
@@ -283,8 +309,9 @@ class FaultyUpstream:
         whole = {key: value for key, value in answer.items() if key != "usage"}
         return _event({**whole, "choices": [{"index": 0, **part, "finish_reason": finish}]})
 
-    def _stream(self, answer: dict[str, Any], *, cut: bool, usage: bool) -> Response:
+    def _stream(self, answer: dict[str, Any], call: Call, mode: str) -> Response:
         choice = answer["choices"][0]
+        wants_usage = bool((call.body.get("stream_options") or {}).get("include_usage"))
         text = choice["message"]["content"] if "message" in choice else choice["text"]
 
         async def events() -> Any:
@@ -296,11 +323,14 @@ class FaultyUpstream:
                     await self._wait()
                 yield self._event(answer, {"delta": {"content": piece}} if is_chat
                                   else {"text": piece})  # fmt: skip
-                if cut:
+                if mode == "truncated":
                     raise ConnectionAbortedError
+                if mode == "stall":
+                    await self._wait()
             yield self._event(answer, {"delta": {}} if is_chat else {"text": ""}, "stop")
-            if usage:
+            if wants_usage and "usage" in answer:
                 yield _event({**answer, "choices": [], "usage": answer["usage"]})
+                call.result = "delivered" if mode == "ok" else "lost"
             yield b"data: [DONE]\n\n"
             with self._lock:
                 self.answered += 1

@@ -24,6 +24,7 @@ from ray.serve.exceptions import RayServeException
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.ray.replicas import Failed, Replica, read_placements
 from ttamer.serve.app import make_app
+from ttamer.serve.bill import Bill, Usage
 from ttamer.serve.gateway import Gateway
 from ttamer.serve.node import Node
 from ttamer.serve.policies import load_artefact
@@ -156,6 +157,26 @@ class _Remote(Node):
         *,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
+        bill: Bill | None = None,
+    ) -> NodeAnswer:
+        """Call a replica, and book its answer; a failure that is paid is an estimate."""
+        node, bill = self.settings, bill or Bill()
+        try:
+            answer = await self._ask(path, body, timeout, headers)
+        except BaseException as error:
+            if getattr(error, "paid", True):
+                is_estimate = node.cost_per_token is not None
+                bill.book(node.name, node.cost, None, is_estimate=is_estimate)
+            raise
+        bill.book(node.name, answer.cost, Usage.of(answer.response), is_estimate=False)
+        return answer
+
+    async def _ask(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        timeout: float | None,
+        headers: Mapping[str, str] | None,
     ) -> NodeAnswer:
         """Call a replica; if it dies, call another one."""
         node = self.settings

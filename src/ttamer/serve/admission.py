@@ -124,6 +124,11 @@ class Keys:
         both._clients = {**self._clients, **other._clients}
         return both
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the clients, each once."""
+        return tuple(dict.fromkeys(client.name for client in self._clients.values()))
+
     def __len__(self) -> int:
         return len(self._clients)
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import ArgumentError
 from ttamer.serve import openai
+from ttamer.serve.accounts import KeyRefused
 from ttamer.serve.admission import check_key
+from ttamer.serve.bill import Bill
 from ttamer.serve.gateway import UnknownModel
 from ttamer.serve.http import (
     INTERNAL_ERROR,
@@ -126,6 +128,8 @@ class App:
             await (handler or self._handler(exchange))(exchange)
         except HttpError as error:
             code = error.code
+            if isinstance(error, KeyRefused):
+                self._gateway.metrics.key_refused(exchange.client, error.reason)
             await exchange.send_error(error)
         except Exception as error:
             code = "internal"
@@ -141,6 +145,9 @@ class App:
                     exchange.status or 500,
                     exchange.seconds,
                     error=code,
+                    cost=exchange.bill.cost,
+                    client=exchange.client,
+                    bill=exchange.bill.by_node(),
                 )
             )
 
@@ -212,7 +219,11 @@ class App:
     async def _embeddings(self, exchange: HttpExchange) -> None:
         """Pass a request for embeddings on to their upstream."""
         gateway, serve = self._gateway, self._gateway.settings.serve
-        check_key(gateway.keys, exchange, "ask")
+        exchange.client = check_key(gateway.keys, exchange, "ask")
+        account = gateway.accounts.get(exchange.client)
+        if account is not None:
+            account.admit()
+        exchange.bill = Bill(serve.max_cost, account)
         data = await self._json(exchange)
         check(data, _EMBEDDING)
         assert gateway.embedder is not None  # noqa: S101 - only then is there this route
@@ -223,6 +234,7 @@ class App:
                     {key: value for key, value in data.items() if key != "model"},
                     timeout=serve.timeout,
                     headers={"x-request-id": exchange.request_id},
+                    bill=exchange.bill,
                 )
         except UpstreamFailed as error:
             if error.code is not None:

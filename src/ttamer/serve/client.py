@@ -486,7 +486,7 @@ class _Connection(asyncio.Protocol):
         self._limit, self._error_limit = limit, error_limit
         if self._transport is None or self._transport.is_closing():
             self._is_busy = False
-            raise ConnectionCut("the connection was closed")
+            raise ConnectFailed("the connection was closed")
         self._transport.write(request)
 
     async def _wait(self) -> None:

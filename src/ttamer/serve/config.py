@@ -579,6 +579,12 @@ class KeySettings:
     """A file that holds the key, or several, one per line."""
     roles: tuple[Role, ...] = setting(_roles, ("ask",))
     """What the key may be used for."""
+    budget: float | None = setting(number(0, above=True), None)
+    """The most that the key may spend in a period, in the cascade's units."""
+    budget_seconds: float = setting(number(1), DAY)
+    """The length of the period."""
+    requests_per_minute: float | None = setting(number(0, above=True), None)
+    """The most requests in a minute."""
 
 
 @dataclass(frozen=True)
@@ -772,6 +778,7 @@ def settings_from(spec: CascadeSpec) -> Settings:
         for option, needed in (("key_header", "key_env"), ("proxy_auth_env", "proxy")):
             if option in values and needed not in values:
                 raise CascadeError(f"{place}: has {option}, which needs {needed}; add it")
+        _check_limits(nodes[node.name], serve, place)
     return Settings(spec, serve, nodes)
 
 
@@ -822,6 +829,18 @@ def _key_settings(item: tuple[int, Mapping[str, Any]]) -> KeySettings:
     if "name" not in given or ("env" in given) == ("file" in given):
         raise CascadeError(f"{place}: needs a name, and one of env and file")
     return KeySettings(**_checked(KeySettings, given, place))
+
+
+def _check_limits(node: NodeSettings, serve: ServeSettings, place: str) -> None:
+    """Refuse a limit on cost where the tokens of an answer have a price and no limit."""
+    is_limited = serve.max_cost is not None or any(key.budget is not None for key in serve.key)
+    has_price = node.cost_per_token is not None and node.cost_per_token.output > 0
+    dropped = {key for key, name in node.params if name is None}
+    if is_limited and has_price and dropped & {"max_tokens", "max_output_tokens"}:
+        raise CascadeError(
+            f"{place}: params drop max_tokens, which max_cost and the budgets of keys need where "
+            "tokens have a price; rename it instead"
+        )
 
 
 def _check_confidence(

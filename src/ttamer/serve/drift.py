@@ -28,6 +28,7 @@ from ttamer.drift.refit import RefitProcess
 from ttamer.drift.sampling import AuditSampler, Budget
 from ttamer.errors import ArgumentError, CascadeError, TTamerError
 from ttamer.fitted.ladder import FittedLadder
+from ttamer.serve.bill import Bill
 from ttamer.serve.upstream import UpstreamFailed
 from ttamer.trace.trace import Trace
 
@@ -167,6 +168,11 @@ class Audits:
         self._has_clients = sum("ask" in key.roles for key in settings.serve.key) > 1
         self._recent: deque[str] = deque(maxlen=RECENT_AUDITS)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether an audit runs or waits."""
+        return bool(self._tasks)
+
     async def stop(self) -> None:
         """Cancel the audits that run."""
         tasks = list(self._tasks)
@@ -222,35 +228,36 @@ class Audits:
             if one.error is None and one.confidence is not None
         }
         others = [name for name in self._settings.spec.names if name not in answers]
-        spent, result = 0.0, "failed"
+        bill, result = Bill(), "failed"
         try:
             async with self._slots:
-                results = await asyncio.gather(*(self._ask(name, request) for name in others))
-            spent = sum(cost for _, cost in results)
+                asks = [self._ask(name, request, bill) for name in others]
+                results = await asyncio.gather(*asks)
             compare = self._settings.serve.compare
-            for name, (answer, _) in zip(others, results, strict=True):
+            for name, answer in zip(others, results, strict=True):
                 if answer is not None:
                     earlier = [each.prediction for each in answers.values()]
                     matched = compare.matched(answer.prediction, earlier)
                     answers[name] = answer._replace(prediction=matched)
             if len(answers) == len(self._settings.spec.names):
+                spent = bill.cost
                 is_taken = self._auditor.add(request.key, number, chance, answers, spent=spent)
                 result = "taken" if is_taken else "lost"
         finally:
             if result == "failed":
-                self._auditor.fail(request.key, spent)
-            self._metrics.audited(result, spent)
+                self._auditor.fail(request.key, bill.cost)
+            self._metrics.audited(result, bill.cost, bill.estimated)
 
-    async def _ask(self, name: str, request: RequestContext) -> tuple[AuditAnswer | None, float]:
-        """Ask one node; return its answer, if there is one, and the cost."""
+    async def _ask(self, name: str, request: RequestContext, bill: Bill) -> AuditAnswer | None:
+        """Ask one node; return its answer, if there is one."""
         node = self._nodes[name]
         headers = {"x-request-id": request.request_id}
         try:
-            answer = await node.ask(request.endpoint.upstream_path, request.body, headers=headers)
-        except UpstreamFailed as error:
-            return None, node_cost(node.settings, self._settings.nodes) if error.paid else 0.0
-        confidence = float(answer.confidence or 0.0)
-        return AuditAnswer(confidence, answer.prediction, answer.cost), answer.cost
+            path = request.endpoint.upstream_path
+            answer = await node.ask(path, request.body, headers=headers, bill=bill)
+        except UpstreamFailed:
+            return None
+        return AuditAnswer(float(answer.confidence or 0.0), answer.prediction, answer.cost)
 
 
 def _text(prediction: object) -> str | None:

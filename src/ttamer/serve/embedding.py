@@ -13,6 +13,7 @@ from ttamer.serve.upstream import Upstream, UpstreamFailed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ttamer.serve.bill import Bill
     from ttamer.serve.client import HttpClient
     from ttamer.serve.config import EmbeddingSettings
 
@@ -89,9 +90,9 @@ class Embedder:
         self._kept: OrderedDict[str, list[float]] = OrderedDict()
 
     async def vectors(
-        self, texts: Sequence[str], *, timeout: float | None = None
+        self, texts: Sequence[str], *, timeout: float | None = None, bill: Bill | None = None
     ) -> list[list[float]]:
-        """Return a vector for each text.
+        """Return a vector for each text; a call is booked on the bill.
 
         Raises:
             UpstreamFailed: If the upstream returned no usable vectors.
@@ -101,7 +102,9 @@ class Embedder:
         found: dict[str, list[float]] = {}
         if new:
             self.calls += 1
-            response = await self.upstream.call("/embeddings", {"input": new}, timeout=timeout)
+            response = await self.upstream.call(
+                "/embeddings", {"input": new}, timeout=timeout, bill=bill
+            )
             found = dict(zip(new, vectors_from(response.body, len(new)), strict=True))
         vectors = [found.get(text) or self._kept[text] for text in cut]
         self._kept.update(found)

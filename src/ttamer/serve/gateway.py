@@ -17,6 +17,7 @@ from ttamer.errors import CascadeError
 from ttamer.runtime.calling import Call, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall
 from ttamer.runtime.reply import error_text
+from ttamer.serve.accounts import Account
 from ttamer.serve.admission import Client, ConcurrencyLimit, Keys, Watchdog
 from ttamer.serve.client import HttpClient
 from ttamer.serve.confidence import question_text
@@ -113,6 +114,8 @@ class Gateway:
         self.admin_keys = (
             None if serve.admin_keys_env is None else Keys.from_env(serve.admin_keys_env)
         )
+        self.accounts = _accounts(serve, self.keys)
+        """The spending of each client that has a key, by name."""
         self.hosts = serve.hosts
         """The host names that are served; ``None`` for every name."""
         self.limit = ConcurrencyLimit(
@@ -121,7 +124,7 @@ class Gateway:
             wait=serve.timeout,
             retry_after=serve.retry_after,
         )
-        self.metrics = Metrics(settings.spec.names, ROUTES)
+        self.metrics = Metrics(settings.spec.names, ROUTES, self.accounts)
         self.log.on_lost = self.metrics.log_lines_lost
         self.metrics.watch_queue(lambda: self.limit.waiting)
         self.tracing = NO_TRACING if serve.otel is None else Tracing.to(serve.otel)
@@ -307,6 +310,7 @@ class Gateway:
             rows_lost=0 if self.trace_log is None else self.trace_log.lost,
             drift=None if self.audits is None else self.audits.status(),
             admin=self.admin_keys is not None,
+            accounts=self.accounts,
         )
 
     def models(self) -> list[str]:
@@ -337,7 +341,8 @@ class Gateway:
                 question = steps.send(await call_async(question))
         except StopIteration as done:
             outcome: Outcome = done.value
-            return outcome
+            cost = request.bill.cost
+            return outcome if outcome.cost == cost else dataclasses.replace(outcome, cost=cost)
 
     async def steps(
         self, request: RequestContext, policy: ActivePolicy
@@ -362,7 +367,7 @@ class Gateway:
         if self.embedder is not None and embeddings is not None and embeddings.signals:
             text, timeout = question_text(request.body), request.seconds_left
             try:
-                (vector,) = await self.embedder.vectors([text], timeout=timeout)
+                (vector,) = await self.embedder.vectors([text], timeout=timeout, bill=request.bill)
             except UpstreamFailed as error:
                 self._log_rarely("embedding", error=str(error))
             else:
@@ -401,30 +406,22 @@ class Gateway:
         """
         is_alone = request.endpoint is not CLASSIFICATIONS
         ask = partial(self._ask, name, alone=is_alone)
-        start, cost, hedge = time.monotonic(), self.settings.nodes[name].cost, self._hedge(name)
+        start, hedge, calls = time.monotonic(), self.settings.serve.hedge, 1
         error: Exception | None = None
-        calls = paid = 1
         if hedge is None:
             try:
                 answer = await ask(request)
             except NodeFailed as failed:
-                error, paid = failed, int(failed.paid)
+                error = failed
         else:
             result = await call_async(Call(ask, request, hedge=hedge))
-            answer, error, calls, paid = result.returned, result.error, result.calls, result.paid
-        seconds = time.monotonic() - start
+            answer, error, calls = result.returned, result.error, result.calls
+        seconds, cost = time.monotonic() - start, request.bill.cost
         if error is not None:
-            asked = NodeCall(name, None, None, paid * cost, seconds, error_text(error), calls)
+            asked = NodeCall(name, None, None, cost, seconds, error_text(error), calls)
             raise CascadeFailed("no node returned an answer", (asked,)) from None
-        confidence, cost = answer.confidence, paid * answer.cost
-        return answer, NodeCall(name, answer.prediction, confidence, cost, seconds, None, calls)
-
-    def _hedge(self, name: str) -> float | None:
-        """Return the hedging delay of a node that answers alone, if max_cost allows two calls."""
-        serve = self.settings.serve
-        if serve.max_cost is not None and 2 * self.settings.nodes[name].cost > serve.max_cost:
-            return None
-        return serve.hedge
+        prediction, confidence = answer.prediction, answer.confidence
+        return answer, NodeCall(name, prediction, confidence, cost, seconds, None, calls)
 
     async def _ask(self, name: str, request: RequestContext, *, alone: bool = False) -> NodeAnswer:
         """Ask one node for an answer and, unless it answers alone, its confidence."""
@@ -437,15 +434,15 @@ class Gateway:
                 request.body,
                 timeout=request.seconds_left,
                 headers=request.headers(span),
+                bill=request.bill,
             )
         except UpstreamFailed as error:
             failed = NodeFailed(error)
             if failed.is_client_error:
                 request.client_errors[name] = failed.code
-            cost = self.settings.nodes[name].cost if failed.paid else 0.0
-            span.finish(cost=cost, error=failed)
+            span.finish(cost=request.bill.cost_of(name), error=failed)
             raise failed from None
-        span.finish(cost=answer.cost, confidence=answer.confidence)
+        span.finish(cost=request.bill.cost_of(name), confidence=answer.confidence)
         compare = self.settings.serve.compare
         if not alone and not compare.is_transitive:
             matched = compare.matched(answer.prediction, request.predictions)
@@ -488,6 +485,19 @@ class Gateway:
                 self.drift.reloaded(reload.cause)
         self.log.event("policy", **reload.to_dict())
         self.status.event(reload.action, reload.message, ok=reload.ok)
+
+
+def _accounts(serve: ServeSettings, keys: Keys | None) -> dict[str, Account]:
+    """Return an account for each client, with the limits of its ``[[serve.key]]``."""
+    found = {name: Account(name) for name in (() if keys is None else keys.names)}
+    for key in serve.key:
+        found[key.name] = Account(
+            key.name,
+            budget=key.budget,
+            period=key.budget_seconds,
+            rate=key.requests_per_minute,
+        )
+    return found
 
 
 def _keys(serve: ServeSettings) -> Keys | None:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import TTamerError
+from ttamer.serve.bill import Bill
 from ttamer.serve.record import request_id_from
 
 if TYPE_CHECKING:
@@ -154,6 +155,10 @@ class HttpExchange:
         self.status = 0
         """The status sent; 0 before the response begins."""
         self.is_stream = False
+        self.client = ""
+        """The name of the API key; empty where there are no keys."""
+        self.bill = Bill()
+        """The charges of a request that is passed on."""
 
     @property
     def seconds(self) -> float:

@@ -124,6 +124,8 @@ def _fields(record: RequestRecord) -> str:
         f'"endpoint":{_text(record.endpoint)},"status":{record.status},'
         f'"seconds":{record.seconds:.6f}'
     )
+    if record.client:
+        text += f',"key":{_name(record.client)}'
     if record.asked:
         path = ",".join([_name(one.node) for one in record.asked])
         by = "null" if record.by is None else _name(record.by)
@@ -134,6 +136,8 @@ def _fields(record: RequestRecord) -> str:
     failed = {s.node: failure_kind(s.error) for s in record.asked if s.error is not None}
     if failed:
         facts["failed"] = failed
+    if estimated := record.estimated:
+        facts["estimated"] = estimated
     if record.capped:
         facts["capped"] = True
     if record.hedged:

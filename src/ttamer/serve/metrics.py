@@ -28,7 +28,7 @@ from ttamer.serve.connections import REFUSALS
 from ttamer.serve.record import FAILURES, failure_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ttamer.serve.connections import Refusal
     from ttamer.serve.record import RequestRecord
@@ -56,7 +56,9 @@ class Metrics:
 
     CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-    def __init__(self, nodes: Sequence[str], endpoints: Sequence[str]) -> None:
+    def __init__(
+        self, nodes: Sequence[str], endpoints: Sequence[str], keys: Iterable[str] = ()
+    ) -> None:
         self._registry = registry = CollectorRegistry()
 
         def counter(name: str, what: str, *labels: str) -> Counter:
@@ -77,6 +79,13 @@ class Metrics:
         failed = counter("failed", "Times a node returned no answer.", "node", "kind")
         cost = counter("node_cost", "The cost of calls to a node, in the cascade's units.", "node")
         self._cost = counter("cost", "The cost of all requests, in the cascade's units.")
+        self._estimated = counter(
+            "estimated_cost", "The part of all costs that is an estimate: usage was not known."
+        )
+        tokens = counter("tokens", "The tokens of calls whose usage is known.", "node", "kind")
+        key_requests = counter("key_requests", "Requests, by API key.", "key")
+        key_cost = counter("key_cost", "The cost of requests, by API key.", "key")
+        key_refused = counter("key_refused", "Requests refused by a key's limit.", "key", "reason")
         stops = counter("stops", "Requests by how many nodes were asked.", "depth")
         self._capped = counter("capped", "Requests ended by the limit on cost or time.")
         self._hedged = counter("hedged", "Second calls to a node that was slow.")
@@ -101,6 +110,16 @@ class Metrics:
         self._connections = {reason: connections.labels(reason) for reason in REFUSALS}
         self._audits = {result: audits.labels(result) for result in AUDIT_RESULTS}
         self._drift = {kind: drift.labels(kind) for kind in get_args(EventKind)}
+        self._tokens = {
+            node: (tokens.labels(node, "prompt"), tokens.labels(node, "completion"))
+            for node in nodes
+        }
+        self._keys = {key: (key_requests.labels(key), key_cost.labels(key)) for key in keys}
+        self._key_refused = {
+            (key, reason): key_refused.labels(key, reason)
+            for key in self._keys
+            for reason in ("budget", "rate")
+        }
         self._counted: dict[tuple[str, int], Counter] = {}
         self._in_flight = 0
         self._pending: dict[Counter, float] = {}
@@ -119,7 +138,11 @@ class Metrics:
             self._counted[endpoint, record.status] = counted
         self._add(counted)
         self._seconds.observe(endpoint, record.seconds)
-        if record.asked:
+        if record.client in self._keys:
+            requests, cost = self._keys[record.client]
+            self._add(requests)
+            self._add(cost, record.cost)
+        if record.asked or record.bill:
             self._count_nodes(record)
 
     def _count_nodes(self, record: RequestRecord) -> None:
@@ -131,6 +154,12 @@ class Metrics:
             self._add(self._costs[node], one.cost)
             if one.error is not None:
                 self._add(self._failed[node, failure_kind(one.error)])
+        for node, bill in record.bill.items():
+            self._add(self._estimated, bill.estimated)
+            if bill.usage is not None and node in self._tokens:
+                prompt, completion = self._tokens[node]
+                self._add(prompt, bill.usage.prompt)
+                self._add(completion, bill.usage.completion)
         if record.by in self._answered:
             self._add(self._answered[record.by])
         self._add(self._cost, record.cost)
@@ -148,6 +177,10 @@ class Metrics:
         """Count a request answered 429."""
         self._refused.inc()
 
+    def key_refused(self, key: str, reason: str) -> None:
+        """Count a request refused by its key's "budget" or "rate"."""
+        self._add(self._key_refused[key, reason])
+
     def connection_refused(self, reason: Refusal) -> None:
         """Count a connection closed by a limit."""
         self._add(self._connections[reason])
@@ -160,10 +193,11 @@ class Metrics:
         """Count a row lost by the trace log; may be called from any thread."""
         self._lost.inc()
 
-    def audited(self, result: str, cost: float) -> None:
-        """Count an audit, by one of :data:`AUDIT_RESULTS`."""
+    def audited(self, result: str, cost: float, estimated: float = 0.0) -> None:
+        """Count an audit, by one of :data:`AUDIT_RESULTS`; a part of its cost may be estimated."""
         self._add(self._audits[result])
         self._add(self._audit_cost, cost)
+        self._add(self._estimated, estimated)
 
     def drifted(self, kind: EventKind) -> None:
         """Count a step of the drift loop."""

@@ -7,6 +7,7 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ttamer.serve.bill import Tariff, Usage
 from ttamer.serve.confidence import (
     ALTERNATIVES,
     MAX_ENTROPY,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ttamer.runtime.comparison import Comparison
+    from ttamer.serve.bill import Bill
     from ttamer.serve.client import HttpClient
     from ttamer.serve.config import NodeSettings, Settings
 
@@ -108,16 +110,20 @@ class Node:
         *,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
+        bill: Bill | None = None,
     ) -> NodeAnswer:
         """Return the node's answer to a request that does not stream, with its confidence.
+
+        All calls are booked on the bill. Without one, a response must have the usage that
+        ``cost_per_token`` needs; with one, its cost is an estimate then.
 
         Raises :class:`~ttamer.serve.upstream.UpstreamFailed`, of kind "garbage" where the response
         lacks the answer or the source of its confidence.
         """
         try:
             if self.settings.confidence == "agreement":
-                return await self._ask_samples(path, body, timeout, headers)
-            return await self._ask_once(path, body, timeout, headers)
+                return await self._ask_samples(path, body, timeout, headers, bill)
+            return await self._ask_once(path, body, timeout, headers, bill)
         except Unreadable as error:
             raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
 
@@ -128,12 +134,13 @@ class Node:
         *,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
+        bill: Bill | None = None,
     ) -> NodeAnswer:
         """Return the node's answer without a confidence, for a request to this node alone."""
-        response = await self.upstream.call(path, body, timeout=timeout, headers=headers)
+        response = await self.upstream.call(path, body, timeout=timeout, headers=headers, bill=bill)
         try:
             text = answer_text(response.body, self.settings.answer)
-            cost = call_cost(self.settings, response.body)
+            cost = _cost(self.settings, response, bill)
         except Unreadable as error:
             raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
         return NodeAnswer(None, None, text, response.body, cost, content=response.content)
@@ -144,15 +151,18 @@ class Node:
         body: Mapping[str, Any],
         timeout: float | None,
         headers: Mapping[str, str] | None,
+        bill: Bill | None,
     ) -> NodeAnswer:
         source = self.settings.confidence
         needs_top = self.settings.needs_alternatives
         needs_logprobs = self.settings.needs_logprobs
         wanted = with_logprobs(path, body, top=needs_top) if needs_logprobs else body
-        received = await self.upstream.call(path, wanted, timeout=timeout, headers=headers)
+        received = await self.upstream.call(
+            path, wanted, timeout=timeout, headers=headers, bill=bill
+        )
         response = received.body
         text, prediction = self._read(received)
-        cost, calls = call_cost(self.settings, response), 1
+        cost, calls = _cost(self.settings, received, bill), 1
         margin = entropy = None
         if source == "none":
             confidence = 0.0
@@ -162,10 +172,10 @@ class Node:
             confidence = field_value(response, self.settings.field or "")
         else:
             left = None if timeout is None else max(timeout - received.seconds, 0.0)
-            verdict = await self._verify(question_text(body), text, left, headers)
+            verdict = await self._verify(question_text(body), text, left, headers, bill)
             confidence = probability_of_yes(verdict.body)
             if self._verifier is not None:
-                cost, calls = cost + call_cost(self._verifier.settings, verdict.body), 2
+                cost, calls = cost + _cost(self._verifier.settings, verdict, bill), 2
         if "margin" in self.settings.extras:
             margin = self._extra(margin_of_tokens, response)
         if "entropy" in self.settings.extras:
@@ -204,13 +214,20 @@ class Node:
             return None
 
     async def _verify(
-        self, question: str, text: str, timeout: float | None, headers: Mapping[str, str] | None
+        self,
+        question: str,
+        text: str,
+        timeout: float | None,
+        headers: Mapping[str, str] | None,
+        bill: Bill | None,
     ) -> NodeResponse:
         if self._verifier is None:
             raise Unreadable("there is no verifier")
         body = verifier_body(question, text)
         try:
-            return await self._verifier.call(CHAT, body, timeout=timeout, headers=headers)
+            return await self._verifier.call(
+                CHAT, body, timeout=timeout, headers=headers, bill=bill, node=self.settings.name
+            )
         except UpstreamFailed as error:
             raise UpstreamFailed(
                 self.settings.name, error.kind, f"its verifier failed: {error}", status=error.status
@@ -222,10 +239,14 @@ class Node:
         body: Mapping[str, Any],
         timeout: float | None,
         headers: Mapping[str, str] | None,
+        bill: Bill | None,
     ) -> NodeAnswer:
         calls = self.settings.samples
         bodies = [self._sample(body, number) for number in range(calls)]
-        coroutines = [self.upstream.call(path, b, timeout=timeout, headers=headers) for b in bodies]
+        coroutines = [
+            self.upstream.call(path, each, timeout=timeout, headers=headers, bill=bill)
+            for each in bodies
+        ]
         results = await asyncio.gather(*coroutines, return_exceptions=True)
         responses = [each for each in results if isinstance(each, NodeResponse)]
         failed = [each for each in results if isinstance(each, BaseException)]
@@ -237,7 +258,7 @@ class Node:
         chosen, confidence = agreement(predictions + [None] * len(failed))
         text, prediction = read[chosen]
         # A failed call is priced as if it had no tokens.
-        cost = sum(call_cost(self.settings, each.body) for each in responses)
+        cost = sum(_cost(self.settings, each, bill) for each in responses)
         cost += self.settings.cost * len(failed)
         return NodeAnswer(prediction, confidence, text, responses[chosen].body, cost, calls)
 
@@ -255,16 +276,15 @@ class Node:
 
 def call_cost(settings: NodeSettings, response: Mapping[str, Any]) -> float:
     """Return the cost of one call: the node's cost and the price of its tokens."""
-    tokens = settings.cost_per_token
-    if tokens is None:
-        return settings.cost
-    usage = response.get("usage")
-    counts = [usage.get(k) if isinstance(usage, dict) else None
-              for k in ("prompt_tokens", "completion_tokens")]  # fmt: skip
-    if not all(isinstance(count, int) and 0 <= count < 2**53 for count in counts):
+    cost = Tariff(settings).price(Usage.of(response))
+    if cost is None:
         raise Unreadable("the response has no usage, which cost_per_token needs")
-    read, written = counts
-    return settings.cost + tokens.input * float(read or 0) + tokens.output * float(written or 0)
+    return cost
+
+
+def _cost(settings: NodeSettings, response: NodeResponse, bill: Bill | None) -> float:
+    """Return the cost of an answered call: as booked, or, without a bill, by its usage."""
+    return call_cost(settings, response.body) if bill is None else response.cost
 
 
 def with_logprobs(path: str, body: Mapping[str, Any], *, top: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ttamer.runtime.outcome import Outcome
+    from ttamer.serve.bill import Bill
     from ttamer.serve.node import NodeAnswer
     from ttamer.serve.request import RequestContext
     from ttamer.serve.schemas import Validator
@@ -124,8 +125,29 @@ def completion(request: RequestContext, outcome: Outcome) -> dict[str, Any]:
         "model": outcome.by,
         "choices": choices,
     }
-    usage = response.get("usage")
-    return {**body, "usage": usage} if isinstance(usage, dict) else body
+    return body | bill_fields(request.bill)
+
+
+def bill_fields(bill: Bill) -> dict[str, Any]:
+    """Return the usage of all calls, and the calls, tokens and cost of each node beside it."""
+    fields: dict[str, Any] = {}
+    if (usage := bill.usage) is not None:
+        prompt, answered = usage
+        fields["usage"] = {
+            "prompt_tokens": prompt,
+            "completion_tokens": answered,
+            "total_tokens": prompt + answered,
+        }
+    nodes = []
+    for name, each in bill.by_node().items():
+        node: dict[str, Any] = {"node": name, "calls": each.calls, "cost": each.cost}
+        if each.estimated:
+            node["estimated"] = each.estimated
+        if each.usage is not None:
+            node["prompt_tokens"], node["completion_tokens"] = each.usage
+        nodes.append(node)
+    fields[CASCADE] = {"cost": bill.cost, "nodes": nodes}
+    return fields
 
 
 def classification(outcome: Outcome, answer: NodeAnswer, request_id: str) -> dict[str, Any]:
@@ -171,7 +193,7 @@ def chunks(request: RequestContext, body: Mapping[str, Any]) -> Iterator[dict[st
         end = {"index": choice["index"], **last, "finish_reason": choice["finish_reason"]}
         yield {**head, "choices": [end]}
     if request.include_usage:
-        yield {**head, "choices": [], "usage": body.get("usage")}
+        yield {**head, "choices": [], "usage": body.get("usage"), CASCADE: body.get(CASCADE)}
 
 
 def _chat_parts(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

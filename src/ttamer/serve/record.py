@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 import secrets
+from math import fsum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ttamer.runtime.outcome import NodeCall
+    from ttamer.serve.bill import NodeBill
 
 __all__ = ["FAILURES", "RequestRecord", "failure_kind", "request_id_from"]
 
@@ -27,13 +29,16 @@ FAILURES = (
     "garbage",
     "too_large",
     "open",
+    "limit",
+    "budget",
     "reply",
+    "cancelled",
     "other",
 )
 """The ways in which a node fails to answer.
 
-The kinds of :data:`ttamer.serve.upstream.Failure`, then a reply that cannot be used, then any other
-error.
+The kinds of :data:`ttamer.serve.upstream.Failure`, then a reply that cannot be used, a call that
+was ended with its request, and any other error.
 """
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -66,6 +71,15 @@ class RequestRecord(NamedTuple):
     """How many second calls were started."""
     error: str | None = None
     """An error code of the gateway, never text from outside."""
+    client: str = ""
+    """The name of the API key; empty where there are no keys."""
+    bill: Mapping[str, NodeBill] = {}
+    """The charges of each node."""
+
+    @property
+    def estimated(self) -> float:
+        """The part of the cost that is an estimate."""
+        return fsum([each.estimated for each in self.bill.values()])
 
 
 def failure_kind(error: object) -> str:

@@ -10,14 +10,16 @@ import asyncio
 import math
 import time
 from contextlib import AsyncExitStack, aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
 from ttamer.serve import openai
+from ttamer.serve.accounts import KeyRefused
 from ttamer.serve.admission import RequestGuard, check_key
+from ttamer.serve.bill import Bill
 from ttamer.serve.http import (
     INTERNAL_ERROR,
     ClientDisconnected,
@@ -36,6 +38,9 @@ from ttamer.serve.streaming import CascadeStream, NodeFailed, Relay
 from ttamer.serve.upstream import KEPT_CODES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ttamer.serve.bill import NodeBill
     from ttamer.serve.gateway import Gateway
     from ttamer.serve.http import HttpExchange
     from ttamer.serve.openai import Endpoint
@@ -75,6 +80,8 @@ class RequestContext:
     span: RequestSpan = NO_SPAN
     client_errors: dict[str, str | None] = field(default_factory=dict)
     """The nodes that blamed the request itself, with their error codes."""
+    bill: Bill = field(default_factory=Bill)
+    """The charges of all calls."""
     predictions: list[str | None] = field(default_factory=list)
     """The predictions of the nodes that have answered."""
 
@@ -120,6 +127,8 @@ class RequestHandler:
         self._is_capped = False
         self._error: str | None = None
         self._has_body = False
+        self._client = ""
+        self._bill = Bill()
 
     async def handle(self) -> None:
         """Handle the request, and record it."""
@@ -153,7 +162,11 @@ class RequestHandler:
 
     async def _respond(self, span: RequestSpan, guard: RequestGuard) -> None:
         gateway, exchange = self._gateway, self._exchange
-        client = check_key(gateway.keys, exchange, "ask")
+        client = self._client = check_key(gateway.keys, exchange, "ask")
+        account = gateway.accounts.get(client)
+        if account is not None:
+            account.admit()
+        self._bill = Bill(gateway.settings.serve.max_cost, account)
         request = await self._read(span, client)
         guard.watch_disconnect()
         policy = await self._artefact.policies.choose(request.choice)
@@ -190,6 +203,7 @@ class RequestHandler:
             key=self._gateway.request_key(client, exchange.request_id),
             deadline=exchange.start + serve.timeout,
             span=span,
+            bill=self._bill,
         )
         request.choice = _choice(request.choice, exchange)
         return request
@@ -201,9 +215,9 @@ class RequestHandler:
             outcome = await self._gateway.answer(request, policy)
         except CascadeFailed as error:
             self._asked = error.asked
-            raise _failure(error, request) from None
+            raise self._failure(error, request) from None
         self._asked, self._by, self._is_capped = outcome.asked, outcome.by, outcome.capped
-        exchange.response_headers |= _path_headers(outcome.by, outcome.path, outcome.cost)
+        exchange.response_headers |= self._headers()
         body = openai.completion(request, outcome)
         if request.endpoint.is_translated:
             body = response_from(body, request.request_id)
@@ -220,13 +234,14 @@ class RequestHandler:
             stream = CascadeStream(gateway, request, policy, stack, only=only)
 
             def begun() -> None:
-                exchange.response_headers |= _path_headers(stream.by, stream.path, stream.cost)
+                exchange.response_headers |= self._stream_headers(stream.by, stream.path)
 
             try:
                 async with aclosing(stream.events(begun)) as events:
                     await exchange.send_events(events)
             except CascadeFailed as error:
-                raise _failure(error, request) from None
+                self._asked = error.asked
+                raise self._failure(error, request) from None
             finally:
                 self._asked, self._is_capped = stream.asked, stream.is_capped
                 self._by = stream.by if stream.is_complete else None
@@ -240,9 +255,9 @@ class RequestHandler:
             answer, asked = await self._gateway.answer_alone(request, name)
         except CascadeFailed as error:
             self._asked = error.asked
-            raise _failure(error, request) from None
+            raise self._failure(error, request) from None
         self._asked, self._by = (asked,), name
-        exchange.response_headers |= _path_headers(name, (name,), asked.cost)
+        exchange.response_headers |= self._headers()
         if answer.content and not request.endpoint.is_translated:
             await exchange.send_bytes(200, answer.content, _JSON)  # the upstream's own bytes
             return
@@ -262,12 +277,12 @@ class RequestHandler:
             relay = Relay(self._gateway, request, name, stack)
             try:
                 chunks, content_type = await relay.begin()
-                exchange.response_headers |= _path_headers(name, (name,), relay.cost)
+                exchange.response_headers |= self._stream_headers(name, (name,))
                 async with aclosing(chunks):
                     await exchange.send_events(chunks, content_type)
-            except NodeFailed as error:
-                failed = CascadeFailed(f"no node returned an answer: {error}")
-                raise _failure(failed, request) from None
+            except NodeFailed:
+                failed = CascadeFailed("no node returned an answer", (relay.asked(),))
+                raise self._failure(failed, request) from None
             finally:
                 self._asked = (relay.asked(),)
                 self._by = name if relay.is_complete else None
@@ -279,15 +294,57 @@ class RequestHandler:
             return
         if isinstance(error, TooManyRequests):
             self._gateway.metrics.refused()
+        elif isinstance(error, KeyRefused):
+            self._gateway.metrics.key_refused(self._client, error.reason)
         if not exchange.status:
+            if not self._bill.is_empty:
+                exchange.response_headers |= self._headers()
             await exchange.send_error(error)
         elif exchange.is_stream:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GRACE):
                     await exchange.send_error_event(error)
 
+    def _headers(self) -> dict[str, str]:
+        """Return the headers that name the path and its cost; of errors too."""
+        bill = self._bill
+        headers = _path_headers(self._by, [one.node for one in self._calls()])
+        headers["x-ttamer-cost"] = f"{bill.cost:.10g}"
+        if estimated := bill.estimated:
+            headers["x-ttamer-cost-estimated"] = f"{estimated:.10g}"
+        return headers
+
+    def _stream_headers(self, by: str, path: Sequence[str]) -> dict[str, str]:
+        """Return the headers of a stream; a cost that depends on its tokens is not known yet."""
+        headers, bill = _path_headers(by, path), self._bill
+        return headers if bill.estimated else {**headers, "x-ttamer-cost": f"{bill.cost:.10g}"}
+
+    def _calls(self) -> tuple[NodeCall, ...]:
+        """Return the nodes asked, with the cost of all of their calls, ended ones too."""
+        bill = self._bill.by_node()
+        asked = [_priced(one, bill) for one in self._asked]
+        names = self._gateway.settings.nodes.keys() - {one.node for one in asked}
+        for name, each in bill.items():
+            if name in names:
+                asked.append(NodeCall(name, None, None, each.cost, 0.0, "cancelled", each.calls))
+        return tuple(asked)
+
+    def _failure(self, error: CascadeFailed, request: RequestContext) -> HttpError:
+        """Return the error for the client when no node answered, without the nodes' own text."""
+        kinds = {(one.error or "").partition(":")[0] for one in error.asked}
+        if kinds and kinds <= {"limit", "budget"}:
+            account = self._gateway.accounts.get(self._client)
+            if "budget" in kinds and account is not None:
+                return account.budget_spent()
+            return HttpError(
+                "every call could cost more than is allowed for a request; send a shorter prompt, "
+                "or a lower max_tokens",
+                code="max_cost",
+            )
+        return _failure(error, request)
+
     def _record(self) -> RequestRecord:
-        exchange, asked = self._exchange, self._asked
+        exchange, asked, bill = self._exchange, self._calls(), self._bill
         is_gone = self._error == ClientDisconnected.code
         return RequestRecord(
             exchange.request_id,
@@ -297,10 +354,12 @@ class RequestHandler:
             self._version,
             asked,
             self._by,
-            math.fsum([one.cost for one in asked]),
+            bill.cost,
             self._is_capped,
             sum([one.calls for one in asked]) - len(asked),
             self._error,
+            self._client,
+            bill.by_node(),
         )
 
 
@@ -341,12 +400,16 @@ def _failure(error: CascadeFailed, request: RequestContext) -> HttpError:
     return HttpError("no model returned a usable answer", status=502, code="upstream_failed")
 
 
-def _path_headers(by: str, path: tuple[str, ...], cost: float) -> dict[str, str]:
-    return {
-        "x-ttamer-answered-by": _quoted(by),
-        "x-ttamer-path": ",".join(map(_quoted, path)),
-        "x-ttamer-cost": f"{cost:.10g}",
-    }
+def _priced(call: NodeCall, bill: Mapping[str, NodeBill]) -> NodeCall:
+    """Return a call with what all calls to the node cost, failed attempts included."""
+    found = bill.get(call.node)
+    cost = 0.0 if found is None else found.cost
+    return call if call.cost == cost else replace(call, cost=cost)
+
+
+def _path_headers(by: str | None, path: Sequence[str]) -> dict[str, str]:
+    headers = {"x-ttamer-path": ",".join(map(_quoted, path))}
+    return headers if by is None else {"x-ttamer-answered-by": _quoted(by), **headers}
 
 
 @lru_cache(maxsize=1024)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ttamer.fitted.mixture import Mixture
+    from ttamer.serve.accounts import Account
     from ttamer.serve.record import RequestRecord
 
 __all__ = ["PAGE", "PAGE_HEADERS", "Frontier", "Rung", "Status", "frontier_of"]
@@ -93,6 +94,14 @@ class _Traffic:
     spent: float = 0.0
 
 
+@dataclass
+class _KeyTraffic:
+    """The traffic of one API key."""
+
+    requests: int = 0
+    spent: float = 0.0
+
+
 class Status:
     """The data of the page, counted as requests finish.
 
@@ -112,7 +121,8 @@ class Status:
         self._since = clock()
         self._nodes = {node: _Traffic() for node in costs}
         self._requests = self._decided = self._refused = self._failed = 0
-        self._spent = 0.0
+        self._spent = self._estimated = 0.0
+        self._keys: dict[str, _KeyTraffic] = {}
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
 
@@ -121,6 +131,10 @@ class Status:
         self._requests += 1
         self._refused += record.status == 429
         self._failed += record.status >= 500
+        if record.client:
+            key = self._keys.setdefault(record.client, _KeyTraffic())
+            key.requests += 1
+            key.spent += _finite(record.cost)
         if not record.asked:
             return
         for one in record.asked:
@@ -134,6 +148,7 @@ class Status:
             answered.answered += 1
         self._decided += 1
         self._spent += _finite(record.cost)
+        self._estimated += _finite(record.estimated)
         self._recent.append(_finite(record.cost))
 
     def event(self, kind: str, text: str, *, ok: bool = True) -> None:
@@ -150,11 +165,12 @@ class Status:
         rows_lost: int = 0,
         drift: Mapping[str, Any] | None = None,
         admin: bool = False,
+        accounts: Mapping[str, Account] | None = None,
     ) -> dict[str, Any]:
         """Return the data of the page, in plain values.
 
         ``drift`` is the status of the auditor, ``None`` where nothing is audited; ``admin`` is
-        whether the page's buttons can post to ``/admin``.
+        whether the page's buttons can post to ``/admin``; ``accounts`` are those of the API keys.
         """
         most_expensive = max(self._costs, key=self._costs.__getitem__)
         always = self._costs[most_expensive] * self._decided
@@ -177,12 +193,17 @@ class Status:
             ],
             "bill": {
                 "spent": self._spent,
+                "estimated": self._estimated,
                 "mean": self._spent / self._decided if self._decided else None,
                 "recent_mean": sum(self._recent) / len(self._recent) if self._recent else None,
                 "dearest": most_expensive,
                 "always_dearest": always,
                 "saved": 1 - self._spent / always if always else None,
             },
+            "keys": [
+                {"name": name, **vars(self._keys.get(name, _KeyTraffic())), **account.to_dict()}
+                for name, account in (accounts or {}).items()
+            ],
             "frontier": [asdict(rung) for rung in frontier.rungs],
             "operating": asdict(frontier.operating),
             "rows_lost": rows_lost,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from ttamer.runtime.calling import Call, CallResult, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
 from ttamer.serve import openai
 from ttamer.serve.confidence import Unreadable, answer_text
-from ttamer.serve.node import NodeAnswer, call_cost
+from ttamer.serve.node import NodeAnswer
 from ttamer.serve.responses import ResponseEvents
 from ttamer.serve.upstream import UpstreamFailed
 
@@ -81,21 +80,24 @@ class Relay:
         self._span = request.span.node(name)
         self._failed: NodeFailed | None = None
         self.is_complete = False
-        self.cost = gateway.settings.nodes[name].cost
+
+    @property
+    def cost(self) -> float:
+        """The cost of the node's calls; while the stream runs, the most that it can be."""
+        return self._request.bill.cost_of(self._name)
 
     async def begin(self) -> tuple[AsyncGenerator[bytes, None], str]:
         """Call the node, and wait for the first bytes; return all chunks and their type."""
         request, node = self._request, self._gateway.node(self._name)
-        body = {**request.body, "stream": True, "model": node.settings.model}
-        if request.include_usage or (self._is_own and node.settings.cost_per_token is not None):
-            body["stream_options"] = {"include_usage": True}
         try:
             stream = await self._stack.enter_async_context(
                 node.upstream.relay(
                     request.endpoint.upstream_path,
-                    json.dumps(node.upstream.adapted(body)).encode(),
+                    request.body,
                     timeout=request.seconds_left,
                     headers=request.headers(self._span),
+                    bill=request.bill,
+                    include_usage=request.include_usage,
                 )
             )
             first, content_type = await self._first_chunk(stream)
@@ -123,7 +125,7 @@ class Relay:
     async def events(
         self, chunks: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the data of a stream's events in the cascade's name, and book their tokens."""
+        """Yield the data of a stream's events in the cascade's name, with the usage of all."""
         request, node = self._request, self._gateway.settings.nodes[self._name]
         endpoint = request.endpoint
         head = {
@@ -131,7 +133,7 @@ class Relay:
             "object": endpoint.chunk,
             "model": self._name,
         }
-        waiting, size, usage = b"", 0, None
+        waiting, size = b"", 0
         async for chunk in chunks:
             size += len(chunk)
             if size > node.max_response:
@@ -143,19 +145,15 @@ class Relay:
                     continue
                 if "error" in data or not isinstance(data.get("choices"), list):
                     raise self._fail(UpstreamFailed(self._name, "error", "ended with an error"))
-                usage = data.get("usage") or usage
-                if data["choices"] or request.include_usage:
-                    kept = {key: data[key] for key in CHUNK_FIELDS if key in data}
-                    yield {**kept, **head}
-        with suppress(Unreadable):  # a stream without usage costs what a call costs
-            self.cost = call_cost(node, {"usage": usage})
+                kept = {key: data[key] for key in CHUNK_FIELDS if key in data}
+                if not data["choices"]:
+                    kept |= openai.bill_fields(request.bill)
+                yield {**kept, **head}
 
     def _fail(self, error: UpstreamFailed) -> NodeFailed:
         self._failed = NodeFailed(error)
         if self._failed.is_client_error:
             self._request.client_errors[self._name] = self._failed.code
-        if not self._failed.paid:
-            self.cost = 0.0
         self._span.finish(cost=self.cost, error=self._failed)
         return self._failed
 
@@ -244,13 +242,14 @@ class _Ahead:
         """Cancel the calls that were not needed, and return them with their cost."""
         tasks = {**self.calls, **{name: task for name, (_, task) in self.relays.items()}}
         found = []
-        for name, task in tasks.items():
+        for task in tasks.values():
             task.cancel()
-            cost = self.stream.gateway.settings.nodes[name].cost
-            found.append(NodeCall(name, None, None, cost, time.monotonic() - self.start))
-            self.stream.gateway.speculation.wasted += cost
         if tasks:
             await asyncio.gather(*tasks.values(), return_exceptions=True)
+        for name in tasks:
+            cost = self.stream.request.bill.cost_of(name)
+            found.append(NodeCall(name, None, None, cost, time.monotonic() - self.start))
+            self.stream.gateway.speculation.wasted += cost
         self.calls.clear()
         self.relays.clear()
         return found
@@ -294,8 +293,8 @@ class CascadeStream:
 
     @property
     def cost(self) -> float:
-        """The cost of all calls."""
-        return math.fsum(one.cost for one in self.asked)
+        """The cost of all calls; while the stream runs, the most that it can be."""
+        return self.request.bill.cost
 
     @property
     def is_capped(self) -> bool:
@@ -364,7 +363,6 @@ class CascadeStream:
         try:
             body = json.loads(received)
             text = answer_text(body)
-            relay.cost = call_cost(settings, body)
         except (ValueError, RecursionError, Unreadable, AttributeError):
             raise NodeFailed(UpstreamFailed(name, "garbage", "returned no answer")) from None
         answer = NodeAnswer(None, None, text, body, relay.cost)

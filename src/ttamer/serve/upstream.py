@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import time
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from ttamer.errors import CascadeError, TTamerError
+from ttamer.serve.bill import Bill, Charge, LimitReached, StreamUsage, Tariff, Usage, output_limit
 from ttamer.serve.client import (
     ConnectFailed,
     HttpClient,
@@ -46,20 +48,31 @@ __all__ = [
 ]
 
 Failure = Literal[
-    "connect", "timeout", "refused", "busy", "error", "cut", "garbage", "too_large", "open"
+    "connect",
+    "timeout",
+    "refused",
+    "busy",
+    "error",
+    "cut",
+    "garbage",
+    "too_large",
+    "open",
+    "limit",
+    "budget",
 ]
 """How an upstream fails.
 
 connect: the connection failed; timeout: no response in time; refused: a status from 400 to 499 that
 blames the request; busy: 429 or 503; error: another status that is not 200; cut: the connection
 broke; garbage: not a JSON object; too_large: more bytes than allowed; open: not called, since the
-circuit breaker is open.
+circuit breaker is open; limit, budget: not called, since the call could cost more than is left of
+max_cost, or of the key's budget.
 """
 
 _RETRIED: frozenset[Failure] = frozenset({"connect", "busy", "error", "cut"})
 """The failures after which the same server is called again: completions have no side effects, and a
 timeout would take as long once more."""
-_UNPAID: frozenset[Failure] = frozenset({"connect", "refused", "busy", "open"})
+_UNPAID: frozenset[Failure] = frozenset({"connect", "refused", "busy", "open", "limit", "budget"})
 """The failures after which a call costs nothing."""
 _BREAKING: frozenset[Failure] = frozenset({"connect", "timeout", "busy", "error", "cut"})
 """The failures that the circuit breaker counts: those of the server, not of one request."""
@@ -69,6 +82,13 @@ _ELSEWHERE = (401, 403, 404)
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _OWN_HEADERS = frozenset({"authorization", "content-type", "content-length", "host", "connection"})
 _STREAMING = ("stream", "stream_options")
+_LIMIT_FIELDS = {
+    "/chat/completions": "max_tokens",
+    "/completions": "max_tokens",
+    "/responses": "max_output_tokens",
+}
+"""The field that limits the tokens of an answer, by path."""
+_MANY_TOKENS = 2**31
 
 T = TypeVar("T")
 
@@ -133,6 +153,8 @@ class NodeResponse(NamedTuple):
     by_fallback: bool = False
     content: bytes = b""
     """The body as received."""
+    cost: float = 0.0
+    """The cost of the call that was answered; an estimate where its usage is not known."""
 
 
 @dataclass(frozen=True)
@@ -276,6 +298,7 @@ class Upstream:
         if settings.fallback is not None:
             self._bases.append(settings.fallback)
         self._targets: dict[tuple[str, str], Target] = {}
+        self.tariff = Tariff(settings)
         self._breakers = {base: CircuitBreaker(settings.breaker) for base in self._bases}
 
     @property
@@ -290,32 +313,72 @@ class Upstream:
         *,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
+        bill: Bill | None = None,
+        node: str = "",
     ) -> NodeResponse:
         """Post a JSON object and return the response.
 
         ``timeout`` is for all attempts together; each has the node's own besides. ``headers`` are
-        sent too, except for the key, which is the node's.
+        sent too, except for the key, which is the node's. Every attempt is booked on the bill, as
+        a call of ``node``, by default this one.
         """
         start = time.monotonic()
         end = None if timeout is None else start + timeout
+        bill, node = bill or Bill(), node or self.settings.name
         whole = {key: value for key, value in body.items() if key not in _STREAMING}
-        whole["model"] = self.settings.model
-        whole = self.adapted(whole)
-        content = _encode(whole).encode()
+        content, most = self._bounded(path, whole, bill)
 
-        async def once(base: str) -> tuple[dict[str, Any], bytes]:
-            async with self._breakers[base].limited(self._limit(end)):
-                target = self._target(base, path)
-                connection = await self._client.acquire(target.origin)
-                request = target.request(content, self._with(headers))
-                limit = self.settings.max_response
-                response = await connection.exchange(request, limit, MAX_ERROR_BYTES)
-            self._check(response)
-            return self._parsed(response.content), response.content
+        async def once(base: str) -> tuple[dict[str, Any], bytes, float]:
+            charge = self._open(bill, node, most)
+            try:
+                async with self._breakers[base].limited(self._limit(end)):
+                    target = self._target(base, path)
+                    connection = await self._client.acquire(target.origin)
+                    charge.is_sent = True
+                    request = target.request(content, self._with(headers))
+                    limit = self.settings.max_response
+                    response = await connection.exchange(request, limit, MAX_ERROR_BYTES)
+                self._check(response)
+                answer = self._parsed(response.content)
+            except BaseException as error:
+                _drop_unpaid(bill, charge, error)
+                raise
+            self._settle(bill, charge, Usage.of(answer))
+            return answer, response.content, charge.cost
 
-        (answer, received), attempts, base = await self._attempt(once, end)
+        (answer, received, cost), attempts, base = await self._attempt(once, end)
         seconds = time.monotonic() - start
-        return NodeResponse(answer, seconds, attempts, base != self._bases[0], received)
+        return NodeResponse(answer, seconds, attempts, base != self._bases[0], received, cost)
+
+    def _bounded(self, path: str, body: dict[str, Any], bill: Bill) -> tuple[bytes, float]:
+        """Return the bytes of a request, and the most that its call can cost.
+
+        Where a limit on cost applies and the request has no limit on the tokens of its answer, it
+        gets one.
+        """
+        tariff, body = self.tariff, {**body, "model": self.settings.model}
+        if not tariff.has_tokens:
+            return _encode(self.adapted(body)).encode(), tariff.cost
+        limit, field = output_limit(body), _LIMIT_FIELDS.get(path)
+        if limit is None and field is not None and bill.left < math.inf:
+            longest = _encode(self.adapted({**body, field: _MANY_TOKENS})).encode()
+            affordable = tariff.affordable(longest, bill.left)
+            if affordable is not None:
+                limit = body[field] = max(1, min(affordable, _MANY_TOKENS))
+        content = _encode(self.adapted(body)).encode()
+        return content, tariff.most(content, limit)
+
+    def _open(self, bill: Bill, node: str, most: float) -> Charge:
+        try:
+            return bill.open(node, most, is_estimate=self.tariff.has_tokens)
+        except LimitReached as reached:
+            raise self._failed("budget" if reached.of_key else "limit", str(reached)) from None
+
+    def _settle(self, bill: Bill, charge: Charge, usage: Usage | None) -> None:
+        """Book what a call cost; without the usage that its price needs, an estimate stays."""
+        cost = self.tariff.price(usage)
+        if cost is not None:
+            bill.settle(charge, cost, usage)
 
     def adapted(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a request with the fields renamed and dropped that the node's ``params`` name."""
@@ -330,37 +393,59 @@ class Upstream:
     async def relay(
         self,
         path: str,
-        content: bytes,
+        body: Mapping[str, Any],
         *,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
+        bill: Bill | None = None,
+        include_usage: bool = False,
     ) -> AsyncIterator[RelayedStream]:
-        """Post bytes unchanged, and relay the response while it is received.
+        """Post a request for a stream, and relay the response while it is received.
 
         Retries like :meth:`call` until the response begins. ``timeout`` is for the whole response;
-        the node's own is for the time to its first byte and between bytes.
+        the node's own is for the time to its first byte and between bytes. Where tokens have a
+        price, the upstream is asked for the usage; the client receives it with ``include_usage``.
         """
         end = None if timeout is None else time.monotonic() + timeout
+        bill, node = bill or Bill(), self.settings.name
+        whole = {key: value for key, value in body.items() if key not in _STREAMING}
+        whole["stream"] = True
+        usage = None
+        if include_usage or self.tariff.has_tokens:
+            usage = StreamUsage(keep=include_usage)
+            whole["stream_options"] = {"include_usage": True}
+        content, most = self._bounded(path, whole, bill)
 
-        async def begun(base: str) -> Response:
-            async with self._breakers[base].limited(self._limit(end)):
-                target = self._target(base, path)
-                connection = await self._client.acquire(target.origin)
-                request = target.request(content, self._with(headers))
-                response = await connection.start(request, MAX_ERROR_BYTES)
+        async def begun(base: str) -> tuple[Response, Charge]:
+            charge = self._open(bill, node, most)
             try:
-                self._check(response)
-            except UpstreamFailed:
-                response.close()
+                async with self._breakers[base].limited(self._limit(end)):
+                    target = self._target(base, path)
+                    connection = await self._client.acquire(target.origin)
+                    charge.is_sent = True
+                    request = target.request(content, self._with(headers))
+                    response = await connection.start(request, MAX_ERROR_BYTES)
+                try:
+                    self._check(response)
+                except UpstreamFailed:
+                    response.close()
+                    raise
+            except BaseException as error:
+                _drop_unpaid(bill, charge, error)
                 raise
-            return response
+            return response, charge
 
-        response, _, _ = await self._attempt(begun, end)
+        (response, charge), _, _ = await self._attempt(begun, end)
         try:
             kind = response.header("content-type") or "application/octet-stream"
-            yield RelayedStream(response.status, kind, self._chunks(response, end))
+            chunks = self._chunks(response, end)
+            if usage is not None:
+                chunks = self._counted(chunks, usage, bill, charge)
+            yield RelayedStream(response.status, kind, chunks)
         finally:
             response.close()
+            if usage is None:
+                self._settle(bill, charge, None)
 
     async def _attempt(
         self, attempt: Callable[[str], Awaitable[T]], end: float | None
@@ -380,7 +465,10 @@ class Upstream:
                 try:
                     result = await attempt(base)
                 except (UpstreamFailed, OSError) as error:
-                    failed = self._named(error)
+                    before, failed = failed, self._named(error)
+                    if failed.kind in ("limit", "budget"):
+                        breaker.abandoned()
+                        raise (before or failed) from None
                     breaker.failed(failed.kind)
                     is_final = failed.kind == "refused" and failed.status not in _ELSEWHERE
                     if is_final or (end is not None and time.monotonic() >= end):
@@ -395,6 +483,21 @@ class Upstream:
                     return result, attempts, base
         raise failed or self._failed("timeout", "there was no time for a call")
 
+    async def _counted(
+        self, chunks: AsyncIterator[bytes], usage: StreamUsage, bill: Bill, charge: Charge
+    ) -> AsyncIterator[bytes]:
+        """Relay whole events, and book the usage that they state."""
+        async for chunk in chunks:
+            relayed = usage.feed(chunk)
+            if usage.usage != charge.usage:
+                self._settle(bill, charge, usage.usage)
+            if relayed:
+                yield relayed
+        rest = usage.end()
+        self._settle(bill, charge, usage.usage)
+        if rest:
+            yield rest
+
     async def _chunks(self, response: Response, end: float | None) -> AsyncIterator[bytes]:
         received = response.chunks()
         while True:
@@ -402,7 +505,7 @@ class Upstream:
                 async with asyncio.timeout(self._limit(end)):
                     chunk = await anext(received)
             except StopAsyncIteration:
-                return
+                break
             except OSError as error:
                 raise self._named(error) from None
             yield chunk
@@ -484,6 +587,14 @@ class Upstream:
                 "too_large", f"returned more than {self.settings.max_response} bytes"
             )
         return self._failed("cut", "closed the connection early")
+
+
+def _drop_unpaid(bill: Bill, charge: Charge, error: BaseException) -> None:
+    """Book nothing for a call that was not sent, or that the upstream refused."""
+    if not charge.is_sent or isinstance(error, ConnectFailed):
+        bill.void(charge)
+    elif isinstance(error, UpstreamFailed) and not error.paid:
+        bill.settle(charge, 0.0)
 
 
 def _no_constant(token: str) -> float:
