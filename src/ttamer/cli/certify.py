@@ -1,4 +1,4 @@
-"""``ttamer certify``: promise an error or a drop, or check again what was promised."""
+"""``ttamer certify``: promise an error or a drop, check a promise again, or bound the gap."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def add_to(commands: Any) -> None:
         "certify",
         help="promise an error or a drop with a stated confidence, or check a promise again",
         description="Find the cheapest policy whose error (or whose drop against a node) is at "
-        "most a given number, tested on rows it was not fitted to. Without --error or --drop, "
-        "check the promises in the file on new rows. Exit code 1: not certified, or broken.",
+        "most a given number, tested on rows it was not fitted to. With --gap, bound how far a "
+        "policy is from the best of its class. Without --error, --drop or --gap, check the "
+        "promises in the file on new rows. Exit code 1: not certified, or broken.",
         allow_abbrev=False,
     )
     parser.add_argument("policy", help="a .ttamer file made by ttamer fit")
@@ -34,6 +35,10 @@ def add_to(commands: Any) -> None:
     asked.add_argument("--error", type=float, metavar="E", help="promise an error of at most E")
     asked.add_argument("--drop", type=float, metavar="D",
                        help="promise an error at most D above that of --against")  # fmt: skip
+    asked.add_argument("--gap", action="store_true",
+                       help="bound how far a policy is from the best of its class")  # fmt: skip
+    parser.add_argument("--tradeoff", type=float, metavar="T",
+                        help="of the policy, with --gap (default: of the default one)")  # fmt: skip
     parser.add_argument("--against", default="last", metavar="NODE",
                         help="what a drop is measured from: a node, last or best")  # fmt: skip
     parser.add_argument("--confidence", type=float, default=0.95, metavar="C",
@@ -59,6 +64,10 @@ def run(args: argparse.Namespace) -> int:
         raise ArgumentError(f"{args.policy} is no ladder made by ttamer fit: nothing to promise")
     args.cascade = ladder.fitted.spec
     trace = read(args.trace, args) if args.trace else None
+    if args.tradeoff is not None and not args.gap:
+        raise ArgumentError("--tradeoff is for --gap: leave it out")
+    if args.gap:
+        return _gap(ladder, trace, args)
     if args.error is None and args.drop is None:
         promises = _checked(ladder, trace, args.policy)
     else:
@@ -73,6 +82,25 @@ def run(args: argparse.Namespace) -> int:
         if args.output:
             print(f"  written to {args.output}")
     return 0 if all(each.certified for each in promises) else UNCERTAIN
+
+
+def _gap(ladder: FittedLadder, trace: Trace | None, args: argparse.Namespace) -> int:
+    """Bound how far a policy is from the best of its class, and print it."""
+    from ttamer.cli.output import as_json
+    from ttamer.errors import ArgumentError
+
+    if trace is None:
+        raise ArgumentError("--gap needs rows: give a trace that the ladder was not fitted to")
+    if args.output:
+        raise ArgumentError("--gap writes no policies: leave out -o")
+    gap = ladder.gap(confidence=args.confidence, tradeoff=args.tradeoff, on=trace)
+    if args.json:
+        print(as_json(gap.to_dict()))
+    else:
+        print(gap)
+        print(f"  {gap.advice}")
+        print(f"  no policy that asks these nodes is below {gap.any_policy:.4f}, whatever it uses")
+    return 0
 
 
 def _promised(

@@ -1,3 +1,4 @@
+from ttamer.fitted.gap import Gap as Gap
 from ttamer.fitted.ladder import FittedLadder as FittedLadder
 from ttamer.fitted.ladder import FittedPolicy as FittedPolicy
 from ttamer.fitted.mixture import Mixture as Mixture

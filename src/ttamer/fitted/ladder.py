@@ -18,6 +18,7 @@ from ttamer._drawing import draw_curves
 from ttamer._notebook import card
 from ttamer._numbers import number
 from ttamer.errors import ArgumentError
+from ttamer.fitted.gap import gap_of
 from ttamer.fitted.mixture import Mixture, described, policy_card, shown_error
 from ttamer.fitted.models import Model, SolvedPolicy
 from ttamer.fitted.promise import HeldOut, make_promise
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer._drawing import Drawing
+    from ttamer.fitted.gap import Gap
     from ttamer.fitted.mixture import Mix, Rung, Rungs
     from ttamer.fitted.promise import Kind, Promise
     from ttamer.fitted.replay import Played
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     from ttamer.trace.trace import Trace
 
 __all__ = ["FittedLadder", "FittedPolicy"]
+
+MOST_INPUTS = 0.5
+"""From this share on, the more expensive policy of a mixture decides most inputs."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -264,6 +269,8 @@ class FittedLadder(Ladder):
     """What they do on rows held out, on which promises are tested."""
     promises: tuple[Promise, ...] = ()
     """The promises made so far: they are saved with the ladder."""
+    held_rows: Trace | None = None
+    """The rows held out, while they are in memory: a file keeps what promises need of them."""
 
     @classmethod
     def of(
@@ -529,6 +536,47 @@ class FittedLadder(Ladder):
         """
         return self._promised("drop", at_most, confidence, self._held(on, against), seed)
 
+    def gap(
+        self, *, confidence: float = 0.95, tradeoff: float | None = None, on: Trace | None = None
+    ) -> Gap:
+        """Return how far a policy is, at most, above the best policy of its class.
+
+        The class holds every policy that looks at the nodes asked so far and at the state of the
+        fit. What is assumed, and why the bound holds, is stated at the top of ``fitted/gap.py``.
+
+        Args:
+            confidence: The chance with which the bound holds, at least.
+            tradeoff: Of the policy; by default that of the policy which decides most inputs of
+                :meth:`default`.
+            on: Rows that the ladder was not fitted to; by default those held out by the fit, while
+                they are in memory.
+
+        Returns:
+            The bound, its two sides, and what would make it smaller.
+
+        Raises:
+            ArgumentError: There are no such rows, a number is out of range, or the states of the
+                fit do not hold the best answer so far.
+
+        >>> from ttamer import datasets, fit
+        >>> trace = datasets.load("minilm-imdb").take(slice(2000))
+        >>> ladder = fit(trace, hold_out=0.5, belief="calibrated", states=4)
+        >>> 0 < ladder.gap(tradeoff=0.8).bound < 0.2
+        True
+        """
+        rows = self.held_rows if on is None else on
+        if rows is None:
+            raise ArgumentError(
+                "a gap needs rows the ladder was not fitted to, and a file keeps only counts of "
+                "those held out: give rows (on=trace), or fit with hold_out=0.2"
+            )
+        if tradeoff is None:
+            mixture = self.default()
+            policy = mixture.expensive if mixture.share >= MOST_INPUTS else mixture.cheap
+        else:
+            policy = self.at(tradeoff)
+        return gap_of(policy, rows, confidence=confidence)
+
     def with_holdout(self, trace: Trace) -> FittedLadder:
         """Return the ladder with what it does on held-out rows, for promises.
 
@@ -541,7 +589,7 @@ class FittedLadder(Ladder):
         Raises:
             ArgumentError: These are the rows fitted to, or there are none.
         """
-        return dataclasses.replace(self, held=HeldOut.of(self, trace))
+        return dataclasses.replace(self, held=HeldOut.of(self, trace), held_rows=trace)
 
     def with_promise(self, policy: Mixture) -> FittedLadder:
         """Return the ladder with a mixture's promise in it, to be saved and checked again.
