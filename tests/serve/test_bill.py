@@ -14,6 +14,7 @@ from support.billing import (
     OUTPUT,
     gateway_sums,
     make_requests,
+    tables,
     upstream_sums,
 )
 from ttamer.errors import CascadeError
@@ -42,15 +43,8 @@ def test_the_bill_is_what_the_upstreams_saw(
     run_gateway, start_upstream, tmp_path, setup, has_tokens
 ):
     spare = start_upstream("spare")
-    how = GATEWAYS[setup]
-    serve = {"direct": True, **how.get("serve", {})}
-    if setup != "hedged":
-        serve["audit"] = {"share": 1.0, "log": str(tmp_path / "audits")}
-    common = {"timeout": 0.3, "breaker": 0} | ({"cost_per_token": PRICES} if has_tokens else {})
-    small = {**common, "fallback": spare.url, **how.get("small", {})}
-    if setup == "hedged":
-        del small["fallback"]
-    gateway = run_gateway(2, serve=serve, node={"small": small, "large": common})
+    serve, node = tables(setup, spare.url, str(tmp_path / "audits"), has_tokens=has_tokens)
+    gateway = run_gateway(2, serve=serve, node=node)
     upstreams = {**gateway.served.upstreams, "spare": spare}
     for kind, request in KINDS.items():
         if request.get("gateway", "plain") != setup:

@@ -45,11 +45,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "stream cut by the upstream": {"stream": True, "mode": "truncated"},
     "stream that stalls": {"stream": True, "mode": "stall"},
     "stream cancelled by the client": {"stream": True, "mode": "stall", "cancel": True},
+    "stream of the cascade": {"stream": True, "model": "ttamer"},
+    "stream of the cascade, error": {"stream": True, "model": "ttamer", "mode": "error"},
     "hedged": {"plan": ["slow", "ok"], "gateway": "hedged"},
     "several samples": {"gateway": "samples"},
     "several samples, one fails": {"plan": ["reset", "ok", "ok"], "gateway": "samples"},
     "verified": {"gateway": "verified"},
     "verifier fails": {"gateway": "verified", "verifier": "error"},
+    "asked ahead of need": {"gateway": "speculative", "stream": True, "model": "ttamer"},
 }
 """The kinds of requests: what happens, which of :data:`GATEWAYS` serves (else "plain")."""
 GATEWAYS: dict[str, dict[str, Any]] = {
@@ -57,8 +60,27 @@ GATEWAYS: dict[str, dict[str, Any]] = {
     "hedged": {"serve": {"hedge": 0.05}},
     "samples": {"small": {"confidence": "agreement", "samples": 3}},
     "verified": {"small": {"confidence": "verifier", "verifier": "large"}},
+    "speculative": {
+        "serve": {"speculate": True, "speculate_budget": 1.0, "speculate_chance": 0.01}
+    },
 }
-"""The gateways: settings of the server and of the node "small"; all but "hedged" audit."""
+"""The gateways: settings of the server and of the node "small"."""
+
+
+def tables(
+    setup: str, fallback: str, audits: str, *, has_tokens: bool
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the settings of one of the gateways, and of its nodes; all but "hedged" audit."""
+    how = GATEWAYS[setup]
+    serve = {"direct": True, **how.get("serve", {})}
+    common: dict[str, Any] = {"timeout": 0.3, "breaker": 0}
+    if has_tokens:
+        common["cost_per_token"] = {"input": INPUT, "output": OUTPUT}
+    small = {**common, **how.get("small", {})}
+    if setup != "hedged":
+        serve["audit"] = {"share": 1.0, "log": audits}
+        small["fallback"] = fallback
+    return serve, {"small": small, "large": common}
 
 
 @dataclass(frozen=True)
@@ -118,7 +140,7 @@ async def make_requests(
         upstreams["large"].mode = how["verifier"]
     stream = how.get("stream", False)
     body = {
-        "model": "small" if stream else "ttamer",
+        "model": how.get("model", "small" if stream else "ttamer"),
         "messages": [{"role": "user", "content": f"question {kind}"}],
         "max_tokens": OUTPUT_LIMIT,
         "stream": stream,
