@@ -150,5 +150,6 @@ def _with_flags(text: str, args: argparse.Namespace) -> str:
         return flag if flag == "--skip-bad" or value == "True" else f"{flag} {value}"
 
     text = re.sub(r"\b(?P<name>[a-z_]+)=(?P<value>\"[^\"]*\"|'[^']*'|[\w.]+)", keyword, text)
-    name, is_, rest = text.partition(" is ")
-    return f"{flags[name]}{is_}{rest}" if is_ and name in flags else text
+    first = re.match(r"(?P<name>[a-z_]+)(?= (?:is|must be|has|needs) )", text)
+    flag = None if first is None else flags.get(first["name"])
+    return text if first is None or flag is None else f"{flag}{text[first.end() :]}"

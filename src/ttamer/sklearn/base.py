@@ -120,6 +120,13 @@ class CascadeEstimator(_BaseComposition):
     def _replies(self, name: str, model: Any, rows: Any) -> Replies:
         """Return the replies of a model."""
 
+    def _with_confidence(
+        self, name: str, replies: Replies, rows: Any, target: NDArray[Any], order: NDArray[np.intp]
+    ) -> Replies:
+        """Return replies to rows in this order with their confidences; a hook for subclasses."""
+        del name, rows, target, order
+        return replies
+
     @abstractmethod
     def _folds(self, rows: Any, target: NDArray[Any]) -> Iterable[tuple[Any, Any]]:
         """Return the rows to learn from and those to answer, for each fold."""
@@ -161,6 +168,7 @@ class CascadeEstimator(_BaseComposition):
         self.models_ = []
         for name, model in self.models:
             found, order, fastest = self._answers(name, model, rows, target)
+            found = self._with_confidence(name, found, rows, target, order)
             replies.append(found)
             seconds[name] = fastest * MICROSECONDS
             fitted = model if self.prefit else clone(model).fit(rows, target)
@@ -177,15 +185,15 @@ class CascadeEstimator(_BaseComposition):
         if len(trace) >= MIN_ROWS:
             self.trace_ = trace
             self.ladder_ = fit(trace, **dict(self.fit_options or {}))
-            self.policy_ = self._operating_point(self.ladder_)
+            self.policy_ = self._operating_point(self.ladder_, trace)
 
-    def _operating_point(self, ladder: FittedLadder) -> FittedPolicy:
+    def _operating_point(self, ladder: FittedLadder, trace: Trace) -> FittedPolicy:
         """Return one policy: a mixture of two would answer a row by its place in the batch."""
         if self.mistake_cost is not None:
             return ladder.for_mistake_cost(self.mistake_cost)
         if self.budget is not None:
             return ladder.for_budget(self.budget).cheap
-        return _within_one_standard_error(ladder)
+        return _within_one_standard_error(ladder, trace)
 
     def _answers(
         self, name: str, model: Any, rows: Any, target: NDArray[Any]
@@ -280,11 +288,11 @@ class CascadeEstimator(_BaseComposition):
         )
 
 
-def _within_one_standard_error(ladder: FittedLadder) -> FittedPolicy:
-    """Return the cheapest policy whose error is within one standard error of the best model's."""
-    rungs = ladder.require_rungs()
-    best = 0.0 if rungs.node_errors is None else float(rungs.node_errors.min())
-    allowed = best + (best * (1 - best) / ladder.fitted.rows) ** 0.5
+def _within_one_standard_error(ladder: FittedLadder, trace: Trace) -> FittedPolicy:
+    """Return the cheapest policy that is within one standard error of the best model."""
+    rungs, losses = ladder.require_rungs(), np.asarray(trace.losses(), np.float64)
+    best = int(losses.mean(axis=0).argmin())
+    allowed = losses[:, best].mean() + losses[:, best].std() / len(losses) ** 0.5
     good = [rung for rung in rungs.corners if rungs.errors[rung] <= allowed]
     return ladder[good[0] if good else int(rungs.errors.argmin())]
 

@@ -60,6 +60,7 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
     >>> cascade = CascadeClassifier(
     ...     [("stump", DecisionTreeClassifier(max_depth=1)), ("near", KNeighborsClassifier())],
     ...     costs={"stump": 1.0, "near": 50.0},
+    ...     fit_options={"belief": "calibrated", "states": 8},
     ... ).fit(x, y)
     >>> bool(cascade.score(x, y) > 0.9)
     True

@@ -1,0 +1,70 @@
+"""A cascade of regressors is a regressor of scikit-learn, fitted to graded losses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.datasets import make_friedman1
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.tree import DecisionTreeRegressor
+from sklearn.utils.estimator_checks import check_estimator
+
+import ttamer as tt
+from ttamer.sklearn import CascadeRegressor
+
+QUICK = {"belief": "calibrated", "order": "any", "states": 4, "folds": 2, "tradeoffs": [0.3, 0.9]}
+COSTS = {"line": 1.0, "forest": 50.0}
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    """Rows that a line gets right where a switch is off, and a forest everywhere."""
+    x, y = make_friedman1(1600, noise=0.3, random_state=0)
+    x[:, 5] = np.random.default_rng(0).random(1600) < 0.3
+    return x, np.where(x[:, 5] > 0.5, y, 10 * x[:, 3] + 5 * x[:, 4])
+
+
+@pytest.fixture(scope="module")
+def fitted(numbers):
+    x, y = numbers
+    models = [("line", LinearRegression()), ("forest", RandomForestRegressor(20, random_state=0))]
+    options = QUICK | {"tradeoffs": None, "states": 8}
+    cascade = CascadeRegressor(models, costs=COSTS, cv=3, budget=25.0, fit_options=options)
+    return cascade.fit(x[:800], y[:800])
+
+
+@pytest.mark.filterwarnings("ignore:Skipping check check_array_api_input")
+def test_it_passes_the_checks_of_scikit_learn():
+    models = [("ridge", Ridge()), ("tree", DecisionTreeRegressor(random_state=0))]
+    costs = {"ridge": 1.0, "tree": 5.0}
+    check_estimator(CascadeRegressor(models, costs=costs, cv=2, fit_options=QUICK))
+
+
+def test_it_keeps_to_a_budget_and_is_better_than_a_random_mix(numbers, fitted):
+    x, y = numbers
+    done = fitted.run_batch(x[800:])
+    off = [np.abs(model.predict(x[800:]) - y[800:]).mean() for _, model in fitted.models_]
+    share = done.asked[:, 1].mean()
+    assert 0.05 < share < 0.6
+    assert done.cost.mean() < 28.0
+    mixed = share * off[1] + (1 - share) * off[0]
+    assert np.abs(np.array(done.answers) - y[800:]).mean() < 0.95 * mixed
+    assert done.predictions == done.answers
+    assert fitted.predict(x[800:]) == pytest.approx(done.answers)
+
+
+def test_the_trace_has_errors_on_rows_kept_from_the_models(numbers, fitted):
+    x, y = numbers
+    assert fitted.trace_.is_graded
+    assert fitted.trace_.losses().mean(axis=0)[0] > 0.5
+    one = {"models": [("line", LinearRegression())], "costs": {"line": 1.0}, "cv": 2}
+    plain = CascadeRegressor(**one, fit_options=QUICK).fit(x[:200], y[:200])
+    squared = CascadeRegressor(**one, fit_options=QUICK, loss="squared_error")
+    squared.fit(x[:200], y[:200])
+    assert squared.trace_.losses() == pytest.approx(plain.trace_.losses() ** 2)
+
+
+def test_an_unknown_loss_is_refused(numbers):
+    with pytest.raises(tt.ArgumentError, match="loss is 'cubic'; it must be one of absolute_error"):
+        CascadeRegressor([("line", LinearRegression())], loss="cubic").fit(*numbers)
