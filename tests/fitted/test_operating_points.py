@@ -89,6 +89,43 @@ def test_without_a_policy_as_accurate_the_default_is_the_most_accurate():
     assert rungs.for_error(0.5) == (0, 0, 1.0)
 
 
+def test_a_node_that_no_mixture_beats_is_the_default(tmp_path):
+    """The second node is always right and costs little more: nothing is to be gained before it."""
+    trace = answering_trace(400)
+    spec = tt.CascadeSpec.of({"weak": 0.9, "svm": 1.0, "large": 3.0})
+    predictions = np.column_stack([trace.prediction[:, 0], trace.label, trace.prediction[:, 0]])
+    rows = tt.Trace.from_arrays(
+        spec, trace.confidence[:, [0, 1, 0]], prediction=predictions, label=trace.label
+    )
+    ladder = tt.fit(rows)
+    one = ladder.alone("svm")
+    assert (one.single_node, one.error, one.cost) == ("svm", 0.0, 1.0)
+    chosen = ladder.default()
+    assert chosen.single_node == "svm"
+    assert (chosen.error, chosen.cost) == (0.0, 1.0)
+    tt.save(chosen, tmp_path / "one.ttamer")
+    back = tt.load(tmp_path / "one.ttamer")
+    assert (back.play(rows).answer == 1).all()
+    assert (back.play(rows).asked == [False, True, False]).all()
+    turn = back.session()
+    turn.fail()
+    turn.observe(confidence=0.5)  # where it fails, the others are asked
+    assert turn.answer == "weak"
+    with pytest.raises(ArgumentError, match="no node"):
+        ladder.alone("none")
+
+
+def test_an_exit_alone_is_reached_through_those_before_it():
+    trace = datasets.load("minilm-imdb").take(slice(300))
+    ladder = tt.fit(trace, belief="calibrated", states=4)
+    one = ladder.alone("layer3")
+    played = one.play(trace)
+    assert (played.answer == 2).all()
+    assert (played.asked == [True, True, True, False, False, False]).all()
+    assert one.error == pytest.approx(trace.wrong()[:, 2].mean())
+    assert one.cost == pytest.approx(trace.spec.answer_costs()[2])
+
+
 def test_a_policy_that_never_asks_a_second_node_is_named():
     ladder = tt.fit(answering_trace(2000))
     assert ladder[0].single_node == "small"

@@ -54,6 +54,8 @@ def describe_record(
         arrays["record_nodes"] = rungs.node_errors
     if rungs.latencies is not None and np.isfinite(rungs.latencies).all():
         arrays["record_latencies"] = rungs.latencies
+    if rungs.node_costs is not None:
+        arrays["record_node_costs"] = rungs.node_costs
     if held is not None:
         described["held"] = {
             "rows": held.rows,
@@ -135,17 +137,20 @@ def _rungs(arrays: Mapping[str, NDArray[Any]], count: int, nodes: int) -> Rungs:
     table = arrays["record_rungs"]
     if table.shape != (3, count) or not np.isfinite(table).all() or (table < 0).any():
         raise ArtefactDamaged("the record must have a finite error and cost for each policy")
-    errors = arrays.get("record_nodes")
-    if errors is not None and (
-        errors.shape != (nodes,) or not np.isfinite(errors).all() or (errors < 0).any()
-    ):
-        raise ArtefactDamaged("the record must have a finite error for each node")
+    alone = {"error": arrays.get("record_nodes"), "cost": arrays.get("record_node_costs")}
+    for what, each in alone.items():
+        if each is not None and (
+            each.shape != (nodes,) or not np.isfinite(each).all() or (each < 0).any()
+        ):
+            raise ArtefactDamaged(f"the record must have a finite {what} for each node")
     times = arrays.get("record_latencies")
     if times is not None and (
         times.shape != (count, 3) or not np.isfinite(times).all() or (times < 0).any()
     ):
         raise ArtefactDamaged("the record must have three finite latencies for each policy")
-    return Rungs(table[0], table[1], table[2], errors, times)
+    return Rungs(
+        table[0], table[1], table[2], alone["error"], alone["cost"], times
+    )
 
 
 def _held(

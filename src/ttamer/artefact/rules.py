@@ -59,6 +59,7 @@ OPTIONAL_ARRAYS = {
         "record_rungs",
         "record_nodes",
         "record_latencies",
+        "record_node_costs",
         "record_held",
         "record_held_nodes",
         "record_held_bound",

@@ -18,8 +18,9 @@ from ttamer._drawing import draw_curves
 from ttamer._notebook import card
 from ttamer._numbers import number
 from ttamer.errors import ArgumentError
+from ttamer.fitted.alone import alone
 from ttamer.fitted.gap import gap_of
-from ttamer.fitted.mixture import Mixture, described, policy_card, shown_error
+from ttamer.fitted.mixture import Mixture, Rung, described, policy_card, shown_error
 from ttamer.fitted.models import Model, SolvedPolicy
 from ttamer.fitted.promise import HeldOut, make_promise
 from ttamer.fitted.sessions import CappedSession
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from ttamer._drawing import Drawing
     from ttamer.fitted.gap import Gap
-    from ttamer.fitted.mixture import Mix, Rung, Rungs
+    from ttamer.fitted.mixture import Mix, Rungs
     from ttamer.fitted.promise import Kind, Promise
     from ttamer.fitted.replay import Played
     from ttamer.fitted.sessions import FittedSession
@@ -416,14 +417,15 @@ class FittedLadder(Ladder):
     def default(self, *, seed: int = 0) -> Mixture:
         """Return the cheapest mixture whose expected error is not above the best node's.
 
-        The best node is the one with the lowest error by itself on the rows fitted to. Where no
-        policy is expected to reach that, it is the one with the lowest expected error.
+        The best node is the one with the lowest error by itself on the rows fitted to. Where it is
+        cheaper than any such mixture, or none is expected to err as little, it is used alone.
 
         Args:
             seed: The seed of the mixture's draws.
 
         Returns:
-            A mixture of two policies of the ladder, or of one.
+            A mixture of two policies of the ladder, or of one; or the best node alone
+            (``single_node`` names it).
 
         Raises:
             ArgumentError: The ladder has no estimates.
@@ -434,7 +436,45 @@ class FittedLadder(Ladder):
                 "this ladder has no record of each node's own error, so it has no default policy: "
                 "choose one by tradeoff, budget or mistake cost, or fit it again with ttamer.fit"
             )
-        return self.mixed(rungs.for_error(float(rungs.node_errors.min())), seed=seed)
+        best = int(rungs.node_errors.argmin())
+        mix = rungs.for_error(float(rungs.node_errors[best]))
+        if rungs.node_costs is not None and not self.spec.has_passing:
+            worse = rungs.error_of(mix) > rungs.node_errors[best]
+            if worse or rungs.cost_of(mix) > rungs.node_costs[best]:
+                one = self.alone(self.spec.names[best])
+                return Mixture(one, one, 1.0, seed, error=one.error, cost=one.cost)
+        return self.mixed(mix, seed=seed)
+
+    def alone(self, node: str) -> FittedPolicy:
+        """Return the policy that returns the answer of one node, whatever it is.
+
+        Nodes that must be asked before it are asked too. Where the node fails, the others are asked
+        in their order.
+
+        Args:
+            node: The name of a node of the cascade.
+
+        Returns:
+            A policy with the node's error and cost on the rows fitted to.
+
+        Raises:
+            ArgumentError: There is no such node, exits may be passed, or the ladder has no record
+                of each node.
+
+        >>> from ttamer import datasets, fit
+        >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)))
+        >>> ladder.alone("fasttext").single_node
+        'fasttext'
+        """
+        rungs, place = self.require_rungs(), self.spec.index_of(node)
+        if rungs.node_errors is None or rungs.node_costs is None or self.spec.has_passing:
+            raise ArgumentError(
+                "this ladder has no policy of one node: its file has no record of each node's cost "
+                "(fit it again with ttamer.fit), or its exits may be passed (use its last policy)"
+            )
+        policy, model = alone(self.fitted, place, rungs.node_errors)
+        rung = Rung(float(rungs.node_errors[place]), float(rungs.node_costs[place]))
+        return FittedPolicy.of(policy, model, rung)
 
     def for_budget(self, cost: float, *, seed: int = 0) -> Mixture:
         """Return the mixture of least expected error whose expected cost is the budget.

@@ -70,6 +70,8 @@ class Rungs:
     """Shape (policies,): errors with less noise and some bias, by which corners are chosen."""
     node_errors: NDArray[np.float64] | None = None
     """Shape (n,): the error of each node of the cascade by itself."""
+    node_costs: NDArray[np.float64] | None = None
+    """Shape (n,): the mean cost of each node's answer by itself, in the cascade's units."""
     latencies: NDArray[np.float64] | None = None
     """Shape (policies, 3): the mean latency of each, its 95% quantile, and an upper bound on that
     quantile with confidence 0.95; where the rows fitted to have latencies."""

@@ -29,6 +29,7 @@ __all__ = [
     "asked_up_to",
     "full_cost",
     "latency_of",
+    "nodes_alone",
     "paid",
     "play_states",
 ]
@@ -179,6 +180,12 @@ def latency_of(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64] | 
 def full_cost(spec: CascadeSpec, trace: Trace) -> float:
     """Return what the full model costs per row of a trace; see :meth:`CascadeSpec.full_cost`."""
     return spec.full_cost(trace.costs.mean(axis=0))
+
+
+def nodes_alone(trace: Trace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return, shape (n,) each, the mean loss and the mean cost of each node's answer by itself."""
+    costs = trace.spec.answer_costs(trace.costs.mean(axis=0))
+    return np.asarray(trace.losses().mean(axis=0), np.float64), costs
 
 
 def play_states(

@@ -24,7 +24,7 @@ from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import Rungs
 from ttamer.fitted.models import BeliefModel, States
 from ttamer.fitted.quantiser import edges_of
-from ttamer.fitted.replay import full_cost, paid, play_states
+from ttamer.fitted.replay import full_cost, nodes_alone, paid, play_states
 from ttamer.fitting.regressions import (
     classes_of,
     fit_belief,
@@ -443,9 +443,8 @@ def _rungs(ladder: FittedLadder, trace: Trace, rows: _Rows) -> Rungs:
         errors.append(losses[each, rows.owner[each, step]].mean())
         smoothed.append(rows.lost[each, step].mean())
         costs.append(paid(as_served.play(policy.policy).asked, trace).mean())
-    alone = losses.mean(axis=0)
     scaled = np.array(smoothed) * trace.loss_scale
-    return Rungs(np.array(errors), np.array(costs), scaled, alone)
+    return Rungs(np.array(errors), np.array(costs), scaled, *nodes_alone(trace))
 
 
 def _cross_fitted(

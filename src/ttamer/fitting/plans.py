@@ -30,7 +30,7 @@ from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import Rungs
 from ttamer.fitted.models import ConfidenceModel
 from ttamer.fitted.quantiser import Quantiser
-from ttamer.fitted.replay import full_cost, latency_of, paid
+from ttamer.fitted.replay import full_cost, latency_of, nodes_alone, paid
 from ttamer.fitting.beliefs import build_belief, searches_subsets
 from ttamer.fitting.counts import Counts, Pair
 from ttamer.fitting.options import FitOptions
@@ -208,7 +208,7 @@ def with_rungs(ladder: FittedLadder, errors: NDArray[np.float64], trace: Trace) 
     """
     costs = np.array([paid(each.asked, trace).mean() for each in ladder.play_all(trace)])
     smoothed = None if ladder.rungs is None else ladder.rungs.smoothed_errors
-    return ladder.with_rungs(Rungs(errors, costs, smoothed, trace.losses().mean(axis=0)))
+    return ladder.with_rungs(Rungs(errors, costs, smoothed, *nodes_alone(trace)))
 
 
 def _split(trace: Trace, share: float, seed: int) -> tuple[Trace, Trace]:

@@ -52,6 +52,8 @@ MAX_SEARCH_ROWS = 4000
 """Subsets are compared on at most this many rows."""
 SHORTLIST = 6
 """For each tradeoff, any order is tried for this many subsets."""
+CHOICE_WINDOW = 5
+"""A plan is chosen by its mean objective over this many neighbouring tradeoffs."""
 PAIRS_COUNTED = 3
 """For each tradeoff, the models of this many pairs count towards the pool."""
 
@@ -146,7 +148,11 @@ class Lattice:
 
 
 def choose_plans(solver: RowSolver, lattice: Lattice, weights: NDArray[np.float64]) -> list[Plan]:
-    """Return for each tradeoff the plan with the least objective on the solver's rows."""
+    """Return for each tradeoff the plan with the least objective on the solver's rows.
+
+    The best of many noisy values is too good to be true; one that is best at neighbouring
+    tradeoffs too is less so.
+    """
     number = {way[:2]: edge for edge, way in enumerate(lattice.ways)}
 
     def values(plans: Sequence[Plan]) -> NDArray[np.float64]:
@@ -154,12 +160,20 @@ def choose_plans(solver: RowSolver, lattice: Lattice, weights: NDArray[np.float6
 
     plans = [lattice.chain(subset) for subset in lattice.subsets]
     found = values(plans)
-    best = np.unique(np.argsort(found, axis=0, kind="stable")[:SHORTLIST])
+    ranked = np.argsort(_averaged(found), axis=0, kind="stable")
+    best = np.unique(ranked[:SHORTLIST])
     wider = [lattice.any_order(lattice.subsets[k]) for k in best if len(lattice.subsets[k]) > 1]
     wider.append(lattice.line())
     plans += wider
     found = np.concatenate([found, values(wider)])
-    return [plans[k] for k in found.argmin(axis=0)]
+    return [plans[k] for k in _averaged(found).argmin(axis=0)]
+
+
+def _averaged(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return values, shape (plans, tradeoffs), averaged over neighbouring tradeoffs."""
+    window = np.ones(min(CHOICE_WINDOW, values.shape[1]))
+    count = np.convolve(np.ones(values.shape[1]), window, "same")
+    return np.array([np.convolve(own, window, "same") for own in values]) / count
 
 
 def choose_pool(solver: RowSolver, lattice: Lattice, weights: NDArray[np.float64]) -> list[int]:
