@@ -439,7 +439,7 @@ class FittedLadder(Ladder):
         best = int(rungs.node_errors.argmin())
         mix = rungs.for_error(float(rungs.node_errors[best]))
         if rungs.node_costs is not None and not self.spec.has_passing:
-            worse = rungs.error_of(mix) > rungs.node_errors[best]
+            worse = rungs.error_of(mix) > rungs.node_errors[best] + 1e-9
             if worse or rungs.cost_of(mix) > rungs.node_costs[best]:
                 one = self.alone(self.spec.names[best])
                 return Mixture(one, one, 1.0, seed, error=one.error, cost=one.cost)

@@ -34,6 +34,7 @@ from ttamer.fitting.regressions import (
 )
 from ttamer.fitting.row_policy import RowSolver, smoother, solve_rows, width_of
 from ttamer.fitting.subsets import (
+    DECIMALS,
     MAX_ASKED,
     MAX_POOL,
     MAX_SEARCH_ROWS,
@@ -399,7 +400,7 @@ class _Search:
         window = np.ones(min(SMOOTHED_TRADEOFFS, len(gap[0])))
         more = gap[0] + price * gap[1]
         mean = np.convolve(more, window, "same") / np.convolve(np.ones(len(more)), window, "same")
-        return np.maximum(mean, 0.0)
+        return np.round(np.maximum(mean, 0.0), DECIMALS)
 
     def _played(
         self, places: Sequence[int], policies: Sequence[WalkPolicy], part: NDArray[np.intp]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ttamer.fitting.row_policy import RowSolver
 
 __all__ = [
+    "DECIMALS",
     "MAX_SEARCH_ROWS",
     "MIN_MODELS",
     "Lattice",
@@ -54,6 +55,8 @@ SHORTLIST = 6
 """For each tradeoff, any order is tried for this many subsets."""
 CHOICE_WINDOW = 5
 """A plan is chosen by its mean objective over this many neighbouring tradeoffs."""
+DECIMALS = 10
+"""Objectives, which lie between 0 and 1, are compared to this many decimals."""
 PAIRS_COUNTED = 3
 """For each tradeoff, the models of this many pairs count towards the pool."""
 
@@ -170,10 +173,14 @@ def choose_plans(solver: RowSolver, lattice: Lattice, weights: NDArray[np.float6
 
 
 def _averaged(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return values, shape (plans, tradeoffs), averaged over neighbouring tradeoffs."""
+    """Return values, shape (plans, tradeoffs), averaged over neighbouring tradeoffs.
+
+    They are rounded: of plans that are equal but for rounding the first is taken.
+    """
     window = np.ones(min(CHOICE_WINDOW, values.shape[1]))
     count = np.convolve(np.ones(values.shape[1]), window, "same")
-    return np.array([np.convolve(own, window, "same") for own in values]) / count
+    sums = np.array([np.convolve(own, window, "same") for own in values])
+    return np.round(sums / count, DECIMALS)
 
 
 def choose_pool(solver: RowSolver, lattice: Lattice, weights: NDArray[np.float64]) -> list[int]:
