@@ -715,6 +715,11 @@ ATTACKS: dict[str, tuple[str, str, Any]] = {
         "record",
         lambda f: poked(f, "record_nodes", 0, -1.0),
     ),
+    "a node's cost of minus one": (
+        "must have a finite cost for each node",
+        "record",
+        lambda f: poked(f, "record_node_costs", 0, -1.0),
+    ),
     "a mixture of no fit": ("the kind must be", "ladder", lambda f: edited(f, kind="mixture")),
     "a mixture of one share and a half": (
         "a mixture has one share",

@@ -148,9 +148,7 @@ def _rungs(arrays: Mapping[str, NDArray[Any]], count: int, nodes: int) -> Rungs:
         times.shape != (count, 3) or not np.isfinite(times).all() or (times < 0).any()
     ):
         raise ArtefactDamaged("the record must have three finite latencies for each policy")
-    return Rungs(
-        table[0], table[1], table[2], alone["error"], alone["cost"], times
-    )
+    return Rungs(table[0], table[1], table[2], alone["error"], alone["cost"], times)
 
 
 def _held(
