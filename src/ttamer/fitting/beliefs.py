@@ -400,7 +400,7 @@ class _Search:
         window = np.ones(min(SMOOTHED_TRADEOFFS, len(gap[0])))
         more = gap[0] + price * gap[1]
         mean = np.convolve(more, window, "same") / np.convolve(np.ones(len(more)), window, "same")
-        return np.round(np.maximum(mean, 0.0), DECIMALS)
+        return np.asarray(np.round(np.maximum(mean, 0.0), DECIMALS), np.float64)
 
     def _played(
         self, places: Sequence[int], policies: Sequence[WalkPolicy], part: NDArray[np.intp]

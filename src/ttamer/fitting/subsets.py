@@ -180,7 +180,7 @@ def _averaged(values: NDArray[np.float64]) -> NDArray[np.float64]:
     window = np.ones(min(CHOICE_WINDOW, values.shape[1]))
     count = np.convolve(np.ones(values.shape[1]), window, "same")
     sums = np.array([np.convolve(own, window, "same") for own in values])
-    return np.round(sums / count, DECIMALS)
+    return np.asarray(np.round(sums / count, DECIMALS), np.float64)
 
 
 def choose_pool(solver: RowSolver, lattice: Lattice, weights: NDArray[np.float64]) -> list[int]:
