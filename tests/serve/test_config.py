@@ -147,6 +147,8 @@ def test_what_is_wrong_with_serve_is_reported(line, said):
     ("line", "said"),
     [
         ("tiemout = 1", "unknown key 'tiemout'; allowed are upstream, model"),
+        ("max_rate = 0", "above 0"),
+        ("max_wait = 1", "needs max_concurrent or max_rate"),
         ('headers = {host = "x"}', "which the gateway sets itself"),
         ('headers = {"a b" = "x"}', "no name of a header"),
         ('headers = {x = {environ = "A"}}', "a table like"),

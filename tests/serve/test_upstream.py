@@ -9,6 +9,7 @@ import pytest
 from ttamer.serve import upstream as module
 from ttamer.serve.client import HttpClient
 from ttamer.serve.config import HeaderFromEnv, NodeSettings
+from ttamer.serve.limits import NodeLimitReached, RateLimit
 from ttamer.serve.upstream import CircuitBreaker, Upstream, UpstreamFailed
 
 # The test's own server, ended in mid-answer, may leave a socket to the garbage collector.
@@ -452,3 +453,87 @@ def test_certificates_that_cannot_be_read_are_reported_at_once(tmp_path, content
         path.write_bytes(content)
     with pytest.raises(module.CascadeError, match="ca_file is"):
         Upstream(settings("https://x/v1", ca_file=str(path)), None)
+
+
+def calls(node: NodeSettings, count: int, **options) -> list:
+    """Call one upstream several times at once; return answers and failures."""
+
+    async def go():
+        async with HttpClient() as client:
+            upstream = Upstream(node, client)
+            some = [upstream.call(CHAT, BODY, **options) for _ in range(count)]
+            return await asyncio.gather(*some, return_exceptions=True)
+
+    return asyncio.run(go())
+
+
+def test_calls_are_spread_over_several_servers(start_upstream):
+    servers = [start_upstream(name) for name in "abc"]
+    node = settings(tuple(server.url for server in servers))
+    assert all(isinstance(each, module.NodeResponse) for each in calls(node, 9))
+    assert [server.count for server in servers] == [3, 3, 3]
+
+
+def test_another_server_answers_for_one_that_fails_until_it_works_again(
+    start_upstream, dead_url, monkeypatch
+):
+    monkeypatch.setattr(module, "MIN_OUTAGE", 0.0)
+    good = start_upstream("good")
+    node = settings((dead_url, good.url), breaker=1)
+
+    async def go():
+        async with HttpClient() as client:
+            upstream = Upstream(node, client)
+            replies = [await upstream.call(CHAT, BODY) for _ in range(6)]
+            breaker = upstream._breakers[dead_url]
+            assert not breaker.may_test
+            breaker._open_until = 0.0
+            assert upstream._order()[0] == dead_url  # the next call tests it
+            return replies
+
+    replies = asyncio.run(go())
+    assert [reply.attempts for reply in replies].count(2) == 1
+    assert not any(reply.by_fallback for reply in replies)
+
+
+def test_a_node_has_a_limit_of_concurrent_calls(small):
+    replies = calls(settings(small.url, max_concurrent=2), 8)
+    assert all(isinstance(each, module.NodeResponse) for each in replies)
+    assert small.most_open <= 2
+
+
+@pytest.mark.parametrize("limit", [{"max_concurrent": 1}, {"max_rate": 1.0}])
+def test_a_call_beyond_a_limit_waits_only_so_long(small, limit):
+    small.mode = "slow" if "max_concurrent" in limit else "ok"
+    node = settings(small.url, max_wait=0.0, timeout=0.3, **limit)
+    kinds = sorted(getattr(each, "kind", "answer") for each in calls(node, 3, timeout=5.0))
+    assert kinds.count("queue") == 2
+    assert small.count == 1
+
+
+def test_a_limit_is_held_while_a_stream_lasts(small):
+    async def go():
+        async with HttpClient() as client:
+            upstream = Upstream(settings(small.url, max_concurrent=1, max_wait=0.0), client)
+            async with upstream.relay(CHAT, BODY, timeout=5.0):
+                with pytest.raises(UpstreamFailed) as caught:
+                    await upstream.call(CHAT, BODY, timeout=5.0)
+            await upstream.call(CHAT, BODY, timeout=5.0)
+            return caught.value
+
+    assert asyncio.run(go()).kind == "queue"
+
+
+def test_a_rate_is_kept_over_time():
+    now = [0.0]
+    limit = RateLimit(4.0, clock=lambda: now[0])
+    begun = []
+    for _ in range(20):
+        pause = limit.reserve(100.0)
+        now[0] += pause
+        begun.append(now[0])
+    most = max(sum(start <= each < start + 1.0 for each in begun) for start in begun)
+    assert most <= 2 * 4
+    assert begun[-1] == pytest.approx(4.0)
+    with pytest.raises(NodeLimitReached):
+        limit.reserve(0.0)

@@ -183,6 +183,16 @@ def url(value: Any) -> str:
     return value.rstrip("/")
 
 
+def _upstreams(value: Any) -> str | tuple[str, ...]:
+    """Accept the base URL of a server, or a list of several."""
+    if not isinstance(value, list):
+        return url(value)
+    found = tuple(url(item) for item in value)
+    if not found or len(set(found)) < len(found):
+        raise InvalidValue("a URL, or a list of different URLs")
+    return found
+
+
 def _choices(value: Any) -> tuple[str, ...]:
     names = get_args(Choice)
     if not isinstance(value, list) or any(item not in names for item in value):
@@ -388,8 +398,8 @@ class NodeSettings:
     name: str
     cost: float
     """The cost of one call."""
-    upstream: str = setting(url)
-    """The base URL, without a slash at its end: ``http://127.0.0.1:8081/v1``."""
+    upstream: str | tuple[str, ...] = setting(_upstreams)
+    """The base URL, without a slash at its end: ``http://127.0.0.1:8081/v1``; or several."""
     model: str = setting(text, "")
     """The model's name at the upstream; by default the node's name."""
     key_env: str | None = setting(text, None, changes_answers=False)
@@ -435,13 +445,20 @@ class NodeSettings:
     cost_per_token: TokenCost | None = setting(_token_cost, None)
     concurrency: int = setting(integer(1, 1024), 8, changes_answers=False)
     """The number of concurrent calls while collecting."""
+    max_concurrent: int | None = setting(integer(1, 100_000), None, changes_answers=False)
+    """The most calls at once while serving."""
+    max_rate: float | None = setting(number(0, above=True), None, changes_answers=False)
+    """The most calls that begin in a second."""
+    max_wait: float = setting(number(0, 86_400), 5.0, changes_answers=False)
+    """The most seconds that a request waits for these limits; then it goes on without the node."""
     max_response: int = setting(integer(1, 2**40), 8 * 1024 * 1024, changes_answers=False)
     """The most bytes of a response; a longer one is a failure."""
 
     @property
     def servers(self) -> tuple[str, ...]:
         """The base URLs of all servers, the fallback last."""
-        return (self.upstream,) if self.fallback is None else (self.upstream, self.fallback)
+        first = (self.upstream,) if isinstance(self.upstream, str) else self.upstream
+        return first if self.fallback is None else (*first, self.fallback)
 
     @property
     def needs_alternatives(self) -> bool:
@@ -778,6 +795,10 @@ def settings_from(spec: CascadeSpec) -> Settings:
         for option, needed in (("key_header", "key_env"), ("proxy_auth_env", "proxy")):
             if option in values and needed not in values:
                 raise CascadeError(f"{place}: has {option}, which needs {needed}; add it")
+        if "max_wait" in values and not {"max_concurrent", "max_rate"} & set(values):
+            raise CascadeError(
+                f"{place}: has max_wait, which needs max_concurrent or max_rate; add one"
+            )
         _check_limits(nodes[node.name], serve, place)
     return Settings(spec, serve, nodes)
 

@@ -31,6 +31,7 @@ FAILURES = (
     "open",
     "limit",
     "budget",
+    "queue",
     "reply",
     "cancelled",
     "other",

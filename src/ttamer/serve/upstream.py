@@ -31,9 +31,10 @@ from ttamer.serve.client import (
     TooLarge,
     tls_context,
 )
+from ttamer.serve.limits import CallLimits, NodeLimitReached
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from types import TracebackType
 
     from ttamer.serve.config import NodeSettings
@@ -59,6 +60,7 @@ Failure = Literal[
     "open",
     "limit",
     "budget",
+    "queue",
 ]
 """How an upstream fails.
 
@@ -66,13 +68,15 @@ connect: the connection failed; timeout: no response in time; refused: a status 
 blames the request; busy: 429 or 503; error: another status that is not 200; cut: the connection
 broke; garbage: not a JSON object; too_large: more bytes than allowed; open: not called, since the
 circuit breaker is open; limit, budget: not called, since the call could cost more than is left of
-max_cost, or of the key's budget.
+max_cost, or of the key's budget; queue: not called, since the node's own limit of calls is reached.
 """
 
 _RETRIED: frozenset[Failure] = frozenset({"connect", "busy", "error", "cut"})
 """The failures after which the same server is called again: completions have no side effects, and a
 timeout would take as long once more."""
-_UNPAID: frozenset[Failure] = frozenset({"connect", "refused", "busy", "open", "limit", "budget"})
+_UNPAID: frozenset[Failure] = frozenset(
+    {"connect", "refused", "busy", "open", "limit", "budget", "queue"}
+)
 """The failures after which a call costs nothing."""
 _BREAKING: frozenset[Failure] = frozenset({"connect", "timeout", "busy", "error", "cut"})
 """The failures that the circuit breaker counts: those of the server, not of one request."""
@@ -213,6 +217,12 @@ class CircuitBreaker:
         self._is_probing = True
         return True
 
+    @property
+    def may_test(self) -> bool:
+        """Whether it is open and the next call would test the server."""
+        is_due = self._open_until is not None and self._clock() >= self._open_until
+        return is_due and not self._is_probing
+
     def succeeded(self) -> None:
         """Take the success of a call."""
         self._failures = 0
@@ -294,9 +304,11 @@ class Upstream:
         self._own = _OWN_HEADERS | {name.lower() for name in self._headers}
         self._query = f"?{urlencode(settings.query)}" if settings.query else ""
         self._route = _route(settings)
-        self._bases = [settings.upstream]
-        if settings.fallback is not None:
-            self._bases.append(settings.fallback)
+        self._bases = settings.servers
+        self._load = dict.fromkeys(self._bases, 0)
+        self._turn = 0
+        limits = settings.max_concurrent, settings.max_rate
+        self._limits = CallLimits(*limits, settings.max_wait) if any(limits) else None
         self._targets: dict[tuple[str, str], Target] = {}
         self.tariff = Tariff(settings)
         self._breakers = {base: CircuitBreaker(settings.breaker) for base in self._bases}
@@ -347,8 +359,10 @@ class Upstream:
             return answer, response.content, charge.cost
 
         (answer, received, cost), attempts, base = await self._attempt(once, end)
+        self._leave(base)
         seconds = time.monotonic() - start
-        return NodeResponse(answer, seconds, attempts, base != self._bases[0], received, cost)
+        is_fallback = base == self.settings.fallback
+        return NodeResponse(answer, seconds, attempts, is_fallback, received, cost)
 
     def _bounded(self, path: str, body: dict[str, Any], bill: Bill) -> tuple[bytes, float]:
         """Return the bytes of a request, and the most that its call can cost.
@@ -435,7 +449,7 @@ class Upstream:
                 raise
             return response, charge
 
-        (response, charge), _, _ = await self._attempt(begun, end)
+        (response, charge), _, base = await self._attempt(begun, end)
         try:
             kind = response.header("content-type") or "application/octet-stream"
             chunks = self._chunks(response, end)
@@ -444,16 +458,20 @@ class Upstream:
             yield RelayedStream(response.status, kind, chunks)
         finally:
             response.close()
+            self._leave(base)
             if usage is None:
                 self._settle(bill, charge, None)
 
     async def _attempt(
         self, attempt: Callable[[str], Awaitable[T]], end: float | None
     ) -> tuple[T, int, str]:
-        """Call each server as often as allowed; return the result, the attempts and the server."""
+        """Call each server as often as allowed; return the result, the attempts and the server.
+
+        The caller calls :meth:`_leave` with the server, once the response is complete.
+        """
         attempts = 0
         failed: UpstreamFailed | None = None
-        for base in self._bases:
+        for base in self._order():
             breaker = self._breakers[base]
             for retry in range(self.settings.retries + 1):
                 if failed is not None and retry and not await self._pause(failed, retry, end):
@@ -463,10 +481,15 @@ class Upstream:
                     break
                 attempts += 1
                 try:
-                    result = await attempt(base)
+                    await self._enter(base, end)
+                    try:
+                        result = await attempt(base)
+                    except BaseException:
+                        self._leave(base)
+                        raise
                 except (UpstreamFailed, OSError) as error:
                     before, failed = failed, self._named(error)
-                    if failed.kind in ("limit", "budget"):
+                    if failed.kind in ("limit", "budget", "queue"):
                         breaker.abandoned()
                         raise (before or failed) from None
                     breaker.failed(failed.kind)
@@ -482,6 +505,42 @@ class Upstream:
                     breaker.succeeded()
                     return result, attempts, base
         raise failed or self._failed("timeout", "there was no time for a call")
+
+    def _order(self) -> Sequence[str]:
+        """Return the servers in the order in which they are called.
+
+        First one whose breaker may be tested, then the one with the fewest calls, in turn; the
+        fallback is last.
+        """
+        count = len(self._bases) - (self.settings.fallback is not None)
+        if count == 1:
+            return self._bases
+        self._turn += 1
+
+        def rank(number: int) -> tuple[int, int, int]:
+            base = self._bases[number]
+            breaker = self._breakers[base]
+            state = 1 if not breaker.is_open else 0 if breaker.may_test else 2
+            return state, self._load[base], (number - self._turn) % count
+
+        first = sorted(range(count), key=rank)
+        return [*(self._bases[number] for number in first), *self._bases[count:]]
+
+    async def _enter(self, base: str, end: float | None) -> None:
+        """Begin a call, once the node's limits allow it."""
+        if self._limits is not None:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            try:
+                await self._limits.enter(left)
+            except NodeLimitReached:
+                raise self._failed("queue", "is not called: its own limit is reached") from None
+        self._load[base] += 1
+
+    def _leave(self, base: str) -> None:
+        """End a call."""
+        self._load[base] -= 1
+        if self._limits is not None:
+            self._limits.leave()
 
     async def _counted(
         self, chunks: AsyncIterator[bytes], usage: StreamUsage, bill: Bill, charge: Charge
