@@ -30,6 +30,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 import ttamer as tt
+from ttamer.serve.prefixes import fit_prefixes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from support.running_gateway import running
@@ -37,9 +38,11 @@ from support.running_gateway import running
 NODES = {"small": (1.0, 0.7, 0.15, 0.01), "large": (10.0, 0.95, 0.4, 0.03)}
 """Cost, share of right answers, seconds to the first token, seconds between tokens."""
 TOKENS = 40
+TRADEOFF = 0.9
 WAYS: dict[str, dict[str, Any]] = {
     "whole": {"stream": "whole"},
     "last": {"stream": "last"},
+    "last, prefix": {"stream": "last"},
     "last, speculate": {
         "stream": "last", "speculate": True, "speculate_chance": 0.3, "speculate_budget": 0.5,
     },
@@ -74,7 +77,8 @@ class Model:
         words = [f"{letter}:"] + [" word"] * (TOKENS - 1)
         await asyncio.sleep(self.first)
         if body.get("stream"):
-            return StreamingResponse(self.events(words), media_type="text/event-stream")
+            log = float(np.log(sure)) if body.get("logprobs") else None
+            return StreamingResponse(self.events(words, log), media_type="text/event-stream")
         await asyncio.sleep(self.each * (TOKENS - 1))
         logs = [{"token": w, "logprob": float(np.log(sure)), "top_logprobs": []} for w in words]
         message = {"role": "assistant", "content": "".join(words)}
@@ -82,28 +86,32 @@ class Model:
                   "logprobs": {"content": logs}}  # fmt: skip
         return JSONResponse({"object": "chat.completion", "choices": [choice]})
 
-    async def events(self, words: list[str]) -> Any:
+    async def events(self, words: list[str], log: float | None) -> Any:
         """Yield one event for each token."""
         for number, word in enumerate(words):
             if number:
                 await asyncio.sleep(self.each)
-            choice = {"index": 0, "delta": {"content": word}, "finish_reason": None}
+            choice: dict[str, Any] = {"index": 0, "delta": {"content": word}, "finish_reason": None}
+            if log is not None:
+                token = {"token": word, "logprob": log, "top_logprobs": []}
+                choice["logprobs"] = {"content": [token]}
             yield b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
         yield b"data: [DONE]\n\n"
 
 
-def ladder_for(models: dict[str, Model]) -> Any:
-    """Fit to what the models answer on other prompts."""
+def fitted(models: dict[str, Model]) -> tuple[Any, Any]:
+    """Fit to what the models answer on other prompts; return the ladder and the prefixes."""
     rows = [[model.answer(f"train {number}") for model in models.values()]
             for number in range(10_000, 10_600)]  # fmt: skip
     spec = tt.CascadeSpec.of({name: model.cost for name, model in models.items()})
-    return tt.fit(
-        tt.Trace.from_arrays(
-            spec, [[sure for _, sure in row] for row in rows],
-            prediction=[[letter for letter, _ in row] for row in rows],
-            label=["ABCD"[number % 4] for number in range(10_000, 10_600)],
-        )
+    trace = tt.Trace.from_arrays(
+        spec, [[sure for _, sure in row] for row in rows],
+        prediction=[[letter for letter, _ in row] for row in rows],
+        label=["ABCD"[number % 4] for number in range(10_000, 10_600)],
     )  # fmt: skip
+    ladder = tt.fit(trace)
+    first = [{"small": [float(np.log(row[0][1]))] * 16} for row in rows]
+    return ladder, fit_prefixes(ladder.at(TRADEOFF), trace, first)
 
 
 async def serve(models: dict[str, Model]) -> tuple[list[uvicorn.Server], dict[str, str]]:
@@ -120,12 +128,13 @@ async def serve(models: dict[str, Model]) -> tuple[list[uvicorn.Server], dict[st
     return servers, urls
 
 
-def toml(urls: dict[str, str], serve_settings: dict[str, Any]) -> str:
+def toml(urls: dict[str, str], serve_settings: dict[str, Any], prefix: str) -> str:
     """Return the cascade."""
-    lines = ["[serve]", 'compare = "choice"', "tradeoff = 0.9", "direct = true"]
+    lines = ["[serve]", 'compare = "choice"', f"tradeoff = {TRADEOFF}", "direct = true"]
     lines += [f"{key} = {json.dumps(value)}" for key, value in serve_settings.items()]
     for name, url in urls.items():
         lines += ["[[node]]", f'name = "{name}"', f"cost = {NODES[name][0]}", f'upstream = "{url}"']
+        lines += [prefix] if name == "small" else []
     return "\n".join(lines)
 
 
@@ -146,10 +155,9 @@ async def timed(client: httpx.AsyncClient, url: str, model: str, number: int) ->
 
 
 def ratios(
-    rows: list[tuple[Any, ...]], models: dict[str, Model], alone: dict[str, float], count: int
+    rows: list[tuple[Any, ...]], whole: dict[str, float], alone: dict[str, float], count: int
 ) -> str:
-    """Return the mean ratio to the aim of the requests that so many nodes answered."""
-    whole = {name: each.first + each.each * (TOKENS - 1) for name, each in models.items()}
+    """Return the mean ratio to the aim of the requests that this many nodes answered."""
     found = []
     for first, _, _, path in rows:
         *before, by = path.split(",")
@@ -165,7 +173,10 @@ async def measure(requests: int, speed: float) -> None:
     """Print the table."""
     models = {name: Model(name, speed) for name in NODES}
     servers, urls = await serve(models)
-    ladder = ladder_for(models)
+    ladder, prefixes = fitted(models)
+    for each in prefixes:
+        print(f"{each.node}: {each}; early {each.early} of {each.rows}, decided otherwise "
+              f"{each.changed}, at most {each.bound:.1%}")  # fmt: skip
     print(f"{requests} requests of {TOKENS} tokens; waits {speed:g} times shorter than stated")
     print(
         "| stream | to the first token, s | to the end, s | cost | over the aim: one node | two |"
@@ -175,9 +186,11 @@ async def measure(requests: int, speed: float) -> None:
         cascade, artefact = Path(folder, "cascade.toml"), Path(folder, "policy.ttamer")
         tt.save(ladder, artefact)
         alone: dict[str, float] = {}
+        streamed: dict[str, float] = {}
         for way in ("small", "large", *WAYS):
-            cascade.write_text(toml(urls, WAYS.get(way, {})), "utf-8")
-            rows = []
+            prefix = str(prefixes[0]) if "prefix" in way and prefixes else ""
+            cascade.write_text(toml(urls, WAYS.get(way, {}), prefix), "utf-8")
+            rows: list[tuple[Any, ...]] = []
             with running(cascade, artefact) as gateway:
                 async with httpx.AsyncClient(timeout=60) as client:
                     for number in range(requests):
@@ -187,9 +200,11 @@ async def measure(requests: int, speed: float) -> None:
             ends, costs = (np.mean([row[k] for row in rows]) for k in (1, 2))
             shown = " | "
             if way in NODES:
-                alone[way] = float(firsts.mean())
+                alone[way], streamed[way] = float(firsts.mean()), float(ends)
             else:
-                shown = " | ".join(ratios(rows, models, alone, count) for count in (1, 2))
+                whole = {n: each.first + each.each * (TOKENS - 1) for n, each in models.items()}
+                before = streamed if "prefix" in way else whole  # how the first node is asked
+                shown = " | ".join(ratios(rows, before, alone, count) for count in (1, 2))
             error = firsts.std(ddof=1) / len(firsts) ** 0.5
             print(f"| {way} | {firsts.mean():.3f} ({error:.3f}) | {ends:.3f} | {costs:.2f} | "
                   f"{shown} |", flush=True)  # fmt: skip

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 
 import httpx2 as httpx
+import numpy as np
 import pytest
 
+import ttamer as tt
+from ttamer.cli import main
+from ttamer.serve.prefixes import fit_prefixes
 from ttamer.trace.spec import CascadeSpec
 
 UNSURE, SURE = 0.26, 0.99
@@ -157,6 +161,95 @@ def test_the_next_node_is_called_ahead_within_the_budget(run_gateway):
     with stream(gateway) as response:
         response.read()
     assert speculation.wasted == 12.5
+
+
+EARLY = {"small": {"prefix": {"tokens": 2, "confidence": 0.9}}}
+
+
+def test_likely_first_tokens_are_relayed_before_the_answer_is_complete(run_gateway):
+    gateway = run_gateway(2, node=EARLY)
+    small, large = gateway.served.upstreams.values()
+    small.answer = lambda *_: ("A is the answer", SURE)
+    small.hold_after = 2
+    with stream(gateway) as response:
+        assert response.headers["x-ttamer-path"] == "small"
+        lines = response.iter_lines()
+        texts = contents(lines)
+        first = next(text for text in texts if text)
+        assert first == "A"  # while the rest waits
+        small.release()
+        assert first + "".join(texts) == "A is the answer"
+    assert (small.count, large.count) == (1, 0)
+    assert small.requests[0]["logprobs"] is True
+    assert gateway.metric("ttamer_cost_total") == 1.0
+
+
+def test_unlikely_first_tokens_leave_the_decision_to_the_whole_answer(run_gateway):
+    gateway = run_gateway(2, node=EARLY)
+    answering(gateway.served)
+    small = gateway.served.upstreams["small"]
+    small.answer = lambda *_: ("A is the answer", UNSURE)
+    with stream(gateway) as response:
+        assert response.headers["x-ttamer-path"] == "small,large"
+        assert "".join(contents(response.iter_lines())) == LONG
+    small.answer = lambda *_: ("A", SURE)  # shorter than the prefix
+    with stream(gateway) as response:
+        assert response.headers["x-ttamer-path"] == "small"
+        assert "".join(contents(response.iter_lines())) == "A"
+    small.mode = "error"
+    with stream(gateway) as response:
+        assert response.headers["x-ttamer-answered-by"] == "large"
+        response.read()
+
+
+def test_a_relayed_prefix_shows_no_log_probabilities_unless_requested(run_gateway):
+    gateway = run_gateway(2, node=EARLY)
+    gateway.served.upstreams["small"].answer = lambda *_: ("A is the answer", SURE)
+    found = []
+    for wanted in (False, True):
+        with stream(gateway, logprobs=wanted) as response:
+            data = [json.loads(x[6:]) for x in response.iter_lines() if x.startswith("data: {")]
+        found.append(any(c.get("logprobs") for each in data for c in each["choices"]))
+    assert found == [False, True]
+
+
+def prefixed(count=400, seed=0):
+    """Return a trace in which likely first tokens go with high confidence."""
+    rng = np.random.default_rng(seed)
+    right = rng.random((count, 2)) < [0.6, 0.95]
+    confidence = np.where(right, 0.7 + 0.3 * rng.random((count, 2)), 0.5 * rng.random((count, 2)))
+    letters = np.where(right, "A", "B")
+    spec = CascadeSpec.of({"small": 1.0, "large": 12.5})
+    trace = tt.Trace.from_arrays(spec, confidence, prediction=letters.tolist(), label=["A"] * count)
+    logs = np.log(np.clip(confidence[:, 0], 1e-3, 1))
+    return trace, [{"small": [float(log)] * 9} for log in logs]
+
+
+def test_a_threshold_on_first_tokens_is_fitted_with_its_error():
+    trace, first = prefixed()
+    policy = tt.fit(trace).at(0.9)
+    (fitted,) = fit_prefixes(policy, trace, first, max_changed=0.02)
+    assert fitted.node == "small"
+    assert fitted.tokens in (2, 4, 8)
+    assert fitted.early > 0.4 * fitted.rows
+    assert fitted.changed <= 0.06 * fitted.early
+    assert 0 < fitted.bound < 0.15
+    shuffled = list(np.random.default_rng(1).permutation(np.array(first)))
+    useless = fit_prefixes(policy, trace, shuffled, max_changed=0.02)
+    assert sum(each.early for each in useless) < 0.2 * fitted.early
+
+
+def test_the_command_prints_thresholds_for_the_cascade(tmp_path, capsys):
+    trace, first = prefixed()
+    trace.write(tmp_path / "trace.parquet")
+    tt.save(tt.fit(trace), tmp_path / "policy.ttamer")
+    args = ["prefix", str(tmp_path / "policy.ttamer"), str(tmp_path / "trace.parquet")]
+    assert main(args) == 2
+    assert "ttamer collect writes it" in capsys.readouterr().err
+    lines = [json.dumps({"first": each}) + "\n" for each in first]
+    (tmp_path / "trace.parquet.answers.jsonl").write_text("".join(lines), "utf-8")
+    assert main([*args, "--tradeoff", "0.9"]) == 0
+    assert "prefix = {tokens = " in capsys.readouterr().out
 
 
 def test_chances_ahead_are_those_of_the_policy(served):

@@ -318,11 +318,15 @@ class FaultyUpstream:
             is_chat = "message" in choice
             if is_chat:
                 yield self._event(answer, {"delta": {"role": "assistant", "content": ""}})
-            for number, piece in enumerate(text[i : i + 4] for i in range(0, len(text), 4)):
+            logs = ((choice.get("logprobs") or {}).get("content") or []) if is_chat else []
+            pieces = [text[i : i + 4] for i in range(0, len(text), 4)]
+            for number, piece in enumerate([log["token"] for log in logs] or pieces):
                 if number == self.hold_after:
                     await self._wait()
-                yield self._event(answer, {"delta": {"content": piece}} if is_chat
-                                  else {"text": piece})  # fmt: skip
+                part = {"delta": {"content": piece}} if is_chat else {"text": piece}
+                if logs:
+                    part["logprobs"] = {"content": [logs[number]]}
+                yield self._event(answer, part)
                 if mode == "truncated":
                     raise ConnectionAbortedError
                 if mode == "stall":

@@ -328,7 +328,9 @@ class _Collection:
             return
         failures.count = 0
         confidence = float(answer.confidence or 0.0)
-        entry = JournalEntry(answer.text, confidence, answer.cost, answer.margin, answer.entropy)
+        entry = JournalEntry(
+            answer.text, confidence, answer.cost, answer.margin, answer.entropy, answer.first
+        )
         self.journal.add(self.key(name, row), entry)
 
     def _report(self) -> None:
@@ -596,9 +598,9 @@ def _write_answers(path: Path, collection: _Collection, rows: Sequence[int]) -> 
         prompt = collection.prompts[row]
         entries = {name: collection.journal.get(collection.key(name, row)) for name in names}
         texts = {name: None if entry is None else entry.text for name, entry in entries.items()}
-        lines.append(
-            json_line({"request": dict(prompt.body), "label": prompt.label, "answers": texts})
-        )
+        first = {name: entry.first for name, entry in entries.items() if entry and entry.first}
+        kept = {"request": dict(prompt.body), "label": prompt.label, "answers": texts}
+        lines.append(json_line({**kept, "first": first}))
     try:
         with atomic_write(path) as part:
             part.touch(0o600)  # before anything is in it
@@ -628,6 +630,8 @@ class JournalEntry:
     cost: float
     margin: float | None = None
     entropy: float | None = None
+    first: tuple[float, ...] = ()
+    """The log-probabilities of the first tokens, for streams that are relayed early."""
 
 
 def journal_key(*parts: Mapping[str, Any]) -> str:
@@ -680,7 +684,10 @@ class Journal:
             row = json.loads(line)
             numbers = [float(row["confidence"]), float(row["cost"])]
             extras = [None if row[name] is None else float(row[name]) for name in EXTRAS]
-            entry, key = JournalEntry(row["text"], *numbers, *extras), row["key"]
+            first = tuple(float(each) for each in row.get("first", ()))
+            margin, entropy = extras
+            entry = JournalEntry(row["text"], numbers[0], numbers[1], margin, entropy, first)
+            key = row["key"]
             is_valid = isinstance(entry.text, str) and all(map(math.isfinite, numbers))
         except (ValueError, KeyError, TypeError):
             is_valid = False

@@ -25,6 +25,7 @@ __all__ = [
     "answer_text",
     "entropy_of_tokens",
     "field_value",
+    "first_logprobs",
     "is_plain_text",
     "lowest_probability",
     "margin_of_tokens",
@@ -32,9 +33,12 @@ __all__ = [
     "probability_of_choice",
     "probability_of_yes",
     "question_text",
+    "token_entries",
     "verifier_body",
 ]
 
+MAX_PREFIX = 16
+"""The number of tokens at the beginning of an answer whose log-probabilities are kept."""
 MIN_LOGPROB = -1e9
 """The lowest log-probability: its exponential is 0, and sums of many stay finite."""
 TOP_LOGPROBS = 20
@@ -135,6 +139,19 @@ def probability_of_answer(response: Mapping[str, Any]) -> float:
     return math.exp(math.fsum(logs) / len(logs)) if logs else 0.0
 
 
+def first_logprobs(response: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the log-probabilities of the first tokens of the answer; none where there are none.
+
+    >>> tokens = [{"token": "Par", "logprob": -0.25}, {"token": "is", "logprob": 0.0}]
+    >>> first_logprobs({"choices": [{"logprobs": {"content": tokens}}]})
+    (-0.25, 0.0)
+    """
+    try:
+        return tuple(round(log, 4) for _, log in _tokens(response)[:MAX_PREFIX])
+    except Unreadable:
+        return ()
+
+
 def lowest_probability(response: Mapping[str, Any]) -> float:
     """Return the probability of the least likely token of the answer.
 
@@ -184,7 +201,7 @@ def entropy_of_tokens(response: Mapping[str, Any], *, first: bool = False) -> fl
 def _alternatives(response: Mapping[str, Any], *, first: bool) -> list[list[float]]:
     """Return the probabilities of the likeliest tokens, for each token or the first one."""
     found = []
-    for entry in _entries(response):
+    for entry in token_entries(response):
         if entry.get("token") == "":
             continue
         top = entry.get("top_logprobs")
@@ -241,7 +258,7 @@ def probability_of_yes(response: Mapping[str, Any]) -> float:
     >>> probability_of_yes({"choices": [{"logprobs": {"content": [token]}}]})
     0.5
     """
-    for entry in _entries(response):
+    for entry in token_entries(response):
         top = entry.get("top_logprobs")
         likely = [each for each in top if isinstance(each, dict)] if isinstance(top, list) else []
         verdict = {"yes": 0.0, "no": 0.0}
@@ -299,7 +316,7 @@ def _choice_of(response: Mapping[str, Any]) -> dict[str, Any]:
     return choices[0]
 
 
-def _entries(response: Mapping[str, Any]) -> list[dict[str, Any]]:
+def token_entries(response: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the tokens of the first choice, as chat completions describe them."""
     logprobs = _choice_of(response).get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
@@ -332,7 +349,7 @@ def _as_list(top: Any) -> list[dict[str, Any]]:
 
 def _tokens(response: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Return the tokens that have text: llama.cpp adds one for the end of the answer."""
-    entries = [e for e in _entries(response) if e.get("token") != ""]
+    entries = [e for e in token_entries(response) if e.get("token") != ""]
     return [(str(e.get("token")), _log(e.get("logprob"))) for e in entries]
 
 

@@ -20,6 +20,7 @@ from ttamer.drift.audit_log import Retention
 from ttamer.drift.settings import MIN_REFIT_ROWS, LoopSettings
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.runtime.comparison import Comparison, ComparisonKind
+from ttamer.serve.confidence import MAX_PREFIX
 from ttamer.trace.spec import CascadeSpec
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ __all__ = [
     "KeySettings",
     "NodeSettings",
     "OperatingPoint",
+    "PrefixSettings",
     "ServeSettings",
     "Settings",
     "TokenCost",
@@ -392,6 +394,24 @@ class HeaderFromEnv:
 
 
 @dataclass(frozen=True)
+class PrefixSettings:
+    """A stream is relayed once its first tokens are likely enough; ``ttamer prefix`` fits it."""
+
+    tokens: int
+    """The number of tokens."""
+    confidence: float
+    """The least mean probability of these tokens (geometric)."""
+
+
+def _prefix(value: Any) -> PrefixSettings:
+    """Accept a table like {tokens = 8, confidence = 0.9}."""
+    if not isinstance(value, dict) or set(value) != {"tokens", "confidence"}:
+        raise InvalidValue("a table like {tokens = 8, confidence = 0.9}")
+    tokens = integer(1, MAX_PREFIX)(value["tokens"])
+    return PrefixSettings(tokens, number(0, 1)(value["confidence"]))
+
+
+@dataclass(frozen=True)
 class NodeSettings:
     """One ``[[node]]`` and the OpenAI-compatible server behind it."""
 
@@ -453,6 +473,8 @@ class NodeSettings:
     """The most seconds that a request waits for these limits; then it goes on without the node."""
     max_response: int = setting(integer(1, 2**40), 8 * 1024 * 1024, changes_answers=False)
     """The most bytes of a response; a longer one is a failure."""
+    prefix: PrefixSettings | None = setting(_prefix, None, changes_answers=False)
+    """When a stream is relayed although another node could be asked."""
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -876,6 +898,10 @@ def _check_confidence(
                 f'{place}: has {option}, which applies to confidence = "{source}" only, not '
                 f'"{node.confidence}"; change one of them'
             )
+    if node.prefix is not None and not node.needs_logprobs:
+        raise CascadeError(
+            f'{place}: has prefix, which needs log-probabilities; use confidence = "logprobs"'
+        )
     dropped = [key for key, name in node.params if name is None]
     if node.needs_logprobs and {"logprobs", "top_logprobs"} & set(dropped):
         raise CascadeError(

@@ -443,12 +443,24 @@ class Gateway:
             span.finish(cost=request.bill.cost_of(name), error=failed)
             raise failed from None
         span.finish(cost=request.bill.cost_of(name), confidence=answer.confidence)
+        return answer if alone else self.matched(request, answer)
+
+    def matched(self, request: RequestContext, answer: NodeAnswer) -> NodeAnswer:
+        """Return an answer with the first earlier prediction of the request that it equals.
+
+        Args:
+            request: The request.
+            answer: A node's answer.
+
+        Returns:
+            The answer, with another prediction where the comparison is not transitive.
+        """
         compare = self.settings.serve.compare
-        if not alone and not compare.is_transitive:
-            matched = compare.matched(answer.prediction, request.predictions)
-            request.predictions.append(matched)
-            answer = dataclasses.replace(answer, prediction=matched)
-        return answer
+        if compare.is_transitive:
+            return answer
+        matched = compare.matched(answer.prediction, request.predictions)
+        request.predictions.append(matched)
+        return dataclasses.replace(answer, prediction=matched)
 
     def node(self, name: str) -> Node:
         """Return an open node.

@@ -16,6 +16,7 @@ from ttamer.serve.confidence import (
     answer_text,
     entropy_of_tokens,
     field_value,
+    first_logprobs,
     is_plain_text,
     lowest_probability,
     margin_of_tokens,
@@ -66,6 +67,8 @@ class NodeAnswer:
     """The mean margin of its tokens, where the node's ``extras`` name it."""
     entropy: float | None = None
     """The mean entropy of its tokens, where the node's ``extras`` name it."""
+    first: tuple[float, ...] = ()
+    """The log-probabilities of its first tokens, where they were requested."""
 
     @property
     def answer(self) -> NodeAnswer:
@@ -153,14 +156,43 @@ class Node:
         headers: Mapping[str, str] | None,
         bill: Bill | None,
     ) -> NodeAnswer:
-        source = self.settings.confidence
-        needs_top = self.settings.needs_alternatives
-        needs_logprobs = self.settings.needs_logprobs
-        wanted = with_logprobs(path, body, top=needs_top) if needs_logprobs else body
+        wanted = self.adapted(path, body)
         received = await self.upstream.call(
             path, wanted, timeout=timeout, headers=headers, bill=bill
         )
-        response = received.body
+        return await self._answer_of(received, body, timeout, headers, bill)
+
+    def adapted(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a request that asks for the log-probabilities that the confidence needs."""
+        if not self.settings.needs_logprobs:
+            return body
+        return with_logprobs(path, body, top=self.settings.needs_alternatives)
+
+    async def read(
+        self, response: dict[str, Any], body: Mapping[str, Any], *, cost: float, bill: Bill
+    ) -> NodeAnswer:
+        """Return the answer in a response that was received elsewhere, with its confidence.
+
+        Its cost is booked already; that of a verifier is not.
+
+        Raises :class:`~ttamer.serve.upstream.UpstreamFailed` as :meth:`ask` does.
+        """
+        try:
+            received = NodeResponse(response, 0.0, cost=cost)
+            return await self._answer_of(received, body, None, None, bill)
+        except Unreadable as error:
+            raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
+
+    async def _answer_of(
+        self,
+        received: NodeResponse,
+        body: Mapping[str, Any],
+        timeout: float | None,
+        headers: Mapping[str, str] | None,
+        bill: Bill | None,
+    ) -> NodeAnswer:
+        source, response = self.settings.confidence, received.body
+        needs_logprobs = self.settings.needs_logprobs
         text, prediction = self._read(received)
         cost, calls = _cost(self.settings, received, bill), 1
         margin = entropy = None
@@ -182,8 +214,9 @@ class Node:
             entropy = self._extra(entropy_of_tokens, response)
         shown = _without_logprobs(response, body) if needs_logprobs else response
         return NodeAnswer(
-            prediction, confidence, text, shown, cost, calls, margin=margin, entropy=entropy
-        )
+            prediction, confidence, text, shown, cost, calls, margin=margin, entropy=entropy,
+            first=first_logprobs(response) if needs_logprobs else (),
+        )  # fmt: skip
 
     def _token_confidence(self, response: Mapping[str, Any], prediction: str | None) -> float:
         """Return the confidence that the probabilities of tokens give.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,15 +22,16 @@ from typing import TYPE_CHECKING, Any
 from ttamer.runtime.calling import Call, CallResult, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
 from ttamer.serve import openai
-from ttamer.serve.confidence import Unreadable, answer_text
+from ttamer.serve.confidence import Unreadable, answer_text, first_logprobs, token_entries
 from ttamer.serve.node import NodeAnswer
 from ttamer.serve.responses import ResponseEvents
 from ttamer.serve.upstream import UpstreamFailed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from contextlib import AsyncExitStack
 
+    from ttamer.serve.config import PrefixSettings
     from ttamer.serve.gateway import Gateway
     from ttamer.serve.policies import ActivePolicy
     from ttamer.serve.request import RequestContext
@@ -73,8 +75,9 @@ class Relay:
         stack: AsyncExitStack,
         *,
         own: bool = False,
+        logprobs: bool = False,
     ) -> None:
-        self._is_own = own
+        self._is_own, self._has_logprobs = own, logprobs
         self._gateway, self._request, self._name, self._stack = gateway, request, name, stack
         self._start = time.monotonic()
         self._span = request.span.node(name)
@@ -89,11 +92,14 @@ class Relay:
     async def begin(self) -> tuple[AsyncGenerator[bytes, None], str]:
         """Call the node, and wait for the first bytes; return all chunks and their type."""
         request, node = self._request, self._gateway.node(self._name)
+        given: Mapping[str, Any] = request.body
+        if self._has_logprobs:
+            given = node.adapted(request.endpoint.upstream_path, given)
         try:
             stream = await self._stack.enter_async_context(
                 node.upstream.relay(
                     request.endpoint.upstream_path,
-                    request.body,
+                    given,
                     timeout=request.seconds_left,
                     headers=request.headers(self._span),
                     bill=request.bill,
@@ -174,6 +180,69 @@ def _data(event: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return {"error": "not JSON"}
     return data if isinstance(data, dict) else {"error": "not an object"}
+
+
+@dataclass
+class _Assembled:
+    """The chunks of a stream, put together to a response."""
+
+    chunks: list[dict[str, Any]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    tokens: list[dict[str, Any]] = field(default_factory=list)
+    message: dict[str, Any] = field(default_factory=dict)
+    finish: str | None = None
+    is_chat: bool = False
+    is_decided: bool = False
+
+    def add(self, data: dict[str, Any]) -> None:
+        """Take the next chunk; only the first choice counts."""
+        self.chunks.append(data)
+        for choice in data["choices"]:
+            if choice.get("index"):
+                continue
+            delta = choice.get("delta")
+            self.is_chat = self.is_chat or isinstance(delta, dict)
+            if isinstance(delta, dict):
+                self.texts.append(delta.get("content") or "")
+                for call in delta.get("tool_calls") or ():
+                    _add_call(self.message.setdefault("tool_calls", []), call)
+                others = ("role", "content", "tool_calls")
+                self.message |= {k: v for k, v in delta.items() if k not in others and v}
+            else:
+                self.texts.append(choice.get("text") or "")
+            with suppress(Unreadable):
+                self.tokens += token_entries({"choices": [choice]})
+            self.finish = choice.get("finish_reason") or self.finish
+
+    def decides(self, prefix: PrefixSettings) -> bool:
+        """Return whether the first tokens are likely enough; decided once there are enough."""
+        if self.is_decided or len(self.tokens) < prefix.tokens:
+            return False
+        self.is_decided = True
+        logs = first_logprobs(self.response())[: prefix.tokens]
+        return math.exp(math.fsum(logs) / len(logs)) >= prefix.confidence if logs else False
+
+    def response(self) -> dict[str, Any]:
+        """Return the response that the upstream would have sent without a stream."""
+        text = "".join(self.texts)
+        choice: dict[str, Any] = {"index": 0, "finish_reason": self.finish or "stop"}
+        if self.is_chat:
+            content = text or (None if self.message.get("tool_calls") else "")
+            choice["message"] = {"role": "assistant", "content": content, **self.message}
+        else:
+            choice["text"] = text
+        choice["logprobs"] = {"content": self.tokens} if self.tokens else None
+        return {"choices": [choice]}
+
+
+def _add_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
+    """Add a part of a tool call to the calls so far."""
+    number = int(part.get("index") or 0)
+    while len(calls) <= number:
+        calls.append({"type": "function", "function": {"name": "", "arguments": ""}})
+    calls[number] |= {key: part[key] for key in ("id", "type") if part.get(key)}
+    for key, value in (part.get("function") or {}).items():
+        calls[number]["function"][key] = calls[number]["function"].get(key, "") + (value or "")
 
 
 @dataclass
@@ -274,6 +343,8 @@ class CascadeStream:
         self._relay: Relay | None = None
         self._chunks: AsyncGenerator[bytes, None] | None = None
         self._content_type = ""
+        self._held: list[dict[str, Any]] = []
+        self._data: AsyncGenerator[dict[str, Any], None] | None = None
         self._outcome: Outcome | None = None
         self.by = ""
         """The node that answers, once it is known."""
@@ -339,8 +410,10 @@ class CascadeStream:
         if self._relay is not None and self._chunks is not None:
             try:
                 if self._content_type == STREAM_TYPES[EVENTS]:
-                    async for event in self._relay.events(self._chunks):
-                        yield event
+                    for data in self._held:
+                        yield self._shown(data)
+                    async for data in self._data or self._relay.events(self._chunks):
+                        yield self._shown(data)
                     return
                 outcome = await self._whole(self._relay, self._chunks)
             except NodeFailed as error:
@@ -350,6 +423,46 @@ class CascadeStream:
             outcome = self._outcome
         for data in openai.chunks(request, openai.completion(request, outcome)):
             yield data
+
+    def _shown(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return a chunk without log-probabilities that the client did not request."""
+        if self._data is None or self.request.body.get("logprobs") not in (None, False):
+            return data
+        choices = [{**choice, "logprobs": None} for choice in data["choices"]]
+        return {**data, "choices": choices}
+
+    async def _early(self, question: Call, prefix: PrefixSettings) -> CallResult | None:
+        """Ask a node, and relay its stream once its first tokens are likely enough.
+
+        Returns the whole answer where they are not, and ``None`` where the stream is relayed.
+        """
+        start, name = time.monotonic(), question.node
+        relay = Relay(self.gateway, self.request, name, self.stack, own=True, logprobs=True)
+        whole = _Assembled()
+        try:
+            chunks, content_type = await relay.begin()
+            if content_type != STREAM_TYPES[EVENTS]:
+                response = json.loads(b"".join([chunk async for chunk in chunks]))
+            else:
+                events = relay.events(chunks)
+                async for data in events:
+                    whole.add(data)
+                    if whole.decides(prefix):
+                        self._relay, self._chunks, self._content_type = relay, chunks, content_type
+                        self._held, self._data, self.by = whole.chunks, events, name
+                        return None
+                response = whole.response()
+            answer = await self.gateway.node(name).read(
+                response, self.request.body, cost=relay.cost, bill=self.request.bill
+            )
+        except UpstreamFailed as error:
+            failed = error if isinstance(error, NodeFailed) else NodeFailed(error)
+            return CallResult(None, failed, 1, int(failed.paid), time.monotonic() - start)
+        except (ValueError, RecursionError):
+            garbage = NodeFailed(UpstreamFailed(name, "garbage", "returned text that is not JSON"))
+            return CallResult(None, garbage, 1, 1, time.monotonic() - start)
+        answer = self.gateway.matched(self.request, answer)
+        return CallResult(answer, None, 1, 1, time.monotonic() - start)
 
     async def _whole(self, relay: Relay, chunks: AsyncGenerator[bytes, None]) -> Outcome:
         """Return the answer of an upstream that does not stream."""
@@ -399,6 +512,9 @@ class CascadeStream:
         """Return the result of a call, or ``None`` where its stream is being relayed."""
         if not self._is_last(question):
             ahead.consider(question)
+            prefix = self.gateway.settings.nodes[question.node].prefix
+            if prefix is not None and question.node not in ahead.calls and self._may_be_early:
+                return await self._early(question, prefix)
             return await ahead.take(question) or await call_async(question)
         start, name = time.monotonic(), question.node
         relay, task = ahead.relays.pop(name, (None, None))
@@ -414,6 +530,12 @@ class CascadeStream:
                 task.cancel()
         self._relay, self.by = relay, name
         return None
+
+    @property
+    def _may_be_early(self) -> bool:
+        """Whether streams may be relayed on the evidence of their first tokens."""
+        serve = self.gateway.settings.serve
+        return serve.stream == "last" and self.policy.promise is None
 
     def _is_last(self, question: Call) -> bool:
         """Return whether the policy stops after this node, whatever it answers, and returns it."""
