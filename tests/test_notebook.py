@@ -104,3 +104,16 @@ def test_a_plot_without_points_is_empty():
     assert draw_curves({}, "x", "y").startswith("<svg")
     assert "circle" in draw_curves({"one": ([5.0], [0.2])}, "x", "y")
     assert ">1,000<" in draw_curves({"wide": ([1.0, 5000.0], [0.2, 0.1])}, "x", "y")
+
+
+def test_losses_are_shown_where_answers_have_them(trace):
+    lost = np.random.default_rng(1).random((400, 2)) * 3
+    graded = tt.Trace(trace.spec, trace.confidence, loss=lost)
+    assert "mean loss" in graded._repr_html_()
+    assert "mean loss" in graded.plot()
+    ladder = tt.fit(graded, belief="calibrated", states=4)
+    assert "mean loss" in ladder.plot()
+    families = ["threshold", "always-best"]
+    found = tt.frontier(graded, graded, families=families, resamples=0)._repr_html_()
+    assert "mean loss, all costs" in found
+    assert "mean loss of" in found

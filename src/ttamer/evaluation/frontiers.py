@@ -17,6 +17,7 @@ from ttamer.baselines import FAMILIES, Unsuitable
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.families import fit_all
 from ttamer.evaluation.results import measure
+from ttamer.fitted.mixture import shown_error
 from ttamer.fitted.replay import full_cost
 from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost, lower_envelope
 
@@ -225,14 +226,19 @@ class Frontier:
     def _repr_html_(self) -> str:
         reference = self.reference
         rows = [
-            [family, self._share(self.cost_at(family)), percent(self.area(family), digits=2)]
+            [
+                family,
+                self._share(self.cost_at(family)),
+                shown_error(self.area(family), self.measure),
+            ]
             for family in self._ranked
         ]
-        head = ["family", f"cost at the error of {reference.node}", "mean error over all costs"]
+        measured = self.measure
+        head = ["family", f"cost at the {measured} of {reference.node}", f"{measured}, all costs"]
         notes = [
             f"fitted on {self.fit_rows:,} rows, measured on {self.test_rows:,}"
             + (" of the same: errors are too low" if self.same_rows else ""),
-            f"{reference.node} alone: error {percent(reference.error, digits=2)}, cost "
+            f"{reference.node} alone: {measured} {shown_error(reference.error, measured)}, cost "
             f"{number(reference.cost)}",
         ]
         return card("Frontier", notes=notes, head=head, rows=rows, drawing=self.plot())
@@ -255,7 +261,9 @@ class Frontier:
             curves[family] = ([costs[k] for k in kept], [errors[k] for k in kept])
         alone = self.reference
         marks = {f"{alone.node} alone": (alone.cost, alone.error)}
-        return draw_curves(curves, "cost per input", "error", marks=marks).written(path)
+        share = self.measure == "error"
+        labels = ("cost per input", self.measure)
+        return draw_curves(curves, *labels, marks=marks, y_percent=share).written(path)
 
     @property
     def _ranked(self) -> list[str]:

@@ -353,7 +353,7 @@ class FittedLadder(Ladder):
         return card(repr(self), head=head, rows=rows, drawing=self.plot())
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
-        """Draw the error against the cost of its policies, and of each node alone.
+        """Draw the error (or mean loss) against the cost of its policies, and of each node alone.
 
         Args:
             path: Where to write the drawing, if anywhere.
@@ -376,8 +376,9 @@ class FittedLadder(Ladder):
                     self.spec.names, alone, rungs.node_errors.tolist(), strict=True
                 )
             }
-        labels = ("cost per input", "error")
-        return draw_curves({"policies": curve}, *labels, marks=marks).written(path)
+        labels = ("cost per input", self.fitted.measure)
+        share = self.fitted.measure == "error"
+        return draw_curves({"policies": curve}, *labels, marks=marks, y_percent=share).written(path)
 
     def at(self, tradeoff: float) -> FittedPolicy:
         """Return the policy solved for the nearest tradeoff; the lower one if two are as near.

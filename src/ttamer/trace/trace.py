@@ -286,21 +286,23 @@ class Trace:
         return f"Trace({', '.join([f'{len(self)} rows', f'{len(self.spec)} nodes', *known])})"
 
     def _repr_html_(self) -> str:
-        known = self._right()
-        rows = [
-            [
-                name,
-                number(float(self.costs[:, place].mean())) if len(self) else "",
-                number(float(self.confidence[:, place].mean())) if len(self) else "",
-                "" if known is None else percent(float(known[:, place].mean()), digits=1),
-            ]
-            for place, name in enumerate(self.names)
-        ]
-        head = ["node", "cost", "mean confidence", "right"]
-        return card(repr(self), notes=self.notes, head=head, rows=rows)
+        means = [self.costs.mean(axis=0), self.confidence.mean(axis=0)] if len(self) else []
+        head = ["node", "cost", "mean confidence"]
+        columns = [[number(value) for value in mean.tolist()] for mean in means]
+        try:
+            lost = np.asarray(self.losses(), np.float64)
+        except TraceError:  # it does not have which answers are right
+            lost = np.empty((0, len(self.names)))
+        if len(lost):
+            mean = lost.mean(axis=0).tolist()
+            graded = self.is_graded
+            head.append(self.measure if graded else "right")
+            columns.append([number(x) if graded else percent(1 - x, digits=1) for x in mean])
+        rows = [list(row) for row in zip(self.names, *columns, strict=True)]
+        return card(repr(self), notes=self.notes, head=head[: len(columns) + 1], rows=rows)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
-        """Draw how often each node is right, from its least to its most certain rows.
+        """Draw how often each node is right (or what it loses), by how certain it is.
 
         Args:
             path: Where to write the drawing, if anywhere.
@@ -315,22 +317,18 @@ class Trace:
         >>> datasets.load("langid", "fit").plot().startswith("<svg")
         True
         """
-        right = ~self.wrong()
+        losses = np.asarray(self.losses(), np.float64)
+        shown = losses if self.is_graded else 1 - losses
         curves = {}
         for place, name in enumerate(self.names):
             order = np.argsort(self.confidence[:, place], kind="stable")
             parts = [part for part in np.array_split(order, _PLOT_PARTS) if len(part)]
-            shares = [float(right[part, place].mean()) for part in parts]
-            curves[name] = ([(k + 0.5) / len(parts) for k in range(len(parts))], shares)
+            means = [float(shown[part, place].mean()) for part in parts]
+            curves[name] = ([(k + 0.5) / len(parts) for k in range(len(parts))], means)
+        what = self.measure if self.is_graded else "right"
         axis = "rows, from the least certain to the most certain"
-        return draw_curves(curves, axis, "right", x_percent=True).written(path)
-
-    def _right(self) -> NDArray[np.bool_] | None:
-        """Return where each node is right, if the trace has it and has rows."""
-        try:
-            return ~self.wrong() if len(self) else None
-        except TraceError:
-            return None
+        percents = not self.is_graded
+        return draw_curves(curves, axis, what, x_percent=True, y_percent=percents).written(path)
 
     def wrong(self, target: Target | None = None) -> NDArray[np.bool_]:
         """Return, shape (T, n), where each node is wrong; no answer is a wrong answer.
