@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -10,7 +11,12 @@ import httpx2 as httpx
 import pytest
 
 from ttamer.serve import connections
-from ttamer.serve.connections import MAX_HEADER_BYTES, ConnectionLimits, descriptor_limit
+from ttamer.serve.connections import (
+    MAX_HEADER_BYTES,
+    ConnectionLimits,
+    _JoinedWrites,
+    descriptor_limit,
+)
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 FLOOD = {
@@ -169,3 +175,63 @@ def test_connections_are_counted_until_they_leave():
 def test_descriptors_are_left_for_upstreams():
     assert descriptor_limit(0) > descriptor_limit(100) >= connections.MIN_CONNECTIONS
     assert descriptor_limit(10**9) == connections.MIN_CONNECTIONS
+
+
+class Written:
+    """A transport that keeps what was written."""
+
+    def __init__(self):
+        self.writes, self.is_closed = [], False
+
+    def write(self, data):
+        self.writes.append(data)
+
+    def is_closing(self):
+        return self.is_closed
+
+    def close(self):
+        self.is_closed = True
+
+
+def joined(*steps):
+    """What is written for some steps: bytes, "wait" for a round of the loop, or "close"."""
+
+    async def go():
+        transport = Written()
+        writes = _JoinedWrites(transport, asyncio.get_running_loop())
+        for step in steps:
+            if step == "wait":
+                await asyncio.sleep(0)
+            elif step == "close":
+                writes.close()
+            else:
+                writes.write(step)
+        await asyncio.sleep(0)
+        return transport.writes
+
+    return asyncio.run(go())
+
+
+def test_headers_and_body_are_one_write():
+    assert joined(b"head", b"body") == [b"headbody"]
+    assert joined(b"head", b"first", b"second") == [b"headfirst", b"second"]
+
+
+def test_headers_that_no_body_follows_are_written_at_once():
+    assert joined(b"head", "wait", b"body") == [b"head", b"body"]
+    assert joined(b"head") == [b"head"]
+    assert joined(b"head", "close") == [b"head"]
+
+
+def test_the_gateway_joins_its_writes(run_gateway, monkeypatch):
+    writes = []
+    write = _JoinedWrites.write
+    gateway = run_gateway(1)
+
+    def noted(self, data):
+        writes.append(data)
+        write(self, data)
+
+    monkeypatch.setattr(_JoinedWrites, "write", noted)
+    assert httpx.get(f"{gateway.root}/healthz").json() == {"status": "ok"}
+    assert len(writes) == 2

@@ -190,7 +190,7 @@ class Bill:
     @property
     def estimated(self) -> float:
         """The part of the cost that is an estimate."""
-        return math.fsum([one.cost for one in self._charges if one.is_estimate])
+        return sum([one.cost for one in self._charges if one.is_estimate])
 
     def open(self, node: str, most: float, *, is_estimate: bool) -> Charge:
         """Book a call that is about to be made at the most that it can cost.
@@ -217,7 +217,8 @@ class Bill:
         if self._account is not None:
             self._account.settle(charge.window, charge.cost, cost)
         charge.cost, charge.usage, charge.is_estimate = cost, usage, False
-        self.cost = math.fsum([one.cost for one in self._charges])
+        charges = self._charges
+        self.cost = cost if len(charges) == 1 else math.fsum([one.cost for one in charges])
 
     def void(self, charge: Charge) -> None:
         """Remove a call that was not sent."""
@@ -234,10 +235,13 @@ class Bill:
 
     def cost_of(self, node: str) -> float:
         """Return what the calls of a node come to."""
-        return math.fsum([one.cost for one in self._charges if one.node == node])
+        return sum([one.cost for one in self._charges if one.node == node])
 
     def by_node(self) -> dict[str, NodeBill]:
         """Return the charges of each node, in the order of their first calls."""
+        if len(self._charges) == 1:  # as of most requests
+            one = self._charges[0]
+            return {one.node: NodeBill(1, one.cost, one.cost * one.is_estimate, one.usage)}
         found: dict[str, list[Charge]] = {}
         for one in self._charges:
             found.setdefault(one.node, []).append(one)

@@ -101,6 +101,50 @@ class ConnectionLimits:
             del self._addresses[address]
 
 
+class _JoinedWrites:
+    """A transport that writes the headers of a response together with its body.
+
+    The server writes them one after the other, and each write wakes the receiver. Headers that no
+    body follows at once are written in the next round of the event loop.
+    """
+
+    __slots__ = ("_handle", "_head", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._head: bytes | None = b""
+        self._handle: asyncio.Handle | None = None
+
+    def write(self, data: bytes) -> None:
+        """Keep the first bytes for a moment; write them with the next ones."""
+        if self._head is None:
+            self._transport.write(data)
+        elif self._handle is None:
+            self._head, self._handle = data, self._loop.call_soon(self._flush)
+        else:
+            self._handle.cancel()
+            head, self._head = self._head, None
+            self._transport.write(head + data)
+
+    def close(self) -> None:
+        """Write what is kept, and close."""
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closing."""
+        return self._transport.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return a property of the connection."""
+        return self._transport.get_extra_info(name, default)
+
+    def _flush(self) -> None:
+        if self._head and not self._transport.is_closing():
+            self._transport.write(self._head)
+        self._head = None
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """HTTP/1.1 with limits on the connection itself."""
 
@@ -176,6 +220,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         if not self.transport.is_closing():
             super().on_headers_complete()
+            self.cycle.transport = _JoinedWrites(self.transport, self.loop)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""

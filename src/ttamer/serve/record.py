@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from math import fsum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class RequestRecord(NamedTuple):
     @property
     def estimated(self) -> float:
         """The part of the cost that is an estimate."""
-        return fsum([each.estimated for each in self.bill.values()])
+        return sum([each.estimated for each in self.bill.values()])
 
 
 def failure_kind(error: object) -> str:

@@ -308,7 +308,8 @@ class RequestHandler:
     def _headers(self) -> dict[str, str]:
         """Return the headers that name the path and its cost; of errors too."""
         bill = self._bill
-        headers = _path_headers(self._by, [one.node for one in self._calls()])
+        asked = self._asked if self._by else self._calls(bill.by_node())
+        headers = _path_headers(self._by, [one.node for one in asked])
         headers["x-ttamer-cost"] = f"{bill.cost:.10g}"
         if estimated := bill.estimated:
             headers["x-ttamer-cost-estimated"] = f"{estimated:.10g}"
@@ -319,15 +320,17 @@ class RequestHandler:
         headers, bill = _path_headers(by, path), self._bill
         return headers if bill.estimated else {**headers, "x-ttamer-cost": f"{bill.cost:.10g}"}
 
-    def _calls(self) -> tuple[NodeCall, ...]:
+    def _calls(self, bill: Mapping[str, NodeBill]) -> list[NodeCall]:
         """Return the nodes asked, with the cost of all of their calls, ended ones too."""
-        bill = self._bill.by_node()
         asked = [_priced(one, bill) for one in self._asked]
-        names = self._gateway.settings.nodes.keys() - {one.node for one in asked}
-        for name, each in bill.items():
-            if name in names:
-                asked.append(NodeCall(name, None, None, each.cost, 0.0, "cancelled", each.calls))
-        return tuple(asked)
+        if len(asked) < len(bill) or self._by is None:
+            names = self._gateway.settings.nodes.keys() - {one.node for one in asked}
+            asked += [
+                NodeCall(name, None, None, each.cost, 0.0, "cancelled", each.calls)
+                for name, each in bill.items()
+                if name in names
+            ]
+        return asked
 
     def _failure(self, error: CascadeFailed, request: RequestContext) -> HttpError:
         """Return the error for the client when no node answered, without the nodes' own text."""
@@ -344,7 +347,8 @@ class RequestHandler:
         return _failure(error, request)
 
     def _record(self) -> RequestRecord:
-        exchange, asked, bill = self._exchange, self._calls(), self._bill
+        exchange, bill = self._exchange, self._bill.by_node()
+        asked = self._calls(bill)
         is_gone = self._error == ClientDisconnected.code
         return RequestRecord(
             exchange.request_id,
@@ -354,12 +358,12 @@ class RequestHandler:
             self._version,
             asked,
             self._by,
-            bill.cost,
+            self._bill.cost,
             self._is_capped,
             sum([one.calls for one in asked]) - len(asked),
             self._error,
             self._client,
-            bill.by_node(),
+            bill,
         )
 
 
