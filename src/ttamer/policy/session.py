@@ -279,6 +279,38 @@ class StateSession(Session):
             for edge in problem.starts
         }
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether the state of ``next`` follows from what has been seen: there is no need to look.
+
+        So it is for an answer that the policy returns unseen; go on with :meth:`accept`.
+        """
+        return self.next is not None and self._certain_state() is not None
+
+    def accept(self) -> None:
+        """Record that ``next`` was asked and not looked at, and move on.
+
+        Raises:
+            ObservationError: The session has stopped, or the state of ``next`` does not follow
+                from what has been seen.
+        """
+        if self.next is None:
+            raise self._ended()
+        state = self._certain_state()
+        if state is None:
+            raise ObservationError(
+                f"the policy looks at the answer of {self.next!r}: give its state to observe"
+            )
+        self.observe(state)
+
+    def _certain_state(self) -> int | None:
+        """The only state in which ``next`` can be; ``None`` where there are several."""
+        problem, states = self._policy.problem, dict(self._path)
+        number = self._edge_to(self._node, self._path[-1][0] if self._path else -1)
+        given = tuple(states.get(source, 0) for source in problem.sources[number])
+        row = problem.edges[number].probabilities[given]
+        return int(row.argmax()) if row.max() == 1 else None
+
     def observe_loss(self, loss: float) -> None:
         """Give the loss with which ``next`` is observed, and move on.
 

@@ -80,6 +80,8 @@ class Edge:
             table with one row per state of the source (one from the start) and one column per
             state of the target, where the cost is observed with the target's state.
         probabilities: One row per state of the source, one column per state of the target.
+        verify_cost: What looking at the target's answer costs on top, where it may be returned
+            without a look; ``None`` where its state comes with the answer.
 
     Raises:
         ProblemError: If the cost or the probabilities are not numbers.
@@ -94,6 +96,8 @@ class Edge:
     """One number; or of shape (states of source,); or (states of source, states of target)."""
     probabilities: NDArray[np.float64]
     """Shape (states of source, states of target); one row from the start. Rows sum to 1."""
+    verify_cost: float | None = None
+    """What looking at the answer costs on top; ``None`` where there is nothing to save."""
 
     def __init__(
         self,
@@ -102,9 +106,11 @@ class Edge:
         *,
         cost: ArrayLike,
         probabilities: ArrayLike,
+        verify_cost: float | None = None,
     ) -> None:
         object.__setattr__(self, "source", source)
         object.__setattr__(self, "target", target)
+        object.__setattr__(self, "verify_cost", verify_cost)
         try:
             given = np.array(float(cost) if np.ndim(cost) == 0 else cost, dtype=np.float64)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError):
@@ -325,6 +331,11 @@ class Problem:
         return any(len(sources) > 1 for sources in self.sources)
 
     @property
+    def has_unseen_answers(self) -> bool:
+        """Whether some answer may be returned without looking at it."""
+        return any(edge.verify_cost is not None for edge in self.edges)
+
+    @property
     def has_fixed_costs(self) -> bool:
         """Whether no cost depends on a state."""
         return all(edge.is_cost_fixed for edge in self.edges)
@@ -392,6 +403,7 @@ class Problem:
                     prefix + edge.target,
                     cost=edge.cost,
                     probabilities=edge.probabilities,
+                    verify_cost=edge.verify_cost,
                 )
                 for edge in self.edges
             ),
@@ -673,7 +685,13 @@ class Problem:
             form["moves"],
             tuple(Node(node["name"], node["losses"]) for node in form["nodes"]),
             tuple(
-                Edge(e["from"], e["to"], cost=e["cost"], probabilities=e["probabilities"])
+                Edge(
+                    e["from"],
+                    e["to"],
+                    cost=e["cost"],
+                    probabilities=e["probabilities"],
+                    verify_cost=e.get("verify_cost"),
+                )
                 for e in form["edges"]
             ),
         )
@@ -712,6 +730,7 @@ class Problem:
                 "to": edge.target,
                 "cost": np.asarray(edge.cost).tolist(),
                 "probabilities": edge.probabilities.tolist(),
+                **({} if edge.verify_cost is None else {"verify_cost": edge.verify_cost}),
             }
             for edge in self.edges
         ]

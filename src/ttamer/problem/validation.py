@@ -10,7 +10,9 @@
 of ``from``. JSON has no infinity, so an infinite loss is written ``"inf"``. A cost is one number,
 a list with one number per state of ``from``, or a table with one row per state of ``from`` and one
 column per state of ``to``. Under precedence ``"from": ["a", "b"]`` is a node asked after both: its
-probabilities (and costs) are nested by the states of ``a``, then those of ``b``.
+probabilities (and costs) are nested by the states of ``a``, then those of ``b``. An edge may have
+a ``verify_cost``: looking at the answer of ``to`` costs that on top of ``cost``, and returning the
+answer without a look is one more action.
 
 Each check names the place and the remedy. The common case is checked in a few array operations
 per edge; only a problem that fails them is searched for the first offending entry.
@@ -118,6 +120,17 @@ def check_edges(
 
 
 def _check_cost(edge: Edge, sources: tuple[int, ...], targets: int) -> None:
+    if edge.verify_cost is not None and not (
+        is_number(edge.verify_cost) and 0 <= edge.verify_cost < math.inf
+    ):
+        raise ProblemError(
+            f"{edge}: verify_cost is {edge.verify_cost!r}; it must be finite and not negative"
+        )
+    if edge.verify_cost is not None and len(sources) > 1:
+        raise ProblemError(
+            f"{edge}: has verify_cost and several sources; only an answer asked after one node, or "
+            "at the start, may be returned unseen: remove verify_cost"
+        )
     if isinstance(edge.cost, float):
         if not 0 <= edge.cost < math.inf:
             raise ProblemError(
@@ -259,7 +272,13 @@ def check_form(data: object) -> dict[str, Any]:
         nodes.append({"name": node["name"], "losses": support})
     edges = []
     for position, item in enumerate(_list(problem["edges"], "edges")):
-        edge = _fields(item, f"edges[{position}]", ("from", "to", "cost", "probabilities"))
+        edge = _fields(
+            item, f"edges[{position}]", ("from", "to", "cost", "probabilities"), ("verify_cost",)
+        )
+        if not is_number(edge.get("verify_cost", 0.0)):
+            raise ProblemError(
+                f"edges[{position}]: verify_cost must be a number, not {edge['verify_cost']!r:.60}"
+            )
         several = edge["from"] if isinstance(edge["from"], list) and len(edge["from"]) > 1 else []
         if several and all(isinstance(name, str) for name in several):
             edge = {**edge, "from": tuple(several)}
@@ -321,15 +340,18 @@ def _packed(rows: list[Any]) -> NDArray[np.float64]:
     return np.frombuffer(b"".join([pack(*row) for row in rows])).reshape(len(rows), width)
 
 
-def _fields(item: object, place: str, names: tuple[str, ...]) -> dict[str, Any]:
+def _fields(
+    item: object, place: str, names: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise ProblemError(f"{place} must be an object with {', '.join(names)}")
     for name in names:
         if name not in item:
             raise ProblemError(f"{place} lacks {name!r}; it must have {', '.join(names)}")
     for name in item:
-        if name not in names:
-            raise ProblemError(f"{place} has an unknown {name!r}; it may have {', '.join(names)}")
+        if name not in (*names, *optional):
+            may = ", ".join((*names, *optional))
+            raise ProblemError(f"{place} has an unknown {name!r}; it may have {may}")
     return item
 
 

@@ -1,0 +1,250 @@
+"""Answers that may be returned unseen, against enumeration."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ttamer as tt
+from support.examples import examples
+from support.oracles import available, cost_of, outcomes, path_cost, stop_loss, weighed
+from support.strategies import costs, problems, rows, supports, tradeoffs
+from ttamer import Edge, Node, ObservationError, Problem, ProblemError
+from ttamer.policy.surrogate import Surrogate
+from ttamer.solvers import hedging
+
+CLOSE = 1e-12
+
+
+@st.composite
+def with_looks(draw, topology=None, informers=True, varied=False):
+    """A problem in which looking at some answers costs something."""
+    problem = draw(problems(topology, most=3, informers=informers, varied=varied))
+    edges = [
+        Edge(
+            edge.source,
+            edge.target,
+            cost=edge.cost,
+            probabilities=edge.probabilities,
+            verify_cost=draw(st.one_of(st.none(), costs)),
+        )
+        for edge in problem.edges
+    ]
+    return Problem(problem.moves, problem.nodes, tuple(edges))
+
+
+@st.composite
+def boxes(draw):
+    """Independent nodes without children, each of which may be returned unseen."""
+    support = draw(supports(draw(st.integers(1, 3)), informers=False))
+    edges = [
+        Edge(
+            None,
+            f"n{k}",
+            cost=draw(costs),
+            probabilities=draw(rows(1, len(own))),
+            verify_cost=draw(costs),
+        )
+        for k, own in enumerate(support)
+    ]
+    nodes = tuple(Node(f"n{k}", own) for k, own in enumerate(support))
+    return Problem("precedence", nodes, tuple(edges))
+
+
+def best_unseen(problem, tradeoff, history=()):
+    """The least expected weighed loss and further cost, looking or not; by full histories."""
+    best = weighed(stop_loss(problem, history, recall=True), tradeoff)
+    for number, law in available(problem, history):
+        edge, target = problem.edges[number], problem.ends[number][1]
+        looked = unseen = 0.0
+        for state, chance in enumerate(law):
+            if chance > 0:
+                price = (1 - tradeoff) * cost_of(problem, number, history, state)
+                look = (1 - tradeoff) * (edge.verify_cost or 0.0)
+                after = best_unseen(problem, tradeoff, (*history, (target, state)))
+                looked += chance * (price + look + after)
+                own = weighed(float(problem.nodes[target].losses[state]), tradeoff)
+                unseen += chance * (price + own)
+        best = min(best, looked, unseen if edge.verify_cost is not None else math.inf)
+    return best
+
+
+def looked_at(problem):
+    """The same problem without the right to return an answer unseen."""
+    edges = [
+        Edge(
+            e.source, e.target, cost=e.cost + (e.verify_cost or 0.0), probabilities=e.probabilities
+        )
+        for e in problem.edges
+    ]
+    return Problem(problem.moves, problem.nodes, tuple(edges))
+
+
+def value_of_play(policy):
+    """What sessions lose and pay, over every course of events."""
+    problem, weight = policy.problem, policy.tradeoff
+    return sum(
+        chance
+        * (
+            weighed(stop_loss(problem, history, recall=True), weight)
+            + (1 - weight) * path_cost(problem, history)
+        )
+        for chance, history, _ in outcomes(policy)
+    )
+
+
+@examples(120)
+@given(st.data(), st.sampled_from(["line", "skip", "dag"]), tradeoffs)
+def test_lines_and_walks_are_exact(data, topology, tradeoff):
+    problem = data.draw(with_looks(topology, varied=True))
+    best = best_unseen(problem, tradeoff)
+    if best == math.inf:
+        with pytest.raises(ProblemError, match="no policy is sure of an answer"):
+            tt.solve(problem, tradeoff)
+        return
+    policy = tt.solve(problem, tradeoff)
+    assert policy.value == pytest.approx(best, abs=CLOSE)
+    assert value_of_play(policy) == pytest.approx(best, abs=CLOSE)
+    if problem.is_line:
+        as_index = tt.solve(problem.with_moves("precedence"), tradeoff)
+        assert as_index.value == pytest.approx(best, abs=CLOSE)
+
+
+@examples(100)
+@given(boxes(), tradeoffs)
+def test_independent_nodes_are_within_four_thirds(problem, tradeoff):
+    best = best_unseen(problem, tradeoff)
+    policy = tt.solve(problem, tradeoff)
+    assert best - CLOSE <= policy.value <= 4 / 3 * best + CLOSE
+    assert policy.value <= tt.solve(looked_at(problem), tradeoff).value + CLOSE
+    assert value_of_play(policy) == pytest.approx(policy.value, abs=CLOSE)
+
+
+@examples(60)
+@given(st.data(), st.sampled_from(["multi_line", "tree", "forest"]), tradeoffs)
+def test_forests_are_never_worse_than_always_looking(data, topology, tradeoff):
+    problem = data.draw(with_looks(topology, informers=False))
+    policy = tt.solve(problem, tradeoff)
+    assert policy.value >= best_unseen(problem, tradeoff) - CLOSE
+    assert policy.value <= tt.solve(looked_at(problem), tradeoff).value + CLOSE
+    assert value_of_play(policy) == pytest.approx(policy.value, abs=CLOSE)
+
+
+def two_boxes():
+    """The best policy first looks at one node, then may return the other unseen."""
+    nodes = (Node("a", [0.0, 1.0]), Node("b", [0.2, 0.6]))
+    edges = (
+        Edge(None, "a", cost=0.01, probabilities=[0.5, 0.5], verify_cost=0.05),
+        Edge(None, "b", cost=0.02, probabilities=[0.5, 0.5], verify_cost=0.3),
+    )
+    return Problem("precedence", nodes, edges)
+
+
+def test_a_session_accepts_what_is_not_looked_at():
+    policy = tt.solve(two_boxes(), 0.6)
+    turn = policy.session()
+    assert turn.next == "a"
+    assert not turn.is_certain
+    with pytest.raises(ObservationError, match="looks at the answer of 'a'"):
+        turn.accept()
+    turn.observe(1)
+    assert turn.next == "b"
+    assert turn.is_certain
+    turn.accept()
+    assert (turn.next, turn.answer, turn.is_certain) == (None, "b", False)
+    assert turn.cost == pytest.approx(0.08)
+    with pytest.raises(ObservationError, match="has stopped"):
+        turn.accept()
+    assert policy.value < tt.solve(looked_at(two_boxes()), 0.6).value - 0.02
+
+
+def test_a_walk_has_a_leaf_for_each_answer_returned_unseen():
+    half = [0.5, 0.5]
+    nodes = (Node("a", [0.1, 0.5]), Node("b", [0.0, 0.3]), Node("b (unseen after a)", [0.9]))
+    edges = (
+        Edge(None, "a", cost=0.1, probabilities=half, verify_cost=0.2),
+        Edge(None, "b", cost=0.2, probabilities=half, verify_cost=0.2),
+        Edge("a", "b", cost=0.2, probabilities=[half, half], verify_cost=0.2),
+        Edge("b", "b (unseen after a)", cost=0.2, probabilities=[[1.0], [1.0]]),
+    )
+    policy = tt.solve(Problem("walk", nodes, edges), 0.5)
+    assert policy.problem.names[3:] == (
+        "a (unseen)",
+        "b (unseen after the start)",
+        "b (unseen after a)'",
+    )
+    turn = policy.session()
+    assert turn.next == "b (unseen after the start)"
+    turn.accept()
+    assert turn.answer == "b (unseen after the start)"
+
+
+def test_an_answer_that_may_be_missing_is_looked_at():
+    edge = Edge(None, "a", cost=0.1, probabilities=[0.5, 0.5], verify_cost=0.2)
+    other = Edge("a", "b", cost=0.1, probabilities=[[1.0], [1.0]], verify_cost=0.0)
+    nodes = (Node("a", [0.1, math.inf]), Node("b", [0.4]))
+    line = tt.solve(Problem("walk", nodes, (edge, other)), 0.5)
+    assert line.problem.names == ("a", "b", "b (unseen)")
+    tree = Problem("precedence", (*nodes, Node("c", [0.4])), (edge, other, Edge(
+        "a", "c", cost=0.1, probabilities=[[1.0], [1.0]])))  # fmt: skip
+    assert tt.solve(tree, 0.5).value == pytest.approx(best_unseen(tree, 0.5), abs=CLOSE)
+
+
+def test_a_file_keeps_what_looking_costs(tmp_path):
+    problem = two_boxes()
+    problem.to_file(tmp_path / "problem.json")
+    again = Problem.from_file(tmp_path / "problem.json")
+    assert [edge.verify_cost for edge in again.edges] == [0.05, 0.3]
+    assert again.has_unseen_answers
+    assert not looked_at(problem).has_unseen_answers
+    line = Problem("walk", problem.nodes[:1], problem.edges[:1])
+    assert [e.verify_cost for e in Problem.multi_line([line, line]).edges] == [0.05, 0.05]
+
+
+@pytest.mark.parametrize(("value", "says"), [(-1.0, "it must be finite"), (math.inf, "finite")])
+def test_a_price_that_cannot_be_is_refused(value, says):
+    with pytest.raises(ProblemError, match=says):
+        Problem(
+            "walk", (Node("a", [0.1]),), (Edge(None, "a", cost=0.1, probabilities=[1.0],
+            verify_cost=value),)
+        )  # fmt: skip
+
+
+def test_what_is_not_solved_is_refused():
+    half = [0.5, 0.5]
+    nodes = tuple(Node(name, [0.1, 0.8]) for name in "abc")
+    first = [Edge(None, name, cost=0.1, probabilities=half, verify_cost=0.1) for name in "ab"]
+    judge = Edge(("a", "b"), "c", cost=0.1, probabilities=[[half, half]] * 2)
+    with pytest.raises(ProblemError, match="asked after several others"):
+        tt.solve(Problem("precedence", nodes, (*first, judge)), 0.5)
+    looked = Edge(("a", "b"), "c", cost=0.1, probabilities=[[half, half]] * 2, verify_cost=0.1)
+    with pytest.raises(ProblemError, match="several sources"):
+        Problem("precedence", nodes, (*first, looked))
+    data = two_boxes().to_dict()
+    data["edges"][0]["verify_cost"] = "much"
+    with pytest.raises(ProblemError, match=r"edges\[0\]: verify_cost must be a number"):
+        Problem.from_dict(data)
+
+
+def test_hedging_looks_where_that_is_never_worse_and_mixes_where_neither_is():
+    def both(losses, chances, cost, mean):
+        law = Surrogate.of_losses(np.array(losses)).mixed(np.array([chances]))
+        return hedging._both(law.raised(law.index(cost)), mean)
+
+    assert hedging.hedge(both([0.0, 1.0], [0.5, 0.5], 0.0, 0.5), 0.5) == 1.0
+    assert hedging.hedge(both([0.5], [1.0], 0.3, 0.5), 0.5) == 0.0
+    assert 0 < hedging.hedge(both([0.0, 1.0], [0.5, 0.5], 0.2, 0.5), 0.5) < 1
+    assert hedging.hedge(both([0.0], [1.0], 0.0, 0.0), 0.0) == 1.0
+
+
+def test_of_many_cells_none_is_tried_one_by_one(monkeypatch):
+    exact = tt.solve(two_boxes(), 0.6).value
+    monkeypatch.setattr(hedging, "MAX_TRIED", 0)
+    assert exact <= tt.solve(two_boxes(), 0.6).value <= 4 / 3 * exact
+    monkeypatch.setattr(hedging, "_hedged", lambda *_: [np.array([True])] * 2)
+    looked = tt.solve(looked_at(two_boxes()), 0.95).value
+    assert tt.solve(two_boxes(), 0.95).value <= looked + CLOSE
