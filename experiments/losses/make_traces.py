@@ -9,6 +9,8 @@ Written are, as NPZ files:
   regressor is minus its own estimate of its spread.
 - ``digits``: three classifiers on scikit-learn's digits whose answers are distributions; the score
   is one minus half the Brier score.
+- ``numbers``: the same classifiers read numbers of three digits; the score is the share of digits
+  that are right. Every digit is in one number.
 - ``ferplus``, ``digit``: services of FrugalML's traces (``--frugalml``). A face of anger, fear,
   sadness or disgust that is taken for neutral or happy costs 10, every other mistake 1; a spoken
   digit costs the distance to the digit answered, or 2 where none was understood.
@@ -55,7 +57,9 @@ def main() -> None:
     args.folder.mkdir(exist_ok=True)
     diabetes().write(args.folder / "diabetes.npz")
     friedman().write(args.folder / "friedman.npz")
-    scored_digits().write(args.folder / "digits.npz")
+    digit, chances = read_digits()
+    scored_digits(digit, chances).write(args.folder / "digits.npz")
+    scored_numbers(digit, chances).write(args.folder / "numbers.npz")
     for name in ("ferplus", "digit") if args.frugalml else ():
         table = args.frugalml / f"frugalml_{name}.parquet"
         trace = import_frugalml(table, args.frugalml / f"frugalml_{name}_prices.csv")
@@ -108,29 +112,55 @@ def friedman() -> Trace:
     )
 
 
-def scored_digits() -> Trace:
-    """Return the trace of three classifiers of few, some and all pixels, graded by Brier score."""
+def read_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return the digits, and the chances that three classifiers give each, shape (3, T, 10).
+
+    They see the sums of pixel rows, every other pixel, and all pixels.
+    """
     pixels, digit = load_digits(return_X_y=True)
-    models = {
-        "rows": (GaussianNB(), pixels.reshape(-1, 8, 8).sum(axis=2)),
-        "half": (LogisticRegression(max_iter=2000), pixels[:, ::2]),
-        "all": (SVC(probability=True, random_state=0), pixels),
-    }
-    confidence, answers, scores = [], [], []
-    for model, seen in models.values():
-        pipeline = make_pipeline(StandardScaler(), model)
-        chances = cross_val_predict(pipeline, seen, digit, cv=FOLDS, method="predict_proba")
-        confidence.append(chances.max(axis=1))
-        answers.append(chances.argmax(axis=1))
-        brier = ((chances - np.eye(10)[digit]) ** 2).sum(axis=1)
-        scores.append(1 - brier / 2)
-    costs = dict(zip(models, (1.0, 4.0, 20.0), strict=True))
+    models = (
+        (GaussianNB(), pixels.reshape(-1, 8, 8).sum(axis=2)),
+        (LogisticRegression(max_iter=2000), pixels[:, ::2]),
+        (SVC(probability=True, random_state=0), pixels),
+    )
+    chances = [
+        cross_val_predict(
+            make_pipeline(StandardScaler(), model), seen, digit, cv=FOLDS, method="predict_proba"
+        )
+        for model, seen in models
+    ]
+    return digit, np.stack(chances)
+
+
+READERS = CascadeSpec.of({"rows": 1.0, "half": 4.0, "all": 20.0}, order="any")
+"""The classifiers of digits, and what each costs."""
+
+
+def scored_digits(digit: np.ndarray, chances: np.ndarray) -> Trace:
+    """Return the trace of single digits, graded by the Brier score."""
+    brier = ((chances - np.eye(10)[digit]) ** 2).sum(axis=2)
     return Trace.from_arrays(
-        CascadeSpec.of(costs, order="any"),
-        confidence=np.stack(confidence, axis=1),
-        prediction=np.stack(answers, axis=1),
+        READERS,
+        confidence=chances.max(axis=2).T,
+        prediction=chances.argmax(axis=2).T,
         label=digit,
-        score=np.stack(scores, axis=1),
+        score=(1 - brier / 2).T,
+    )
+
+
+def scored_numbers(digit: np.ndarray, chances: np.ndarray) -> Trace:
+    """Return the trace of numbers of three digits, graded by the share of digits read right."""
+    count = len(digit) // 3
+    of_number = np.random.default_rng(0).permutation(len(digit))[: 3 * count].reshape(count, 3)
+    read = chances.argmax(axis=2)
+    right = read == digit
+    joined = [["".join(map(str, each[row])) for each in read] for row in of_number]
+    return Trace.from_arrays(
+        READERS,
+        confidence=np.log(chances.max(axis=2))[:, of_number].sum(axis=2).T,
+        prediction=joined,
+        label=["".join(map(str, digit[row])) for row in of_number],
+        score=right[:, of_number].mean(axis=2).T,
     )
 
 

@@ -44,6 +44,7 @@ from ttamer.fitting.subsets import (
     choose_pool,
     subset_size,
 )
+from ttamer.fitting.threads import on_threads
 from ttamer.policy.base import Ladder
 from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.solvers.blas import one_thread
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.fitted.belief import Belief
+    from ttamer.fitted.ladder import FittedPolicy
     from ttamer.fitting.subsets import Plan, Way
     from ttamer.policy.walk import WalkPolicy
     from ttamer.trace.spec import Order
@@ -438,12 +440,14 @@ def _rungs(ladder: FittedLadder, trace: Trace, rows: _Rows) -> Rungs:
     as_served = ladder.fitted.states(trace)
     each = np.arange(len(trace))
     losses = trace.losses()
-    errors, costs, smoothed = [], [], []
-    for policy in ladder:
+
+    def rung(policy: FittedPolicy) -> tuple[float, float, float]:
         step, _, _ = play_states(policy.policy, states)
-        errors.append(losses[each, rows.owner[each, step]].mean())
-        smoothed.append(rows.lost[each, step].mean())
-        costs.append(paid(as_served.play(policy.policy).asked, trace).mean())
+        error = losses[each, rows.owner[each, step]].mean()
+        cost = paid(as_served.play(policy.policy).asked, trace).mean()
+        return float(error), float(cost), float(rows.lost[each, step].mean())
+
+    errors, costs, smoothed = zip(*on_threads(rung, ladder, rows=len(trace)), strict=True)
     scaled = np.array(smoothed) * trace.loss_scale
     return Rungs(np.array(errors), np.array(costs), scaled, *nodes_alone(trace))
 

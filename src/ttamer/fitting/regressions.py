@@ -30,6 +30,7 @@ from ttamer.fitted.belief import (
     signal_values,
 )
 from ttamer.fitted.quantiser import Quantiser
+from ttamer.fitting.threads import on_threads
 from ttamer.stats.isotonic import falling, rising
 from ttamer.stats.logistic import CLASS_RIDGE, fit_by_class, fit_logistic, logit, sigmoid
 
@@ -195,48 +196,57 @@ def fit_belief(
         rough = dataclasses.replace(rough, signals=fitted)
     seen = rough.evidence(trace.confidence, predictions, values)
     errors = wrong.mean(axis=0)
-    weights, by_class = {}, {}
     shrinkage = Shrinkage.of(len(trace), network=network, dispersion=spread)
-    for step in steps:
-        for answer in context_of(step):
-            if certain_last and answer == nodes - 1:
-                continue
-            features = features_of(seen, step, answer)
-            if predictions is not None and class_terms and not scored_once:
-                found, terms = fit_by_class(
-                    features,
-                    predictions[:, answer],
-                    wrong[:, answer],
-                    classes=len(trace.classes),
-                    ridge=shrinkage.ridge,
-                    class_ridge=shrinkage.by_class,
-                    prior=_alone(features.shape[1]),
-                )
-                weights[step, answer] = _rounded(np.clip(found, -EXCLUDED_LOGIT, EXCLUDED_LOGIT))
-                by_class[step, answer] = _rounded(np.clip(terms, -EXCLUDED_LOGIT, EXCLUDED_LOGIT))
-                continue
-            recent = context_of(step)[-shrinkage.memory :]
-            if answer not in recent:
-                weights[step, answer] = _never(features.shape[1])
-                continue
-            ranked = sorted(recent, key=errors.__getitem__)  # of equals, the first asked
-            others = [node for node in context_of(step) if node != answer]
-            better = [node in ranked[: ranked.index(answer)] for node in others]
-            width = (features.shape[1] - 3) // max(1, len(others))
-            kept = np.repeat([node in recent for node in others], width)
-            features[:, 3:] *= kept
-            codes = predictions[:, answer] if predictions is not None and class_terms else None
-            weights[step, answer], terms = _weights(
+
+    def regression(key: tuple[Step, int]) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+        """Return the weights of an answer after a step, and its class terms."""
+        step, answer = key
+        features = features_of(seen, step, answer)
+        if predictions is not None and class_terms and not scored_once:
+            found, terms = fit_by_class(
                 features,
+                predictions[:, answer],
                 wrong[:, answer],
-                np.flatnonzero(better) if predictions is not None else [],
-                shrinkage,
-                codes,
-                len(trace.classes),
+                classes=len(trace.classes),
+                ridge=shrinkage.ridge,
+                class_ridge=shrinkage.by_class,
+                prior=_alone(features.shape[1]),
             )
-            if codes is not None:
-                by_class[step, answer] = terms
-    return dataclasses.replace(rough, weights=weights, by_class=by_class)
+            limited = (np.clip(x, -EXCLUDED_LOGIT, EXCLUDED_LOGIT) for x in (found, terms))
+            weights, terms = map(_rounded, limited)
+            return weights, terms
+        recent = context_of(step)[-shrinkage.memory :]
+        if answer not in recent:
+            return _never(features.shape[1]), None
+        ranked = sorted(recent, key=errors.__getitem__)  # of equals, the first asked
+        others = [node for node in context_of(step) if node != answer]
+        better = [node in ranked[: ranked.index(answer)] for node in others]
+        width = (features.shape[1] - 3) // max(1, len(others))
+        kept = np.repeat([node in recent for node in others], width)
+        features[:, 3:] *= kept
+        codes = predictions[:, answer] if predictions is not None and class_terms else None
+        weights, terms = _weights(
+            features,
+            wrong[:, answer],
+            np.flatnonzero(better) if predictions is not None else [],
+            shrinkage,
+            codes,
+            len(trace.classes),
+        )
+        return weights, None if codes is None else terms
+
+    keys = [
+        (step, answer)
+        for step in steps
+        for answer in context_of(step)
+        if not (certain_last and answer == nodes - 1)
+    ]
+    fitted_keys = list(zip(keys, on_threads(regression, keys, rows=len(trace)), strict=True))
+    return dataclasses.replace(
+        rough,
+        weights={key: weights for key, (weights, _) in fitted_keys},
+        by_class={key: terms for key, (_, terms) in fitted_keys if terms is not None},
+    )
 
 
 def useful_signals(trace: Trace, wrong: Losses) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer.fitting.threads import on_threads
 from ttamer.policy.base import Ladder
 from ttamer.policy.expected_walk import START, STOP
 from ttamer.policy.walk import WalkPolicy
@@ -116,28 +117,30 @@ class RowSolver:
         self, weights: NDArray[np.float64], edges: Collection[int] | None = None
     ) -> list[WalkPolicy]:
         """Return the policy found for each tradeoff; at a place that no edge leads to, it stops."""
-        policies: list[WalkPolicy] = []
-        with one_thread():
-            for part in self._parts(weights, None):
-                value, phi, choices = self._solve(part, edges)
-                for place, node in enumerate(self._problem.nodes):
-                    if not phi[place].size:
-                        phi[place] = (
-                            part * np.where(np.isinf(node.losses), 0.0, node.losses)[:, np.newaxis]
-                        )
-                        choices[place] = np.full(phi[place].shape, STOP, np.int32)
-                policies += [
-                    WalkPolicy(
-                        problem=self._problem,
-                        tradeoff=float(part[i]),
-                        recall=False,
-                        value=float(value[i]),
-                        choices=tuple(table[:, i : i + 1] for table in choices),
-                        phi=tuple(table[:, i : i + 1] for table in phi),
+
+        def solved(part: NDArray[np.float64]) -> list[WalkPolicy]:
+            value, phi, choices = self._solve(part, edges)
+            for place, node in enumerate(self._problem.nodes):
+                if not phi[place].size:
+                    phi[place] = (
+                        part * np.where(np.isinf(node.losses), 0.0, node.losses)[:, np.newaxis]
                     )
-                    for i in range(len(part))
-                ]
-        return policies
+                    choices[place] = np.full(phi[place].shape, STOP, np.int32)
+            return [
+                WalkPolicy(
+                    problem=self._problem,
+                    tradeoff=float(part[i]),
+                    recall=False,
+                    value=float(value[i]),
+                    choices=tuple(table[:, i : i + 1] for table in choices),
+                    phi=tuple(table[:, i : i + 1] for table in phi),
+                )
+                for i in range(len(part))
+            ]
+
+        with one_thread():
+            parts = on_threads(solved, self._parts(weights, None), rows=len(self._lost))
+        return [policy for part in parts for policy in part]
 
     def _parts(self, weights: NDArray[np.float64], places: int | None) -> list[NDArray[np.float64]]:
         """Split the tradeoffs so that the arrays of one part hold at most ``MAX_CELLS``."""
