@@ -162,14 +162,16 @@ def build_belief(
     progress: Callable[[str], None] | None = None,
 ) -> FittedLadder:
     """Fit beliefs to a trace, and policies on them for several tradeoffs."""
-    say = progress or (lambda _: None)
     if searches_subsets(trace, order):
-        return _build_on_subsets(trace, tradeoffs, states=states, seed=seed, say=say)
+        stages = Stages(progress, FOLDS * (1 + (len(trace.names) > MAX_POOL)) + 2)
+        return _build_on_subsets(trace, tradeoffs, states=states, seed=seed, say=stages)
+    say = Stages(progress, FOLDS + 3)
     names = useful_signals(trace, trace.loss_shares())
     steps, ways = steps_of(trace, order, router=bool(names))
     most = MAX_STATES if len(ways) <= MAX_WAYS else MAX_STATES // 2
     count = states or int(np.clip(len(trace) // ROWS_PER_STATE, 4, most))
     rows = _Rows.of(trace, steps, states=count, seed=seed, signals=names, say=say)
+    say(f"fitting beliefs after {len(steps)} steps")
     with one_thread():
         belief = fit_belief(trace, trace.loss_shares(), steps, signals=names)
     say(f"finding policies for {len(tradeoffs)} tradeoffs")
@@ -180,7 +182,26 @@ def build_belief(
         solve_rows(problem, rows.found, rows.lost, tradeoffs, width=width, costs=costs),
         _model(trace, belief, steps, rows.edges, _order_name(trace, order), count),
     )
+    say("estimating what the policies do on new rows")
     return ladder.with_rungs(_rungs(ladder, trace, rows))
+
+
+class Stages:
+    """Reports the stages of a fit, with how many of them are done.
+
+    >>> stages = Stages(print, 2)
+    >>> stages("fitting beliefs")
+    fitting beliefs (0 of 2 parts done)
+    """
+
+    def __init__(self, progress: Callable[[str], None] | None, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+
+    def __call__(self, text: str) -> None:
+        """Report that a stage begins."""
+        if self._progress is not None:
+            self._progress(f"{text} ({self._done} of {self._total} parts done)")
+        self._done = min(self._done + 1, self._total)
 
 
 def searches_subsets(trace: Trace, order: Order | None = None) -> bool:
@@ -468,8 +489,8 @@ def _cross_fitted(
     class_terms = has_class_terms(trace)  # as in the fit to all rows
     least = np.empty((len(trace), len(steps)))
     owner = np.empty(least.shape, np.intp)
-    for number, part in enumerate(np.array_split(rows, FOLDS), start=1):
-        say(f"fitting beliefs after {len(steps)} steps ({number} of {FOLDS + 1} times)")
+    for part in np.array_split(rows, FOLDS):
+        say(f"fitting beliefs after {len(steps)} steps")
         rest = np.setdiff1d(rows, part)
         other = fit_belief(
             trace.take(rest), wrong[rest], steps, class_terms=class_terms, signals=signals,

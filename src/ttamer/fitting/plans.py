@@ -196,7 +196,14 @@ def with_latencies(ladder: FittedLadder, trace: Trace) -> FittedLadder:
         latencies.append([took.mean(), quantile, bound])
     if ladder.fitted.trace_digest != trace.digest:
         ladder = fitted_to(ladder, ladder.fitted.rows, trace.digest)
-    found = dataclasses.replace(rungs, costs=np.array(costs), latencies=np.array(latencies))
+    errors, alone = nodes_alone(trace)
+    found = dataclasses.replace(
+        rungs,
+        costs=np.array(costs),
+        node_errors=errors,
+        node_costs=alone,
+        latencies=np.array(latencies),
+    )
     return ladder.with_rungs(found)
 
 
