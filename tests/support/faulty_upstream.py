@@ -197,7 +197,8 @@ class FaultyUpstream:
         async def models(_: Any) -> Response:
             return JSONResponse({"object": "list", "data": [{"id": self.name, "object": "model"}]})
 
-        paths = ("/v1/chat/completions", "/v1/completions", "/v1/classify", "/v1/embeddings")
+        paths = ("/v1/chat/completions", "/v1/completions", "/v1/classify", "/v1/embeddings",
+                 "/v1/messages")  # fmt: skip
         posts = [Route(path, self._post, methods=["POST"]) for path in paths]
         return Starlette(routes=[Route("/health", health), Route("/v1/models", models), *posts])
 

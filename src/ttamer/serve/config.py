@@ -59,6 +59,8 @@ Role = Literal["ask", "label", "metrics"]
 OperatingPoint = Literal["tradeoff", "budget", "error", "mistake_cost"]
 """How the operator states which policy of a ladder answers."""
 
+Api = Literal["openai", "anthropic"]
+"""The format of an upstream: OpenAI's, or Anthropic's messages."""
 Stream = Literal["last", "decided", "whole"]
 """When a stream is relayed: from the last node of a path, only where its answer is certain to be
 returned, or never."""
@@ -422,6 +424,8 @@ class NodeSettings:
     """The base URL, without a slash at its end: ``http://127.0.0.1:8081/v1``; or several."""
     model: str = setting(text, "")
     """The model's name at the upstream; by default the node's name."""
+    api: Api = setting(one_of(Api), "openai")
+    """The format that the upstream takes."""
     key_env: str | None = setting(text, None, changes_answers=False)
     """The environment variable that holds the upstream's key."""
     key_header: str | None = setting(header_name, None, changes_answers=False)
@@ -898,6 +902,11 @@ def _check_confidence(
                 f'{place}: has {option}, which applies to confidence = "{source}" only, not '
                 f'"{node.confidence}"; change one of them'
             )
+    if node.api == "anthropic" and node.needs_logprobs:
+        raise CascadeError(
+            f'{place}: messages of api = "anthropic" have no log-probabilities; set confidence to '
+            '"agreement", "verifier" or "none", without extras'
+        )
     if node.prefix is not None and not node.needs_logprobs:
         raise CascadeError(
             f'{place}: has prefix, which needs log-probabilities; use confidence = "logprobs"'

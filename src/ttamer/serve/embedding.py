@@ -82,7 +82,7 @@ class Embedder:
             settings.cost,
             settings.upstream,
             settings.model,
-            settings.key_env,
+            key_env=settings.key_env,
             timeout=settings.timeout,
             max_response=settings.max_response,
         )

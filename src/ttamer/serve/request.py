@@ -176,7 +176,8 @@ class RequestHandler:
         if policy.promise is not None and request.model in gateway.names:
             exchange.response_headers["x-ttamer-promise"] = policy.promise
         async with gateway.limit.slot(request.seconds_left):
-            if request.stream and (node is None or request.endpoint.is_translated):
+            is_relayed = node is not None and gateway.settings.nodes[node].api == "openai"
+            if request.stream and (not is_relayed or request.endpoint.is_translated):
                 await self._stream(request, policy, node)
             elif node is None:
                 await self._answer(request, policy)

@@ -484,6 +484,13 @@ class CascadeStream:
     async def _walk(self) -> None:
         """Ask nodes until one can be relayed, or the policy stops."""
         request, ahead = self.request, _Ahead(self)
+        if self._only is not None and self.gateway.settings.nodes[self._only].api != "openai":
+            answer, asked = await self.gateway.answer_alone(request, self._only)
+            self._before, self.by = (asked,), self._only
+            self._outcome = Outcome(
+                answer, None, self._only, (asked,), asked.cost, asked.seconds, "alone", capped=False
+            )
+            return
         if self._only is not None:
             self._relay = Relay(self.gateway, request, self._only, self.stack, own=True)
             self.by = self._only
@@ -548,6 +555,8 @@ class CascadeStream:
         settings, serve = self.gateway.settings, self.gateway.settings.serve
         own = settings.nodes[node]
         if serve.stream == "whole" or own.answer is not None or own.confidence == "agreement":
+            return False
+        if own.api != "openai":
             return False
         if serve.stream == "last" and self.policy.promise is None:
             return True

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from ttamer.errors import CascadeError, TTamerError
+from ttamer.serve.anthropic import MESSAGES, VERSION_HEADER, chat_from_message, message_body
 from ttamer.serve.bill import Bill, Charge, LimitReached, StreamUsage, Tariff, Usage, output_limit
 from ttamer.serve.client import (
     ConnectFailed,
@@ -351,12 +352,15 @@ class Upstream:
                     limit = self.settings.max_response
                     response = await connection.exchange(request, limit, MAX_ERROR_BYTES)
                 self._check(response)
-                answer = self._parsed(response.content)
+                answer, received = self._parsed(response.content), response.content
+                if self.settings.api == "anthropic":
+                    answer = chat_from_message(answer)
+                    received = _encode(answer).encode()
             except BaseException as error:
                 _drop_unpaid(bill, charge, error)
                 raise
             self._settle(bill, charge, Usage.of(answer))
-            return answer, response.content, charge.cost
+            return answer, received, charge.cost
 
         (answer, received, cost), attempts, base = await self._attempt(once, end)
         self._leave(base)
@@ -401,7 +405,7 @@ class Upstream:
                 value = body.pop(key)
                 if name is not None:
                     body[name] = value
-        return body
+        return message_body(body) if self.settings.api == "anthropic" else body
 
     @asynccontextmanager
     async def relay(
@@ -572,8 +576,13 @@ class Upstream:
     def _target(self, base: str, path: str) -> Target:
         target = self._targets.get((base, path))
         if target is None:
+            place = path
+            if self.settings.api == "anthropic":
+                if path != "/chat/completions":
+                    raise self._failed("refused", "takes chat completions only")
+                place = MESSAGES
             target = self._targets[base, path] = Target(
-                base + path + self._query, self._headers, self._route
+                base + place + self._query, self._headers, self._route
             )
         return target
 
@@ -684,13 +693,16 @@ def _error_text(content: bytes) -> str:
 
 def _own_headers(settings: NodeSettings) -> dict[str, str]:
     """Return the node's key and its further headers."""
-    headers = {}
+    headers, is_anthropic = {}, settings.api == "anthropic"
     if settings.key_env is not None:
         key = _from_env(settings, "key_env", settings.key_env)
-        if settings.key_header is None:
+        header = settings.key_header or ("x-api-key" if is_anthropic else None)
+        if header is None:
             headers["Authorization"] = f"Bearer {key}"
         else:
-            headers[settings.key_header] = key
+            headers[header] = key
+    if is_anthropic and VERSION_HEADER[0] not in {name.lower() for name, _ in settings.headers}:
+        headers |= [VERSION_HEADER]
     for name, value in settings.headers:
         if isinstance(value, str):
             headers[name] = value
