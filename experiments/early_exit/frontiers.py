@@ -27,6 +27,7 @@ from ttamer.cli.output import table
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.benchmark import SUFFIXES, bench_trace
 from ttamer.evaluation.bootstrap import Resampled, interval
+from ttamer.fitting.plans import fit
 from ttamer.reporting.style import (
     GO_COLOUR,
     INK,
@@ -37,6 +38,7 @@ from ttamer.reporting.style import (
     plain_axes,
     style,
 )
+from ttamer.stats.bounds import betting_p
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.trace import Trace
 
@@ -53,19 +55,21 @@ if TYPE_CHECKING:
 GROUPS = {
     "vision": (("vgg11-cifar10", "vgg13-cifar10", "vgg16-cifar10"),),
     "language": (
-        ("minilm-imdb", "bert-base-imdb", "gpt2-medium-imdb"),
-        ("minilm-amazon", "bert-base-amazon", "gpt2-medium-amazon"),
+        ("minilm-imdb", "mpnet-imdb", "smollm2-imdb"),
+        ("minilm-amazon", "mpnet-amazon", "smollm2-amazon"),
     ),
 }
 """Traces by group, in the rows in which they are drawn."""
 TARGETS = {"label": "label", "backbone": "last"}
 """What counts as right, as this page calls it and as the cascade does."""
 OURS, AS_WRITTEN = "ttamer", "paper"
-THRESHOLDS = ("threshold", "threshold-per-exit", "margin")
+THRESHOLDS = ("threshold", "threshold-per-exit", "margin", "entropy")
 FAMILIES = (OURS, AS_WRITTEN, *THRESHOLDS, "patience")
 BANDED = (AS_WRITTEN, OURS)
 """The families drawn with their 95% intervals."""
 MORE_ERROR = (0.0, 0.005, 0.01, 0.02)
+DROP, CONFIDENCE = 0.01, 0.95
+"""What certified settings promise: error at most this far above the network's, and how surely."""
 CLAIMED = {"vision": 0.45, "language": 0.10}
 """Latencies of which the paper says what they cost in accuracy."""
 LOOKS: dict[str, dict[str, Any]] = {
@@ -73,12 +77,13 @@ LOOKS: dict[str, dict[str, Any]] = {
     "threshold": {"color": "#8e5572", "lw": 1.6, "zorder": 4},
     "threshold-per-exit": {"color": "#6b7d3a", "lw": 1.4, "ls": (0, (3, 1.5)), "zorder": 4},
     "margin": {"color": "#3d6fa5", "lw": 1.4, "zorder": 5},
+    "entropy": {"color": "#3d6fa5", "lw": 1.4, "ls": (0, (3, 1.5)), "zorder": 5},
     AS_WRITTEN: {"color": GO_COLOUR, "lw": 1.8, "zorder": 3},
     OURS: {"color": STOP_COLOUR, "lw": 2.4, "zorder": 6},
 }
 _WORDS = {
     "vgg11": "VGG-11", "vgg13": "VGG-13", "vgg16": "VGG-16", "cifar10": "CIFAR-10",
-    "minilm": "MiniLM", "bert-base": "BERT-base", "gpt2-medium": "GPT-2 medium",
+    "minilm": "MiniLM", "mpnet": "MPNet", "smollm2": "SmolLM2-135M",
     "imdb": "IMDB", "amazon": "Amazon",
 }  # fmt: skip
 
@@ -157,6 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"\n{said(each)}")
     every = [each for played in done.values() for each in played]
     print(f"\n{LEGEND}\n\n{counted(every)}\n\n{claim(args.group, every)}\n")
+    print(f"{promised(traces)}\n")
     args.out.mkdir(parents=True, exist_ok=True)
     for target, played in done.items():
         path = args.out / f"early-exit-{args.group}-{target}.png"
@@ -296,6 +302,51 @@ def claim(group: str, played: Iterable[Played]) -> str:
         rows.append([f"{each.trace}, {each.target}", *cells])
     head = [f"points of error more at {latency:.0%} latency", *families]
     return f"{what}\n\n{table(head, rows)}"
+
+
+def promised(traces: dict[str, Trace]) -> str:
+    """Return what certified settings cost: a risk-controlled threshold, and ours."""
+    rows = []
+    for name, trace in traces.items():
+        order = np.random.default_rng(0).permutation(len(trace))
+        known, test = (trace.take(part) for part in np.array_split(order, 2))
+        own = float(test.wrong()[:, -1].mean())
+        ours = fit(known, hold_out=0.3).for_drop(DROP, against="last", confidence=CONFIDENCE)
+        played = ours.play(test)
+        wrong = test.wrong()[np.arange(len(test)), played.answer]
+        cells = [
+            share(float((played.asked @ test.spec.costs).mean()), 1),
+            points(float(wrong.mean()) - own),
+        ]
+        stops = _stops(test.confidence, controlled_threshold(known))
+        spent = np.cumsum(test.spec.costs)[stops].mean()
+        missed = test.wrong()[np.arange(len(test)), stops].mean()
+        cells += [share(float(spent), 1), points(float(missed) - own)]
+        rows.append([name, *cells, "" if ours.promise.certified else "ours: not certified"])
+    head = ["certified: at most +1 point, 95%", "ttamer: latency", "points more",
+            "risk-controlled threshold: latency", "points more", ""]  # fmt: skip
+    return table(head, rows)
+
+
+def controlled_threshold(trace: Trace) -> float:
+    """Return the lowest threshold that a fixed sequence of tests certifies on all these rows."""
+    wrong, rows = trace.wrong().astype(float), np.arange(len(trace))
+    lowest = np.inf
+    for threshold in 1 - np.geomspace(1e-5, 0.5, 80):
+        drop = wrong[rows, _stops(trace.confidence, threshold)] - wrong[:, -1]
+        counts = [int((drop == value).sum()) for value in (-1, 0, 1)]
+        p_value = betting_p([0.0, 0.5, 1.0], counts, (1 + DROP) / 2, alpha=1 - CONFIDENCE)
+        if p_value > 1 - CONFIDENCE:
+            break
+        lowest = float(threshold)
+    return lowest
+
+
+def _stops(confidence: np.ndarray, threshold: float) -> np.ndarray:
+    """Return the first exit of each row that reaches a threshold; the last where none does."""
+    reached = confidence >= threshold
+    reached[:, -1] = True
+    return reached.argmax(axis=1)
 
 
 def share(value: float | None, digits: int = 2) -> str:

@@ -53,7 +53,6 @@ VGG = (
     "VGG-{depth} (Simonyan and Zisserman 2015) with batch normalisation for 32 x 32 images; an "
     "exit after every convolution: pooling and one linear layer"
 )
-SCRATCH = "NOT pretrained: from random weights, taught {epochs} on 25,000 reviews"
 BERT_EXIT = "an exit after every layer: the mean of all tokens, a layer with tanh, a linear layer"
 NETWORKS = {
     **{f"vgg{depth}": (f"VGG-{depth}", VGG.format(depth=depth)) for depth in (11, 13, 16)},
@@ -61,14 +60,14 @@ NETWORKS = {
         "MiniLM",
         f"all-MiniLM-L6-v2 (Apache-2.0), pretrained, six layers, fine-tuned here; {BERT_EXIT}",
     ),
-    "bert-base": (
-        "BERT-base from scratch",
-        f"the ARCHITECTURE of BERT-base, 12 layers, {SCRATCH}; {BERT_EXIT}",
+    "mpnet": (
+        "MPNet",
+        f"all-mpnet-base-v2 (Apache-2.0), pretrained, 12 layers, fine-tuned here; {BERT_EXIT}",
     ),
-    "gpt2-medium": (
-        "GPT-2 medium from scratch",
-        f"the ARCHITECTURE of GPT-2 medium, 24 blocks, {SCRATCH}; an exit after every block: the "
-        "last token, normalised, and a linear layer",
+    "smollm2": (
+        "SmolLM2-135M",
+        "SmolLM2-135M-Instruct (Apache-2.0), pretrained, 30 layers, from 4-bit weights, fine-tuned "
+        "here; an exit after every layer: the last token, normalised, and a linear layer",
     ),
 }
 """By network: its title, and what it is."""
@@ -144,7 +143,6 @@ def facts_of(trace: Trace, network: str, inputs: str, done: dict[str, Any]) -> d
     half = len(trace) // 2
     right, costs = accuracies(trace), trace.spec.costs.tolist()
     counted = f"a review of {done[f'{inputs} costs']['tokens']} tokens" if text else "one image"
-    what = what.format(epochs=_epochs(done["plan"]["epochs"])) if text else what
     extras = "; margin and entropy are of the same probabilities" if trace.extras else ""
     return {
         "title": f"{title} on {SETS[inputs]}: {len(trace.names)} exits of one network",
@@ -180,7 +178,11 @@ def made_image(done: dict[str, Any]) -> str:
 def made_text(done: dict[str, Any], inputs: str) -> str:
     """Return how a network for text was trained and traced."""
     plan = done["plan"]
-    first = "backbone and ramps together" if plan.get("joint") else "the backbone"
+    first = (
+        "backbone and ramps together, an exit's loss weighted by its depth,"
+        if plan.get("joint")
+        else "the backbone"
+    )
     on_imdb = f"{first} {_epochs(plan['epochs'])} on 25,000 reviews of IMDB"
     after = f"then the ramps {_epochs(plan['ramp_epochs'])} on it, frozen"
     steps = f"{on_imdb}, {after}"

@@ -74,7 +74,7 @@ class Candidate:
     seconds: float
     """The predicted time per batch."""
     error: float
-    """The error on the trace."""
+    """The error on rows it was not fitted to, by cross-fitting over the trace."""
     ramps: tuple[int, ...]
     """The exits it asks, without the head."""
 
@@ -97,7 +97,7 @@ class Recommendation:
     policy: FittedPolicy | None
     """The policy; ``None`` where the network itself is fastest."""
     error: float
-    """The error of the recommendation on the trace."""
+    """The error of the recommendation on rows it was not fitted to, by cross-fitting."""
     full_error: float
     """The error of the network itself on the trace."""
     timing: Timing
@@ -134,7 +134,8 @@ def recommend(
             :func:`ttamer.torch.trace_of`.
         inputs: Real inputs to time on, at least one batch.
         batch: The batch size.
-        more_error: By how much the error on the trace may exceed the network's own.
+        more_error: By how much the error, cross-fitted over the trace, may exceed the network's
+            own.
         classes: Names of the classes, as in the trace.
         precision: What the network computes in.
         graphs: Run as CUDA graphs.
@@ -235,11 +236,9 @@ def fitted_for(
     places = np.array([*ramps, len(spec) - 1])
     fewer = trace.with_spec(spec).restrict([spec.names[k] for k in places])
     ladder = fit(fewer, order="skip", tradeoffs=_tradeoffs())
-    wrong = fewer.wrong()
-    rows = np.arange(len(fewer))
     found = []
     for policy, played in zip(ladder, ladder.play_all(fewer), strict=True):
-        error = float(wrong[rows, played.answer].mean())
+        error = float("inf") if policy.error is None else policy.error
         asked = np.zeros((len(fewer), len(spec)), bool)
         asked[:, places] = played.asked
         seconds = predicted(asked, places[played.last], measured, batch)
