@@ -10,12 +10,14 @@ import pytest
 
 import ttamer as tt
 from ttamer.cli import main
+from ttamer.serve.node import Node
 from ttamer.serve.prefixes import fit_prefixes
 from ttamer.trace.spec import CascadeSpec
 
 UNSURE, SURE = 0.26, 0.99
 ASK = {"model": "ttamer", "messages": [{"role": "user", "content": "q"}], "stream": True}
 LONG = "B: and some more words"
+EARLY = {"small": {"prefix": {"tokens": 2, "confidence": 0.9}}}
 
 
 def answering(served, small=UNSURE, large=SURE, text=LONG):
@@ -82,6 +84,16 @@ def test_where_an_earlier_answer_may_be_returned_nothing_is_relayed(run_gateway,
     (sent,) = gateway.served.upstreams["large"].requests
     assert sent["logprobs"] is True
     assert "stream" not in sent
+
+
+def test_a_node_that_cannot_stream_is_asked_for_its_whole_answer(run_gateway, monkeypatch):
+    monkeypatch.setattr(Node, "can_stream", False)
+    gateway = run_gateway(2, node=EARLY)
+    answering(gateway.served)
+    with stream(gateway) as response:
+        assert "".join(contents(response.iter_lines()))
+    assert not any("stream" in sent for one in gateway.served.upstreams.values()
+                   for sent in one.requests)  # fmt: skip
 
 
 def test_a_node_that_does_not_begin_is_like_one_that_fails(run_gateway):
@@ -161,9 +173,6 @@ def test_the_next_node_is_called_ahead_within_the_budget(run_gateway):
     with stream(gateway) as response:
         response.read()
     assert speculation.wasted == 12.5
-
-
-EARLY = {"small": {"prefix": {"tokens": 2, "confidence": 0.9}}}
 
 
 def test_likely_first_tokens_are_relayed_before_the_answer_is_complete(run_gateway):

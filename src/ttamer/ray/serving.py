@@ -150,6 +150,11 @@ class _Remote(Node):
         self.settings = settings
         self._handle = handle
 
+    @property
+    def can_stream(self) -> bool:
+        """No: a deployment returns whole answers."""
+        return False
+
     async def ask(
         self,
         path: str,

@@ -106,6 +106,12 @@ class Node:
         self._compare = compare
         self._verifier = verifier
 
+    @property
+    def can_stream(self) -> bool:
+        """Whether its answer is one upstream's stream in OpenAI's format."""
+        node = self.settings
+        return node.api == "openai" and node.answer is None and node.confidence != "agreement"
+
     async def ask(
         self,
         path: str,

@@ -520,7 +520,10 @@ class CascadeStream:
         if not self._is_last(question):
             ahead.consider(question)
             prefix = self.gateway.settings.nodes[question.node].prefix
-            if prefix is not None and question.node not in ahead.calls and self._may_be_early:
+            is_free = (
+                question.node not in ahead.calls and self.gateway.node(question.node).can_stream
+            )
+            if prefix is not None and is_free and self._may_be_early:
                 return await self._early(question, prefix)
             return await ahead.take(question) or await call_async(question)
         start, name = time.monotonic(), question.node
@@ -553,10 +556,7 @@ class CascadeStream:
     def relays(self, node: str, asked: Sequence[Any]) -> bool:
         """Return whether a node's stream may be relayed once the policy stops after it."""
         settings, serve = self.gateway.settings, self.gateway.settings.serve
-        own = settings.nodes[node]
-        if serve.stream == "whole" or own.answer is not None or own.confidence == "agreement":
-            return False
-        if own.api != "openai":
+        if serve.stream == "whole" or not self.gateway.node(node).can_stream:
             return False
         if serve.stream == "last" and self.policy.promise is None:
             return True
