@@ -17,7 +17,8 @@ def add_to(commands: Any) -> None:
         "serve",
         help="serve a cascade over HTTP, as OpenAI's API",
         description="Serve a cascade over HTTP: OpenAI's chat and text completions, and "
-        "/v1/classify. SIGTERM lets requests in progress finish; SIGHUP reloads the policy.",
+        "/v1/classify. SIGTERM lets requests in progress finish; SIGHUP reloads the policy, "
+        "servers, limits and keys.",
         allow_abbrev=False,
     )
     parser.add_argument("cascade", help="a cascade.toml with an upstream for each node")
@@ -53,6 +54,7 @@ def add_to(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Check, listen, and serve until stopped."""
     import asyncio
+    from functools import partial
 
     from ttamer.errors import ArgumentError
     from ttamer.serve.config import read_settings
@@ -70,7 +72,8 @@ def run(args: argparse.Namespace) -> None:
     elif args.tls_key is not None:
         raise ArgumentError("--tls-key needs --tls-cert; add it")
     settings = read_settings(args.cascade)
-    gateway = Gateway(settings, args.policy, force=args.force)
+    reread = partial(read_settings, args.cascade)
+    gateway = Gateway(settings, args.policy, force=args.force, reread=reread)
     check_exposure(args.host, has_keys=gateway.keys is not None, is_open=args.open)
     gateway.load()
     names = settings.spec.names

@@ -81,6 +81,14 @@ class Account:
         self.refused = {"budget": 0, "rate": 0}
         """The requests that were refused, by reason."""
 
+    def change(self, *, budget: float | None, period: float, rate: float | None) -> None:
+        """Change the limits; what was spent in a period of the same length still counts."""
+        self._budget, self._rate = budget, rate
+        self._tokens = min(self._tokens, rate or 0.0)
+        if period != self._period:
+            self._period = period
+            self._window, self._spent = self._window_now(), 0.0
+
     @property
     def spent(self) -> float:
         """What the key has spent in this period, open charges at the most they can be."""

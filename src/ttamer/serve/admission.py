@@ -129,6 +129,10 @@ class Keys:
         """The names of the clients, each once."""
         return tuple(dict.fromkeys(client.name for client in self._clients.values()))
 
+    def equals(self, other: Keys | None) -> bool:
+        """Return whether both hold the same keys of the same clients."""
+        return other is not None and self._clients == other._clients
+
     def __len__(self) -> int:
         return len(self._clients)
 
@@ -200,6 +204,16 @@ class ConcurrencyLimit:
         self._idle: list[asyncio.Future[None]] = []
         self._mean_seconds = 1.0
 
+    def change(self, *, limit: int, queue: int, wait: float, retry_after: float) -> None:
+        """Change the limits; requests that run or wait go on."""
+        self._limit, self._queue, self._wait = limit, queue, wait
+        self._retry_after = max(1, math.ceil(retry_after))
+        while self._waiters and self._running < self._limit:
+            following = self._waiters.popleft()
+            if not following.done():
+                self._running += 1
+                following.set_result(None)
+
     @property
     def running(self) -> int:
         """The number of requests that run."""
@@ -246,7 +260,7 @@ class ConcurrencyLimit:
         """Release a slot that was held for ``seconds``."""
         if seconds is not None:
             self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
-        while self._waiters:
+        while self._waiters and self._running <= self._limit:
             following = self._waiters.popleft()
             if not following.done():
                 following.set_result(None)  # the slot is handed over

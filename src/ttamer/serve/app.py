@@ -274,7 +274,7 @@ class App:
 
     async def _reload(self, exchange: HttpExchange) -> None:
         check_key(self._gateway.admin_keys, exchange, "ask")
-        result = await self._gateway.policies.reload("admin")
+        result = await self._gateway.reload("admin")
         await exchange.send_json(200 if result.ok else 409, result.to_dict())
 
     async def _rollback(self, exchange: HttpExchange) -> None:

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from operator import or_
 from typing import TYPE_CHECKING, Any, Self
 
-from ttamer.errors import CascadeError
+from ttamer.errors import CascadeError, TTamerError
 from ttamer.runtime.calling import Call, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall
 from ttamer.runtime.reply import error_text
@@ -43,6 +43,7 @@ from ttamer.serve.policies import (
     check_fitted_for,
 )
 from ttamer.serve.prompt_signals import embedding_signals, prompt_signals
+from ttamer.serve.reloading import changes
 from ttamer.serve.routes import ASKING, POLLED, ROUTES
 from ttamer.serve.status import Status
 from ttamer.serve.streaming import NodeFailed, SpeculationBudget
@@ -88,6 +89,8 @@ class Gateway:
         log: Where log lines go; standard error by default.
         force: Serve an artefact that was fitted for other costs, another target, comparison of
             answers or source of confidences.
+        reread: Returns the settings as their file states them now, for :meth:`reload`; without it
+            only the policy is reloaded.
 
     Raises:
         CascadeError: If the settings cannot be served.
@@ -105,8 +108,12 @@ class Gateway:
         *,
         log: JsonLog | None = None,
         force: bool = False,
+        reread: Callable[[], Settings] | None = None,
     ) -> None:
         serve = settings.serve
+        self._reread = reread
+        self.on_reload: list[Callable[[], None]] = []
+        """Called on every reload; an error refuses it."""
         self.settings = settings
         self.log = JsonLog() if log is None else log
         self._force = force
@@ -147,7 +154,7 @@ class Gateway:
         self._unflushed: list[RequestRecord] = []
         self._logged: dict[tuple[str, ...], float] = {}
         self._secret = secrets.token_bytes(32)
-        self._nodes: Mapping[str, Node] = {}
+        self._nodes: dict[str, Node] = {}
         self._stack = AsyncExitStack()
 
     def load(self) -> None:
@@ -165,7 +172,8 @@ class Gateway:
         serve = self.settings.serve
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(HttpClient(2 * serve.max_concurrent))
-            self._nodes = self._open_nodes(client)
+            self._client = client
+            self._nodes = dict(self._open_nodes(client))
             if serve.embeddings is not None:
                 self.embedder = Embedder(serve.embeddings, client)
             self.policies.load()
@@ -181,7 +189,7 @@ class Gateway:
             stack.push_async_callback(asyncio.to_thread, self.tracing.close)
             if serve.audit is not None:
                 self.audits = await stack.enter_async_context(self._open_audits())
-            await stack.enter_async_context(self.policies.watching(serve.watch))
+            await stack.enter_async_context(self.policies.watching(serve.watch, self.reload))
             self._stack = stack.pop_all()
         self.ready = True
         version = self.policies.current.short_version
@@ -191,6 +199,66 @@ class Gateway:
         if policies.warning is not None:
             self.log.event("warning", message=policies.warning)
         return self
+
+    async def reload(self, cause: str = "admin") -> Reload:
+        """Read the settings and the policy again; what cannot be served changes nothing.
+
+        Nodes' servers, limits and API keys change at once, for requests that begin from now on.
+
+        Args:
+            cause: What asked for it, for the log.
+
+        Returns:
+            Whether it succeeded, and which policy is active.
+        """
+        try:
+            for each in self.on_reload:
+                each()
+            if self._reread is not None:
+                self._change(await asyncio.to_thread(self._reread), cause)
+        except (TTamerError, OSError) as error:
+            return self.policies.refuse(cause, str(error))
+        return await self.policies.reload(cause)
+
+    def _change(self, new: Settings, cause: str) -> None:
+        """Serve with other settings from now on; raise where they cannot be served."""
+        changed, keys = changes(self.settings, new), _keys(new.serve)
+        if (keys is None) != (self.keys is None):
+            raise CascadeError("[serve]: API keys cannot be added or removed without a restart")
+        if keys is not None and not keys.equals(self.keys):
+            changed.append("API keys")
+        if not changed:
+            return
+        nodes, old = open_nodes(new, self._client), self.settings.nodes
+        for name, node in new.nodes.items():
+            used = {name, node.verifier or name}
+            if any(old[each] != new.nodes[each] for each in used):
+                self._nodes[name] = nodes[name]  # in place: audits use them too
+        serve = new.serve
+        self.settings, self.keys = new, keys
+        self._change_accounts(serve, keys)
+        self.limit.change(
+            limit=serve.max_concurrent,
+            queue=serve.queue,
+            wait=serve.timeout,
+            retry_after=serve.retry_after,
+        )
+        self.log.event("settings", cause=cause, changed=changed)
+        self.status.event("settings", f"changed: {', '.join(changed)}", ok=True)
+
+    def _change_accounts(self, serve: ServeSettings, keys: Keys | None) -> None:
+        """Keep what clients have spent, with the limits of the new settings."""
+        wanted = _accounts(serve, keys)
+        limits = {key.name: key for key in serve.key}
+        for name in set(self.accounts) - set(wanted):
+            del self.accounts[name]
+        for name, account in wanted.items():
+            kept, key = self.accounts.setdefault(name, account), limits.get(name)
+            if key is not None:
+                kept.change(
+                    budget=key.budget, period=key.budget_seconds, rate=key.requests_per_minute
+                )
+        self.metrics.add_keys(wanted)
 
     def _open_nodes(self, client: HttpClient) -> Mapping[str, Node]:
         """Return the nodes by name; :mod:`ttamer.ray` has others."""

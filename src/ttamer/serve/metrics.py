@@ -83,9 +83,11 @@ class Metrics:
             "estimated_cost", "The part of all costs that is an estimate: usage was not known."
         )
         tokens = counter("tokens", "The tokens of calls whose usage is known.", "node", "kind")
-        key_requests = counter("key_requests", "Requests, by API key.", "key")
-        key_cost = counter("key_cost", "The cost of requests, by API key.", "key")
-        key_refused = counter("key_refused", "Requests refused by a key's limit.", "key", "reason")
+        self._of_keys = (
+            counter("key_requests", "Requests, by API key.", "key"),
+            counter("key_cost", "The cost of requests, by API key.", "key"),
+            counter("key_refused", "Requests refused by a key's limit.", "key", "reason"),
+        )
         stops = counter("stops", "Requests by how many nodes were asked.", "depth")
         self._capped = counter("capped", "Requests ended by the limit on cost or time.")
         self._hedged = counter("hedged", "Second calls to a node that was slow.")
@@ -114,15 +116,21 @@ class Metrics:
             node: (tokens.labels(node, "prompt"), tokens.labels(node, "completion"))
             for node in nodes
         }
-        self._keys = {key: (key_requests.labels(key), key_cost.labels(key)) for key in keys}
-        self._key_refused = {
-            (key, reason): key_refused.labels(key, reason)
-            for key in self._keys
-            for reason in ("budget", "rate")
-        }
+        self._keys: dict[str, tuple[Counter, Counter]] = {}
+        self._key_refused: dict[tuple[str, str], Counter] = {}
+        self.add_keys(keys)
         self._counted: dict[tuple[str, int], Counter] = {}
         self._in_flight = 0
         self._pending: dict[Counter, float] = {}
+
+    def add_keys(self, keys: Iterable[str]) -> None:
+        """Count requests of these keys too; a key that is counted already stays as it is."""
+        requests, cost, refused = self._of_keys
+        for key in keys:
+            if key not in self._keys:
+                self._keys[key] = requests.labels(key), cost.labels(key)
+                for reason in ("budget", "rate"):
+                    self._key_refused[key, reason] = refused.labels(key, reason)
 
     def started(self) -> None:
         """Count a request that begins; :meth:`finished` must follow."""

@@ -416,15 +416,24 @@ class PolicyStore:
             self._former, self._current = self._current, self._former
             return self._report(True, "rollback", cause, changed=True)
 
+    def refuse(self, cause: str, message: str) -> Reload:
+        """Report a reload that was refused before the file was read."""
+        return self._report(False, "reload", cause, changed=False, message=message)
+
     @asynccontextmanager
-    async def watching(self, interval: float = 1.0) -> AsyncIterator[None]:
+    async def watching(
+        self,
+        interval: float = 1.0,
+        on_hangup: Callable[[str], Awaitable[object]] | None = None,
+    ) -> AsyncIterator[None]:
         """Inside, reload on SIGHUP and when the file changes.
 
-        ``interval`` is in seconds; 0 does not check the file.
+        ``interval`` is in seconds; 0 does not check the file. ``on_hangup`` is called on SIGHUP
+        instead of :meth:`reload`.
         """
         loop = asyncio.get_running_loop()
         hangups = asyncio.Event()
-        tasks = [loop.create_task(self._reload_on_hangup(hangups))]
+        tasks = [loop.create_task(_on_hangups(hangups, on_hangup or self.reload))]
         if interval > 0:
             tasks.append(loop.create_task(self._watch_file(interval)))
         has_handler = _handle_hangup(loop, hangups)
@@ -447,12 +456,6 @@ class PolicyStore:
                 await self.reload("file")
             before = now
 
-    async def _reload_on_hangup(self, hangups: asyncio.Event) -> None:
-        while True:
-            await hangups.wait()
-            hangups.clear()
-            await self.reload("signal")
-
     def _read_signature(self) -> object:
         """Return what distinguishes two states of the file; ``None`` where there is no file."""
         with suppress(OSError, ValueError):
@@ -472,6 +475,13 @@ class PolicyStore:
         self.last = Reload(ok, action, cause, now.version, changed, text)
         self._notify(self.last)
         return self.last
+
+
+async def _on_hangups(hangups: asyncio.Event, reload: Callable[[str], Awaitable[object]]) -> None:
+    while True:
+        await hangups.wait()
+        hangups.clear()
+        await reload("signal")
 
 
 def _handle_hangup(loop: asyncio.AbstractEventLoop, hangups: asyncio.Event) -> bool:

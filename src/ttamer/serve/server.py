@@ -66,6 +66,8 @@ def run(
     if certificate is not None:
         tls = {"ssl_certfile": certificate[0], "ssl_keyfile": certificate[1]}
     config = server_config(gateway, lifespan="off", **tls)
+    if certificate is not None:
+        gateway.on_reload.append(partial(_load_certificate, config, certificate))
 
     async def serve() -> None:
         async with gateway:
@@ -175,6 +177,13 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _load_certificate(config: uvicorn.Config, certificate: tuple[str, str | None]) -> None:
+    """Use a renewed certificate for new connections."""
+    check_certificate(*certificate)
+    if config.ssl is not None:
+        config.ssl.load_cert_chain(*certificate)
 
 
 class _Server(uvicorn.Server):

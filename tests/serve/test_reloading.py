@@ -1,0 +1,120 @@
+"""Settings change while the gateway serves: nodes' servers, limits and keys; nothing else does."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import httpx2 as httpx
+import pytest
+
+from support.running_gateway import running
+from ttamer.errors import CascadeError
+from ttamer.serve.config import read_settings
+from ttamer.serve.reloading import changes
+
+OLD, NEW = "the-old-key-of-a-client", "the-new-key-of-a-client"
+ASK = {"model": "ttamer", "messages": [{"role": "user", "content": "Which?"}]}
+
+
+def post(gateway, key: str = OLD):
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.post(f"{gateway.url}/chat/completions", json=ASK, headers=headers, timeout=30)
+
+
+@pytest.fixture
+def keyed(make_served, tmp_path):
+    """A gateway of one node, whose key is in a file; with its files."""
+    keys = tmp_path / "keys"
+    keys.write_text(OLD)
+    key = {"name": "web", "file": str(keys), "roles": ["ask"], "budget": 1000.0}
+    served = make_served(1, serve={"key": [key], "timeout": 30})
+    with running(served.cascade, served.artefact) as gateway:
+        gateway.gateway._reread = partial(read_settings, served.cascade)
+        gateway.served, gateway.key_file = served, keys
+        yield gateway
+
+
+def edit(gateway, old: str, new: str) -> None:
+    path = gateway.served.cascade
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), "utf-8")
+
+
+def reload(gateway):
+    return gateway.do(gateway.gateway.reload("signal"))
+
+
+def test_a_key_is_replaced_without_a_restart(keyed):
+    assert post(keyed).status_code == 200
+    keyed.key_file.write_text(f"{OLD}\n{NEW}")  # for a while both are served
+    assert reload(keyed).ok
+    assert {post(keyed, key).status_code for key in (OLD, NEW)} == {200}
+    keyed.key_file.write_text(NEW)
+    assert reload(keyed).ok
+    assert [post(keyed, key).status_code for key in (OLD, NEW)] == [401, 200]
+    assert keyed.gateway.accounts["web"].spent == 4.0  # what was spent still counts
+    assert [e["changed"] for e in keyed.log if e["event"] == "settings"] == [["API keys"]] * 2
+
+
+def test_a_node_moves_to_another_server(keyed, start_upstream):
+    other = start_upstream("other")
+    edit(keyed, keyed.served.upstreams["small"].url, other.url)
+    assert reload(keyed).ok
+    assert post(keyed).status_code == 200
+    assert (other.count, keyed.served.upstreams["small"].count) == (1, 0)
+
+
+def test_limits_change(keyed):
+    edit(keyed, "timeout = 30", "timeout = 30\nmax_body = 10")
+    assert reload(keyed).ok
+    assert post(keyed).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("timeout = 30", "tiemout = 30", "unknown key 'tiemout'"),
+        ("timeout = 30", "timeout = 30\ndirect = true", "direct; restart it"),
+        ("cost = 1.0", "cost = 2.0", "cost of small|cost or place of a node"),
+        ("cost = 1.0", 'cost = 1.0\nconfidence = "none"', "small: confidence"),
+        ("cost = 1.0", 'cost = 1.0\nkey_env = "NOT_SET"', "key_env names NOT_SET"),
+    ],
+)
+def test_what_cannot_be_served_changes_nothing(keyed, old, new, why):
+    before = keyed.gateway.settings
+    edit(keyed, old, new)
+    result = reload(keyed)
+    assert not result.ok
+    assert any(each in result.message for each in why.split("|"))
+    assert keyed.gateway.settings is before
+    assert post(keyed).status_code == 200
+
+
+def test_a_lost_key_file_changes_nothing(keyed):
+    keyed.key_file.unlink()
+    assert not reload(keyed).ok
+    assert post(keyed).status_code == 200
+
+
+def test_a_smaller_limit_lets_running_requests_finish(keyed):
+    upstream = keyed.served.upstreams["small"]
+    edit(keyed, "timeout = 30", "timeout = 30\nmax_concurrent = 1\nqueue = 0")
+    assert reload(keyed).ok
+    assert post(keyed).status_code == 200
+    assert upstream.count == 1
+    assert changes(keyed.gateway.settings, keyed.gateway.settings) == []
+
+
+def test_keys_cannot_appear(make_served):
+    served = make_served(1)
+    with running(served.cascade, served.artefact) as gateway:
+        gateway.gateway._reread = partial(read_settings, served.cascade)
+        key_file = served.cascade.with_name("keys")
+        key_file.write_text(NEW)
+        text = served.cascade.read_text("utf-8")
+        text = text.replace("[serve]\n", f'[serve]\nkeys_file = "{key_file}"\n')
+        served.cascade.write_text(text, "utf-8")
+        new = read_settings(served.cascade)
+        with pytest.raises(CascadeError, match="cannot be added"):
+            gateway.gateway._change(new, "test")
