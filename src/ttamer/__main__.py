@@ -4,4 +4,5 @@ import sys
 
 from ttamer.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":  # a process that a command starts imports this module too
+    sys.exit(main())

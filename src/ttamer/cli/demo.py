@@ -37,6 +37,8 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Fit, compare, write the report and print the result."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
     from pathlib import Path
 
     from ttamer import datasets
@@ -49,10 +51,16 @@ def run(args: argparse.Namespace) -> None:
     progress = progress_line()
     fit_trace = datasets.load(args.trace, part="fit")
     test_trace = datasets.load(args.trace, part="test")
-    progress("fitting ttamer")
-    ladder = fit(fit_trace, progress=progress)
-    result = frontier(fit_trace, test_trace, ladder=ladder, resamples=0, progress=progress)
-    result = _with_intervals(result, test_trace)
+    with ProcessPoolExecutor(1, get_context("spawn")) as second:  # two cores share the work
+        rest = second.submit(measure_others, args.trace)
+        progress("fitting ttamer")
+        ladder = fit(fit_trace, progress=progress)
+        progress("measuring ttamer")
+        ours = frontier(
+            fit_trace, test_trace, families=["ttamer"], ladder=ladder, resamples=RESAMPLES
+        )
+        progress("comparing with other rules")
+        result = joined(ours, rest.result())
     progress("drawing the report")
     folder = Path(args.output)
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,20 +79,25 @@ def run(args: argparse.Namespace) -> None:
     print(f"\nThe report, to open in a browser: {page}")
 
 
-def _with_intervals(result: Frontier, test_trace: Trace) -> Frontier:
-    """Return the frontier with intervals for ttamer's own points, the only ones that show them."""
+def measure_others(trace: str) -> Frontier:
+    """Return the frontier of all families but ttamer, whose intervals are not shown."""
+    from ttamer import datasets
+    from ttamer.baselines import FAMILIES
+    from ttamer.evaluation.families import OURS
+    from ttamer.evaluation.frontiers import frontier
+
+    names = [name for name in (*OURS, *FAMILIES) if name != "ttamer"]
+    rows = (datasets.load(trace, part=part) for part in ("fit", "test"))
+    return frontier(*rows, families=names, resamples=0)
+
+
+def joined(ours: Frontier, others: Frontier) -> Frontier:
+    """Return the points of two frontiers on the same rows as one."""
     import dataclasses
 
-    from ttamer.evaluation.results import measure
-
-    plays = iter(result.played["ttamer"])
-    points = [
-        dataclasses.replace(point, result=measure(next(plays), test_trace, resamples=RESAMPLES))
-        if point.policy == "ttamer"
-        else point
-        for point in result.points
-    ]
-    return dataclasses.replace(result, points=tuple(points))
+    return dataclasses.replace(
+        others, points=ours.points + others.points, played={**ours.played, **others.played}
+    )
 
 
 def three_numbers(result: Frontier, test_trace: Trace) -> list[str]:
