@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttamer.errors import ArgumentError
-from ttamer.serve.admission import ConcurrencyLimit
+from ttamer.serve.admission import ConcurrencyLimit, RequestGuard, Watchdog
 from ttamer.serve.http import (
     BadJson,
     BodyTooLarge,
@@ -78,6 +78,38 @@ def test_a_client_that_disconnects():
     with pytest.raises(ClientDisconnected) as caught:
         asyncio.run(read_body(receive, limit=4))
     assert caught.value.status == 499
+
+
+class Cycle:
+    """The state that uvicorn keeps of a request."""
+
+    disconnected = False
+
+    async def receive(self):
+        raise AssertionError("the state says it all")
+
+
+@pytest.mark.parametrize("server", ["uvicorn", "another"])
+def test_a_client_that_disconnects_ends_the_block(server):
+    async def go():
+        cycle, event = Cycle(), asyncio.Event()
+
+        async def receive():
+            await event.wait()
+            return {"type": "http.disconnect"}
+
+        watchdog = Watchdog()
+        given = cycle.receive if server == "uvicorn" else receive
+        with RequestGuard(watchdog, given, 30.0) as guard:
+            guard.watch_disconnect()
+            guard.check(0.0)
+            await asyncio.sleep(0)
+            cycle.disconnected = True
+            event.set()
+            await asyncio.sleep(30)
+
+    with pytest.raises(ClientDisconnected):
+        asyncio.run(go())
 
 
 JSON = st.recursive(

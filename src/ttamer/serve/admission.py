@@ -337,12 +337,16 @@ class RequestGuard:
     them nothing.
     """
 
-    __slots__ = ("_end", "_ended", "_receive", "_task", "_waiting", "_watchdog", "_watches_client")
+    __slots__ = (
+        "_cycle", "_end", "_ended", "_receive", "_task", "_waiting", "_watchdog", "_watches_client",
+    )  # fmt: skip
 
     def __init__(self, watchdog: Watchdog, receive: Receive, seconds: float) -> None:
         self._watchdog, self._receive = watchdog, receive
         self._end = time.monotonic() + seconds
         self._watches_client = False
+        self._cycle = getattr(receive, "__self__", None)
+        """The server's state of the request; uvicorn's has ``disconnected``."""
         self._ended: type[Exception] | None = None
         self._waiting: asyncio.Task[None] | None = None
 
@@ -373,8 +377,12 @@ class RequestGuard:
         """End the block if its time is over; called by the watchdog."""
         if now >= self._end:
             self._stop(TimeoutError)
-        elif self._watches_client and self._waiting is None:
-            self._waiting = asyncio.get_running_loop().create_task(self._wait_for_disconnect())
+        elif self._watches_client:
+            is_gone = getattr(self._cycle, "disconnected", None)
+            if is_gone:
+                self._stop(ClientDisconnected)
+            elif is_gone is None and self._waiting is None:
+                self._waiting = asyncio.get_running_loop().create_task(self._wait_for_disconnect())
 
     async def _wait_for_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

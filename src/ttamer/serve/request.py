@@ -74,7 +74,7 @@ class RequestContext:
     client: str = ""
     """The name of the API key; empty where there are no keys."""
     key: str = ""
-    """A secret key made of the client and the id; see ``Gateway.request_key``."""
+    """A secret key made of the client and the id, for the cascade; see ``Gateway.request_key``."""
     deadline: float = math.inf
     """The time by which it must be answered, by ``time.monotonic()``."""
     span: RequestSpan = NO_SPAN
@@ -201,7 +201,6 @@ class RequestHandler:
             self._endpoint,
             request_id=exchange.request_id,
             client=client,
-            key=self._gateway.request_key(client, exchange.request_id),
             deadline=exchange.start + serve.timeout,
             span=span,
             bill=self._bill,

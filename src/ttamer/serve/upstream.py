@@ -601,7 +601,7 @@ class Upstream:
 
     def _parsed(self, content: bytes) -> dict[str, Any]:
         try:
-            body = json.loads(content, parse_constant=_no_constant)
+            body = _DECODER.decode(content.decode())
         except (ValueError, RecursionError):
             raise self._failed("garbage", "returned text that is not JSON") from None
         if not isinstance(body, dict):
@@ -668,6 +668,9 @@ def _drop_unpaid(bill: Bill, charge: Charge, error: BaseException) -> None:
 def _no_constant(token: str) -> float:
     """Refuse NaN and infinities, which JSON does not have and clients cannot read."""
     raise ValueError(token)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _error_code(content: bytes) -> str | None:
