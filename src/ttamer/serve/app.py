@@ -156,7 +156,7 @@ class App:
         if exchange.method == "OPTIONS" and asked and self._cors:
             return self._preflight
         method, handler = self._routes.get(exchange.path, ("POST", None))
-        if exchange.path.startswith(f"{MODELS}/"):
+        if exchange.path.startswith(f"{MODELS}/") and exchange.path != f"{MODELS}/":
             method, handler = "GET", self._with_key(self._model, "ask")
         if handler is None and exchange.path not in self._endpoints:
             raise HttpError("not found", status=404, code="not_found")
