@@ -32,13 +32,17 @@ def add_reading_options(parser: Any) -> None:
 def read(path: str, args: argparse.Namespace) -> Trace:
     """Read a trace by the options; print on stderr what was left out or decided."""
     from ttamer.errors import ArgumentError
+    from ttamer.trace.spec import CascadeSpec
     from ttamer.trace.trace import Trace
 
     if args.cascade is None and Path(path).suffix.lower() == ".csv":
         raise ArgumentError(f"{path}: a CSV file keeps no cascade: give --cascade FILE")
-    trace = Trace.read(path, args.cascade, on_bad="skip" if args.skip_bad else "refuse")
+    cascade = args.cascade
+    if isinstance(cascade, CascadeSpec):  # a policy's own: its log has one column per node
+        cascade = cascade.join_verified()
+    trace = Trace.read(path, cascade, on_bad="skip" if args.skip_bad else "refuse")
     for reason, count in trace.left_out.items():
         print(f"{path}: {count} rows left out: {reason}", file=sys.stderr)
     for note in trace.notes:
         print(f"{Path(path).name}: {note}", file=sys.stderr)
-    return trace
+    return trace.with_verification()

@@ -341,6 +341,7 @@ def frontier(
     >>> found.families, found.reference.node
     (['threshold', 'always-best'], 'lingua')
     """
+    fit_trace, test_trace = fit_trace.with_verification(), test_trace.with_verification()
     if fit_trace.names != test_trace.names:
         raise ArgumentError(
             f"the traces differ in their nodes: {', '.join(fit_trace.names)} and "

@@ -111,6 +111,7 @@ def evaluate(
     """
     if len(trace) == 0:
         raise ArgumentError("the trace has no rows to evaluate on")
+    trace = trace.with_verification()
     return measure(rule.play(trace), trace, target=target, resamples=resamples, seed=seed)
 
 

@@ -616,7 +616,7 @@ class FittedLadder(Ladder):
             policy = mixture.expensive if mixture.share >= MOST_INPUTS else mixture.cheap
         else:
             policy = self.at(tradeoff)
-        return gap_of(policy, rows, confidence=confidence)
+        return gap_of(policy, rows.with_verification(), confidence=confidence)
 
     def with_holdout(self, trace: Trace) -> FittedLadder:
         """Return the ladder with what it does on held-out rows, for promises.

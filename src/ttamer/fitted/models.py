@@ -188,6 +188,7 @@ class Model(ABC):
             raise ArgumentError(
                 f"the policy was fitted for {', '.join(self.spec.names)}, and the trace has "
                 f"{', '.join(trace.names)}: use the same cascade.toml for both"
+                + ("; trace.with_verification()" if trace.spec.has_verify_costs else "")
             )
 
 

@@ -145,6 +145,7 @@ class HeldOut:
     @classmethod
     def of(cls, ladder: FittedLadder, trace: Trace, *, against: str | None = None) -> HeldOut:
         """Play a ladder on rows it was not fitted to, and count."""
+        trace = trace.with_verification()
         if not len(trace):
             raise ArgumentError("the trace has no rows to hold out")
         if trace.digest == ladder.fitted.trace_digest:

@@ -143,6 +143,7 @@ def fit(trace: Trace, **options: Unpack[FitKeywords]) -> FittedLadder:
 
 def _fit(trace: Trace, chosen: FitOptions) -> FittedLadder:
     """Fit a ladder by options."""
+    trace = trace.with_verification()
     check_for_fit(trace)
     kept = None
     if chosen.hold_out:
@@ -240,6 +241,10 @@ def choose_plan(
             'belief="none" takes one minus the confidence for the loss, so confidences must lie '
             f"between 0 and 1, and those of {trace.names[node]!r} do not: rescale them, or use "
             'belief="calibrated", which needs no scale'
+        )
+    if trace.spec.has_verify_costs:
+        raise ArgumentError(
+            "some nodes have verify_cost: split them first, with trace.with_verification()"
         )
     _orders(trace.spec, options.order or trace.spec.order)
     if trace.spec.has_joint_nodes:

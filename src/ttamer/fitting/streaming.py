@@ -129,12 +129,16 @@ def fit_batches(
     400
     """
     chosen = streamed(options)
-    sample, rows, digest = _sample(batches(), sample_size(sample_rows, chosen), chosen)
+
+    def parts() -> Iterable[Trace]:
+        return (batch.with_verification() for batch in batches())
+
+    sample, rows, digest = _sample(parts(), sample_size(sample_rows, chosen), chosen)
     planned = Planned.of(sample, chosen)
     if planned.plan.belief == "full":
         return planned.belief_ladder(rows, digest)
     counts: Counts | None = None
-    for batch in batches():
+    for batch in parts():
         more = Counts.of(with_latency_price(batch, chosen), planned.quantiser, planned.pairs)
         counts = more if counts is None else counts + more
         chosen.report(f"counted {int(counts.rows)} of {rows} rows")

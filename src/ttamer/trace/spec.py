@@ -31,6 +31,14 @@ Exits of one network may be passed without running their ramp, where passing is 
     cost = 3.0               # its blocks, its ramp, the decision
     passing = 2.5            # its blocks alone: going past it without asking it
 
+Where a confidence costs by itself (a verifier, several samples), the answer may be returned without
+it::
+
+    [[node]]
+    name = "large"
+    cost = 12.5              # its answer
+    verify_cost = 2.0        # its confidence, on top
+
 A ``[serve]`` table is kept as it stands for the serving layer, like further keys of a node.
 """
 
@@ -52,6 +60,7 @@ import numpy as np
 from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.trace.mistakes import checked_mistakes, largest_mistake
+from ttamer.trace.verification import joined_nodes, split_nodes
 
 if TYPE_CHECKING:
     import os
@@ -72,7 +81,7 @@ _ESCAPES |= {'"': '\\"', "\\": "\\\\"}
 _HEAD_KEYS = ("order", "target", "name", "mistakes", "max_loss", "latency_weight")
 _CONFIDENCE_OPTIONS = {"tokens": "all", "samples": 1, "verifier": None, "field": None}
 """Options of a node that its confidence depends on, with their defaults."""
-_NODE_KEYS = ("name", "cost", "after", "passing")
+_NODE_KEYS = ("name", "cost", "after", "passing", "verify_cost")
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,9 @@ class CascadeNode:
     """What going past it without asking it costs, finite and not negative: of an exit, its blocks
     without ramp, decision and synchronisation. Only with order "skip"; in a cascade where some
     node has it, passing the others costs 0."""
+    verify_cost: float | None = None
+    """What its confidence costs on top of its answer, where the answer may be returned without:
+    a verifier's call, or further samples. ``None`` where the confidence comes with the answer."""
 
     @property
     def parents(self) -> tuple[str, ...]:
@@ -166,6 +178,12 @@ class CascadeSpec:
         if any(node.passing is not None for node in checked):
             self._check_passing(checked)
             checked = [dataclasses.replace(n, passing=n.passing or 0.0) for n in checked]
+        for number, node in enumerate(checked, start=1):
+            if node.verify_cost is not None and self.order in ("fixed", "skip"):
+                raise CascadeError(
+                    f"[[node]] {number} ({node.name!r}): has verify_cost, which is for separate "
+                    f'models, and order is "{self.order}"; use order = "auto", or leave it out'
+                )
         object.__setattr__(self, "nodes", tuple(checked))
         self._check_parents(numbers)
 
@@ -291,6 +309,39 @@ class CascadeSpec:
     def passing(self) -> NDArray[np.float64]:
         """Shape (n,): the cost of going past each node without asking it; read-only."""
         return _read_only(np.array([node.passing or 0.0 for node in self.nodes]))
+
+    @property
+    def has_verify_costs(self) -> bool:
+        """Whether some answer may be returned without its confidence, which costs by itself."""
+        return any(node.verify_cost is not None for node in self.nodes)
+
+    def split_verified(self) -> CascadeSpec:
+        """Return the cascade with each verified answer as a node of its own, after the answer.
+
+        Returns:
+            The cascade; this one where no node has a ``verify_cost``.
+
+        Raises:
+            CascadeError: If a name is taken.
+
+        >>> CascadeSpec((CascadeNode("a", 1.0, verify_cost=0.5),)).split_verified().names
+        ('a', 'a (verified)')
+        """
+        if not self.has_verify_costs:
+            return self
+        return dataclasses.replace(self, nodes=split_nodes(self.nodes)[0])
+
+    def join_verified(self) -> CascadeSpec:
+        """Return the cascade that :meth:`split_verified` split.
+
+        Returns:
+            The cascade, in which nodes have a ``verify_cost`` again.
+
+        >>> spec = CascadeSpec((CascadeNode("a", 1.0, verify_cost=0.5),))
+        >>> spec.split_verified().join_verified() == spec
+        True
+        """
+        return dataclasses.replace(self, nodes=joined_nodes(self.nodes))
 
     @cached_property
     def has_passing(self) -> bool:
@@ -587,8 +638,9 @@ class CascadeSpec:
         Raises:
             CascadeError: If it is not well formed; names the table and the key.
 
-        >>> CascadeSpec.from_dict({"node": [{"name": "only", "cost": 1, "timeout": 3}]}).nodes[0]
-        CascadeNode(name='only', cost=1.0, after=None, options={'timeout': 3}, passing=None)
+        >>> spec = CascadeSpec.from_dict({"node": [{"name": "only", "cost": 1, "timeout": 3}]})
+        >>> spec.nodes[0].cost, spec.nodes[0].options
+        (1.0, {'timeout': 3})
         """
         if not isinstance(data, dict):
             raise CascadeError("a cascade must be a table with [[node]] tables inside")
@@ -624,7 +676,12 @@ class CascadeSpec:
             options = {key: value for key, value in table.items() if key not in _NODE_KEYS}
             nodes.append(
                 CascadeNode(
-                    table["name"], table["cost"], table.get("after"), options, table.get("passing")
+                    table["name"],
+                    table["cost"],
+                    table.get("after"),
+                    options,
+                    table.get("passing"),
+                    table.get("verify_cost"),
                 )
             )
         return cls(
@@ -659,6 +716,8 @@ class CascadeSpec:
                 table["after"] = node.after if isinstance(node.after, str) else list(node.after)
             if node.passing is not None:
                 table["passing"] = node.passing
+            if node.verify_cost is not None:
+                table["verify_cost"] = node.verify_cost
             nodes.append(table | dict(node.options))
         serve = {"serve": dict(self.serve)} if self.serve else {}
         return {"cascade": head, **serve, "node": nodes}
@@ -734,7 +793,8 @@ def _checked(node: CascadeNode, place: str) -> CascadeNode:
     for key in options:
         if key in _NODE_KEYS:
             raise CascadeError(f"{place}: {key!r} cannot stand among the options as well")
-    return CascadeNode(name, cost, after, options, passing)
+    verify = None if node.verify_cost is None else _price(node.verify_cost, f"{place}: verify_cost")
+    return CascadeNode(name, cost, after, options, passing, verify)
 
 
 def _checked_parents(after: object, place: str) -> str | tuple[str, ...] | None:

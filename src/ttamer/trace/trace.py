@@ -27,6 +27,7 @@ from ttamer.errors import ArgumentError, TraceError
 from ttamer.trace.checks import check_classes
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.mistakes import mistake_table
+from ttamer.trace.verification import split_nodes
 
 if TYPE_CHECKING:
     import os
@@ -496,6 +497,54 @@ class Trace:
                 f"{', '.join(self.names)}: they must be the same, in the same order"
             )
         return dataclasses.replace(self, spec=spec, cost=spec.costs)
+
+    def with_verification(self) -> Trace:
+        """Return the trace with each verified answer as a node of its own, after the answer.
+
+        Where a node has a ``verify_cost``, its answer alone has no confidence (0 on every row), and
+        the node ``... (verified)`` has the same answer with the confidence of the trace.
+
+        Returns:
+            The trace of the split cascade; this one where no node has a ``verify_cost``.
+
+        Raises:
+            CascadeError: If a name is taken.
+
+        >>> from ttamer.trace.spec import CascadeNode, CascadeSpec
+        >>> trace = Trace(CascadeSpec((CascadeNode("a", 1.0, verify_cost=0.5),)), [[0.9], [0.4]])
+        >>> split = trace.with_verification()
+        >>> split.names, split.confidence.tolist(), split.cost.tolist()
+        (('a', 'a (verified)'), [[0.0, 0.9], [0.0, 0.4]], [1.0, 0.5])
+        """
+        spec = self.spec.split_verified()
+        if spec is self.spec:
+            return self
+        source = split_nodes(self.spec.nodes)[1]
+        unseen = [k for k, (one, two) in enumerate(pairwise(source)) if one == two]
+        verified = [k + 1 for k in unseen]
+
+        def columns(values: NDArray[Any]) -> NDArray[Any]:
+            return np.asfortranarray(values[:, source])
+
+        confidence = columns(self.confidence)
+        confidence[:, unseen] = 0.0
+        cost = spec.costs
+        if self.cost.ndim == 2:
+            cost = columns(self.cost)
+            cost[:, verified] = spec.costs[verified]
+        extras = {name: columns(values) for name, values in self.extras.items()}
+        for name, values in extras.items():
+            values[:, verified if name == "latency" else unseen] = np.nan
+        return dataclasses.replace(
+            self,
+            spec=spec,
+            confidence=confidence,
+            prediction=None if self.prediction is None else columns(self.prediction),
+            correct=None if self.correct is None else columns(self.correct),
+            loss=None if self.loss is None else columns(self.loss),
+            cost=cost,
+            extras=extras,
+        )
 
     def take(self, rows: ArrayLike | slice) -> Trace:
         """Return the trace of some rows: positions, a mask or a slice.
