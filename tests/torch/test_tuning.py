@@ -61,6 +61,7 @@ def test_cheap_ramps_are_used_and_expensive_ones_are_not(trace):
     assert cheap[0].ramps
     assert cheap == sorted(cheap, key=lambda each: each.seconds)
     assert all(each.error <= own + 0.02 for each in cheap)
+    assert all(each.error == each.policy.error for each in cheap)  # by cross-fitting
     assert len({each.ramps for each in cheap}) == len(cheap)
     expensive = search(trace, made(50.0), 4, max_error=own)
     assert all(each.seconds > 4.0 or not each.ramps for each in expensive)
