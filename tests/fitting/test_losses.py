@@ -156,3 +156,17 @@ def test_losses_that_cannot_be_are_refused():
         Trace(spec, [[0.1, 0.2]], loss=[[0.0, 4.0]])
     with pytest.raises(TraceError, match="not both"):
         Trace.from_arrays(spec, [[0.1, 0.2]], loss=[[0.0, 4.0]], score=[[1, 1]])
+
+
+def test_rare_large_losses_leave_room_for_policies_between(graded):
+    """The tradeoffs span what a usual loss is worth, not only what the largest one is."""
+    generator = np.random.default_rng(3)
+    heavy = graded.loss * np.where(generator.random(graded.loss.shape) < 0.0005, 200.0, 1.0)
+    ladder = tt.fit(with_losses(graded, heavy), belief="calibrated", states=3)
+    full, unit = ladder.fitted.full_cost, ladder.fitted.loss_unit
+    assert unit > 50 * heavy.mean()
+    for usual_losses in (0.3, 1.0, 3.0, 30.0):  # that the full model's cost is worth
+        wanted = full / (usual_losses * heavy.mean())
+        tradeoff = ladder.for_mistake_cost(wanted).tradeoff
+        assert tradeoff / (1 - tradeoff) * full / unit == pytest.approx(wanted, rel=0.15)
+    assert len(ladder.rungs.corners) > 5

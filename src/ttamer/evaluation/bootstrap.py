@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.evaluation.frontiers import Frontier
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Measure, Trace
 
 __all__ = ["Resampled", "RowBootstrap", "draw_counts", "interval"]
 
@@ -106,6 +106,8 @@ class Resampled:
     """Shape (B,): the reference's."""
     families: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
     """Costs and errors, shape (B, settings) each."""
+    measure: Measure = "error"
+    """What an error is."""
 
     @classmethod
     def of(
@@ -128,7 +130,7 @@ class Resampled:
             measured[family] = (costs, errors)
         node = trace.names.index(frontier.reference.node)
         price = paid(np.tile(trace.spec.required[node], (len(trace), 1)), trace)
-        return cls(rows.means(wrong[:, node]), rows.means(price), measured)
+        return cls(rows.means(wrong[:, node]), rows.means(price), measured, trace.measure)
 
     def saving(self, family: str, more_error: float) -> tuple[float, float, float]:
         """Return a 95% interval of the saving, and the share of resamples that do not get there."""
@@ -142,7 +144,9 @@ class Resampled:
             error_at_cost(costs, errors, price)
             for costs, errors, price in zip(*self.families[family], self.cost, strict=True)
         )
-        draws = [1.0 if error is None else error for error in found]  # no answer is a wrong one
+        # No answer is a wrong one, or loses as much as the worst setting.
+        worst = 1.0 if self.measure == "error" else float(self.families[family][1].max())
+        draws = [worst if error is None else error for error in found]
         low, high = interval(draws)
         return float(low), float(high)
 

@@ -34,7 +34,7 @@ from ttamer.fitted.replay import full_cost, latency_of, nodes_alone, paid
 from ttamer.fitting.beliefs import build_belief, searches_subsets
 from ttamer.fitting.counts import Counts, Pair
 from ttamer.fitting.options import FitOptions
-from ttamer.fitting.regressions import sampled
+from ttamer.fitting.regressions import dispersion, sampled
 from ttamer.policy.base import Ladder
 from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.problem.tradeoff import check_tradeoffs
@@ -250,7 +250,10 @@ def choose_plan(
     if trace.spec.has_joint_nodes:
         _check_joint(trace.spec, options.belief)
     given = options.tradeoffs
-    weights = default_tradeoffs() if given is None else check_tradeoffs(given)
+    if given is None:
+        weights = default_tradeoffs(dispersion(trace.loss_shares()))
+    else:
+        weights = check_tradeoffs(given)
     plans = _plans(trace, options)
     best, rungs = plans[0], None
     if len(plans) > 1:
@@ -418,12 +421,14 @@ def problem_of(
     return Problem("walk" if walk else "precedence", tuple(nodes), edges)
 
 
-def default_tradeoffs() -> NDArray[np.float64]:
+def default_tradeoffs(spread: float = 1.0) -> NDArray[np.float64]:
     """Return tradeoffs that span the frontier, the two ends included.
 
     The full model's cost weighs from a thousandth of a unit of loss to ten units, in equal ratios.
+    Losses of which few are near the largest have a smaller spread: there it weighs less, so that
+    what an answer usually loses stands in the same ratio to costs.
     """
-    weight = np.geomspace(1e-3, 1e1, RUNGS - 2)  # of the full model's cost, in units of loss
+    weight = spread * np.geomspace(1e-3, 1e1, RUNGS - 2)  # of the full cost, in units of loss
     return np.concatenate([[0.0], np.sort(1 / (1 + weight)), [1.0]])
 
 

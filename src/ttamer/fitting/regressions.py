@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Shrinkage",
     "classes_of",
+    "dispersion",
     "fit_belief",
     "has_class_terms",
     "predictions_of",

@@ -205,7 +205,7 @@ class Policies:
         found = decide(fallback, self.serving.reference)
         ladder = self.serving.ladder
         rungs = frontier_of(ladder, ladder.at(1.0)).rungs
-        return Frontier(rungs, Rung(1.0, float(found.cost.mean()), float(found.wrong.mean())))
+        return Frontier(rungs, Rung(1.0, float(found.cost.mean()), found.mean_loss))
 
     def _cascade(self, policy: FittedPolicy | Mixture | AskLast) -> Cascade:
         serve = self._serve

@@ -134,8 +134,8 @@ class Trace:
             _check_finite(self.loss, "loss", spec.names)
             _check_not_negative(self.loss, spec.names, "loss")
             _check_max_loss(self.loss, spec)
-            if self.largest_loss is None:
-                put(self, "largest_loss", float(self.loss.max(initial=0.0)))
+            largest = float(self.loss.max(initial=0.0))
+            put(self, "largest_loss", max(largest, self.largest_loss or 0.0))
         columns = {f"{n}.{f}" for n in spec.names for f in (*_NODE_FIELDS, *EXTRA_FIELDS)}
         signals = {}
         for name, values in self.signals.items():
