@@ -26,8 +26,12 @@ TIERS = {
 """The fixtures that put a test into a tier."""
 
 SLOW = ("tests/golden", "tests/experiments", "tests/test_docs.py", "tests/test_wheel.py",
-        "tests/cli/test_cli.py", "tests/fitting/test_subsets.py", "tests/reporting",
-        "tests/fitted/test_operating_points.py", "tests/torch", "tests/contracts")  # fmt: skip
+        "tests/cli/test_cli.py", "tests/reporting", "tests/torch", "tests/contracts", "tests/drift",
+        "tests/evaluation/test_frontier.py", "tests/fitting/test_subsets.py",
+        "tests/fitting/test_fitting.py", "tests/fitted/test_operating_points.py",
+        "tests/fitted/test_belief.py", "tests/fitted/test_promises.py", "tests/serve/test_drift",
+        "tests/solvers/test_sizes.py", "tests/trace/test_importers.py", "tests/sklearn",
+        "src/ttamer/reporting")  # fmt: skip
 """Folders and files whose tests take many seconds."""
 
 

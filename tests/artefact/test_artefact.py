@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -58,6 +59,18 @@ def with_promise():
     return ladder.with_promise(ladder.for_error(0.9))
 
 
+def with_losses():
+    """Rows whose answers have losses from 0 to 2."""
+    trace = answering_trace(60)
+    return dataclasses.replace(
+        trace,
+        spec=dataclasses.replace(trace.spec, max_loss=2.0),
+        correct=None,
+        label=None,
+        loss=2.0 * trace.wrong() * trace.confidence,
+    )
+
+
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
     """Sound files, as bytes."""
@@ -72,6 +85,8 @@ def sound(tmp_path_factory):
         "belief": build_belief(answering_trace(60), np.array([0.9]), states=3),
         "record": with_promise(),
         "mixture": with_promise().for_error(0.9),
+        "losses": fit(with_losses(), belief="calibrated", states=3, tradeoffs=[0.2, 0.9],
+                      hold_out=0.5),
     }  # fmt: skip
     path = tmp_path_factory.mktemp("sound") / "file.ttamer"
     files = {}

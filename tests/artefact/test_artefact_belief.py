@@ -165,7 +165,7 @@ def test_terms_for_classes_need_predictions(tmp_path):
     header, arrays = _describe(build_belief(chain_trace(100), np.array([0.5])), {})
     path = tmp_path / "p.ttamer"
     write(path, pack(header, {**arrays, "belief_by_class": np.zeros((6, 1))}))
-    with pytest.raises(tt.ArtefactDamaged, match="knows predictions"):
+    with pytest.raises(tt.ArtefactDamaged, match="uses predictions"):
         tt.load(path)
 
 

@@ -720,6 +720,31 @@ ATTACKS: dict[str, tuple[str, str, Any]] = {
         "record",
         lambda f: poked(f, "record_node_costs", 0, -1.0),
     ),
+    "a latency below nothing": (
+        "must have three finite latencies for each policy",
+        "losses",
+        lambda f: with_arrays(f, record_latencies=("f64", [2, 3], [-1.0] * 6)),
+    ),
+    "a largest loss of nothing": (
+        "the largest loss held out must be one finite number above 0",
+        "losses",
+        lambda f: poked(f, "record_held_bound", 0, 0.0),
+    ),
+    "rows held out without losses": (
+        "must have a loss for each corner, node and row held out",
+        "losses",
+        lambda f: without_array(f, "record_held_losses"),
+    ),
+    "a loss above the largest": (
+        "losses held out must be from 0 to the largest there can be",
+        "losses",
+        lambda f: poked(f, "record_held_node_losses", 0, 99.0),
+    ),
+    "a unit of loss of nothing": (
+        "the loss scale of the fit must be one finite number above 0",
+        "losses",
+        lambda f: poked(f, "fit_loss_scale", 0, 0.0),
+    ),
     "a mixture of no fit": ("the kind must be", "ladder", lambda f: edited(f, kind="mixture")),
     "a mixture of one share and a half": (
         "a mixture has one share",
