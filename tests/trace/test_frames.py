@@ -8,7 +8,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from ttamer import ArgumentError, CascadeSpec, Trace, TraceError, fit
+from ttamer import ArgumentError, CascadeSpec, Trace, TraceError, fit, frontier
 from ttamer.trace.frames import is_frame
 
 COSTS = {"small": 1.0, "large.v2": 10.0}
@@ -147,3 +147,9 @@ def test_a_frame_in_the_wrong_place_reports_what_to_call():
         Trace.from_frame(frame, CascadeSpec.of(COSTS), costs=COSTS)
     with pytest.raises(ArgumentError, match='"pandas", "polars" or "arrow"'):
         Trace.from_frame(frame, costs=COSTS).to_frame("numpy")
+
+
+def test_a_frontier_of_data_frames_names_what_to_call():
+    frame = pd.DataFrame({"a.confidence": [0.5]})
+    with pytest.raises(ArgumentError, match=r"a frontier needs a Trace, not DataFrame.*from_frame"):
+        frontier(frame, frame)

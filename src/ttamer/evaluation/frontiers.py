@@ -20,6 +20,7 @@ from ttamer.evaluation.results import measure
 from ttamer.fitted.mixture import shown_error
 from ttamer.fitted.replay import full_cost
 from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost, lower_envelope
+from ttamer.trace.checks import require_trace
 
 if TYPE_CHECKING:
     import os
@@ -341,6 +342,8 @@ def frontier(
     >>> found.families, found.reference.node
     (['threshold', 'always-best'], 'lingua')
     """
+    for trace in (fit_trace, test_trace):
+        require_trace(trace, "a frontier")
     fit_trace, test_trace = fit_trace.with_verification(), test_trace.with_verification()
     if fit_trace.names != test_trace.names:
         raise ArgumentError(

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
     from ttamer.trace.trace import Trace
 
-__all__ = ["Agreement", "check_classes", "check_for_fit", "label_warnings", "warn_of_spaces"]
+__all__ = [
+    "Agreement",
+    "check_classes",
+    "check_for_fit",
+    "label_warnings",
+    "require_trace",
+    "warn_of_spaces",
+]
 
 MIN_RELIABLE_ROWS = 100
 """A fit to fewer rows is warned about: its error and cost on new rows are hardly known."""
@@ -109,19 +116,24 @@ def warn_of_spaces(classes: Sequence[str], place: str) -> None:
             return
 
 
+def require_trace(trace: object, what: str) -> None:
+    """Refuse anything but a trace; a data frame is named with what to call."""
+    from ttamer.trace.trace import Trace
+
+    if not isinstance(trace, Trace):
+        raise ArgumentError(
+            f"{what} needs a Trace, not {type(trace).__name__}: make one with Trace.read(path), or "
+            "Trace.from_frame(frame, costs={...}) for a data frame"
+        )
+
+
 def check_for_fit(trace: Trace) -> None:
     """Check a trace before a fit: its classes, its answers, and whether there are enough rows.
 
     Raises:
         TraceError: If no label is ever predicted by any node and ``correct`` is not given.
     """
-    from ttamer.trace.trace import Trace
-
-    if not isinstance(trace, Trace):
-        raise ArgumentError(
-            f"a fit needs a Trace, not {type(trace).__name__}: make one with Trace.read(path), or "
-            "Trace.from_frame(frame, costs={...}) for a data frame"
-        )
+    require_trace(trace, "a fit")
     check_classes(trace, "the trace")
     if len(trace) < MIN_RELIABLE_ROWS:
         warnings.warn(
