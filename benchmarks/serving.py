@@ -8,7 +8,8 @@ interpreter of an installation is given, LiteLLM's proxy. The three gateways are
 cascade of one node), a cascade of two nodes that stops after the first, and one that asks both.
 One client loads them in turn, in rounds; a ratio is the median, over rounds, of ratios taken within
 one round. Latency is measured one request at a time; what a proxy adds is its latency less that
-of the upstream asked directly.
+of the upstream asked directly. Processor time per request is compared too: on a busy machine
+throughput depends on how often a process has to wait for its turn.
 """
 
 from __future__ import annotations
@@ -330,6 +331,8 @@ def verdicts(found: dict[str, dict[str, list[float]]]) -> list[dict[str, object]
     for name, aim in AIMS.items():
         share = ratio(found[name]["rate"], found["bare"]["rate"])
         rows.append((f"{name}: throughput / bare proxy's", *share, ">=", aim))
+        work = ratio(found["bare"]["cpu"], found[name]["cpu"])
+        rows.append((f"{name}: bare proxy's CPU / its own", *work, ">=", aim))
     slower = ratio(added(found, "pass", "p50"), added(found, "bare", "p50"))
     rows.append(("pass: added p50 / bare proxy's", *slower, "<=", 1.1))
     for name in AIMS if "litellm" in found else ():

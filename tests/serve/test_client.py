@@ -213,6 +213,19 @@ def test_a_block_that_ends_early_closes_its_connection(run):
     assert (response.status, connections) == (200, 2)
 
 
+def test_an_exchange_that_takes_too_long_is_a_timeout(run):
+    async def go():
+        async with Server(BEGUN, OK) as server, HttpClient() as client:
+            target = server.target()
+            connection = await client.acquire(target.origin)
+            with pytest.raises(TimeoutError):
+                await connection.exchange(target.request(b"{}", None), LIMIT, LIMIT, 0.05)
+            return await client.post(target, b"{}", limit=LIMIT), server.connections
+
+    response, connections = run(go())
+    assert (response.status, connections) == (200, 2)
+
+
 def test_at_the_limit_requests_wait_for_a_connection(run):
     async def go():
         async with Server(*[OK] * 6) as server, HttpClient(2) as client:

@@ -6,7 +6,8 @@ the size of headers and bodies, and streams whose sender waits for a slow reader
 redirect, keeps no cookie, reads no proxy from the environment and accepts no compressed response.
 A :class:`Route` leads through an HTTP proxy: https by a tunnel (CONNECT), http by the whole URL.
 
-Time limits are the caller's (``asyncio.timeout``): a block that ends early closes its connection.
+Other time limits are the caller's (``asyncio.timeout``): a block that ends early closes its
+connection.
 """
 
 from __future__ import annotations
@@ -262,17 +263,24 @@ class HttpClient:
     async def acquire(self, origin: Origin) -> _Connection:
         """Return a connection on which nothing has been sent yet."""
         while True:
-            idle = self._idle.get(origin)
-            oldest = time.monotonic() - KEEP_ALIVE
-            while idle:
-                connection = idle.pop()
-                if connection.idle_since >= oldest and connection.is_usable:
-                    return connection
-                connection.abort()
+            connection = self.take(origin)
+            if connection is not None:
+                return connection
             if len(self._open) + self._opening < self._limit:
                 return await self._connect(origin)
             self._close_an_idle_one()
             await self._wait()
+
+    def take(self, origin: Origin) -> _Connection | None:
+        """Return an idle connection; ``None`` where there is none, and one must be awaited."""
+        idle = self._idle.get(origin)
+        oldest = time.monotonic() - KEEP_ALIVE
+        while idle:
+            connection = idle.pop()
+            if connection.idle_since >= oldest and connection.is_usable:
+                return connection
+            connection.abort()
+        return None
 
     async def _connect(self, origin: Origin) -> _Connection:
         self._opening += 1
@@ -412,7 +420,7 @@ class _Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._size = 0
         self._has_headers = self._is_complete = self._is_reusable = False
-        self._error: ConnectionError | None = None
+        self._error: OSError | None = None
 
     # What the client calls.
 
@@ -422,16 +430,25 @@ class _Connection(asyncio.Protocol):
         transport = self._transport
         return transport is not None and not transport.is_closing() and not self._is_busy
 
-    async def exchange(self, request: bytes, limit: int, error_limit: int) -> Response:
-        """Send a request, and return the whole response."""
+    async def exchange(
+        self, request: bytes, limit: int, error_limit: int, timeout: float | None = None
+    ) -> Response:
+        """Send a request, and return the whole response; TimeoutError after ``timeout`` seconds."""
         self._send(request, limit, error_limit, is_streaming=False)
+        timer = None if timeout is None else self._loop.call_later(timeout, self.expire)
         try:
             if not self._is_complete:
                 await self._wait()
             content = b"".join(self._parts) if len(self._parts) != 1 else self._parts[0]
             return Response(self, self._status, self._headers, content)
         finally:
+            if timer is not None:
+                timer.cancel()
             self.release()
+
+    def expire(self) -> None:
+        """End an exchange that takes too long."""
+        self._fail(TimeoutError("there was no response in time"))
 
     async def start(self, request: bytes, error_limit: int) -> Response:
         """Send a request, and return the response once its headers are received.
@@ -503,7 +520,7 @@ class _Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _fail(self, error: ConnectionError) -> None:
+    def _fail(self, error: OSError) -> None:
         if not self._is_complete:
             self._error, self._is_complete, self._is_reusable = error, True, False
             self._notify()

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlencode
 
 from ttamer.errors import CascadeError, TTamerError
@@ -202,7 +202,8 @@ class CircuitBreaker:
         self._pause = pause
         self._open_until: float | None = None
         self._is_probing = False
-        self._waiting: set[asyncio.Timeout] = set()
+        self.waiting: set[_Expiring] = set()
+        """What waits for the server, and ends when timeouts open the breaker."""
 
     @property
     def is_open(self) -> bool:
@@ -249,10 +250,8 @@ class CircuitBreaker:
             self._open_until = now + self._pause
             self._pause = min(2 * self._pause, self._max_pause)
             if kind == "timeout":
-                at_once = asyncio.get_running_loop().time()
-                for timeout in self._waiting:
-                    if not timeout.expired():
-                        timeout.reschedule(at_once)
+                for each in tuple(self.waiting):
+                    each.expire()
 
     def abandoned(self) -> None:
         """Take the end of a call that was cancelled, which shows nothing."""
@@ -260,20 +259,31 @@ class CircuitBreaker:
 
     def limited(self, seconds: float) -> _Limited:
         """Limit the time of a block, which also ends when timeouts open the breaker."""
-        return _Limited(self._waiting, seconds)
+        return _Limited(self.waiting, seconds)
+
+
+class _Expiring(Protocol):
+    """What waits for a server."""
+
+    def expire(self) -> None: ...
 
 
 class _Limited:
-    """A time limit; a class and not a generator, since every call enters one."""
+    """A time limit."""
 
     __slots__ = ("_timeout", "_waiting")
 
-    def __init__(self, waiting: set[asyncio.Timeout], seconds: float) -> None:
+    def __init__(self, waiting: set[_Expiring], seconds: float) -> None:
         self._waiting, self._timeout = waiting, asyncio.timeout(seconds)
+
+    def expire(self) -> None:
+        """End the block now."""
+        if not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
-        self._waiting.add(self._timeout)
+        self._waiting.add(self)
 
     async def __aexit__(
         self,
@@ -281,7 +291,7 @@ class _Limited:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._waiting.discard(self._timeout)
+        self._waiting.discard(self)
         await self._timeout.__aexit__(kind, error, trace)
 
 
@@ -342,15 +352,24 @@ class Upstream:
         content, most = self._bounded(path, whole, bill)
 
         async def once(base: str) -> tuple[dict[str, Any], bytes, float]:
+            if self._limit(end) <= 0:
+                raise self._failed("timeout", "there was no time for a call")
             charge = self._open(bill, node, most)
             try:
-                async with self._breakers[base].limited(self._limit(end)):
-                    target = self._target(base, path)
-                    connection = await self._client.acquire(target.origin)
-                    charge.is_sent = True
-                    request = target.request(content, self._with(headers))
-                    limit = self.settings.max_response
-                    response = await connection.exchange(request, limit, MAX_ERROR_BYTES)
+                target, breaker = self._target(base, path), self._breakers[base]
+                request = target.request(content, self._with(headers))
+                connection = self._client.take(target.origin)
+                if connection is None:
+                    async with breaker.limited(self._limit(end)):
+                        connection = await self._client.acquire(target.origin)
+                charge.is_sent = True
+                breaker.waiting.add(connection)
+                try:
+                    response = await connection.exchange(
+                        request, self.settings.max_response, MAX_ERROR_BYTES, self._limit(end)
+                    )
+                finally:
+                    breaker.waiting.discard(connection)
                 self._check(response)
                 answer, received = self._parsed(response.content), response.content
                 if self.settings.api == "anthropic":
