@@ -41,7 +41,7 @@ from ttamer.problem.tradeoff import check_tradeoffs
 from ttamer.solvers import solve_ladder
 from ttamer.stats.bounds import quantile_upper
 from ttamer.stats.isotonic import falling
-from ttamer.trace.checks import check_for_fit
+from ttamer.trace.checks import check_for_fit, require_trace
 from ttamer.trace.trace import require_rows
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ def fit(trace: Trace, **options: Unpack[FitKeywords]) -> FittedLadder:
 
 def _fit(trace: Trace, chosen: FitOptions) -> FittedLadder:
     """Fit a ladder by options."""
+    require_trace(trace, "a fit")
     trace = trace.with_verification()
     check_for_fit(trace)
     kept = None
