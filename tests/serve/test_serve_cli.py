@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import ssl
@@ -17,71 +16,21 @@ import numpy as np
 import pytest
 
 import ttamer as tt
+from support.gateway_process import GatewayProcess
 from ttamer.cli import main
-
-ASK = {"model": "ttamer", "messages": [{"role": "user", "content": "Which letter?"}]}
-
-
-class Process:
-    """A gateway in a process of its own."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.child = subprocess.Popen(
-            [sys.executable, "-m", "ttamer", "serve", *arguments, "--port", "0", "--json"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONWARNINGS": "error"},
-        )
-        self.lines: list[dict] = []
-        self._heard = threading.Condition()
-        line = self.child.stdout.readline()
-        if not line:
-            _, said = self.child.communicate(timeout=30)
-            raise RuntimeError(said)
-        self.url = json.loads(line)["url"]
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        for line in self.child.stderr:
-            with self._heard:
-                self.lines.append(json.loads(line))
-                self._heard.notify_all()
-
-    def wait_for(self, event: str, count: int = 1) -> dict:
-        """Wait until this many of these events were logged; return the last."""
-
-        def found():
-            return [line for line in self.lines if line["event"] == event]
-
-        with self._heard:
-            assert self._heard.wait_for(lambda: len(found()) >= count, 30), self.lines
-            return found()[-1]
-
-    def post(self, **fields):
-        return httpx.post(f"{self.url}/v1/chat/completions", json={**ASK, **fields}, timeout=30.0)
-
-    def end(self, sent: int = signal.SIGTERM) -> int:
-        self.child.send_signal(sent)
-        return self.child.wait(30)
 
 
 @pytest.fixture
 def start():
-    started: list[Process] = []
+    started: list[GatewayProcess] = []
 
-    def start(served, *arguments: str) -> Process:
-        started.append(Process(str(served.cascade), str(served.artefact), *arguments))
+    def start(served, *arguments: str) -> GatewayProcess:
+        started.append(GatewayProcess(str(served.cascade), str(served.artefact), *arguments))
         return started[-1]
 
     yield start
     for process in started:
-        process.child.kill()
-        process.child.wait(30)
-        process.child.stdout.close()
-        process._reader.join(30)
-        process.child.stderr.close()
+        process.close()
 
 
 def test_it_serves_and_ends_well(served, start):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import argparse
+from typing import Any
 
 __all__ = ["add_to"]
 
@@ -43,6 +41,9 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--fd", type=int, metavar="N",
                         help="serve on an inherited listening socket, instead of --host and "
                         "--port")  # fmt: skip
+    parser.add_argument("--workers", type=int, default=1, metavar="N",
+                        help="serve with N processes on one socket (default 1)")  # fmt: skip
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--tls-cert", metavar="FILE",
                         help="serve https with this certificate, a PEM file")  # fmt: skip
     parser.add_argument("--tls-key", metavar="FILE",
@@ -59,9 +60,11 @@ def run(args: argparse.Namespace) -> None:
     from ttamer.errors import ArgumentError
     from ttamer.serve.config import read_settings
     from ttamer.serve.gateway import Gateway
+    from ttamer.serve.logging import JsonLog
     from ttamer.serve.probing import probe
     from ttamer.serve.server import check_certificate, check_exposure, inherit, listen
     from ttamer.serve.server import run as serve
+    from ttamer.serve.workers import WorkerPlace, check_workers, supervise
 
     if args.probe is not None and not args.check:
         raise ArgumentError("--probe belongs to --check; add --check")
@@ -72,8 +75,11 @@ def run(args: argparse.Namespace) -> None:
     elif args.tls_key is not None:
         raise ArgumentError("--tls-key needs --tls-cert; add it")
     settings = read_settings(args.cascade)
+    check_workers(args.workers, settings)
     reread = partial(read_settings, args.cascade)
-    gateway = Gateway(settings, args.policy, force=args.force, reread=reread)
+    place = None if args.worker is None else WorkerPlace.parse(args.worker)
+    log = JsonLog(number=None if place is None else place.number)
+    gateway = Gateway(settings, args.policy, log=log, force=args.force, reread=reread, place=place)
     check_exposure(args.host, has_keys=gateway.keys is not None, is_open=args.open)
     gateway.load()
     names = settings.spec.names
@@ -101,7 +107,20 @@ def run(args: argparse.Namespace) -> None:
         url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         text = f"serving {', '.join(names)} at {url}/v1, status at {url}/status"
         text += f"\n{policies.described}"
-        serve(gateway, listener, lambda: _print(args, {"url": url, **facts}, text), certificate)
+        started = partial(_print, args, {"url": url, **facts}, text)
+        if args.workers > 1:
+            supervise(_worker_command(args), args.workers, listener, started, log)
+        else:
+            serve(gateway, listener, started, certificate)
+
+
+def _worker_command(args: argparse.Namespace) -> list[str]:
+    """Return the arguments of one worker."""
+    command = ["serve", args.cascade, args.policy, "--json"]
+    command += [flag for flag, is_set in (("--open", args.open), ("--force", args.force)) if is_set]
+    for flag, value in (("--tls-cert", args.tls_cert), ("--tls-key", args.tls_key)):
+        command += [] if value is None else [flag, value]
+    return command
 
 
 def _print(args: argparse.Namespace, facts: dict[str, Any], text: str) -> None:

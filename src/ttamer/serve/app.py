@@ -261,10 +261,8 @@ class App:
         return parse_json(body, max_depth=serve.max_depth)
 
     async def _metrics(self, exchange: HttpExchange) -> None:
-        self._gateway.flush()
-        metrics = self._gateway.metrics
-        headers = {"content-type": metrics.CONTENT_TYPE}
-        await exchange.send_bytes(200, metrics.text(), headers)
+        headers = {"content-type": self._gateway.metrics.CONTENT_TYPE}
+        await exchange.send_bytes(200, await self._gateway.all_metrics(), headers)
 
     async def _status_page(self, exchange: HttpExchange) -> None:
         await exchange.send_bytes(200, PAGE, PAGE_HEADERS)
@@ -275,10 +273,18 @@ class App:
     async def _reload(self, exchange: HttpExchange) -> None:
         check_key(self._gateway.admin_keys, exchange, "ask")
         result = await self._gateway.reload("admin")
+        if self._gateway.place is not None and result.ok:
+            self._gateway.place.reload_all()
         await exchange.send_json(200 if result.ok else 409, result.to_dict())
 
     async def _rollback(self, exchange: HttpExchange) -> None:
         check_key(self._gateway.admin_keys, exchange, "ask")
+        if self._gateway.place is not None:
+            raise HttpError(
+                "with several workers, put the former file back and reload",
+                status=409,
+                code="not_now",
+            )
         result = await self._gateway.policies.rollback("admin")
         await exchange.send_json(200 if result.ok else 409, result.to_dict())
 

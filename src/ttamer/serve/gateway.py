@@ -49,6 +49,7 @@ from ttamer.serve.status import Status
 from ttamer.serve.streaming import NodeFailed, SpeculationBudget
 from ttamer.serve.trace_log import TraceLog
 from ttamer.serve.upstream import UpstreamFailed
+from ttamer.serve.workers import added_up
 
 if TYPE_CHECKING:
     import os
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from ttamer.serve.policies import ActivePolicy, Artefact, Reload
     from ttamer.serve.record import RequestRecord
     from ttamer.serve.request import RequestContext
+    from ttamer.serve.workers import WorkerPlace
 
 __all__ = ["Gateway", "UnknownModel"]
 
@@ -90,6 +92,7 @@ class Gateway:
             answers or source of confidences.
         reread: Returns the settings as their file states them now, for :meth:`reload`; without it
             only the policy is reloaded.
+        place: Which of several workers this is.
 
     Raises:
         CascadeError: If the settings cannot be served.
@@ -108,8 +111,11 @@ class Gateway:
         log: JsonLog | None = None,
         force: bool = False,
         reread: Callable[[], Settings] | None = None,
+        place: WorkerPlace | None = None,
     ) -> None:
         serve = settings.serve
+        self.place = place
+        """Which of several workers this is; ``None`` for the only one."""
         self._reread = reread
         self.on_reload: list[Callable[[], None]] = []
         """Called on every reload; an error refuses it."""
@@ -178,7 +184,7 @@ class Gateway:
             self.policies.load()
             if serve.trace_log is not None:
                 self.trace_log = TraceLog(
-                    serve.trace_log,
+                    serve.trace_log if self.place is None else self.place.own(serve.trace_log),
                     max_bytes=serve.trace_log_bytes,
                     keep=serve.trace_log_files,
                     predictions=serve.log_predictions,
@@ -188,6 +194,8 @@ class Gateway:
             stack.push_async_callback(asyncio.to_thread, self.tracing.close)
             if serve.audit is not None:
                 self.audits = await stack.enter_async_context(self._open_audits())
+            if self.place is not None:
+                await stack.enter_async_context(self.place.answering(self.own_metrics))
             await stack.enter_async_context(self.policies.watching(serve.watch, self.reload))
             self._stack = stack.pop_all()
         self.ready = True
@@ -318,6 +326,25 @@ class Gateway:
         self.log.finished(
             [each for each in records if each.status >= 400 or each.endpoint not in POLLED]
         )
+
+    def own_metrics(self) -> bytes:
+        """Return the metrics of this process.
+
+        Returns:
+            Prometheus's text format.
+        """
+        self.flush()
+        return self.metrics.text()
+
+    async def all_metrics(self) -> bytes:
+        """Return the metrics of all workers, added up.
+
+        Returns:
+            Prometheus's text format.
+        """
+        if self.place is None:
+            return self.own_metrics()
+        return added_up([self.own_metrics(), *await self.place.others()])
 
     def connection_refused(self, reason: Refusal) -> None:
         """Count a refused connection; log each reason at most once in 10 seconds.

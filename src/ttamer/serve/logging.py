@@ -41,8 +41,12 @@ class JsonLog:
     {"time":"1970-01-01T00:00:00.000Z","event":"start","nodes":2}
     """
 
-    def __init__(self, stream: TextIO | None = None, clock: Any = time.time) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, clock: Any = time.time, number: int | None = None
+    ) -> None:
         self._stream = sys.stderr if stream is None else stream
+        self._number = number
+        """Which of several processes writes; in every line where it is set."""
         self._clock = clock
         self._worker: Worker[str] | None = None
         self.lost = 0
@@ -64,8 +68,10 @@ class JsonLog:
 
     def finished(self, records: Iterable[RequestRecord]) -> None:
         """Write one line per request, in one write."""
-        time = self._time()
-        self._write("".join([f'{{"time":"{time}",{_fields(record)}\n' for record in records]))
+        begin = f'{{"time":"{self._time()}",'
+        if self._number is not None:
+            begin += f'"worker":{self._number},'
+        self._write("".join([f"{begin}{_fields(record)}\n" for record in records]))
 
     def event(self, event: str, /, **facts: Any) -> None:
         """Write an event of the gateway itself, such as a start or a reload."""
@@ -87,7 +93,8 @@ class JsonLog:
         return _LibraryHandler(self)
 
     def _line(self, event: str, facts: dict[str, Any]) -> str:
-        return f"{_encode({'time': self._time(), 'event': event, **facts})}\n"
+        number = {} if self._number is None else {"worker": self._number}
+        return f"{_encode({'time': self._time(), **number, 'event': event, **facts})}\n"
 
     def _time(self) -> str:
         now = self._clock()
@@ -103,8 +110,10 @@ class JsonLog:
 
     def _write_now(self, lines: str) -> None:
         try:
-            self._stream.write(lines)
-            self._stream.flush()
+            # Several processes write to one pipe: short writes are not torn.
+            for part in [lines] if self._number is None else lines.splitlines(keepends=True):
+                self._stream.write(part)
+                self._stream.flush()
         except (OSError, ValueError):  # a closed pipe, a full disk, a closed stream
             self._lose(lines.count("\n"))
 

@@ -1,0 +1,288 @@
+"""Several gateways on one listening socket: a supervisor starts them, and their metrics add up.
+
+The supervisor opens the socket and keeps it, so that no connection is refused while a worker is
+replaced. A worker that ends is started again. Every worker answers requests for the metrics of one
+process on a Unix socket in a private folder; whichever worker is asked for ``/metrics`` reads those
+of the others and adds them up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ttamer.errors import ArgumentError, CascadeError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from ttamer.serve.config import Settings
+    from ttamer.serve.logging import JsonLog
+
+__all__ = ["WorkerPlace", "added_up", "check_workers", "supervise"]
+
+MAX_WORKERS = 256
+"""The most workers of one gateway."""
+PEER_SECONDS = 2.0
+"""The most seconds that another worker has to send its metrics."""
+RESTART_PAUSE = 1.0
+"""The seconds before a worker that ended is started again."""
+PARENT_SECONDS = 1.0
+"""The seconds between two checks whether the supervisor runs."""
+POLL_SECONDS = 0.1
+"""The seconds between two checks whether all workers run."""
+
+
+def check_workers(count: int, settings: Settings) -> None:
+    """Refuse several workers where counts must be those of one process.
+
+    Args:
+        count: The number of workers.
+        settings: The cascade and its settings.
+
+    Raises:
+        ArgumentError: If the number is out of range.
+        CascadeError: If requests are audited, or a key has a budget or a rate.
+    """
+    if not 1 <= count <= MAX_WORKERS:
+        raise ArgumentError(f"--workers is {count}; it must be from 1 to {MAX_WORKERS}")
+    if count == 1:
+        return
+    if settings.serve.audit is not None:
+        raise CascadeError(
+            "[serve.audit]: audits and the drift loop belong to one process, and --workers is "
+            f"{count}; use one worker"
+        )
+    for key in settings.serve.key:
+        if key.budget is not None or key.requests_per_minute is not None:
+            raise CascadeError(
+                f"[[serve.key]] {key.name!r}: its budget and rate are counted in one process, and "
+                f"--workers is {count}; use one worker, or remove them"
+            )
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """Which worker of how many this process is.
+
+    >>> WorkerPlace.parse("1:4:/run/ttamer").number
+    1
+    """
+
+    number: int
+    count: int
+    folder: Path
+
+    @classmethod
+    def parse(cls, text: str) -> WorkerPlace:
+        """Read what the supervisor passes to a worker."""
+        number, count, folder = text.split(":", 2)
+        return cls(int(number), int(count), Path(folder))
+
+    def __str__(self) -> str:
+        return f"{self.number}:{self.count}:{self.folder}"
+
+    def own(self, path: str) -> str:
+        """Return the name of this worker's own file, beside those of the others."""
+        file = Path(path)
+        return str(file.with_name(f"{file.stem}.{self.number}{file.suffix}"))
+
+    @asynccontextmanager
+    async def answering(self, metrics: Callable[[], bytes]) -> AsyncIterator[None]:
+        """Inside, send this process's metrics to other workers that ask."""
+
+        async def send(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(metrics())
+            with suppress(ConnectionError):
+                await writer.drain()
+            writer.close()
+
+        path = self._socket(self.number)
+        path.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(send, path)
+        watching = asyncio.create_task(_end_with_parent())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            server.close()
+            path.unlink(missing_ok=True)
+
+    async def others(self) -> list[bytes]:
+        """Return the metrics of the other workers; one that does not answer is left out."""
+        numbers = [number for number in range(self.count) if number != self.number]
+        found = await asyncio.gather(*(self._read(number) for number in numbers))
+        return [text for text in found if text is not None]
+
+    def reload_all(self) -> None:
+        """Let the supervisor pass on a reload to all workers."""
+        os.kill(os.getppid(), signal.SIGHUP)
+
+    async def _read(self, number: int) -> bytes | None:
+        try:
+            async with asyncio.timeout(PEER_SECONDS):
+                reader, writer = await asyncio.open_unix_connection(self._socket(number))
+                try:
+                    return await reader.read()
+                finally:
+                    writer.close()
+        except OSError:  # a timeout is one
+            return None
+
+    def _socket(self, number: int) -> Path:
+        return self.folder / f"{number}.sock"
+
+
+async def _end_with_parent() -> None:
+    """Stop this process when the supervisor has ended without a signal."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        await asyncio.sleep(PARENT_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def added_up(texts: Sequence[bytes]) -> bytes:
+    r"""Return Prometheus metrics of several processes as one: values of a series are added.
+
+    Of ``_created`` times the first stays, and of ``_info`` the value 1.
+
+    >>> added_up([b"# TYPE a counter\na_total 1.0\n", b"# TYPE a counter\na_total 2.0\n"])
+    b'# TYPE a counter\na_total 3.0\n'
+
+    Args:
+        texts: The metrics of each process, in Prometheus's text format.
+
+    Returns:
+        Their sum, in the same format.
+    """
+    values: dict[str, float | None] = {}
+    for text in texts:
+        for line in text.decode().splitlines():
+            if line.startswith("#"):
+                values.setdefault(line, None)
+                continue
+            series, _, value = line.rpartition(" ")
+            name = series.partition("{")[0]
+            before = values.get(series)
+            if before is None:
+                values[series] = float(value)
+            elif name.endswith("_created"):
+                values[series] = min(before, float(value))
+            elif not name.endswith("_info"):
+                values[series] = before + float(value)
+    lines = [key if value is None else f"{key} {value!r}" for key, value in values.items()]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def supervise(
+    command: Sequence[str],
+    count: int,
+    listener: socket.socket,
+    started: Callable[[], None],
+    log: JsonLog,
+) -> None:
+    """Run workers until SIGTERM or SIGINT; SIGHUP is passed on to them.
+
+    Args:
+        command: The arguments of ``ttamer`` for one worker, without its place.
+        count: The number of workers.
+        listener: The listening socket that they share.
+        started: Called once all of them serve.
+        log: Where ends of workers are reported.
+
+    Raises:
+        ArgumentError: If a worker does not start.
+    """
+    with _Supervisor(command, count, listener, log) as supervisor:
+        supervisor.start()
+        started()
+        supervisor.watch()
+
+
+class _Supervisor:
+    """The processes of the workers."""
+
+    def __init__(
+        self, command: Sequence[str], count: int, listener: socket.socket, log: JsonLog
+    ) -> None:
+        self._command, self._count, self._log = tuple(command), count, log
+        self._descriptor = listener.fileno()
+        self._folder = Path(tempfile.mkdtemp(prefix="ttamer-"))  # mode 0700
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._is_stopping = False
+        self._handlers = {
+            sig: signal.signal(sig, self._pass_on)
+            for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        }
+
+    def __enter__(self) -> _Supervisor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self._children.values():
+            child.terminate()
+        for child in self._children.values():
+            child.wait()
+            _close(child)
+        for sig, handler in self._handlers.items():
+            signal.signal(sig, handler)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start all workers, and wait until they serve."""
+        for number in range(self._count):
+            self._children[number] = self._popen(number)
+        for number, child in self._children.items():
+            assert child.stdout is not None  # noqa: S101 - it is a pipe
+            if not child.stdout.readline() and not self._is_stopping:
+                raise ArgumentError(f"worker {number} did not start; its error is above")
+
+    def watch(self) -> None:
+        """Start again what ends, until a signal stops all."""
+        while not self._is_stopping:
+            time.sleep(POLL_SECONDS)
+            for number, child in self._children.items():
+                status = child.poll()
+                if status is None or self._is_stopping:
+                    continue
+                self._log.event("worker", worker=number, ended=status)
+                _close(child)
+                time.sleep(RESTART_PAUSE)
+                if not self._is_stopping:
+                    self._children[number] = self._popen(number)
+        for child in self._children.values():
+            child.wait()
+
+    def _popen(self, number: int) -> subprocess.Popen[bytes]:
+        place = WorkerPlace(number, self._count, self._folder)
+        options = ["--fd", str(self._descriptor), "--worker", str(place)]
+        return subprocess.Popen(  # noqa: S603 - our own command
+            [sys.executable, "-m", "ttamer", *self._command, *options],
+            stdout=subprocess.PIPE,
+            pass_fds=(self._descriptor,),
+        )
+
+    def _pass_on(self, sig: int, frame: object) -> None:
+        """Pass a signal on to all workers."""
+        del frame
+        self._is_stopping = self._is_stopping or sig != signal.SIGHUP
+        for child in self._children.values():
+            with suppress(ProcessLookupError):
+                child.send_signal(signal.SIGTERM if sig == signal.SIGINT else sig)
+
+
+def _close(child: subprocess.Popen[bytes]) -> None:
+    """Close the pipe by which a worker reported that it serves."""
+    if child.stdout is not None:
+        child.stdout.close()

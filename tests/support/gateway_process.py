@@ -1,0 +1,67 @@
+"""``ttamer serve`` in a process of its own, for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import httpx2 as httpx
+
+ASK = {"model": "ttamer", "messages": [{"role": "user", "content": "Which letter?"}]}
+
+
+class GatewayProcess:
+    """A gateway in a process of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "ttamer", "serve", *arguments, "--port", "0", "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONWARNINGS": "error"},
+        )
+        self.lines: list[dict] = []
+        self._heard = threading.Condition()
+        line = self.child.stdout.readline()
+        if not line:
+            _, said = self.child.communicate(timeout=30)
+            raise RuntimeError(said)
+        self.url = json.loads(line)["url"]
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.child.stderr:
+            with self._heard:
+                self.lines.append(json.loads(line))
+                self._heard.notify_all()
+
+    def wait_for(self, event: str, count: int = 1) -> dict:
+        """Wait until this many of these events were logged; return the last."""
+
+        def found():
+            return [line for line in self.lines if line["event"] == event]
+
+        with self._heard:
+            assert self._heard.wait_for(lambda: len(found()) >= count, 30), self.lines
+            return found()[-1]
+
+    def post(self, **fields):
+        return httpx.post(f"{self.url}/v1/chat/completions", json={**ASK, **fields}, timeout=30.0)
+
+    def end(self, sent: int = signal.SIGTERM) -> int:
+        self.child.send_signal(sent)
+        return self.child.wait(30)
+
+    def close(self) -> None:
+        """Kill it, and release what it holds."""
+        self.child.kill()
+        self.child.wait(30)
+        self.child.stdout.close()
+        self._reader.join(30)
+        self.child.stderr.close()
