@@ -8,8 +8,8 @@ import pytest
 from ttamer.artefact import load, save
 from ttamer.fitted.replay import paid
 from ttamer.fitting.beliefs import build_belief, searches_subsets
-from ttamer.fitting.plans import fit
-from ttamer.fitting.subsets import MAX_ASKED, MAX_POOL, Lattice
+from ttamer.fitting.plans import default_tradeoffs, fit
+from ttamer.fitting.subsets import CHOICE_REACH, MAX_ASKED, MAX_POOL, Lattice, average_near
 from ttamer.stats.envelope import area_under
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
@@ -132,10 +132,21 @@ def test_nothing_changes_between_1999_and_2000_rows():
     assert abs(few / many - 1) < 0.02
 
 
-def test_more_models_than_the_pool_holds():
-    trace = models(300, nodes=MAX_POOL + 2)
+def test_plans_are_compared_over_near_tradeoffs_only():
+    weights = default_tradeoffs()
+    found = np.zeros(len(weights))
+    found[20] = 1.0
+    assert np.flatnonzero(average_near(found, weights, CHOICE_REACH)).tolist() == [
+        18, 19, 20, 21, 22
+    ]  # fmt: skip
+    coarse = np.array([0.0, 0.5, 0.9, 0.99, 1.0])
+    np.testing.assert_array_equal(average_near(coarse, coarse, CHOICE_REACH), coarse)
+
+
+def test_twenty_models_are_more_than_the_pool_holds():
+    trace = models(200, nodes=20)
     ladder = fit(trace, order="any", tradeoffs=SOME)
-    assert len(ladder.fitted.spec.names) == MAX_POOL + 2
+    assert len(ladder.fitted.spec.names) == 20 > MAX_POOL
     played = ladder[-1].play(trace)
     assert played.asked.sum(axis=1).max() > 1
 

@@ -34,12 +34,12 @@ from ttamer.fitting.regressions import (
 )
 from ttamer.fitting.row_policy import RowSolver, smoother, solve_rows, width_of
 from ttamer.fitting.subsets import (
-    DECIMALS,
     MAX_ASKED,
     MAX_POOL,
     MAX_SEARCH_ROWS,
     MIN_MODELS,
     Lattice,
+    average_near,
     choose_plans,
     choose_pool,
     subset_size,
@@ -85,8 +85,8 @@ MAX_STATES = 64
 """X has at most this many states after each step."""
 MAX_WAYS = 64
 """With more edges X has half as many states: a file holds a matrix for each edge."""
-SMOOTHED_TRADEOFFS = 9
-"""The optimism of policies is averaged over this many neighbouring tradeoffs."""
+OPTIMISM_REACH = 0.92
+"""The optimism of policies is averaged over tradeoffs whose log-odds are at most this far."""
 
 
 def steps_of(
@@ -420,10 +420,8 @@ class _Search:
         some = np.where(self.tradeoffs > 0, self.tradeoffs, 1.0)
         price = np.where(self.tradeoffs > 0, (1 - self.tradeoffs) / some, 0.0)
         gap = outside - inside
-        window = np.ones(min(SMOOTHED_TRADEOFFS, len(gap[0])))
         more = gap[0] + price * gap[1]
-        mean = np.convolve(more, window, "same") / np.convolve(np.ones(len(more)), window, "same")
-        return np.asarray(np.round(np.maximum(mean, 0.0), DECIMALS), np.float64)
+        return np.maximum(average_near(more, self.tradeoffs, OPTIMISM_REACH), 0.0)
 
     def _played(
         self, places: Sequence[int], policies: Sequence[WalkPolicy], part: NDArray[np.intp]

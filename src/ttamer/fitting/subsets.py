@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from ttamer.fitting.row_policy import RowSolver
 
 __all__ = [
-    "DECIMALS",
     "MAX_SEARCH_ROWS",
     "MIN_MODELS",
     "Lattice",
     "Plan",
+    "average_near",
     "choose_plans",
     "choose_pool",
     "subset_size",
@@ -53,8 +53,10 @@ MAX_SEARCH_ROWS = 4000
 """Subsets are compared on at most this many rows."""
 SHORTLIST = 6
 """For each tradeoff, any order is tried for this many subsets."""
-CHOICE_WINDOW = 5
-"""A plan is chosen by its mean objective over this many neighbouring tradeoffs."""
+CHOICE_REACH = 0.51
+"""A plan is chosen by its mean objective over tradeoffs whose log-odds are at most this far."""
+LOG_ODDS = (-2.5, 7.1)
+"""Tradeoffs beyond these log-odds, 0 and 1 among them, count as if they were there."""
 DECIMALS = 10
 """Objectives, which lie between 0 and 1, are compared to this many decimals."""
 PAIRS_COUNTED = 3
@@ -163,24 +165,29 @@ def choose_plans(solver: RowSolver, lattice: Lattice, weights: NDArray[np.float6
 
     plans = [lattice.chain(subset) for subset in lattice.subsets]
     found = values(plans)
-    ranked = np.argsort(_averaged(found), axis=0, kind="stable")
+    ranked = np.argsort(average_near(found, weights, CHOICE_REACH), axis=0, kind="stable")
     best = np.unique(ranked[:SHORTLIST])
     wider = [lattice.any_order(lattice.subsets[k]) for k in best if len(lattice.subsets[k]) > 1]
     wider.append(lattice.line())
     plans += wider
     found = np.concatenate([found, values(wider)])
-    return [plans[k] for k in _averaged(found).argmin(axis=0)]
+    return [plans[k] for k in average_near(found, weights, CHOICE_REACH).argmin(axis=0)]
 
 
-def _averaged(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return values, shape (plans, tradeoffs), averaged over neighbouring tradeoffs.
+def average_near(
+    values: NDArray[np.float64], tradeoffs: NDArray[np.float64], reach: float
+) -> NDArray[np.float64]:
+    """Return values, shape (..., tradeoffs), averaged over tradeoffs within reach in log-odds.
 
-    They are rounded: of plans that are equal but for rounding the first is taken.
+    They are rounded: values that are equal but for rounding stay equal.
+
+    >>> average_near(np.array([1.0, 3.0, 8.0]), np.array([0.5, 0.6, 0.9]), 0.51).tolist()
+    [2.0, 2.0, 8.0]
     """
-    window = np.ones(min(CHOICE_WINDOW, values.shape[1]))
-    count = np.convolve(np.ones(values.shape[1]), window, "same")
-    sums = np.array([np.convolve(own, window, "same") for own in values])
-    return np.asarray(np.round(sums / count, DECIMALS), np.float64)
+    inside = np.clip(tradeoffs, 1e-9, 1 - 1e-9)
+    place = np.clip(np.log(inside / (1 - inside)), *LOG_ODDS)
+    near = np.abs(place - place[:, np.newaxis]) <= reach
+    return np.asarray(np.round(values @ (near / near.sum(axis=0)), DECIMALS), np.float64)
 
 
 def choose_pool(solver: RowSolver, lattice: Lattice, weights: NDArray[np.float64]) -> list[int]:
