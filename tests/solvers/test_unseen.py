@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -14,6 +15,7 @@ from support.examples import examples
 from support.oracles import available, cost_of, outcomes, path_cost, stop_loss, weighed
 from support.strategies import costs, problems, rows, supports, tradeoffs
 from ttamer import Edge, Node, ObservationError, Problem, ProblemError
+from ttamer.cli import main
 from ttamer.policy.surrogate import Surrogate
 from ttamer.solvers import hedging
 
@@ -248,3 +250,34 @@ def test_of_many_cells_none_is_tried_one_by_one(monkeypatch):
     monkeypatch.setattr(hedging, "_hedged", lambda *_: [np.array([True])] * 2)
     looked = tt.solve(looked_at(two_boxes()), 0.95).value
     assert tt.solve(two_boxes(), 0.95).value <= looked + CLOSE
+
+
+@pytest.mark.parametrize("moves", ["walk", "precedence"])
+def test_the_command_solves_and_a_prophet_need_not_look(tmp_path, capsys, moves):
+    problem = two_boxes()
+    if moves == "walk":
+        after = Edge("a", "b", cost=0.02, probabilities=[[0.5, 0.5]] * 2, verify_cost=0.3)
+        problem = Problem("walk", problem.nodes, (problem.edges[0], after))
+    problem.to_file(tmp_path / "problem.json")
+    found = tt.optima(problem, 0.6)
+    assert found.offline < found.online
+    assert main(["solve", str(tmp_path / "problem.json"), "--tradeoff", "0.6", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["optima"]["offline"] == found.offline
+    assert facts["value"] == pytest.approx(found.online)
+    assert main(["solve", str(tmp_path / "problem.json"), "--tradeoff", "0.6"]) == 0
+    assert "First ask a" in capsys.readouterr().out
+
+
+def test_below_the_roots_looks_that_do_not_pay_are_left_out():
+    half = [0.5, 0.5]
+    nodes = (Node("a", [0.1, 0.9]), Node("b", [0.0, 0.3]), Node("c", [0.8, 0.9]))
+    edges = (
+        Edge(None, "a", cost=0.01, probabilities=half),
+        Edge("a", "b", cost=0.05, probabilities=[half, half], verify_cost=0.4),
+        Edge("a", "c", cost=0.05, probabilities=[half, half]),
+    )
+    tree = Problem("precedence", nodes, edges)
+    policy = tt.solve(tree, 0.6)
+    assert policy.value == pytest.approx(best_unseen(tree, 0.6), abs=CLOSE)
+    assert policy.value < tt.solve(looked_at(tree), 0.6).value - 0.05

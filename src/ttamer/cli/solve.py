@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from ttamer.policy.base import Ladder, Policy
     from ttamer.problem.problem import Problem
+    from ttamer.theory.optima import Optima
 
 __all__ = ["add_to"]
 
@@ -46,6 +47,7 @@ def run(args: argparse.Namespace) -> None:
     from ttamer import Problem, save, solve, solve_ladder
     from ttamer.cli.output import as_json
     from ttamer.errors import ArgumentError
+    from ttamer.theory.optima import optima
 
     problem = Problem.from_file(args.problem)
     recall = not args.no_recall
@@ -58,7 +60,8 @@ def run(args: argparse.Namespace) -> None:
         solved: Policy | Ladder = ladder
     else:
         policy = solve(problem, args.tradeoff, recall=recall)
-        print(as_json(_facts(policy)) if args.json else _text(policy))
+        best = optima(problem, policy.tradeoff)
+        print(as_json(_facts(policy, best)) if args.json else _text(policy, best))
         solved = policy
     if args.draw:
         _draw(solved, args)
@@ -83,9 +86,8 @@ def _draw(solved: Policy | Ladder, args: argparse.Namespace) -> None:
         print(f"\n  drawn in {args.draw}")
 
 
-def _facts(policy: Policy) -> dict[str, Any]:
+def _facts(policy: Policy, best: Optima) -> dict[str, Any]:
     """Return everything about the policy, as plain values."""
-    best = _optima(policy)
     policy = _tables_of(policy)
     problem = policy.problem
     names = (*problem.names, None)  # -1 is no node
@@ -96,7 +98,7 @@ def _facts(policy: Policy) -> dict[str, Any]:
     nodes = []
     for name, chance in policy.asked.items():
         fact: dict[str, Any] = {"name": name, "asked": chance}
-        if policy.recall and problem.is_forest:
+        if policy.recall and (problem.is_line or problem.moves == "precedence"):
             fact["index"] = policy.index(name)
         if policy.recall:
             fact["threshold"] = policy.threshold(name)
@@ -115,18 +117,18 @@ def _facts(policy: Policy) -> dict[str, Any]:
     }
 
 
-def _text(policy: Policy) -> str:
+def _text(policy: Policy, best: Optima) -> str:
     from ttamer.cli.output import number, table
 
-    weight, best = policy.tradeoff, _optima(policy)
+    weight = policy.tradeoff
     title = _title(policy.problem)
     policy = _tables_of(policy)
     names = (*policy.problem.names, None)
     first = names[policy.choice(None)[0, -1]]
-    against = [
-        ["a prophet that sees every loss", best.offline],
-        ["the best policy with recall" + (" (this one)" if policy.recall else ""), best.online],
-        ["the best policy without" + ("" if policy.recall else " (this one)"), best.no_recall],
+    against: list[tuple[str, float | None]] = [
+        ("a prophet that sees every loss", best.offline),
+        ("the best policy with recall" + (" (this one)" if policy.recall else ""), best.online),
+        ("the best policy without" + ("" if policy.recall else " (this one)"), best.no_recall),
     ]
     rows = [[what, number(value)] for what, value in against if value is not None]
     lines = [
@@ -202,9 +204,3 @@ def _tables_of(policy: Policy) -> Policy:
     from ttamer.policy import JointPolicy
 
     return policy.walk if isinstance(policy, JointPolicy) else policy
-
-
-def _optima(policy: Policy) -> Any:
-    from ttamer.theory.optima import optima
-
-    return optima(policy.problem, policy.tradeoff)
