@@ -54,7 +54,9 @@ def test_decisions_do_not_depend_on_the_unit_of_loss(belief):
     one, two = (graded_chain(3000, unit=unit) for unit in (1.0, 1024.0))
     small, large = (tt.fit(trace, belief=belief, states=8) for trace in (one, two))
     assert large.fitted.loss_scale == 1024 * small.fitted.loss_scale
-    for mistake_cost in (0.01, 0.1, 0.5, 2.0):
+    costs = (0.05, 0.2, 0.5, 2.0)
+    assert len({small.for_mistake_cost(cost).tradeoff for cost in costs}) == len(costs)
+    for mistake_cost in costs:
         first = small.for_mistake_cost(mistake_cost).play(one)
         second = large.for_mistake_cost(mistake_cost / 1024).play(two)
         assert (first.answer == second.answer).all()
