@@ -1,6 +1,6 @@
 """Nine LLMs: the default fit against every baseline, the best of them chosen on the test rows.
 
-    python experiments/llm/compare.py [FOLDER] --half 7 --few 4        # about six minutes
+    python experiments/llm/compare.py [FOLDER] --half 16 --few 4       # about six minutes
 
 Without a folder the traces of the package (llm-mmlu, llm-triviaqa) are used; a folder holds traces
 with a cascade beside each, as ``ttamer bench`` reads it. Each split is drawn by
@@ -46,6 +46,8 @@ def main() -> None:
     print("| trace | rows to fit | area over the best baseline's | best baseline | fit, s |")
     print("|---|---|---|---|---|")
     for splits, few in ((args.half, None), (args.few, args.rows)):
+        if not splits:
+            continue
         means = []
         for name, trace in found:
             rows = len(trace) // 2 if few is None else few
