@@ -39,7 +39,8 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         models: The classifiers, as ``(name, classifier)``. A classifier needs ``predict_proba`` or
             ``decision_function``.
         costs: ``"time"``, what each model takes for one row of a batch in microseconds, measured
-            while fitting; or the cost of each model by name.
+            while fitting, so that two fits to the same rows may decide differently; or the cost of
+            each model by name.
         mistake_cost: What one wrong answer costs, in the unit of ``costs``. Without it and
             ``budget`` it is the cheapest policy whose expected error is within one standard error
             of the best model's.
