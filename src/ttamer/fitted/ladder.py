@@ -583,7 +583,8 @@ class FittedLadder(Ladder):
         """Return how far a policy is, at most, above the best policy of its class.
 
         The class holds every policy that looks at the nodes asked so far and at the state of the
-        fit. What is assumed, and why the bound holds, is stated at the top of ``fitted/gap.py``.
+        fit. Costs are those of the rows; what latency is worth to a fit is not counted.
+        What is assumed, and why the bound holds, is stated at the top of ``fitted/gap.py``.
 
         Args:
             confidence: The chance with which the bound holds, at least.

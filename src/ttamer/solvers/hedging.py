@@ -11,8 +11,9 @@ Choice of the commitment
     Last, single commitments are changed as long as that lowers the value.
 Guarantee
     Where all nodes are roots without children, and independent: at most 4/3 of the optimum (Scully
-    and Doval, 2024, local hedging). For other forests no ratio is known to us; the value is never
-    above that of always looking. With one line the solver for walks is exact.
+    and Doval, 2024, local hedging; the proof has no cost of asking beside that of looking, and
+    tests compare with enumeration where there is one). For other forests no ratio is known to us;
+    the value is never above that of always looking. With one line the solver for walks is exact.
 Ties, cost
     as for forests; one solve for each commitment tried, at most ``MAX_TRIED``.
 """
