@@ -27,6 +27,7 @@ from ttamer.drift.loop import Loop, serving_of
 from ttamer.drift.sampling import AuditSampler
 from ttamer.drift.settings import LoopSettings
 from ttamer.fitting.plans import fit
+from ttamer.serve.accounts import Account
 from ttamer.serve.record import RequestRecord
 from ttamer.serve.status import PAGE, PAGE_HEADERS, Status, frontier_of
 
@@ -476,6 +477,21 @@ def test_in_a_browser_names_from_outside_stay_text(chromium, site, frontier):
         assert seen["title"] == f"{EVIL}: ttamer status"
         assert seen["nodes"][0][0] == EVIL
         assert seen["scripts"] == 1
+        assert seen["scroll"] <= seen["width"]
+
+
+def test_in_a_browser_each_key_has_its_spending(chromium, site, frontier):
+    status = Status(COSTS)
+    record = RequestRecord("id", "/v1/x", 200, 0.2, by="small", cost=2.5, client=EVIL)
+    status.finished(record)
+    account = Account(EVIL, budget=10.0)
+    account.reserve(2.5)
+    facts = status.to_dict(frontier, version="ab" * 32, accounts={EVIL: account})
+    site.answers = [(200, facts)]
+    for seen in looked_at(chromium, site):
+        assert EVIL in seen["text"]
+        assert "7.5 of 10" in seen["text"]
+        assert seen["images"] == 0
         assert seen["scroll"] <= seen["width"]
 
 
