@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import time
+
 import httpx2 as httpx
 import pytest
 
@@ -9,6 +13,7 @@ import ttamer as tt
 from ttamer.errors import ArtefactError
 from ttamer.serve.config import read_settings
 from ttamer.serve.gateway import Gateway
+from ttamer.serve.policies import Policies
 
 ASK = {"model": "ttamer", "messages": [{"role": "user", "content": "Which letter?"}]}
 TESTED = {"hold_out": 0.4, "rows": 1000}
@@ -179,3 +184,25 @@ def test_a_policy_fitted_for_another_cascade_is_refused(served, old, new, said):
     with pytest.raises(ArtefactError, match=said):
         Gateway(settings, served.artefact).load()
     Gateway(settings, served.artefact, force=True).load()
+
+
+def test_policies_for_new_choices_leave_time_for_other_requests(run_gateway, monkeypatch):
+    gateway = run_gateway(serve={"allow": ["budget"]})
+    made, original = [], Policies._choose
+
+    def choose(self, point):
+        start = time.monotonic()
+        found = original(self, point)
+        time.sleep(0.05)
+        made.append((start, time.monotonic()))
+        return found
+
+    monkeypatch.setattr(Policies, "_choose", choose)
+    policies = gateway.gateway.policies.current.policies
+
+    async def ask():
+        await asyncio.gather(*(policies.choose(("budget", 5.0 + number)) for number in range(3)))
+
+    gateway.do(ask())
+    for (begun, ended), (following, _) in itertools.pairwise(made):
+        assert following - ended >= 2.9 * (ended - begun)

@@ -54,6 +54,8 @@ Artefact = FittedLadder | FittedPolicy
 """What an artefact for serving may hold."""
 MAX_CHOICES = 512
 """The number of operating points chosen by requests whose policies are kept ready."""
+CHOICE_REST = 3.0
+"""The pause after making a policy for a choice, as a multiple of the time that it took."""
 SHORT_VERSION = 16
 """The number of digits of a version in responses, logs and metrics."""
 MAX_NAMES_SHOWN = 200
@@ -116,6 +118,8 @@ class Policies:
         """What the drift loop begins with, where it runs."""
         self._chosen: OrderedDict[tuple[str, float], ActivePolicy] = OrderedDict()
         self._choosing = asyncio.Lock()
+        self._next_choice = 0.0
+        """When the next policy may be made, by the clock of the event loop."""
         point = serve.operating_point
         if isinstance(artefact, FittedPolicy) and (point is not None or serve.allow):
             raise ArgumentError(
@@ -166,12 +170,23 @@ class Policies:
             async with self._choosing:
                 active = self._chosen.get(point)
                 if active is None:
-                    active = await asyncio.to_thread(self._choose, point)
+                    active = await self._choose_in_turn(point)
             self._chosen[point] = active
             if len(self._chosen) > MAX_CHOICES:
                 self._chosen.popitem(last=False)
         self._chosen.move_to_end(point)
         return active
+
+    async def _choose_in_turn(self, point: tuple[str, float]) -> ActivePolicy:
+        """Make a policy in a thread, once earlier ones have left time for other requests."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, self._next_choice - loop.time()))
+        start = loop.time()
+        try:
+            return await asyncio.to_thread(self._choose, point)
+        finally:
+            end = loop.time()
+            self._next_choice = end + CHOICE_REST * (end - start)
 
     def _choose(self, point: tuple[str, float]) -> ActivePolicy:
         """Make the policy of an operating point; takes milliseconds."""
