@@ -509,3 +509,48 @@ def test_where_every_node_failed_there_is_no_answer(policy):
     assert turn.next is None
     assert turn.answer is None
     assert turn.price == 0.0
+
+
+@EACH
+def test_notebooks_show_a_session_an_explanation_and_a_policy(policy):
+    turn = policy.session()
+    assert "ask &#x27;small&#x27;" in turn.explain()._repr_html_()
+    while turn.next is not None:
+        turn.observe(0)
+    assert "stop and return the answer" in turn.explain()._repr_html_()
+    assert turn._repr_html_().startswith("<svg")
+    page = policy._repr_html_()
+    assert all(name in page for name in policy.problem.names)
+
+
+def test_notebooks_show_a_ladder_with_a_row_for_each_policy():
+    ladder = tt.solve_ladder(LINE, [0.2, 0.6, 0.9])
+    assert ladder._repr_html_().count("<tr") == 4
+    assert ladder.plot().startswith("<svg")
+
+
+def test_an_explanation_names_expected_losses_where_beliefs_are_losses():
+    given_losses = tt.Explanation(
+        None, "small", 0.1, 0.2, "stops", beliefs={"small": 0.25}, has_losses=True
+    )
+    assert given_losses.to_dict()["has_losses"]
+    assert "has_losses" not in POLICIES["walk"].session().explain().to_dict()
+    assert "expected loss" in given_losses._repr_html_()
+
+
+def test_without_recall_what_is_asked_next_has_the_chances_of_the_states():
+    chances = [0.6, 0.4, 0.0]
+    line = tt.Problem.line([0.05, 0.5, 0.9], [0.1, 0.2], [chances, [[0.9, 0.1, 0.0]] * 3])
+    policy = tt.solve(line, 0.6, recall=False)
+    turn = policy.session()
+    expected: dict[int, float] = {}
+    for state, chance in enumerate(chances[:2]):
+        after = policy.session()
+        after.observe(state)
+        node = -1 if after.next is None else line.names.index(after.next)
+        expected[node] = expected.get(node, 0.0) + chance
+    assert len(expected) == 2
+    assert turn.ahead() == pytest.approx(expected)
+    while turn.next is not None:
+        turn.observe(0)
+    assert turn.ahead() == {}
