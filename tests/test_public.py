@@ -146,3 +146,8 @@ def test_public_functions_and_classes_have_an_example():
         if not (">>>" in (inspect.getdoc(value) or "") or "::\n" in (inspect.getdoc(value) or ""))
     ]
     assert not missing
+
+
+def test_the_root_holds_at_most_eight_modules():
+    modules = [found.name for found in pkgutil.iter_modules(ttamer.__path__) if not found.ispkg]
+    assert len(modules) + 1 <= 8, modules  # and __init__

@@ -12,7 +12,7 @@ from hypothesis import given
 import ttamer as tt
 from support.examples import examples
 from support.traces import answering_trace, chain_trace, small_traces
-from ttamer._progress import counted
+from ttamer._display.progress import counted
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import frontier
 from ttamer.evaluation.results import evaluate

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ttamer._progress import ProgressReport
+from ttamer._display.progress import ProgressReport
 from ttamer.errors import ArgumentError
 from ttamer.reporting.style import number
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ttamer._drawing import draw_curves
-from ttamer._notebook import card
+from ttamer._display.drawing import draw_curves
+from ttamer._display.notebook import card
+from ttamer._display.progress import shown
 from ttamer._numbers import number, percent
-from ttamer._progress import shown
 from ttamer.baselines import FAMILIES, Unsuitable
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.families import fit_all
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
-    from ttamer._drawing import Drawing
-    from ttamer._progress import ProgressOption
+    from ttamer._display.drawing import Drawing
+    from ttamer._display.progress import ProgressOption
     from ttamer.evaluation.results import Result
     from ttamer.fitted.ladder import FittedLadder
     from ttamer.fitted.replay import Played

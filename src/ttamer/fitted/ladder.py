@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer._drawing import draw_curves
-from ttamer._notebook import card
+from ttamer._display.drawing import draw_curves
+from ttamer._display.notebook import card
 from ttamer._numbers import number
 from ttamer.errors import ArgumentError
 from ttamer.fitted.alone import alone
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ttamer._drawing import Drawing
+    from ttamer._display.drawing import Drawing
     from ttamer.fitted.gap import Gap
     from ttamer.fitted.mixture import Mix, Rungs
     from ttamer.fitted.promise import Kind, Promise

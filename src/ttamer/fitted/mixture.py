@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ttamer._notebook import card
+from ttamer._display.notebook import card
 from ttamer._numbers import number
 from ttamer.errors import ArgumentError
 from ttamer.fitted.replay import Played

@@ -12,7 +12,7 @@ from ttamer.fitted.quantiser import MAX_STATES, METHODS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ttamer._progress import ProgressOption
+    from ttamer._display.progress import ProgressOption
     from ttamer.fitted.quantiser import Method
     from ttamer.trace.spec import Order
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ttamer._progress import shown
+from ttamer._display.progress import shown
 from ttamer.errors import ArgumentError, TraceWarning
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import Rungs

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer._drawing import draw_curves
-from ttamer._notebook import card
+from ttamer._display.drawing import draw_curves
+from ttamer._display.notebook import card
 from ttamer._numbers import number, percent
 from ttamer.errors import ArgumentError
 from ttamer.policy.drawing import draw_policy
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ttamer._drawing import Drawing
+    from ttamer._display.drawing import Drawing
     from ttamer.policy.batch import Batch
     from ttamer.policy.future import Expected
     from ttamer.policy.session import Session

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer._drawing import Drawing
+from ttamer._display.drawing import Drawing
 from ttamer.policy.expected_walk import START, STOP
 
 if TYPE_CHECKING:

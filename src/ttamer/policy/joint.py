@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from ttamer._drawing import Drawing
+    from ttamer._display.drawing import Drawing
     from ttamer.policy.future import Expected, Future
     from ttamer.policy.walk import WalkPolicy
 

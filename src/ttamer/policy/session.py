@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
-from ttamer._notebook import card
+from ttamer._display.notebook import card
 from ttamer._numbers import number, percent
 from ttamer.errors import ObservationError
 from ttamer.problem.tradeoff import weigh_losses
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from ttamer._drawing import Drawing
+    from ttamer._display.drawing import Drawing
     from ttamer.policy.base import Policy
     from ttamer.policy.index import Children, IndexPolicy
     from ttamer.policy.walk import WalkPolicy

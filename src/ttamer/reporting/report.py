@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer._progress import shown
+from ttamer._display.progress import shown
 from ttamer._version import __version__
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.families import uses_labels
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from ttamer._progress import ProgressOption
+    from ttamer._display.progress import ProgressOption
     from ttamer.evaluation.frontiers import Frontier, Point
     from ttamer.fitted.ladder import FittedLadder, FittedPolicy
     from ttamer.reporting.recommendation import Recommendation

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer._notebook import card
+from ttamer._display.notebook import card
 from ttamer._numbers import number, percent
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitted.ladder import FittedPolicy

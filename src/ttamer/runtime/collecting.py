@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ttamer._progress import shown
+from ttamer._display.progress import shown
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.calling import Batched, EventLoop
 from ttamer.runtime.reply import Reply, Unusable, reply_of, rows_of

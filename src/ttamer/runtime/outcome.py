@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ttamer._notebook import card
+from ttamer._display.notebook import card
 from ttamer._numbers import number
 from ttamer.errors import TTamerError
 from ttamer.policy.drawing import Arrow, Box, draw_graph
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from ttamer._drawing import Drawing
+    from ttamer._display.drawing import Drawing
 
 __all__ = ["CascadeFailed", "NodeCall", "Outcome"]
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from ttamer._drawing import draw_curves
-from ttamer._notebook import card
+from ttamer._display.drawing import draw_curves
+from ttamer._display.notebook import card
 from ttamer._numbers import number, percent
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.trace.checks import check_classes
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from ttamer._drawing import Drawing
+    from ttamer._display.drawing import Drawing
     from ttamer.trace.frames import FrameLibrary
     from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ttamer._drawing import Drawing
+    from ttamer._display.drawing import Drawing
 
 __all__ = ["card"]
 

@@ -99,7 +99,7 @@ def test_the_plot_of_a_ladder_has_each_node_alone(ladder):
 
 
 def test_a_plot_without_points_is_empty():
-    from ttamer._drawing import draw_curves
+    from ttamer._display.drawing import draw_curves
 
     assert draw_curves({}, "x", "y").startswith("<svg")
     assert "circle" in draw_curves({"one": ([5.0], [0.2])}, "x", "y")

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import ttamer as tt
-from ttamer import _progress
-from ttamer._progress import ProgressReport, TimeLeft
+from ttamer._display import progress
+from ttamer._display.progress import ProgressReport, TimeLeft
 
 
 class Terminal(io.StringIO):
@@ -59,11 +59,11 @@ def test_a_bar_of_tqdm_moves():
 
 def test_without_tqdm_it_is_a_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    assert _progress._tqdm() is None
+    assert progress._tqdm() is None
 
 
 def test_functions_show_their_progress(monkeypatch, capsys):
-    monkeypatch.setattr(_progress, "_tqdm", lambda: None)
+    monkeypatch.setattr(progress, "_tqdm", lambda: None)
     nodes = {"a": lambda x: (x % 2, 0.5 + x % 3 / 10), "b": lambda x: (x % 2, 0.9)}
     trace = tt.collect(range(120), nodes, labels=[x % 2 for x in range(120)], progress=True)
     assert "of 120 inputs" in capsys.readouterr().err

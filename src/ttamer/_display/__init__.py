@@ -1,0 +1,1 @@
+"""What other packages show with: SVG drawings, cards in notebooks, and progress."""
