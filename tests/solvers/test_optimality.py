@@ -148,3 +148,12 @@ def test_value_at_infinite_fallback_is_the_start_of_phi(problem, tradeoff):
         assert policy.equivalent_loss(None)[0, -1] == pytest.approx(policy.value, abs=CLOSE)
         assert not policy.if_stop(None)[0, -1]
         assert np.isfinite(weighed(policy.value, tradeoff))
+
+
+def test_rounding_of_the_smallest_losses_is_a_tie():
+    tiny = 2.225073858507e-311
+    chances = [0.006993006993006993, 0.006993006993006993, 0.986013986013986]
+    line = tt.Problem.line([[tiny] * 3, [tiny]], [0.0, 0.0], [chances, [[1.0]] * 3])
+    policy = tt.solve(line, 0.4375)
+    assert policy.if_stop("m1")[:, 0].all()
+    assert policy.if_stop(None)[0, 0]
