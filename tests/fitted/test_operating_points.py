@@ -30,9 +30,9 @@ def five_models(part, rows):
     ("trace", "test", "options"),
     [
         (five_models("fit", 400), five_models("test", 400), {}),
-        (answering_trace(900), answering_trace(400, seed=1), {}),
-        (answering_trace(900), answering_trace(400, seed=1), {"belief": "calibrated", "states": 6}),
-        (answering_trace(900), answering_trace(400, seed=1), {"belief": "none"}),
+        (answering_trace(450), answering_trace(400, seed=1), {}),
+        (answering_trace(450), answering_trace(400, seed=1), {"belief": "calibrated", "states": 6}),
+        (answering_trace(450), answering_trace(400, seed=1), {"belief": "none"}),
     ],
     ids=["five models", "full", "calibrated", "none"],
 )

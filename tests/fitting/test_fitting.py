@@ -156,7 +156,7 @@ def test_on_the_modelled_loss_the_frontier_is_monotone_and_recall_never_worse(be
             assert policy.value <= without + 1e-12
 
 
-@examples(15)
+@examples(10)
 @given(small_traces())
 def test_replay_equals_a_plain_loop_over_sessions(trace):
     ladder = fit(trace, states=3, tradeoffs=[0.0, 0.4, 0.8, 1.0])

@@ -572,7 +572,7 @@ def check_as_played(trace, policy, rows, how="run"):
         assert outcome.path[-1] == trace.names[played.last[row]]
 
 
-@examples(25)
+@examples(15)
 @given(trace=small_traces(), belief=st.sampled_from(["none", "full"]), rung=st.integers(0, 99))
 def test_a_run_asks_and_answers_as_the_policy_plays_the_trace(trace, belief, rung):
     ladder = fit(trace, belief=belief, states=3)

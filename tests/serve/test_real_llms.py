@@ -147,7 +147,7 @@ def real_gateway(real_llms, tmp_path_factory):
     for name, cost in (("small", 1.0), ("large", 3.0)):
         text += f'\n[[node]]\nname = "{name}"\ncost = {cost}\nupstream = "{real_llms[name].url}"\n'
         text += "timeout = 60\n"
-    text += f'\n[serve.audit]\nshare = 1.0\nlog = "{folder / "audits"}"\n'
+    text += f'\n[serve.audit]\nshare = 1.0\nlog_answers = true\nlog = "{folder / "audits"}"\n'
     (folder / "cascade.toml").write_text(text, "utf-8")
     rows = [[0.9, 0.9], [0.2, 0.9]] * 40
     said = [["A", "A"], ["B", "A"]] * 40

@@ -144,7 +144,7 @@ def betting_p(
 
 
 def betting_upper(values: ArrayLike, counts: ArrayLike, *, alpha: float, seed: int = 0) -> float:
-    """Return the least mean that these rows refute at level ``alpha``.
+    """Return the least mean, from that of the rows up, that they refute at level ``alpha``.
 
     Args:
         values: Shape (k,): the distinct values of the rows, from 0 to 1.
