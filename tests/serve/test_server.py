@@ -62,7 +62,7 @@ def test_a_connection_accepted_before_the_stop_is_answered(served):
     async def run() -> bytes:
         with listen("127.0.0.1", 0) as listener:
             async with gateway:
-                server = _Server(server_config(gateway, lifespan="off"), gateway)
+                server = _Server(server_config(gateway, lifespan="off"), gateway, lambda: None)
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 await until(lambda: server.started)
                 reader, writer = await asyncio.open_connection(*listener.getsockname())

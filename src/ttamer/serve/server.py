@@ -74,8 +74,7 @@ def run(
             gc.collect()
             gc.freeze()  # what is loaded now stays: it need not be scanned again
             gc.set_threshold(100_000)  # by default the collector took a tenth of the time
-            started()
-            await _Server(config, gateway).serve(sockets=[listener])
+            await _Server(config, gateway, started).serve(sockets=[listener])
 
     _log_to(gateway.log.handler())
     gateway.log.start()
@@ -189,9 +188,17 @@ def _load_certificate(config: uvicorn.Config, certificate: tuple[str, str | None
 class _Server(uvicorn.Server):
     """A server that answers 503 at ``/readyz`` for a while before it stops listening."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+    def __init__(
+        self, config: uvicorn.Config, gateway: Gateway, started: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._gateway = gateway
+        self._started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then report it: from here on no signal is lost."""
+        await super().startup(sockets=sockets)
+        self._started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop after ``[serve] lame_duck`` seconds; a second signal stops at once."""
