@@ -31,7 +31,7 @@ LANGUAGES = frozenset(_LANGUAGES.split())
 CATALOGUE_LANGUAGE = {"nb": "no", "nn": "no", "pt_BR": "pt", "zh_Hans": "zh", "zh_Hant": "zh"}
 
 # Left out: regional variants that mostly repeat another catalogue, and Serbian in Latin letters,
-# hardly to be told from Croatian and Bosnian.
+# hard to distinguish from Croatian and Bosnian.
 _LEFT_OUT = "ar_DZ en_AU en_GB es_AR es_CO es_MX es_NI es_VE sr_Latn"
 LEFT_OUT = frozenset(_LEFT_OUT.split())
 

@@ -64,14 +64,14 @@ def test_rows_go_to_the_log_and_to_the_loop(tmp_path, serving, settings, clock):
 
 
 def test_a_row_that_cannot_be_used_is_counted_and_reported_and_others_go_on(tmp_path, clock):
-    stream, told = stream_of(5, 0, seed=1), []
+    stream, reported = stream_of(5, 0, seed=1), []
     with AuditLog(tmp_path, SPEC) as log:
-        auditor = Auditor(SPEC, AuditSampler(1.0), log=log, failed=told.append, clock=clock)
+        auditor = Auditor(SPEC, AuditSampler(1.0), log=log, failed=reported.append, clock=clock)
         assert auditor.add("bad", 0, 0.5, {"small": NodeAnswer(0.5, "a", 1.0)})
         assert auditor.add("good", 1, 0.5, answers_of(stream, 0))
         auditor.close()
     assert (auditor.written, auditor.lost) == (1, 1)
-    assert "every node" in told[0]
+    assert "every node" in reported[0]
 
 
 def test_rows_that_end_in_another_order_are_taken(serving, settings, clock):
@@ -124,16 +124,16 @@ def test_an_audit_that_a_node_did_not_answer_is_paid_for_and_counted(clock):
 
 
 def test_what_the_log_cannot_keep_the_loop_still_sees(tmp_path, serving, settings, clock):
-    stream, told = stream_of(3, 0, seed=1), []
+    stream, reported = stream_of(3, 0, seed=1), []
     loop = Loop(serving, settings)
     unopened = AuditLog(tmp_path, SPEC)
     auditor = Auditor(
-        SPEC, AuditSampler(1.0), log=unopened, loop=loop, failed=told.append, clock=clock
+        SPEC, AuditSampler(1.0), log=unopened, loop=loop, failed=reported.append, clock=clock
     )
     auditor.add("0", 0, 1.0, answers_of(stream, 0))
     auditor.close()
     assert (auditor.written, auditor.seen, auditor.lost) == (0, 1, 1)
-    assert "not open" in told[0]
+    assert "not open" in reported[0]
 
 
 LABELLED = dataclasses.replace(SPEC, target="label")
@@ -204,7 +204,7 @@ def test_of_too_many_rows_without_a_label_the_oldest_are_forgotten(clock):
 
 
 class SlowLoop:
-    """A loop that re-fits until it is told to go on, and then breaks."""
+    """A loop that re-fits until it may go on, and then breaks."""
 
     number = -1
 
@@ -244,9 +244,9 @@ def test_what_takes_too_long_at_the_end_is_left_and_counted(clock):
 
 
 def test_a_full_queue_and_a_broken_loop_lose_rows_and_say_so(clock):
-    stream, told, loop = stream_of(6, 0, seed=1), [], SlowLoop()
+    stream, reported, loop = stream_of(6, 0, seed=1), [], SlowLoop()
     auditor = Auditor(
-        SPEC, AuditSampler(1.0), loop=loop, queue_rows=1, failed=told.append, clock=clock
+        SPEC, AuditSampler(1.0), loop=loop, queue_rows=1, failed=reported.append, clock=clock
     )
     assert auditor.add("0", 0, 1.0, answers_of(stream, 0))
     assert loop.begun.wait(30)  # the first is being worked on
@@ -256,6 +256,6 @@ def test_a_full_queue_and_a_broken_loop_lose_rows_and_say_so(clock):
     loop.go_on.set()
     auditor.close()
     assert auditor.lost == 3
-    assert len(told) == 2
-    for line in told:
+    assert len(reported) == 2
+    for line in reported:
         assert "was lost: ZeroDivisionError at test_auditor.py:" in line

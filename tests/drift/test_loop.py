@@ -45,11 +45,11 @@ def stream():
 
 @pytest.fixture(scope="module")
 def whole(serving, settings, stream):
-    """A loop that has seen everything, with what it told and what it put in place."""
-    told, swapped = [], []
-    loop = Loop(serving, settings, notify=told.append, swap=swapped.append)
+    """A loop that has seen everything, with its events and what it put in place."""
+    reported, swapped = [], []
+    loop = Loop(serving, settings, notify=reported.append, swap=swapped.append)
     drive(loop, stream)
-    return loop, told, swapped
+    return loop, reported, swapped
 
 
 def test_the_first_policy_breaks_its_promise_on_the_changed_rows(serving, settings, stream):
@@ -60,17 +60,17 @@ def test_the_first_policy_breaks_its_promise_on_the_changed_rows(serving, settin
 
 
 def test_it_goes_all_the_way_round(whole):
-    loop, told, swapped = whole
-    kinds = [event.kind for event in told]
+    loop, reported, swapped = whole
+    kinds = [event.kind for event in reported]
     assert kinds[:5] == ["alarm", "fallback", "refit", "certified", "swap"]
-    assert [event.state for event in told[:5]] == [
+    assert [event.state for event in reported[:5]] == [
         "suspected", "suspected", "refitting", "shadowing", "swapped",
     ]  # fmt: skip
     assert loop.state == "watching"
     assert isinstance(swapped[0].policy, AskLast)
     assert swapped[1].promise.certified
     assert loop.serving is swapped[-1]
-    assert list(loop.events) == told
+    assert list(loop.events) == reported
 
 
 def test_the_alarm_comes_after_the_change_and_reports_when_it_was(whole):

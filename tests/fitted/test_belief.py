@@ -74,7 +74,7 @@ def many_models(count, *, rows=600, falling=False, order="any", seed=0):
 
 
 def finished(policy, trace, row, kind=lambda value: value):
-    """Play one row by a session, told what the trace says."""
+    """Play one row by a session, with the answers of the trace."""
     turn = policy.session()
     while turn.next is not None:
         column = trace.names.index(turn.next)
@@ -969,19 +969,19 @@ def test_an_explanation_reports_every_belief_gain_and_price():
     assert first.price == dict(zip(trace.names, trace.spec.costs, strict=True))[first.next]
     while turn.next is not None:
         turn.observe(confidence=0.5, prediction=f"c{len(turn.asked)}")  # no one agrees
-        told = turn.explain()
-        assert set(told.beliefs) == set(turn.asked)
-        assert next(iter(told.beliefs)) == turn.answer  # the likeliest right
-        assert all(0 < chance < 1 for chance in told.beliefs.values())
-        assert list(told.beliefs.values()) == sorted(told.beliefs.values())
-        assert f"{told.beliefs[turn.answer]:.1%}" in told.why or turn.next is None
+        reported = turn.explain()
+        assert set(reported.beliefs) == set(turn.asked)
+        assert next(iter(reported.beliefs)) == turn.answer  # the likeliest right
+        assert all(0 < chance < 1 for chance in reported.beliefs.values())
+        assert list(reported.beliefs.values()) == sorted(reported.beliefs.values())
+        assert f"{reported.beliefs[turn.answer]:.1%}" in reported.why or turn.next is None
         if turn.next is not None:
-            assert told.gain > 0
-            assert told.price > 0
-    assert told.price == 0
-    plain = told.to_dict()
+            assert reported.gain > 0
+            assert reported.price > 0
+    assert reported.price == 0
+    plain = reported.to_dict()
     assert json.loads(json.dumps(plain)) == plain
-    assert plain["beliefs"] == told.beliefs
+    assert plain["beliefs"] == reported.beliefs
 
 
 def test_an_answer_that_several_gave_is_judged_once():

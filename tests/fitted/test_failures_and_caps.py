@@ -67,18 +67,18 @@ def test_a_failed_node_never_answers_and_an_answer_is_found_if_anybody_has_one(f
     policy = ladder[data.draw(st.integers(0, len(ladder) - 1))]
     row = data.draw(st.integers(0, len(trace) - 1))
     failing = data.draw(st.sets(st.sampled_from(trace.names)))
-    turn, failed, told = policy.session(), [], []
+    turn, failed, reported = policy.session(), [], []
     while (node := turn.next) is not None:
-        assert node not in (*failed, *told)
+        assert node not in (*failed, *reported)
         if node in failing:
             turn.fail()
             failed.append(node)
         else:
             _tell(turn, trace, row)
-            told.append(node)
-    assert turn.answer in told if told else turn.answer is None
-    assert set(turn.asked) == {*failed, *told}
-    if not told:
+            reported.append(node)
+    assert turn.answer in reported if reported else turn.answer is None
+    assert set(turn.asked) == {*failed, *reported}
+    if not reported:
         left = trace.names[trace.spec.index_of(failed[-1]) + 1 :]  # in increasing order
         assert not left if trace.spec.order == "skip" else set(failed) == set(trace.names)
     with pytest.raises(ObservationError, match="stopped"):
@@ -97,7 +97,7 @@ def test_a_cap_holds_whatever_happens(fitted, data):
             policy.session(max_cost=cap)
         return
     turn = policy.session(max_cost=cap)
-    told = []
+    reported = []
     while (node := turn.next) is not None:
         before = turn.cost
         price = turn.price
@@ -105,10 +105,10 @@ def test_a_cap_holds_whatever_happens(fitted, data):
             turn.fail()
         else:
             _tell(turn, trace, row)
-            told.append(node)
+            reported.append(node)
         assert turn.cost == pytest.approx(before + price)
         assert turn.cost <= cap * (1 + 1e-6)
-    assert turn.answer in told if told else turn.answer is None
+    assert turn.answer in reported if reported else turn.answer is None
     assert turn.stopped
     assert turn.price == 0.0
     with pytest.raises(ObservationError, match="stopped"):

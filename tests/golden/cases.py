@@ -1,8 +1,8 @@
 """What is digested: fits, decisions, artefacts and interfaces, as named values.
 
 Every group is a function that yields (name, value). A name says what it is about, from the whole to
-the part, so that what is meant to change can be told from what is not: decisions of a rung never
-depend on the name or the tradeoff of the rung.
+the part, so that what is meant to change can be separated from what is not: decisions of a rung
+never depend on the name or the tradeoff of the rung.
 """
 
 from __future__ import annotations
@@ -242,15 +242,15 @@ def told_why(policy: Any, trace: tt.Trace, row: int) -> list[dict[str, Any]]:
     """Return what a session says of itself before and after each step, by key."""
     signals = {name: float(values[row]) for name, values in trace.signals.items()}
     turn = policy.session(signals=signals)
-    told = [turn.explain().to_dict()]
+    reported = [turn.explain().to_dict()]
     while turn.next is not None:
         node = trace.names.index(turn.next)
         code = -1 if trace.prediction is None else int(trace.prediction[row, node])
         turn.observe(
             confidence=float(trace.confidence[row, node]), prediction=(*trace.classes, None)[code]
         )
-        told.append(turn.explain().to_dict())
-    return told
+        reported.append(turn.explain().to_dict())
+    return reported
 
 
 for _case in FITS:
@@ -534,7 +534,7 @@ for _name in OLD_FILES:
 # The command line.
 
 
-def told(*arguments: object) -> Any:
+def reported(*arguments: object) -> Any:
     """Return the JSON that a command prints, and its exit code where that is 1: not certified."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -565,16 +565,16 @@ def of_solving() -> Entries:
             path = Path(folder, f"{case}.json")
             SOLVED[case][0]().to_file(path)
             yield f"{case}, problem.json", path.read_bytes()
-            yield from flat(f"{case}, --tradeoff", told("solve", path, "--tradeoff", 0.8))
-            yield from flat(f"{case}, --ladder", told("solve", path, "--ladder", 5))
+            yield from flat(f"{case}, --tradeoff", reported("solve", path, "--tradeoff", 0.8))
+            yield from flat(f"{case}, --ladder", reported("solve", path, "--ladder", 5))
         path = Path(folder, "line.json")
-        yield from flat("--no-recall", told("solve", path, "--tradeoff", 0.8, "--no-recall"))
+        yield from flat("--no-recall", reported("solve", path, "--tradeoff", 0.8, "--no-recall"))
 
 
 @group("cli/inspect")
 def of_inspecting() -> Entries:
     for name in OLD_FILES:
-        yield from flat(name, told("inspect", FILES / f"{name}.ttamer"))
+        yield from flat(name, reported("inspect", FILES / f"{name}.ttamer"))
 
 
 def listed(name: str, facts: list[dict[str, Any]]) -> Entries:
@@ -597,19 +597,19 @@ def of_fitting() -> Entries:
             ):
                 output = Path(folder, "policy.ttamer")
                 which = f"{name} {' '.join(map(str, options))}"
-                found = told("fit", fit, "--cascade", cascade, "-o", output, *options)
+                found = reported("fit", fit, "--cascade", cascade, "-o", output, *options)
                 for key, value in flat(f"{which}, fit", found):
                     yield key, str(value).replace(folder, "") if isinstance(value, str) else value
                 yield from flat(f"{which}, file", dict(of_artefact(tt.load(output))))
-                facts = told("evaluate", output, test)
+                facts = reported("evaluate", output, test)
                 yield from listed(f"{which}, evaluate", facts["policies"])
                 budget = sorted(tt.load(output).rungs.costs.tolist())[30]
-                facts = told("evaluate", output, test, "--budget", budget)
+                facts = reported("evaluate", output, test, "--budget", budget)
                 yield from listed(f"{which}, evaluate --budget", facts["policies"])
                 if "--hold-out" in options:
-                    facts = told("certify", output, "--error", 0.2)
+                    facts = reported("certify", output, "--error", 0.2)
                     yield f"{which}, certify", [facts["promises"], facts.get("exit code")]
-                    facts = told("certify", output, test, "--drop", 0.05)
+                    facts = reported("certify", output, test, "--drop", 0.05)
                     yield (
                         f"{which}, certify on other rows",
                         [facts["promises"], facts.get("exit code")],
@@ -618,8 +618,8 @@ def of_fitting() -> Entries:
 
 @group("cli/theory")
 def of_theory() -> Entries:
-    yield from flat("no-recall", told("theory", "no-recall"))
-    yield from flat("if-stop", told("theory", "if-stop", "--no-figure"))
+    yield from flat("no-recall", reported("theory", "no-recall"))
+    yield from flat("if-stop", reported("theory", "if-stop", "--no-figure"))
 
 
 @group("cli/frontier")
@@ -628,7 +628,7 @@ def of_frontier() -> Entries:
         for name in ("langid", "vgg11-cifar10"):
             fit, test, cascade = exported(folder, name, 300, 300)
             output = Path(folder, "frontier.json")
-            facts = told(
+            facts = reported(
                 "frontier", "--fit", fit, "--test", test, "--cascade", cascade, "-o", output,
                 "--resamples", 50,
             )  # fmt: skip
@@ -646,7 +646,7 @@ def of_frontier() -> Entries:
 
 @group("cli/replay")
 def of_drift() -> Entries:
-    yield from flat("vgg16-to-noise", told("replay", "--example", "vgg16-to-noise"))
+    yield from flat("vgg16-to-noise", reported("replay", "--example", "vgg16-to-noise"))
 
 
 # The gateway.

@@ -467,9 +467,9 @@ def test_a_stop_within_rounding_is_explained_as_a_stop():
     line = tt.Problem.line([[0.5], [0, 1]], [0, 0], [[1], [[1e-14, 1 - 1e-14]]])
     turn = tt.solve(line, 1.0).session()
     turn.observe(0)
-    told = turn.explain()
+    reported = turn.explain()
     assert turn.stopped
-    assert told.best <= told.index
+    assert reported.best <= reported.index
 
 
 def test_off_the_grid_a_line_is_played_by_its_exact_indices():

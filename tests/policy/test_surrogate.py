@@ -44,7 +44,7 @@ def mean(law, worth):
 
 
 def assert_same(surrogate, expected):
-    got = surrogate.least_mean(np.array(XS))
+    got = surrogate.expected_minimum(np.array(XS))
     assert got.shape == (len(expected), len(XS))
     for row, law in zip(got.tolist(), expected, strict=True):
         assert row == pytest.approx([mean(law, lambda w, x=x: min(w, x)) for x in XS], abs=CLOSE)
@@ -73,7 +73,7 @@ def test_the_least_of_two_independent_numbers(one, two):
         [(min(v, w), p * q) for (v, p), (w, q) in product(law_a, law_b)]
         for law_a, law_b in zip(one[1], two[1], strict=True)
     ]
-    least = one[0].least_with(two[0])
+    least = one[0].minimum_with(two[0])
     assert_same(least, expected)
     assert (least.sure >= (one[0].sure | two[0].sure)).all()
 
@@ -133,23 +133,25 @@ def test_raised_to_an_index_no_value_below_it_is_left(pair, sigma):
 def test_nothing_finite_leaves_the_fallback_and_an_infinite_index():
     nothing = Surrogate.of_losses(np.array([INF, INF]))
     assert nothing.index(0.5).tolist() == [INF, INF]
-    assert nothing.least_mean(np.array([0.2, INF])).tolist() == [[0.2, INF]] * 2
+    assert nothing.expected_minimum(np.array([0.2, INF])).tolist() == [[0.2, INF]] * 2
     assert not nothing.sure.any()
 
 
 def test_the_least_chance_of_no_answer_makes_the_whole_mean_infinite():
     chances = np.array([[1 - 1e-12, 1e-12], [1.0, 0.0]])
     surrogate = Surrogate.of_losses(np.array([0.5, INF])).mixed(chances)
-    assert surrogate.least_mean(np.array([INF]))[:, 0].tolist() == [INF, 0.5]
+    assert surrogate.expected_minimum(np.array([INF]))[:, 0].tolist() == [INF, 0.5]
 
 
 @settings(deadline=None)
 @given(laws(), laws())
 def test_a_trimmed_law_has_the_same_means(one, two):
-    least = one[0].least_with(two[0])
+    least = one[0].minimum_with(two[0])
     for _ in range(6):
-        least = least.least_with(one[0])
-    assert_equal(least.trimmed().least_mean(np.array(XS)), least.least_mean(np.array(XS)))
+        least = least.minimum_with(one[0])
+    assert_equal(
+        least.trimmed().expected_minimum(np.array(XS)), least.expected_minimum(np.array(XS))
+    )
 
 
 def test_an_upper_tail_below_rounding_is_dropped_and_no_other():

@@ -77,8 +77,8 @@ try:
 except WorkLost as error:
     print(error)
 """
-    told = run(program)
-    assert told.startswith(
+    reported = run(program)
+    assert reported.startswith(
         "no Ray cluster is reachable at '127.0.0.1:1': no cluster at 127.0.0.1:1;"
     )
-    assert told.count("\n") == 1
+    assert reported.count("\n") == 1

@@ -1,4 +1,4 @@
-"""What the tests of serving share: servers that fail as told, and a small fitted cascade."""
+"""What the tests of serving share: servers that fail on command, and a small fitted cascade."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request's life: routes, choices, limits, headers, and what those who watch are told."""
+"""One request's life: routes, choices, limits, headers, and what observers are sent."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_secrets_in_every_place_of_a_request_are_in_no_record_of_it(
     statuses += [send(gateway, path, headers | more, text) for path, more, text in wrong]
     assert statuses[:2] == [200, 200]
     assert all(400 <= status < 600 for status in statuses[2:])
-    assert gateway.log  # all is told now
+    assert gateway.log  # everything is written now
     records = gateway._stream.getvalue() + gateway.gateway.metrics.text().decode()
     records += json.dumps(gateway.gateway.status_now()) + caplog.text
     gateway.gateway.trace_log.close()

@@ -1,4 +1,4 @@
-"""What a request may choose for itself, and what it is told of the choice; calls made twice."""
+"""What a request may choose for itself, and what the response reports of it; calls made twice."""
 
 from __future__ import annotations
 

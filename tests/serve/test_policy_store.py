@@ -46,13 +46,13 @@ def build(artefact, version):
 
 
 @pytest.fixture
-def told():
+def reported():
     return []
 
 
 @pytest.fixture
-def reloader(path, told):
-    reloader = PolicyStore(path, NODES, build, told.append)
+def reloader(path, reported):
+    reloader = PolicyStore(path, NODES, build, reported.append)
     reloader.load()
     return reloader
 
@@ -65,12 +65,12 @@ def rollback(reloader):
     return asyncio.run(reloader.rollback())
 
 
-def test_the_first_load(reloader, path, told):
+def test_the_first_load(reloader, path, reported):
     now = reloader.current
     assert now.version == version(path)
     assert now.short_version == now.version[:16]
     assert now.policies[1] == now.version
-    (first,) = told
+    (first,) = reported
     assert first.to_dict() == {
         "ok": True,
         "action": "load",
@@ -86,13 +86,13 @@ def test_before_the_first_load_there_is_none(path):
         PolicyStore(path, NODES, build).current  # noqa: B018
 
 
-def test_a_new_file_takes_over_and_those_under_way_keep_theirs(reloader, ladders, path, told):
+def test_a_new_file_takes_over_and_those_under_way_keep_theirs(reloader, ladders, path, reported):
     under_way = reloader.current
     tt.save(ladders[1], path)
     assert reload(reloader).changed
     assert reloader.current.version == version(path) != under_way.version
     assert under_way.policies[0].session().next in NODES
-    assert told[-1] is reloader.last
+    assert reported[-1] is reloader.last
 
 
 def test_the_same_file_again_changes_nothing(reloader):
@@ -196,7 +196,7 @@ SPOILS = {
 
 
 @pytest.mark.parametrize("spoil", SPOILS, ids=lambda spoil: spoil.__name__)
-def test_a_bad_file_leaves_the_old_policy_serving(reloader, path, told, spoil):
+def test_a_bad_file_leaves_the_old_policy_serving(reloader, path, reported, spoil):
     before = reloader.current
     spoil(path)
     result = reload(reloader)
@@ -207,7 +207,7 @@ def test_a_bad_file_leaves_the_old_policy_serving(reloader, path, told, spoil):
     assert "\n" not in result.message
     assert result.version == before.version
     assert reloader.current is before
-    assert told[-1] == result
+    assert reported[-1] == result
     with pytest.raises(ArtefactError):
         PolicyStore(path, NODES, build).load()
 
@@ -220,7 +220,7 @@ def test_a_bad_file_is_forgotten_when_a_good_one_comes(reloader, ladders, path):
     assert rollback(reloader).ok
 
 
-def test_what_cannot_be_built_from_is_refused(ladders, path, told):
+def test_what_cannot_be_built_from_is_refused(ladders, path, reported):
     calls = []
 
     def picky(artefact, version):
@@ -231,14 +231,14 @@ def test_what_cannot_be_built_from_is_refused(ladders, path, told):
             raise KeyError("secret")
         return version
 
-    reloader = PolicyStore(path, NODES, picky, told.append)
+    reloader = PolicyStore(path, NODES, picky, reported.append)
     before = reloader.load()
     tt.save(ladders[1], path)
     assert "as little as 0.1" in reload(reloader).message
     unexpected = reload(reloader).message
     assert unexpected == f"{path}: could not be loaded: KeyError"
     assert reloader.current is before
-    assert [one.ok for one in told] == [True, False, False]
+    assert [one.ok for one in reported] == [True, False, False]
 
 
 def test_a_file_is_read_once(path, monkeypatch):
@@ -258,40 +258,42 @@ def test_names_of_a_stranger_s_file_are_cut_short(reloader, path):
 class Watched:
     """A reloader being watched, and a way to wait for what it tells."""
 
-    def __init__(self, reloader, told):
-        self.reloader, self.told = reloader, told
+    def __init__(self, reloader, reported):
+        self.reloader, self.reported = reloader, reported
 
     async def until(self, count):
-        while len(self.told) < count:
+        while len(self.reported) < count:
             await asyncio.sleep(0.001)
 
 
-def watched(reloader, told, main, every=0.002):
+def watched(reloader, reported, main, every=0.002):
     async def run():
         async with reloader.watching(every):
-            await asyncio.wait_for(main(Watched(reloader, told)), 30)
+            await asyncio.wait_for(main(Watched(reloader, reported)), 30)
 
     asyncio.run(run())
 
 
-def test_a_changed_file_is_noticed(reloader, ladders, path, told):
+def test_a_changed_file_is_noticed(reloader, ladders, path, reported):
     async def main(watch):
         tt.save(ladders[1], path)
         await watch.until(2)
-        assert told[-1].cause == "file"
+        assert reported[-1].cause == "file"
         assert reloader.current.version == version(path)
         path.write_bytes(b"garbage")
         await watch.until(3)
-        assert not told[-1].ok
+        assert not reported[-1].ok
         tt.save(ladders[2], path)
         await watch.until(4)
         assert reloader.current.version == version(path)
 
-    watched(reloader, told, main)
-    assert len(told) == 4  # and the bad file was tried once only
+    watched(reloader, reported, main)
+    assert len(reported) == 4  # and the bad file was tried once only
 
 
-def test_a_file_that_stays_as_it_is_or_goes_away_is_left_alone(reloader, told, path, monkeypatch):
+def test_a_file_that_stays_as_it_is_or_goes_away_is_left_alone(
+    reloader, reported, path, monkeypatch
+):
     looks = []
     real = PolicyStore._read_signature
     monkeypatch.setattr(PolicyStore, "_read_signature", lambda self: looks.append(1) or real(self))
@@ -303,11 +305,11 @@ def test_a_file_that_stays_as_it_is_or_goes_away_is_left_alone(reloader, told, p
         while len(looks) < 10:
             await asyncio.sleep(0.001)
 
-    watched(reloader, told, main)
-    assert len(told) == 1
+    watched(reloader, reported, main)
+    assert len(reported) == 1
 
 
-def test_a_file_still_being_written_is_waited_for(reloader, ladders, path, told, monkeypatch):
+def test_a_file_still_being_written_is_waited_for(reloader, ladders, path, reported, monkeypatch):
     tt.save(ladders[1], path)
     data = path.read_bytes()
     path.write_bytes(data[:100])
@@ -326,11 +328,11 @@ def test_a_file_still_being_written_is_waited_for(reloader, ladders, path, told,
     async def main(watch):
         await watch.until(2)
 
-    watched(reloader, told, main)
-    assert [(one.ok, one.changed) for one in told[1:]] == [(True, True)]
+    watched(reloader, reported, main)
+    assert [(one.ok, one.changed) for one in reported[1:]] == [(True, True)]
 
 
-def test_a_rolled_back_policy_stays_until_the_file_changes(reloader, ladders, path, told):
+def test_a_rolled_back_policy_stays_until_the_file_changes(reloader, ladders, path, reported):
     first = reloader.current
 
     async def main(watch):
@@ -343,33 +345,33 @@ def test_a_rolled_back_policy_stays_until_the_file_changes(reloader, ladders, pa
         await watch.until(4)
         assert reloader.current.version == version(path)
 
-    watched(reloader, told, main)
+    watched(reloader, reported, main)
 
 
-def test_sighup_reloads_and_is_no_longer_handled_afterwards(reloader, ladders, path, told):
+def test_sighup_reloads_and_is_no_longer_handled_afterwards(reloader, ladders, path, reported):
     before = signal.getsignal(signal.SIGHUP)
 
     async def main():
         async with reloader.watching(0):
             tt.save(ladders[1], path)
             os.kill(os.getpid(), signal.SIGHUP)
-            await asyncio.wait_for(Watched(reloader, told).until(2), 30)
+            await asyncio.wait_for(Watched(reloader, reported).until(2), 30)
         assert signal.getsignal(signal.SIGHUP) == before
 
     asyncio.run(main())
-    assert told[-1].cause == "signal"
-    assert told[-1].changed
+    assert reported[-1].cause == "signal"
+    assert reported[-1].changed
 
 
-def test_watching_in_another_thread_goes_without_the_signal(reloader, ladders, path, told):
+def test_watching_in_another_thread_goes_without_the_signal(reloader, ladders, path, reported):
     async def main(watch):
         tt.save(ladders[1], path)
         await watch.until(2)
 
-    thread = threading.Thread(target=watched, args=(reloader, told, main))
+    thread = threading.Thread(target=watched, args=(reloader, reported, main))
     thread.start()
     thread.join(30)
-    assert told[-1].changed
+    assert reported[-1].changed
 
 
 def test_readers_never_see_anything_but_a_whole_generation(reloader, ladders, path):

@@ -7,6 +7,8 @@ import io
 import json
 import logging
 import socket
+import subprocess
+import sys
 import warnings
 
 import httpx2 as httpx
@@ -81,6 +83,30 @@ def test_a_connection_accepted_before_the_stop_is_answered(served):
                 await asyncio.sleep(0.005)
 
     assert asyncio.run(run()).startswith(b"HTTP/1.1 200 ")
+
+
+EARLY = """
+import signal, sys
+from ttamer.serve.config import read_settings
+from ttamer.serve.gateway import Gateway
+from ttamer.serve.server import listen, run
+
+class Signalled(Gateway):
+    async def __aenter__(self):
+        entered = await super().__aenter__()
+        signal.raise_signal(signal.SIGTERM)
+        return entered
+
+with listen("127.0.0.1", 0) as listener:
+    run(Signalled(read_settings(sys.argv[1]), sys.argv[2]), listener, lambda: None)
+print("stopped")
+"""
+
+
+def test_a_signal_that_arrives_during_the_start_stops_the_gateway(served):
+    program = [sys.executable, "-c", EARLY, str(served.cascade), str(served.artefact)]
+    found = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout == "stopped\n"
 
 
 def test_a_stopping_gateway_keeps_no_connection(run_gateway):

@@ -1,4 +1,4 @@
-"""What the status page is told."""
+"""What the status page is sent."""
 
 from __future__ import annotations
 

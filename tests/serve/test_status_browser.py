@@ -78,7 +78,7 @@ def busy_status(name="support answers") -> Status:
     return status
 
 
-def told(number, kind, text, state="suspected", time=1_800_003_000.0):
+def reported(number, kind, text, state="suspected", time=1_800_003_000.0):
     return {
         "number": number, "state": state, "kind": kind, "text": text, "facts": {},
         "time": time,
@@ -94,8 +94,8 @@ GAVE_UP = (
     "required"
 )
 STEPS = [
-    told(3178, "fallback", "the fallback policy (large answers) serves", time=1_800_003_002.0),
-    told(3178, "alarm", FOUND),
+    reported(3178, "fallback", "the fallback policy (large answers) serves", time=1_800_003_002.0),
+    reported(3178, "alarm", FOUND),
 ]
 
 
@@ -156,7 +156,7 @@ def drift_status(loop: dict | None = None, **facts) -> dict:
 
 SUSPECTED = fallback("suspected", waiting={"rows": 120, "of": 400, "for": "re-fit"})
 SHADOWING = fallback("shadowing", waiting={"rows": 20, "of": 50, "for": "swap"})
-FALLEN = fallback("fallback") | {"events": [told(5100, "give up", GAVE_UP), *STEPS]}
+FALLEN = fallback("fallback") | {"events": [reported(5100, "give up", GAVE_UP), *STEPS]}
 
 
 @pytest.fixture
@@ -678,7 +678,7 @@ def test_in_a_browser_what_serves_what_is_audited_and_what_it_cost(chromium, sit
 
 
 def test_in_a_browser_the_loop_s_steps_the_latest_first(chromium, site, answer):
-    undated = told(3032, "certified", "error at most 5%: certified", time=None)
+    undated = reported(3032, "certified", "error at most 5%: certified", time=None)
     loop = FALLEN | {"events": [*FALLEN["events"], undated]}
     site.answers, site.widths = [answer(drift_status(loop))], (360,)
     (seen,) = looked_at(chromium, site)
@@ -692,7 +692,7 @@ def test_in_a_browser_the_loop_s_steps_the_latest_first(chromium, site, answer):
 
 def test_in_a_browser_what_the_loop_reports_stays_text(chromium, site, answer):
     loop = fallback(EVIL, waiting={"rows": 1, "of": 2, "for": EVIL})
-    loop |= {"serving": EVIL, "events": [told(1, EVIL, EVIL), told(1, "alarm", EVIL)]}
+    loop |= {"serving": EVIL, "events": [reported(1, EVIL, EVIL), reported(1, "alarm", EVIL)]}
     loop["promised"] = loop["promised"] | {"kind": EVIL}
     loop["tests"][0]["test"] = EVIL
     site.answers, site.widths = [answer(drift_status(loop))], (360, 1280)

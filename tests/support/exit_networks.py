@@ -76,26 +76,26 @@ def evidence(
     """Return inputs and labels; ``broken`` is the share of logits that will be NaN."""
     generator = np.random.default_rng(seed)
     label = generator.integers(0, classes, rows)
-    told = generator.integers(-2, 3, (rows, exits, classes))
+    reported = generator.integers(-2, 3, (rows, exits, classes))
     hard = generator.random((rows, 1)) < 0.5
     # Some classes are harder than others, so that what is predicted says something too.
-    told[np.arange(rows), :, label] += np.where(hard, 1, 3) - label[:, np.newaxis] % 2
+    reported[np.arange(rows), :, label] += np.where(hard, 1, 3) - label[:, np.newaxis] % 2
     start = np.zeros((rows, classes))
     flags = generator.random((rows, exits)) < broken
-    inputs = np.concatenate([start, told.reshape(rows, -1), flags], axis=1)
+    inputs = np.concatenate([start, reported.reshape(rows, -1), flags], axis=1)
     return torch.tensor(inputs, dtype=torch.float32), torch.tensor(label)
 
 
 class PairAdding(nn.Module):
-    """The same block on a pair: what was gathered so far, and all that is still to be told."""
+    """The same block on a pair: what was gathered so far, and all that is still to come."""
 
     def __init__(self, exit_: int, classes: int) -> None:
         super().__init__()
-        self.told = slice(classes * exit_, classes * (exit_ + 1))
+        self.reported = slice(classes * exit_, classes * (exit_ + 1))
 
     def forward(self, value: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         gathered, rest = value
-        return gathered + rest[:, self.told], rest
+        return gathered + rest[:, self.reported], rest
 
 
 class PairReading(nn.Module):
@@ -166,7 +166,7 @@ def by_session(
 ) -> list[tuple[tuple[str, ...], str | None, int]]:
     """Return per row whom a session asks, whose answer it returns, and how many were unclear.
 
-    It is told what the answers say that the exits said.
+    It gets the answers of the exits.
     """
     confidence, prediction = answers.confidence.tolist(), answers.prediction.tolist()
     found = []

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that fails as told, on a thread of its own.
+"""An OpenAI-compatible server that fails on command, on a thread of its own.
 
 Its answers are letters from A to D, made from the prompt and the model alone, so that two runs
 agree; what it says twice in a row differs only where a temperature is set.

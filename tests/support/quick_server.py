@@ -1,4 +1,4 @@
-"""A server for tests that ends as soon as it is told to: uvicorn's looks ten times a second."""
+"""A server for tests that ends as soon as it is stopped: uvicorn's looks ten times a second."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class QuickServer(uvicorn.Server):
     """Tell it with :meth:`end`, from any thread."""
 
     async def main_loop(self) -> None:
-        self._loop, self._told = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self._stop_event = asyncio.get_running_loop(), asyncio.Event()
         if self.should_exit:
             return
         await self.on_tick(0)  # makes the headers sent with every answer
-        await self._told.wait()
+        await self._stop_event.wait()
 
     def end(self) -> None:
         self.should_exit = True
-        told = getattr(self, "_told", None)  # None: it looks itself before it begins
-        if told is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(told.set)
+        reported = getattr(self, "_stop_event", None)  # None: it looks itself before it begins
+        if reported is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(reported.set)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:

@@ -123,12 +123,12 @@ def test_a_batch_decides_as_sessions_do(belief, skip):
     network = adding_network()
     for policy in fitted(belief, skip=skip):
         answers = Runner(network, policy)(inputs)
-        told = by_session(policy, network.names, answers)
+        reported = by_session(policy, network.names, answers)
         exits = [network.names[k] for k in answers.exit]
         asked = [tuple(network.names[k] for k in row.nonzero()[:, 0]) for row in answers.asked]
-        assert asked == [asked for asked, _, _ in told]
-        assert exits == [answer for _, answer, _ in told]
-        assert answers.unclear == sum(unclear for _, _, unclear in told)
+        assert asked == [asked for asked, _, _ in reported]
+        assert exits == [answer for _, answer, _ in reported]
+        assert answers.unclear == sum(unclear for _, _, unclear in reported)
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -139,10 +139,10 @@ def test_long_cascades_where_a_belief_looks_back_at_some_exits_only(skip):
     for policy in fitted("full", skip=skip, exits=8):
         answers = Runner(network, policy)(inputs)
         assert_same(answers, Runner(network, policy, regrouping=Regrouping.never())(inputs))
-        told = by_session(policy, network.names, answers)
-        assert [network.names[k] for k in answers.exit] == [answer for _, answer, _ in told]
-        assert answers.asked.sum(dim=1).tolist() == [len(asked) for asked, _, _ in told]
-        recalled += sum(answer != asked[-1] for asked, answer, _ in told)
+        reported = by_session(policy, network.names, answers)
+        assert [network.names[k] for k in answers.exit] == [answer for _, answer, _ in reported]
+        assert answers.asked.sum(dim=1).tolist() == [len(asked) for asked, _, _ in reported]
+        recalled += sum(answer != asked[-1] for asked, answer, _ in reported)
     assert recalled
 
 
@@ -221,8 +221,8 @@ def test_nan_logits_are_no_confidence_and_are_counted(belief):
     turn.observe(confidence=float("nan"))
     assert turn.next == "exit2"
     assert answers.asked[:100, 1].all()
-    told = by_session(policy, network.names, answers)
-    assert [network.names[k] for k in answers.exit] == [answer for _, answer, _ in told]
+    reported = by_session(policy, network.names, answers)
+    assert [network.names[k] for k in answers.exit] == [answer for _, answer, _ in reported]
 
 
 def test_where_all_exits_give_nan_the_row_is_still_answered():
@@ -232,8 +232,8 @@ def test_where_all_exits_give_nan_the_row_is_still_answered():
         answers = Runner(adding_network(), policy)(inputs)
         assert answers.logits.isnan().all()
         assert answers.unclear == int(answers.asked.sum())
-        told = by_session(policy, adding_network().names, answers)
-        assert [adding_network().names[k] for k in answers.exit] == [who for _, who, _ in told]
+        reported = by_session(policy, adding_network().names, answers)
+        assert [adding_network().names[k] for k in answers.exit] == [who for _, who, _ in reported]
 
 
 # Sizes
@@ -460,8 +460,8 @@ def test_half_precision_that_rounds_decides_by_what_it_computed():
     policy = fit(trace, belief="calibrated", states=4, tradeoffs=[0.8])[0]
     for rule in (Regrouping.never(), Regrouping.always()):
         answers = Runner(network, policy, precision="bf16", regrouping=rule)(inputs)
-        told = by_session(policy, network.names, answers)
-        assert [network.names[k] for k in answers.exit] == [answer for _, answer, _ in told]
+        reported = by_session(policy, network.names, answers)
+        assert [network.names[k] for k in answers.exit] == [answer for _, answer, _ in reported]
         assert answers.logits.dtype == torch.bfloat16
         recomputed = answers.logits.float().softmax(dim=1).max(dim=1).values
         chosen = answers.confidence[torch.arange(40), answers.exit]

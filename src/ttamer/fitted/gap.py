@@ -164,24 +164,24 @@ def gap_of(policy: FittedPolicy, trace: Trace, *, confidence: float) -> Gap:
             "these are the rows the ladder was fitted to: a gap needs others; fit with "
             "hold_out=0.2, or give held-out rows (on=trace)"
         )
-    unit_of_loss, most_lost = policy.fitted.loss_unit, 1.0
+    unit_of_loss, max_loss = policy.fitted.loss_unit, 1.0
     if trace.is_graded:
         if trace.spec.loss_bound is None:
             raise ArgumentError(
                 "a gap in mean loss needs the largest loss there can be, known beforehand: set "
                 "max_loss in [cascade] (for scores it is 1)"
             )
-        most_lost = trace.spec.loss_bound / unit_of_loss
+        max_loss = trace.spec.loss_bound / unit_of_loss
     lost = trace.losses() / unit_of_loss
     rows = _Rows.of(policy, trace, lost)
     weight, every = policy.tradeoff, np.arange(len(trace))
     played = policy.play(trace)
     unit = policy.fitted.full_cost
     mine = weight * lost[every, played.answer] + (1 - weight) * paid(played.asked, trace) / unit
-    most = weight * most_lost + (1 - weight) * rows.largest_cost()
+    most = weight * max_loss + (1 - weight) * rows.largest_cost()
     ones = np.ones(len(trace), np.intp)
     upper = most * betting_upper(np.minimum(mine / most, 1.0), ones, alpha=each)
-    best, lines = rows.least_value(weight), rows.lines()
+    best, lines = rows.optimal_value(weight), rows.lines()
     alone = [paid(np.tile(needed, (len(trace), 1)), trace) for needed in trace.spec.required]
     knowing = np.min(weight * lost.T + (1 - weight) * np.array(alone) / unit, axis=0)
     any_policy = most * (1 - betting_upper(1 - np.minimum(knowing / most, 1.0), ones, alpha=each))
@@ -240,7 +240,7 @@ class _Rows:
         answers = np.array([bool(step) for step in steps])
         return cls(problem, states, lost[every, owner], answers, costs)
 
-    def least_value(self, tradeoff: float) -> float:
+    def optimal_value(self, tradeoff: float) -> float:
         """Return the least objective of the class, on the chain counted from the rows."""
         ahead: list[NDArray[np.float64]] = [np.empty(0)] * len(self.states)
         for place in reversed(self.problem.order):

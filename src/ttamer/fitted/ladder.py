@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FittedLadder", "FittedPolicy"]
 
-MOST_INPUTS = 0.5
+MAJORITY_SHARE = 0.5
 """From this share on, the more expensive policy of a mixture decides most inputs."""
 
 
@@ -614,7 +614,7 @@ class FittedLadder(Ladder):
             )
         if tradeoff is None:
             mixture = self.default()
-            policy = mixture.expensive if mixture.share >= MOST_INPUTS else mixture.cheap
+            policy = mixture.expensive if mixture.share >= MAJORITY_SHARE else mixture.cheap
         else:
             policy = self.at(tradeoff)
         return gap_of(policy, rows.with_verification(), confidence=confidence)

@@ -102,7 +102,7 @@ class IndexPolicy(Policy):
         below = surrogate_below(self.problem, self.tradeoff, self.sigma, place)
         if below is None:
             return np.tile(self.fallbacks, (self._states(place), 1))
-        return below.least_mean(self.fallbacks)
+        return below.expected_minimum(self.fallbacks)
 
     def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
         """Return the joint law of the best loss and the cost below a node.

@@ -69,7 +69,7 @@ class Surrogate:
         above = np.concatenate([nothing + 1, self.above], axis=1)
         return below[:, columns], above[:, columns]
 
-    def least_with(self, other: Surrogate) -> Surrogate:
+    def minimum_with(self, other: Surrogate) -> Surrogate:
         """Return the law of the smaller of the two, independent given the state."""
         points = np.union1d(self.points, other.points)
         below, above = self.at(points)
@@ -165,7 +165,7 @@ class Surrogate:
             points, np.where(reached, below, 0.0), np.where(reached, above, 1.0), self.sure
         )
 
-    def least_mean(self, fallback: NDArray[np.float64]) -> NDArray[np.float64]:
+    def expected_minimum(self, fallback: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return ``E[min(x, W)]``, of shape (states, fallbacks)."""
         if not len(self.points):
             return np.tile(fallback, (len(self.below), 1))
@@ -204,7 +204,7 @@ def surrogate_below(
         below[node] = None
         parent = problem.ends[problem.incoming[node][0]][0]
         sibling = below[parent]
-        below[parent] = law if sibling is None else law.least_with(sibling)
+        below[parent] = law if sibling is None else law.minimum_with(sibling)
     return below[place]
 
 
@@ -212,5 +212,5 @@ def subtree_law(problem: Problem, tradeoff: float, node: int, below: Surrogate |
     """Return the law of W for a node, given its parent's state; ``below`` is of its children."""
     law = Surrogate.of_losses(weigh_losses(problem.nodes[node].losses, tradeoff))
     if below is not None:
-        law = law.least_with(below)
+        law = law.minimum_with(below)
     return law.mixed(problem.parent_edge(node).probabilities).trimmed()

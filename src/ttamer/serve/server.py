@@ -24,7 +24,7 @@ from ttamer.serve.app import make_app
 from ttamer.serve.connections import BoundedProtocol, ConnectionLimits, descriptor_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
     from ttamer.serve.gateway import Gateway
@@ -69,18 +69,21 @@ def run(
     if certificate is not None:
         gateway.on_reload.append(partial(_load_certificate, config, certificate))
 
-    async def serve() -> None:
+    async def serve(early: Sequence[int]) -> None:
         async with gateway:
             gc.collect()
             gc.freeze()  # what is loaded now stays: it need not be scanned again
             gc.set_threshold(100_000)  # by default the collector took a tenth of the time
-            await _Server(config, gateway, started).serve(sockets=[listener])
+            await _Server(config, gateway, started, early).serve(sockets=[listener])
 
     _log_to(gateway.log.handler())
     gateway.log.start()
     try:
-        with _signals_survived(), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-            runner.run(serve())
+        with (
+            _kept_signals() as early,
+            asyncio.Runner(loop_factory=config.get_loop_factory()) as runner,
+        ):
+            runner.run(serve(early))
     finally:
         gateway.log.stop()
 
@@ -189,16 +192,23 @@ class _Server(uvicorn.Server):
     """A server that answers 503 at ``/readyz`` for a while before it stops listening."""
 
     def __init__(
-        self, config: uvicorn.Config, gateway: Gateway, started: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        gateway: Gateway,
+        started: Callable[[], None],
+        early: Sequence[int] = (),
     ) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._started = started
+        self._early = early
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then report it: from here on no signal is lost."""
+        """Listen, report it, and handle the signals that arrived before."""
         await super().startup(sockets=sockets)
         self._started()
+        for sig in self._early:
+            self.handle_exit(sig, None)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop after ``[serve] lame_duck`` seconds; a second signal stops at once."""
@@ -238,15 +248,19 @@ def _log_to(handler: logging.Handler) -> None:
 
 
 @contextmanager
-def _signals_survived() -> Iterator[None]:
-    """Ignore the signal that the server raises once more after it has stopped."""
+def _kept_signals() -> Iterator[list[int]]:
+    """Collect the signals outside the server's own handlers: before it starts, and after it ends.
 
-    def ignore(*_: Any) -> None:
-        pass
+    Once it has stopped, the server raises its signal again, which must not end the process.
+    """
+    received: list[int] = []
 
-    before = {sig: signal.signal(sig, ignore) for sig in (signal.SIGTERM, signal.SIGINT)}
+    def keep(sig: int, _: FrameType | None) -> None:
+        received.append(sig)
+
+    before = {sig: signal.signal(sig, keep) for sig in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield received
     finally:
         for sig, handler in before.items():
             signal.signal(sig, handler)

@@ -47,7 +47,7 @@ def solve_forest(problem: Problem, tradeoffs: NDArray[np.float64]) -> list[Index
     policies = []
     for tradeoff in tradeoffs.tolist():
         sigma, whole = sweep(problem, tradeoff)
-        value = float(whole.least_mean(np.array([np.inf]))[0, 0])
+        value = float(whole.expected_minimum(np.array([np.inf]))[0, 0])
         if not np.isfinite(value):
             raise ProblemError(NO_SURE_ANSWER)
         policies.append(IndexPolicy(problem=problem, tradeoff=tradeoff, value=value, sigma=sigma))
@@ -71,7 +71,7 @@ def sweep(problem: Problem, tradeoff: float) -> tuple[tuple[NDArray[np.float64],
         law = law.raised(sigma[node])
         parent = problem.ends[problem.incoming[node][0]][0]
         sibling = below[parent]
-        below[parent] = law if sibling is None else law.least_with(sibling)
+        below[parent] = law if sibling is None else law.minimum_with(sibling)
     whole = below[START]
     assert whole is not None  # noqa: S101 - a forest has a root
     return tuple(sigma), whole

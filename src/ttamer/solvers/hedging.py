@@ -123,8 +123,8 @@ def _hedged(problem: Problem, tradeoff: float) -> list[NDArray[np.bool_]]:
             ]
             whole = mixed[0]
             for other in mixed[1:]:
-                whole = whole.least_with(other)
-            values.append(float(whole.least_mean(np.array([np.inf]))[0, 0]))
+                whole = whole.minimum_with(other)
+            values.append(float(whole.expected_minimum(np.array([np.inf]))[0, 0]))
         share[v] = 1.0 if values[0] <= values[1] else 0.0
         unseen[v][0] = share[v] == 0.0
     return unseen
@@ -154,11 +154,11 @@ def hedge(both: Surrogate, mean: float) -> float:
     grid = grid[grid > 0]
     if not grid.size:
         return 1.0
-    look, closed = both.least_mean(grid)
+    look, closed = both.expected_minimum(grid)
     hedged = SHARES[:, np.newaxis] * look + (1 - SHARES[:, np.newaxis]) * closed
 
     def within(ratio: float) -> NDArray[np.bool_]:
-        look, closed = both.least_mean(grid / ratio)
+        look, closed = both.expected_minimum(grid / ratio)
         best = ratio * np.minimum(look, closed)
         return np.asarray((hedged <= best * (1 + IMPROVES)).all(axis=1))
 

@@ -174,7 +174,7 @@ def _prophet_of_forest(problem: Problem, tradeoff: float) -> float:
         law = Surrogate.of_losses(weigh_losses(problem.nodes[node].losses, tradeoff))
         after = below[node]
         if after is not None:
-            law = law.least_with(after)
+            law = law.minimum_with(after)
         edge = problem.parent_edge(node)
         law = law.mixed_later(edge.probabilities, (1 - tradeoff) * edge.cost_table)
         _join(below, problem.ends[problem.incoming[node][0]][0], law)
@@ -189,7 +189,7 @@ def _prophet_of_walk(problem: Problem, tradeoff: float, tree: Sequence[int]) -> 
         losses = weigh_losses(problem.nodes[node].losses, tradeoff) + reach[node]
         law, after = Surrogate.of_losses(losses), below[node]
         if after is not None:
-            law = law.least_with(after)
+            law = law.minimum_with(after)
         edge = tree[node]
         _join(below, problem.ends[edge][0], law.mixed(problem.edges[edge].probabilities))
     return _mean(below)
@@ -268,11 +268,11 @@ def _tree_of(problem: Problem) -> list[int]:
 def _join(below: list[Surrogate | None], parent: int, law: Surrogate) -> None:
     """Add the law of a subtree to those below its parent."""
     sibling = below[parent]
-    below[parent] = law if sibling is None else law.least_with(sibling)
+    below[parent] = law if sibling is None else law.minimum_with(sibling)
 
 
 def _mean(below: list[Surrogate | None]) -> float:
     """The mean of what lies below the start."""
     whole = below[START]
     assert whole is not None  # noqa: S101 - some edge leaves the start
-    return float(whole.least_mean(np.array([np.inf]))[0, 0])
+    return float(whole.expected_minimum(np.array([np.inf]))[0, 0])
