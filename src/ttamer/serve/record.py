@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from ttamer.runtime.outcome import NodeCall
     from ttamer.serve.bill import NodeBill
 
-__all__ = ["FAILURES", "RequestRecord", "failure_kind", "request_id_from"]
+__all__ = ["FAILURES", "Failure", "RequestRecord", "failure_kind", "request_id_from"]
 
-FAILURES = (
+Failure = Literal[
     "connect",
     "timeout",
     "refused",
@@ -31,14 +31,21 @@ FAILURES = (
     "limit",
     "budget",
     "queue",
-    "reply",
-    "cancelled",
-    "other",
-)
+]
+"""How an upstream fails.
+
+connect: the connection failed; timeout: no response in time; refused: a status from 400 to 499 that
+blames the request; busy: 429 or 503; error: another status that is not 200; cut: the connection
+broke; garbage: not a JSON object; too_large: more bytes than allowed; open: not called, since the
+circuit breaker is open; limit, budget: not called, since the call could cost more than is left of
+max_cost, or of the key's budget; queue: not called, since the node's own limit of calls is reached.
+"""
+
+FAILURES: tuple[str, ...] = (*get_args(Failure), "reply", "cancelled", "other")
 """The ways in which a node fails to answer.
 
-The kinds of :data:`ttamer.serve.upstream.Failure`, then a reply that cannot be used, a call that
-was ended with its request, and any other error.
+Those of an upstream, then a reply that cannot be used, a call that was ended with its request, and
+any other error.
 """
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlencode
 
 from ttamer.errors import CascadeError, TTamerError
@@ -39,38 +39,15 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ttamer.serve.config import NodeSettings
+    from ttamer.serve.record import Failure
 
 __all__ = [
     "CircuitBreaker",
-    "Failure",
     "NodeResponse",
     "RelayedStream",
     "Upstream",
     "UpstreamFailed",
 ]
-
-Failure = Literal[
-    "connect",
-    "timeout",
-    "refused",
-    "busy",
-    "error",
-    "cut",
-    "garbage",
-    "too_large",
-    "open",
-    "limit",
-    "budget",
-    "queue",
-]
-"""How an upstream fails.
-
-connect: the connection failed; timeout: no response in time; refused: a status from 400 to 499 that
-blames the request; busy: 429 or 503; error: another status that is not 200; cut: the connection
-broke; garbage: not a JSON object; too_large: more bytes than allowed; open: not called, since the
-circuit breaker is open; limit, budget: not called, since the call could cost more than is left of
-max_cost, or of the key's budget; queue: not called, since the node's own limit of calls is reached.
-"""
 
 _RETRIED: frozenset[Failure] = frozenset({"connect", "busy", "error", "cut"})
 """The failures after which the same server is called again: completions have no side effects, and a
