@@ -21,7 +21,7 @@ from ttamer.serve.collecting import (
     collect_upstreams,
     read_prompts,
 )
-from ttamer.serve.config import read_settings
+from ttamer.serve.config import NodeSettings, read_settings
 from ttamer.serve.judging import Judge
 
 QUESTIONS = [f"Question {number}?" for number in range(30)]
@@ -88,6 +88,14 @@ def test_a_node_that_changes_is_asked_again_and_the_others_are_not(served):
     )
     collected(served)
     assert counts(served) == [60, 30]
+
+
+def test_settings_of_a_later_version_keep_the_keys_of_a_journal():
+    node = NodeSettings("small", 1.0, "http://127.0.0.1:8081/v1", samples=1, timeout=9.0)
+    assert node.answer_settings == {
+        "name": "small", "cost": 1.0, "upstream": "http://127.0.0.1:8081/v1"
+    }  # fmt: skip
+    assert NodeSettings("small", 1.0, "u", samples=3).answer_settings["samples"] == 3
 
 
 def test_failures_are_refused_and_asked_alone_the_next_time(served):

@@ -279,7 +279,7 @@ class _Collection:
         ):
             values["compare"] = str(compare)  # the confidence depends on it
         if node.verifier is not None:
-            values["verifier"] = asdict(self.settings.nodes[node.verifier])
+            values["verifier"] = self.settings.nodes[node.verifier].answer_settings
         return values
 
     def key(self, name: str, row: int) -> str:

@@ -498,11 +498,17 @@ class NodeSettings:
 
     @property
     def answer_settings(self) -> dict[str, Any]:
-        """The settings that the node's answers depend on, in plain values."""
+        """The settings that the node's answers depend on, in plain values.
+
+        Defaults are left out: a setting that a later version adds changes no key of a journal.
+        """
         values = dataclasses.asdict(self)
-        kept = [each.name for each in dataclasses.fields(self)
-                if each.metadata.get("changes_answers", True)]  # fmt: skip
-        return {name: values[name] for name in kept}
+        return {
+            each.name: values[each.name]
+            for each in dataclasses.fields(self)
+            if each.metadata.get("changes_answers", True)
+            and getattr(self, each.name) != each.default
+        }
 
 
 @dataclass(frozen=True)
