@@ -61,6 +61,8 @@ MAX_FAILURES = 10
 
 HALF = 0.5
 """The score from which an answer counts as right."""
+MAX_SHOWN_ALIASES = 6
+"""The number of aliases of a label that a judge sees, which bounds the length of its prompts."""
 EMBEDDED_AT_ONCE = 64
 """The number of prompts in one call of the embeddings upstream."""
 
@@ -394,7 +396,9 @@ class _Verdicts:
 
     def _request(self, row: int, answer: str) -> dict[str, Any]:
         prompt = self._collection.prompts[row]
-        label = " or ".join(prompt.label) if isinstance(prompt.label, tuple) else prompt.label
+        label = prompt.label
+        if isinstance(label, tuple):
+            label = " or ".join(label[:MAX_SHOWN_ALIASES])
         shown = label if self._sees_labels else None
         return self._judge.request(question_text(prompt.body), answer, shown)
 

@@ -1,7 +1,7 @@
 """A judge: a node that decides how right an answer is, where no rule can compare texts.
 
-The question, the reference answer and the answer are set between marks that are made from their own
-text, so that no text can end its part and give instructions of its own. Where labels exist, the
+The question, the reference answer and the answer are set between marks that none of them contains,
+so that no text can end its part and give instructions of its own. Where labels exist, the
 verdicts are compared with those of the rule ``[serve] compare``, and the agreement is reported with
 an interval before anyone relies on them.
 """
@@ -76,8 +76,7 @@ class Judge:
         >>> body["messages"][0]["role"], body["temperature"]
         ('system', 0)
         """
-        texts = [question, answer, reference or ""]
-        mark = hashlib.sha256("\0".join(texts).encode("utf-8", "replace")).hexdigest()[:16]
+        mark = _mark(question, reference or "", answer)
         parts = {"question": question, "reference answer": reference, "answer": answer}
         text = "\n".join(
             f"[{name} {mark}]\n{part}\n[end {mark}]"
@@ -102,6 +101,22 @@ class Judge:
             "temperature": 0,
             "max_tokens": MAX_VERDICT_TOKENS,
         }
+
+
+def _mark(question: str, reference: str, answer: str) -> str:
+    """Return a mark that is in none of the texts.
+
+    It is the same for all answers to a question where possible, so that their requests begin alike,
+    and upstreams that keep prompts read the question only once.
+    """
+    mark = _digest(question, reference)
+    while any(mark in text for text in (question, reference, answer)):
+        mark = _digest(mark, question, reference, answer)
+    return mark
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def verdict_from(response: Mapping[str, Any]) -> bool:
