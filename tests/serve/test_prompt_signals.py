@@ -8,12 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ttamer as tt
+from support.changing import Traffic
 from support.running_gateway import running
-from ttamer.errors import CascadeError
+from ttamer.drift.audit_log import read_log
+from ttamer.errors import ArtefactError, CascadeError
+from ttamer.fitted.belief import BOOKKEEPING
 from ttamer.serve.collecting import Prompt, collect_upstreams
 from ttamer.serve.config import read_settings, settings_from
+from ttamer.serve.gateway import Gateway
 from ttamer.serve.prompt_signals import SIGNALS, embedding_signals, prompt_signals
 from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace
 
 
 def chat(*texts):
@@ -113,12 +118,51 @@ def test_the_first_node_is_chosen_by_the_prompt(make_served, start_upstream):
         assert [line["event"] for line in gateway.log].count("embedding") == 1
 
 
+def test_audited_rows_hold_the_signals_and_the_loop_decides_by_them(make_served, start_upstream):
+    embeddings = start_upstream("embeddings")
+    served = make_served(
+        serve={
+            "signals": True,
+            "embeddings": {"upstream": embeddings.url, "signals": 2},
+            "audit": {"share": 1.0, "log": "LOG", "reference": "REFERENCE", "error": 0.1},
+        },
+        node={"small": {"cost": 6.0}},
+    )
+    for name, upstream in served.upstreams.items():
+        upstream.answer = answers(name == "large")
+    folder = served.cascade.parent
+    text = served.cascade.read_text().replace("LOG", str(folder / "audits"))
+    text = text.replace('"any"', '"any"\ntarget = "last"')
+    served.cascade.write_text(text.replace("REFERENCE", str(folder / "held.parquet")))
+    settings = read_settings(served.cascade)
+    prompts = [Prompt(chat(text)) for text in [*EASY, *HARD]]
+    trace = collect_upstreams(settings, prompts, folder / "journal")
+    trace.take(slice(0, 200)).write(folder / "held.parquet")
+    tt.save(tt.fit(trace.take(slice(40, None))), served.artefact)
+    with running(served.cascade, served.artefact) as gateway, Traffic(gateway) as traffic:
+        for text in (HARD[0], HARD[1], EASY[0]):
+            ask(gateway, text)
+        assert traffic.settle()["seen"] == 3
+        (first, *_) = rows = list(gateway.gateway.drift.loop._rows)
+        assert tuple(first.signals) == settings.serve.signal_names
+        embeddings.mode = "error"  # without all signals there is no row
+        ask(gateway, "What is thing 501?")
+        status = traffic.settle()
+        assert (status["seen"], status["failed"]) == (3, 1)
+    refitted = tt.fit(Trace.concat([*rows * 60]))  # as the loop fits its rows
+    assert refitted.fitted.belief.signals is not None
+    log = read_log(folder / "audits")
+    assert set(log.signals) == {*settings.serve.signal_names, *BOOKKEEPING}
+    assert log.signals["prompt_question"].tolist() == [3.0, 3.0, 1.0]
+    # What was fitted with signals is not served without them.
+    text = served.cascade.read_text().replace("signals = true", "signals = false")
+    served.cascade.write_text(text.replace("signals = 2", "signals = 0"))
+    with pytest.raises(ArtefactError, match="signals prompt_.*not computed"):
+        Gateway(read_settings(served.cascade), served.artefact).load()
+
+
 def test_signals_are_refused_where_they_would_be_missing():
     text = "[[node]]\nname = 'a'\ncost = 1\nupstream = 'http://127.0.0.1:1/v1'\n"
-    other = text.replace("'a'", "'b'")
-    loop = '[serve]\nsignals = true\n[serve.audit]\nshare = 0.1\nreference = "x"\nerror = 0.1\n'
-    with pytest.raises(CascadeError, match="audited rows hold none"):
-        settings_from(CascadeSpec.from_toml(loop + text + other))
     alone = "[serve.embeddings]\nupstream = 'http://127.0.0.1:1/v1'\nsignals = 2\n"
     with pytest.raises(CascadeError, match="need signals = true"):
         settings_from(CascadeSpec.from_toml(alone + text))

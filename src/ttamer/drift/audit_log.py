@@ -11,7 +11,8 @@ name that ends in ``.part`` is incomplete.
 late. The oldest segments are removed according to the retention.
 
 Every row keeps its probability of being audited (``signal.audit_chance``), its number in the
-traffic (``signal.audit_number``) and its time (``signal.audit_time``).
+traffic (``signal.audit_number``) and its time (``signal.audit_time``), beside the signals of its
+input, where there are any.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import json
 import math
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -82,6 +83,8 @@ class AuditRow:
     """The answer of every node, by name."""
     label: str | None = None
     """The right answer, where it is known."""
+    signals: Mapping[str, float] = field(default_factory=dict)
+    """What was known before any node was asked, by name."""
 
     def concealed(self, conceal: Callable[[str], str]) -> AuditRow:
         """Return the row with other texts for its answers and its label.
@@ -299,8 +302,10 @@ class AuditLog:
         answers = [row.answers[name] for name in names]
         if not all(math.isfinite(each.confidence) and each.cost >= 0 for each in answers):
             raise ArgumentError("an audited row needs finite confidences and no negative cost")
+        if not all(map(math.isfinite, row.signals.values())):
+            raise ArgumentError("an audited row needs finite signals")
         plain = [row.number, row.time, row.chance, [list(each) for each in answers], row.label]
-        return json_line(plain)
+        return json_line([*plain, dict(row.signals)])
 
     def _open_journal(self) -> None:
         """Open the journal for appending."""
@@ -309,12 +314,13 @@ class AuditLog:
     def _parsed(self, line: bytes, number: int) -> AuditRow:
         """Return the row of a line of the journal."""
         try:
-            place, time, chance, answers, label = json.loads(line)
+            place, time, chance, answers, label, *rest = json.loads(line)
             known = [NodeAnswer(*each) for each in answers]
+            signals = rest[0] if rest else {}  # earlier versions kept none
             row = AuditRow(place, time, chance, dict(zip(self._spec.names, known, strict=True)),
-                           label)  # fmt: skip
+                           label, signals)  # fmt: skip
             self._line(row)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, AttributeError):
             raise TraceError(
                 f"{self._journal_path()}: line {number} is not a row of this cascade; move the "
                 "file away to continue without it"
@@ -405,8 +411,17 @@ def _read(folder: Path, last: int | None, *, labelled: bool) -> Trace:
         raise TraceError(
             f"{folder}: there is no {what} in a complete segment yet; flush the log, or wait"
         )
-    whole = Trace.concat(parts)
+    known = set.intersection(*(set(part.signals) for part in parts))
+    whole = Trace.concat([_with_signals(part, known) for part in parts])
     return whole if last is None else whole.take(slice(max(0, rows - last), None))
+
+
+def _with_signals(part: Trace, names: set[str]) -> Trace:
+    """Return the rows of a segment with some of their signals."""
+    if set(part.signals) == names:
+        return part
+    signals = {name: part.signals[name] for name in part.signals if name in names}
+    return dataclasses.replace(part, signals=signals)
 
 
 def _unread(part: Trace, read: set[tuple[float, float]]) -> NDArray[np.bool_]:
@@ -459,8 +474,16 @@ def _read_segment(path: Path, *, labelled: bool) -> Trace:
 def trace_of_rows(
     spec: CascadeSpec, rows: Sequence[AuditRow], signals: Mapping[str, NDArray[np.float64]]
 ) -> Trace:
-    """Return audited rows as a trace; labels need not match any answer."""
+    """Return audited rows as a trace; labels need not match any answer.
+
+    The signals are those given, and those of the inputs that every row has.
+    """
     codes = ClassCodes()
+    of_inputs = {
+        name: np.array([row.signals[name] for row in rows], np.float64)
+        for name in rows[0].signals
+        if all(name in row.signals for row in rows)
+    }
     answers = [[row.answers[name] for name in spec.names] for row in rows]
     labels = [row.label for row in rows]
     label = None if all(each is None for each in labels) else codes.encode(labels)
@@ -470,7 +493,7 @@ def trace_of_rows(
         prediction=codes.encode([[each.prediction for each in row] for row in answers]),
         label=label,
         cost=np.array([[each.cost for each in row] for row in answers], np.float64),
-        signals=dict(signals),
+        signals=of_inputs | dict(signals),
         classes=codes.classes,
     )
 

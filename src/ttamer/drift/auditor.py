@@ -131,6 +131,7 @@ class Auditor:
         label: str | None = None,
         *,
         spent: float | None = None,
+        signals: Mapping[str, float] | None = None,
     ) -> bool:
         """Take the answers to an audited request; never waits, never raises.
 
@@ -141,6 +142,7 @@ class Auditor:
             answers: The answer of every node.
             label: The right answer, where it is known.
             spent: The cost of the audit itself, by default the cost of all answers.
+            signals: What was known before any node was asked: the same names for every request.
 
         Returns:
             Whether there was room for the row.
@@ -148,7 +150,7 @@ class Auditor:
         total = sum(each.cost for each in answers.values()) if spent is None else spent
         with self._lock:
             self.sampler.settle(total)
-            row = AuditRow(number, self._clock(), chance, dict(answers), label)
+            row = AuditRow(number, self._clock(), chance, dict(answers), label, signals or {})
             if self._pending is not None and label is None:
                 row = self._pending.add(request, row)
         return self._enqueue(request, row)

@@ -21,6 +21,7 @@ from ttamer.drift.settings import MIN_REFIT_ROWS, LoopSettings
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.runtime.comparison import Comparison, ComparisonKind
 from ttamer.serve.confidence import MAX_PREFIX
+from ttamer.serve.prompt_signals import SIGNALS
 from ttamer.trace.spec import CascadeSpec
 
 if TYPE_CHECKING:
@@ -737,6 +738,14 @@ class ServeSettings:
     """The embeddings upstream."""
 
     @property
+    def signal_names(self) -> tuple[str, ...]:
+        """The signals of a prompt that are computed."""
+        if not self.signals:
+            return ()
+        count = 0 if self.embeddings is None else self.embeddings.signals
+        return (*SIGNALS, *(f"prompt_embedding_{k}" for k in range(count)))
+
+    @property
     def operating_point(self) -> tuple[OperatingPoint, float] | None:
         """The operating point that the operator states; ``None`` where none is stated."""
         points = self._points()
@@ -869,11 +878,6 @@ def _check_signals(serve: ServeSettings) -> None:
     """Refuse signals that would be missing where they are needed."""
     if serve.embeddings is not None and serve.embeddings.signals and not serve.signals:
         raise CascadeError("[serve.embeddings]: has signals, which need signals = true in [serve]")
-    if serve.signals and serve.audit is not None and serve.audit.reference is not None:
-        raise CascadeError(
-            "[serve]: has signals, and audited rows hold none, so that the drift loop could not "
-            "use them; remove signals, or reference in [serve.audit]"
-        )
 
 
 def _key_settings(item: tuple[int, Mapping[str, Any]]) -> KeySettings:

@@ -189,7 +189,9 @@ class Audits:
         if self._has_too_many(request.client):
             self._auditor.fail(request.key)
             return
-        if len(self._tasks) >= MAX_WAITING:
+        signals = request.signals or {}
+        is_full = len(self._tasks) >= MAX_WAITING
+        if is_full or signals.keys() < set(self._settings.serve.signal_names):
             self._auditor.fail(request.key)
             self._metrics.audited("failed", 0.0)
             return
@@ -241,7 +243,9 @@ class Audits:
                     answers[name] = answer._replace(prediction=matched)
             if len(answers) == len(self._settings.spec.names):
                 spent = bill.cost
-                is_taken = self._auditor.add(request.key, number, chance, answers, spent=spent)
+                is_taken = self._auditor.add(
+                    request.key, number, chance, answers, spent=spent, signals=request.signals
+                )
                 result = "taken" if is_taken else "lost"
         finally:
             if result == "failed":

@@ -452,10 +452,10 @@ class Gateway:
         Returns:
             A generator of calls: send the result of each; its return value is the outcome.
         """
-        signals = await self._signals(request) if self.settings.serve.signals else None
+        request.signals = await self._signals(request) if self.settings.serve.signals else None
         request.key = self.request_key(request.client, request.request_id)
         deadline = max(request.seconds_left, 1e-3)
-        return policy.cascade.steps(request, request.key, deadline, signals)
+        return policy.cascade.steps(request, request.key, deadline, request.signals)
 
     async def _signals(self, request: RequestContext) -> dict[str, float]:
         """Return the signals of a prompt; without its embedding where the upstream fails."""
@@ -581,7 +581,7 @@ class Gateway:
 
         nodes = {name: asker(name) for name in self.settings.spec.names}
         if not self._force:
-            check_fitted_for(artefact, self.settings.spec)
+            check_fitted_for(artefact, self.settings.spec, self.settings.serve.signal_names)
         serving = starting_policy(artefact, self.settings)
         return Policies(artefact, version[:SHORT_VERSION], self.settings.serve, nodes, serving)
 

@@ -319,16 +319,20 @@ def load_artefact(path: str | os.PathLike[str], nodes: Sequence[str]) -> tuple[A
     return artefact, version
 
 
-def check_fitted_for(artefact: Artefact, spec: CascadeSpec) -> None:
-    """Refuse an artefact that was fitted for other costs, answers or confidences.
+def check_fitted_for(
+    artefact: Artefact, spec: CascadeSpec, signals: Sequence[str] | None = None
+) -> None:
+    """Refuse an artefact that was fitted for other costs, answers, confidences or signals.
 
     Args:
         artefact: The artefact, for the same nodes.
         spec: The cascade that is served.
+        signals: The signals that are computed for each request; by default all that it needs.
 
     Raises:
         ArtefactError: If a cost, the target, the comparison of answers or the source of a
-            confidence differs; of the last two, an artefact fitted without them has no record.
+            confidence differs (of the last two, an artefact fitted without them has no record),
+            or a signal is missing.
     """
     fitted = artefact.spec
     differences = [
@@ -344,6 +348,13 @@ def check_fitted_for(artefact: Artefact, spec: CascadeSpec) -> None:
         for name, old in artefact.fitted.plan.items()
         if rules.get(name, old) != old
     ]
+    used = getattr(getattr(artefact.fitted, "belief", None), "signals", None)
+    missing = [] if used is None or signals is None else [*set(used.names) - set(signals)]
+    if missing:
+        differences.append(
+            f"signals {_listed(sorted(missing))}, which are not computed now (signals = true, and "
+            "signals of [serve.embeddings])"
+        )
     if differences:
         raise ArtefactError(
             f"the artefact was fitted for {'; '.join(differences)}: fit it again with this "

@@ -84,6 +84,8 @@ class RequestContext:
     """The charges of all calls."""
     predictions: list[str | None] = field(default_factory=list)
     """The predictions of the nodes that have answered."""
+    signals: dict[str, float] | None = None
+    """The signals of the prompt, where they are computed."""
 
     @classmethod
     def parse(cls, data: Any, endpoint: Endpoint, **context: Any) -> RequestContext:
