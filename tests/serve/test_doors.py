@@ -162,6 +162,31 @@ def test_embeddings_are_passed_on(opened, start_upstream):
     assert gateway.metric("ttamer_requests_total") == 3
 
 
+def test_embeddings_are_booked_on_the_bill_of_the_key(opened, start_upstream, monkeypatch):
+    monkeypatch.setenv("TEAM", "a-key-of-the-tests")
+    table = {"upstream": start_upstream("embeddings").url, "cost": 0.5,
+             "cost_per_token": {"input": 0.25}}  # fmt: skip
+    gateway, client = opened(
+        serve={"embeddings": table, "key": [{"name": "team", "env": "TEAM", "budget": 100.0}]}
+    )
+    with client:
+        client.api_key = "a-key-of-the-tests"
+        raw = client.embeddings.with_raw_response.create(model="any", input=["a", "b", "c"])
+        assert raw.headers["x-ttamer-cost"] == "1.25"  # a call, and a token for each text
+        with pytest.raises(openai.RateLimitError):
+            client.embeddings.create(model="any", input=["a" * 100] * 9)
+    gateway.gateway.flush()
+    lines = gateway.gateway.metrics.text().decode().splitlines()
+    assert 'ttamer_key_cost_total{key="team"} 1.25' in lines
+    assert 'ttamer_node_cost_total{node="embeddings"} 1.25' in lines
+    assert 'ttamer_tokens_total{kind="prompt",node="embeddings"} 3.0' in lines
+    assert "ttamer_cost_total 1.25" in lines
+    assert 'ttamer_stops_total{depth="0"} 0.0' in lines
+    status = gateway.gateway.status_now()
+    assert status["bill"]["spent"] == 1.25
+    assert status["keys"][0]["spent"] == 1.25
+
+
 def test_without_their_upstream_there_are_no_embeddings(opened):
     _, client = opened()
     with client, pytest.raises(openai.NotFoundError):

@@ -157,7 +157,7 @@ def test_audited_rows_hold_the_signals_and_the_loop_decides_by_them(make_served,
     # What was fitted with signals is not served without them.
     text = served.cascade.read_text().replace("signals = true", "signals = false")
     served.cascade.write_text(text.replace("signals = 2", "signals = 0"))
-    with pytest.raises(ArtefactError, match="signals prompt_.*not computed"):
+    with pytest.raises(ArtefactError, match=r"signals prompt_.*not computed"):
         Gateway(read_settings(served.cascade), served.artefact).load()
 
 

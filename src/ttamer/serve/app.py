@@ -23,7 +23,7 @@ from ttamer.serve.http import (
 )
 from ttamer.serve.openapi import description
 from ttamer.serve.record import RequestRecord
-from ttamer.serve.request import RequestHandler
+from ttamer.serve.request import RequestHandler, cost_headers, too_expensive
 from ttamer.serve.routes import DRIFT, EMBEDDINGS, MODELS, route_of
 from ttamer.serve.schemas import EMBEDDING, LABEL, check, compile_schema
 from ttamer.serve.status import PAGE, PAGE_HEADERS
@@ -239,12 +239,17 @@ class App:
         except UpstreamFailed as error:
             if error.code is not None:
                 raise HttpError(KEPT_CODES[error.code], code=error.code) from None
+            if error.kind == "budget" and account is not None:
+                raise account.budget_spent() from None
+            if error.kind == "limit":
+                raise too_expensive() from None
             raise HttpError(
                 "the embeddings upstream returned no usable answer",
                 status=502,
                 code="upstream_failed",
             ) from None
-        await exchange.send_bytes(200, response.content, {"content-type": "application/json"})
+        headers = {"content-type": "application/json", **cost_headers(exchange.bill)}
+        await exchange.send_bytes(200, response.content, headers)
 
     async def _json(self, exchange: HttpExchange) -> Any:
         """Return the JSON body of a request."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "EMBEDDINGS_NODE",
     "AuditSettings",
     "Choice",
     "Confidence",
@@ -86,6 +87,8 @@ RESERVED_HEADERS = frozenset(
 """The headers of calls to upstreams that ``headers`` of a node may not set."""
 CLUSTER_KEYS = ("replicas", "cpus", "gpus")
 """The keys of a node that only :mod:`ttamer.ray` reads."""
+EMBEDDINGS_NODE = "embeddings"
+"""The name of the embeddings upstream in bills, metrics, errors and logs."""
 DAY = 86_400.0
 """The seconds of a day."""
 
@@ -649,6 +652,8 @@ class EmbeddingSettings:
     """The environment variable that holds the upstream's key."""
     cost: float = setting(number(0), 0.0)
     """The cost of one call."""
+    cost_per_token: TokenCost | None = setting(_token_cost, None)
+    """The price of its tokens, besides."""
     timeout: float = setting(number(0, above=True), 5.0, changes_answers=False)
     """The seconds that one call may take; a request goes on without its embedding."""
     max_response: int = setting(integer(1, 2**40), 64 * 1024 * 1024, changes_answers=False)
@@ -857,6 +862,11 @@ def _serve_settings(spec: CascadeSpec) -> ServeSettings:
         given = values["embeddings"]
         if "upstream" not in given:
             raise CascadeError('[serve.embeddings]: lacks upstream; write upstream = "http://..."')
+        if EMBEDDINGS_NODE in spec.names:
+            raise CascadeError(
+                f"[serve.embeddings]: a node is called {EMBEDDINGS_NODE!r}, the name under which "
+                "embeddings are booked; rename the node"
+            )
         table = _checked(EmbeddingSettings, given, "[serve.embeddings]")
         values["embeddings"] = EmbeddingSettings(**table)
     serve = ServeSettings(**values)

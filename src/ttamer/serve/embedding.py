@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from ttamer._numbers import is_number
-from ttamer.serve.config import NodeSettings
+from ttamer.serve.config import EMBEDDINGS_NODE, NodeSettings
 from ttamer.serve.upstream import Upstream, UpstreamFailed
 
 if TYPE_CHECKING:
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from ttamer.serve.client import HttpClient
     from ttamer.serve.config import EmbeddingSettings
 
-__all__ = ["EMBEDDINGS_NODE", "Embedder", "vectors_from"]
+__all__ = ["Embedder", "vectors_from"]
 
-EMBEDDINGS_NODE = "embeddings"
-"""The name of the embeddings upstream in errors and logs."""
 MAX_KEPT = 1024
 """The number of texts whose vectors are kept in memory."""
 MAX_TEXT = 20_000
@@ -85,6 +83,7 @@ class Embedder:
             key_env=settings.key_env,
             timeout=settings.timeout,
             max_response=settings.max_response,
+            cost_per_token=settings.cost_per_token,
         )
         self.upstream = Upstream(node, client, read_errors=read_errors)
         self._kept: OrderedDict[str, list[float]] = OrderedDict()

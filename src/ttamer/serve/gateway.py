@@ -21,6 +21,7 @@ from ttamer.serve.accounts import Account
 from ttamer.serve.admission import Client, ConcurrencyLimit, Keys, Watchdog
 from ttamer.serve.client import HttpClient
 from ttamer.serve.confidence import question_text
+from ttamer.serve.config import EMBEDDINGS_NODE
 from ttamer.serve.drift import (
     DriftControl,
     audit_from,
@@ -136,7 +137,8 @@ class Gateway:
             wait=serve.timeout,
             retry_after=serve.retry_after,
         )
-        self.metrics = Metrics(settings.spec.names, ROUTES, self.accounts)
+        billed = () if serve.embeddings is None else (EMBEDDINGS_NODE,)
+        self.metrics = Metrics(settings.spec.names, ROUTES, self.accounts, billed)
         self.log.on_lost = self.metrics.log_lines_lost
         self.metrics.watch_queue(lambda: self.limit.waiting)
         self.tracing = NO_TRACING if serve.otel is None else Tracing.to(serve.otel)
@@ -323,6 +325,8 @@ class Gateway:
                 self.status.finished(record)
                 if self.trace_log is not None:
                     self.trace_log.finished(record)
+            elif record.cost:
+                self.status.paid(record)
         self.log.finished(
             [each for each in records if each.status >= 400 or each.endpoint not in POLLED]
         )

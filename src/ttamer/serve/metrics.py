@@ -57,7 +57,11 @@ class Metrics:
     CONTENT_TYPE = CONTENT_TYPE_LATEST
 
     def __init__(
-        self, nodes: Sequence[str], endpoints: Sequence[str], keys: Iterable[str] = ()
+        self,
+        nodes: Sequence[str],
+        endpoints: Sequence[str],
+        keys: Iterable[str] = (),
+        billed: Sequence[str] = (),
     ) -> None:
         self._registry = registry = CollectorRegistry()
 
@@ -106,7 +110,8 @@ class Metrics:
         self._failed = {
             (node, kind): failed.labels(node, kind) for node in nodes for kind in FAILURES
         }
-        self._costs = {node: cost.labels(node) for node in nodes}
+        self._costs = {node: cost.labels(node) for node in (*nodes, *billed)}
+        self._billed = {node: asked.labels(node) for node in billed}
         self._depth = [stops.labels(str(depth)) for depth in range(len(nodes) + 1)]
         self._reloads = {True: reloads.labels("ok"), False: reloads.labels("failed")}
         self._connections = {reason: connections.labels(reason) for reason in REFUSALS}
@@ -114,7 +119,7 @@ class Metrics:
         self._drift = {kind: drift.labels(kind) for kind in get_args(EventKind)}
         self._tokens = {
             node: (tokens.labels(node, "prompt"), tokens.labels(node, "completion"))
-            for node in nodes
+            for node in (*nodes, *billed)
         }
         self._keys: dict[str, tuple[Counter, Counter]] = {}
         self._key_refused: dict[tuple[str, str], Counter] = {}
@@ -164,6 +169,9 @@ class Metrics:
                 self._add(self._failed[node, failure_kind(one.error)])
         for node, bill in record.bill.items():
             self._add(self._estimated, bill.estimated)
+            if node in self._billed:
+                self._add(self._billed[node], bill.calls)
+                self._add(self._costs[node], bill.cost)
             if bill.usage is not None and node in self._tokens:
                 prompt, completion = self._tokens[node]
                 self._add(prompt, bill.usage.prompt)
@@ -171,7 +179,8 @@ class Metrics:
         if record.by in self._answered:
             self._add(self._answered[record.by])
         self._add(self._cost, record.cost)
-        self._add(self._depth[min(len(record.asked), len(self._depth) - 1)])
+        if record.asked:
+            self._add(self._depth[min(len(record.asked), len(self._depth) - 1)])
         if record.capped:
             self._add(self._capped)
         self._add(self._hedged, record.hedged)

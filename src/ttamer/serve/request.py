@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from ttamer.serve.otel import NodeSpan, RequestSpan
     from ttamer.serve.policies import ActivePolicy
 
-__all__ = ["NodeFailed", "RequestContext", "RequestHandler"]
+__all__ = ["NodeFailed", "RequestContext", "RequestHandler", "cost_headers",
+           "too_expensive"]  # fmt: skip
 
 GRACE = 5.0
 """The seconds after its deadline in which a response must have been sent."""
@@ -311,11 +312,7 @@ class RequestHandler:
         """Return the headers that name the path and its cost; of errors too."""
         bill = self._bill
         asked = self._asked if self._by else self._calls(bill.by_node())
-        headers = _path_headers(self._by, [one.node for one in asked])
-        headers["x-ttamer-cost"] = f"{bill.cost:.10g}"
-        if estimated := bill.estimated:
-            headers["x-ttamer-cost-estimated"] = f"{estimated:.10g}"
-        return headers
+        return _path_headers(self._by, [one.node for one in asked]) | cost_headers(bill)
 
     def _stream_headers(self, by: str, path: Sequence[str]) -> dict[str, str]:
         """Return the headers of a stream; a cost that depends on its tokens is not known yet."""
@@ -341,11 +338,7 @@ class RequestHandler:
             account = self._gateway.accounts.get(self._client)
             if "budget" in kinds and account is not None:
                 return account.budget_spent()
-            return HttpError(
-                "every call could cost more than is allowed for a request; send a shorter prompt, "
-                "or a lower max_tokens",
-                code="max_cost",
-            )
+            return too_expensive()
         return _failure(error, request)
 
     def _record(self) -> RequestRecord:
@@ -411,6 +404,23 @@ def _priced(call: NodeCall, bill: Mapping[str, NodeBill]) -> NodeCall:
     found = bill.get(call.node)
     cost = 0.0 if found is None else found.cost
     return call if call.cost == cost else replace(call, cost=cost)
+
+
+def too_expensive() -> HttpError:
+    """Return the error for a request none of whose calls may be made."""
+    return HttpError(
+        "every call could cost more than is allowed for a request; send a shorter prompt, or a "
+        "lower max_tokens",
+        code="max_cost",
+    )
+
+
+def cost_headers(bill: Bill) -> dict[str, str]:
+    """Return the headers that name what a request cost."""
+    headers = {"x-ttamer-cost": f"{bill.cost:.10g}"}
+    if estimated := bill.estimated:
+        headers["x-ttamer-cost-estimated"] = f"{estimated:.10g}"
+    return headers
 
 
 def _path_headers(by: str | None, path: Sequence[str]) -> dict[str, str]:

@@ -121,7 +121,7 @@ class Status:
         self._since = clock()
         self._nodes = {node: _Traffic() for node in costs}
         self._requests = self._decided = self._refused = self._failed = 0
-        self._spent = self._estimated = 0.0
+        self._spent = self._estimated = self._spent_otherwise = 0.0
         self._keys: dict[str, _KeyTraffic] = {}
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
@@ -150,6 +150,13 @@ class Status:
         self._spent += _finite(record.cost)
         self._estimated += _finite(record.estimated)
         self._recent.append(_finite(record.cost))
+
+    def paid(self, record: RequestRecord) -> None:
+        """Count the cost of a request that asked no node, such as one for embeddings."""
+        if record.client:
+            self._keys.setdefault(record.client, _KeyTraffic()).spent += _finite(record.cost)
+        self._spent_otherwise += _finite(record.cost)
+        self._estimated += _finite(record.estimated)
 
     def event(self, kind: str, text: str, *, ok: bool = True) -> None:
         """Record an event of the gateway."""
@@ -192,7 +199,7 @@ class Status:
                 for name, traffic in self._nodes.items()
             ],
             "bill": {
-                "spent": self._spent,
+                "spent": self._spent + self._spent_otherwise,
                 "estimated": self._estimated,
                 "mean": self._spent / self._decided if self._decided else None,
                 "recent_mean": sum(self._recent) / len(self._recent) if self._recent else None,
