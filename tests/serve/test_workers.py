@@ -6,15 +6,32 @@ import asyncio
 import json
 import os
 import signal
-from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 
-from support.gateway_process import GatewayProcess
+from support.gateway_process import ASK, GatewayProcess
 from ttamer.cli import main
+from ttamer.errors import CascadeError
+from ttamer.serve import accounts
+from ttamer.serve.accounts import Account, Ledger, RateExceeded
 from ttamer.serve.metrics import Metrics
 from ttamer.serve.workers import WorkerPlace, added_up
+
+KEY = "a-key-of-the-tests-0123"
+BEARER = {"authorization": f"Bearer {KEY}"}
+
+
+def ask_at_once(gateway: GatewayProcess, count: int) -> list[int]:
+    """Ask on as many connections at the same time; return the statuses."""
+
+    async def go() -> list[int]:
+        async with httpx.AsyncClient(headers=BEARER, timeout=30) as client:
+            url = f"{gateway.url}/v1/chat/completions"
+            found = await asyncio.gather(*(client.post(url, json=ASK) for _ in range(count)))
+            return [each.status_code for each in found]
+
+    return asyncio.run(go())
 
 
 def test_values_of_a_series_are_added():
@@ -47,7 +64,6 @@ def test_a_worker_that_does_not_answer_is_left_out(tmp_path):
     [
         ({}, 0, "from 1 to 256"),
         ({"audit": {"share": 1.0, "log": "audits"}}, 2, "belong to one process"),
-        ({"key": [{"name": "a", "env": "A", "budget": 1.0}]}, 2, "counted in one process"),
     ],
 )
 def test_what_one_process_counts_has_one_worker(make_served, capsys, serve, count, why):
@@ -55,6 +71,55 @@ def test_what_one_process_counts_has_one_worker(make_served, capsys, serve, coun
     command = ["serve", str(served.cascade), str(served.artefact), "--check"]
     assert main([*command, "--workers", str(count)]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_a_budget_is_shared_by_workers(make_served, monkeypatch):
+    """Both workers spend, and the upstream sees exactly what the budget allows."""
+    monkeypatch.setenv("WEB_KEY", KEY)
+    key = {"name": "web", "env": "WEB_KEY", "roles": ["ask", "metrics"], "budget": 30.0}
+    served = make_served(1, serve={"key": [key]})
+    gateway = GatewayProcess(str(served.cascade), str(served.artefact), "--workers", "2")
+    try:
+        gateway.wait_for("start", 2)
+        for worker in ("0", "1"):
+            with gateway.only(worker):
+                assert ask_at_once(gateway, 5) == [200] * 5
+        assert sorted(ask_at_once(gateway, 40)) == [200] * 20 + [429] * 20
+        assert served.upstreams["small"].count == 30
+        for _ in range(4):  # whichever worker is asked
+            (web,) = httpx.get(f"{gateway.url}/status.json", headers=BEARER).json()["keys"]
+            assert (web["spent_in_period"], web["refused"]["budget"]) == (30.0, 20)
+        os.kill(gateway.workers()["0"], signal.SIGKILL)  # what it spent stays spent
+        gateway.wait_for("start", 3)
+        assert set(ask_at_once(gateway, 8)) == {429}
+    finally:
+        gateway.close()
+
+
+def test_a_rate_is_shared_by_workers(tmp_path):
+    accounts = [
+        Account("web", rate=5.0, clock=lambda: 0.0, ledger=Ledger(tmp_path / "accounts"))
+        for _ in range(2)
+    ]
+    for number in range(5):
+        accounts[number % 2].admit()
+    for account in accounts:
+        with pytest.raises(RateExceeded):
+            account.admit()
+    assert accounts[0].to_dict()["refused"] == {"budget": 0, "rate": 2}
+
+
+def test_accounts_of_a_ledger_are_separate_and_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(accounts, "MAX_ACCOUNTS", 3)
+    ledger = Ledger(tmp_path / "accounts")
+    web, job = (Account(name, budget=9.0, ledger=ledger) for name in ("web", "job"))
+    web.book(5.0)
+    web.change(budget=9.0, period=60.0, rate=None)  # another period, and another entry
+    assert (web.left, job.left) == (9.0, 9.0)
+    web.change(budget=9.0, period=86_400.0, rate=None)
+    assert web.left == 4.0
+    with pytest.raises(CascadeError, match="at most 3 keys"):
+        Account("third", ledger=ledger)
 
 
 def test_workers_share_a_socket_and_are_replaced(make_served, tmp_path):
@@ -67,10 +132,8 @@ def test_workers_share_a_socket_and_are_replaced(make_served, tmp_path):
             text = httpx.get(f"{gateway.url}/metrics").text
             (asked,) = (line for line in text.splitlines() if line.startswith("ttamer_asked_total"))
             assert asked.endswith(" 20.0")
-        pid = gateway.child.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        assert len(children) == 2
-        os.kill(int(children[0]), signal.SIGKILL)
+        assert gateway.workers().keys() == {"0", "1"}
+        os.kill(gateway.workers()["0"], signal.SIGKILL)
         assert gateway.wait_for("worker")["ended"] == -signal.SIGKILL
         gateway.wait_for("start", 3)
         assert gateway.post().status_code == 200

@@ -8,8 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx2 as httpx
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ASK = {"model": "ttamer", "messages": [{"role": "user", "content": "Which letter?"}]}
 
@@ -50,6 +56,27 @@ class GatewayProcess:
         with self._heard:
             assert self._heard.wait_for(lambda: len(found()) >= count, 30), self.lines
             return found()[-1]
+
+    def workers(self) -> dict[str, int]:
+        """The processes that the gateway has started, by the first part of their place."""
+        pid = self.child.pid
+        found = {}
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split():
+            command = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+            found[command[command.index("--worker") + 1].partition(":")[0]] = int(child)
+        return found
+
+    @contextmanager
+    def only(self, worker: str) -> Iterator[None]:
+        """Inside, no other worker accepts connections."""
+        others = [pid for name, pid in self.workers().items() if name not in (worker, "owner")]
+        for pid in others:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in others:
+                os.kill(pid, signal.SIGCONT)
 
     def post(self, **fields):
         return httpx.post(f"{self.url}/v1/chat/completions", json={**ASK, **fields}, timeout=30.0)

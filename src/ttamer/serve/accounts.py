@@ -1,21 +1,38 @@
 """What each API key spends: its requests, its costs, its budget and its rate.
 
-Counts are of one process, since its start. A budget is for a period, such as a day: periods begin
-at multiples of their length since 1970, so that a day begins at midnight UTC.
+Counts are those since the start of the gateway. A budget is for a period, such as a day: periods
+begin at multiples of their length since 1970, so that a day begins at midnight UTC.
+
+Several workers share their counts in a file (:class:`Ledger`), which each of them maps into memory.
+Every step reads, checks and writes under the file's lock, in about two microseconds, so budgets and
+rates hold for all workers together exactly as for one process. The system releases the lock of a
+process that ends; what such a process had booked stays booked.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
+import os
+import struct
 import time
+from contextlib import nullcontext
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from ttamer.errors import CascadeError
+from ttamer.fitted.sessions import SLACK
 from ttamer.serve.http import HttpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
-__all__ = ["Account", "BudgetSpent", "KeyRefused", "RateExceeded"]
+__all__ = ["Account", "BudgetSpent", "KeyRefused", "Ledger", "RateExceeded"]
+
+MAX_ACCOUNTS = 4096
+"""The most accounts in a ledger; a key counts once for each length of its period."""
 
 
 class KeyRefused(HttpError):
@@ -49,6 +66,17 @@ class RateExceeded(KeyRefused):
     reason = "rate"
 
 
+class _Counts:
+    """The counts of one account."""
+
+    __slots__ = ("refilled", "refused_budget", "refused_rate", "spent", "tokens", "window")
+
+    def __init__(self, window: int, tokens: float, refilled: float) -> None:
+        self.window, self.spent = window, 0.0
+        self.tokens, self.refilled = tokens, refilled
+        self.refused_budget = self.refused_rate = 0
+
+
 class Account:
     """The spending of one API key.
 
@@ -70,30 +98,36 @@ class Account:
         period: float = 86_400.0,
         rate: float | None = None,
         clock: Callable[[], float] = time.time,
+        ledger: Ledger | None = None,
     ) -> None:
         self.name = name
         self._budget, self._period, self._rate = budget, period, rate
-        self._clock = clock
-        self._window = self._window_now()
-        self._spent = 0.0
-        self._tokens = rate or 0.0
-        self._refilled = clock()
-        self.refused = {"budget": 0, "rate": 0}
-        """The requests that were refused, by reason."""
+        self._clock, self._ledger = clock, ledger
+        self._open()
+
+    def _open(self) -> None:
+        """Begin to count in this period."""
+        self._counts = _Counts(self._window_now(), self._rate or 0.0, self._clock())
+        self._access: AbstractContextManager[object] = nullcontext()
+        """Inside, the counts are those of all processes, and no other process changes them."""
+        if self._ledger is not None:
+            self._access = self._ledger.entry(f"{self.name}\0{self._period!r}", self._counts)
 
     def change(self, *, budget: float | None, period: float, rate: float | None) -> None:
         """Change the limits; what was spent in a period of the same length still counts."""
         self._budget, self._rate = budget, rate
-        self._tokens = min(self._tokens, rate or 0.0)
         if period != self._period:
             self._period = period
-            self._window, self._spent = self._window_now(), 0.0
+            self._open()
+        with self._access:
+            self._counts.tokens = min(self._counts.tokens, rate or 0.0)
 
     @property
     def spent(self) -> float:
         """What the key has spent in this period, open charges at the most they can be."""
-        self._turn()
-        return self._spent
+        with self._access:
+            self._turn()
+            return self._counts.spent
 
     @property
     def left(self) -> float:
@@ -111,47 +145,186 @@ class Account:
             raise self.budget_spent()
         if self._rate is None:
             return
-        now = self._clock()
-        refill = max(0.0, now - self._refilled) * self._rate / 60
-        self._tokens, self._refilled = min(self._rate, self._tokens + refill), now
-        if self._tokens < 1:
-            self.refused["rate"] += 1
-            wait = math.ceil((1 - self._tokens) * 60 / self._rate)
-            raise RateExceeded(f"this API key may make {self._rate:g} requests a minute", wait)
-        self._tokens -= 1
+        with self._access:
+            counts, now = self._counts, self._clock()
+            refill = max(0.0, now - counts.refilled) * self._rate / 60
+            counts.tokens, counts.refilled = min(self._rate, counts.tokens + refill), now
+            if counts.tokens >= 1:
+                counts.tokens -= 1
+                return
+            counts.refused_rate += 1
+            wait = math.ceil((1 - counts.tokens) * 60 / self._rate)
+        raise RateExceeded(f"this API key may make {self._rate:g} requests a minute", wait)
 
     def budget_spent(self) -> BudgetSpent:
         """Return the refusal of a request that the budget does not allow."""
-        self.refused["budget"] += 1
+        with self._access:
+            self._counts.refused_budget += 1
         wait = math.ceil((self._window_now() + 1) * self._period - self._clock())
         return BudgetSpent(f"the budget of this API key is spent: {self._budget:g}", max(1, wait))
 
-    def reserve(self, cost: float) -> int:
-        """Book a cost; return the period that it belongs to."""
-        self._turn()
-        self._spent += cost
-        return self._window
+    def reserve(self, cost: float) -> int | None:
+        """Book a cost if the budget allows it, in one step.
+
+        Args:
+            cost: The most that a call can cost.
+
+        Returns:
+            The period that the cost belongs to; ``None`` where it is more than is left.
+        """
+        with self._access:
+            self._turn()
+            counts = self._counts
+            if self._budget is not None:
+                left = max(0.0, self._budget - counts.spent)
+                if cost > left * (1 + SLACK) + SLACK:
+                    return None
+            counts.spent += cost
+            return counts.window
+
+    def book(self, cost: float) -> int:
+        """Book a cost that was paid already; return the period that it belongs to."""
+        with self._access:
+            self._turn()
+            self._counts.spent += cost
+            return self._counts.window
 
     def settle(self, window: int, reserved: float, cost: float) -> None:
         """Replace a cost that was booked by another."""
-        self._turn()
-        self._spent += cost - (reserved if window == self._window else 0.0)
+        with self._access:
+            self._turn()
+            self._counts.spent += cost - (reserved if window == self._counts.window else 0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state for the status page, in plain values."""
-        return {
-            "budget": self._budget,
-            "period": self._period,
-            "spent_in_period": self.spent,
-            "rate": self._rate,
-            "refused": dict(self.refused),
-        }
+        with self._access:
+            self._turn()
+            counts = self._counts
+            return {
+                "budget": self._budget,
+                "period": self._period,
+                "spent_in_period": counts.spent,
+                "rate": self._rate,
+                "refused": {"budget": counts.refused_budget, "rate": counts.refused_rate},
+            }
 
     def _turn(self) -> None:
         """Begin a new period where the last one is over."""
-        window = self._window_now()
-        if window != self._window:
-            self._window, self._spent = window, 0.0
+        window, counts = self._window_now(), self._counts
+        if window != counts.window:
+            counts.window, counts.spent = window, 0.0
 
     def _window_now(self) -> int:
         return math.floor(self._clock() / self._period)
+
+
+class Ledger:
+    """The counts of accounts in a file that several processes share.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     one, two = (Ledger(Path(folder, "accounts")) for _ in range(2))
+    ...     first = Account("web", budget=10.0, ledger=one)
+    ...     second = Account("web", budget=10.0, ledger=two)
+    ...     _ = first.reserve(9.0)
+    ...     second.left, second.reserve(2.0)
+    (1.0, None)
+
+    Args:
+        path: The file; created, for its owner alone, where it does not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import fcntl  # not on every system, as workers are not
+
+        self._flock, self._lock, self._unlock = fcntl.flock, fcntl.LOCK_EX, fcntl.LOCK_UN
+        # A descriptor of its own: the lock belongs to it.
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        os.ftruncate(self._file, MAX_ACCOUNTS * _ENTRY.size)
+        self._memory = mmap.mmap(self._file, MAX_ACCOUNTS * _ENTRY.size)
+
+    def entry(self, name: str, counts: _Counts) -> AbstractContextManager[object]:
+        """Return access to the counts of a name: those in the file, or these where it has none.
+
+        Args:
+            name: The name.
+            counts: Updated on entering the context, and written on leaving it.
+
+        Returns:
+            A context inside which no other process changes the counts.
+
+        Raises:
+            CascadeError: If there are too many accounts.
+        """
+        digest = blake2b(name.encode(), digest_size=_NAME_BYTES).digest()
+        with self:
+            for place in range(0, len(self._memory), _ENTRY.size):
+                found = self._memory[place : place + _NAME_BYTES]
+                if found == digest:
+                    break
+                if found == bytes(_NAME_BYTES):
+                    entry = _Entry(self, self._memory, place, counts)
+                    entry.write()
+                    self._memory[place : place + _NAME_BYTES] = digest
+                    return entry
+            else:
+                raise CascadeError(
+                    f"[[serve.key]]: with several workers there are at most {MAX_ACCOUNTS} keys; "
+                    "remove some, or restart where many were replaced"
+                )
+        return _Entry(self, self._memory, place, counts)
+
+    def __enter__(self) -> None:
+        self._flock(self._file, self._lock)
+
+    def __exit__(self, *_: object) -> None:
+        self._flock(self._file, self._unlock)
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+
+_NAME_BYTES = 16
+# The period is written before what was spent in it: a process that is killed in between leaves more
+# booked than was spent, not less.
+_VALUES = struct.Struct("=qdddqq")
+_ENTRY = struct.Struct(f"={_NAME_BYTES}s{_VALUES.size}s")
+
+
+class _Entry:
+    """The counts of one account in a ledger."""
+
+    def __init__(self, ledger: Ledger, memory: mmap.mmap, place: int, counts: _Counts) -> None:
+        self._ledger, self._memory, self._counts = ledger, memory, counts
+        self._place = place + _NAME_BYTES
+
+    def __enter__(self) -> None:
+        self._ledger.__enter__()
+        counts = self._counts
+        (
+            counts.window,
+            counts.spent,
+            counts.tokens,
+            counts.refilled,
+            counts.refused_budget,
+            counts.refused_rate,
+        ) = _VALUES.unpack_from(self._memory, self._place)
+
+    def __exit__(self, *_: object) -> None:
+        self.write()
+        self._ledger.__exit__()
+
+    def write(self) -> None:
+        """Write the counts."""
+        counts = self._counts
+        _VALUES.pack_into(
+            self._memory,
+            self._place,
+            counts.window,
+            counts.spent,
+            counts.tokens,
+            counts.refilled,
+            counts.refused_budget,
+            counts.refused_rate,
+        )

@@ -202,11 +202,14 @@ class Bill:
             left = max(0.0, self._limit - self.cost)
             text = f"the call can cost {most:g}, and {left:g} of max_cost is left"
             raise LimitReached(text, of_key=False)
-        account = self._account
-        if account is not None and most > account.left * (1 + SLACK) + SLACK:
-            text = f"the call can cost {most:g}, and {account.left:g} of the key's budget is left"
-            raise LimitReached(text, of_key=True)
-        window = 0 if account is None else account.reserve(most)
+        account, window = self._account, 0
+        if account is not None:
+            reserved = account.reserve(most)
+            if reserved is None:
+                left = account.left
+                text = f"the call can cost {most:g}, and {left:g} of the key's budget is left"
+                raise LimitReached(text, of_key=True)
+            window = reserved
         charge = Charge(node, most, is_estimate=is_estimate, window=window)
         self._charges.append(charge)
         self.cost += most
@@ -227,7 +230,7 @@ class Bill:
 
     def book(self, node: str, cost: float, usage: Usage | None, *, is_estimate: bool) -> None:
         """Book a call that was made elsewhere, at what it cost."""
-        window = 0 if self._account is None else self._account.reserve(cost)
+        window = 0 if self._account is None else self._account.book(cost)
         charge = Charge(node, cost, is_estimate=is_estimate, window=window)
         charge.usage = usage
         self._charges.append(charge)

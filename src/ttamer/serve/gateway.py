@@ -17,7 +17,7 @@ from ttamer.errors import CascadeError, TTamerError
 from ttamer.runtime.calling import Call, CallResult, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall
 from ttamer.runtime.reply import error_text
-from ttamer.serve.accounts import Account
+from ttamer.serve.accounts import Account, Ledger
 from ttamer.serve.admission import Client, ConcurrencyLimit, Keys, Watchdog
 from ttamer.serve.client import HttpClient
 from ttamer.serve.confidence import question_text
@@ -127,7 +127,8 @@ class Gateway:
         self.admin_keys = (
             None if serve.admin_keys_env is None else Keys.from_env(serve.admin_keys_env)
         )
-        self.accounts = _accounts(serve, self.keys)
+        self._ledger = None if place is None else Ledger(place.folder / "accounts")
+        self.accounts = _accounts(serve, self.keys, self._ledger)
         """The spending of each client that has a key, by name."""
         self.hosts = serve.hosts
         """The host names that are served; ``None`` for every name."""
@@ -257,7 +258,7 @@ class Gateway:
 
     def _change_accounts(self, serve: ServeSettings, keys: Keys | None) -> None:
         """Keep what clients have spent, with the limits of the new settings."""
-        wanted = _accounts(serve, keys)
+        wanted = _accounts(serve, keys, self._ledger)
         limits = {key.name: key for key in serve.key}
         for name in set(self.accounts) - set(wanted):
             del self.accounts[name]
@@ -611,17 +612,21 @@ async def _called(question: Call) -> CallResult:
     return CallResult(returned, error, 1, paid, time.monotonic() - start)
 
 
-def _accounts(serve: ServeSettings, keys: Keys | None) -> dict[str, Account]:
+def _accounts(serve: ServeSettings, keys: Keys | None, ledger: Ledger | None) -> dict[str, Account]:
     """Return an account for each client, with the limits of its ``[[serve.key]]``."""
-    found = {name: Account(name) for name in (() if keys is None else keys.names)}
-    for key in serve.key:
-        found[key.name] = Account(
+    limited = {
+        key.name: Account(
             key.name,
             budget=key.budget,
             period=key.budget_seconds,
             rate=key.requests_per_minute,
+            ledger=ledger,
         )
-    return found
+        for key in serve.key
+    }
+    names = () if keys is None else keys.names
+    others = {name: Account(name, ledger=ledger) for name in names if name not in limited}
+    return others | limited
 
 
 def _keys(serve: ServeSettings) -> Keys | None:

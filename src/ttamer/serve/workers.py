@@ -53,7 +53,7 @@ def check_workers(count: int, settings: Settings) -> None:
 
     Raises:
         ArgumentError: If the number is out of range.
-        CascadeError: If requests are audited, or a key has a budget or a rate.
+        CascadeError: If requests are audited.
     """
     if not 1 <= count <= MAX_WORKERS:
         raise ArgumentError(f"--workers is {count}; it must be from 1 to {MAX_WORKERS}")
@@ -64,12 +64,6 @@ def check_workers(count: int, settings: Settings) -> None:
             "[serve.audit]: audits and the drift loop belong to one process, and --workers is "
             f"{count}; use one worker"
         )
-    for key in settings.serve.key:
-        if key.budget is not None or key.requests_per_minute is not None:
-            raise CascadeError(
-                f"[[serve.key]] {key.name!r}: its budget and rate are counted in one process, and "
-                f"--workers is {count}; use one worker, or remove them"
-            )
 
 
 @dataclass(frozen=True)
