@@ -215,7 +215,7 @@ def litellm_file(folder: Path, port: int) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on."""
+    """Return free ports."""
     import socket
 
     with contextlib.ExitStack() as stack:

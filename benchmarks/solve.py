@@ -50,7 +50,7 @@ def measure() -> list[Result]:
         }
     )
     results = []
-    for what, mine, theirs, least in (
+    for what, mine, theirs, at_least in (
         ("walk: build and solve, peer built state by state", "walk", "quantecon by state", 500.0),
         (
             "walk: from the object of a problem.json, build and solve, peer built state by state",
@@ -67,7 +67,7 @@ def measure() -> list[Result]:
     ):
         note = f"{times.median(mine) * 1e3:.3f} ms against {times.median(theirs) * 1e3:.1f} ms"
         ratio = times.ratio(theirs, mine)
-        results.append(Result.of_ratio(what, ratio, at_least=least, note=note))
+        results.append(Result.of_ratio(what, ratio, at_least=at_least, note=note))
     results.append(Result("gap between the values", gap, unit="", at_most=MAX_GAP))
     return results
 

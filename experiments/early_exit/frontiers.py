@@ -237,7 +237,7 @@ def _envelope_at(
 # Numbers
 
 LEGEND = """\
-Latency, 100% being the network without ramps, at which a family errs at most so many points more
+Latency, 100% being the network without ramps, at which a family errs at most that many points more
 than the full network; "-": no setting of its own does, only the network itself. Area: mean error
 over all latencies, two settings mixed where it pays. To best: area over that of the best of the
 thresholds (marked *), chosen on the test rows. Gain of ttamer: how much smaller its area is than

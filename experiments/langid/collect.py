@@ -30,7 +30,7 @@ def main() -> None:
     """Ask, split, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=DATA, help="where to write (the package)")
-    parser.add_argument("--rows", type=int, help="ask about so many strings only, for a try")
+    parser.add_argument("--rows", type=int, help="use only this many strings, for a trial run")
     options = parser.parse_args()
     source = Path(django.__file__).parent
     kept, left_out = texts(source)
@@ -68,7 +68,7 @@ def ask(rows: list[Text]) -> Trace:
         for again in passes[1:]:
             # lingua adds up in no fixed order: its last bits differ from call to call.
             if not np.allclose(again.confidence, first.confidence, rtol=0, atol=1e-9):
-                raise SystemExit(f"{name} is not deterministic: mend it before making a trace")
+                raise SystemExit(f"{name} is not deterministic: fix it before making a trace")
             changed = int((again.prediction != first.prediction).sum())
             if changed:
                 say(f"{name}: {changed} answers changed between passes (ties)")

@@ -2,7 +2,8 @@
 
 They made the shipped trace ``langid`` and answer in ``live.py`` beside it: the same callables, so
 a confidence means the same in both. A detector is imported when it is built. Languages are ISO 639
-codes; where a detector tells apart what the trace does not, :data:`SAME_LANGUAGE` says so.
+codes; languages that a detector separates and the trace does not are in
+:data:`SAME_LANGUAGE`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The demonstration with real models: ``python experiments/langid/live.py``.
 
-The language detectors that are installed are asked again about strings of the shipped trace, which
-tells how fast they are on this machine and whether they still say what they said. A policy is
-fitted to the trace of these detectors at these costs, and then decides for every text typed: whom
-to ask, when to stop, whose answer to return.
+The installed language detectors are run again on strings of the shipped trace, to measure how fast
+they are on this machine and to check that their answers are unchanged. A policy is fitted to the
+trace of these detectors at these costs, and then decides for every text typed which detector to
+ask, when to stop, and whose answer to return.
 """
 
 from __future__ import annotations
@@ -198,8 +198,8 @@ def ask_again(
             progress(f"asking {name} about {len(texts)} strings")
         passes = [collect(texts, {name: models[name]}, warmup=3) for _ in range(PASSES)]
         column = shipped.spec.index_of(name)
-        before = _said(shipped, column)
-        same = sum(a == b for a, b in zip(_said(passes[0], 0), before, strict=True))
+        before = _predictions(shipped, column)
+        same = sum(a == b for a, b in zip(_predictions(passes[0], 0), before, strict=True))
         seconds = np.min([one.cost[:, 0] for one in passes], axis=0).mean()  # as in the trace
         there = shipped.costs[:, column].mean()
         found.append(
@@ -299,13 +299,13 @@ def _readable(text: str) -> str:
     return " ".join(kept.split())
 
 
-def _said(trace: Trace, column: int) -> list[str | None]:
+def _predictions(trace: Trace, column: int) -> list[str | None]:
     codes = () if trace.prediction is None else trace.prediction[:, column].tolist()
     return [None if code < 0 else trace.classes[code] for code in codes]
 
 
 def _at_speed(trace: Trace, slower: Mapping[str, float]) -> Trace:
-    """Return the trace at the costs of a machine on which each node is so many times slower.
+    """Return the trace at the costs of a machine on which nodes are slower by the given factors.
 
     Signals are left out: detectors are asked about bare text.
     """

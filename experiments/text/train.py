@@ -47,9 +47,9 @@ SEED = 0
 TRAIN, TEST = 0, 1
 CLASSES = ("negative", "positive")
 POOL_OF_BATCHES = 50
-"""Batches are cut from so many at once, sorted by length: little padding, and still at random."""
+"""Batches are cut from this many at once, sorted by length: little padding, still random."""
 MULTIPLE = 16
-"""Batches are padded to a multiple of this: attention kernels want lengths that are aligned."""
+"""Batches are padded to a multiple of this: attention kernels are faster for aligned lengths."""
 TRACED = 10_000
 """Test reviews of IMDB that are traced, as many of each label."""
 TINY_ROWS, TINY_TOKENS = 200, 32
@@ -137,7 +137,7 @@ def read_reviews(
 
 
 def choose_rows(path: Path, *, imdb: bool, split: int, most: int | None) -> np.ndarray:
-    """Return rows of one set and split, shuffled; at most so many, as many of each label."""
+    """Return rows of one set and split, shuffled: at most ``most``, as many of each label."""
     with np.load(path) as file:
         label, domain, splits = file["label"], file["domain"], file["split"]
     rng = np.random.default_rng(SEED)
@@ -370,7 +370,7 @@ def main() -> None:
     }
     plan = replace(PLANS[given.model], **{k: v for k, v in asked.items() if v is not None})
     torch.set_float32_matmul_precision("high")  # TF32
-    # cuDNN would plan anew for every length of batch.
+    # cuDNN makes a new plan for every length of batch.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(SEED)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -722,7 +722,7 @@ def test_enough_rows_need_no_proof():
 
 def test_fewer_rows_choose_by_cross_validation():
     lines: list[str] = []
-    # Models whose errors have nothing to do with one another: who agrees tells nearly all.
+    # Models whose errors have nothing to do with one another: agreement says nearly all.
     ladder = fit(many_models(4, rows=700), states=4, progress=lines.append)
     assert ladder.fitted.plan["belief"] == "full"
     assert [line.split(",")[0] for line in lines[:3]] == [

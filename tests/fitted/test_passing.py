@@ -158,12 +158,12 @@ def test_the_replayed_cost_is_what_the_policy_expects():
 
 def test_passing_that_costs_more_than_asking_is_not_done():
     trace = passing_trace(2000)
-    dear = CascadeSpec.of(
+    expensive = CascadeSpec.of(
         dict(zip(trace.names, trace.spec.costs, strict=True)),
         order="skip",
         passing=dict(zip(trace.names, trace.spec.costs + 1, strict=True)),
     )
-    trace = dataclasses.replace(trace, spec=dear, cost=None)
+    trace = dataclasses.replace(trace, spec=expensive, cost=None)
     for played in fit(trace, belief="calibrated", states=3).play_all(trace):
         assert (played.asked.sum(axis=1) == played.last + 1).all()
 
@@ -224,8 +224,8 @@ def test_without_recall_passing_is_weighed_against_asking():
     right = [[0, 1]] * 2 + [[1, 1]] * 18
     cheap = network([3, 0.5], [2], right)  # the second exit alone costs 2.5: less than the first
     assert points(fit_family("no-recall", cheap), cheap) == [(2.5, 0.0)]
-    dear = network([1, 0.5], [3], right)  # alone it costs 3.5: more than both
-    assert points(fit_family("no-recall", dear), dear) == [(1.0, 0.1), (1.5, 0.0)]
+    expensive = network([1, 0.5], [3], right)  # alone it costs 3.5: more than both
+    assert points(fit_family("no-recall", expensive), expensive) == [(1.0, 0.1), (1.5, 0.0)]
 
 
 @given(exits)

@@ -115,8 +115,8 @@ def test_the_same_key_is_decided_alike_and_shares_come_out(ladder):
     drawn = [policy.drawn(key).tradeoff for key in keys]
     assert drawn == [ladder.for_budget(5.0).drawn(key).tradeoff for key in keys]
     assert drawn != [other.drawn(key).tradeoff for key in keys]
-    dear = np.mean([tradeoff == policy.expensive.tradeoff for tradeoff in drawn])
-    assert dear == pytest.approx(policy.share, abs=4 * (0.25 / 4000) ** 0.5)
+    expensive = np.mean([tradeoff == policy.expensive.tradeoff for tradeoff in drawn])
+    assert expensive == pytest.approx(policy.share, abs=4 * (0.25 / 4000) ** 0.5)
 
 
 def test_numbered_inputs_are_shared_evenly_and_as_a_trace_is(ladder, new_rows):
@@ -183,8 +183,8 @@ def test_promises_are_broken_no_more_often_than_they_say(kind):
         ]
         drawn = HeldOut(rows, str(number), "last", pairs, np.reshape(counts, (3, 2, 2, 2)))
         made = make_promise(drawn, kind, at_most, 1 - alpha)
-        cheap, dear, share = made.mix
-        truth = (1 - share) * errors[cheap] + share * errors[dear]
+        cheap, expensive, share = made.mix
+        truth = (1 - share) * errors[cheap] + share * errors[expensive]
         broken += made.certified and truth - (last if kind == "drop" else 0) > at_most
     assert broken / times <= alpha + 3 * (alpha * (1 - alpha) / times) ** 0.5
     if kind == "error":

@@ -106,11 +106,11 @@ def test_a_nearly_sure_winner_is_reported_so():
 
 
 def test_a_loser_that_is_better_over_all_costs_is_reported_so():
-    dear = [*range(300), *range(400, 700)]
-    advice = advice_for({"ttamer": [range(260), dear], "chain": [range(500)]})
+    expensive = [*range(300), *range(400, 700)]
+    advice = advice_for({"ttamer": [range(260), expensive], "chain": [range(500)]})
     assert advice.outcome == "loses"
     assert advice.notes[-1].startswith("Over all costs ttamer errs less: ")
-    advice = advice_for({"ttamer": [dear], "chain": [range(500)]})
+    advice = advice_for({"ttamer": [expensive], "chain": [range(500)]})
     assert (advice.outcome, advice.notes) == ("loses", ())
 
 
@@ -161,8 +161,8 @@ def test_exits_are_compared_with_the_full_network():
 def test_settings_are_mixed_where_one_alone_is_much_more_expensive():
     trace = two_models()
     front = made(trace, {"ttamer": [range(280), range(1000)]})
-    dear = settings_at(front, "ttamer", 0.0)
-    assert [(each.point.knob, each.share) for each in dear] == [({"tradeoff": 0.51}, 1.0)]
+    expensive = settings_at(front, "ttamer", 0.0)
+    assert [(each.point.knob, each.share) for each in expensive] == [({"tradeoff": 0.51}, 1.0)]
     mixed = settings_at(front, "ttamer", 0.005)
     assert [each.point.knob["tradeoff"] for each in mixed] == [0.51, 0.5]
     assert [each.share for each in mixed] == pytest.approx([0.75, 0.25])
@@ -227,12 +227,12 @@ def test_a_policy_that_asks_one_node_is_named_as_that_node():
     large = Played(np.ones(ROWS, np.intp), asked, np.ones(ROWS, np.intp))
     point = Point("ttamer", {"tradeoff": 0.5}, measure(large, trace, resamples=0))
     base = made(trace, {"chain": [range(1000)]})
-    dear = dataclasses.replace(base.reference, cost=20.0)
+    expensive = dataclasses.replace(base.reference, cost=20.0)
     front = dataclasses.replace(
         base,
         points=(point, *base.points),
         played={"ttamer": [large], **base.played},
-        reference=dear,
+        reference=expensive,
     )
     advice = recommend(front, trace)
     assert advice.sentence == (

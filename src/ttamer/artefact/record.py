@@ -228,7 +228,7 @@ def _promises(
         if not (0.5 <= confidence < 1 and 0 <= share <= 1):
             raise ArtefactDamaged("a promise has a confidence below 1 and a share from 0 to 1")
         rungs = [fields["cheap"], fields["dear"]]
-        cheap, dear = integers_of(rungs, "the policies of a promise", least=0, most=count - 1)
+        cheap, expensive = integers_of(rungs, "the policies of a promise", least=0, most=count - 1)
         (rows,) = integers_of([fields["rows"]], "the rows of a promise", least=1, most=MAX_ROWS)
         (needed,) = integers_of(
             [fields["needed"]], "the rows a promise needs", least=0, most=MAX_ROWS
@@ -238,7 +238,7 @@ def _promises(
                 kind=fields["kind"],
                 at_most=at_most,
                 confidence=confidence,
-                mix=Mix(cheap, dear, share),
+                mix=Mix(cheap, expensive, share),
                 certified=fields["certified"],
                 bound=bound,
                 observed=observed,

@@ -56,7 +56,7 @@ class HeldSample:
 
     def refutes(self, at_most: float, alpha: float, seed: int) -> bool:
         """Return whether the rows show that the mean is above ``at_most``."""
-        if self.exact:  # so many wrong are as unlikely as so few right
+        if self.exact:  # many wrong answers are as unlikely as few right ones
             return binomial_p(int(self.counts[0]), self.rows, 1 - at_most) <= alpha
         mirrored, counts = (1 - self.values)[::-1], self.counts[::-1]
         return (

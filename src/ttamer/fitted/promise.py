@@ -244,7 +244,7 @@ class HeldOut:
 
 @dataclass(frozen=True, eq=False)
 class HeldLosses(HeldOut):
-    """Losses on rows kept aside, by row."""
+    """Losses on held-out rows, by row."""
 
     measure: ClassVar[Measure] = "mean loss"
     bound: float = 1.0
