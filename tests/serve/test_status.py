@@ -14,7 +14,7 @@ import pytest
 import ttamer as tt
 from support.traces import answering_trace
 from ttamer.serve.record import RequestRecord
-from ttamer.serve.status import PAGE, PAGE_HEADERS, Frontier, Rung, Status, frontier_of
+from ttamer.serve.status import PAGE, PAGE_HEADERS, Frontier, Rung, Status, frontier_of, summed
 
 COSTS = {"small": 1.0, "middle": 4.0, "large": 20.0}
 POINT = Frontier((Rung(0.9, 5.0, 0.1),), Rung(0.9, 5.0, 0.1))
@@ -163,3 +163,30 @@ def test_the_policy_of_the_page_has_its_script_and_style():
         assert f"{tag}-src 'sha256-{digest}'" in policy
     assert "unsafe" not in policy
     assert policy.startswith("default-src 'none'")
+
+
+def test_the_data_of_workers_are_summed():
+    """Two workers together show what one would that had all the requests."""
+    one, two, both = (Status(COSTS, clock=lambda: 5.0) for _ in range(3))
+    for each in (one, both):
+        serve(each, asked("small"), by="small")
+        serve(each, asked("small", "timeout"), asked("large"), by="large")
+        each.event("start", "first")
+    for each in (two, both):
+        serve(each, asked("large"), by="large")
+        serve(each, code=429)
+    parts = [
+        {"worker": number, **shown(each, running=1, rows_lost=2)}
+        for number, each in enumerate((one, two))
+    ]
+    found = summed(parts)
+    assert found.pop("workers") == [
+        {"worker": "0", "version": "ab"},
+        {"worker": "1", "version": "ab"},
+    ]
+    assert found == {"worker": 0, **shown(both, running=2, rows_lost=4)}
+
+
+def test_workers_without_traffic_are_summed():
+    parts = [{"worker": number, **shown(Status(COSTS))} for number in range(2)]
+    assert summed(parts)["bill"]["mean"] is None

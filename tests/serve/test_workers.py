@@ -41,22 +41,23 @@ def test_values_of_a_series_are_added():
         metrics.policy("abc", "start")
         for _ in range(count):
             metrics.refused()
-        texts.append(metrics.text())
-    text = added_up(texts).decode()
+        texts.append(metrics.text().decode())
+    text = added_up(texts)
     assert "ttamer_refused_total 3.0\n" in text
     assert 'ttamer_policy_info{source="start",version="abc"} 1.0\n' in text
     assert [line for line in text.splitlines() if line.startswith("#")] == [
-        line for line in texts[0].decode().splitlines() if line.startswith("#")
+        line for line in texts[0].splitlines() if line.startswith("#")
     ]
 
 
 def test_a_worker_that_does_not_answer_is_left_out(tmp_path):
     async def go():
         first, second, third = (WorkerPlace(number, 3, tmp_path) for number in range(3))
-        async with first.answering(lambda: b"a"), third.answering(lambda: b"c"):
-            return await second.others()
+        one, three = {"name": lambda: "a"}, {"name": lambda: "c"}
+        async with first.answering(one, print), third.answering(three, print):
+            return await second.others("name")
 
-    assert asyncio.run(go()) == [b"a", b"c"]
+    assert asyncio.run(go()) == ["a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,9 @@ def test_workers_share_a_socket_and_are_replaced(make_served, tmp_path):
             text = httpx.get(f"{gateway.url}/metrics").text
             (asked,) = (line for line in text.splitlines() if line.startswith("ttamer_asked_total"))
             assert asked.endswith(" 20.0")
+            status = httpx.get(f"{gateway.url}/status.json").json()
+            assert (status["requests"]["all"], status["bill"]["spent"]) == (20, 20.0)
+            assert [each["worker"] for each in status["workers"]] == ["0", "1"]
         assert gateway.workers().keys() == {"0", "1"}
         os.kill(gateway.workers()["0"], signal.SIGKILL)
         assert gateway.wait_for("worker")["ended"] == -signal.SIGKILL

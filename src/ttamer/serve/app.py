@@ -273,7 +273,8 @@ class App:
         await exchange.send_bytes(200, PAGE, PAGE_HEADERS)
 
     async def _status(self, exchange: HttpExchange) -> None:
-        await exchange.send_json(200, self._gateway.status_now(), {"cache-control": "no-store"})
+        status = await self._gateway.all_status()
+        await exchange.send_json(200, status, {"cache-control": "no-store"})
 
     async def _reload(self, exchange: HttpExchange) -> None:
         check_key(self._gateway.admin_keys, exchange, "ask")

@@ -46,7 +46,7 @@ from ttamer.serve.policies import (
 from ttamer.serve.prompt_signals import embedding_signals, prompt_signals
 from ttamer.serve.reloading import changes
 from ttamer.serve.routes import ASKING, POLLED, ROUTES
-from ttamer.serve.status import Status
+from ttamer.serve.status import Status, summed
 from ttamer.serve.streaming import NodeFailed, SpeculationBudget
 from ttamer.serve.trace_log import TraceLog
 from ttamer.serve.upstream import UpstreamFailed
@@ -198,7 +198,9 @@ class Gateway:
             if serve.audit is not None:
                 self.audits = await stack.enter_async_context(self._open_audits())
             if self.place is not None:
-                await stack.enter_async_context(self.place.answering(self.own_metrics))
+                answers = {"metrics": self.own_metrics, "status": self.status_now}
+                failed = partial(self.log.failure, "")
+                await stack.enter_async_context(self.place.answering(answers, failed))
             await stack.enter_async_context(self.policies.watching(serve.watch, self.reload))
             self._stack = stack.pop_all()
         self.ready = True
@@ -332,14 +334,14 @@ class Gateway:
             [each for each in records if each.status >= 400 or each.endpoint not in POLLED]
         )
 
-    def own_metrics(self) -> bytes:
+    def own_metrics(self) -> str:
         """Return the metrics of this process.
 
         Returns:
             Prometheus's text format.
         """
         self.flush()
-        return self.metrics.text()
+        return self.metrics.text().decode()
 
     async def all_metrics(self) -> bytes:
         """Return the metrics of all workers, added up.
@@ -348,8 +350,8 @@ class Gateway:
             Prometheus's text format.
         """
         if self.place is None:
-            return self.own_metrics()
-        return added_up([self.own_metrics(), *await self.place.others()])
+            return self.own_metrics().encode()
+        return added_up([self.own_metrics(), *await self.place.others("metrics")]).encode()
 
     def connection_refused(self, reason: Refusal) -> None:
         """Count a refused connection; log each reason at most once in 10 seconds.
@@ -392,8 +394,18 @@ class Gateway:
             return model
         raise UnknownModel(f"there is no model {model[:64]!r}; use {self.names[0]!r}")
 
+    async def all_status(self) -> dict[str, Any]:
+        """Return the data of the status page, of all workers together.
+
+        Returns:
+            Plain values, for JSON.
+        """
+        if self.place is None:
+            return self.status_now()
+        return summed([self.status_now(), *await self.place.others("status")])
+
     def status_now(self) -> dict[str, Any]:
-        """Return the data of the status page.
+        """Return the data of the status page, of this process.
 
         Returns:
             Plain values, for JSON.
@@ -401,7 +413,8 @@ class Gateway:
         self.flush()
         current = self.policies.current
         active = current.policies.standard.version
-        return self.status.to_dict(
+        worker = {} if self.place is None else {"worker": self.place.number}
+        return worker | self.status.to_dict(
             current.policies.frontier,
             version=current.version if active == current.short_version else active,
             running=self.limit.running,

@@ -17,13 +17,13 @@ from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.serve.pages import load_page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ttamer.fitted.mixture import Mixture
     from ttamer.serve.accounts import Account
     from ttamer.serve.record import RequestRecord
 
-__all__ = ["PAGE", "PAGE_HEADERS", "Frontier", "Rung", "Status", "frontier_of"]
+__all__ = ["PAGE", "PAGE_HEADERS", "Frontier", "Rung", "Status", "frontier_of", "summed"]
 
 MAX_EVENTS = 50
 """The number of events on the page."""
@@ -218,6 +218,73 @@ class Status:
             "drift": None if drift is None else dict(drift),
             "admin": admin,
         }
+
+
+def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the data of several workers as one: traffic and spending are added.
+
+    Args:
+        parts: The data of each worker, as :meth:`Status.to_dict` returns it, and its name under
+            ``"worker"``; that of the one that answers first.
+
+    Returns:
+        The data of all, and under ``"workers"`` the version that each of them serves.
+    """
+    first = parts[0]
+    requests = _added([part["requests"] for part in parts])
+    bills = [part["bill"] for part in parts]
+    spent, always = (sum(bill[name] for bill in bills) for name in ("spent", "always_dearest"))
+    recent = [
+        (bill["recent_mean"], min(RECENT, part["requests"]["decided"]))
+        for part, bill in zip(parts, bills, strict=True)
+        if bill["recent_mean"] is not None
+    ]
+    weight = sum(count for _, count in recent)
+    bill = {
+        **first["bill"],
+        "spent": spent,
+        "estimated": sum(each["estimated"] for each in bills),
+        "mean": spent / requests["decided"] if requests["decided"] else None,
+        "recent_mean": sum(mean * n for mean, n in recent) / weight if weight else None,
+        "always_dearest": always,
+        "saved": 1 - spent / always if always else None,
+    }
+    events = sorted(
+        (event for part in parts for event in part["events"]), key=lambda event: -event["time"]
+    )
+    return {
+        **first,
+        "since": min(part["since"] for part in parts),
+        "requests": requests,
+        "nodes": _named_sums(parts, "nodes", ("asked", "answered", "failed", "spent")),
+        "bill": bill,
+        "keys": _named_sums(parts, "keys", ("requests", "spent")),
+        "rows_lost": sum(part["rows_lost"] for part in parts),
+        "events": events[:MAX_EVENTS],
+        "drift": next((part["drift"] for part in parts if part["drift"] is not None), None),
+        "workers": sorted(
+            ({"worker": str(part["worker"]), "version": part["version"]} for part in parts),
+            key=lambda each: each["worker"],
+        ),
+    }
+
+
+def _named_sums(
+    parts: Sequence[Mapping[str, Any]], table: str, added: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """Add up some columns of a table, whose rows have names; the others are the first part's."""
+    rows = [{row["name"]: row for row in part[table]} for part in parts]
+    return [
+        {
+            **row,
+            **_added([{key: each[name][key] for key in added} for each in rows if name in each]),
+        }
+        for name, row in rows[0].items()
+    ]
+
+
+def _added(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(each[name] for each in counts) for name in counts[0]}
 
 
 def _finite(cost: float) -> float:

@@ -1,9 +1,9 @@
 """Several gateways on one listening socket: a supervisor starts them, and their metrics add up.
 
 The supervisor opens the socket and keeps it, so that no connection is refused while a worker is
-replaced. A worker that ends is started again. Every worker answers requests for the metrics of one
-process on a Unix socket in a private folder; whichever worker is asked for ``/metrics`` reads those
-of the others and adds them up.
+replaced. A worker that ends is started again. In a private folder every worker has a Unix socket on
+which it answers calls of the others (:mod:`ttamer.serve.channel`): whichever worker is asked for
+``/metrics`` or ``/status.json`` asks the others and adds up.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import ArgumentError, CascadeError
+from ttamer.serve.channel import answering, call
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from ttamer.serve.config import Settings
     from ttamer.serve.logging import JsonLog
@@ -34,8 +35,6 @@ __all__ = ["WorkerPlace", "added_up", "check_workers", "supervise"]
 
 MAX_WORKERS = 256
 """The most workers of one gateway."""
-PEER_SECONDS = 2.0
-"""The most seconds that another worker has to send its metrics."""
 RESTART_PAUSE = 1.0
 """The seconds before a worker that ended is started again."""
 PARENT_SECONDS = 1.0
@@ -93,48 +92,30 @@ class WorkerPlace:
         return str(file.with_name(f"{file.stem}.{self.number}{file.suffix}"))
 
     @asynccontextmanager
-    async def answering(self, metrics: Callable[[], bytes]) -> AsyncIterator[None]:
-        """Inside, send this process's metrics to other workers that ask."""
-
-        async def send(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(metrics())
-            with suppress(ConnectionError):
-                await writer.drain()
-            writer.close()
-
-        path = self._socket(self.number)
-        path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(send, path)
+    async def answering(
+        self, answers: Mapping[str, Callable[..., Any]], failed: Callable[[BaseException], None]
+    ) -> AsyncIterator[None]:
+        """Inside, answer the calls of other workers, and end with the supervisor."""
         watching = asyncio.create_task(_end_with_parent())
         try:
-            yield
+            async with answering(self.socket(self.number), answers, failed):
+                yield
         finally:
             watching.cancel()
-            server.close()
-            path.unlink(missing_ok=True)
 
-    async def others(self) -> list[bytes]:
-        """Return the metrics of the other workers; one that does not answer is left out."""
+    async def others(self, name: str) -> list[Any]:
+        """Call all other workers; return the results of those that answer."""
         numbers = [number for number in range(self.count) if number != self.number]
-        found = await asyncio.gather(*(self._read(number) for number in numbers))
-        return [text for text in found if text is not None]
+        calls = (call(self.socket(number), name) for number in numbers)
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        return [each for each in found if not isinstance(each, BaseException)]
 
     def reload_all(self) -> None:
         """Let the supervisor pass on a reload to all workers."""
         os.kill(os.getppid(), signal.SIGHUP)
 
-    async def _read(self, number: int) -> bytes | None:
-        try:
-            async with asyncio.timeout(PEER_SECONDS):
-                reader, writer = await asyncio.open_unix_connection(self._socket(number))
-                try:
-                    return await reader.read()
-                finally:
-                    writer.close()
-        except OSError:  # a timeout is one
-            return None
-
-    def _socket(self, number: int) -> Path:
+    def socket(self, number: int) -> Path:
+        """Return the socket of a worker."""
         return self.folder / f"{number}.sock"
 
 
@@ -146,13 +127,13 @@ async def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def added_up(texts: Sequence[bytes]) -> bytes:
+def added_up(texts: Sequence[str]) -> str:
     r"""Return Prometheus metrics of several processes as one: values of a series are added.
 
     Of ``_created`` times the first stays, and of ``_info`` the value 1.
 
-    >>> added_up([b"# TYPE a counter\na_total 1.0\n", b"# TYPE a counter\na_total 2.0\n"])
-    b'# TYPE a counter\na_total 3.0\n'
+    >>> added_up(["# TYPE a counter\na_total 1.0\n", "# TYPE a counter\na_total 2.0\n"])
+    '# TYPE a counter\na_total 3.0\n'
 
     Args:
         texts: The metrics of each process, in Prometheus's text format.
@@ -162,7 +143,7 @@ def added_up(texts: Sequence[bytes]) -> bytes:
     """
     values: dict[str, float | None] = {}
     for text in texts:
-        for line in text.decode().splitlines():
+        for line in text.splitlines():
             if line.startswith("#"):
                 values.setdefault(line, None)
                 continue
@@ -176,7 +157,7 @@ def added_up(texts: Sequence[bytes]) -> bytes:
             elif not name.endswith("_info"):
                 values[series] = before + float(value)
     lines = [key if value is None else f"{key} {value!r}" for key, value in values.items()]
-    return "".join(f"{line}\n" for line in lines).encode()
+    return "".join(f"{line}\n" for line in lines)
 
 
 def supervise(
