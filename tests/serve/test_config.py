@@ -160,7 +160,7 @@ def test_what_is_wrong_with_serve_is_reported(line, said):
         ('proxy_auth_env = "A"', "needs proxy"),
         ("timeout = 0", "above 0"),
         ("retries = -1", "from 0 to 10"),
-        ('confidence = "guess"', '"none", "agreement", "verifier", "field"'),
+        ('confidence = "guess"', '"verifier", "self-report", "field"'),
         ('confidence = "agreement"', "needs samples"),
         ('confidence = "verifier"', "needs verifier"),
         ('confidence = "field"', "needs field"),

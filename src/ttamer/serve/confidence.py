@@ -336,7 +336,7 @@ def token_entries(response: Mapping[str, Any]) -> list[dict[str, Any]]:
         ]
     raise Unreadable(
         "there are no log-probabilities: the upstream must support logprobs, or the node needs "
-        'another confidence ("agreement", "verifier", "none")'
+        'another confidence ("agreement", "verifier", "self-report", "none")'
     )
 
 

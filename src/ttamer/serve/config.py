@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 Confidence = Literal[
-    "logprobs", "min", "margin", "entropy", "none", "agreement", "verifier", "field"
+    "logprobs", "min", "margin", "entropy", "none", "agreement", "verifier", "self-report", "field"
 ]
 """Where the confidence of an answer comes from."""
 Extra = Literal["margin", "entropy"]
@@ -925,7 +925,7 @@ def _check_confidence(
     if node.api == "anthropic" and node.needs_logprobs:
         raise CascadeError(
             f'{place}: messages of api = "anthropic" have no log-probabilities; set confidence to '
-            '"agreement", "verifier" or "none", without extras'
+            '"agreement", "verifier", "self-report" or "none", without extras'
         )
     if node.prefix is not None and not node.needs_logprobs:
         raise CascadeError(
@@ -935,7 +935,7 @@ def _check_confidence(
     if node.needs_logprobs and {"logprobs", "top_logprobs"} & set(dropped):
         raise CascadeError(
             f'{place}: params drop logprobs, and confidence = "{node.confidence}" or extras need '
-            'them; use confidence = "agreement", "verifier" or "none", without extras'
+            'them; use confidence = "agreement", "verifier", "self-report" or "none", without extras'
         )
     if node.extras and node.confidence == "agreement":
         raise CascadeError(f'{place}: extras are of one answer, and "agreement" has several')

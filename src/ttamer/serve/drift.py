@@ -97,7 +97,8 @@ def concealer(key: bytes) -> Conceal:
 def node_cost(node: NodeSettings, nodes: Mapping[str, NodeSettings]) -> float:
     """Return the cost of one answer with all calls it needs, without its tokens."""
     verifier = nodes.get(node.verifier or "")
-    return node.cost * node.samples + (0.0 if verifier is None else verifier.cost)
+    calls = 2 if node.confidence == "self-report" else node.samples
+    return node.cost * calls + (0.0 if verifier is None else verifier.cost)
 
 
 def audit_from(settings: Settings) -> AuditSampler:

@@ -26,6 +26,7 @@ from ttamer.serve.confidence import (
     question_text,
     verifier_body,
 )
+from ttamer.serve.self_report import report_request, reported_confidence
 from ttamer.serve.upstream import NodeResponse, Upstream, UpstreamFailed
 
 if TYPE_CHECKING:
@@ -202,14 +203,17 @@ class Node:
         text, prediction = self._read(received)
         cost, calls = _cost(self.settings, received, bill), 1
         margin = entropy = None
+        left = None if timeout is None else max(timeout - received.seconds, 0.0)
         if source == "none":
             confidence = 0.0
+        elif source == "self-report":
+            confidence, paid, calls = await self._report(body, text, left, headers, bill)
+            cost += paid
         elif source in TOKEN_SOURCES:
             confidence = self._token_confidence(response, prediction)
         elif source == "field":
             confidence = field_value(response, self.settings.field or "")
         else:
-            left = None if timeout is None else max(timeout - received.seconds, 0.0)
             verdict = await self._verify(question_text(body), text, left, headers, bill)
             confidence = probability_of_yes(verdict.body)
             if self._verifier is not None:
@@ -251,6 +255,36 @@ class Node:
             return measure(response, first=self.settings.tokens == "first")
         except Unreadable:
             return None
+
+    async def _report(
+        self,
+        body: Mapping[str, Any],
+        text: str,
+        timeout: float | None,
+        headers: Mapping[str, str] | None,
+        bill: Bill | None,
+    ) -> tuple[float, float, int]:
+        """Return the confidence that the model reports, its cost, and the calls of the answer.
+
+        Without a usable report it is the lowest.
+        """
+        if not text.strip():
+            return 0.0, 0.0, 1
+        request = report_request(question_text(body), text)
+        try:
+            response = await self.upstream.call(
+                CHAT, request, timeout=timeout, headers=headers, bill=bill
+            )
+        except UpstreamFailed as error:
+            return 0.0, self.settings.cost if error.paid else 0.0, 2
+        try:
+            cost = _cost(self.settings, response, bill)
+        except Unreadable:
+            cost = self.settings.cost  # priced as if it had no tokens
+        try:
+            return reported_confidence(response.body), cost, 2
+        except Unreadable:
+            return 0.0, cost, 2
 
     async def _verify(
         self,

@@ -15,6 +15,7 @@ from ttamer.serve.confidence import (
     probability_of_answer,
 )
 from ttamer.serve.node import with_logprobs
+from ttamer.serve.self_report import report_request, reported_confidence
 from ttamer.serve.upstream import Upstream, UpstreamFailed
 
 if TYPE_CHECKING:
@@ -127,9 +128,22 @@ async def _probe(node: NodeSettings, client: HttpClient, endpoint: Endpoint) -> 
     }
     asked = {"log-probabilities": node.needs_logprobs,
              "log-probabilities of likely tokens": node.needs_alternatives}  # fmt: skip
+    if node.confidence == "self-report" and endpoint == "chat":
+        parts["a number as self-report"] = (await _reports(node, client), True)
     lacks = tuple(name for name, (has, _) in parts.items() if not has and asked.get(name, True))
     needs = tuple(name for name, (has, needed) in parts.items() if needed and not has)
     return Probe(node.name, server, response.seconds, lacks, needs)
+
+
+async def _reports(node: NodeSettings, client: HttpClient) -> bool:
+    """Return whether a server reports how sure it is."""
+    try:
+        response = await Upstream(node, client).call(
+            "/chat/completions", report_request(QUESTION, "A")
+        )
+    except UpstreamFailed:
+        return False
+    return _can(lambda: reported_confidence(response.body))
 
 
 def _can(read: Callable[[], object]) -> bool:
