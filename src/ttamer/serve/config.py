@@ -935,7 +935,7 @@ def _check_confidence(
     if node.needs_logprobs and {"logprobs", "top_logprobs"} & set(dropped):
         raise CascadeError(
             f'{place}: params drop logprobs, and confidence = "{node.confidence}" or extras need '
-            'them; use confidence = "agreement", "verifier", "self-report" or "none", without extras'
+            'them; set it to "agreement", "verifier", "self-report" or "none", without extras'
         )
     if node.extras and node.confidence == "agreement":
         raise CascadeError(f'{place}: extras are of one answer, and "agreement" has several')
