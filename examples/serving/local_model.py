@@ -26,6 +26,7 @@ def serve(
     params.n_gpu_layers = 0
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.cache_prompt = reuse_prompts  # else the same request gives the same bits
+    params.cache_ram_mib = 0  # of earlier prompts, only the last is kept
     params.verbosity = 0
     return xllamacpp.Server(params)
 

@@ -301,7 +301,9 @@ class FaultyUpstream:
         choice["text"] = text
         if body.get("logprobs") is not None:
             logs = [math.log(p) for _, p in tokens]
-            choice["logprobs"] = {"tokens": [t for t, _ in tokens], "token_logprobs": logs}
+            texts = [t for t, _ in tokens]
+            likely = [{t: log} for t, log in zip(texts, logs, strict=True)]
+            choice["logprobs"] = {"tokens": texts, "token_logprobs": logs, "top_logprobs": likely}
         return {**whole, "object": "text_completion", "choices": [choice]}
 
     def _event(

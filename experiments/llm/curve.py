@@ -1,0 +1,181 @@
+"""What to expect from how many labels: the default fit, a threshold, and the best single model.
+
+    python experiments/llm/curve.py --splits 16 --processes 16     # about four minutes on 16 cores
+
+For each split, 50 to 800 rows are drawn to fit to, and all others are there to measure on. Every
+system is fitted to the same rows for the same aim: the least total cost, where a mistake costs 2,
+5, 15 or 50 calls of the most expensive model. Printed is the total cost on the test rows, error
+plus cost over the cost of a mistake, as a mean over these; means over splits with standard errors.
+``best baseline`` is the best of all families of baselines on the test rows, each with its knobs
+chosen on the rows fitted to; ``chosen baseline`` is the one with the least total cost on the rows
+fitted to, which a user could have chosen. ``--each`` prints right answers and cost for every cost
+of a mistake, at one number of rows. Further traces can be given as files; results are appended to
+``--log`` split by split, and what is there is not computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import warnings
+from collections import defaultdict
+from multiprocessing import Pool
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import ttamer as tt
+from ttamer import datasets
+from ttamer.baselines import FAMILIES, fit_families
+from ttamer.runtime.jsonl import JsonLines, json_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HERE = Path(__file__).parent
+TRACES = ("small-models", "llm-triviaqa", "llm-mmlu")
+LABELS = (50, 100, 200, 400, 800)
+MISTAKES = (2, 5, 15, 50)
+BASELINES = [name for name in FAMILIES if name != "oracle"]
+COLUMNS = ("best single model", "threshold", "chosen baseline", "best baseline", "ttamer")
+
+
+def trace_of(name: str) -> tt.Trace:
+    """Return a trace of the package, of this folder, or of a file."""
+    if name in datasets.names():
+        return datasets.load(name)
+    beside = HERE / f"{name}.npz"
+    return tt.Trace.read(beside if beside.exists() else name)
+
+
+def points(trace: tt.Trace, rules: Sequence[Any]) -> np.ndarray:
+    """Return, shape (rules, 2), the error and the cost of each rule on a trace."""
+    rows, wrong = np.arange(len(trace)), trace.wrong()
+    played = [rule.play(trace) for rule in rules]
+    return np.array([
+        (wrong[rows, each.answer].mean(), (each.asked * trace.costs).sum(axis=1).mean())
+        for each in played
+    ])  # fmt: skip
+
+
+def one_split(job: tuple[str, int, int]) -> dict[str, Any]:
+    """Return, by system, the error and the cost on the test rows for each cost of a mistake."""
+    name, labels, split = job
+    warnings.simplefilter("ignore")
+    trace = trace_of(name)
+    order = np.random.default_rng(split).permutation(len(trace))
+    train, test = trace.take(order[:labels]), trace.take(order[labels:])
+    full = float(trace.costs.mean(axis=0).max())
+    mistakes = np.array(MISTAKES) * full
+    alone = np.stack([trace.wrong().mean(axis=0), trace.costs.mean(axis=0)], axis=1)
+    on_train = np.stack([train.wrong().mean(axis=0), train.costs.mean(axis=0)], axis=1)
+    on_test = np.stack([test.wrong().mean(axis=0), test.costs.mean(axis=0)], axis=1)
+    singles = [on_test[chosen(on_train, m)].tolist() for m in mistakes]
+    families = {}
+    for family, settings in fit_families(train, BASELINES)[0].items():
+        rules = [each.rule for each in settings]
+        known, found = points(train, rules), points(test, rules)
+        places = [chosen(known, m) for m in mistakes]
+        families[family] = (known[places], found[places])
+    prices = mistakes.tolist()
+    by_fit = [min(families.values(), key=lambda f, k=k, m=m: total(f[0][k], m))[1][k].tolist()
+              for k, m in enumerate(prices)]  # fmt: skip
+    best = min(families, key=lambda f: sum(map(total, families[f][1], prices)))
+    ladder = tt.fit(train)
+    ours = points(test, [ladder.for_mistake_cost(m) for m in prices])
+    systems = {
+        "best single model": singles,
+        "threshold": families["threshold"][1].tolist(),
+        "chosen baseline": by_fit,
+        "best baseline": families[best][1].tolist(),
+        "ttamer": ours.tolist(),
+    }
+    return {"trace": name, "labels": labels, "split": split, "full": full, "best": best,
+            "alone": dict(zip(trace.names, alone.tolist(), strict=True)), **systems}  # fmt: skip
+
+
+def total(point: Sequence[float], mistake: float) -> float:
+    """Return error plus cost, in mistakes."""
+    return float(point[0] + point[1] / mistake)
+
+
+def chosen(found: np.ndarray, mistake: float) -> int:
+    """Return the place of the least total cost."""
+    return int((found[:, 0] + found[:, 1] / mistake).argmin())
+
+
+def main() -> None:
+    """Print one table for each trace."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("traces", nargs="*", default=list(TRACES), help="names or files")
+    parser.add_argument("--splits", type=int, default=16)
+    parser.add_argument("--labels", type=int, nargs="+", default=list(LABELS))
+    parser.add_argument("--each", type=int, metavar="ROWS", help="print every cost of a mistake")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--log", type=Path, default=Path("curve.jsonl"))
+    args = parser.parse_args()
+    sizes = args.labels if args.each is None else [args.each]
+    wanted = [(t, n, s) for s in range(args.splits) for t in args.traces for n in sizes]
+    with JsonLines(args.log) as log, Pool(args.processes) as pool:
+        found = {key(row): row for row in map(json.loads, (line for _, line in log.lines()))}
+        for row in pool.imap_unordered(one_split, [job for job in wanted if job not in found]):
+            log.append(json_line(row))
+            found[key(row)] = row
+    for trace in args.traces:
+        rows = [found[job] for job in wanted if job[0] == trace]
+        print(f"\n{trace}, {args.splits} splits; {alone(rows[0])}")
+        (curve if args.each is None else each_mistake)(rows)
+
+
+def key(row: dict[str, Any]) -> tuple[str, int, int]:
+    """Return what a line of the log is for."""
+    return row["trace"], row["labels"], row["split"]
+
+
+def alone(row: dict[str, Any]) -> str:
+    """Return the errors and costs of the models alone, on all rows."""
+    each = (f"{name} {1 - e:.3f} for {c:.4g}" for name, (e, c) in row["alone"].items())
+    return "right alone: " + ", ".join(each)
+
+
+def curve(rows: list[dict[str, Any]]) -> None:
+    """Print the total cost by the number of labels."""
+    differences = ("threshold", "chosen baseline", "best baseline")
+    print(f"| labels | {' | '.join(COLUMNS)} | {' | '.join(f'less {d}' for d in differences)} |")
+    print("|---" * (1 + len(COLUMNS) + len(differences)) + "|")
+    sizes = defaultdict(list)
+    for row in rows:
+        prices = [m * row["full"] for m in MISTAKES]
+        sizes[row["labels"]].append([np.mean(list(map(total, row[c], prices))) for c in COLUMNS])
+    for labels, values in sorted(sizes.items()):
+        table = np.array(values)
+        ours = table[:, COLUMNS.index("ttamer")]
+        pairs = [ours - table[:, COLUMNS.index(d)] for d in differences]
+        cells = [shown(column) for column in (*table.T, *pairs)]
+        print(f"| {labels} | {' | '.join(cells)} |")
+
+
+def each_mistake(rows: list[dict[str, Any]]) -> None:
+    """Print the share of right answers, the cost and the total cost for every cost of a mistake."""
+    print("| a mistake costs | | right | cost | total cost | less threshold |")
+    print("|---|---|---|---|---|---|")
+    for k, calls in enumerate(MISTAKES):
+        prices = [calls * row["full"] for row in rows]
+        for column in COLUMNS:
+            values = np.array([row[column][k] for row in rows])
+            totals = [total(v, m) for v, m in zip(values, prices, strict=True)]
+            rival = [total(r["threshold"][k], m) for r, m in zip(rows, prices, strict=True)]
+            cells = [1 - values[:, 0], values[:, 1], np.array(totals), np.subtract(totals, rival)]
+            print(f"| {calls} calls | {column} | {' | '.join(map(shown, cells))} |")
+
+
+def shown(values: np.ndarray) -> str:
+    """Return a mean with its standard error."""
+    error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{values.mean():.4f} ({error:.4f})"
+
+
+if __name__ == "__main__":
+    main()
