@@ -9,14 +9,18 @@ import time
 
 import httpx2 as httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from ttamer.serve import connections
 from ttamer.serve.connections import (
     MAX_HEADER_BYTES,
+    BoundedProtocol,
     ConnectionLimits,
     _JoinedWrites,
     descriptor_limit,
 )
+from ttamer.serve.http import BodyTooLarge, HttpExchange
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 FLOOD = {
@@ -223,15 +227,144 @@ def test_headers_that_no_body_follows_are_written_at_once():
     assert joined(b"head", "close") == [b"head"]
 
 
-def test_the_gateway_joins_its_writes(run_gateway, monkeypatch):
-    writes = []
-    write = _JoinedWrites.write
-    gateway = run_gateway(1)
+class Client(Written):
+    """The transport of a client that sends requests to a server in this process."""
 
-    def noted(self, data):
-        writes.append(data)
-        write(self, data)
+    def __init__(self):
+        super().__init__()
+        self.is_paused = False
 
-    monkeypatch.setattr(_JoinedWrites, "write", noted)
-    assert httpx.get(f"{gateway.root}/healthz").json() == {"status": "ok"}
-    assert len(writes) == 2
+    def get_extra_info(self, name, default=None):
+        return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}.get(name, default)
+
+    def abort(self):
+        self.is_closed = True
+
+    def pause_reading(self):
+        self.is_paused = True
+
+    def resume_reading(self):
+        self.is_paused = False
+
+
+def served(app, *requests, before=lambda protocol: None):
+    """What is written for requests, each received at once."""
+
+    async def go():
+        config = uvicorn.Config(
+            app, log_config=None, ws="none", lifespan="off", server_header=False
+        )
+        config.load()
+        protocol = BoundedProtocol(ConnectionLimits(9, 9), config=config,
+                                   server_state=ServerState(), app_state={})  # fmt: skip
+        transport = Client()
+        protocol.connection_made(transport)
+        before(protocol)
+        for request in requests:
+            protocol.data_received(request)
+            for _ in range(5):
+                await asyncio.sleep(0)
+        protocol.connection_lost(None)
+        return transport
+
+    return asyncio.run(go())
+
+
+async def echo(scope, receive, send):
+    """Return the body, with a header of the request."""
+    exchange = HttpExchange(scope, receive, send)
+    body = await exchange.read(1000)
+    exchange.response_headers["x-given"] = exchange.header(b"x-given") or ""
+    await exchange.send_bytes(200, body, {"content-type": "text/plain"})
+
+
+GET = b"GET /a%20b?c HTTP/1.1\r\nhost: x\r\nx-request-id: i\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nhost: x\r\nx-given: v\r\nx-request-id: i\r\ncontent-length: 2\r\n\r\nhi"
+HEAD_ONLY = b"HEAD / HTTP/1.1\r\nhost: x\r\nx-request-id: i\r\n\r\n"
+RESPONSE = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 2\r\nx-given: v\r\n"
+    b"x-request-id: i\r\n\r\nhi"
+)
+
+
+def test_a_response_is_one_write():
+    assert served(echo, POST, POST).writes == [RESPONSE, RESPONSE]
+
+
+def test_requests_sent_at_once_are_answered_in_order():
+    transport = served(echo, POST + POST.replace(b"hi", b"ho"))
+    assert transport.writes == [RESPONSE, RESPONSE.replace(b"hi", b"ho")]
+    assert not transport.is_paused
+
+
+def test_a_body_in_parts_is_read_whole():
+    assert served(echo, POST[:-1], POST[-1:]).writes == [RESPONSE]
+
+
+def test_a_body_that_is_too_large_is_refused():
+    sizes = []
+
+    async def app(scope, receive, send):
+        exchange = HttpExchange(scope, receive, send)
+        with pytest.raises(BodyTooLarge):
+            await exchange.read(1)
+        sizes.append(scope["path"])
+        await exchange.send_bytes(413, b"", {})
+
+    served(app, POST, POST[:-1], POST[-1:])
+    assert sizes == ["/", "/"]
+
+
+def test_the_response_to_head_has_no_body():
+    (written,) = served(echo, HEAD_ONLY).writes
+    assert written.endswith(b"content-length: 0\r\nx-given: \r\nx-request-id: i\r\n\r\n")
+
+    async def app(scope, receive, send):
+        await HttpExchange(scope, receive, send).send_bytes(200, b"hi", {})
+
+    (written,) = served(app, HEAD_ONLY).writes
+    assert b"content-length: 2\r\n" in written
+    assert written.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("value", ["a\r\nb: c", "a\nb", "a\rb", "a\0b"])
+def test_a_header_with_a_line_break_is_not_sent(value):
+    async def app(scope, receive, send):
+        await HttpExchange(scope, receive, send).send_bytes(200, b"", {"x-name": value})
+
+    (written,) = served(app, GET).writes
+    assert written.startswith(b"HTTP/1.1 500")
+    assert b"x-name" not in written
+
+
+def test_a_connection_that_the_client_ends_is_closed():
+    transport = served(echo, POST.replace(b"host", b"connection: close\r\nhost"))
+    assert transport.is_closed
+    assert b"connection: close\r\n" in transport.writes[0]
+    assert served(echo, POST.replace(b"HTTP/1.1", b"HTTP/1.0")).is_closed
+
+
+def test_a_response_waits_for_a_client_that_does_not_read():
+    transport = served(echo, POST, before=lambda protocol: protocol.pause_writing())
+    assert transport.writes == []
+
+
+def test_the_path_of_a_request_is_decoded():
+    scopes = []
+
+    async def app(scope, receive, send):
+        scopes.append(scope)
+        await HttpExchange(scope, receive, send).send_bytes(200, b"", {})
+
+    served(app, GET)
+    (scope,) = scopes
+    assert (scope["path"], scope["raw_path"], scope["query_string"]) == ("/a b", b"/a%20b", b"c")
+    assert (scope["method"], scope["http_version"], scope["scheme"]) == ("GET", "1.1", "http")
+
+
+def test_trailers_are_not_headers():
+    request = (
+        b"POST / HTTP/1.1\r\nhost: x\r\nx-given: v\r\nx-request-id: i\r\n"
+        b"transfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nx-given: w\r\n\r\n"
+    )
+    assert served(echo, request).writes == [RESPONSE]

@@ -19,7 +19,6 @@ from ttamer.serve.http import (
     SlowBody,
     check_content_type,
     parse_json,
-    read_body,
 )
 from ttamer.serve.openapi import description
 from ttamer.serve.record import RequestRecord
@@ -255,12 +254,9 @@ class App:
         """Return the JSON body of a request."""
         serve = self._gateway.settings.serve
         check_content_type(exchange)
-        length = exchange.header(b"content-length")
         try:
             async with asyncio.timeout(serve.timeout):
-                body = await read_body(
-                    exchange.receive, limit=serve.max_body, content_length=length
-                )
+                body = await exchange.read(serve.max_body)
         except TimeoutError:
             raise SlowBody from None
         return parse_json(body, max_depth=serve.max_depth)

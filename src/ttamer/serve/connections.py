@@ -9,23 +9,38 @@ for every client.
 
 from __future__ import annotations
 
+import asyncio
 import resource
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote
 
 from ttamer.errors import MissingExtra
+from ttamer.serve.http import EXTENSION
 
 try:
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    import httptools
+    from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+    from uvicorn.protocols.http.httptools_impl import (
+        STATUS_LINE,
+        HttpToolsProtocol,
+        RequestResponseCycle,
+    )
 except ImportError:
     raise MissingExtra("uvicorn", "serve") from None
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-__all__ = ["REFUSALS", "BoundedProtocol", "ConnectionLimits", "descriptor_limit"]
+__all__ = [
+    "REFUSALS",
+    "BoundedProtocol",
+    "ConnectionLimits",
+    "ServerCycle",
+    "descriptor_limit",
+]
 
 MAX_HEADER_BYTES = 64 * 1024
 """The most bytes of a request line and headers, and of trailers."""
@@ -35,6 +50,8 @@ RESERVED_DESCRIPTORS = 64
 """The file descriptors kept for files, pipes and the listening socket."""
 MIN_CONNECTIONS = 16
 """The connections that are allowed however few descriptors there are."""
+MAX_CACHED_URL = 128
+"""The most bytes of a URL whose parts are kept for the next request."""
 
 Refusal = Literal["process", "address", "headers", "timeout"]
 """Why a connection is closed.
@@ -145,6 +162,75 @@ class _JoinedWrites:
         self._head = None
 
 
+class ServerCycle(RequestResponseCycle):
+    """One request and its response.
+
+    Most requests have arrived whole before they are handled, and most responses are complete when
+    they begin: for these, :meth:`take_body` and :meth:`respond` take the place of ASGI's events.
+    The application finds them in ``scope["extensions"]``, under
+    :data:`~ttamer.serve.http.EXTENSION`.
+    """
+
+    def take_body(self) -> bytes | None:
+        """Return the whole body; ``None`` where some of it has not been received yet."""
+        if self.more_body or self.disconnected or self.waiting_for_100_continue:
+            return None
+        self.flow.resume_reading()
+        self.message_event.clear()
+        body, self.body = bytes(self.body), bytearray()
+        return body
+
+    def respond(self, status: int, headers: Mapping[str, str], content: bytes) -> bool:
+        """Send a complete response in one write.
+
+        Returns:
+            Whether that was possible: not where a response has begun, or where earlier bytes wait
+            for the client to read them.
+        """
+        if self.response_started or self.flow.write_paused:
+            return False
+        if self.disconnected:
+            return True
+        if "connection" in headers:  # the gateway sends no other value than "close"
+            self.keep_alive = False
+        elif not self.keep_alive:
+            headers = {**headers, "connection": "close"}
+        head = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        lines = len(headers)
+        if head.count("\n") != lines or head.count("\r") != lines or "\0" in head:
+            raise ValueError("a header has a line break in its name or value")
+        parts = [STATUS_LINE[status]]
+        for name, value in self.default_headers:
+            parts += name, b": ", value, b"\r\n"
+        parts += head.encode("latin-1"), b"\r\n"
+        if self.scope["method"] != "HEAD":
+            parts.append(content)
+        self.response_started = self.response_complete = True
+        self.waiting_for_100_continue = False
+        self.transport.write(b"".join(parts))
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
+        return True
+
+    async def send(self, message: Any) -> None:
+        """Send an event of ASGI: the headers, or a part of the body."""
+        if not self.response_started:
+            loop = asyncio.get_running_loop()
+            self.transport = _JoinedWrites(self.transport, loop)  # type: ignore[assignment]
+        await super().send(message)
+
+
+@lru_cache(maxsize=64)
+def _parts_of(url: bytes) -> tuple[str, bytes, bytes]:
+    """Return the path of a URL, as text and as received, and its query."""
+    parsed = httptools.parse_url(url)
+    raw = parsed.path
+    path = raw.decode("ascii")
+    return unquote(path) if "%" in path else path, raw, parsed.query or b""
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """HTTP/1.1 with limits on the connection itself."""
 
@@ -200,33 +286,82 @@ class BoundedProtocol(HttpToolsProtocol):
         """Begin to count the headers of a request."""
         self._header_bytes = 0
         self._awaits_headers = True
-        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = b"", [], False
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the URL."""
         self._count(len(url))
-        super().on_url(url)
+        self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, or a trailer."""
-        self._count(len(name) + len(value))
-        if self._header_bytes <= MAX_HEADER_BYTES:
-            super().on_header(name, value)
+        """Take a header; a trailer only counts."""
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse("headers")
+        elif self._awaits_headers:
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Start the request."""
         self._unparsed = 0
         self._awaits_headers = self.is_fresh = False
-        self._stop_timer()
-        if not self.transport.is_closing():
-            super().on_headers_complete()
-            self.cycle.transport = _JoinedWrites(self.transport, self.loop)  # type: ignore[assignment]
+        if self._timer is not None:
+            self._stop_timer()
+        if self.transport.is_closing():
+            return
+        parser, before = self.parser, self.cycle
+        parts = _parts_of if len(self.url) <= MAX_CACHED_URL else _parts_of.__wrapped__
+        path, raw_path, query = parts(self.url)
+        version = parser.get_http_version()
+        scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "method": parser.get_method().decode("ascii"),
+            "root_path": "",
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": self.headers,
+            "state": self.app_state.copy(),
+        }
+        self.cycle = cycle = ServerCycle(
+            scope=scope,  # type: ignore[arg-type]
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        scope["extensions"] = {EXTENSION: cycle}
+        if before is None or before.response_complete:
+            task = self.loop.create_task(cycle.run_asgi(self.app))
+            task.add_done_callback(self.tasks.discard)
+            self.tasks.add(task)
+        else:  # it waits until the response before it is complete
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
         self._unparsed = 0
-        if not self.transport.is_closing():
-            super().on_body(body)
+        cycle = self.cycle
+        if not self.transport.is_closing() and not cycle.response_complete:
+            cycle.body += body
+            if len(cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            cycle.message_event.set()
 
     def on_chunk_header(self) -> None:
         """The parser read the size of a chunk."""
@@ -235,8 +370,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """End the request."""
         self._unparsed = 0
-        if not self.transport.is_closing():
-            super().on_message_complete()
+        cycle = self.cycle
+        if not self.transport.is_closing() and not cycle.response_complete:
+            cycle.more_body = False
+            cycle.message_event.set()
 
     def _count(self, size: int) -> None:
         self._header_bytes += size

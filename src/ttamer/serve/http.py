@@ -16,12 +16,15 @@ from ttamer.serve.record import request_id_from
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 
+    from ttamer.serve.connections import ServerCycle
+
     Message = MutableMapping[str, Any]
     Scope = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[Message]]
     Send = Callable[[Message], Awaitable[None]]
 
 __all__ = [
+    "EXTENSION",
     "INTERNAL_ERROR",
     "BadJson",
     "BodyTooLarge",
@@ -38,6 +41,11 @@ __all__ = [
 
 JSON = "application/json"
 """The content type of JSON."""
+EXTENSION = "ttamer.cycle"
+"""The name of the ASGI extension that holds a request's ``connections.ServerCycle``.
+
+Other servers have none: then requests and responses are the events of ASGI.
+"""
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 """The content type of server-sent events."""
 
@@ -149,6 +157,7 @@ class HttpExchange:
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self.receive = receive
         self._send = send
+        self._cycle: ServerCycle | None = scope.get("extensions", {}).get(EXTENSION)
         self.request_id = request_id_from(self.header(b"x-request-id"))
         self.response_headers: dict[str, str] = {}
         """Headers sent with every response, errors included."""
@@ -189,8 +198,24 @@ class HttpExchange:
 
     async def send_bytes(self, status: int, content: bytes, headers: Mapping[str, str]) -> None:
         """Send a complete response."""
-        await self._begin(status, {**headers, "content-length": str(len(content))})
+        headers = {**headers, "content-length": str(len(content))}
+        if self._cycle is not None:
+            merged = {**headers, **self.response_headers, "x-request-id": self.request_id}
+            self.status = status
+            if self._cycle.respond(status, merged, content):
+                return
+        await self._begin(status, headers)
         await self._send({"type": "http.response.body", "body": content})
+
+    async def read(self, limit: int) -> bytes:
+        """Return the body of the request; stop reading as soon as it is too large."""
+        body = None if self._cycle is None else self._cycle.take_body()
+        if body is None:
+            length = self.header(b"content-length")
+            return await read_body(self.receive, limit=limit, content_length=length)
+        if len(body) > limit:
+            raise _too_large(limit)
+        return body
 
     async def send_events(
         self, chunks: AsyncIterator[bytes], content_type: str = EVENT_STREAM
@@ -240,7 +265,7 @@ async def read_body(receive: Receive, *, limit: int, content_length: str | None 
     """
     declared = content_length or ""
     if _LENGTH.fullmatch(declared) and int(declared[:18]) > limit:  # 18 digits exceed any limit
-        raise BodyTooLarge(f"the body has more than the {limit} bytes that are allowed")
+        raise _too_large(limit)
     parts: list[bytes] = []
     size = 0
     while True:
@@ -250,10 +275,14 @@ async def read_body(receive: Receive, *, limit: int, content_length: str | None 
         part = message.get("body", b"")
         size += len(part)
         if size > limit:
-            raise BodyTooLarge(f"the body has more than the {limit} bytes that are allowed")
+            raise _too_large(limit)
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body has more than the {limit} bytes that are allowed")
 
 
 def parse_json(body: bytes, *, max_depth: int = 32) -> Any:

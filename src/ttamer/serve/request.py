@@ -28,7 +28,6 @@ from ttamer.serve.http import (
     TooManyRequests,
     check_content_type,
     parse_json,
-    read_body,
 )
 from ttamer.serve.otel import NO_SPAN
 from ttamer.serve.record import RequestRecord
@@ -193,11 +192,7 @@ class RequestHandler:
         """Read and check the whole request."""
         exchange, serve = self._exchange, self._gateway.settings.serve
         check_content_type(exchange)
-        body = await read_body(
-            exchange.receive,
-            limit=serve.max_body,
-            content_length=exchange.header(b"content-length"),
-        )
+        body = await exchange.read(serve.max_body)
         self._has_body = True
         request = RequestContext.parse(
             parse_json(body, max_depth=serve.max_depth),
