@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ttamer.errors import ArgumentError
 
@@ -90,8 +90,7 @@ def batched(answer: Callable[[Sequence[Any]], Sequence[Any]], size: int | None =
     return Batched(answer, size)
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One input for one node."""
 
     function: Callable[[Any], Any]
@@ -108,8 +107,7 @@ class Call:
     """The calls made before (:class:`~ttamer.runtime.outcome.NodeCall`)."""
 
 
-@dataclass(frozen=True)
-class CallResult:
+class CallResult(NamedTuple):
     """What the callable returned, or the error that it raised."""
 
     returned: Any

@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,9 +35,8 @@ _NAMES = ("prediction", "confidence", "answer", "cost", *EXTRA_FIELDS)
 _NO_EXTRAS = (math.nan,) * len(EXTRA_FIELDS)
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What a node returned for one input, checked."""
+class Reply(NamedTuple):
+    """What a node returned for one input, checked; returned by a callable, it is taken as it is."""
 
     prediction: object
     confidence: float
@@ -64,6 +62,8 @@ def reply_of(returned: Any) -> Reply:
     >>> reply_of({"prediction": "cat", "confidence": 0.9, "cost": 2}).cost
     2.0
     """
+    if type(returned) is Reply:
+        return returned
     found: Mapping[str, Any]
     if isinstance(returned, tuple | list):
         if len(returned) not in (2, 3):

@@ -299,7 +299,8 @@ class _Collection:
         self.done = total - sum(map(len, waiting.values()))
         self._report()
         async with HttpClient() as client, asyncio.TaskGroup() as group:
-            for name, node in open_nodes(self.settings, client, read_errors=True).items():
+            nodes = open_nodes(self.settings, client, read_errors=True, keep_first=True)
+            for name, node in nodes.items():
                 rows, failures = iter(waiting[name]), _FailureCount()
                 for _ in range(min(node.settings.concurrency, len(waiting[name]))):
                     group.create_task(self._worker(node, rows, failures))

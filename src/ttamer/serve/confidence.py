@@ -135,7 +135,7 @@ def probability_of_answer(response: Mapping[str, Any]) -> float:
     Returns:
         A number from 0 to 1; 0 for a response without log-probabilities.
     """
-    logs = [log for _, log in _tokens(response)]
+    logs = _logprobs(response)
     return math.exp(math.fsum(logs) / len(logs)) if logs else 0.0
 
 
@@ -147,7 +147,7 @@ def first_logprobs(response: Mapping[str, Any]) -> tuple[float, ...]:
     (-0.25, 0.0)
     """
     try:
-        return tuple(round(log, 4) for _, log in _tokens(response)[:MAX_PREFIX])
+        return tuple([round(log, 4) for log in _logprobs(response)[:MAX_PREFIX]])
     except Unreadable:
         return ()
 
@@ -159,7 +159,7 @@ def lowest_probability(response: Mapping[str, Any]) -> float:
     >>> lowest_probability({"choices": [{"logprobs": {"content": tokens}}]})
     0.6065306597126334
     """
-    return math.exp(min((log for _, log in _tokens(response)), default=MIN_LOGPROB))
+    return math.exp(min(_logprobs(response), default=MIN_LOGPROB))
 
 
 def margin_of_tokens(response: Mapping[str, Any], *, first: bool = False) -> float:
@@ -320,7 +320,7 @@ def token_entries(response: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the tokens of the first choice, as chat completions describe them."""
     logprobs = _choice_of(response).get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
-    if isinstance(content, list) and all(isinstance(entry, dict) for entry in content):
+    if isinstance(content, list) and all([isinstance(entry, dict) for entry in content]):
         return content
     if isinstance(logprobs, dict) and isinstance(logprobs.get("token_logprobs"), list):
         logs = logprobs["token_logprobs"]
@@ -351,6 +351,12 @@ def _tokens(response: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Return the tokens that have text: llama.cpp adds one for the end of the answer."""
     entries = [e for e in token_entries(response) if e.get("token") != ""]
     return [(str(e.get("token")), _log(e.get("logprob"))) for e in entries]
+
+
+def _logprobs(response: Mapping[str, Any]) -> list[float]:
+    """Return the log-probabilities of the tokens that have text."""
+    logs = [e.get("logprob") for e in token_entries(response) if e.get("token") != ""]
+    return [log if type(log) is float and MIN_LOGPROB <= log <= 0 else _log(log) for log in logs]
 
 
 def _log(value: Any) -> float:

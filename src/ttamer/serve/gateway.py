@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ttamer.errors import CascadeError, TTamerError
 from ttamer.runtime.calling import Call, CallResult, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall
-from ttamer.runtime.reply import error_text
+from ttamer.runtime.reply import Reply, error_text
 from ttamer.serve.accounts import Account, Ledger
 from ttamer.serve.admission import Client, ConcurrencyLimit, Keys, Watchdog
 from ttamer.serve.client import HttpClient
@@ -591,9 +591,10 @@ class Gateway:
     def _policies(self, artefact: Artefact, version: str) -> Policies:
         """Build the policies of an artefact, over the nodes of this gateway."""
 
-        def asker(name: str) -> Callable[[RequestContext], Awaitable[NodeAnswer]]:
-            async def ask(request: RequestContext) -> NodeAnswer:
-                return await self._ask(name, request)
+        def asker(name: str) -> Callable[[RequestContext], Awaitable[Reply]]:
+            async def ask(request: RequestContext) -> Reply:
+                answer = await self._ask(name, request)
+                return Reply(answer.prediction, answer.confidence or 0.0, answer, answer.cost)
 
             return ask
 

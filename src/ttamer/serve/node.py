@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +46,7 @@ TOKEN_SOURCES = ("logprobs", "min", "margin", "entropy")
 """The sources of confidence that are read from the probabilities of tokens."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class NodeAnswer:
     """A node's answer, its confidence, and its cost."""
 
@@ -69,7 +68,7 @@ class NodeAnswer:
     entropy: float | None = None
     """The mean entropy of its tokens, where the node's ``extras`` name it."""
     first: tuple[float, ...] = ()
-    """The log-probabilities of its first tokens, where they were requested."""
+    """The log-probabilities of its first tokens, where the node keeps them."""
 
     @property
     def answer(self) -> NodeAnswer:
@@ -78,11 +77,16 @@ class NodeAnswer:
 
 
 def open_nodes(
-    settings: Settings, client: HttpClient, *, read_errors: bool = False
+    settings: Settings,
+    client: HttpClient,
+    *,
+    read_errors: bool = False,
+    keep_first: bool = False,
 ) -> dict[str, Node]:
     """Return the nodes of a cascade, which share a connection pool.
 
-    With ``read_errors`` a failure has the upstream's own text, for an operator to read.
+    With ``read_errors`` a failure has the upstream's own text, for an operator to read; with
+    ``keep_first`` an answer has the log-probabilities of its first tokens.
     """
     upstreams = {
         name: Upstream(node, client, read_errors=read_errors)
@@ -90,7 +94,10 @@ def open_nodes(
     }
     return {
         name: Node(
-            upstream, settings.serve.compare, upstreams.get(settings.nodes[name].verifier or "")
+            upstream,
+            settings.serve.compare,
+            upstreams.get(settings.nodes[name].verifier or ""),
+            keep_first=keep_first,
         )
         for name, upstream in upstreams.items()
     }
@@ -100,9 +107,15 @@ class Node:
     """A node with its upstream, and its verifier's."""
 
     def __init__(
-        self, upstream: Upstream, compare: Comparison, verifier: Upstream | None = None
+        self,
+        upstream: Upstream,
+        compare: Comparison,
+        verifier: Upstream | None = None,
+        *,
+        keep_first: bool = False,
     ) -> None:
         self.settings = upstream.settings
+        self._keeps_first = keep_first and self.settings.needs_logprobs
         self.upstream = upstream
         self._compare = compare
         self._verifier = verifier
@@ -225,7 +238,7 @@ class Node:
         shown = _without_logprobs(response, body) if needs_logprobs else response
         return NodeAnswer(
             prediction, confidence, text, shown, cost, calls, margin=margin, entropy=entropy,
-            first=first_logprobs(response) if needs_logprobs else (),
+            first=first_logprobs(response) if self._keeps_first else (),
         )  # fmt: skip
 
     def _token_confidence(self, response: Mapping[str, Any], prediction: str | None) -> float:
@@ -377,11 +390,8 @@ def _without_logprobs(response: dict[str, Any], request: Mapping[str, Any]) -> d
     if not isinstance(choices, list):
         return response
     keep = _fewer_alternatives if request.get("logprobs") else _no_logprobs
-    shown = copy.copy(response)
-    shown["choices"] = [
-        keep(choice, request) if isinstance(choice, dict) else choice for choice in choices
-    ]
-    return shown
+    kept = [keep(choice, request) if isinstance(choice, dict) else choice for choice in choices]
+    return {**response, "choices": kept}
 
 
 def _no_logprobs(choice: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
