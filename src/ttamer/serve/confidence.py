@@ -320,7 +320,7 @@ def token_entries(response: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the tokens of the first choice, as chat completions describe them."""
     logprobs = _choice_of(response).get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
-    if isinstance(content, list) and all([isinstance(entry, dict) for entry in content]):
+    if isinstance(content, list) and all(isinstance(entry, dict) for entry in content):
         return content
     if isinstance(logprobs, dict) and isinstance(logprobs.get("token_logprobs"), list):
         logs = logprobs["token_logprobs"]

@@ -157,7 +157,8 @@ class HttpExchange:
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self.receive = receive
         self._send = send
-        self._cycle: ServerCycle | None = scope.get("extensions", {}).get(EXTENSION)
+        # Taken out: it refers to the scope, and only the garbage collector would free the two.
+        self._cycle: ServerCycle | None = scope.get("extensions", {}).pop(EXTENSION, None)
         self.request_id = request_id_from(self.header(b"x-request-id"))
         self.response_headers: dict[str, str] = {}
         """Headers sent with every response, errors included."""
