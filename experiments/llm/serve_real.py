@@ -102,7 +102,7 @@ def cascade_toml(*, extra: str = "") -> str:
     head += f"direct = true\n{extra}"
     nodes = [
         f'[[node]]\nname = "{name}"\ncost = {cost}\nupstream = "http://127.0.0.1:{port}/v1"\n'
-        'timeout = 300\nconcurrency = 1\nextras = ["margin", "entropy"]\n'
+        'timeout = 300\nconcurrency = 1\nconfidence = "product"\nextras = ["margin", "entropy"]\n'
         for name, (_, cost, port) in MODELS.items()
     ]
     return "\n".join([head, *nodes])

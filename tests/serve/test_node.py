@@ -198,7 +198,7 @@ def answering(upstream, **message):
         ({"content": None, "reasoning_content": "Hm"}, None),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("source", ["logprobs", "min", "margin", "entropy", "none"])
+@pytest.mark.parametrize("source", ["logprobs", "product", "min", "margin", "entropy", "none"])
 def test_answers_that_are_not_text_have_the_lowest_confidence(small, message, prediction, source):
     answering(small, **message)
     tables = {"small": {"upstream": small.url, "confidence": source}}
@@ -216,14 +216,15 @@ def test_a_text_without_log_probabilities_is_a_failure_unless_none_are_needed(sm
 
 
 @pytest.mark.parametrize(
-    ("source", "confidence"), [("min", 0.5), ("margin", 0.5), ("entropy", -2 * 0.5 * math.log(2))]
+    ("source", "confidence"),
+    [("min", 0.5), ("product", 0.25), ("margin", 0.5), ("entropy", -math.log(2))],
 )
 def test_confidence_from_tokens(small, source, confidence):
-    small.answer = lambda *_: ("B", 0.5)
+    small.answer = lambda *_: ("B it" if source == "product" else "B", 0.5)
     found = asked(small, confidence=source)
     assert found.confidence == pytest.approx(confidence)
     assert found.response["choices"][0]["logprobs"] is None
-    assert small.requests[0].get("top_logprobs") == (None if source == "min" else 5)
+    assert small.requests[0].get("top_logprobs") == (5 if source in ("margin", "entropy") else None)
 
 
 def test_several_measures_at_once_and_no_more_shown_than_asked_for(small):

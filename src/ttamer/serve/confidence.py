@@ -31,6 +31,7 @@ __all__ = [
     "margin_of_tokens",
     "probability_of_answer",
     "probability_of_choice",
+    "probability_of_whole",
     "probability_of_yes",
     "question_text",
     "token_entries",
@@ -137,6 +138,25 @@ def probability_of_answer(response: Mapping[str, Any]) -> float:
     """
     logs = _logprobs(response)
     return math.exp(math.fsum(logs) / len(logs)) if logs else 0.0
+
+
+def probability_of_whole(response: Mapping[str, Any]) -> float:
+    """Return the probability of the whole answer: the product over its tokens.
+
+    Longer answers have lower ones, unlike the mean of :func:`probability_of_answer`.
+
+    >>> tokens = [{"token": "Par", "logprob": -0.5}, {"token": "is", "logprob": 0.0}]
+    >>> probability_of_whole({"choices": [{"logprobs": {"content": tokens}}]})
+    0.6065306597126334
+
+    Args:
+        response: The response, with ``logprobs``.
+
+    Returns:
+        A number from 0 to 1; 0 for a response without log-probabilities.
+    """
+    logs = [log for _, log in _tokens(response)]
+    return math.exp(math.fsum(logs)) if logs else 0.0
 
 
 def first_logprobs(response: Mapping[str, Any]) -> tuple[float, ...]:

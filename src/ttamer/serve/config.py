@@ -47,7 +47,16 @@ __all__ = [
 ]
 
 Confidence = Literal[
-    "logprobs", "min", "margin", "entropy", "none", "agreement", "verifier", "self-report", "field"
+    "logprobs",
+    "product",
+    "min",
+    "margin",
+    "entropy",
+    "none",
+    "agreement",
+    "verifier",
+    "self-report",
+    "field",
 ]
 """Where the confidence of an answer comes from."""
 Extra = Literal["margin", "entropy"]
@@ -498,7 +507,7 @@ class NodeSettings:
     @property
     def needs_logprobs(self) -> bool:
         """Whether log-probabilities are needed."""
-        return self.needs_alternatives or self.confidence in ("logprobs", "min")
+        return self.needs_alternatives or self.confidence in ("logprobs", "product", "min")
 
     @property
     def answer_settings(self) -> dict[str, Any]:

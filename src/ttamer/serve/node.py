@@ -21,6 +21,7 @@ from ttamer.serve.confidence import (
     margin_of_tokens,
     probability_of_answer,
     probability_of_choice,
+    probability_of_whole,
     probability_of_yes,
     question_text,
     verifier_body,
@@ -42,7 +43,7 @@ CHAT = "/chat/completions"
 """The path of chat completions."""
 COMPLETIONS = "/completions"
 """The path of text completions."""
-TOKEN_SOURCES = ("logprobs", "min", "margin", "entropy")
+TOKEN_SOURCES = ("logprobs", "product", "min", "margin", "entropy")
 """The sources of confidence that are read from the probabilities of tokens."""
 
 
@@ -254,6 +255,8 @@ class Node:
                 return -entropy_of_tokens(response, first=first)
             if source == "min":
                 return lowest_probability(response)
+            if source == "product":
+                return probability_of_whole(response)
             if self._compare.kind == "choice" and prediction is not None:
                 return probability_of_choice(response, prediction)
             return probability_of_answer(response)
