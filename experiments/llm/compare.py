@@ -1,95 +1,156 @@
-"""Nine LLMs: the default fit against every baseline, the best of them chosen on the test rows.
+"""The default fit against every baseline, the best of them chosen on the test rows.
 
-    python experiments/llm/compare.py [FOLDER] --half 16 --few 4       # about six minutes
+    python experiments/llm/compare.py [FOLDER] --half 16 --few 4        # six minutes on 16 cores
 
-Without a folder the traces of the package (llm-mmlu, llm-triviaqa) are used; a folder holds traces
-with a cascade beside each, as ``ttamer bench`` reads it. Each split is drawn by
-``numpy.random.default_rng(split).permutation``: half of the rows to fit on and the others to
-measure on, or ``--rows`` rows to fit on. Printed is the area under the lower envelope over the
-least area of any baseline, as a mean over splits with its standard error, and the time to fit.
-``--mean-costs`` replaces the costs of each row by their means in the fit, which shows what costs
-by row are worth.
+The traces are those of the package and those of a folder, each with its cascade beside it, such as
+FrugalML's (``experiments/frugalml/import_traces.py``). Each split is drawn by
+``numpy.random.default_rng(split).permutation``: half of the rows to fit on, or ``--rows`` rows, and
+up to 6,000 others to measure on. Printed is the area under the lower envelope over the least area
+of any baseline: means over splits with standard errors. That baseline is chosen by the rows
+measured on, so it could not have been chosen beforehand.
+
+Two versions of the package are compared on the same splits by a file of results for each:
+
+    python experiments/llm/compare.py --write FOLDER           # the package's traces as NPZ
+    python experiments/llm/compare.py FOLDER --results new.jsonl --against old.jsonl
+
+where ``PYTHONPATH=OLD/src python experiments/llm/compare.py FOLDER --ours --traces NAME ...
+--results old.jsonl`` wrote the latter.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import sys
 import time
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer import datasets
 from ttamer.baselines import FAMILIES
-from ttamer.evaluation.benchmark import find_traces
-from ttamer.evaluation.frontiers import frontier
-from ttamer.trace.trace import Trace
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from over_splits import add_options, load, mean, names, read, run, split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from over_splits import Job
 
-TRACES = ("llm-mmlu", "llm-triviaqa")
+    Groups = dict[tuple[str, int], dict[int, Any]]
+
+try:
+    from ttamer.evaluation.frontiers import frontier
+except ImportError:  # 0.1.0
+    from ttamer.frontier import frontier
+
+MOST = 6000
+"""How many rows are measured on at most."""
+BASELINES = [name for name in FAMILIES if name != "oracle"]
 
 
 def main() -> None:
-    """Print one line for each trace and number of rows, and the means."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", nargs="?", type=Path, help="traces, each with its cascade")
+    parser.add_argument("folder", nargs="?", type=Path, help="more traces, each with its cascade")
     parser.add_argument("--half", type=int, default=7, help="splits with half of the rows")
     parser.add_argument("--few", type=int, default=4, help="splits with few rows")
     parser.add_argument("--rows", type=int, default=300, help="how many are few")
-    parser.add_argument("--mean-costs", action="store_true", help="fit to mean costs")
+    parser.add_argument("--traces", nargs="+", help="only these")
+    parser.add_argument("--ours", action="store_true", help="without baselines")
+    parser.add_argument("--against", type=Path, help="results of another version")
+    parser.add_argument("--write", type=Path, help="write the traces to this folder, and end")
+    add_options(parser)
     args = parser.parse_args()
-    found = list(traces(args.folder))
-    print("| trace | rows to fit | area over the best baseline's | best baseline | fit, s |")
+    chosen = args.traces or names(args.folder)
+    if args.write:
+        write(chosen, args)
+        return
+    folder = None if args.folder is None else str(args.folder)
+    cases = [(name, rows) for name in chosen for rows in (0, args.rows)]
+    jobs = [
+        (name, rows, number, args.ours, folder)
+        for number in range(max(args.half, args.few))
+        for name, rows in sorted(cases, key=lambda case: case[1])
+        if number < (args.few if rows else args.half)
+    ]
+    found = by_split(run(areas, jobs, args))
+    if args.against:
+        print_versions(found, by_split(read(args.against)), chosen, args.rows)
+    if not args.ours:
+        print_ratios(found, chosen, args.rows)
+
+
+def write(chosen: list[str], args: argparse.Namespace) -> None:
+    """Write traces as NPZ, each with its cascade."""
+    args.write.mkdir(parents=True, exist_ok=True)
+    for name in chosen:
+        trace = load(name, args.folder)
+        trace.write(args.write / f"{name}.npz")
+        trace.spec.to_file(args.write / f"{name}.toml")
+
+
+def areas(name: str, rows: int, number: int, ours: bool, folder: str | None) -> dict[str, Any]:
+    """Return the area of our fit, its seconds of CPU, and the areas of baselines."""
+    warnings.simplefilter("ignore")
+    trace = load(name, None if folder is None else Path(folder))
+    fit, test = split(trace, number, rows, MOST)
+    begun = time.process_time()
+    found = frontier(fit, test, families=["ttamer"], resamples=0)
+    seconds = time.process_time() - begun
+    rivals = {}
+    if not ours:
+        each = frontier(fit, test, families=BASELINES, resamples=0)
+        rivals = {family: each.area(family) for family in each.families}
+    return {"ttamer": found.area("ttamer"), "seconds": seconds, "baselines": rivals}
+
+
+def by_split(found: dict[Job, Any]) -> Groups:
+    """Return the results by trace and rows to fit, and then by split."""
+    groups: Groups = {}
+    for (name, rows, number, *_), result in found.items():
+        groups.setdefault((name, rows), {})[number] = result
+    return groups
+
+
+def print_ratios(found: Groups, chosen: list[str], few: int) -> None:
+    """Print our area over the best baseline's."""
+    print(f"| trace | half of the rows | best baselines | fit and replay, CPU s | {few} rows "
+          "| best baselines |")  # fmt: skip
+    print("|---|---|---|---|---|---|")
+    means: dict[tuple[bool, int], list[float]] = {}
+    for name in chosen:
+        cells = []
+        for rows in (0, few):
+            results = found.get((name, rows), {}).values()
+            values = [each["ttamer"] / min(each["baselines"].values()) for each in results]
+            best = [min(each["baselines"], key=each["baselines"].get) for each in results]
+            cells += [mean(values), ", ".join(sorted(set(best), key=best.count, reverse=True))]
+            if values:
+                means.setdefault((name.startswith("llm"), rows), []).append(float(np.mean(values)))
+            if not rows:
+                cells.append(mean([each["seconds"] for each in results], ".1f"))
+        print(f"| {name} | {' | '.join(cells)} |")
+    for llms, text in ((True, "mean of LLMs"), (False, "mean of the others")):
+        half, small = (means.get((llms, rows), [np.nan]) for rows in (0, few))
+        print(f"| {text} | {np.mean(half):.3f} | | | {np.mean(small):.3f} | |")
+    print()
+
+
+def print_versions(found: Groups, other: Groups, chosen: list[str], few: int) -> None:
+    """Print by how much our area is above that of another version, split by split."""
+    print(f"| trace | half of the rows: area, more than the other version's | splits | {few} rows "
+          "| splits |")  # fmt: skip
     print("|---|---|---|---|---|")
-    for splits, few in ((args.half, None), (args.few, args.rows)):
-        if not splits:
-            continue
-        means = []
-        for name, trace in found:
-            rows = len(trace) // 2 if few is None else few
-            each = [ratio(trace, rows, k, mean_costs=args.mean_costs) for k in range(splits)]
-            values = np.array([value for value, _, _ in each])
-            best = sorted({rival for _, rival, _ in each})
-            seconds = np.mean([spent for _, _, spent in each])
-            means.append(values.mean())
-            print(f"| {name} | {rows} | {shown(values)} | {', '.join(best)} | {seconds:.1f} |",
-                  flush=True)  # fmt: skip
-        if means:
-            print(f"| all | {'half' if few is None else few} | {np.mean(means):.4f} | | |")
-
-
-def traces(folder: Path | None) -> Iterator[tuple[str, Trace]]:
-    """Yield every trace by its name."""
-    if folder is None:
-        yield from ((name, datasets.load(name)) for name in TRACES)
-    else:
-        for path, cascade in find_traces(folder):
-            yield path.stem, Trace.read(path, cascade)
-
-
-def ratio(trace: Trace, rows: int, split: int, *, mean_costs: bool) -> tuple[float, str, float]:
-    """Return our area over the best baseline's, which that is, and the seconds of the fit."""
-    order = np.random.default_rng(split).permutation(len(trace))
-    fit, test = trace.take(order[:rows]), trace.take(order[rows:])
-    rivals = frontier(fit, test, families=[f for f in FAMILIES if f != "oracle"], resamples=0)
-    areas = {family: rivals.area(family) for family in rivals.families}
-    best = min(areas, key=areas.__getitem__)
-    if mean_costs:
-        fit = dataclasses.replace(fit, cost=np.tile(fit.costs.mean(axis=0), (len(fit), 1)))
-    begun = time.perf_counter()
-    ours = frontier(fit, test, families=["ttamer"], resamples=0)
-    return ours.area("ttamer") / areas[best], best, time.perf_counter() - begun
-
-
-def shown(values: np.ndarray) -> str:
-    """Return a mean and its standard error."""
-    if len(values) < 2:
-        return f"{values.mean():.3f}"
-    return f"{values.mean():.3f} +- {values.std(ddof=1) / len(values) ** 0.5:.3f}"
+    for name in chosen:
+        cells = []
+        for rows in (0, few):
+            new, old = found.get((name, rows), {}), other.get((name, rows), {})
+            both = sorted(new.keys() & old.keys())
+            more = [new[number]["ttamer"] / old[number]["ttamer"] - 1 for number in both]
+            cells += [mean(more, "+.2%"), str(len(both))]
+        print(f"| {name} | {' | '.join(cells)} |")
+    print()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Fitting to losses against fitting to right and wrong, measured in mean loss.
 
     python experiments/losses/make_traces.py FOLDER --frugalml FOLDER
-    python experiments/losses/compare.py FOLDER --splits 20 --jobs 2      # minutes
+    python experiments/losses/compare.py FOLDER --splits 20      # minutes
 
 For each trace and split, half of the rows are fitted and the others measured: once with the losses,
 once with answers that are right or wrong. With labels an answer is wrong where it differs; without
@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
-from concurrent.futures import ProcessPoolExecutor
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -26,6 +25,9 @@ from ttamer.evaluation.results import measure
 from ttamer.stats.envelope import area_under, error_at_cost
 from ttamer.trace import Trace
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from over_splits import add_options, mean, run, split
+
 SHARES = (0.25, 0.5)
 """The costs at which mean losses are compared, in shares of the most expensive node's."""
 
@@ -35,31 +37,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="traces that make_traces.py wrote")
     parser.add_argument("--splits", type=int, default=20, help="random halves of each trace")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    add_options(parser)
     args = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    paths = sorted(args.folder.glob("*.npz"))
-    with ProcessPoolExecutor(args.jobs) as pool:
-        jobs = list(product(paths, range(args.splits)))
-        results = list(pool.map(compared, *zip(*jobs, strict=True)))
+    paths = [str(path) for path in sorted(args.folder.glob("*.npz"))]
+    found = run(compared, product(paths, range(args.splits)), args)
     heads = [f"at {share:.0%}: losses | right or wrong | lower by" for share in SHARES]
     print(f"| trace | {' | '.join(heads)} | area, lower by |")
     print("|---" * (3 * len(SHARES) + 2) + "|")
     for path in paths:
-        rows = np.array([found for (of, _), found in zip(jobs, results, strict=True) if of == path])
+        rows = np.array([result for (of, _), result in found.items() if of == path])
         cells = []
         for k in range(len(SHARES)):
             ours, theirs = rows[:, 2 * k], rows[:, 2 * k + 1]
-            cells += [shown(ours), shown(theirs), shown(1 - ours / theirs, percent=True)]
-        cells.append(shown(1 - rows[:, -1], percent=True))
-        print(f"| {path.stem} | {' | '.join(cells)} |")
+            cells += [mean(ours, ".3g"), mean(theirs, ".3g"), mean(1 - ours / theirs, ".1%")]
+        cells.append(mean(1 - rows[:, -1], ".1%"))
+        print(f"| {Path(path).stem} | {' | '.join(cells)} |")
 
 
-def compared(path: Path, split: int) -> list[float]:
+def compared(path: str, number: int) -> list[float]:
     """Return mean losses at each cost, of losses and of right or wrong, and the ratio of areas."""
-    trace = Trace.read(path)
-    order = np.random.default_rng(split).permutation(len(trace))
-    fitted, test = trace.take(order[: len(trace) // 2]), trace.take(order[len(trace) // 2 :])
+    fitted, test = split(Trace.read(path), number)
     prices, alone = test.costs.mean(axis=0), test.losses().mean(axis=0)
     low, high = prices.min(), prices.max()
     curves = []
@@ -81,12 +78,6 @@ def right_or_wrong(trace: Trace) -> Trace:
     losses = trace.losses()
     most = int(trace.costs.mean(axis=0).argmax())
     return dataclasses.replace(plain, correct=losses <= np.median(losses[:, most]))
-
-
-def shown(values: np.ndarray, *, percent: bool = False) -> str:
-    """Return a mean and its standard error."""
-    mean, error = values.mean(), values.std(ddof=1) / len(values) ** 0.5
-    return f"{mean:.1%} ± {error:.1%}" if percent else f"{mean:.3g} ± {error:.2g}"
 
 
 if __name__ == "__main__":
