@@ -6,18 +6,24 @@ FOLDER is what ``EarlyExit.save_pretrained`` wrote. FILE.npz has ``ids`` and ``l
 or ``pixels`` of images, and ``label``; its rows were not trained on. Policies are fitted to the
 answers and the measured times of the first half, the few best are timed on it, and all numbers are
 of the second half, in batches of one length. For every batch size, precision and engine one line
-per rule: error, p50, p99, rows per second, share of the exits asked, speed-up over the network
-itself, timed in between, and the bound: the speed-up by the times of the segments alone for
-the rows that continue in each batch, without ramps, decisions and regrouping.
+per rule: error, p50, p99, rows per second, joules per row where the GPU counts them, exits asked,
+share of the operations, speed-up over the network itself, timed in between, and two bounds:
+the speed-up by the times of the segments alone for the rows that continue in each batch, without
+ramps, decisions and regrouping; and the same with the time that a call takes besides its segments
+(inputs copied, the launch, the head, the wait), which the network itself has too.
 
 Engines: ``graphs`` (CUDA graphs), ``compiled`` (parts compiled by torch.compile, then CUDA graphs),
-``eager``. On a CPU: ``eager``, and ``int8``, linear layers with int8 weights. A run that was
-stopped continues with what is not yet in FILE.json; ``--seconds`` is when to start nothing more.
+``eager``. On a CPU: ``eager``, and ``int8``, linear layers with int8 weights. The first engine
+searches sets of ramps for its policies; the others, marked ``--brief``, fit to the best of these at
+their own times. ``--stream`` measures what running several batches together gives and costs. A
+run that was stopped continues with what is not yet in FILE.json; ``--seconds`` is when to start
+nothing more.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import time
@@ -49,6 +55,12 @@ REPEATS = 2
 """How often the batches are timed, after one pass that is not."""
 CANDIDATES = 2
 """Policies timed for each level of error."""
+INT8_ROWS = 500
+"""Rows that are traced with int8 weights."""
+SETS = 3
+"""Sets of ramps, for each batch size and level, that the other engines fit to."""
+WINDOWS = {8: (1, 2, 4, 8), 32: (1, 2, 4)}
+"""Batches that run together, by batch size."""
 
 
 def main() -> None:
@@ -65,6 +77,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10**9, help="most rows of the inputs")
     parser.add_argument("--share", type=float, default=1.0, help="of the rows that are timed")
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--brief", action="store_true", help="known sets of ramps, fewer rules")
+    parser.add_argument("--trace", type=Path, help="fit to this trace in place of the own one")
+    parser.add_argument("--stream", action="store_true", help="batches together, not the tables")
     args = parser.parse_args()
     started = time.perf_counter()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -76,11 +91,13 @@ def main() -> None:
         for precision, engine in order:
             if precision not in args.precisions or engine not in args.engines:
                 continue
+            engine = f"{engine} stream" if args.stream else engine
             wanted = [b for b in args.batches if not has(done, precision, engine, b)]
             if not wanted or time.perf_counter() - started > args.seconds:
                 continue
-            bench = Bench(args, device, precision, engine, pool)
-            for lines in bench.measure(wanted, started + args.seconds):
+            bench = Bench(args, device, precision, engine, pool, done)
+            measured = bench.streams if args.stream else bench.measure
+            for lines in measured(wanted, started + args.seconds):
                 done["lines"] += [{"precision": precision, "engine": engine, **x} for x in lines]
                 for line in lines:
                     show(precision, engine, line)
@@ -89,7 +106,7 @@ def main() -> None:
             del bench
             gc.collect()
     if any(
-        not has(done, precision, engine, batch)
+        not has(done, precision, f"{engine} stream" if args.stream else engine, batch)
         for precision, engine in order
         if precision in args.precisions and engine in args.engines
         for batch in args.batches
@@ -102,7 +119,8 @@ def new_report(device: str) -> dict:
     name = (
         torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} threads"
     )
-    return {"device": name, "torch": torch.__version__, "lines": [], "profiles": {}}
+    return {"device": name, "torch": torch.__version__, "lines": [], "profiles": {}, "sets": {},
+            "exits": {}}  # fmt: skip
 
 
 def has(report: dict, precision: str, engine: str, batch: int) -> bool:
@@ -136,10 +154,10 @@ def compile_parts(network: exits.EarlyExit) -> None:
 class Bench:
     """One network in one precision, run by one engine."""
 
-    def __init__(self, args, device, precision, engine, pool):
-        self.precision, self.engine, self.pool = precision, engine, pool
-        self.share = args.share
-        self.graphs = engine in ("graphs", "compiled")
+    def __init__(self, args, device, precision, engine, pool, done):
+        self.precision, self.engine, self.pool = precision, engine.split()[0], pool
+        self.share, self.brief, self.done = args.share, args.brief, done
+        self.graphs = self.engine in ("graphs", "compiled")
         network = load(args.folder, args.every).to(device)
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.value, self.labels = read_inputs(args.inputs, device, args.rows, dtype)
@@ -147,26 +165,45 @@ class Bench:
             network = network.bfloat16()
         if not isinstance(self.value, tuple):
             network = exits.fold_batch_norm(network).to(memory_format=torch.channels_last)
-        if engine == "int8":
-            network = torch.ao.quantization.quantize_dynamic(network, {torch.nn.Linear})
         self.network = network.eval()
+        one = take(self.value, torch.arange(1, device=self.labels.device))
+        self.flops = exits.count_flops(self.network, one)
+        if self.engine == "int8":
+            self.network = torch.ao.quantization.quantize_dynamic(network, {torch.nn.Linear})
         self.half = len(self.labels) // 2
         start = time.perf_counter()
-        self.trace = self.traced(args.out.with_suffix(f".{precision}.trace.npz"))
+        path = args.trace or args.out.with_suffix(f".{precision}.trace.npz")
+        self.fit, self.held = self.traced(path)
+        done["exits"][f"{precision} {engine}"] = {
+            "names": list(self.fit.names), "test_rows": len(self.held),
+            "fit": self.fit.wrong().mean(0).tolist(), "test": self.held.wrong().mean(0).tolist(),
+            "segments": list(self.flops.segments), "ramps": list(self.flops.ramps),
+        }  # fmt: skip
         print(f"{precision} {engine}: traced, {time.perf_counter() - start:.1f} s", flush=True)
-        if engine == "compiled":
+        if self.engine == "compiled":
             compile_parts(self.network)
 
     def traced(self, path: Path):
-        """Return the trace of all inputs, from a file where there is one."""
-        if path.exists() and self.engine != "int8":
-            return tt.Trace.read(path).take(np.arange(len(self.labels)))
-        size = 250
-        cut = torch.arange(len(self.labels), device=self.labels.device).split(size)
-        loader = ((take(self.value, rows), self.labels[rows]) for rows in cut)
-        trace = exits.trace_of(self.network, loader)
-        trace.write(path)
-        return trace
+        """Return the traces of both halves, from a file where there is one.
+
+        Linear layers with int8 weights answer differently: policies are fitted to the network
+        itself, and the rows that they are measured on are traced.
+        """
+        every = torch.arange(len(self.labels), device=self.labels.device)
+        if path.exists():
+            trace = tt.Trace.read(path).restrict(self.network.names)
+        else:
+            trace = self.answers(every)
+            trace.write(path)
+        fit = trace.take(np.arange(self.half))
+        if self.engine != "int8":
+            return fit, trace.take(np.arange(self.half, len(self.labels)))
+        return fit, self.answers(every[self.half : self.half + INT8_ROWS])
+
+    def answers(self, rows):
+        """Return the trace of some rows."""
+        loader = ((take(self.value, some), self.labels[some]) for some in rows.split(250))
+        return exits.trace_of(self.network, loader)
 
     def measure(self, batches, until):
         """Yield the lines of each batch size."""
@@ -176,23 +213,18 @@ class Bench:
             self.network, example, sizes=tuple(sorted(batches)), graphs=self.graphs
         )
         print(f"profile: {time.perf_counter() - start:.1f} s", flush=True)
-        fit = self.trace.take(np.arange(self.half))
-        jobs = {
-            batch: [self.pool.submit(candidates, fit, self.profile, batch, level)
-                    for level in LEVELS]
-            for batch in batches
-        }  # fmt: skip
-        # All are waited for: nothing else runs while batches are timed.
-        found = {batch: [job.result() for job in some] for batch, some in jobs.items()}
+        found = search(
+            self.pool, self.fit, self.profile, batches, self.done["sets"], brief=self.brief
+        )
         print(f"policies: {time.perf_counter() - start:.1f} s", flush=True)
         for batch in batches:
             if time.perf_counter() > until:
                 break
             start = time.perf_counter()
-            yield self.lines(batch, fit, found[batch])
+            yield self.lines(batch, found[batch])
             print(f"batch {batch}: {time.perf_counter() - start:.1f} s", flush=True)
 
-    def lines(self, batch, fit, found):
+    def lines(self, batch, found):
         """Return the lines of one batch size: the network, thresholds, and ours."""
         rows = max(int(self.share * ROWS.get(batch, 1536)), 40)
         known, _ = self.cut(0, rows // 2, batch)
@@ -200,7 +232,7 @@ class Bench:
         self.example = test[0]
         full = full_run(self.network, test[0], graphs=self.graphs)
         alone = tuning.time_batches(full, test, repeats=REPEATS)
-        held = self.trace.take(np.arange(self.half, len(self.trace)))
+        fit, held = self.fit, self.held
         lines = [{"batch": batch, "rule": "full", "error": float(held.wrong()[:, -1].mean()),
                   **alone.to_dict(), "speed_up": 1.0, "rows": len(labels)}]  # fmt: skip
         priced = fit.with_spec(self.profile.costs(batch).spec(skip=True))
@@ -209,7 +241,7 @@ class Bench:
         usual = tuning.time_batches(full, known, repeats=REPEATS).mean
         for level, policies in zip(LEVELS, found, strict=True):
             limits = cheapest(rules, priced, own + level)
-            if limits is not None:
+            if limits is not None and not (self.brief and level == 0):
                 error = error_of(limits, held.with_spec(priced.spec))
                 runner = self.threshold(limits)
                 lines.append(self.line("threshold", level, runner, full, test, labels, error))
@@ -225,6 +257,8 @@ class Bench:
             fewer = held.with_spec(priced.spec).restrict(names)
             wrong = fewer.wrong()[np.arange(len(held)), chosen.policy.play(fewer).answer]
             lines.append(self.line("ours", level, runner, full, test, labels, float(wrong.mean())))
+            if self.brief:
+                continue
             # The same ramps with one threshold on all of them.
             some = priced.restrict(names)
             rule = cheapest(
@@ -253,20 +287,22 @@ class Bench:
     def runner(self, policy, example):
         """Return a runner of a policy."""
         return runner_for(
-            self.network, policy, example, classes=self.trace.classes, graphs=self.graphs,
+            self.network, policy, example, classes=self.fit.classes, graphs=self.graphs,
             regrouping=self.profile.regrouping(),
         )  # fmt: skip
 
     def line(self, rule, level, runner, full, test, labels, error):
         """Time a runner twice, and the network in between."""
         batch = rows_of(test[0])
-        took = tuning.time_batches(runner, test, repeats=REPEATS)
-        alone = tuning.time_batches(full, test, repeats=REPEATS)
-        again = tuning.time_batches(runner, test, repeats=REPEATS)
+        took, joules = self.timed(runner, test)
+        alone, full_joules = self.timed(full, test)
+        again, _ = self.timed(runner, test)
         took = min(took, again, key=lambda each: each.mean)
         table, sizes = self.profile.regrouping(), group_sizes(batch)
         segments = range(len(self.network.segments))
-        wrong, asked, needed = 0, 0.0, 0.0
+        ops = np.cumsum(self.flops.segments)
+        ramps = np.array([*self.flops.ramps[:-1], 0.0])
+        wrong, asked, needed, done = 0, 0.0, 0.0, 0.0
         for each, right in zip(test, labels.split(batch), strict=True):
             answers = runner(each)
             wrong += int((answers.logits.argmax(1) != right).sum())
@@ -275,17 +311,87 @@ class Bench:
             # The segments that a row goes through: up to the last exit that it asks.
             last = (asks * torch.arange(1, asks.shape[1] + 1, device=asks.device)).amax(1).cpu()
             alive = [int((last > k).sum()) for k in segments]
+            done += float(ops[last.numpy() - 1].sum() + (asks.cpu().numpy() @ ramps).sum())
             needed += sum(table.time(k, sizes[bisect_left(sizes, n)])
                           for k, n in enumerate(alive) if n)  # fmt: skip
-        whole = sum(table.time(k, batch) for k in segments) * len(test)
+        whole, needed = sum(table.time(k, batch) for k in segments), needed / len(test)
+        besides = max(alone.mean - whole, 0.0)
         return {
             "batch": batch, "rule": rule, "more_error": level, "error": error,
             "error_of_timed": wrong / len(labels), **took.to_dict(),
             "speed_up": alone.mean / took.mean, "p50_gain": alone.p50 / took.p50,
-            "bound": whole / needed, "exits_asked": asked / len(labels),
-            "ramps": list(runner.reached), "rows": len(labels),
-            "full_mean": alone.mean,
+            "bound": whole / needed, "bound_besides": alone.mean / (needed + besides),
+            "besides": besides, "needed": needed, "operations": done / len(labels) / ops[-1],
+            "exits_asked": asked / len(labels), "ramps": list(runner.reached),
+            "rows": len(labels), "full_mean": alone.mean, "joules": joules,
+            "full_joules": full_joules,
         }  # fmt: skip
+
+    def timed(self, run, batches):
+        """Return times, and joules per row where the GPU counts them."""
+        before = joules_so_far()
+        took = tuning.time_batches(run, batches, repeats=REPEATS)
+        if before is None:
+            return took, None
+        rows = sum(map(rows_of, batches)) * (REPEATS + max(1, 5 // len(batches)))
+        return took, (joules_so_far() - before) / rows
+
+    def streams(self, batches, until):
+        """Yield lines of batches that run together, with the policies of the table."""
+        for batch in batches:
+            windows = WINDOWS.get(batch)
+            if windows is None or time.perf_counter() > until:
+                continue
+            lines = []
+            for window in windows:
+                lines += self.stream(batch, window)
+            yield lines
+
+    def stream(self, batch, window):
+        """Return lines of the network, and of the best policy, on several batches at once.
+
+        Batches come one after another as fast as they are taken; latency is that of a whole
+        window, for the first batch of it waits for the last.
+        """
+        size = batch * window
+        test, labels = self.cut(self.half, max(int(self.share * 1536), 4 * size), size)
+        self.profile = exits.profile(self.network, test[0], sizes=(size,), graphs=self.graphs)
+        sets = self.done["sets"]
+        near = min(sets, key=lambda each: abs(int(each) - size))
+        known = {str(size): sets[near]}
+        found = search(self.pool, self.fit, self.profile, [size], known, brief=True)[size]
+        policies = found[-1]
+        full = full_run(self.network, test[0], graphs=self.graphs)
+        alone, joules = self.timed(full, test)
+        shared = {"batch": batch, "window": window, "rows": len(labels)}
+        lines = [{**shared, "rule": "full", **alone.to_dict(), "joules": joules, "speed_up": 1.0,
+                  "error": float(self.held.wrong()[:, -1].mean())}]  # fmt: skip
+        if not policies:
+            return lines
+        chosen = policies[0]
+        runner = self.runner(chosen.policy, test[0])
+        held = self.held
+        fewer = held.with_spec(self.profile.costs(size).spec(skip=True))
+        fewer = fewer.restrict(chosen.policy.fitted.spec.names)
+        wrong = fewer.wrong()[np.arange(len(held)), chosen.policy.play(fewer).answer]
+        line = self.line("ours", LEVELS[-1], runner, full, test, labels, float(wrong.mean()))
+        return [*lines, {**line, **shared}]
+
+
+def joules_so_far():
+    """Return the energy that the GPU has used, by its own counter; ``None`` without one."""
+    if not torch.cuda.is_available():
+        return None
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        handle, energy = ctypes.c_void_p(), ctypes.c_ulonglong()
+        if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)):
+            return None
+        if library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(energy)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    return energy.value / 1e3
 
 
 def read_inputs(path: Path, device: str, most: int, dtype: torch.dtype):
@@ -304,10 +410,62 @@ def read_inputs(path: Path, device: str, most: int, dtype: torch.dtype):
     return (ids, mask), labels
 
 
-def candidates(trace, measured, batch, level):
-    """Return the policies with the lowest predicted times, in a process of their own."""
+def search(pool, trace, measured, batches, sets, *, brief):
+    """Return, per batch size and level, the policies with the lowest predicted times.
+
+    Sets of ramps grow by one ramp at a time, as in ``tuning.search``, for all batch sizes and
+    levels at once. The best sets are noted in ``sets``; where brief, only these are fitted to.
+    """
+    found = {(batch, level): {} for batch in batches for level in LEVELS}
+    fits = {}
+
+    def fit_all(keys):
+        jobs = {key: pool.submit(fastest, trace, measured, *key) for key in keys - set(fits)}
+        fits.update({key: job.result() for key, job in jobs.items()})
+
+    def note(batch, level, ramps):
+        best = fits[batch, ramps][LEVELS.index(level)]
+        if best is not None:
+            found[batch, level].setdefault(best.ramps, (best, ramps))
+        return float("inf") if best is None else best.seconds
+
+    if brief:
+        known = {(batch, tuple(ramps)) for batch in batches for ramps in sets[str(batch)]}
+        fit_all(known)
+        for batch, ramps in known:
+            for level in LEVELS:
+                note(batch, level, ramps)
+    else:
+        kept = dict.fromkeys(found, ())
+        every = range(len(measured.names) - 1)
+        for _ in range(min(tuning.MAX_RAMPS, len(every))):
+            grown = {key: [tuple(sorted((*some, ramp))) for ramp in every if ramp not in some]
+                     for key, some in kept.items()}  # fmt: skip
+            fit_all({(key[0], ramps) for key, several in grown.items() for ramps in several})
+            for key, several in grown.items():
+                kept[key] = min(several, key=lambda ramps, key=key: note(*key, ramps))
+    ranked = {key: sorted(some.values(), key=lambda pair: pair[0].seconds)
+              for key, some in found.items()}  # fmt: skip
+    if not brief:
+        for batch in batches:
+            best = [pair[1] for level in LEVELS for pair in ranked[batch, level][:SETS]]
+            sets[str(batch)] = [list(ramps) for ramps in dict.fromkeys(best)]
+    return {batch: [[pair[0] for pair in ranked[batch, level][:CANDIDATES]] for level in LEVELS]
+            for batch in batches}  # fmt: skip
+
+
+def fastest(trace, measured, batch, ramps):
+    """Return the policy with the lowest predicted time for each level, in a process of its own."""
     own = float(trace.wrong()[:, -1].mean())
-    return tuning.search(trace, measured, batch, max_error=own + level)[:CANDIDATES]
+    every = tuning.fitted_for(trace, measured, batch, ramps)
+    return [
+        min(
+            (each for each in every if each.error <= own + level),
+            key=lambda each: each.seconds,
+            default=None,
+        )
+        for level in LEVELS
+    ]
 
 
 def cheapest(rules, trace, most_error):

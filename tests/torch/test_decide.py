@@ -144,9 +144,9 @@ def test_rows_may_come_in_any_order_and_may_have_stopped(drawn, seed):
         order = running[torch.randperm(len(running), generator=generator)]
         if k in tables.reached:
             decider.observe(two, k, order, logits[order, k])
-            counts = decider.count_due(two, torch.arange(rows))
-            assert sum(counts) == (two.place >= 0).sum()
-            assert not any(counts[: k + 1])
+            alive, due = decider.going(two, torch.arange(rows))
+            assert alive == (two.place >= 0).sum()
+            assert due > k
             alive = [row for row in order.tolist() if two.place[row] >= 0]
             for size in {len(alive), len(order)}:
                 positions, chosen = decider.regroup(two, order, size)

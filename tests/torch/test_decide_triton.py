@@ -75,9 +75,9 @@ def assert_same(tables, logits, *, padding=0):
         assert torch.equal(one.place, two.place)
         assert torch.equal(one.owner, two.owner)
         assert torch.equal(one.asked, two.asked)
-        counts = plain.count_due(one, rows)
-        assert kernel.count_due(two, filled) == counts
-        if alive := sum(counts):
+        found = plain.going(one, rows)
+        assert kernel.going(two, filled) == found
+        if alive := found[0]:
             for mine, theirs in zip(
                 plain.regroup(one, rows, alive), kernel.regroup(two, filled, alive), strict=True
             ):
@@ -104,7 +104,7 @@ def assert_host_same(tables, logits):
         for name in ("place", "owner", "asked", "prediction", "confidence"):
             mine, theirs = (torch.nan_to_num(getattr(each, name)) for each in (one, two))
             assert torch.equal(mine, theirs), name
-        assert host.count_due(two, rows) == plain.count_due(one, rows)
+        assert host.going(two, rows) == plain.going(one, rows)
     assert torch.equal(
         torch.nan_to_num(plain.answers(one), nan=9.0), torch.nan_to_num(host.answers(two), nan=9.0)
     )

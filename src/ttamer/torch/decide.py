@@ -2,7 +2,7 @@
 
 A :class:`Carry` holds the state of every input of a batch, in the caller's order. After an exit has
 run for some rows, :meth:`Decider.observe` updates the rows that were due there, without waiting for
-the device. :meth:`Decider.count_due` waits: it returns how many rows are due at each exit next.
+the device. :meth:`Decider.going` waits: it returns how many rows continue, and the next exit.
 
 Confidence is the softmax probability of the predicted class, in single precision whatever the
 network computes in. Logits with a NaN give no answer: the prediction is ``NO_ANSWER`` and the
@@ -97,10 +97,19 @@ class Decider:
             logits=torch.empty((exits, rows, classes), dtype=dtype, device=device),
         )
 
-    def observe(self, carry: Carry, exit_: int, rows: Tensor, logits: Tensor) -> None:
+    def observe(
+        self,
+        carry: Carry,
+        exit_: int,
+        rows: Tensor,
+        logits: Tensor,
+        *,
+        awaited: bool = True,  # noqa: ARG002 - for a decider that reports to the host
+    ) -> None:
         """Record the logits of one exit for some rows, and update the rows that were due there.
 
         ``rows`` has shape (m,), their positions in the batch; ``logits`` has shape (m, classes).
+        ``awaited``: :meth:`going` follows.
         """
         due = self._exit_of[carry.place[rows]] == exit_
         confidence, prediction = confidence_of(logits)
@@ -160,12 +169,13 @@ class Decider:
         states = tables.onward.shape[1]
         return tables.onward.flatten()[step * states + state].long(), owner
 
-    def count_due(self, carry: Carry, rows: Tensor) -> list[int]:
-        """Wait for the device, and return how many of the rows are due at each exit."""
+    def going(self, carry: Carry, rows: Tensor) -> tuple[int, int]:
+        """Wait for the device; return how many rows continue, and the exit some ask next."""
         where = self._exit_of[carry.place[rows]]
-        exits = torch.arange(self.tables.exits, device=self._device)
-        counts: list[int] = (where[:, None] == exits).sum(dim=0).tolist()
-        return counts
+        left = (where != STOP).sum()
+        following = torch.where(where != STOP, where, self.tables.exits).amin()
+        alive, due = torch.stack((left, following)).tolist()
+        return alive, due
 
     def answers(self, carry: Carry) -> Tensor:
         """Return the logits of the owners, shape (B, classes)."""

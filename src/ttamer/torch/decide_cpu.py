@@ -33,7 +33,15 @@ class CpuDecider(Decider):
             name: part.numpy() for name, part in vars(self.tables).items() if hasattr(part, "numpy")
         }
 
-    def observe(self, carry: Carry, exit_: int, rows: Tensor, logits: Tensor) -> None:
+    def observe(
+        self,
+        carry: Carry,
+        exit_: int,
+        rows: Tensor,
+        logits: Tensor,
+        *,
+        awaited: bool = True,  # noqa: ARG002 - nothing is waited for on a CPU
+    ) -> None:
         """Record the logits of one exit for some rows, and update the rows that were due."""
         carry.logits[exit_].index_copy_(0, rows, logits.to(carry.logits.dtype))
         confidence, prediction = (part.numpy() for part in confidence_of(logits))
@@ -91,8 +99,8 @@ class CpuDecider(Decider):
         state = (tables["edges"][step] <= totals[every, best, np.newaxis]).sum(axis=1)
         return context[every, best], tables["onward"][step, state]
 
-    def count_due(self, carry: Carry, rows: Tensor) -> list[int]:
-        """Return how many of the rows are due at each exit."""
+    def going(self, carry: Carry, rows: Tensor) -> tuple[int, int]:
+        """Return how many rows continue, and the exit some ask next."""
         where = self._places[carry.place.numpy()[rows.numpy()]]
-        counts: list[int] = np.bincount(where + 1, minlength=self.tables.exits + 1)[1:].tolist()
-        return counts
+        left = where[where != STOP]
+        return len(left), int(left.min(initial=self.tables.exits))

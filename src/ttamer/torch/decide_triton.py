@@ -1,19 +1,20 @@
 """Decisions on a GPU in one or two small kernels, written in Triton.
 
 :class:`TritonDecider` decides as :class:`ttamer.torch.decide.Decider` does, on the same tables.
-Each program computes the next place of a block of rows from their logits. Where one block holds all
-rows, it also counts the rows due at each exit and lists those that continue; otherwise a second
-kernel does.
+Each program computes the next place of a few rows from their logits. Where one program holds all
+rows, it also counts and lists those that continue; otherwise a second kernel does.
 
-The counts are written directly into pinned memory of the host, which then waits for an event.
+What the host needs, how many rows continue and the exit they ask next, is one number. The kernel
+writes it directly into pinned memory of the host, which looks there until it arrives: faster than
+waiting for an event. Sizes of tables are plain arguments, so that policies share compiled kernels.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -29,10 +30,19 @@ if TYPE_CHECKING:
 
 __all__ = ["TritonDecider"]
 
-BLOCK = 32
+BLOCK = 8
 """The number of rows per program."""
 MAX_ROWS = 8192
 """The number of rows that one program can list."""
+STEP = MAX_ROWS + 1
+"""The host's number is the next exit times this, plus the rows that continue."""
+MIN_LIST, MIN_BOUNDS, MIN_EDGES = 128, 128, 64
+"""Blocks are at least this large: kernels are compiled for few sizes."""
+PENDING = -1
+"""What the pinned memory holds until the device has written to it."""
+MAX_LOOKS = 20_000
+"""How often the host looks for the result before it waits for the device, some 10 ms."""
+_give_way = getattr(os, "sched_yield", int)
 
 
 @dataclass(eq=False)
@@ -50,9 +60,9 @@ class TritonDecider(Decider):
         super().__init__(tables, device)
         pinned = device.type == "cuda"
         self._exits32 = torch.tensor(tables.exit_of, dtype=torch.int32, device=device)
-        self.counts = torch.zeros(tables.exits, dtype=torch.int32, pin_memory=pinned)
-        """How many rows are due at each exit, once the device is done; in pinned memory."""
-        self._event = torch.cuda.Event() if pinned else None
+        self._word = torch.full((1,), PENDING, dtype=torch.int64, pin_memory=pinned)
+        self._seen = memoryview(cast("Any", self._word.numpy()))
+        self._unread = torch.zeros(1, dtype=torch.int64, device=device)
         self._listed: dict[int, tuple[Tensor, Tensor]] = {}
 
     def start(self, rows: int, classes: int, dtype: torch.dtype) -> TritonCarry:
@@ -66,23 +76,31 @@ class TritonDecider(Decider):
         return cast("TritonCarry", carry).answer.clone()
 
     def observe(
-        self, carry: Carry, exit_: int, rows: Tensor, logits: Tensor, *, first: bool = False
+        self,
+        carry: Carry,
+        exit_: int,
+        rows: Tensor,
+        logits: Tensor,
+        *,
+        awaited: bool = True,
+        first: bool = False,
     ) -> None:
         """Record the logits of one exit for some rows, and update the rows that were due there.
 
-        A row of -1 is padding. ``first`` means that no exit was asked before.
+        A row of -1 is padding. ``awaited``: :meth:`wait` follows. ``first``: no exit was asked
+        before.
         """
         carry = cast("TritonCarry", carry)
         size, classes = logits.shape
         positions, following = self.lists(size)
         tables = self.tables
-        whole = size <= BLOCK
-        block = triton.next_power_of_2(size) if whole else BLOCK
         believed = isinstance(tables, BeliefTables)
-        bit = int(np.int64(1) << np.int64(exit_))
         shape: Any = tables  # the fields of either layout, by name
-        _decide[(triton.cdiv(size, block),)](
-            logits, logits.stride(0), logits.stride(1), rows, size, exit_, bit, tables.first,
+        # A result that is not awaited must not arrive while the next one is.
+        word = self._word if awaited else self._unread
+        self.expect()
+        _decide[(triton.cdiv(size, BLOCK),)](
+            logits, logits.stride(0), logits.stride(1), rows, size, exit_, int(first), tables.first,
             carry.place, carry.owner, carry.best, carry.confidence, carry.prediction,
             carry.odds, carry.lean, carry.asked, carry.logits, carry.answer,
             len(carry.owner), self._exits32, tables.bounds, tables.own, tables.onward,
@@ -91,24 +109,28 @@ class TritonDecider(Decider):
             shape.context if believed else tables.own,
             shape.others if believed else tables.own,
             shape.edges if believed else tables.own,
-            self.counts, positions, following,
-            CLASSES=classes, CLASS_BLOCK=triton.next_power_of_2(classes),
-            EXITS=tables.exits, EXIT_BLOCK=triton.next_power_of_2(tables.exits),
-            BOUNDS=tables.bounds.shape[1],
-            BOUND_BLOCK=triton.next_power_of_2(tables.bounds.shape[1]),
-            BINS=shape.levels.shape[1] if believed else tables.own.shape[1],
-            STATES=tables.onward.shape[-1],
-            EDGES=shape.edges.shape[1] if believed else 1,
-            EDGE_BLOCK=triton.next_power_of_2(shape.edges.shape[1]) if believed else 1,
+            tables.bounds.shape[1],
+            shape.levels.shape[1] if believed else tables.own.shape[1],
+            tables.onward.shape[-1],
+            shape.edges.shape[1] if believed else 1,
+            word, positions, following,
+            CLASSES=classes, CLASS_BLOCK=triton.next_power_of_2(classes), EXITS=tables.exits,
+            BOUND_BLOCK=max(MIN_BOUNDS, triton.next_power_of_2(tables.bounds.shape[1])),
+            EDGE_BLOCK=max(MIN_EDGES, triton.next_power_of_2(shape.edges.shape[1]))
+            if believed else 1,
             WIDTH=shape.context.shape[1] if believed else 1,
-            BELIEF=believed, LIST=whole, BLOCK=block, FIRST=first,
+            BELIEF=believed, LIST=size <= BLOCK, STEP=STEP, BLOCK=BLOCK,
         )  # fmt: skip
-        if not whole:
+        if size > BLOCK:
             _list[(1,)](
-                carry.place, self._exits32, rows, size, self.counts, positions, following,
-                EXITS=tables.exits, EXIT_BLOCK=triton.next_power_of_2(tables.exits),
-                BLOCK=triton.next_power_of_2(size),
+                carry.place, self._exits32, rows, size, word, positions, following,
+                EXITS=tables.exits, STEP=STEP,
+                BLOCK=max(MIN_LIST, triton.next_power_of_2(size)),
             )  # fmt: skip
+
+    def expect(self) -> None:
+        """Mark the result as pending, before work that will write it is started."""
+        self._seen[0] = PENDING
 
     def lists(self, size: int) -> tuple[Tensor, Tensor]:
         """Return the buffers that list the survivors of ``size`` rows: positions, and rows."""
@@ -123,16 +145,24 @@ class TritonDecider(Decider):
             )
         return self._listed[size]
 
-    def wait(self) -> list[int]:
-        """Wait for the device, and return how many rows are due at each exit."""
-        if self._event is not None:
-            self._event.record()
-            self._event.synchronize()
-        counts: list[int] = self.counts.tolist()
-        return counts
+    def wait(self) -> tuple[int, int]:
+        """Wait for the device; return how many rows continue, and the exit some ask next."""
+        seen = self._seen
+        try:
+            for _ in range(MAX_LOOKS):
+                if seen[0] != PENDING:
+                    break
+                _give_way()
+            else:
+                torch.cuda.synchronize(self._device)  # a kernel that failed raises here
+        except BaseException:
+            torch.cuda.synchronize(self._device)  # or the result would arrive later
+            raise
+        following, alive = divmod(seen[0], STEP)
+        return alive, following
 
-    def count_due(self, carry: Carry, rows: Tensor) -> list[int]:  # noqa: ARG002 - counted already
-        """Wait for the device, and return how many of the rows are due at each exit."""
+    def going(self, carry: Carry, rows: Tensor) -> tuple[int, int]:  # noqa: ARG002 - counted already
+        """Wait for the device; return how many rows continue, and the exit some ask next."""
         return self.wait()
 
     def regroup(self, carry: Carry, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002
@@ -146,17 +176,15 @@ class TritonDecider(Decider):
 
 @triton.jit
 def _counted(
-    place, valid, row, at, exit_of, counts, positions, following,
-    EXITS: tl.constexpr, EXIT_BLOCK: tl.constexpr,
+    place, valid, row, at, exit_of, word, positions, following, EXITS: tl.constexpr,
+    STEP: tl.constexpr,
 ):  # fmt: skip
-    """Count the rows due at each exit; list the survivors in order, then the others as -1."""
+    """Write how many rows continue and the exit they ask next; list them, then the others as -1."""
     alive = valid & (place >= 0)
-    due = tl.load(exit_of + place, mask=alive, other=-1)
-    exits = tl.arange(0, EXIT_BLOCK)
-    total_due = tl.sum((due[:, None] == exits[None, :]).to(tl.int32), axis=0)
-    tl.store(counts + exits, total_due, mask=exits < EXITS)
+    due = tl.load(exit_of + place, mask=alive, other=EXITS)
     going = alive.to(tl.int32)
     total = tl.sum(going, axis=0)
+    tl.store(word, tl.min(due, axis=0).to(tl.int64) * STEP + total)
     rank = tl.cumsum(going, axis=0) - 1
     others = tl.cumsum((valid & (place < 0)).to(tl.int32), axis=0) - 1
     target = tl.where(alive, rank, total + others)
@@ -164,45 +192,39 @@ def _counted(
     tl.store(following + target, tl.where(alive, row, -1), mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _list(
-    place_,
-    exit_of,
-    rows,
-    size,
-    counts,
-    positions,
-    following,
-    EXITS: tl.constexpr,
-    EXIT_BLOCK: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    place_, exit_of, rows, size, word, positions, following,
+    EXITS: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     at = tl.arange(0, BLOCK)
     valid = at < size
     row = tl.load(rows + at, mask=valid, other=-1)
     place = tl.load(place_ + row, mask=valid & (row >= 0), other=-1)
-    _counted(place, valid, row, at, exit_of, counts, positions, following, EXITS, EXIT_BLOCK)
+    _counted(place, valid, row, at, exit_of, word, positions, following, EXITS, STEP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[
+    "row_stride", "size", "exit_", "is_first", "first", "capacity",
+    "BOUNDS", "BINS", "STATES", "EDGES",
+])  # fmt: skip
 def _decide(
-    logits, row_stride, class_stride, rows, size, exit_, bit, first,
+    logits, row_stride, class_stride, rows, size, exit_, is_first, first,
     place_, owner_, best_, confidence_, prediction_, odds_, lean_, asked_, logits_, answer_,
     capacity, exit_of, bounds, own_, onward, levels, leans, context, others, edges,
-    counts, positions, following,
-    CLASSES: tl.constexpr, CLASS_BLOCK: tl.constexpr, EXITS: tl.constexpr, EXIT_BLOCK: tl.constexpr,
-    BOUNDS: tl.constexpr, BOUND_BLOCK: tl.constexpr,
-    BINS: tl.constexpr, STATES: tl.constexpr, EDGES: tl.constexpr,
-    EDGE_BLOCK: tl.constexpr, WIDTH: tl.constexpr, BELIEF: tl.constexpr,
-    LIST: tl.constexpr, BLOCK: tl.constexpr, FIRST: tl.constexpr,
+    BOUNDS, BINS, STATES, EDGES, word, positions, following,
+    CLASSES: tl.constexpr, CLASS_BLOCK: tl.constexpr, EXITS: tl.constexpr,
+    BOUND_BLOCK: tl.constexpr, EDGE_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    BELIEF: tl.constexpr, LIST: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = at < size
     row = tl.load(rows + at, mask=valid, other=-1)
     real = row >= 0
     place = tl.load(place_ + row, mask=real, other=-1)
-    if FIRST:  # ignore what the batch before has left there
-        place = tl.where(real, first, -1).to(tl.int64)
+    # The first time, ignore what the batch before has left.
+    fresh = tl.full((BLOCK,), is_first, tl.int32) != 0
+    place = tl.where(real & fresh, first, place).to(tl.int64)
     due = real & (place >= 0)
     due = due & (tl.load(exit_of + place, mask=due, other=-1) == exit_)
 
@@ -224,10 +246,8 @@ def _decide(
     tl.store(kept, raw, mask=inside & due[:, None])
     tl.store(confidence_ + row * EXITS + exit_, confidence, mask=due)
     tl.store(prediction_ + row * EXITS + exit_, prediction, mask=due)
-    if FIRST:
-        asked = tl.zeros((BLOCK,), tl.int64)
-    else:
-        asked = tl.load(asked_ + row, mask=due, other=0)
+    asked = tl.load(asked_ + row, mask=due & ~fresh, other=0)
+    bit = tl.full((BLOCK,), 1, tl.int64) << tl.full((BLOCK,), exit_, tl.int64)
     tl.store(asked_ + row, asked | bit, mask=due)
 
     bound = tl.arange(0, BOUND_BLOCK)
@@ -284,12 +304,9 @@ def _decide(
         following_place = tl.load(onward + step * STATES + state).to(tl.int64)
     else:
         own = tl.load(own_ + exit_ * BINS + bins).to(tl.int64)
-        if FIRST:
-            before = tl.full((BLOCK,), 2147483647, tl.int64)
-            owner = tl.full((BLOCK,), -1, tl.int64)
-        else:
-            before = tl.load(best_ + row, mask=real, other=2147483647)
-            owner = tl.load(owner_ + row, mask=real, other=-1)
+        known = real & ~fresh
+        before = tl.load(best_ + row, mask=known, other=2147483647)
+        owner = tl.load(owner_ + row, mask=known, other=-1)
         owner = tl.where(own < before, exit_, owner)
         best = tl.minimum(own, before)
         tl.store(best_ + row, best, mask=due)
@@ -307,4 +324,4 @@ def _decide(
     )
     if LIST:
         place = tl.where(due, following_place, place)
-        _counted(place, valid, row, at, exit_of, counts, positions, following, EXITS, EXIT_BLOCK)
+        _counted(place, valid, row, at, exit_of, word, positions, following, EXITS, STEP)

@@ -1,8 +1,8 @@
 """Running with CUDA graphs, for networks where launching kernels takes longer than running them.
 
-A *hop* takes a group of rows from one exit to the next where some of them are due: the segments
-between, the ramp, and the decision, captured once as a graph and replayed as one launch. Groups
-have one of a few sizes; a smaller group is padded with rows that are ignored.
+A *hop* takes a group of rows from one exit to the next where some of them are due: regrouping,
+the segments between, the ramp, and the decision, captured once as a graph and replayed as one
+launch. Groups have one of a few sizes; a smaller group is padded with rows that are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.decide_triton import TritonDecider
-from ttamer.torch.devices import autocast, device_of, rows_of, to_device
+from ttamer.torch.devices import autocast, device_of, rows_of, take, to_device
 from ttamer.torch.runner import Answers, Runner, group_sizes
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ class GraphRunner(Runner):
             self._whole: dict[int, int] = {}  # sizes whose rows are numbered, with their count
             self._inputs = {size: _like(value, size) for size in self._sizes}
             self._values: dict[tuple[int, int], Any] = {}
-            self._hops: dict[tuple[int, int, int], Callable[[], None]] = {}
+            self._hops: dict[tuple[int, int, int, int], Callable[[], None]] = {}
+            self._pays: dict[tuple[int, int, int, int], bool] = {}
 
     @property
     def batch(self) -> int:
@@ -107,24 +108,17 @@ class GraphRunner(Runner):
             _number(self._rows[size], count)
             self._whole[size] = count
         at, due, last = START, self._reached[0], len(self.network.exits) - 1
+        came = size
         while True:
-            self._hop(at, due, size)
-            at = due
-            self.waits += 1
-            counts = decider.wait()
-            alive = sum(counts)
-            if not alive or at == last:
+            self._hop(at, due, came, size)
+            if due == last:
                 break
-            due = next(k for k, some in enumerate(counts) if some)
-            smaller = self._fitting(alive)
-            if smaller < size and self.regrouping.pays(at, due, size, smaller):
-                positions, following = decider.lists(size)
-                source = self._values[at, size]
-                target = self._value(at, smaller, source)
-                _gather(target, source, positions[:smaller])
-                self._rows[smaller].copy_(following[:smaller])
-                self._whole.pop(smaller, None)
-                size = smaller
+            at, came = due, size
+            self.waits += 1
+            alive, due = decider.wait()
+            if not alive:
+                break
+            size = self._regrouped(at, due, size, alive)
         carry = self._carry
         return Answers(
             carry.answer[:count],
@@ -138,39 +132,55 @@ class GraphRunner(Runner):
         """Return the smallest group size that holds some rows."""
         return self._sizes[bisect_left(self._sizes, rows)]
 
-    def _hop(self, start: int, end: int, size: int) -> None:
-        """Replay a hop; capture it first where it is new."""
-        key = (start, end, size)
+    def _regrouped(self, at: int, due: int, size: int, alive: int) -> int:
+        """Return the size of the group that goes on."""
+        smaller = self._fitting(alive)
+        if smaller >= size:
+            return size
+        key = (at, due, size, smaller)
+        if key not in self._pays:
+            self._pays[key] = self.regrouping.pays(*key)
+        if not self._pays[key]:
+            return size
+        self._whole.pop(smaller, None)
+        return smaller
+
+    def _hop(self, start: int, end: int, came: int, size: int) -> None:
+        """Replay a hop of a group that comes from one of another size; capture it where new."""
+        key = (start, end, came, size)
+        decider = cast("TritonDecider", self._decider)
         if key not in self._hops:
             # Warming up decides too: the state is restored afterwards.
-            known = [part.clone() for part in vars(self._carry).values()]
-            rows = self._rows[size].clone()
-            self._hops[key] = captured(lambda: self._work(start, end, size), self._pool)
-            for part, before in zip(vars(self._carry).values(), known, strict=True):
+            lists = decider.lists(came)
+            state = [*vars(self._carry).values(), self._rows[came], *lists]
+            known = [part.clone() for part in state]
+            self._hops[key] = captured(lambda: self._work(*key), self._pool)
+            for part, before in zip(state, known, strict=True):
                 part.copy_(before)
-            self._rows[size].copy_(rows)
+        decider.expect()
         self._hops[key]()
 
-    def _work(self, start: int, end: int, size: int) -> None:
+    def _work(self, start: int, end: int, came: int, size: int) -> None:
         """Do what a hop does, as plain work to capture."""
-        value = self._inputs[size] if start == START else self._values[start, size]
+        decider = cast("TritonDecider", self._decider)
+        value = self._inputs[size] if start == START else self._values[start, came]
+        if size < came:
+            positions, following = decider.lists(came)
+            value = take(value, positions[:size])
+            self._rows[size].copy_(following[:size])
         for segment in list(self.network.segments)[start + 1 : end + 1]:
             value = segment(value)
         logits = self.network.exits[end](value)
-        decider = cast("TritonDecider", self._decider)
-        decider.observe(self._carry, end, self._rows[size], logits, first=start == START)
-        if end == len(self.network.exits) - 1:
+        last = end == len(self.network.exits) - 1
+        decider.observe(
+            self._carry, end, self._rows[size], logits, awaited=not last, first=start == START
+        )
+        if last:
             return
         if (end, size) in self._values:
             _copy(self._values[end, size], value)
         elif torch.cuda.is_current_stream_capturing():
-            self._values[end, size] = value  # a replay writes there again
-
-    def _value(self, exit_: int, size: int, like: Any) -> Any:
-        """Return the buffer of the value after an exit for groups of one size."""
-        if (exit_, size) not in self._values:
-            self._values[exit_, size] = _like(like, size)
-        return self._values[exit_, size]
+            self._values[end, size] = _kept(value)  # a replay writes there again
 
 
 def captured(work: Callable[[], object], pool: Any = None) -> Callable[[], None]:
@@ -229,22 +239,23 @@ def _like(value: Any, size: int) -> Any:
     return parts[0] if isinstance(value, torch.Tensor) else parts
 
 
+def _kept(value: Any) -> Any:
+    """Return a value whose tensors can be written to: those that repeat a row are copied."""
+    parts = tuple(part.clone() if 0 in part.stride() else part for part in _each(value))
+    return parts[0] if isinstance(value, torch.Tensor) else parts
+
+
 def _copy(target: Any, source: Any) -> None:
-    """Copy a value into a buffer of its size."""
+    """Copy a value into a buffer of its size; what was passed on as it is, is there already."""
     for kept, tensor in zip(_each(target), _each(source), strict=True):
-        kept.copy_(tensor)
+        if kept.data_ptr() != tensor.data_ptr():
+            kept.copy_(tensor)
 
 
 def _fill(target: Any, value: Any) -> None:
     """Copy a value into the first rows of a buffer."""
     for kept, tensor in zip(_each(target), _each(value), strict=True):
         kept[: len(tensor)].copy_(tensor)
-
-
-def _gather(target: Any, source: Any, positions: Tensor) -> None:
-    """Copy some rows of a value into a buffer."""
-    for kept, tensor in zip(_each(target), _each(source), strict=True):
-        torch.index_select(tensor, 0, positions, out=kept)
 
 
 def _number(rows: Tensor, count: int) -> None:

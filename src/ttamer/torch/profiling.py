@@ -1,9 +1,10 @@
 """Measured costs: how long each segment takes, and what asking each exit adds.
 
 Asking an exit adds its ramp, the decision, and the host's wait for it: the extra time of a network
-when every row asks there and none stops. A segment is timed as it runs in a stream of work, without
-waiting. A policy that is fitted to these costs therefore asks an exit only where that pays on this
-machine, at this batch size.
+when every row asks there and none stops. Segments are timed one after another, as they run in the
+network, without waiting: repeating one alone would leave its weights in the caches. A policy that
+is fitted to these costs therefore asks an exit only where that pays on this machine, at this batch
+size.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,7 +196,7 @@ def profile(
         raise ArgumentError(
             "CUDA graphs need a network on a GPU: move it there, or use graphs=False"
         )
-    groups = tuple(sorted({*sizes, *group_sizes(sizes[-1], smallest=sizes[-1] // 16)}))
+    groups = tuple(sorted({*sizes, *group_sizes(sizes[-1], smallest=sizes[0])}))
     table: tuple[list[tuple[float, ...]], list[tuple[float, ...]]] = ([], [])
     with autocast(device, precision):
         for size in groups:
@@ -226,7 +228,8 @@ class _Parts:
     def segments(self) -> tuple[float, ...]:
         """Time every segment."""
         pairs = zip(self._network.segments, self._values, strict=False)
-        return tuple(self._flowing(partial(segment, value)) for segment, value in pairs)
+        parts = [self._replayed(partial(segment, value)) for segment, value in pairs]
+        return in_sequence(parts, self._device)
 
     def asking(self, precision: Precision) -> tuple[float, ...]:
         """Time the network asking one exit at a time, where no row stops."""
@@ -251,11 +254,11 @@ class _Parts:
     def regrouping(self) -> float:
         """Time taking half of the rows out of the first value."""
         half = torch.arange(0, self._size, 2, device=self._device)
-        return self._flowing(lambda: take(self._values[1], half), graph=False)
+        return self._flowing(lambda: take(self._values[1], half))
 
-    def _flowing(self, work: Callable[[], object], *, graph: bool = True) -> float:
+    def _flowing(self, work: Callable[[], object]) -> float:
         """Time work in a stream of work."""
-        return timed(self._replayed(work) if graph else work, self._device)
+        return timed(self._replayed(work), self._device)
 
     def _replayed(self, work: Callable[[], object]) -> Callable[[], object]:
         """Return work as it will run: captured as a graph, or as it is."""
@@ -264,6 +267,37 @@ class _Parts:
         from ttamer.torch.graphs import captured
 
         return captured(work)
+
+
+def in_sequence(parts: Sequence[Callable[[], object]], device: torch.device) -> tuple[float, ...]:
+    """Return the seconds of each part when they run one after another: medians of a few passes."""
+    for part in parts:
+        part()
+    wait(device)
+    start = time.perf_counter()
+    passes: list[list[float]] = []
+    while len(passes) < TIMINGS or (
+        time.perf_counter() - start < TIMINGS * MIN_SECONDS and len(passes) < MAX_REPEATS
+    ):
+        passes.append(_marked(parts, device))
+    return tuple(statistics.median(each) for each in zip(*passes, strict=True))
+
+
+def _marked(parts: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
+    """Run parts once, and return the seconds of each."""
+    if device.type != "cuda":
+        times = [time.perf_counter()]
+        for part in parts:
+            part()
+            times.append(time.perf_counter())
+        return [after - before for before, after in pairwise(times)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(parts) + 1)]  # type: ignore[no-untyped-call]
+    events[0].record()
+    for part, event in zip(parts, events[1:], strict=True):
+        part()
+        event.record()
+    wait(device)
+    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
 
 def runner_for(

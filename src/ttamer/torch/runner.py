@@ -349,7 +349,7 @@ class Runner:
                 logits = ramp(value)
                 if carry is None:
                     carry = self._decider.start(count, logits.shape[1], logits.dtype)
-                self._decider.observe(carry, k, rows, logits)
+                self._decider.observe(carry, k, rows, logits, awaited=False)
                 settled = running & (carry.place < 0)
                 running = running & ~settled
                 ready.append((_event(self._device), settled, self._answers(carry)))
@@ -381,29 +381,27 @@ class Runner:
         sizes = group_sizes(count)
         last = len(self.network.exits) - 1
         carry: Carry | None = None
-        due = {self._reached[0]}
+        due = self._reached[0]
         for k, (segment, ramp) in enumerate(
             zip(self.network.segments, self.network.exits, strict=True)
         ):
             value = segment(value)
-            if k not in due:
+            if k < due:
                 continue
             logits = ramp(value)
             if carry is None:
                 carry = self._decider.start(count, logits.shape[1], logits.dtype)
             if not count:
                 break
-            self._decider.observe(carry, k, rows, logits)
+            self._decider.observe(carry, k, rows, logits, awaited=k < last)
             if k == last:
                 break
             self.waits += 1
-            counts = self._decider.count_due(carry, rows)
-            alive = sum(counts)
+            alive, due = self._decider.going(carry, rows)
             if not alive:
                 break
-            due = {j for j, some in enumerate(counts) if some}
             size = sizes[bisect_left(sizes, alive)]
-            if self.regrouping.pays(k, min(due), len(rows), size):
+            if self.regrouping.pays(k, due, len(rows), size):
                 positions, rows = self._decider.regroup(carry, rows, size)
                 value = take(value, positions)
                 if self.network.trim is not None:

@@ -27,7 +27,8 @@ from ttamer.torch.decide import scores_of
 from ttamer.torch.devices import autocast, take
 from ttamer.torch.networks.decoders import exits_on_gpt2, exits_on_llama, gpt2, llama
 from ttamer.torch.networks.encoders import bert, exits_on_bert, exits_on_mpnet, mpnet
-from ttamer.torch.networks.tokens import Pooled
+from ttamer.torch.networks.pooling_triton import pool_tokens
+from ttamer.torch.networks.tokens import Pooled, pooled
 from ttamer.torch.runner import Runner
 from ttamer.torch.tables import threshold_tables
 from ttamer.torch.tracing import trace_of
@@ -394,3 +395,15 @@ def test_texts_of_any_length_leave_a_batch_as_they_are_done(kind):
         kept = int(mask[row].sum())
         alone = runner((ids[row : row + 1, :kept], mask[row : row + 1, :kept]))
         torch.testing.assert_close(answers.logits[row], alone.logits[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "tokens", "width"), [(1, 5, 3), (4, 70, 33), (3, 128, 64)])
+@pytest.mark.parametrize("pool", ["mean", "last"])
+def test_one_kernel_pools_as_operations_do(rows, tokens, width, pool):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(rows, tokens, width, generator=generator)
+    lengths = torch.randint(0, tokens + 1, (rows, 1), generator=generator)
+    lengths[0] = tokens
+    mask = torch.arange(tokens) < lengths
+    found = pool_tokens(hidden, mask, mean=pool == "mean")
+    torch.testing.assert_close(found, pooled(hidden, mask, pool), rtol=1e-5, atol=1e-6)

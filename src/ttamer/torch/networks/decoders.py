@@ -182,14 +182,14 @@ def exits_on_llama(model: Any, *, classes: int) -> EarlyExit:
             f"the model must be a LlamaModel or LlamaForCausalLM, not {type(model).__name__}; "
             "models for one task have it in .model"
         )
-    norm, size = type(model.norm), model.config.hidden_size
+    width, eps = model.config.hidden_size, model.config.rms_norm_eps
     return _with_exits(
         _LlamaEmbed(model),
         [_LlamaLayer(layer, causal=True) for layer in model.layers],
         model,
         classes=classes,
         norm=model.norm,
-        new_norm=lambda: norm(size, eps=model.config.rms_norm_eps),
+        new_norm=lambda: nn.RMSNorm(width, eps=eps),  # one kernel
         prefix="layer",
         family="llama",
     )

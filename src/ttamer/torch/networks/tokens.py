@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 from abc import ABC, abstractmethod
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -34,6 +35,8 @@ __all__ = [
 
 Pool = Literal["first", "mean", "last"]
 """The vector of an input: its first token, the mean of its tokens, or its last token."""
+HAS_TRITON = find_spec("triton") is not None
+"""Whether kernels can be written in Triton here."""
 POOLS = ("first", "mean", "last")
 """The ways of pooling."""
 WIDTHS = 16
@@ -148,6 +151,10 @@ def pooled(hidden: Tensor, mask: Tensor, pool: Pool) -> Tensor:
     >>> [pooled(hidden, mask, pool).item() for pool in POOLS]
     [1.0, 2.0, 3.0]
     """
+    if pool != "first" and _one_kernel(hidden):
+        from ttamer.torch.networks.pooling_triton import pool_tokens
+
+        return pool_tokens(hidden, mask, mean=pool == "mean")
     if pool == "mean":
         kept = mask.unsqueeze(-1)
         return (hidden * kept).sum(dim=1) / kept.sum(dim=1).clamp_min(1)
@@ -156,6 +163,16 @@ def pooled(hidden: Tensor, mask: Tensor, pool: Pool) -> Tensor:
     positions = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, positions, 0).amax(dim=1)
     return hidden[torch.arange(len(hidden), device=hidden.device), last]
+
+
+def _one_kernel(hidden: Tensor) -> bool:
+    """Return whether a kernel pools these: on a GPU with Triton, where nothing is learned."""
+    return (
+        hidden.is_cuda
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and HAS_TRITON
+    )
 
 
 def trim_padding(value: Tokens) -> Tokens:
