@@ -226,19 +226,20 @@ class Bench:
 
     def lines(self, batch, found):
         """Return the lines of one batch size: the network, thresholds, and ours."""
-        rows = max(int(self.share * ROWS.get(batch, 1536)), 40)
+        rows = max(int(self.share * ROWS.get(batch, 1536)), 24)
         known, _ = self.cut(0, rows // 2, batch)
         test, labels = self.cut(self.half, rows, batch)
         self.example = test[0]
         full = full_run(self.network, test[0], graphs=self.graphs)
-        alone = tuning.time_batches(full, test, repeats=REPEATS)
+        alone, joules = self.timed(full, test)
         fit, held = self.fit, self.held
         lines = [{"batch": batch, "rule": "full", "error": float(held.wrong()[:, -1].mean()),
-                  **alone.to_dict(), "speed_up": 1.0, "rows": len(labels)}]  # fmt: skip
+                  **alone.to_dict(), "speed_up": 1.0, "rows": len(labels),
+                  "joules": joules}]  # fmt: skip
         priced = fit.with_spec(self.profile.costs(batch).spec(skip=True))
         own = float(fit.wrong()[:, -1].mean())
         rules = [setting.rule for setting in FAMILIES["threshold"].fit(priced)]
-        usual = tuning.time_batches(full, known, repeats=REPEATS).mean
+        usual = self.timed(full, known)[0].mean
         for level, policies in zip(LEVELS, found, strict=True):
             limits = cheapest(rules, priced, own + level)
             if limits is not None and not (self.brief and level == 0):
@@ -246,7 +247,7 @@ class Bench:
                 runner = self.threshold(limits)
                 lines.append(self.line("threshold", level, runner, full, test, labels, error))
             runners = [self.runner(each.policy, test[0]) for each in policies]
-            times = [tuning.time_batches(run, known, repeats=REPEATS).mean for run in runners]
+            times = [self.timed(run, known)[0].mean for run in runners]
             if not times or min(times) > tuning.MAX_TIME_SHARE * usual:
                 lines.append({**lines[0], "rule": "ours", "more_error": level,
                               "recommended": "full"})  # fmt: skip
@@ -296,8 +297,9 @@ class Bench:
         batch = rows_of(test[0])
         took, joules = self.timed(runner, test)
         alone, full_joules = self.timed(full, test)
-        again, _ = self.timed(runner, test)
-        took = min(took, again, key=lambda each: each.mean)
+        if torch.cuda.is_available():
+            again, _ = self.timed(runner, test)
+            took = min(took, again, key=lambda each: each.mean)
         table, sizes = self.profile.regrouping(), group_sizes(batch)
         segments = range(len(self.network.segments))
         ops = np.cumsum(self.flops.segments)
@@ -330,6 +332,8 @@ class Bench:
     def timed(self, run, batches):
         """Return times, and joules per row where the GPU counts them."""
         before = joules_so_far()
+        if not torch.cuda.is_available():
+            return tuning.time_batches(run, batches, repeats=1, warm_ups=1), None
         took = tuning.time_batches(run, batches, repeats=REPEATS)
         if before is None:
             return took, None

