@@ -1,11 +1,13 @@
 """What to expect from how many labels: the default fit, a threshold, and the best single model.
 
-    python experiments/llm/curve.py --splits 16 --processes 16     # about four minutes on 16 cores
+    python experiments/llm/curve.py --splits 16 --processes 8        # about two minutes on 8 cores
 
 For each split, 50 to 800 rows are drawn to fit to, and all others are there to measure on. Every
 system is fitted to the same rows for the same aim: the least total cost, where a mistake costs 2,
 5, 15 or 50 calls of the most expensive model. Printed is the total cost on the test rows, error
 plus cost over the cost of a mistake, as a mean over these; means over splits with standard errors.
+The traces are those of the package with nine LLMs, and ``small-models.npz``: what ``serve_real.py``
+collected, as numbers.
 ``best baseline`` is the best of all families of baselines on the test rows, each with its knobs
 chosen on the rows fitted to; ``chosen baseline`` is the one with the least total cost on the rows
 fitted to, which a user could have chosen. ``--each`` prints right answers and cost for every cost
@@ -92,7 +94,7 @@ def one_split(job: tuple[str, int, int]) -> dict[str, Any]:
         "best baseline": families[best][1].tolist(),
         "ttamer": ours.tolist(),
     }
-    return {"trace": name, "labels": labels, "split": split, "full": full, "best": best,
+    return {"trace": Path(name).stem, "labels": labels, "split": split, "full": full, "best": best,
             "alone": dict(zip(trace.names, alone.tolist(), strict=True)), **systems}  # fmt: skip
 
 
@@ -120,12 +122,13 @@ def main() -> None:
     wanted = [(t, n, s) for s in range(args.splits) for t in args.traces for n in sizes]
     with JsonLines(args.log) as log, Pool(args.processes) as pool:
         found = {key(row): row for row in map(json.loads, (line for _, line in log.lines()))}
-        for row in pool.imap_unordered(one_split, [job for job in wanted if job not in found]):
+        missing = [job for job in wanted if (Path(job[0]).stem, *job[1:]) not in found]
+        for row in pool.imap_unordered(one_split, missing):
             log.append(json_line(row))
             found[key(row)] = row
     for trace in args.traces:
-        rows = [found[job] for job in wanted if job[0] == trace]
-        print(f"\n{trace}, {args.splits} splits; {alone(rows[0])}")
+        rows = [found[Path(job[0]).stem, *job[1:]] for job in wanted if job[0] == trace]
+        print(f"\n{Path(trace).stem}, {args.splits} splits; {alone(rows[0])}")
         (curve if args.each is None else each_mistake)(rows)
 
 

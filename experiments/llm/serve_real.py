@@ -8,7 +8,7 @@ runs every step, and continues after an interruption: nothing is asked twice. ``
              answers by the aliases of TriviaQA; ``small-models.npz`` holds the numbers, no text.
 ``judge``    labels ``--judged`` rows by the largest model as well; prints how often it agrees with
              the aliases, and compares the fits to both labels.
-``fit``      fits to three of four questions for the least total cost, where a mistake costs ten
+``fit``      fits to three of four questions for the least total cost, where a mistake costs seven
              calls of the largest model, and chooses a threshold for the same aim.
 ``measure``  sends ``--measure`` of the other questions through the gateway: to the cascade, to the
              models that the threshold asks, and to each model alone.
@@ -62,8 +62,9 @@ MODELS = {
 }
 """A part of the name of each model's file, its parameters in billions, and its port."""
 LARGEST = "qwen"
-MISTAKE_COST = 10 * MODELS[LARGEST][1]
-"""What a wrong answer costs: ten calls of the largest model."""
+MISTAKE_COST = 7 * MODELS[LARGEST][1]
+"""What a wrong answer costs: seven calls of the largest model. About there Gemma alone and Qwen
+alone are equally good on the rows fitted to, so that it matters which of them is asked."""
 QUESTIONS = "trivia_qa/rc.wikipedia.nocontext/validation/data-00000-of-00001.arrow"
 EXAMPLES = (
     "Q: What is the capital of France?\nA: Paris\n\n"
@@ -102,7 +103,7 @@ def cascade_toml(*, extra: str = "") -> str:
     head += f"direct = true\n{extra}"
     nodes = [
         f'[[node]]\nname = "{name}"\ncost = {cost}\nupstream = "http://127.0.0.1:{port}/v1"\n'
-        'timeout = 300\nconcurrency = 1\nconfidence = "product"\nextras = ["margin", "entropy"]\n'
+        'timeout = 300\nconcurrency = 1\nconfidence = "product"\n'
         for name, (_, cost, port) in MODELS.items()
     ]
     return "\n".join([head, *nodes])
@@ -176,7 +177,6 @@ def numbers_of(trace: tt.Trace) -> tt.Trace:
         prediction=[[f"answer {code}" if code >= 0 else None for code in row]
                     for row in trace.prediction.tolist()],
         correct=~trace.wrong(),
-        extras={name: values.round(6) for name, values in trace.extras.items()},
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def test_every_step_runs_and_resumes(script, start_upstream, tmp_path, monkeypat
     assert "4 questions through the gateway" in first
     numbers, trace = (tt.Trace.read(tmp_path / f) for f in ("small-models.npz", "trace.parquet"))
     np.testing.assert_array_equal(numbers.wrong(), trace.wrong())
-    assert set(numbers.extras) == {"margin", "entropy"}
+    np.testing.assert_allclose(numbers.confidence, trace.confidence, atol=1e-6)
     assert all(name.startswith("answer ") for name in numbers.classes)
     log = tmp_path / "measured.jsonl"
     lines = log.read_text("utf-8").splitlines()
