@@ -1,7 +1,9 @@
 """Hops and groups, with work done again in place of graphs replayed: there is no GPU here."""
 
+import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from support.exit_networks import adding_network, by_session, evidence, fitted
 from ttamer.errors import ArgumentError
@@ -9,7 +11,9 @@ from ttamer.torch import graphs
 from ttamer.torch import runner as running
 from ttamer.torch.decide_triton import TritonDecider
 from ttamer.torch.graphs import GraphRunner, full_graph
+from ttamer.torch.networks.decoders import llama
 from ttamer.torch.runner import Regrouping, Runner
+from ttamer.torch.tables import threshold_tables
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")
 
@@ -88,3 +92,28 @@ def test_the_whole_network_as_one_graph():
 def test_without_a_gpu_there_are_no_graphs():
     with pytest.raises(ArgumentError, match="CUDA graphs need a GPU and Triton"):
         GraphRunner(adding_network(), fitted("full", skip=True).at(0.9), evidence(4, seed=0)[0])
+
+
+@pytest.mark.usefixtures("replayed")
+def test_values_of_several_tensors_are_regrouped_together():
+    config = LlamaConfig(
+        vocab_size=99, hidden_size=24, num_hidden_layers=4, num_attention_heads=3,
+        num_key_value_heads=3, intermediate_size=32,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    network = llama(config, classes=2).eval()
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(5, 90, (36, 8), generator=generator)
+    mask = torch.arange(8) < torch.randint(1, 9, (36, 1), generator=generator)
+    with torch.inference_mode():
+        confidence = [each.softmax(-1).amax(-1) for each in network((ids, mask))]
+    # About a third of the rows stop at each exit; one exit is passed.
+    limits = np.array([confidence[0].quantile(0.7), np.nan, confidence[2].quantile(0.5), 0.0])
+    tables = threshold_tables(limits)
+    runner = GraphRunner(network, tables, (ids[:12], mask[:12]))
+    plain = Runner(network, tables)
+    for rows in [*torch.arange(36).split(12), torch.arange(5), torch.arange(12)]:
+        one, two = plain((ids[rows], mask[rows])), runner((ids[rows], mask[rows]))
+        assert torch.equal(one.exit, two.exit)
+        torch.testing.assert_close(one.logits, two.logits, rtol=1e-5, atol=1e-6)
+    assert {key[2:] for key in runner._hops if key[3] < key[2]}  # some were regrouped
