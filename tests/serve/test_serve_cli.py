@@ -186,6 +186,14 @@ def test_a_probe_asks_every_server_once(make_served, start_upstream, capsys):
     assert {upstream.count for upstream in (other, *served.upstreams.values())} == {1}
 
 
+def test_a_probe_needs_no_policy_and_all_else_does(make_served, capsys):
+    served = make_served(2)
+    assert main(["serve", str(served.cascade), "--check", "--probe"]) == 0
+    assert capsys.readouterr().out.count("lacks nothing") == 2
+    assert main(["serve", str(served.cascade), "--check"]) == 2
+    assert "a policy is needed" in capsys.readouterr().err
+
+
 def test_a_probe_prints_what_an_upstream_lacks(make_served, dead_url, capsys):
     price = {"cost_per_token": {"input": 0.1, "output": 0.1}}
     served = make_served(2, node={"small": price, "large": {"fallback": dead_url}})

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ttamer.serve.config import Settings
 
 __all__ = ["add_to"]
 
@@ -20,7 +23,8 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("cascade", help="a cascade.toml with an upstream for each node")
-    parser.add_argument("policy", help="a .ttamer file made by ttamer fit")
+    parser.add_argument("policy", nargs="?",
+                        help="a .ttamer file (ttamer fit); --check --probe needs none")  # fmt: skip
     parser.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on (default 127.0.0.1)"
     )
@@ -54,14 +58,12 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Check, listen, and serve until stopped."""
-    import asyncio
     from functools import partial
 
     from ttamer.errors import ArgumentError
     from ttamer.serve.config import read_settings
     from ttamer.serve.gateway import Gateway
     from ttamer.serve.logging import JsonLog
-    from ttamer.serve.probing import probe
     from ttamer.serve.server import check_certificate, check_exposure, inherit, listen
     from ttamer.serve.server import run as serve
     from ttamer.serve.workers import WorkerPlace, check_workers, supervise
@@ -75,6 +77,13 @@ def run(args: argparse.Namespace) -> None:
     elif args.tls_key is not None:
         raise ArgumentError("--tls-key needs --tls-cert; add it")
     settings = read_settings(args.cascade)
+    if args.policy is None:
+        if args.probe is None:
+            raise ArgumentError(
+                "a policy is needed: ttamer serve CASCADE POLICY; make one with ttamer fit"
+            )
+        _probe(args, settings, {"nodes": list(settings.spec.names)}, "")
+        return
     check_workers(args.workers, settings)
     reread = partial(read_settings, args.cascade)
     place = None if args.worker is None else WorkerPlace.parse(args.worker)
@@ -93,13 +102,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"Warning: {policies.warning}", file=sys.stderr)
     if args.check:
         text = f"{args.cascade} and {args.policy} can be served; {policies.described}"
-        probes = [] if args.probe is None else asyncio.run(probe(settings, args.probe))
-        if probes:
-            facts["probe"] = [each.to_dict() for each in probes]
-            text = "\n".join(map(str, [*probes, text]))
-        _print(args, facts, text)
-        if not all(each.ok for each in probes):
-            raise ArgumentError("an upstream lacks what the settings need; see above")
+        _probe(args, settings, facts, text)
         return
     with inherit(args.fd) if args.fd is not None else listen(args.host, args.port) as listener:
         host, port = listener.getsockname()[:2]
@@ -112,6 +115,21 @@ def run(args: argparse.Namespace) -> None:
             supervise(_worker_command(args), args.workers, listener, started, log)
         else:
             serve(gateway, listener, started, certificate)
+
+
+def _probe(args: argparse.Namespace, settings: Settings, facts: dict[str, Any], text: str) -> None:
+    """Ask every upstream once if that is wanted, and print what was found."""
+    import asyncio
+
+    from ttamer.errors import ArgumentError
+    from ttamer.serve.probing import probe
+
+    probes = [] if args.probe is None else asyncio.run(probe(settings, args.probe))
+    if probes:
+        facts["probe"] = [each.to_dict() for each in probes]
+    _print(args, facts, "\n".join(part for part in (*map(str, probes), text) if part))
+    if not all(each.ok for each in probes):
+        raise ArgumentError("an upstream lacks what the settings need; see above")
 
 
 def _worker_command(args: argparse.Namespace) -> list[str]:
