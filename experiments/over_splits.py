@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import traceback
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,19 +71,24 @@ def add_options(parser: ArgumentParser) -> None:
     """Add the options of :func:`run`."""
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     parser.add_argument("--results", type=Path, help="file of results, one line for each job")
+    parser.add_argument("--minutes", type=float, default=np.inf, help="then no job is started")
 
 
 def run(work: Callable[..., Any], jobs: Iterable[Job], options: Namespace) -> dict[Job, Any]:
     """Return ``work(*job)`` for each job, on processes; jobs that failed are named and left out."""
     wanted = list(dict.fromkeys(jobs))
     found = read(options.results)
-    rest = [job for job in wanted if job not in found]
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
+    end = time.monotonic() + 60 * options.minutes
+    waiting = iter(job for job in wanted if job not in found)
     with ProcessPoolExecutor(options.jobs) as pool:
-        doing = {pool.submit(work, *job): job for job in rest}
-        for future in as_completed(doing):
-            job = doing[future]
+        doing = {pool.submit(work, *job): job for job in islice(waiting, options.jobs)}
+        while doing:
+            future = next(iter(wait(doing, return_when=FIRST_COMPLETED).done))
+            job = doing.pop(future)
+            if time.monotonic() < end:
+                doing |= {pool.submit(work, *new): new for new in islice(waiting, 1)}
             try:
                 found[job] = future.result()
             except Exception:  # one job must not end the others
@@ -90,7 +97,10 @@ def run(work: Callable[..., Any], jobs: Iterable[Job], options: Namespace) -> di
             if options.results:
                 with options.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps([job, found[job]]) + "\n")
-    return {job: found[job] for job in wanted if job in found}
+    done = {job: found[job] for job in wanted if job in found}
+    if len(done) < len(wanted):
+        print(f"{len(done)} of {len(wanted)} jobs are done")
+    return done
 
 
 def read(results: Path | None) -> dict[Job, Any]:
