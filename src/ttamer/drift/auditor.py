@@ -55,8 +55,8 @@ class Auditor:
             ``target = "last"``, otherwise those with a label.
         queue_rows: The number of rows that may wait in each queue.
         label_rows: The number of rows that may wait for their label.
-        match_label: Called with a label and the predictions of its row; returns the prediction that
-            is right, or the label itself. By default a label is compared as text.
+        match_label: Called in a thread with a label and the predictions of its row; returns the
+            prediction that is right, or the label itself. By default a label is compared as text.
         conceal: Called with each answer and label before it is written to the log; returns the text
             to write instead. The loop receives the answers themselves.
         failed: Called with one line of text for each row, or step of the loop, that failed.
@@ -223,9 +223,6 @@ class Auditor:
 
     def _enqueue(self, request: str, row: AuditRow) -> bool:
         """Put a row into all queues; return whether there was room in each."""
-        if self._match_label is not None and row.label is not None:
-            predictions = [answer.prediction for answer in row.answers.values()]
-            row = dataclasses.replace(row, label=self._match_label(row.label, predictions))
         with self._lock:
             workers = [] if self._closing else self._workers
             taken = [worker.put((request, row)) for worker in workers]  # each has its own room
@@ -245,13 +242,21 @@ class Auditor:
 
     def _write(self, log: AuditLog, item: _Item) -> None:
         """Add a row to the log."""
-        row = item[1]
+        row = self._with_right_label(item[1])
         log.add(row if self._conceal is None else row.concealed(self._conceal))
         self.written += 1
+
+    def _with_right_label(self, row: AuditRow) -> AuditRow:
+        """Return a row whose label is the prediction that is right, if one is."""
+        if self._match_label is None or row.label is None:
+            return row
+        predictions = [answer.prediction for answer in row.answers.values()]
+        return dataclasses.replace(row, label=self._match_label(row.label, predictions))
 
     def _update(self, loop: Loop, item: _Item) -> None:
         """Pass a row to the loop, if its right answer is known."""
         request, row = item
+        row = self._with_right_label(row)
         if self._spec.target == "label" and row.label is None:
             return
         trace = trace_of_rows(self._spec, [row], {})

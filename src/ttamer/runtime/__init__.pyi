@@ -2,7 +2,11 @@ from ttamer.runtime.batching import BatchOutcome as BatchOutcome
 from ttamer.runtime.calling import batched as batched
 from ttamer.runtime.cascade import Cascade as Cascade
 from ttamer.runtime.collecting import collect as collect
+from ttamer.runtime.comparison import Comparer as Comparer
 from ttamer.runtime.comparison import Comparison as Comparison
+from ttamer.runtime.likeness import FittedThreshold as FittedThreshold
+from ttamer.runtime.likeness import cosines as cosines
+from ttamer.runtime.likeness import fit_threshold as fit_threshold
 from ttamer.runtime.outcome import CascadeFailed as CascadeFailed
 from ttamer.runtime.outcome import NodeCall as NodeCall
 from ttamer.runtime.outcome import Outcome as Outcome

@@ -11,10 +11,15 @@ labels; ``None`` stands for an answer without content, which equals nothing.
 - ``regex``: what ``pattern`` matches last (its group, if it has one), normalised.
 - ``contains``: an answer is right if it contains the label, or any of several aliases separated by
   ``|``, as whole words; two answers are equal if one contains the other.
+- ``embedding``: two texts are equal if the cosine of their embeddings is at least ``threshold``; an
+  answer is right if it equals the label, or any of several aliases separated by ``|``.
 
-With a tolerance, and with ``contains``, equality is not transitive. Within one request a prediction
-is therefore replaced by the first earlier one that it equals (:meth:`Comparison.matched`), and
-labels are compared one by one (:meth:`Comparison.is_right`).
+A :class:`Comparison` is the rule. A :class:`Comparer` applies it to many pairs at once, and may
+wait for what a pair needs, such as the embeddings of its texts.
+
+With a tolerance, with ``contains`` and with ``embedding``, equality is not transitive. Within one
+request a prediction is therefore replaced by the first earlier one that it equals
+(:meth:`Comparer.matched`), and labels are compared one by one (:meth:`Comparer.right`).
 """
 
 from __future__ import annotations
@@ -24,20 +29,25 @@ import math
 import re
 import unicodedata
 from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 from ttamer.errors import ArgumentError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+__all__ = ["ALIAS_SEPARATOR", "Comparer", "Comparison", "ComparisonKind", "Pair", "PairScore"]
 
-__all__ = ["ALIAS_SEPARATOR", "Comparison", "ComparisonKind"]
-
-ComparisonKind = Literal["exact", "normalised", "choice", "numeric", "json", "regex", "contains"]
+ComparisonKind = Literal[
+    "exact", "normalised", "choice", "numeric", "json", "regex", "contains", "embedding"
+]
 """The names of the rules."""
+Pair = tuple[str, str]
+"""Two texts that are compared."""
+PairScore = Callable[[Sequence[Pair]], Awaitable[Sequence[float]]]
+"""From pairs of texts to how alike each is: the cosine of two embeddings, or another number that
+grows with likeness."""
 ALIAS_SEPARATOR = "|"
-"""What separates the aliases in a label, with ``contains``."""
+"""What separates the aliases in a label, with ``contains`` and ``embedding``."""
 MAX_PATTERN_TEXT = 20_000
 """The number of characters at the end of an answer in which a pattern is searched."""
 
@@ -65,6 +75,8 @@ class Comparison:
         tolerance: The largest difference of two equal numbers, with ``numeric``.
         fields: Dotted paths of the values that are compared, with ``json``; by default all.
         pattern: The regular expression, with ``regex``.
+        threshold: The cosine from which two texts are equal, with ``embedding``; ``None`` where it
+            is still to be fitted (:func:`ttamer.runtime.fit_threshold`).
 
     Raises:
         ArgumentError: If an option is out of range, or does not belong to the rule.
@@ -74,6 +86,7 @@ class Comparison:
     tolerance: float = 0.0
     fields: tuple[str, ...] = ()
     pattern: str = ""
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(ComparisonKind):
@@ -83,6 +96,15 @@ class Comparison:
             if getattr(self, option) and self.kind != kind:
                 raise ArgumentError(
                     f'{option} applies to compare = "{kind}" only, not "{self.kind}"; remove it'
+                )
+        if self.threshold is not None:
+            if self.kind != "embedding":
+                raise ArgumentError(
+                    f'threshold applies to compare = "embedding" only, not "{self.kind}"; remove it'
+                )
+            if not -1 <= self.threshold <= 1:
+                raise ArgumentError(
+                    f"threshold is {self.threshold!r}; it is a cosine, from -1 to 1"
                 )
         if not 0 <= self.tolerance < math.inf:
             raise ArgumentError(
@@ -112,6 +134,7 @@ class Comparison:
             "tolerance": self.tolerance or None,
             "fields": list(self.fields) or None,
             "pattern": self.pattern or None,
+            "threshold": self.threshold,
         }
         given = {name: value for name, value in options.items() if value is not None}
         return self.kind + (f" {json.dumps(given)}" if given else "")
@@ -119,7 +142,7 @@ class Comparison:
     @property
     def is_transitive(self) -> bool:
         """Whether equal answers always have the same prediction."""
-        return self.kind != "contains" and not self.tolerance
+        return self.kind not in ("contains", "embedding") and not self.tolerance
 
     def prediction(self, text: str) -> str | None:
         """Return the form of an answer that is compared.
@@ -142,6 +165,8 @@ class Comparison:
         text = text.encode("utf-8", "replace").decode()  # JSON may hold half a character
         if self.kind == "exact":
             return text or None
+        if self.kind == "embedding":
+            return text.strip() or None
         if self.kind == "choice":
             return _choice(text)
         if self.kind == "numeric":
@@ -157,7 +182,7 @@ class Comparison:
         """Return the form of a label, or ``None`` for one without content.
 
         It is the prediction of its text; with ``regex`` also of a text that the pattern does not
-        match, and with ``contains`` its aliases.
+        match, and with ``contains`` and ``embedding`` its aliases.
 
         Args:
             text: The label.
@@ -168,8 +193,9 @@ class Comparison:
         >>> Comparison("regex", pattern="answer is ([a-z]+)").label("Blue")
         'blue'
         """
-        if self.kind == "contains":
-            aliases = (_normalised(alias) for alias in text.split(ALIAS_SEPARATOR))
+        if self.kind in ("contains", "embedding"):
+            form = _normalised if self.kind == "contains" else str.strip
+            aliases = (form(alias) for alias in text.split(ALIAS_SEPARATOR))
             return ALIAS_SEPARATOR.join(filter(None, aliases)) or None
         found = self.prediction(text)
         if found is None and self.kind == "regex":
@@ -186,6 +212,9 @@ class Comparison:
         Returns:
             Whether they are equal under this rule.
 
+        Raises:
+            ArgumentError: With ``embedding``, for texts that differ; see :class:`Comparer`.
+
         >>> Comparison("numeric", tolerance=0.5).equal("1.2", "1.6")
         True
         """
@@ -193,6 +222,10 @@ class Comparison:
             return False
         if one == two:
             return True
+        if self.kind == "embedding":
+            raise ArgumentError(
+                'compare = "embedding" needs the embeddings of the texts: use Comparer, with score'
+            )
         if self.kind == "numeric" and self.tolerance:
             # A relative error of a few ulp: 0.1 + 0.2 is within 0.1 of 0.2.
             gap = abs(float(one) - float(two))
@@ -200,54 +233,6 @@ class Comparison:
         if self.kind == "contains":
             return _has_words(one, two) or _has_words(two, one)
         return False
-
-    def matched(self, prediction: str | None, earlier: Iterable[str | None]) -> str | None:
-        """Return the first earlier prediction that this one equals, or else itself.
-
-        Args:
-            prediction: A prediction.
-            earlier: The predictions of other nodes for the same request.
-
-        Returns:
-            The earlier prediction, or ``prediction`` where it equals none of them.
-
-        >>> Comparison("numeric", tolerance=0.5).matched("1.2", ["7", "1.6"])
-        '1.6'
-        """
-        return next((each for each in earlier if self.equal(prediction, each)), prediction)
-
-    def matched_all(self, predictions: Iterable[str | None]) -> list[str | None]:
-        """Return predictions for one request, each replaced by the first one that it equals.
-
-        Args:
-            predictions: The predictions for one request, in order.
-
-        Returns:
-            A list of the same length.
-
-        >>> Comparison("contains").matched_all(["paris", None, "it is paris"])
-        ['paris', None, 'paris']
-        """
-        found: list[str | None] = []
-        for prediction in predictions:
-            found.append(self.matched(prediction, found))
-        return found
-
-    def right_prediction(self, label: str, predictions: Iterable[str | None]) -> str:
-        """Return the first prediction that is right, or else the label.
-
-        Args:
-            label: A label, such as :meth:`label` returns.
-            predictions: The predictions for one request.
-
-        Returns:
-            A prediction of the request, or ``label`` where none is right.
-
-        >>> Comparison("contains").right_prediction("paris|rome", ["oslo", "it is paris"])
-        'it is paris'
-        """
-        found = (each for each in predictions if each is not None and self.is_right(each, label))
-        return next(found, label)
 
     def is_right(self, answer: str, label: str) -> bool:
         """Return whether an answer is right.
@@ -263,6 +248,8 @@ class Comparison:
         True
         """
         found = self.prediction(answer)
+        if self.kind == "embedding":
+            return any(self.equal(found, alias) for alias in _aliases(self.label(label)))
         if self.kind != "contains":
             return self.equal(found, self.label(label))
         aliases = (_normalised(alias) for alias in label.split(ALIAS_SEPARATOR))
@@ -274,6 +261,140 @@ class Comparison:
         if not matches:
             return None
         return _normalised(matches[0][matches[0].re.groups] or "") or None
+
+
+@dataclass(frozen=True)
+class Comparer:
+    """A rule of comparison that is applied to many pairs at once.
+
+    >>> import asyncio
+    >>> comparer = Comparer(Comparison("numeric", tolerance=0.5))
+    >>> asyncio.run(comparer.equal([("1.2", "1.6"), ("1", "3")]))
+    [True, False]
+
+    Args:
+        rule: The rule.
+        score: How alike the texts of pairs are, with ``embedding``;
+            :func:`ttamer.runtime.cosines` makes it of a function from texts to vectors.
+
+    Raises:
+        ArgumentError: With ``embedding``, without a threshold or a score.
+    """
+
+    rule: Comparison
+    score: PairScore | None = None
+
+    def __post_init__(self) -> None:
+        if self.rule.kind == "embedding" and (self.score is None or self.rule.threshold is None):
+            raise ArgumentError(
+                'compare = "embedding" needs a score, which embeds texts, and a threshold; fit one '
+                "with fit_threshold"
+            )
+
+    async def equal(self, pairs: Sequence[tuple[str | None, str | None]]) -> list[bool]:
+        """Return for each pair of predictions whether they are equal; ``None`` equals nothing.
+
+        Args:
+            pairs: Pairs of predictions.
+
+        Returns:
+            One truth value for each pair.
+        """
+        if self.score is None or self.rule.threshold is None:
+            return [self.rule.equal(one, two) for one, two in pairs]
+        asked = [
+            (one, two) for one, two in pairs if one is not None and two is not None and one != two
+        ]
+        scores = dict(zip(asked, await self.score(asked), strict=True)) if asked else {}
+        return [
+            one is not None
+            and two is not None
+            and (one == two or scores[one, two] >= self.rule.threshold)
+            for one, two in pairs
+        ]
+
+    async def right(self, pairs: Sequence[Pair]) -> list[bool]:
+        """Return for each answer and its label whether the answer is right.
+
+        Args:
+            pairs: Pairs of an answer and a label.
+
+        Returns:
+            One truth value for each pair.
+        """
+        if self.score is None:
+            return [self.rule.is_right(answer, label) for answer, label in pairs]
+        each = [
+            [(self.rule.prediction(answer), alias) for alias in _aliases(self.rule.label(label))]
+            for answer, label in pairs
+        ]
+        found = iter(await self.equal([pair for group in each for pair in group]))
+        verdicts = [[next(found) for _ in group] for group in each]
+        return [any(group) for group in verdicts]
+
+    async def matched(self, prediction: str | None, earlier: Sequence[str | None]) -> str | None:
+        """Return the first earlier prediction that this one equals, or else itself.
+
+        >>> import asyncio
+        >>> comparer = Comparer(Comparison("numeric", tolerance=0.5))
+        >>> asyncio.run(comparer.matched("1.2", ["7", "1.6"]))
+        '1.6'
+
+        Args:
+            prediction: A prediction.
+            earlier: The predictions of other nodes for the same request.
+
+        Returns:
+            The earlier prediction, or ``prediction`` where it equals none of them.
+        """
+        equal = await self.equal([(prediction, each) for each in earlier])
+        return next((each for each, is_equal in zip(earlier, equal, strict=True) if is_equal),
+                    prediction)  # fmt: skip
+
+    async def matched_all(self, predictions: Sequence[str | None]) -> list[str | None]:
+        """Return predictions for one request, each replaced by the first one that it equals.
+
+        >>> import asyncio
+        >>> comparer = Comparer(Comparison("contains"))
+        >>> asyncio.run(comparer.matched_all(["paris", None, "it is paris"]))
+        ['paris', None, 'paris']
+
+        Args:
+            predictions: The predictions for one request, in order.
+
+        Returns:
+            A list of the same length.
+        """
+        pairs = [(one, two) for place, one in enumerate(predictions) for two in predictions[:place]]
+        equal = dict(zip(pairs, await self.equal(pairs), strict=True))
+        found: list[str | None] = []
+        for one in predictions:
+            found.append(next((two for two in found if equal[one, two]), one))
+        return found
+
+    async def right_prediction(self, label: str, predictions: Sequence[str | None]) -> str:
+        """Return the first prediction that is right, or else the label.
+
+        >>> import asyncio
+        >>> comparer = Comparer(Comparison("contains"))
+        >>> asyncio.run(comparer.right_prediction("paris|rome", ["oslo", "it is paris"]))
+        'it is paris'
+
+        Args:
+            label: A label, such as :meth:`Comparison.label` returns.
+            predictions: The predictions for one request.
+
+        Returns:
+            A prediction of the request, or ``label`` where none is right.
+        """
+        known = [each for each in predictions if each is not None]
+        right = await self.right([(each, label) for each in known])
+        return next((each for each, is_right in zip(known, right, strict=True) if is_right), label)
+
+
+def _aliases(label: str | None) -> list[str]:
+    """Return the aliases of a label."""
+    return [] if label is None else label.split(ALIAS_SEPARATOR)
 
 
 def _normalised(text: str) -> str:

@@ -2,6 +2,7 @@ from ttamer.serve.app import make_app as make_app
 from ttamer.serve.collecting import Prompt as Prompt
 from ttamer.serve.collecting import collect_upstreams as collect_upstreams
 from ttamer.serve.collecting import read_prompts as read_prompts
+from ttamer.serve.comparing import Likeness as Likeness
 from ttamer.serve.confidence import probability_of_answer as probability_of_answer
 from ttamer.serve.config import Settings as Settings
 from ttamer.serve.config import read_settings as read_settings

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import hashlib
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -28,10 +26,12 @@ import numpy as np
 from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.comparison import ALIAS_SEPARATOR
-from ttamer.runtime.jsonl import JsonLines, json_line
+from ttamer.runtime.jsonl import json_line
 from ttamer.serve.client import HttpClient
+from ttamer.serve.comparing import KeptAnswers, Likeness
 from ttamer.serve.confidence import Unreadable, answer_text, question_text
 from ttamer.serve.embedding import Embedder
+from ttamer.serve.journal import EXTRAS, Journal, JournalEntry, journal_key
 from ttamer.serve.judging import Agreement, score_from, verdict_from
 from ttamer.serve.node import call_cost, open_nodes
 from ttamer.serve.prompt_signals import embedding_signals, prompt_signals
@@ -42,11 +42,11 @@ from ttamer.trace.trace import OnBad, Trace
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Self
 
     from numpy.typing import NDArray
 
-    from ttamer.runtime.comparison import Comparison
+    from ttamer.runtime.comparison import Comparer, Comparison
+    from ttamer.serve.comparing import AppliedComparison
     from ttamer.serve.config import Settings
     from ttamer.serve.judging import Judge
     from ttamer.serve.node import Node
@@ -65,9 +65,6 @@ MAX_SHOWN_ALIASES = 6
 """The number of aliases of a label that a judge sees, which bounds the length of its prompts."""
 EMBEDDED_AT_ONCE = 64
 """The number of prompts in one call of the embeddings upstream."""
-
-EXTRAS = ("margin", "entropy")
-"""The further measures of an answer that are kept."""
 
 _BODY_KEYS: dict[str, str] = {"chat/completions": "messages", "completions": "prompt"}
 
@@ -196,6 +193,7 @@ def collect_upstreams(
     on_error: OnBad = "refuse",
     answers: str | os.PathLike[str] | None = None,
     judge: Judge | None = None,
+    likeness: Likeness | None = None,
     progress: Callable[[int, int, int], None] | None = None,
 ) -> Trace:
     """Ask every node about every prompt, and return the answers as a trace.
@@ -216,6 +214,8 @@ def collect_upstreams(
             where there are labels, ``notes`` has how often both agree. Where only some prompts
             have one, the judge sees none of them, so that its agreement holds for the others too.
             Verdicts are kept in the journal, and are not part of the nodes' costs.
+        likeness: With ``compare = "embedding"``: what the threshold is fitted to, or measured with;
+            ``notes`` has it and how often it agrees, and the trace's cascade the threshold.
         progress: Called with the numbers of answers done, total and failed.
 
     Returns:
@@ -223,7 +223,7 @@ def collect_upstreams(
 
     Raises:
         TraceError: If labels are missing, the journal is not valid, a prompt lacks an answer, or
-            the judge agrees with too few labels.
+            the judge or the threshold agrees with too few labels.
 
     ::
 
@@ -231,6 +231,8 @@ def collect_upstreams(
         trace = collect_upstreams(read_settings("cascade.toml"), prompts, "answers.journal")
     """
     labels = _labels(settings, prompts, needed=judge is None)
+    likeness = likeness or Likeness()
+    likeness.check(settings)
     if judge is not None and judge.node not in settings.nodes:
         raise ArgumentError(
             f"the judge is {judge.node!r}, and there is no such node; the nodes are "
@@ -248,7 +250,7 @@ def collect_upstreams(
                 asyncio.run(collection.verdicts.all())
         except ExceptionGroup as errors:  # of several workers: report the first
             raise errors.exceptions[0] from None
-        rows, trace = _trace(settings, collection, labels, on_error)
+        rows, trace = asyncio.run(_trace(collection, labels, on_error, likeness))
         if answers is not None:
             _write_answers(Path(answers), collection, rows)
         return trace
@@ -444,15 +446,19 @@ class _Verdicts:
                 continue
             self._collection.journal.add(key, JournalEntry(answer_text(response.body), score, cost))
 
-    def note(
-        self, rows: Sequence[int], scores: NDArray[np.float64], labels: Sequence[str | None] | None
+    async def note(
+        self,
+        rows: Sequence[int],
+        scores: NDArray[np.float64],
+        labels: Sequence[str | None] | None,
+        comparer: Comparer,
     ) -> str:
         """Return what the verdicts cost, and how often they agree with the labels.
 
         Raises:
             TraceError: If they agree with fewer labels than the judge must.
         """
-        collection, compare = self._collection, self._collection.settings.serve.compare
+        collection = self._collection
         entries = [[entry for entry in collection.entries(row) if entry] for row in rows]
         keys = {
             self.key(row, entry.text)
@@ -460,13 +466,14 @@ class _Verdicts:
             for entry in found
         }
         costs = [entry.cost for key in keys if (entry := collection.journal.get(key))]
-        judged, by_rule = [], []
-        for row, found, own in zip(rows, entries, scores, strict=True):
-            label = None if labels is None else labels[row]
+        judged: list[bool] = []
+        labelled: list[tuple[str, str]] = []
+        for place, (found, own) in enumerate(zip(entries, scores, strict=True)):
+            label = None if labels is None else labels[place]
             if label is not None:
                 judged += [bool(score >= HALF) for score in own]
-                by_rule += [compare.is_right(entry.text, label) for entry in found]
-        agreement = Agreement.of(judged, by_rule)
+                labelled += [(entry.text, label) for entry in found]
+        agreement = Agreement.of(judged, await comparer.right(labelled))
         least = self._judge.min_agreement
         if agreement.answers and agreement.interval[1] < least:
             raise TraceError(
@@ -519,22 +526,23 @@ def _labels(
 def _label_text(label: str | tuple[str, ...] | None, compare: Comparison, row: int) -> str | None:
     """Return a label as it is compared; ``None`` for one without content."""
     if isinstance(label, tuple):
-        if compare.kind != "contains":
+        if compare.kind not in ("contains", "embedding"):
             raise TraceError(
                 f"prompt {row} (counting from 0): the label is a list of aliases, and compare = "
-                f'"{compare}" takes one text; use compare = "contains"'
+                f'"{compare}" takes one text; use compare = "contains" or "embedding"'
             )
         label = ALIAS_SEPARATOR.join(label)
     return compare.label(label or "")
 
 
-def _trace(
-    settings: Settings,
+async def _trace(
     collection: _Collection,
     labels: Sequence[str | None] | None,
     on_error: OnBad,
+    likeness: Likeness,
 ) -> tuple[list[int], Trace]:
     """Return the prompts that have all answers, and the trace of them."""
+    settings = collection.settings
     names, verdicts = tuple(settings.nodes), collection.verdicts
     left_out: dict[str, int] = {}
     rows, table = [], []
@@ -561,33 +569,60 @@ def _trace(
             f"({reasons}); fix the cause and run the same command again, which asks only these, "
             "or skip them with --skip-bad"
         )
-    cost = np.array([[entry.cost for entry in found] for found in table])
-    compare = settings.serve.compare
-    predictions = [[compare.prediction(entry.text) for entry in found] for found in table]
     right = None if labels is None else [labels[row] for row in rows]
-    correct, score, notes = None, None, []
+    kept = [
+        KeptAnswers(
+            question_text(collection.prompts[row].body),
+            {name: entry.text for name, entry in zip(names, found, strict=True)},
+            None if right is None else right[place],
+        )
+        for place, (row, found) in enumerate(zip(rows, table, strict=True))
+    ]
+    async with HttpClient() as client:
+        applied = await likeness.comparer(settings, kept, collection.journal, client)
+        return rows, await _compared(collection, applied, rows, table, right, left_out)
+
+
+async def _compared(
+    collection: _Collection,
+    applied: AppliedComparison,
+    rows: Sequence[int],
+    table: Sequence[Sequence[JournalEntry]],
+    right: Sequence[str | None] | None,
+    left_out: Mapping[str, int],
+) -> Trace:
+    """Return the trace of answers that are compared."""
+    verdicts, comparer, spec = collection.verdicts, applied.comparer, applied.spec
+    compare, notes = comparer.rule, list(applied.notes)
+    cost = np.array([[entry.cost for entry in found] for found in table])
+    predictions = [[compare.prediction(entry.text) for entry in found] for found in table]
+    label, correct, score = right, None, None
     if verdicts is not None:
         scores = np.array([
             [verdicts.score(row, entry.text) for entry in found]
             for row, found in zip(rows, table, strict=True)
         ], np.float64)  # fmt: skip
-        notes.append(verdicts.note(rows, scores, labels))
+        notes.append(await verdicts.note(rows, scores, right, comparer))
         correct, score = (None, scores) if verdicts.is_graded else (scores >= HALF, None)
-        right = None
+        label = None
     elif right is not None and not compare.is_transitive:  # labels are compared one by one
-        correct = np.array([
-            [compare.is_right(entry.text, label or "") for entry in found]
-            for found, label in zip(table, right, strict=True)
-        ])  # fmt: skip
-        right = None
-    return rows, Trace.from_arrays(
-        settings.spec,
+        pairs = [
+            (entry.text, each or "")
+            for found, each in zip(table, right, strict=True)
+            for entry in found
+        ]
+        correct = np.array(await comparer.right(pairs)).reshape(len(table), -1)
+        label = None
+    if not compare.is_transitive:
+        predictions = [await comparer.matched_all(each) for each in predictions]
+    return Trace.from_arrays(
+        spec,
         [[entry.confidence for entry in found] for found in table],
-        prediction=[compare.matched_all(each) for each in predictions],
-        label=right,
+        prediction=predictions,
+        label=label,
         correct=correct,
         score=score,
-        cost=None if (cost == settings.spec.costs).all() else cost,
+        cost=None if (cost == spec.costs).all() else cost,
         extras=_extras(table),
         signals={} if collection.signals is None else collection.signals.columns(rows),
         left_out=left_out,
@@ -623,82 +658,3 @@ def _extras(table: Sequence[Sequence[JournalEntry]]) -> dict[str, NDArray[np.flo
         if not np.isnan(values).all():
             found[name] = values
     return found
-
-
-@dataclass(frozen=True)
-class JournalEntry:
-    """A node's answer to a prompt."""
-
-    text: str
-    """The answer itself, so that it can be compared by another rule without asking again."""
-    confidence: float
-    cost: float
-    margin: float | None = None
-    entropy: float | None = None
-    first: tuple[float, ...] = ()
-    """The log-probabilities of the first tokens, for streams that are relayed early."""
-
-
-def journal_key(*parts: Mapping[str, Any]) -> str:
-    """Return the key of an entry, from the node's settings and the prompt.
-
-    >>> journal_key({"node": "small"}, {"prompt": "Hi"})
-    '4ea5f20932d71dcbcbb9b26e'
-    """
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-class Journal:
-    """Entries by key, in a file of JSON lines (mode 600); use it with ``with``."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._entries: dict[str, JournalEntry] = {}
-        self._file = JsonLines(path)
-
-    def __enter__(self) -> Self:
-        self._file.open()
-        for number, line in self._file.lines():
-            key, entry = self._parsed(line, number)
-            self._entries[key] = entry
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._entries
-
-    def get(self, key: str) -> JournalEntry | None:
-        """Return an entry, or ``None`` where there is none."""
-        return self._entries.get(key)
-
-    def add(self, key: str, entry: JournalEntry) -> None:
-        """Add an entry, and write it at once."""
-        self._entries[key] = entry
-        try:
-            self._file.append(json_line({"key": key, **asdict(entry)}))
-        except OSError as error:
-            raise TraceError(f"{self._file.path}: cannot be written: {error.strerror}") from None
-
-    def _parsed(self, line: bytes, number: int) -> tuple[str, JournalEntry]:
-        try:
-            row = json.loads(line)
-            numbers = [float(row["confidence"]), float(row["cost"])]
-            extras = [None if row[name] is None else float(row[name]) for name in EXTRAS]
-            first = tuple(float(each) for each in row.get("first", ()))
-            margin, entropy = extras
-            entry = JournalEntry(row["text"], numbers[0], numbers[1], margin, entropy, first)
-            key = row["key"]
-            is_valid = isinstance(entry.text, str) and all(map(math.isfinite, numbers))
-        except (ValueError, KeyError, TypeError):
-            is_valid = False
-        if not is_valid:
-            raise TraceError(
-                f"{self._file.path}: line {number} is not a journal entry; move the file away to "
-                "ask all prompts again"
-            )
-        return key, entry

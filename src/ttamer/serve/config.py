@@ -244,7 +244,8 @@ def _comparison(value: Any) -> Comparison:
     names = [each.name for each in dataclasses.fields(Comparison)]
     if not isinstance(table, dict) or "kind" not in table or not set(table) <= set(names):
         kinds = ", ".join(f'"{name}"' for name in get_args(ComparisonKind))
-        raise InvalidValue(f"one of {kinds}, or a table with kind and tolerance, fields or pattern")
+        options_text = "tolerance, fields, pattern or threshold"
+        raise InvalidValue(f"one of {kinds}, or a table with kind and {options_text}")
     options: dict[str, Any] = {"kind": one_of(ComparisonKind)(table["kind"])}
     if "tolerance" in table:
         options["tolerance"] = number(0)(table["tolerance"])
@@ -252,6 +253,8 @@ def _comparison(value: Any) -> Comparison:
         if not isinstance(table["fields"], list) or not table["fields"]:
             raise InvalidValue("a table whose fields are a list of paths")
         options["fields"] = tuple(text(path) for path in table["fields"])
+    if "threshold" in table:
+        options["threshold"] = number(-1, 1)(table["threshold"])
     if "pattern" in table:
         options["pattern"] = text(table["pattern"])
     try:

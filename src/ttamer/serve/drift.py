@@ -29,6 +29,7 @@ from ttamer.drift.sampling import AuditSampler, Budget
 from ttamer.errors import ArgumentError, CascadeError, TTamerError
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.serve.bill import Bill
+from ttamer.serve.embedding import comparer_of
 from ttamer.serve.upstream import UpstreamFailed
 from ttamer.trace.trace import Trace
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ttamer.drift.loop import Event, Serving
     from ttamer.runtime.outcome import NodeCall
     from ttamer.serve.config import AuditSettings, NodeSettings, Settings
+    from ttamer.serve.embedding import TextVectors
     from ttamer.serve.logging import JsonLog
     from ttamer.serve.metrics import Metrics
     from ttamer.serve.node import Node
@@ -64,6 +66,8 @@ MIN_RECENT = 20
 """The number of audits before a client's share is limited."""
 CLOSE_TIMEOUT = 10.0
 """The seconds that accepted rows may take to be processed when the gateway stops."""
+LABEL_TIMEOUT = 30.0
+"""The seconds in which a label must have been compared with the answers of its row."""
 ACTIONS = {
     "hold": Loop.hold,
     "release": Loop.release,
@@ -127,13 +131,27 @@ async def open_audits(
     loop: Loop | None,
     conceal: Callable[[str], str] | None,
     lost: Callable[[str], None],
+    texts: TextVectors | None = None,
 ) -> AsyncIterator[Audits]:
     """Audit requests inside the block.
 
     Rows go to the log, and to the loop where it runs. ``conceal`` returns what the log keeps
     instead of an answer. ``lost`` is called, in another thread, with the reason why a row was lost.
+    ``texts`` embeds answers, where they are compared so.
     """
     audit = _audit_settings(settings)
+    event_loop = asyncio.get_running_loop()
+
+    def match_label(label: str, predictions: Sequence[str | None]) -> str:
+        """Return the prediction that a label states; called in a thread of the auditor."""
+        bill = Bill()
+        comparer = comparer_of(settings.serve.compare, texts, bill=bill)
+        work = comparer.right_prediction(label, predictions)
+        try:
+            return asyncio.run_coroutine_threadsafe(work, event_loop).result(LABEL_TIMEOUT)
+        finally:
+            metrics.audit_paid(bill.cost, bill.estimated)
+
     with ExitStack() as stack:
         log = None
         if audit.log is not None:
@@ -144,11 +162,11 @@ async def open_audits(
             audit_from(settings),
             log=log,
             loop=loop,
-            match_label=settings.serve.compare.right_prediction,
+            match_label=match_label,
             conceal=conceal,
             failed=lost,
         )
-        audits = Audits(settings, nodes, metrics, auditor)
+        audits = Audits(settings, nodes, metrics, auditor, texts)
         try:
             yield audits
         finally:
@@ -160,8 +178,14 @@ class Audits:
     """Draws requests for audits, and asks the nodes that were not asked."""
 
     def __init__(
-        self, settings: Settings, nodes: Mapping[str, Node], metrics: Metrics, auditor: Auditor
+        self,
+        settings: Settings,
+        nodes: Mapping[str, Node],
+        metrics: Metrics,
+        auditor: Auditor,
+        texts: TextVectors | None = None,
     ) -> None:
+        self._texts = texts
         self._settings, self._nodes, self._metrics = settings, nodes, metrics
         self._auditor = auditor
         self._slots = asyncio.Semaphore(_audit_settings(settings).at_once)
@@ -236,11 +260,11 @@ class Audits:
             async with self._slots:
                 asks = [self._ask(name, request, bill) for name in others]
                 results = await asyncio.gather(*asks)
-            compare = self._settings.serve.compare
+            comparer = comparer_of(self._settings.serve.compare, self._texts, bill=bill)
             for name, answer in zip(others, results, strict=True):
                 if answer is not None:
                     earlier = [each.prediction for each in answers.values()]
-                    matched = compare.matched(answer.prediction, earlier)
+                    matched = await comparer.matched(answer.prediction, earlier)
                     answers[name] = answer._replace(prediction=matched)
             if len(answers) == len(self._settings.spec.names):
                 spent = bill.cost
@@ -248,6 +272,8 @@ class Audits:
                     request.key, number, chance, answers, spent=spent, signals=request.signals
                 )
                 result = "taken" if is_taken else "lost"
+        except UpstreamFailed:
+            pass  # the answers cannot be compared: there is no row
         finally:
             if result == "failed":
                 self._auditor.fail(request.key, bill.cost)

@@ -29,7 +29,7 @@ from ttamer.serve.drift import (
     open_audits,
     starting_policy,
 )
-from ttamer.serve.embedding import Embedder
+from ttamer.serve.embedding import Embedder, LocalEmbedder, comparer_of
 from ttamer.serve.http import HttpError
 from ttamer.serve.logging import JsonLog
 from ttamer.serve.metrics import Metrics
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from ttamer.serve.config import ServeSettings, Settings
     from ttamer.serve.connections import Refusal
     from ttamer.serve.drift import Audits
+    from ttamer.serve.embedding import TextVectors
     from ttamer.serve.node import Node, NodeAnswer
     from ttamer.serve.policies import ActivePolicy, Artefact, Reload
     from ttamer.serve.record import RequestRecord
@@ -94,6 +95,8 @@ class Gateway:
         reread: Returns the settings as their file states them now, for :meth:`reload`; without it
             only the policy is reloaded.
         place: Which of several workers this is.
+        embed: From a list of texts to a vector for each, plain or async: a local model in place of
+            ``[serve.embeddings]``, for ``compare = "embedding"``.
 
     Raises:
         CascadeError: If the settings cannot be served.
@@ -113,8 +116,11 @@ class Gateway:
         force: bool = False,
         reread: Callable[[], Settings] | None = None,
         place: WorkerPlace | None = None,
+        embed: Callable[[list[str]], Any] | None = None,
     ) -> None:
         serve = settings.serve
+        if serve.compare.kind == "embedding":
+            _check_embedding(serve, has_function=embed is not None)
         self.place = place
         """Which of several workers this is; ``None`` for the only one."""
         self._reread = reread
@@ -157,6 +163,8 @@ class Gateway:
         self.watchdog = Watchdog()
         self.audits: Audits | None = None
         self.embedder: Embedder | None = None
+        self.texts: TextVectors | None = None if embed is None else LocalEmbedder(embed)
+        """What embeds answers, where they are compared so."""
         self.speculation = SpeculationBudget(serve.speculate_budget)
         self.drift: DriftControl | None = None
         self._unflushed: list[RequestRecord] = []
@@ -181,9 +189,10 @@ class Gateway:
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(HttpClient(2 * serve.max_concurrent))
             self._client = client
-            self._nodes = dict(self._open_nodes(client))
             if serve.embeddings is not None:
                 self.embedder = Embedder(serve.embeddings, client)
+                self.texts = self.texts or self.embedder
+            self._nodes = dict(self._open_nodes(client))
             self.policies.load()
             if serve.trace_log is not None:
                 self.trace_log = TraceLog(
@@ -241,7 +250,7 @@ class Gateway:
             changed.append("API keys")
         if not changed:
             return
-        nodes, old = open_nodes(new, self._client), self.settings.nodes
+        nodes, old = open_nodes(new, self._client, texts=self.texts), self.settings.nodes
         for name, node in new.nodes.items():
             used = {name, node.verifier or name}
             if any(old[each] != new.nodes[each] for each in used):
@@ -274,7 +283,7 @@ class Gateway:
 
     def _open_nodes(self, client: HttpClient) -> Mapping[str, Node]:
         """Return the nodes by name; :mod:`ttamer.ray` has others."""
-        return open_nodes(self.settings, client)
+        return open_nodes(self.settings, client, texts=self.texts)
 
     @asynccontextmanager
     async def _open_audits(self) -> AsyncIterator[Audits]:
@@ -292,7 +301,13 @@ class Gateway:
             return text if conceal is None else conceal(text, self.policies.current.artefact)
 
         async with open_audits(
-            self.settings, self._nodes, self.metrics, loop=loop, conceal=concealed, lost=lost
+            self.settings,
+            self._nodes,
+            self.metrics,
+            loop=loop,
+            conceal=concealed,
+            lost=lost,
+            texts=self.texts,
         ) as audits:
             try:
                 yield audits
@@ -558,9 +573,9 @@ class Gateway:
             span.finish(cost=request.bill.cost_of(name), error=failed)
             raise failed from None
         span.finish(cost=request.bill.cost_of(name), confidence=answer.confidence)
-        return answer if alone else self.matched(request, answer)
+        return answer if alone else await self.matched(request, answer)
 
-    def matched(self, request: RequestContext, answer: NodeAnswer) -> NodeAnswer:
+    async def matched(self, request: RequestContext, answer: NodeAnswer) -> NodeAnswer:
         """Return an answer with the first earlier prediction of the request that it equals.
 
         Args:
@@ -573,7 +588,12 @@ class Gateway:
         compare = self.settings.serve.compare
         if compare.is_transitive:
             return answer
-        matched = compare.matched(answer.prediction, request.predictions)
+        comparer = comparer_of(compare, self.texts, timeout=request.seconds_left, bill=request.bill)
+        matched = answer.prediction
+        try:
+            matched = await comparer.matched(matched, request.predictions)
+        except UpstreamFailed as error:  # it stays an answer of its own
+            self._log_rarely("embedding", error=str(error))
         request.predictions.append(matched)
         return dataclasses.replace(answer, prediction=matched)
 
@@ -624,6 +644,19 @@ async def _called(question: Call) -> CallResult:
     except Exception as raised:  # the policy goes on without the node
         error, paid = raised, int(getattr(raised, "paid", True))
     return CallResult(returned, error, 1, paid, time.monotonic() - start)
+
+
+def _check_embedding(serve: ServeSettings, *, has_function: bool) -> None:
+    """Refuse a comparison by embeddings that lacks its threshold or its embeddings."""
+    if serve.compare.threshold is None:
+        raise CascadeError(
+            '[serve]: compare = "embedding" has no threshold; ttamer collect fits one and prints '
+            'it: write compare = {kind = "embedding", threshold = ...}'
+        )
+    if serve.embeddings is None and not has_function:
+        raise CascadeError(
+            '[serve]: compare = "embedding" needs the table [serve.embeddings], with upstream'
+        )
 
 
 def _accounts(serve: ServeSettings, keys: Keys | None, ledger: Ledger | None) -> dict[str, Account]:

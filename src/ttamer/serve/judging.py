@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import ArgumentError
+from ttamer.runtime.agreement import Agreement
 from ttamer.serve.confidence import Unreadable, answer_text
-from ttamer.stats.bounds import binomial_upper
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 __all__ = ["Agreement", "Judge", "delimited", "score_from", "verdict_from"]
 
@@ -38,9 +38,6 @@ TOP_SCORE = 10
 """The highest score of a judge that grades."""
 MAX_VERDICT_TOKENS = 8
 """The most tokens of a verdict."""
-INTERVAL = 0.95
-"""The confidence of the interval for a judge's agreement."""
-
 _SCORE = re.compile(r"(?<![\w.])(\d{1,2}(?:\.\d+)?)(?![\d.]*\d)")
 _VERDICT = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
@@ -158,39 +155,3 @@ def score_from(response: Mapping[str, Any]) -> float:
     if score > TOP_SCORE:
         raise Unreadable(f"the judge returned no score from 0 to {TOP_SCORE}")
     return score / TOP_SCORE
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How often a judge's verdicts agree with those of the rule of comparison."""
-
-    answers: int
-    """The number of answers that have a label."""
-    agree: int
-
-    @classmethod
-    def of(cls, judged: Sequence[bool], by_rule: Sequence[bool]) -> Agreement:
-        """Count the answers on which both verdicts are equal.
-
-        >>> print(Agreement.of([True, True, False, True], [True, True, False, False]))
-        agrees with the labels on 3 of 4 answers (75%, 95% interval 19% to 99%)
-        """
-        return cls(len(judged), sum(a == b for a, b in zip(judged, by_rule, strict=True)))
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The exact interval for the share (Clopper and Pearson, 1934)."""
-        alpha, wrong = (1 - INTERVAL) / 2, self.answers - self.agree
-        low = 1 - binomial_upper(wrong, self.answers, alpha) if self.agree else 0.0
-        high = binomial_upper(self.agree, self.answers, alpha) if wrong else 1.0
-        return low, high
-
-    def __str__(self) -> str:
-        if not self.answers:
-            return "cannot be compared with labels: there are none"
-        low, high = self.interval
-        share = self.agree / self.answers
-        return (
-            f"agrees with the labels on {self.agree} of {self.answers} answers ({share:.0%}, "
-            f"{INTERVAL:.0%} interval {low:.0%} to {high:.0%})"
-        )

@@ -216,6 +216,12 @@ class Metrics:
         self._add(self._audit_cost, cost)
         self._add(self._estimated, estimated)
 
+    def audit_paid(self, cost: float, estimated: float) -> None:
+        """Count what an audit cost later; may be called from any thread."""
+        for counter, amount in ((self._audit_cost, cost), (self._estimated, estimated)):
+            if 0 < amount < inf:
+                counter.inc(amount)
+
     def drifted(self, kind: EventKind) -> None:
         """Count a step of the drift loop."""
         self._add(self._drift[kind])

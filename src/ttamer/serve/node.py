@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from ttamer.serve.confidence import (
     question_text,
     verifier_body,
 )
+from ttamer.serve.embedding import Embedder, comparer_of
 from ttamer.serve.self_report import report_request, reported_confidence
 from ttamer.serve.upstream import NodeResponse, Upstream, UpstreamFailed
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from ttamer.serve.bill import Bill
     from ttamer.serve.client import HttpClient
     from ttamer.serve.config import NodeSettings, Settings
+    from ttamer.serve.embedding import TextVectors
 
 __all__ = ["Node", "NodeAnswer", "call_cost", "open_nodes", "with_logprobs"]
 
@@ -83,12 +86,17 @@ def open_nodes(
     *,
     read_errors: bool = False,
     keep_first: bool = False,
+    texts: TextVectors | None = None,
 ) -> dict[str, Node]:
     """Return the nodes of a cascade, which share a connection pool.
 
     With ``read_errors`` a failure has the upstream's own text, for an operator to read; with
-    ``keep_first`` an answer has the log-probabilities of its first tokens.
+    ``keep_first`` an answer has the log-probabilities of its first tokens. ``texts`` embeds answers
+    where they are compared so, by default the upstream of ``[serve.embeddings]``.
     """
+    rule, embeddings = settings.serve.compare, settings.serve.embeddings
+    if texts is None and rule.kind == "embedding" and embeddings is not None:
+        texts = Embedder(embeddings, client, read_errors=read_errors)
     upstreams = {
         name: Upstream(node, client, read_errors=read_errors)
         for name, node in settings.nodes.items()
@@ -96,9 +104,10 @@ def open_nodes(
     return {
         name: Node(
             upstream,
-            settings.serve.compare,
+            rule,
             upstreams.get(settings.nodes[name].verifier or ""),
             keep_first=keep_first,
+            texts=texts,
         )
         for name, upstream in upstreams.items()
     }
@@ -114,11 +123,13 @@ class Node:
         verifier: Upstream | None = None,
         *,
         keep_first: bool = False,
+        texts: TextVectors | None = None,
     ) -> None:
         self.settings = upstream.settings
         self._keeps_first = keep_first and self.settings.needs_logprobs
         self.upstream = upstream
         self._compare = compare
+        self._texts = texts
         self._verifier = verifier
 
     @property
@@ -343,7 +354,10 @@ class Node:
             if not responses or not isinstance(error, UpstreamFailed):
                 raise error
         read = [self._read(each) for each in responses]
-        predictions = self._compare.matched_all([prediction for _, prediction in read])
+        predictions = [prediction for _, prediction in read]
+        with suppress(UpstreamFailed):  # without embeddings, texts that differ do not agree
+            comparer = comparer_of(self._compare, self._texts, timeout=timeout, bill=bill)
+            predictions = await comparer.matched_all(predictions)
         chosen, confidence = agreement(predictions + [None] * len(failed))
         text, prediction = read[chosen]
         # A failed call is priced as if it had no tokens.

@@ -461,7 +461,7 @@ class CascadeStream:
         except (ValueError, RecursionError):
             garbage = NodeFailed(UpstreamFailed(name, "garbage", "returned text that is not JSON"))
             return CallResult(None, garbage, 1, 1, time.monotonic() - start)
-        answer = self.gateway.matched(self.request, answer)
+        answer = await self.gateway.matched(self.request, answer)
         return CallResult(answer, None, 1, 1, time.monotonic() - start)
 
     async def _whole(self, relay: Relay, chunks: AsyncGenerator[bytes, None]) -> Outcome:

@@ -1,0 +1,105 @@
+"""The journal of a collection: answers, verdicts and likenesses that are paid for once.
+
+Entries are found by a key made of the settings and texts that they depend on, and are written at
+once, so that a collection continues after an interruption of any kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ttamer.errors import TraceError
+from ttamer.runtime.jsonl import JsonLines, json_line
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+    from typing import Self
+
+__all__ = ["EXTRAS", "Journal", "JournalEntry", "journal_key"]
+
+EXTRAS = ("margin", "entropy")
+"""The further measures of an answer that are kept."""
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """A node's answer to a prompt."""
+
+    text: str
+    """The answer itself, so that it can be compared by another rule without asking again."""
+    confidence: float
+    cost: float
+    margin: float | None = None
+    entropy: float | None = None
+    first: tuple[float, ...] = ()
+    """The log-probabilities of the first tokens, for streams that are relayed early."""
+
+
+def journal_key(*parts: Mapping[str, Any]) -> str:
+    """Return the key of an entry, from the node's settings and the prompt.
+
+    >>> journal_key({"node": "small"}, {"prompt": "Hi"})
+    '4ea5f20932d71dcbcbb9b26e'
+    """
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+class Journal:
+    """Entries by key, in a file of JSON lines (mode 600); use it with ``with``."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._entries: dict[str, JournalEntry] = {}
+        self._file = JsonLines(path)
+
+    def __enter__(self) -> Self:
+        self._file.open()
+        for number, line in self._file.lines():
+            key, entry = self._parsed(line, number)
+            self._entries[key] = entry
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def get(self, key: str) -> JournalEntry | None:
+        """Return an entry, or ``None`` where there is none."""
+        return self._entries.get(key)
+
+    def add(self, key: str, entry: JournalEntry) -> None:
+        """Add an entry, and write it at once."""
+        self._entries[key] = entry
+        try:
+            self._file.append(json_line({"key": key, **asdict(entry)}))
+        except OSError as error:
+            raise TraceError(f"{self._file.path}: cannot be written: {error.strerror}") from None
+
+    def _parsed(self, line: bytes, number: int) -> tuple[str, JournalEntry]:
+        try:
+            row = json.loads(line)
+            numbers = [float(row["confidence"]), float(row["cost"])]
+            extras = [None if row[name] is None else float(row[name]) for name in EXTRAS]
+            first = tuple(float(each) for each in row.get("first", ()))
+            margin, entropy = extras
+            entry = JournalEntry(row["text"], numbers[0], numbers[1], margin, entropy, first)
+            key = row["key"]
+            is_valid = isinstance(entry.text, str) and all(map(math.isfinite, numbers))
+        except (ValueError, KeyError, TypeError):
+            is_valid = False
+        if not is_valid:
+            raise TraceError(
+                f"{self._file.path}: line {number} is not a journal entry; move the file away to "
+                "ask all prompts again"
+            )
+        return key, entry
