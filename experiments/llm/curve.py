@@ -6,8 +6,9 @@ For each split, 50 to 800 rows are drawn to fit to, and all others are there to 
 system is fitted to the same rows for the same aim: the least total cost, where a mistake costs 2,
 5, 15 or 50 calls of the most expensive model. Printed is the total cost on the test rows, error
 plus cost over the cost of a mistake, as a mean over these; means over splits with standard errors.
-The traces are those of the package with nine LLMs, and ``small-models.npz``: what ``serve_real.py``
-collected, as numbers.
+The traces are those of the package with nine LLMs, and ``small-models``: what ``serve_real.py``
+collected, as numbers. ``small-models-mean`` has the mean probability of tokens as confidence
+(``confidence = "logprobs"``) instead of the probability of the whole answer (``"product"``).
 ``best baseline`` is the best of all families of baselines on the test rows, each with its knobs
 chosen on the rows fitted to; ``chosen baseline`` is the one with the least total cost on the rows
 fitted to, which a user could have chosen. ``--each`` prints right answers and cost for every cost
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.stats import rankdata
 
 import ttamer as tt
 from ttamer import datasets
@@ -71,7 +73,6 @@ def one_split(job: tuple[str, int, int]) -> dict[str, Any]:
     train, test = trace.take(order[:labels]), trace.take(order[labels:])
     full = float(trace.costs.mean(axis=0).max())
     mistakes = np.array(MISTAKES) * full
-    alone = np.stack([trace.wrong().mean(axis=0), trace.costs.mean(axis=0)], axis=1)
     on_train = np.stack([train.wrong().mean(axis=0), train.costs.mean(axis=0)], axis=1)
     on_test = np.stack([test.wrong().mean(axis=0), test.costs.mean(axis=0)], axis=1)
     singles = [on_test[chosen(on_train, m)].tolist() for m in mistakes]
@@ -95,7 +96,7 @@ def one_split(job: tuple[str, int, int]) -> dict[str, Any]:
         "ttamer": ours.tolist(),
     }
     return {"trace": Path(name).stem, "labels": labels, "split": split, "full": full, "best": best,
-            "alone": dict(zip(trace.names, alone.tolist(), strict=True)), **systems}  # fmt: skip
+            **systems}  # fmt: skip
 
 
 def total(point: Sequence[float], mistake: float) -> float:
@@ -128,7 +129,7 @@ def main() -> None:
             found[key(row)] = row
     for trace in args.traces:
         rows = [found[Path(job[0]).stem, *job[1:]] for job in wanted if job[0] == trace]
-        print(f"\n{Path(trace).stem}, {args.splits} splits; {alone(rows[0])}")
+        print(f"\n{Path(trace).stem}, {args.splits} splits\n{alone(trace_of(trace))}\n")
         (curve if args.each is None else each_mistake)(rows)
 
 
@@ -137,10 +138,21 @@ def key(row: dict[str, Any]) -> tuple[str, int, int]:
     return row["trace"], row["labels"], row["split"]
 
 
-def alone(row: dict[str, Any]) -> str:
-    """Return the errors and costs of the models alone, on all rows."""
-    each = (f"{name} {1 - e:.3f} for {c:.4g}" for name, (e, c) in row["alone"].items())
-    return "right alone: " + ", ".join(each)
+def alone(trace: tt.Trace) -> str:
+    """Return what each model does alone, on all rows."""
+    right, costs = ~trace.wrong(), trace.costs.mean(axis=0)
+    return "\n".join(
+        f"{name}: right {right[:, v].mean():.3f}, cost {costs[v]:.4g}, area under the ROC curve of "
+        f"its confidence {area(trace.confidence[:, v], right[:, v]):.3f}"
+        for v, name in enumerate(trace.names)
+    )
+
+
+def area(scores: np.ndarray, right: np.ndarray) -> float:
+    """Return the chance that a right answer has a higher score than a wrong one."""
+    ranks = rankdata(scores)[right]
+    count = len(ranks)
+    return float((ranks.sum() - count * (count + 1) / 2) / (count * (len(scores) - count)))
 
 
 def curve(rows: list[dict[str, Any]]) -> None:
