@@ -11,7 +11,7 @@ import pytest
 import ttamer as tt
 from ttamer.errors import ArgumentError, ArtefactDamaged, ObservationError
 from ttamer.evaluation.results import measure
-from ttamer.fitting.beliefs import ROUTER
+from ttamer.fitting.cross_fit import ROUTER
 from ttamer.fitting.regressions import useful_signals
 
 TRADEOFFS = [0.0, 0.09, 0.47, 0.91, 1.0]

@@ -15,23 +15,18 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.fitted.belief import CERTAIN_LOGIT, MAX_CONTEXT, Step, signal_values
+from ttamer.fitted.belief import CERTAIN_LOGIT, MAX_CONTEXT, Step
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import Rungs
 from ttamer.fitted.models import BeliefModel, States
 from ttamer.fitted.quantiser import edges_of
 from ttamer.fitted.replay import full_cost, nodes_alone, paid, play_states
-from ttamer.fitting.regressions import (
-    classes_of,
-    fit_belief,
-    has_class_terms,
-    predictions_of,
-    useful_signals,
-)
+from ttamer.fitting.cross_fit import FOLDS, ROUTER, CrossFit, Estimates
+from ttamer.fitting.regressions import classes_of, fit_belief, has_class_terms, useful_signals
 from ttamer.fitting.row_policy import RowSolver, smoother, solve_rows, width_of
 from ttamer.fitting.subsets import (
     MAX_ASKED,
@@ -61,16 +56,12 @@ if TYPE_CHECKING:
     from ttamer.fitting.subsets import Plan, Way
     from ttamer.policy.walk import WalkPolicy
     from ttamer.trace.spec import Order
-    from ttamer.trace.trace import Losses, Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["build_belief", "searches_subsets", "steps_of"]
 
-ROUTER: Step = ()
-"""The step before any node is asked, where signals are known."""
 NO_NODE = -1
 """The node asked on the way to a router: none."""
-FOLDS = 3
-"""How many parts of the rows are held out in turn."""
 REALISED = 0.5
 """The largest share of what happened in the loss of stopping; the rest is the belief."""
 FEW_ROWS = 300
@@ -85,6 +76,10 @@ MAX_STATES = 64
 """X has at most this many states after each step."""
 MAX_WAYS = 64
 """With more edges X has half as many states: a file holds a matrix for each edge."""
+OPTIMISM_SHARE = 0.8
+"""Policies found without a third of the rows are worse than those found on all. If what finding
+them on rows costs on new rows, and flatters them on the same ones, goes with one over the number of
+rows, this share of the difference is flattery."""
 OPTIMISM_REACH = 0.92
 """The optimism of policies is averaged over tradeoffs whose log-odds are at most this far."""
 
@@ -170,7 +165,8 @@ def build_belief(
     steps, ways = steps_of(trace, order, router=bool(names))
     most = MAX_STATES if len(ways) <= MAX_WAYS else MAX_STATES // 2
     count = states or int(np.clip(len(trace) // ROWS_PER_STATE, 4, most))
-    rows = _Rows.of(trace, steps, states=count, seed=seed, signals=names, say=say)
+    estimates = CrossFit(trace, steps, seed, names).estimates(say)
+    rows = _Rows.of(trace, steps, estimates, states=count)
     say(f"fitting beliefs after {len(steps)} steps")
     with one_thread():
         belief = fit_belief(trace, trace.loss_shares(), steps, signals=names)
@@ -214,6 +210,11 @@ def searches_subsets(trace: Trace, order: Order | None = None) -> bool:
     return free and separate and len(trace.names) >= MIN_MODELS
 
 
+def subset_states(rows: int, states: int | None = None) -> int:
+    """Return the number of states of X in a search among subsets."""
+    return states or int(np.clip(rows // ROWS_PER_STATE, 4, MAX_STATES // 2))
+
+
 def _model(
     trace: Trace,
     belief: Belief,
@@ -250,23 +251,9 @@ class _Rows:
     """Shape (T, steps): the loss of stopping there."""
 
     @classmethod
-    def of(
-        cls,
-        trace: Trace,
-        steps: Sequence[Step],
-        *,
-        states: int,
-        seed: int,
-        signals: tuple[str, ...],
-        scored_once: bool = False,
-        say: Callable[[str], object],
-    ) -> _Rows:
-        """Compute X for every row by cross-fitting, and quantise it."""
-        wrong = trace.loss_shares()
-        with one_thread():
-            least, owner = _cross_fitted(
-                trace, wrong, steps, seed, say, signals=signals, scored_once=scored_once
-            )
+    def of(cls, trace: Trace, steps: Sequence[Step], estimates: Estimates, *, states: int) -> _Rows:
+        """Quantise X, given on every row by cross-fitting."""
+        (least, owner), wrong = estimates, trace.loss_shares()
         edges = [edges_of(own, states=states, method="quantile") for own in least.T]
         found = [np.searchsorted(own, least[:, k], side="right") for k, own in enumerate(edges)]
         met = wrong[np.arange(len(trace))[:, np.newaxis], owner]
@@ -292,28 +279,20 @@ def _build_on_subsets(
 ) -> FittedLadder:
     """Fit beliefs for subsets of many models, and for each tradeoff the best plan."""
     costs = trace.costs.mean(axis=0).tolist()
-    count = states or int(np.clip(len(trace) // ROWS_PER_STATE, 4, MAX_STATES // 2))
     names = useful_signals(trace, trace.loss_shares())
     pool = list(range(len(costs)))
     scored_once = _scores_once(trace, Lattice(costs, pool, 1).prefixes, seed, names)
-    options: dict[str, Any] = {
-        "states": count,
-        "seed": seed,
-        "say": say,
-        "signals": names,
-        "scored_once": scored_once,
-    }
     if len(pool) > MAX_POOL:
         pairs = Lattice(costs, pool, 2)
-        rows = _Rows.of(trace, pairs.steps, **options)
-        pool = _Search(trace, pairs, rows, tradeoffs).pool()
+        fits = CrossFit(trace, pairs.steps, seed, names, scored_once)
+        pool = _Search.of(trace, pairs, fits.estimates(say), tradeoffs, states).pool()
     size = subset_size(len(pool), len(trace))
     lattice = Lattice(costs, pool, size, router=bool(names))
-    rows = _Rows.of(trace, lattice.steps, **options)
+    fits = CrossFit(trace, lattice.steps, seed, names, scored_once)
+    estimates = fits.estimates(say)
+    search = _Search.of(trace, lattice, estimates, tradeoffs, states)
     say(f"searching {len(lattice.subsets)} subsets for {len(tradeoffs)} tradeoffs")
-    search = _Search(trace, lattice, rows, tradeoffs)
-    every = np.random.default_rng([seed, 4]).permutation(len(trace))
-    places, policies = search.run(every)
+    places, policies = search.run(seed)
     steps = [lattice.steps[k] for k in places]
     if policies[0].problem.is_line:
         if len(steps) > MAX_CONTEXT:  # there the regressions use the last nodes asked
@@ -323,13 +302,14 @@ def _build_on_subsets(
         belief = fit_belief(
             trace, trace.loss_shares(), steps, scored_once=scored_once, signals=names
         )
-    used = rows.at(places)
+    used = search.rows.at(places)
+    count = subset_states(len(trace), states)
     ladder = FittedLadder.of(
         Ladder(tuple(policies)), _model(trace, belief, steps, used.edges, "any", count)
     )
     say("estimating what the policies do on new rows")
     rungs = _rungs(ladder, trace, used)
-    optimism = search.optimism(every) * trace.loss_scale
+    optimism = _optimism(search, places, policies, fits, estimates) * trace.loss_scale
     smoothed = None if rungs.smoothed_errors is None else rungs.smoothed_errors + optimism
     return ladder.with_rungs(
         dataclasses.replace(rungs, errors=rungs.errors + optimism, smoothed_errors=smoothed)
@@ -348,37 +328,48 @@ def _scores_once(trace: Trace, steps: Sequence[Step], seed: int, signals: tuple[
     some = [step for step in steps if 1 < len(step) <= MAX_ASKED]
     losses = []
     for once in (False, True):
-        with one_thread():
-            least, owner = _cross_fitted(
-                trace, wrong, some, seed, signals=signals, scored_once=once
-            )
+        least, owner = CrossFit(trace, some, seed, signals, once).estimates()
         losses.append(float((np.logaddexp(0, least) - wrong[rows, owner] * least).mean()))
     return losses[1] < losses[0]
 
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """Finds for each tradeoff the best plan of a lattice, on some rows of a trace."""
+    """Finds for each tradeoff the best plan of a lattice, on the rows of a trace."""
 
     trace: Trace
     lattice: Lattice
     rows: _Rows
     tradeoffs: NDArray[np.float64]
 
+    @classmethod
+    def of(
+        cls,
+        trace: Trace,
+        lattice: Lattice,
+        estimates: Estimates,
+        tradeoffs: NDArray[np.float64],
+        states: int | None,
+    ) -> _Search:
+        """Return a search over rows of which X is given."""
+        rows = _Rows.of(trace, lattice.steps, estimates, states=subset_states(len(trace), states))
+        return cls(trace, lattice, rows, tradeoffs)
+
     def pool(self) -> list[int]:
         """Return the models that are best in pairs."""
         few = np.arange(len(self.trace))[:MAX_SEARCH_ROWS]
         return choose_pool(self._solver(few), self.lattice, self.tradeoffs)
 
-    def run(self, few: NDArray[np.intp]) -> tuple[list[int], list[WalkPolicy]]:
+    def run(self, seed: int) -> tuple[list[int], list[WalkPolicy]]:
         """Return the places used, and a policy for each tradeoff on the walk between them."""
-        plans = choose_plans(self._solver(few[:MAX_SEARCH_ROWS]), self.lattice, self.tradeoffs)
+        every = np.random.default_rng([seed, 4]).permutation(len(self.trace))
+        plans = choose_plans(self._solver(every[:MAX_SEARCH_ROWS]), self.lattice, self.tradeoffs)
         used: Plan = frozenset().union(*plans)
         places = sorted({target for _, target in used})
         place = {-1: -1, **{old: new for new, old in enumerate(places)}}
         ways = [(place[u], place[v], node) for u, v, node in self.lattice.ways if (u, v) in used]
         edge = {way[:2]: number for number, way in enumerate(ways)}
-        solver = self._solver(few, places, ways)
+        solver = self._solver(every, places, ways)
         policies: dict[int, WalkPolicy] = {}
         for plan in dict.fromkeys(plans):
             which = [k for k, own in enumerate(plans) if own == plan]
@@ -405,38 +396,50 @@ class _Search:
         width = width_of(len(few))
         return RowSolver(problem, rows.found[few], rows.lost[few], width=width, costs=costs)
 
-    def optimism(self, every: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Return by how much the errors of policies on the rows searched are too low.
-
-        The search is repeated without a part of the rows, and its policies are played on that part.
-        They differ in cost from those found on all rows, so the objectives are compared: their
-        difference, in units of error, is averaged over neighbouring tradeoffs.
-        """
-        inside = self._played(*self.run(every), every)
-        outside = np.zeros_like(inside)
-        for part in np.array_split(every, FOLDS):
-            rest = every[~np.isin(every, part)]
-            outside += self._played(*self.run(rest), part) * len(part) / len(every)
-        some = np.where(self.tradeoffs > 0, self.tradeoffs, 1.0)
-        price = np.where(self.tradeoffs > 0, (1 - self.tradeoffs) / some, 0.0)
-        gap = outside - inside
-        more = gap[0] + price * gap[1]
-        return np.maximum(average_near(more, self.tradeoffs, OPTIMISM_REACH), 0.0)
-
-    def _played(
-        self, places: Sequence[int], policies: Sequence[WalkPolicy], part: NDArray[np.intp]
+    def played(
+        self, places: Sequence[int], policies: Sequence[WalkPolicy], trace: Trace, x: Estimates
     ) -> NDArray[np.float64]:
-        """Return the errors and the costs of policies on some rows, shape (2, policies)."""
-        trace, rows = self.trace.take(part), self.rows.at(places)
+        """Return the errors and costs of policies on rows of which X is given, (2, policies)."""
+        found = [np.searchsorted(self.rows.edges[k], x.least[:, k], side="right") for k in places]
         members = np.zeros((len(places), len(trace.names)), bool)
         for place, k in enumerate(places):
             members[place, list(self.lattice.steps[k])] = True
-        states = States(rows.found[part].astype(np.uint8), rows.owner[part], members)
-        wrong, each = self.trace.loss_shares()[part], np.arange(len(part))
+        states = States(np.stack(found, axis=1).astype(np.uint8), x.owner[:, places], members)
+        wrong, each = trace.loss_shares(), np.arange(len(trace))
         played = [states.play(policy) for policy in policies]
         errors = [wrong[each, own.answer].mean() for own in played]
         full = full_cost(self.trace.spec, self.trace)
         return np.array([errors, [paid(own.asked, trace).mean() / full for own in played]])
+
+
+def _optimism(
+    search: _Search,
+    places: Sequence[int],
+    policies: Sequence[WalkPolicy],
+    fits: CrossFit,
+    estimates: Estimates,
+) -> NDArray[np.float64]:
+    """Return by how much the errors of policies on the rows they were searched on are too low.
+
+    The search is repeated without each part of the rows, and its policies are played on that part.
+    Plans are compared by beliefs too, so these are fitted without the part as well; X of the rows
+    played on is as in the fit, so that only the search differs. Policies differ in cost from those
+    found on all rows, so objectives are compared: their difference, in units of error, is averaged
+    over neighbouring tradeoffs.
+    """
+    trace, tradeoffs = search.trace, search.tradeoffs
+    inside = search.played(places, policies, trace, estimates)
+    outside = np.zeros_like(inside)
+    for part, rest, without in fits.left_out():
+        other = _Search.of(trace.take(rest), search.lattice, without, tradeoffs, None)
+        held = Estimates(estimates.least[part], estimates.owner[part])
+        found = other.played(*other.run(fits.seed), trace.take(part), held)
+        outside += found * len(part) / len(trace)
+    some = np.where(tradeoffs > 0, tradeoffs, 1.0)
+    price = np.where(tradeoffs > 0, (1 - tradeoffs) / some, 0.0)
+    more, dearer = outside - inside
+    gap = average_near(more + price * dearer, tradeoffs, OPTIMISM_REACH)
+    return np.maximum(OPTIMISM_SHARE * gap, 0.0)
 
 
 def _in_order_of_asking(problem: Problem, steps: Sequence[Step]) -> list[Step]:
@@ -469,41 +472,6 @@ def _rungs(ladder: FittedLadder, trace: Trace, rows: _Rows) -> Rungs:
     errors, costs, smoothed = zip(*on_threads(rung, ladder, rows=len(trace)), strict=True)
     scaled = np.array(smoothed) * trace.loss_scale
     return Rungs(np.array(errors), np.array(costs), scaled, *nodes_alone(trace))
-
-
-def _cross_fitted(
-    trace: Trace,
-    wrong: Losses,
-    steps: Sequence[Step],
-    seed: int,
-    say: Callable[[str], object] = str,
-    *,
-    signals: tuple[str, ...] = (),
-    scored_once: bool = False,
-) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-    """Return X and its owner on every row, shape (T, steps), by regressions that did not see it."""
-    rows = np.random.default_rng([seed, 2]).permutation(len(trace))
-    predictions = predictions_of(trace)
-    class_terms = has_class_terms(trace)  # as in the fit to all rows
-    least = np.empty((len(trace), len(steps)))
-    owner = np.empty(least.shape, np.intp)
-    for part in np.array_split(rows, FOLDS):
-        say(f"fitting beliefs after {len(steps)} steps")
-        rest = np.setdiff1d(rows, part)
-        other = fit_belief(
-            trace.take(rest), wrong[rest], steps, class_terms=class_terms, signals=signals,
-            scored_once=scored_once,
-        )  # fmt: skip
-        known = signal_values(trace.take(part), signals) if signals else None
-        seen = other.evidence(
-            trace.confidence[part], None if predictions is None else predictions[part], known
-        )
-        for k, step in enumerate(steps):
-            if step != ROUTER:
-                least[part, k], owner[part, k] = other.least(seen, step)
-            elif other.signals is not None and known is not None:
-                least[part, k], owner[part, k] = other.signals.router_logit(known), 0
-    return least, owner
 
 
 def _edge_costs(

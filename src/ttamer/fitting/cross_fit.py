@@ -1,0 +1,120 @@
+"""Cross-fitting: what beliefs are on rows that their regressions were not fitted to.
+
+The rows are cut into parts. X of a row is estimated by regressions fitted to the other parts. To
+estimate what a search among policies does on new rows, a part is left out of both the search and
+the beliefs it compares policies by: X of a row searched is then estimated by regressions fitted to
+neither its own part nor the one left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ttamer.fitted.belief import signal_values
+from ttamer.fitting.regressions import fit_belief, has_class_terms, predictions_of
+from ttamer.solvers.blas import one_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from ttamer.fitted.belief import Belief, Step
+    from ttamer.trace.trace import Trace
+
+__all__ = ["FOLDS", "ROUTER", "CrossFit", "Estimates", "LeftOut"]
+
+FOLDS = 3
+"""How many parts of the rows are held out in turn."""
+ROUTER: Step = ()
+"""The step before any node is asked, where signals are known."""
+
+
+class Estimates(NamedTuple):
+    """X of some rows after each step."""
+
+    least: NDArray[np.float64]
+    """Shape (rows, steps): X, in log-odds."""
+    owner: NDArray[np.intp]
+    """Shape (rows, steps): the node whose answer X is of."""
+
+
+class LeftOut(NamedTuple):
+    """A part of the rows, the other rows, and X of the others without that part."""
+
+    part: NDArray[np.intp]
+    rest: NDArray[np.intp]
+    estimates: Estimates
+
+
+@dataclass(frozen=True, eq=False)
+class CrossFit:
+    """Regressions fitted to some rows of a trace and applied to others."""
+
+    trace: Trace
+    steps: Sequence[Step]
+    seed: int
+    signals: tuple[str, ...] = ()
+    scored_once: bool = False
+
+    @property
+    def parts(self) -> list[NDArray[np.intp]]:
+        """The rows of each part."""
+        rows = np.random.default_rng([self.seed, 2]).permutation(len(self.trace))
+        return np.array_split(rows, FOLDS)
+
+    def estimates(self, say: Callable[[str], object] = str) -> Estimates:
+        """Return X of every row by regressions that were not fitted to it."""
+        shape = (len(self.trace), len(self.steps))
+        found = Estimates(np.empty(shape), np.empty(shape, np.intp))
+        for part in self.parts:
+            say(f"fitting beliefs after {len(self.steps)} steps")
+            found.least[part], found.owner[part] = self._on(self._without(part), part)
+        return found
+
+    def left_out(self) -> Iterator[LeftOut]:
+        """Leave out each part in turn."""
+        parts = self.parts
+        without: dict[tuple[int, int], Estimates] = {}  # X of one part, without another
+        for one, two in combinations(range(len(parts)), 2):
+            belief = self._without(np.concatenate([parts[one], parts[two]]))
+            without[one, two] = self._on(belief, parts[one])
+            without[two, one] = self._on(belief, parts[two])
+        for k, part in enumerate(parts):
+            others = [other for other in range(len(parts)) if other != k]
+            each = zip(*(without[other, k] for other in others), strict=True)
+            rest = np.concatenate([parts[other] for other in others])
+            yield LeftOut(part, rest, Estimates(*map(np.concatenate, each)))
+
+    def _without(self, part: NDArray[np.intp]) -> Belief:
+        """Fit a belief to the rows outside a part, with the class terms of a fit to all rows."""
+        rest = np.setdiff1d(np.arange(len(self.trace)), part)
+        wrong = self.trace.loss_shares()
+        with one_thread():
+            return fit_belief(
+                self.trace.take(rest), wrong[rest], self.steps,
+                class_terms=has_class_terms(self.trace), signals=self.signals,
+                scored_once=self.scored_once,
+            )  # fmt: skip
+
+    def _on(self, belief: Belief, part: NDArray[np.intp]) -> Estimates:
+        """Return X of a part of the rows by a belief."""
+        predictions = predictions_of(self.trace)
+        known = signal_values(self.trace.take(part), self.signals) if self.signals else None
+        seen = belief.evidence(
+            self.trace.confidence[part], None if predictions is None else predictions[part], known
+        )
+        found = Estimates(
+            np.empty((len(part), len(self.steps))),
+            np.empty((len(part), len(self.steps)), np.intp),
+        )
+        for k, step in enumerate(self.steps):
+            if step != ROUTER:
+                found.least[:, k], found.owner[:, k] = belief.least(seen, step)
+            elif belief.signals is not None and known is not None:
+                found.least[:, k], found.owner[:, k] = belief.signals.router_logit(known), 0
+        return found
