@@ -91,5 +91,12 @@ def test_the_interval_holds_the_share(answers, data):
     assert (high == 1) == (agree == answers)
 
 
+def test_a_judge_that_always_says_no_is_no_better_than_one_verdict_for_all():
+    labels = [True] * 2 + [False] * 8
+    assert "no more than the same verdict for all (80%)" in str(Agreement.of([False] * 10, labels))
+    better = [True] * 3 + [False] * 7
+    assert "same verdict" not in str(Agreement.of(better, labels))
+
+
 def test_without_labels_there_is_nothing_to_compare():
     assert "there are none" in str(Agreement.of([], []))

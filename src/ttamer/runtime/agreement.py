@@ -24,6 +24,8 @@ class Agreement:
     """The number of answers, or of pairs, that have a label."""
     agree: int
     what: str = "answers"
+    constant: int = 0
+    """The number on which one verdict for all, the more frequent one, agrees."""
 
     @classmethod
     def of(
@@ -33,9 +35,13 @@ class Agreement:
 
         >>> print(Agreement.of([True, True, False, True], [True, True, False, False]))
         agrees with the labels on 3 of 4 answers (75%, 95% interval 19% to 99%)
+        >>> print(Agreement.of([False, False, False, False], [True, False, False, False]))
+        agrees with the labels on 3 of 4 answers (75%, 95% interval 19% to 99%), no more than the \
+same verdict for all (75%)
         """
         agree = sum(bool(a) == bool(b) for a, b in zip(judged, by_label, strict=True))
-        return cls(len(judged), agree, what)
+        right = sum(map(bool, by_label))
+        return cls(len(judged), agree, what, max(right, len(judged) - right))
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -50,7 +56,10 @@ class Agreement:
             return "cannot be compared with labels: there are none"
         low, high = self.interval
         share = self.agree / self.answers
+        more = ""
+        if self.agree <= self.constant:
+            more = f", no more than the same verdict for all ({self.constant / self.answers:.0%})"
         return (
             f"agrees with the labels on {self.agree} of {self.answers} {self.what} ({share:.0%}, "
-            f"{INTERVAL:.0%} interval {low:.0%} to {high:.0%})"
+            f"{INTERVAL:.0%} interval {low:.0%} to {high:.0%}){more}"
         )
