@@ -20,7 +20,7 @@ from ttamer.drift.loop import serving_of
 from ttamer.drift.settings import LoopSettings
 from ttamer.errors import CascadeError
 from ttamer.serve.config import settings_from
-from ttamer.serve.drift import _save, concealer
+from ttamer.serve.drift import concealer, save_serving
 from ttamer.serve.logging import MAX_WAITING, JsonLog
 from ttamer.serve.policies import on_grid
 from ttamer.trace.spec import CascadeSpec
@@ -120,7 +120,7 @@ def test_policies_of_the_loop_are_saved_privately_with_the_classes_they_need(tmp
         serving_of(ladder, held, LoopSettings(at_most=0.5)),
         reference=dataclasses.replace(held, classes=texts),
     )
-    _save(serving, tmp_path / "policies", "1", concealer(b"key"))
+    save_serving(serving, tmp_path / "policies", "1", concealer(b"key"))
     files = sorted((tmp_path / "policies").iterdir())
     assert [file.name for file in files] == ["1.parquet", "1.ttamer"]
     assert all(file.stat().st_mode & 0o077 == 0 for file in files)

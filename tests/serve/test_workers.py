@@ -11,12 +11,11 @@ import httpx2 as httpx
 import pytest
 
 from support.gateway_process import ASK, GatewayProcess
-from ttamer.cli import main
-from ttamer.errors import CascadeError
+from ttamer.errors import ArgumentError, CascadeError
 from ttamer.serve import accounts
 from ttamer.serve.accounts import Account, Ledger, RateExceeded
 from ttamer.serve.metrics import Metrics
-from ttamer.serve.workers import WorkerPlace, added_up
+from ttamer.serve.workers import WorkerPlace, added_up, check_workers
 
 KEY = "a-key-of-the-tests-0123"
 BEARER = {"authorization": f"Bearer {KEY}"}
@@ -60,41 +59,11 @@ def test_a_worker_that_does_not_answer_is_left_out(tmp_path):
     assert asyncio.run(go()) == ["a", "c"]
 
 
-@pytest.mark.parametrize(
-    ("serve", "count", "why"),
-    [
-        ({}, 0, "from 1 to 256"),
-        ({"audit": {"share": 1.0, "log": "audits"}}, 2, "belong to one process"),
-    ],
-)
-def test_what_one_process_counts_has_one_worker(make_served, capsys, serve, count, why):
-    served = make_served(2, serve=serve)
-    command = ["serve", str(served.cascade), str(served.artefact), "--check"]
-    assert main([*command, "--workers", str(count)]) == 2
-    assert why in capsys.readouterr().err
-
-
-def test_a_budget_is_shared_by_workers(make_served, monkeypatch):
-    """Both workers spend, and the upstream sees exactly what the budget allows."""
-    monkeypatch.setenv("WEB_KEY", KEY)
-    key = {"name": "web", "env": "WEB_KEY", "roles": ["ask", "metrics"], "budget": 30.0}
-    served = make_served(1, serve={"key": [key]})
-    gateway = GatewayProcess(str(served.cascade), str(served.artefact), "--workers", "2")
-    try:
-        gateway.wait_for("start", 2)
-        for worker in ("0", "1"):
-            with gateway.only(worker):
-                assert ask_at_once(gateway, 5) == [200] * 5
-        assert sorted(ask_at_once(gateway, 40)) == [200] * 20 + [429] * 20
-        assert served.upstreams["small"].count == 30
-        for _ in range(4):  # whichever worker is asked
-            (web,) = httpx.get(f"{gateway.url}/status.json", headers=BEARER).json()["keys"]
-            assert (web["spent_in_period"], web["refused"]["budget"]) == (30.0, 20)
-        os.kill(gateway.workers()["0"], signal.SIGKILL)  # what it spent stays spent
-        gateway.wait_for("start", 3)
-        assert set(ask_at_once(gateway, 8)) == {429}
-    finally:
-        gateway.close()
+def test_a_number_of_workers_out_of_range_is_refused():
+    check_workers(256)
+    for count in (0, 257):
+        with pytest.raises(ArgumentError, match="from 1 to 256"):
+            check_workers(count)
 
 
 def test_a_rate_is_shared_by_workers(tmp_path):
@@ -123,26 +92,37 @@ def test_accounts_of_a_ledger_are_separate_and_limited(tmp_path, monkeypatch):
         Account("third", ledger=ledger)
 
 
-def test_workers_share_a_socket_and_are_replaced(make_served, tmp_path):
-    served = make_served(1, serve={"trace_log": str(tmp_path / "seen.jsonl")})
+def test_workers_share_a_socket_and_a_budget_and_are_replaced(make_served, tmp_path, monkeypatch):
+    """Both workers spend, and the upstream sees exactly what the budget allows."""
+    monkeypatch.setenv("WEB_KEY", KEY)
+    key = {"name": "web", "env": "WEB_KEY", "roles": ["ask", "metrics"], "budget": 30.0}
+    served = make_served(1, serve={"trace_log": str(tmp_path / "seen.jsonl"), "key": [key]})
     gateway = GatewayProcess(str(served.cascade), str(served.artefact), "--workers", "2")
     try:
         gateway.wait_for("start", 2)
-        assert {gateway.post().status_code for _ in range(20)} == {200}
+        for worker in ("0", "1"):
+            with gateway.only(worker):
+                assert ask_at_once(gateway, 5) == [200] * 5
+        assert sorted(ask_at_once(gateway, 40)) == [200] * 20 + [429] * 20
+        assert served.upstreams["small"].count == 30
         for _ in range(4):  # whichever worker is asked
-            text = httpx.get(f"{gateway.url}/metrics").text
-            (asked,) = (line for line in text.splitlines() if line.startswith("ttamer_asked_total"))
-            assert asked.endswith(" 20.0")
-            status = httpx.get(f"{gateway.url}/status.json").json()
-            assert (status["requests"]["all"], status["bill"]["spent"]) == (20, 20.0)
+            text = httpx.get(f"{gateway.url}/metrics", headers=BEARER).text
+            assert 'ttamer_answered_total{node="small"} 30.0\n' in text
+            status = httpx.get(f"{gateway.url}/status.json", headers=BEARER).json()
+            assert (status["requests"]["all"], status["bill"]["spent"]) == (50, 30.0)
             assert [each["worker"] for each in status["workers"]] == ["0", "1"]
-        assert gateway.workers().keys() == {"0", "1"}
+            (web,) = status["keys"]
+            assert (web["requests"], web["spent"], web["spent_in_period"]) == (50, 30.0, 30.0)
+            assert web["refused"]["budget"] == 20
         os.kill(gateway.workers()["0"], signal.SIGKILL)
         assert gateway.wait_for("worker")["ended"] == -signal.SIGKILL
         gateway.wait_for("start", 3)
-        assert gateway.post().status_code == 200
+        assert set(ask_at_once(gateway, 8)) == {429}  # what it spent stays spent
+        text = served.cascade.read_text("utf-8")
+        served.cascade.write_text(text.replace("30.0", "31.0"), "utf-8")
         gateway.child.send_signal(signal.SIGHUP)
         gateway.wait_for("policy", 5)  # three loads, two reloads
+        assert sorted(ask_at_once(gateway, 8)) == [200] + [429] * 7
         assert gateway.end() == 0
     finally:
         gateway.close()
@@ -152,4 +132,4 @@ def test_workers_share_a_socket_and_are_replaced(make_served, tmp_path):
         for file in tmp_path.glob("seen.[01].jsonl")
         for line in file.read_text().splitlines()
     ]
-    assert len(rows) == 21
+    assert sum(row["by"] == "small" for row in rows) == 31

@@ -78,8 +78,9 @@ class GatewayProcess:
             for pid in others:
                 os.kill(pid, signal.SIGCONT)
 
-    def post(self, **fields):
-        return httpx.post(f"{self.url}/v1/chat/completions", json={**ASK, **fields}, timeout=30.0)
+    def post(self, headers=None, **fields):
+        url = f"{self.url}/v1/chat/completions"
+        return httpx.post(url, json={**ASK, **fields}, headers=headers, timeout=30.0)
 
     def end(self, sent: int = signal.SIGTERM) -> int:
         self.child.send_signal(sent)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
+    from ttamer.serve.workers import WorkerPlace
+
 
 class RunningGateway:
     """What a test needs of a gateway that runs."""
@@ -60,11 +62,13 @@ class RunningGateway:
 
 @contextlib.contextmanager
 def running(
-    cascade: str | os.PathLike[str], artefact: str | os.PathLike[str]
+    cascade: str | os.PathLike[str],
+    artefact: str | os.PathLike[str],
+    place: WorkerPlace | None = None,
 ) -> Iterator[RunningGateway]:
-    """Serve a cascade while inside."""
+    """Serve a cascade while inside; with a place, as one of several workers."""
     stream = io.StringIO()
-    gateway = Gateway(read_settings(cascade), artefact, log=JsonLog(stream))
+    gateway = Gateway(read_settings(cascade), artefact, log=JsonLog(stream), place=place)
     with listen("127.0.0.1", 0) as listener:
         found = RunningGateway(gateway, stream, listener.getsockname()[1])
         config = server_config(gateway)

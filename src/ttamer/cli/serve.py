@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
     from ttamer.serve.config import read_settings
     from ttamer.serve.gateway import Gateway
     from ttamer.serve.logging import JsonLog
-    from ttamer.serve.server import check_certificate, check_exposure, inherit, listen
+    from ttamer.serve.server import check_certificate, check_exposure, inherit, listen, run_owner
     from ttamer.serve.server import run as serve
     from ttamer.serve.workers import WorkerPlace, check_workers, supervise
 
@@ -84,10 +84,10 @@ def run(args: argparse.Namespace) -> None:
             )
         _probe(args, settings, {"nodes": list(settings.spec.names)}, "")
         return
-    check_workers(args.workers, settings)
+    check_workers(args.workers)
     reread = partial(read_settings, args.cascade)
     place = None if args.worker is None else WorkerPlace.parse(args.worker)
-    log = JsonLog(number=None if place is None else place.number)
+    log = JsonLog(worker=None if place is None else place.name)
     gateway = Gateway(settings, args.policy, log=log, force=args.force, reread=reread, place=place)
     check_exposure(args.host, has_keys=gateway.keys is not None, is_open=args.open)
     gateway.load()
@@ -104,6 +104,9 @@ def run(args: argparse.Namespace) -> None:
         text = f"{args.cascade} and {args.policy} can be served; {policies.described}"
         _probe(args, settings, facts, text)
         return
+    if place is not None and place.is_owner:
+        run_owner(gateway, partial(_print, args, facts, ""))
+        return
     with inherit(args.fd) if args.fd is not None else listen(args.host, args.port) as listener:
         host, port = listener.getsockname()[:2]
         scheme = "http" if certificate is None else "https"
@@ -112,7 +115,9 @@ def run(args: argparse.Namespace) -> None:
         text += f"\n{policies.described}"
         started = partial(_print, args, {"url": url, **facts}, text)
         if args.workers > 1:
-            supervise(_worker_command(args), args.workers, listener, started, log)
+            has_owner = settings.serve.audit is not None
+            command = _worker_command(args)
+            supervise(command, args.workers, listener, started, log, has_owner=has_owner)
         else:
             serve(gateway, listener, started, certificate)
 

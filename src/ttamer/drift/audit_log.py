@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["AuditLog", "AuditRow", "NodeAnswer", "Retention", "Segment", "read_log", "segments",
-           "trace_of_rows"]  # fmt: skip
+__all__ = ["AuditLog", "AuditRow", "NodeAnswer", "Retention", "Segment", "is_locked", "read_log",
+           "segments", "trace_of_rows"]  # fmt: skip
 
 NUMBER, TIME, CHANCE = BOOKKEEPING
 _NAME = re.compile(r"(\d{8})-(\d+)-(\d+)\.parquet")
@@ -496,6 +496,27 @@ def trace_of_rows(
         signals=of_inputs | dict(signals),
         classes=codes.classes,
     )
+
+
+def is_locked(folder: str | os.PathLike[str]) -> bool:
+    """Return whether another process writes a log.
+
+    >>> is_locked("no-such-folder")
+    False
+
+    Args:
+        folder: The folder of the log.
+
+    Returns:
+        Whether entering it would be refused now.
+    """
+    if not Path(folder, "lock").exists():
+        return False
+    try:
+        os.close(_locked(Path(folder)))
+    except TraceError:
+        return True
+    return False
 
 
 def _locked(folder: Path) -> int:

@@ -122,6 +122,15 @@ class Auditor:
                     self._pending.expect(request)
             return drawn, self.sampler.requests - 1
 
+    def skip(self, count: int) -> None:
+        """Count requests of the traffic that cannot be drawn; see ``AuditSampler.skip``.
+
+        Args:
+            count: The number of requests.
+        """
+        with self._lock:
+            self.sampler.skip(count, self._clock())
+
     def add(
         self,
         request: str,

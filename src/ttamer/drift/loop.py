@@ -395,6 +395,16 @@ class Loop:
             self._needed = self.settings.refit_rows
             self._record("retry", reason)
 
+    def fall_back(self, reason: str = "requested by an operator") -> None:
+        """Let the fallback policy serve until a policy is fitted to rows from now on.
+
+        Args:
+            reason: The beginning of the event's text.
+        """
+        with self._lock:
+            self._suspect(self.serving, self.number + 1, self.number + 1)
+            self._serve_fallback(reason)
+
     def reset(
         self, serving: CertifiedServing, reason: str = "another policy was installed"
     ) -> None:
@@ -443,16 +453,25 @@ class Loop:
             text = f"{alarm.text}; nothing is changed because the loop is held"
             self._record("alarm", text, alarm.to_dict())
             return
-        self._change, self._alarm_at = alarm.change, alarm.number + 1
+        self._suspect(serving, alarm.change, alarm.number + 1)
+        text = f"{alarm.text}; estimated change at row {alarm.change}"
+        self._record("alarm", text, alarm.to_dict())
+        self._serve_fallback()
+
+    def _suspect(self, serving: Serving, change: int, alarm_at: int) -> None:
+        """Wait for rows to fit, from the change on."""
+        self._change, self._alarm_at = change, alarm_at
         self._attempt = self._failed = 0
         self._needed = self.settings.refit_rows
         self._candidate = None
         self.state = "suspected"
         self._before_alarm = serving
-        text = f"{alarm.text}; estimated change at row {alarm.change}"
-        self._record("alarm", text, alarm.to_dict())
+
+    def _serve_fallback(self, reason: str = "") -> None:
+        """Let the fallback policy serve."""
         self._serve(self._fallback)
-        self._record("fallback", f"{self.serving} serves until a policy for this traffic is found")
+        text = f"{self.serving} serves until a policy for this traffic is found"
+        self._record("fallback", f"{reason}: {text}" if reason else text)
 
     def _attempt_refit(self, change: int) -> None:
         """Fit to rows after the change, and certify on others."""

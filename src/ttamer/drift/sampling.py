@@ -116,11 +116,35 @@ class AuditSampler:
         chance = self._chance(now)
         self.requests += 1
         self.uncovered += chance == 0
-        digest = blake2b(f"{self.seed}:{request}".encode(), digest_size=7).digest()
-        audited = (int.from_bytes(digest) >> 3) / 2**53 < chance
+        audited = self.position(request) < chance
         if audited:
             self._spend(self.cost)
         return Draw(audited, chance)
+
+    def position(self, request: str | int) -> float:
+        """Return the number that is compared with the probability of an audit.
+
+        A request whose number is not below the share is never audited: the probability is at most
+        the share.
+
+        Args:
+            request: What the draw is made of.
+
+        Returns:
+            A number from 0 to 1.
+        """
+        digest = blake2b(f"{self.seed}:{request}".encode(), digest_size=7).digest()
+        return (int.from_bytes(digest) >> 3) / 2**53
+
+    def skip(self, count: int, now: float) -> None:
+        """Count requests whose :meth:`position` is not below the share, without a draw.
+
+        Args:
+            count: The number of requests.
+            now: The time in seconds; it never decreases.
+        """
+        self.requests += count
+        self.uncovered += count * (self._chance(now) == 0)
 
     def settle(self, cost: float) -> None:
         """Replace the reserved cost of one audit by its actual cost.

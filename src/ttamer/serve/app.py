@@ -293,10 +293,8 @@ class App:
     def _drift(self, action: str) -> Handler:
         async def handle(exchange: HttpExchange) -> None:
             check_key(self._gateway.admin_keys, exchange, "ask")
-            drift = self._gateway.drift
-            assert drift is not None  # noqa: S101 - the gateway is open and has a loop
             try:
-                state = await drift.act(action)
+                state = await self._gateway.act(action)
             except ArgumentError as error:
                 raise HttpError(str(error), status=409, code="not_now") from None
             await exchange.send_json(200, state)
@@ -320,5 +318,5 @@ class App:
                 code="bad_label",
                 param="label",
             )
-        is_taken = audits.label(self._gateway.request_key(client, data["request"]), label)
+        is_taken = await audits.label(self._gateway.request_key(client, data["request"]), label)
         await exchange.send_json(200, {"request": data["request"], "audited": is_taken})

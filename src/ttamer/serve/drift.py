@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ttamer.serve.logging import JsonLog
     from ttamer.serve.metrics import Metrics
     from ttamer.serve.node import Node
+    from ttamer.serve.owner import Notice, PolicyBoard
     from ttamer.serve.policies import Artefact, PolicyStore
     from ttamer.serve.request import RequestContext
 
@@ -55,6 +56,7 @@ __all__ = [
     "audit_from",
     "concealer",
     "open_audits",
+    "save_serving",
     "starting_policy",
 ]
 
@@ -205,10 +207,16 @@ class Audits:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def consider(self, request: RequestContext, asked: Sequence[NodeCall]) -> None:
+    def skip(self, count: int) -> None:
+        """Count requests that other processes answered and did not draw."""
+        self._auditor.skip(count)
+
+    def consider(
+        self, request: RequestContext, asked: Sequence[NodeCall], draw: str | None = None
+    ) -> None:
         """Draw for an answered request; if it is drawn, ask the other nodes now."""
         # A client chooses the request's id, so the draw needs another key.
-        drawn, number = self._auditor.draw(request.key, key=secrets.token_hex(8))
+        drawn, number = self._auditor.draw(request.key, key=draw or secrets.token_hex(8))
         if not drawn.audited:
             return
         if self._has_too_many(request.client):
@@ -238,7 +246,7 @@ class Audits:
             self._recent.append(client)
         return False
 
-    def label(self, key: str, label: str) -> bool:
+    async def label(self, key: str, label: str) -> bool:
         """Take the right answer to a request; return whether an audit waits for it."""
         return self._auditor.label(key, label)
 
@@ -327,9 +335,13 @@ class DriftControl:
         metrics: Metrics,
         log: JsonLog,
         conceal: Conceal | None = None,
+        board: PolicyBoard | None = None,
     ) -> None:
         audit, serving = _audit_settings(settings), policies.current.policies.serving
         assert serving is not None  # noqa: S101 - only then is there a loop
+        self._board = board
+        notice = None if board is None else board.read(policies.current.version)
+        former = None if board is None or notice is None else board.serving(notice, serving)
         self._policies, self._metrics, self._log = policies, metrics, log
         self._conceal = conceal
         self._folder = None if audit.log is None else Path(audit.log)
@@ -338,13 +350,27 @@ class DriftControl:
         self._activations = 0
         self._fit = RefitProcess(hidden=_secret_names(settings))
         self.loop = Loop(
-            serving,
+            former if isinstance(former, CertifiedServing) else serving,
             audit.loop,
             swap=self._activate,
             notify=self._notify,
             refit=self._fit,
             clock=time.time,
         )
+        if board is not None and (notice is None or former is None):
+            board.publish(policies.current, serving, policies.current.short_version, held=False)
+        elif notice is not None and former is not None:
+            self._resume(former, notice)
+
+    def _resume(self, former: Serving, notice: Notice) -> None:
+        """Continue with the policy that served before this process was started again."""
+        self._activations = notice.activations
+        if isinstance(former, CertifiedServing):
+            self._policies.current.policies.activate(former, notice.version)
+        else:
+            self.loop.fall_back("the process of the loop was started again")
+        if notice.held:
+            self.loop.hold("held before the process of the loop was started again")
 
     def stop(self) -> None:
         """Stop a re-fit that runs."""
@@ -378,14 +404,18 @@ class DriftControl:
             version = f"{version}+{self._activations}"
         current.policies.activate(serving, version)
         self._metrics.policy(version, "drift")
-        if self._folder is not None and not is_artefacts:
-            try:
-                _save(serving, self._folder / "policies", version, self._conceal)
-            except (OSError, TTamerError) as error:
-                self._log.event("audit", message=f"{version} could not be saved: {error}")
+        try:
+            if self._folder is not None and not is_artefacts:
+                save_serving(serving, self._folder / "policies", version, self._conceal)
+            if self._board is not None:
+                self._board.publish(current, serving, version, held=self.loop.held)
+        except (OSError, TTamerError) as error:
+            self._log.event("audit", message=f"{version} could not be saved: {error}")
 
     def _notify(self, event: Event) -> None:
         """Hand a step of the loop to the event loop; called in the loop's thread."""
+        if self._board is not None and event.kind in ("hold", "release", "roll back"):
+            self._board.hold(self.loop.held)
         if not self._event_loop.is_closed():
             self._event_loop.call_soon_threadsafe(self._record, event)
 
@@ -404,8 +434,8 @@ def _secret_names(settings: Settings) -> frozenset[str]:
     return frozenset(name for name in names if name is not None)
 
 
-def _save(serving: Serving, folder: Path, version: str, conceal: Conceal | None) -> None:
-    """Write a policy, and the rows that describe its traffic.
+def save_serving(serving: Serving, folder: Path, version: str, conceal: Conceal | None) -> None:
+    """Write a policy, and the rows that describe its traffic; of the fallback policy, nothing.
 
     Both can replace the artefact and the reference when a gateway starts again: the classes of the
     policy, on which its decisions depend, are kept as they are.

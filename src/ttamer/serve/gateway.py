@@ -36,6 +36,7 @@ from ttamer.serve.metrics import Metrics
 from ttamer.serve.node import open_nodes
 from ttamer.serve.openai import CASCADE, CLASSIFICATIONS
 from ttamer.serve.otel import NO_TRACING, Tracing
+from ttamer.serve.owner import AuditCalls, PolicyBoard, RemoteAudits
 from ttamer.serve.policies import (
     SHORT_VERSION,
     ChoiceNotAllowed,
@@ -54,7 +55,7 @@ from ttamer.serve.workers import added_up
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 
     from ttamer.runtime.outcome import Outcome
     from ttamer.serve.config import ServeSettings, Settings
@@ -71,6 +72,10 @@ __all__ = ["Gateway", "UnknownModel"]
 
 FLUSH_DELAY = 0.02
 """The seconds after which the records of finished requests go to the sinks."""
+REFRESH_SECONDS = 30.0
+"""The most seconds that a worker has to load a policy of the drift loop."""
+REFRESH_PAUSE = 0.5
+"""The seconds before workers that do not serve it are called again."""
 REFUSAL_LOG_INTERVAL = 10.0
 """The seconds between two log lines about connections refused for the same reason."""
 
@@ -161,7 +166,7 @@ class Gateway:
         self.policies = PolicyStore(artefact, settings.spec.names, self._policies, self._reloaded)
         self.ready = False
         self.watchdog = Watchdog()
-        self.audits: Audits | None = None
+        self.audits: Audits | RemoteAudits | None = None
         self.embedder: Embedder | None = None
         self.texts: TextVectors | None = None if embed is None else LocalEmbedder(embed)
         """What embeds answers, where they are compared so."""
@@ -169,7 +174,11 @@ class Gateway:
         self.drift: DriftControl | None = None
         self._unflushed: list[RequestRecord] = []
         self._logged: dict[tuple[str, ...], float] = {}
-        self._secret = secrets.token_bytes(32)
+        self._secret = secrets.token_bytes(32) if place is None else place.secret
+        self._board: PolicyBoard | None = None
+        """The policy that the drift loop has activated in another process."""
+        self._refreshing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._nodes: dict[str, Node] = {}
         self._stack = AsyncExitStack()
 
@@ -194,7 +203,8 @@ class Gateway:
                 self.texts = self.texts or self.embedder
             self._nodes = dict(self._open_nodes(client))
             self.policies.load()
-            if serve.trace_log is not None:
+            is_worker = self.place is not None and not self.place.is_owner
+            if serve.trace_log is not None and (self.place is None or is_worker):
                 self.trace_log = TraceLog(
                     serve.trace_log if self.place is None else self.place.own(serve.trace_log),
                     max_bytes=serve.trace_log_bytes,
@@ -204,12 +214,23 @@ class Gateway:
                 )
                 stack.push_async_callback(asyncio.to_thread, self.trace_log.close)
             stack.push_async_callback(asyncio.to_thread, self.tracing.close)
-            if serve.audit is not None:
-                self.audits = await stack.enter_async_context(self._open_audits())
+            answers: dict[str, Callable[..., Any]] = {
+                "metrics": self.own_metrics,
+                "status": self.status_now,
+            }
+            if serve.audit is not None and self.place is not None and is_worker:
+                self.audits = RemoteAudits(self.settings, self.place, self.metrics)
+                await stack.enter_async_context(self.audits.opened())
+                if serve.audit.reference is not None:
+                    self._board = PolicyBoard(self.place.folder, serve.audit.loop.seed)
+                    answers["refresh"] = self.refresh
+            elif serve.audit is not None:
+                audits = self.audits = await stack.enter_async_context(self._open_audits())
+                answers |= AuditCalls(audits, self.drift).answers()
             if self.place is not None:
-                answers = {"metrics": self.own_metrics, "status": self.status_now}
                 failed = partial(self.log.failure, "")
                 await stack.enter_async_context(self.place.answering(answers, failed))
+            await self.refresh()
             await stack.enter_async_context(self.policies.watching(serve.watch, self.reload))
             self._stack = stack.pop_all()
         self.ready = True
@@ -290,8 +311,14 @@ class Gateway:
         loop = None
         audit = self.settings.serve.audit
         conceal = None if audit is None or audit.log_answers else concealer(self._secret)
-        if self.policies.current.policies.serving is not None:
-            self.drift = DriftControl(self.settings, self.policies, self.metrics, self.log, conceal)
+        if audit is not None and self.policies.current.policies.serving is not None:
+            board = None
+            if self.place is not None:
+                published = partial(self._published, asyncio.get_running_loop())
+                board = PolicyBoard(self.place.folder, audit.loop.seed, conceal, published)
+            self.drift = DriftControl(
+                self.settings, self.policies, self.metrics, self.log, conceal, board
+            )
             loop = self.drift.loop
 
         def lost(reason: str) -> None:
@@ -315,8 +342,75 @@ class Gateway:
                 if self.drift is not None:
                     self.drift.stop()
 
+    def _published(self, event_loop: asyncio.AbstractEventLoop, version: str) -> None:
+        """Let workers read the policy that the drift loop has activated; called in any thread."""
+
+        def begin() -> None:
+            self._in_background(self._refresh_workers(version))
+
+        if not event_loop.is_closed():
+            event_loop.call_soon_threadsafe(begin)
+
+    async def _refresh_workers(self, version: str) -> None:
+        """Call workers until each of them serves a policy, or another one is active."""
+        assert self.place is not None  # noqa: S101 - the owner has a place
+        while self.policies.current.policies.standard.version == version:
+            found = await self.place.others("refresh", seconds=REFRESH_SECONDS)
+            if found.count(version) == self.place.count:
+                self.log.event("activated", policy=version, workers=len(found))
+                return
+            await asyncio.sleep(REFRESH_PAUSE)
+
+    async def refresh(self) -> str:
+        """Serve the policy that the drift loop has activated in its process.
+
+        Returns:
+            The version of the policy that serves.
+        """
+        async with self._refreshing:
+            current = self.policies.current
+            policies, board = current.policies, self._board
+            notice = None if board is None else board.read(current.version)
+            if (
+                board is not None
+                and notice is not None
+                and policies.serving is not None
+                and notice.version != policies.standard.version
+            ):
+                serving = await asyncio.to_thread(board.serving, notice, policies.serving)
+                if serving is not None:
+                    policies.activate(serving, notice.version)
+                    self.metrics.policy(notice.version, "drift")
+                    self.log.event("activated", policy=notice.version)
+            return policies.standard.version
+
+    async def act(self, action: str) -> dict[str, Any]:
+        """Do something that an operator may do to the drift loop.
+
+        Args:
+            action: One of :data:`ttamer.serve.drift.ACTIONS`.
+
+        Returns:
+            The state of the loop after it.
+
+        Raises:
+            ArgumentError: If it cannot be done now.
+        """
+        if isinstance(self.audits, RemoteAudits):
+            return await self.audits.act(action)
+        assert self.drift is not None  # noqa: S101 - only then is there a route for it
+        return await self.drift.act(action)
+
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Work on something until it ends, or the gateway closes."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def __aexit__(self, *_: object) -> None:
         self.ready = False
+        for task in self._tasks:
+            task.cancel()
         self.flush()
         self.log.event("stop", running=self.limit.running)
         await self._stack.aclose()
@@ -428,7 +522,7 @@ class Gateway:
         self.flush()
         current = self.policies.current
         active = current.policies.standard.version
-        worker = {} if self.place is None else {"worker": self.place.number}
+        worker = {} if self.place is None else {"worker": self.place.name}
         return worker | self.status.to_dict(
             current.policies.frontier,
             version=current.version if active == current.short_version else active,
@@ -631,6 +725,8 @@ class Gateway:
             self.metrics.reloaded(reload.ok)
             if reload.changed and self.drift is not None:
                 self.drift.reloaded(reload.cause)
+            if reload.changed and self._board is not None:
+                self._in_background(self.refresh())
         self.log.event("policy", **reload.to_dict())
         self.status.event(reload.action, reload.message, ok=reload.ok)
 

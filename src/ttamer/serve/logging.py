@@ -42,10 +42,10 @@ class JsonLog:
     """
 
     def __init__(
-        self, stream: TextIO | None = None, clock: Any = time.time, number: int | None = None
+        self, stream: TextIO | None = None, clock: Any = time.time, worker: int | str | None = None
     ) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._number = number
+        self._of_worker = {} if worker is None else {"worker": worker}
         """Which of several processes writes; in every line where it is set."""
         self._clock = clock
         self._worker: Worker[str] | None = None
@@ -68,9 +68,7 @@ class JsonLog:
 
     def finished(self, records: Iterable[RequestRecord]) -> None:
         """Write one line per request, in one write."""
-        begin = f'{{"time":"{self._time()}",'
-        if self._number is not None:
-            begin += f'"worker":{self._number},'
+        begin = f"{_encode({'time': self._time(), **self._of_worker})[:-1]},"
         self._write("".join([f"{begin}{_fields(record)}\n" for record in records]))
 
     def event(self, event: str, /, **facts: Any) -> None:
@@ -93,8 +91,7 @@ class JsonLog:
         return _LibraryHandler(self)
 
     def _line(self, event: str, facts: dict[str, Any]) -> str:
-        number = {} if self._number is None else {"worker": self._number}
-        return f"{_encode({'time': self._time(), **number, 'event': event, **facts})}\n"
+        return f"{_encode({'time': self._time(), **self._of_worker, 'event': event, **facts})}\n"
 
     def _time(self) -> str:
         now = self._clock()
@@ -111,7 +108,7 @@ class JsonLog:
     def _write_now(self, lines: str) -> None:
         try:
             # Several processes write to one pipe: short writes are not torn.
-            for part in [lines] if self._number is None else lines.splitlines(keepends=True):
+            for part in lines.splitlines(keepends=True) if self._of_worker else [lines]:
                 self._stream.write(part)
                 self._stream.flush()
         except (OSError, ValueError):  # a closed pipe, a full disk, a closed stream

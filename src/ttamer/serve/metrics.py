@@ -37,8 +37,11 @@ __all__ = ["Metrics"]
 
 OTHER = "other"
 """The label of routes that are not known."""
-AUDIT_RESULTS = ("taken", "failed", "lost")
-"""The results of an audit: complete; a node failed or too many waited; complete and not stored."""
+AUDIT_RESULTS = ("taken", "failed", "lost", "dropped")
+"""The results of an audit.
+
+Complete; a node failed or too many waited; complete and not stored; not passed on by a worker.
+"""
 SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 )  # fmt: skip

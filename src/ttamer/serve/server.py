@@ -20,6 +20,7 @@ try:
 except ImportError:
     raise MissingExtra("uvicorn", "serve") from None
 
+from ttamer.drift.audit_log import is_locked
 from ttamer.serve.app import make_app
 from ttamer.serve.connections import BoundedProtocol, ConnectionLimits, descriptor_limit
 
@@ -35,6 +36,7 @@ __all__ = [
     "inherit",
     "listen",
     "run",
+    "run_owner",
     "server_config",
 ]
 
@@ -45,6 +47,8 @@ A web page can make a browser send requests to a loopback address under the page
 """
 BACKLOG = 2048
 """The number of connections that may wait to be accepted."""
+LOCK_SECONDS = 0.2
+"""The seconds between two checks whether another process writes the audit log."""
 SETTLE_SECONDS = 2.0
 """The most seconds that a new connection has to send a request when the gateway stops."""
 
@@ -84,6 +88,45 @@ def run(
             asyncio.Runner(loop_factory=config.get_loop_factory()) as runner,
         ):
             runner.run(serve(early))
+    finally:
+        gateway.log.stop()
+
+
+def run_owner(gateway: Gateway, started: Callable[[], None]) -> None:
+    """Own the audits and the drift loop of workers until SIGTERM or SIGINT.
+
+    ``started`` is called once workers can call, or where the process that is being replaced writes
+    the audit log: then this one waits until it ends.
+
+    Args:
+        gateway: The gateway, in the place of the owner.
+        started: Called once workers may start.
+    """
+    audit = gateway.settings.serve.audit
+    log = None if audit is None else audit.log
+
+    async def own(early: list[int]) -> None:
+        stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sig, stopped.set)
+        has_started = log is not None and is_locked(log)
+        if has_started:
+            gateway.log.event("audit", message="waiting for the process that writes the log")
+            started()
+        while log is not None and is_locked(log) and not stopped.is_set():
+            await asyncio.sleep(LOCK_SECONDS)
+        if early or stopped.is_set():
+            return
+        async with gateway:
+            if not has_started:
+                started()
+            await stopped.wait()
+
+    _log_to(gateway.log.handler())
+    gateway.log.start()
+    try:
+        with _kept_signals() as early:
+            asyncio.run(own(early))
     finally:
         gateway.log.stop()
 

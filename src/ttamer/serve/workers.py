@@ -3,13 +3,16 @@
 The supervisor opens the socket and keeps it, so that no connection is refused while a worker is
 replaced. A worker that ends is started again. In a private folder every worker has a Unix socket on
 which it answers calls of the others (:mod:`ttamer.serve.channel`): whichever worker is asked for
-``/metrics`` or ``/status.json`` asks the others and adds up.
+``/metrics`` or ``/status.json`` asks the others and adds up. Where requests are audited, one more
+process owns audits and the drift loop (:mod:`ttamer.serve.owner`); it is started again as workers
+are, and ends after them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -21,18 +24,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ttamer.errors import ArgumentError, CascadeError
-from ttamer.serve.channel import answering, call
+from ttamer._files import atomic_write
+from ttamer.errors import ArgumentError
+from ttamer.serve.channel import CALL_SECONDS, answering, call
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-    from ttamer.serve.config import Settings
     from ttamer.serve.logging import JsonLog
 
 __all__ = ["WorkerPlace", "added_up", "check_workers", "supervise"]
 
+OWNER = "owner"
+"""The name of the process that owns audits and the drift loop."""
 MAX_WORKERS = 256
 """The most workers of one gateway."""
 RESTART_PAUSE = 1.0
@@ -43,53 +48,57 @@ POLL_SECONDS = 0.1
 """The seconds between two checks whether all workers run."""
 
 
-def check_workers(count: int, settings: Settings) -> None:
-    """Refuse several workers where counts must be those of one process.
+def check_workers(count: int) -> None:
+    """Refuse a number of workers that is out of range.
 
     Args:
         count: The number of workers.
-        settings: The cascade and its settings.
 
     Raises:
         ArgumentError: If the number is out of range.
-        CascadeError: If requests are audited.
     """
     if not 1 <= count <= MAX_WORKERS:
         raise ArgumentError(f"--workers is {count}; it must be from 1 to {MAX_WORKERS}")
-    if count == 1:
-        return
-    if settings.serve.audit is not None:
-        raise CascadeError(
-            "[serve.audit]: audits and the drift loop belong to one process, and --workers is "
-            f"{count}; use one worker"
-        )
 
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """Which worker of how many this process is.
+    """Which worker of how many this process is, or that it is their owner.
 
-    >>> WorkerPlace.parse("1:4:/run/ttamer").number
+    >>> WorkerPlace.parse("1:4:/run/ttamer").name
     1
+    >>> WorkerPlace.parse("owner:4:/run/ttamer").is_owner
+    True
     """
 
-    number: int
+    name: int | str
     count: int
     folder: Path
+    """The private folder: sockets, the shared secret and counts, and policies of the loop."""
 
     @classmethod
     def parse(cls, text: str) -> WorkerPlace:
         """Read what the supervisor passes to a worker."""
-        number, count, folder = text.split(":", 2)
-        return cls(int(number), int(count), Path(folder))
+        name, count, folder = text.split(":", 2)
+        return cls(OWNER if name == OWNER else int(name), int(count), Path(folder))
 
     def __str__(self) -> str:
-        return f"{self.number}:{self.count}:{self.folder}"
+        return f"{self.name}:{self.count}:{self.folder}"
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this process owns audits and the drift loop."""
+        return self.name == OWNER
+
+    @property
+    def secret(self) -> bytes:
+        """The secret of the gateway, which all of its processes share."""
+        return (self.folder / "secret").read_bytes()
 
     def own(self, path: str) -> str:
         """Return the name of this worker's own file, beside those of the others."""
         file = Path(path)
-        return str(file.with_name(f"{file.stem}.{self.number}{file.suffix}"))
+        return str(file.with_name(f"{file.stem}.{self.name}{file.suffix}"))
 
     @asynccontextmanager
     async def answering(
@@ -98,15 +107,15 @@ class WorkerPlace:
         """Inside, answer the calls of other workers, and end with the supervisor."""
         watching = asyncio.create_task(_end_with_parent())
         try:
-            async with answering(self.socket(self.number), answers, failed):
+            async with answering(self._socket(self.name), answers, failed):
                 yield
         finally:
             watching.cancel()
 
-    async def others(self, name: str) -> list[Any]:
-        """Call all other workers; return the results of those that answer."""
-        numbers = [number for number in range(self.count) if number != self.number]
-        calls = (call(self.socket(number), name) for number in numbers)
+    async def others(self, name: str, seconds: float = CALL_SECONDS) -> list[Any]:
+        """Call all other processes; return the results of those that answer."""
+        names = [each for each in (*range(self.count), OWNER) if each != self.name]
+        calls = (call(self._socket(each), name, seconds=seconds) for each in names)
         found = await asyncio.gather(*calls, return_exceptions=True)
         return [each for each in found if not isinstance(each, BaseException)]
 
@@ -114,9 +123,13 @@ class WorkerPlace:
         """Let the supervisor pass on a reload to all workers."""
         os.kill(os.getppid(), signal.SIGHUP)
 
-    def socket(self, number: int) -> Path:
-        """Return the socket of a worker."""
-        return self.folder / f"{number}.sock"
+    @property
+    def owner_socket(self) -> Path:
+        """The socket of the owner."""
+        return self._socket(OWNER)
+
+    def _socket(self, name: int | str) -> Path:
+        return self.folder / f"{name}.sock"
 
 
 async def _end_with_parent() -> None:
@@ -166,6 +179,8 @@ def supervise(
     listener: socket.socket,
     started: Callable[[], None],
     log: JsonLog,
+    *,
+    has_owner: bool = False,
 ) -> None:
     """Run workers until SIGTERM or SIGINT; SIGHUP is passed on to them.
 
@@ -175,11 +190,12 @@ def supervise(
         listener: The listening socket that they share.
         started: Called once all of them serve.
         log: Where ends of workers are reported.
+        has_owner: Whether one more process owns audits and the drift loop.
 
     Raises:
         ArgumentError: If a worker does not start.
     """
-    with _Supervisor(command, count, listener, log) as supervisor:
+    with _Supervisor(command, count, listener, log, has_owner) as supervisor:
         supervisor.start()
         started()
         supervisor.watch()
@@ -189,12 +205,20 @@ class _Supervisor:
     """The processes of the workers."""
 
     def __init__(
-        self, command: Sequence[str], count: int, listener: socket.socket, log: JsonLog
+        self,
+        command: Sequence[str],
+        count: int,
+        listener: socket.socket,
+        log: JsonLog,
+        has_owner: bool,
     ) -> None:
         self._command, self._count, self._log = tuple(command), count, log
         self._descriptor = listener.fileno()
         self._folder = Path(tempfile.mkdtemp(prefix="ttamer-"))  # mode 0700
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        with atomic_write(self._folder / "secret", private=True) as part:
+            part.write_bytes(secrets.token_bytes(32))
+        self._names = [*((OWNER,) if has_owner else ()), *range(count)]
+        self._children: dict[int | str, subprocess.Popen[bytes]] = {}
         self._is_stopping = False
         self._handlers = {
             sig: signal.signal(sig, self._pass_on)
@@ -205,10 +229,10 @@ class _Supervisor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for child in self._children.values():
+        for child in self._workers():
             child.terminate()
+        self._wait()
         for child in self._children.values():
-            child.wait()
             _close(child)
         for sig, handler in self._handlers.items():
             signal.signal(sig, handler)
@@ -216,43 +240,56 @@ class _Supervisor:
 
     def start(self) -> None:
         """Start all workers, and wait until they serve."""
-        for number in range(self._count):
-            self._children[number] = self._popen(number)
-        for number, child in self._children.items():
+        for name in self._names:
+            self._children[name] = self._popen(name)
+        for name, child in self._children.items():
             assert child.stdout is not None  # noqa: S101 - it is a pipe
             if not child.stdout.readline() and not self._is_stopping:
-                raise ArgumentError(f"worker {number} did not start; its error is above")
+                raise ArgumentError(f"worker {name} did not start; its error is above")
 
     def watch(self) -> None:
         """Start again what ends, until a signal stops all."""
         while not self._is_stopping:
             time.sleep(POLL_SECONDS)
-            for number, child in self._children.items():
+            for name, child in self._children.items():
                 status = child.poll()
                 if status is None or self._is_stopping:
                     continue
-                self._log.event("worker", worker=number, ended=status)
+                self._log.event("worker", worker=name, ended=status)
                 _close(child)
                 time.sleep(RESTART_PAUSE)
                 if not self._is_stopping:
-                    self._children[number] = self._popen(number)
-        for child in self._children.values():
-            child.wait()
+                    self._children[name] = self._popen(name)
+        self._wait()
 
-    def _popen(self, number: int) -> subprocess.Popen[bytes]:
-        place = WorkerPlace(number, self._count, self._folder)
-        options = ["--fd", str(self._descriptor), "--worker", str(place)]
+    def _wait(self) -> None:
+        """Wait until all workers have ended, and then end their owner."""
+        for child in self._workers():
+            child.wait()
+        if (owner := self._children.get(OWNER)) is not None:
+            owner.terminate()
+            owner.wait()
+
+    def _workers(self) -> list[subprocess.Popen[bytes]]:
+        return [child for name, child in self._children.items() if name != OWNER]
+
+    def _popen(self, name: int | str) -> subprocess.Popen[bytes]:
+        place = WorkerPlace(name, self._count, self._folder)
+        options, passed = ["--worker", str(place)], [] if place.is_owner else [self._descriptor]
+        for descriptor in passed:
+            options += ["--fd", str(descriptor)]
         return subprocess.Popen(  # noqa: S603 - our own command
             [sys.executable, "-m", "ttamer", *self._command, *options],
             stdout=subprocess.PIPE,
-            pass_fds=(self._descriptor,),
+            pass_fds=passed,
         )
 
     def _pass_on(self, sig: int, frame: object) -> None:
-        """Pass a signal on to all workers."""
+        """Pass a signal on to all workers; their owner ends after them."""
         del frame
         self._is_stopping = self._is_stopping or sig != signal.SIGHUP
-        for child in self._children.values():
+        is_reload = sig == signal.SIGHUP
+        for child in self._children.values() if is_reload else self._workers():
             with suppress(ProcessLookupError):
                 child.send_signal(signal.SIGTERM if sig == signal.SIGINT else sig)
 
