@@ -55,7 +55,8 @@ def main() -> None:
     add_options(parser)
     args = parser.parse_args()
     cases = list(product(args.traces, (0, args.rows)))
-    found = run(compared, product(args.traces, (0, args.rows), range(args.splits)), args)
+    jobs = [(*case, number) for number in range(args.splits) for case in cases]
+    found = run(compared, jobs, args)
     print("| trace | rows to fit | spread of log costs | explained by the state | by state "
           "| by price |")  # fmt: skip
     print("|---|---|---|---|---|---|")

@@ -40,12 +40,15 @@ def main() -> None:
     add_options(parser)
     args = parser.parse_args()
     paths = [str(path) for path in sorted(args.folder.glob("*.npz"))]
-    found = run(compared, product(paths, range(args.splits)), args)
+    jobs = [(path, number) for number, path in product(range(args.splits), paths)]
+    found = run(compared, jobs, args)
     heads = [f"at {share:.0%}: losses | right or wrong | lower by" for share in SHARES]
     print(f"| trace | {' | '.join(heads)} | area, lower by |")
     print("|---" * (3 * len(SHARES) + 2) + "|")
     for path in paths:
         rows = np.array([result for (of, _), result in found.items() if of == path])
+        if not rows.size:
+            continue
         cells = []
         for k in range(len(SHARES)):
             ours, theirs = rows[:, 2 * k], rows[:, 2 * k + 1]

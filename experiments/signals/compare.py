@@ -40,7 +40,12 @@ def main() -> None:
     args = parser.parse_args()
     folder = None if args.folder is None else str(args.folder)
     cases = list(product(args.traces, (0, args.rows)))
-    jobs = product(args.traces, (0, args.rows), range(args.splits), KINDS, [folder])
+    jobs = [
+        (*case, number, kind, folder)
+        for number in range(args.splits)
+        for case in cases
+        for kind in KINDS
+    ]
     found = run(area, jobs, args)
     print("| trace | rows to fit | seven useless signals | length of the prompt | a useful one |")
     print("|---|---|---|---|---|")
