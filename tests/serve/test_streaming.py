@@ -10,8 +10,10 @@ import pytest
 
 import ttamer as tt
 from ttamer.cli import main
+from ttamer.errors import CascadeError
+from ttamer.serve.config import settings_from
 from ttamer.serve.node import Node
-from ttamer.serve.prefixes import fit_prefixes
+from ttamer.serve.prefixes import fit_prefixes, recalled_answers
 from ttamer.trace.spec import CascadeSpec
 
 UNSURE, SURE = 0.26, 0.99
@@ -239,7 +241,7 @@ def test_a_threshold_on_first_tokens_is_fitted_with_its_error():
     policy = tt.fit(trace).at(0.9)
     (fitted,) = fit_prefixes(policy, trace, first, max_changed=0.02)
     assert fitted.node == "small"
-    assert fitted.tokens in (2, 4, 8)
+    assert fitted.steps[0][0] == fitted.tokens == 1  # the first token shows all there is
     assert fitted.early > 0.4 * fitted.rows
     assert fitted.changed <= 0.06 * fitted.early
     assert 0 < fitted.bound < 0.15
@@ -258,26 +260,68 @@ def test_the_command_prints_thresholds_for_the_cascade(tmp_path, capsys):
     lines = [json.dumps({"first": each}) + "\n" for each in first]
     (tmp_path / "trace.parquet.answers.jsonl").write_text("".join(lines), "utf-8")
     assert main([*args, "--tradeoff", "0.9"]) == 0
-    assert "prefix = {tokens = " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "prefix = {tokens = 1, " in out
+    assert "after its last node the policy returns an earlier answer on " in out
 
 
-def test_chances_ahead_are_those_of_the_policy(served):
-    turn = served.ladder.at(0.9).session()
-    chances = turn.ahead()
-    assert turn.next == "small"
-    assert set(chances) == {None, "large"}
-    assert sum(chances.values()) == pytest.approx(1)
-    capped = served.ladder.at(0.9).session(max_cost=5.0)
-    assert capped.ahead() == {None: pytest.approx(1)}
-    turn.observe(confidence=UNSURE, prediction="A")
-    assert turn.next == "large"
-    assert turn.ahead() == {None: pytest.approx(1)}
-    turn.observe(confidence=SURE, prediction="B")
-    assert turn.ahead() == {}
+def test_streams_wait_for_as_few_tokens_as_show_the_decision():
+    trace, _ = prefixed()
+    policy = tt.fit(trace).at(0.9)
+    sure = np.clip(trace.confidence[:, 0], 1e-3, 1)
+    # The first token is the same for all of every other pair of rows, and the fourth tells.
+    is_late = np.arange(len(trace)) // 2 % 2 == 0
+    first = [
+        {"small": [float(np.log(0.6 if late else each))] + [float(np.log(each))] * 8}
+        for each, late in zip(sure, is_late, strict=True)
+    ]
+    (fitted,) = fit_prefixes(policy, trace, first, max_changed=0.02)
+    assert fitted.steps[0][0] == 1
+    assert len(fitted.steps) > 1
+    assert 1 < fitted.tokens < 4
+    assert fitted.early > 0.4 * fitted.rows
+    assert fitted.changed <= 0.06 * fitted.early
+    assert str(fitted).startswith("prefix = [{tokens = 1, ")
 
 
-def test_the_fallback_policy_has_one_node_ahead():
-    from ttamer.drift.fallback import AskLast
+def test_recalled_answers_are_counted():
+    rng = np.random.default_rng(0)
+    right = rng.random((400, 2)) < [0.6, 0.7]
+    confidence = np.where(right, 0.6 + 0.4 * rng.random((400, 2)), 0.6 * rng.random((400, 2)))
+    letters = np.where(right, "A", np.array(["B", "C"]))
+    spec = CascadeSpec.of({"small": 1.0, "large": 2.0})
+    trace = tt.Trace.from_arrays(spec, confidence, prediction=letters.tolist(), label=["A"] * 400)
+    policy = tt.fit(trace).at(0.99)
+    found = recalled_answers(policy, trace)
+    expected = 0
+    for row in range(400):
+        turn = policy.session()
+        while turn.next is not None:
+            v = trace.names.index(turn.next)
+            turn.observe(confidence=confidence[row, v], prediction=str(letters[row, v]))
+        is_other = letters[row, trace.names.index(turn.answer)] != letters[row, v]
+        expected += is_other
+    assert found.recalled == expected > 0
+    assert found.rows > expected
 
-    spec = CascadeSpec.of({"small": 1.0, "large": 9.0})
-    assert AskLast(spec).session().ahead() == {None: 1.0}
+
+def test_a_stream_is_looked_at_again_after_more_tokens(run_gateway):
+    steps = [{"tokens": 1, "confidence": 0.995}, {"tokens": 3, "confidence": 0.9}]
+    gateway = run_gateway(2, node={"small": {"prefix": steps}})
+    small = gateway.served.upstreams["small"]
+    small.answer = lambda *_: ("A is the answer", SURE)
+    small.hold_after = 3
+    with stream(gateway) as response:
+        assert response.headers["x-ttamer-path"] == "small"  # while the rest waits
+        small.release()
+        assert "".join(contents(response.iter_lines())) == "A is the answer"
+
+
+TWICE = "[{tokens = 4, confidence = 0.9}, {tokens = 4, confidence = 0.8}]"
+
+
+@pytest.mark.parametrize("prefix", ["[]", TWICE])
+def test_numbers_of_tokens_increase(prefix):
+    node = "[[node]]\nname = 'a'\ncost = 1\nupstream = 'http://127.0.0.1:1/v1'\n"
+    with pytest.raises(CascadeError, match="a list of them by tokens"):
+        settings_from(CascadeSpec.from_toml(f"{node}prefix = {prefix}"))

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
     from ttamer.artefact.files import load
     from ttamer.cli.output import as_json, table
     from ttamer.fitted.ladder import FittedLadder
-    from ttamer.serve.prefixes import fit_prefixes, read_first_logprobs
+    from ttamer.serve.prefixes import fit_prefixes, read_first_logprobs, recalled_answers
     from ttamer.trace.trace import Trace
 
     policy: Any = load(args.artefact)
@@ -47,16 +47,19 @@ def run(args: argparse.Namespace) -> None:
     trace = Trace.read(args.trace)
     first = read_first_logprobs(f"{args.trace}.answers.jsonl", trace.names)
     found = fit_prefixes(policy, trace, first, max_changed=args.max_changed)
+    recalled = recalled_answers(policy, trace)
     if args.json:
-        print(as_json([{**asdict(each), "bound": each.bound} for each in found]))
+        nodes = [{**asdict(each), "bound": each.bound} for each in found]
+        print(as_json({"nodes": nodes, "recalled": {**asdict(recalled), "bound": recalled.bound}}))
         return
+    print(f'{recalled}; with stream = "last" a stream does not\n')
     if not found:
         print("no node has a threshold: too few rows, or first tokens that do not decide")
         return
     rows = [
-        [each.node, str(each), f"{each.early} of {each.rows}",
+        [each.node, str(each), f"{each.early} of {each.rows}", f"{each.tokens:.1f}",
          f"{each.changed} (at most {each.bound:.1%})"]
         for each in found
     ]  # fmt: skip
-    print(table(["node", "for [[node]]", "early", "decided otherwise"], rows))
+    print(table(["node", "for [[node]]", "early", "after tokens", "decided otherwise"], rows))
     print("\n  counted on the half of the rows that the thresholds were not fitted to")

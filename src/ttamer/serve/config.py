@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
@@ -421,12 +422,18 @@ class PrefixSettings:
     """The least mean probability of these tokens (geometric)."""
 
 
-def _prefix(value: Any) -> PrefixSettings:
-    """Accept a table like {tokens = 8, confidence = 0.9}."""
-    if not isinstance(value, dict) or set(value) != {"tokens", "confidence"}:
-        raise InvalidValue("a table like {tokens = 8, confidence = 0.9}")
-    tokens = integer(1, MAX_PREFIX)(value["tokens"])
-    return PrefixSettings(tokens, number(0, 1)(value["confidence"]))
+def _prefix(value: Any) -> tuple[PrefixSettings, ...]:
+    """Accept a table like {tokens = 8, confidence = 0.9}, or a list of such tables."""
+    expected = "a table like {tokens = 8, confidence = 0.9}, or a list of them by tokens"
+    found = []
+    for each in value if isinstance(value, list) and value else [value]:
+        if not isinstance(each, dict) or set(each) != {"tokens", "confidence"}:
+            raise InvalidValue(expected)
+        tokens = integer(1, MAX_PREFIX)(each["tokens"])
+        found.append(PrefixSettings(tokens, number(0, 1)(each["confidence"])))
+    if any(one.tokens >= two.tokens for one, two in pairwise(found)):
+        raise InvalidValue(expected)
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -493,7 +500,7 @@ class NodeSettings:
     """The most seconds that a request waits for these limits; then it goes on without the node."""
     max_response: int = setting(integer(1, 2**40), 8 * 1024 * 1024, changes_answers=False)
     """The most bytes of a response; a longer one is a failure."""
-    prefix: PrefixSettings | None = setting(_prefix, None, changes_answers=False)
+    prefix: tuple[PrefixSettings, ...] = setting(_prefix, (), changes_answers=False)
     """When a stream is relayed although another node could be asked."""
 
     @property
@@ -939,7 +946,7 @@ def _check_confidence(
             f'{place}: messages of api = "anthropic" have no log-probabilities; set confidence to '
             '"agreement", "verifier", "self-report" or "none", without extras'
         )
-    if node.prefix is not None and not node.needs_logprobs:
+    if node.prefix and not node.needs_logprobs:
         raise CascadeError(
             f'{place}: has prefix, which needs log-probabilities; use confidence = "logprobs"'
         )

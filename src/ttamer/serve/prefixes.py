@@ -1,10 +1,11 @@
 """When the first tokens of a stream already show what the policy decides.
 
 A node's answer is returned at once, in a stream, if the mean probability of its first tokens is
-above a threshold. The threshold is the lowest one at which, on half of the rows, the policy would
-have decided otherwise on the whole answer on at most a share of them; the share on the other half
-is its error, with an interval. The log-probabilities of first tokens are those that ``ttamer
-collect`` keeps beside the trace.
+above a threshold. There is a threshold after 1 token, and others after 2, 4, 8 and 16 tokens for
+streams that were not relayed before, so that no stream waits for more tokens than it must. Each is
+the lowest one at which, on half of the rows, the policy would have decided otherwise on the whole
+answer on at most a share of them; the share on the other half is the error, with an interval. The
+log-probabilities of first tokens are those that ``ttamer collect`` keeps beside the trace.
 """
 
 from __future__ import annotations
@@ -28,29 +29,35 @@ if TYPE_CHECKING:
 
     from ttamer.trace.trace import Trace
 
-__all__ = ["FittedPrefix", "fit_prefixes", "read_first_logprobs"]
+__all__ = ["FittedPrefix", "RecalledAnswers", "fit_prefixes", "read_first_logprobs",
+           "recalled_answers"]  # fmt: skip
 
-TOKENS = (2, 4, 8, 16)
-"""The numbers of tokens that are tried."""
+TOKENS = (1, 2, 4, 8, 16)
+"""The numbers of tokens after which streams may be relayed."""
 MIN_ROWS = 20
 """The rows above a threshold below which it is not used."""
+OPEN_OTHER, OPEN_OWN, LAST_OTHER, LAST_OWN = range(4)
+"""What follows an answer: another could be asked (open) or not, and the policy stops and returns
+this answer (own) or not."""
 CONFIDENCE = 0.95
 """The confidence of the bound on the share of other decisions."""
 
 
 @dataclass(frozen=True)
 class FittedPrefix:
-    """A threshold on the first tokens of one node, and its effect on other rows."""
+    """The thresholds on the first tokens of one node, and their effect on other rows."""
 
     node: str
-    tokens: int
-    confidence: float
+    steps: tuple[tuple[int, float], ...]
+    """Numbers of tokens, increasing, each with the least mean probability of these tokens."""
     rows: int
     """The rows on which the node was asked."""
     early: int
     """Those that are relayed early."""
     changed: int
     """Those of them on which the policy decides otherwise on the whole answer."""
+    tokens: float
+    """The mean number of tokens for which an early stream waits."""
 
     @property
     def bound(self) -> float:
@@ -58,7 +65,53 @@ class FittedPrefix:
         return binomial_upper(self.changed, self.early, 1 - CONFIDENCE) if self.early else 1.0
 
     def __str__(self) -> str:
-        return f"prefix = {{tokens = {self.tokens}, confidence = {self.confidence:.4g}}}"
+        tables = [f"{{tokens = {k}, confidence = {sure:.4g}}}" for k, sure in self.steps]
+        return f"prefix = {tables[0] if len(tables) == 1 else '[' + ', '.join(tables) + ']'}"
+
+
+@dataclass(frozen=True)
+class RecalledAnswers:
+    """How often a policy returns an earlier answer after the last node that it asks.
+
+    >>> print(RecalledAnswers(rows=200, recalled=5))
+    after its last node the policy returns an earlier answer on 5 of 200 rows (at most 5.2%)
+    """
+
+    rows: int
+    """The rows on which several nodes are asked, and no other could be asked."""
+    recalled: int
+    """Those on which the policy returns an earlier answer."""
+
+    @property
+    def bound(self) -> float:
+        """The upper end of the one-sided 95% interval for the share."""
+        return binomial_upper(self.recalled, self.rows, 1 - CONFIDENCE) if self.rows else 1.0
+
+    def __str__(self) -> str:
+        return (
+            f"after its last node the policy returns an earlier answer on {self.recalled} of "
+            f"{self.rows} rows (at most {self.bound:.1%})"
+        )
+
+
+def recalled_answers(policy: Any, trace: Trace) -> RecalledAnswers:
+    """Count how often a policy returns an earlier answer after the last node that it asks.
+
+    With ``stream = "last"`` a stream returns the last node's answer then: its tokens are relayed
+    before it is complete, and the policy needs it whole to prefer another.
+
+    Args:
+        policy: A fitted policy or mixture.
+        trace: The rows.
+
+    Returns:
+        The counts.
+    """
+    found = _followed(policy, trace)
+    several = (found >= 0).sum(axis=1) > 1
+    other = ((found == LAST_OTHER).any(axis=1) & several).sum()
+    own = ((found == LAST_OWN).any(axis=1) & several).sum()
+    return RecalledAnswers(int(other + own), int(other))
 
 
 def read_first_logprobs(
@@ -102,7 +155,7 @@ def fit_prefixes(
     *,
     max_changed: float = 0.02,
 ) -> list[FittedPrefix]:
-    """Fit a threshold for each node after which another may be asked.
+    """Fit thresholds for each node after which another may be asked.
 
     Args:
         policy: A fitted policy or mixture.
@@ -111,7 +164,7 @@ def fit_prefixes(
         max_changed: The share of changed decisions that is allowed among early streams.
 
     Returns:
-        One for each node that has a threshold; nodes without one are left out.
+        One for each node that has thresholds; nodes without one are left out.
 
     Raises:
         ArgumentError: If the share is out of range, or the lengths differ.
@@ -120,48 +173,63 @@ def fit_prefixes(
         raise ArgumentError(f"max_changed is {max_changed!r}; it must be between 0 and 1")
     if len(first) != len(trace):
         raise ArgumentError(f"there are {len(first)} rows of first tokens, not {len(trace)}")
-    kept = _kept(policy, trace)
+    followed = _followed(policy, trace)
     found = []
     for v, name in enumerate(trace.names):
-        rows = np.flatnonzero(kept[:, v] >= 0)
-        fits = [_fit(name, rows, kept[:, v] == 1, first, tokens, max_changed) for tokens in TOKENS]
-        best = max((each for each in fits if each), key=lambda each: each.early, default=None)
-        if best is not None:
-            found.append(best)
+        rows = np.flatnonzero((followed[:, v] == OPEN_OTHER) | (followed[:, v] == OPEN_OWN))
+        logs = {row: first[row].get(name, ()) for row in rows.tolist()}
+        fitted = _fit(name, logs, followed[:, v] == OPEN_OWN, max_changed)
+        if fitted is not None:
+            found.append(fitted)
     return found
 
 
 def _fit(
     name: str,
-    rows: NDArray[np.intp],
+    logs: Mapping[int, Sequence[float]],
     kept: NDArray[np.bool_],
-    first: Sequence[Mapping[str, Sequence[float]]],
-    tokens: int,
     max_changed: float,
 ) -> FittedPrefix | None:
-    """Fit a threshold to every other row, and count on the others."""
-    long = [row for row in rows.tolist() if len(first[row].get(name, ())) >= tokens]
-    sure = {row: math.exp(math.fsum(first[row][name][:tokens]) / tokens) for row in long}
-    train = sorted((row for row in long if row % 2 == 0), key=lambda row: -sure[row])
+    """Fit thresholds to every other row, one after the other, and count on the others."""
+    waiting, steps = set(logs), []
+    early: list[tuple[int, int]] = []
+    for tokens in TOKENS:
+        sure = {
+            row: math.exp(math.fsum(logs[row][:tokens]) / tokens)
+            for row in waiting
+            if len(logs[row]) >= tokens
+        }
+        threshold = _threshold({row: s for row, s in sure.items() if row % 2 == 0}, kept,
+                               max_changed)  # fmt: skip
+        if threshold is not None:
+            steps.append((tokens, threshold))
+            relayed = [row for row, s in sure.items() if s >= threshold]
+            early += [(row, tokens) for row in relayed if row % 2]
+            waiting -= set(relayed)
+    if not steps:
+        return None
+    changed = sum(not kept[row] for row, _ in early)
+    asked = sum(row % 2 for row in logs)
+    mean = sum(tokens for _, tokens in early) / len(early) if early else 0.0
+    return FittedPrefix(name, tuple(steps), asked, len(early), changed, mean)
+
+
+def _threshold(
+    sure: Mapping[int, float], kept: NDArray[np.bool_], max_changed: float
+) -> float | None:
+    """Return the lowest threshold that changes few enough decisions; ``None`` for none."""
+    rows = sorted(sure, key=lambda row: -sure[row])
     threshold, wrong = None, 0
-    for count, row in enumerate(train, start=1):
+    for count, row in enumerate(rows, start=1):
         wrong += not kept[row]
-        is_edge = count == len(train) or sure[train[count]] < sure[row]
+        is_edge = count == len(rows) or sure[rows[count]] < sure[row]
         if is_edge and count >= MIN_ROWS and wrong <= max_changed * count:
             threshold = sure[row]
-    if threshold is None:
-        return None
-    early = [row for row in long if row % 2 and sure[row] >= threshold]
-    changed = sum(not kept[row] for row in early)
-    asked = int((rows % 2).sum())
-    return FittedPrefix(name, tokens, math.ceil(threshold * 1e4) / 1e4, asked, len(early), changed)
+    return None if threshold is None else math.floor(threshold * 1e4) / 1e4
 
 
-def _kept(policy: Any, trace: Trace) -> NDArray[np.int8]:
-    """Return, by row and node, whether the policy stops after the node and returns its answer.
-
-    It is 1 where it does, 0 where not, and -1 where the node is not asked, or nothing can follow.
-    """
+def _followed(policy: Any, trace: Trace) -> NDArray[np.int8]:
+    """Return, by row and node, what follows its answer; -1 where the node is not asked."""
     found = np.full((len(trace), len(trace.names)), -1, np.int8)
     for row in range(len(trace)):
         signals = {name: float(values[row]) for name, values in trace.signals.items()}
@@ -172,10 +240,8 @@ def _kept(policy: Any, trace: Trace) -> NDArray[np.int8]:
             is_open = set(turn.ahead()) != {None}
             text = None if code is None or code[v] < 0 else trace.classes[code[v]]
             turn.observe(confidence=float(trace.confidence[row, v]), prediction=text)
-            if is_open:
-                by = None if turn.answer is None else trace.spec.index_of(turn.answer)
-                is_same = by == v or (
-                    code is not None and by is not None and code[by] == code[v] >= 0
-                )
-                found[row, v] = turn.next is None and is_same
+            by = None if turn.answer is None else trace.spec.index_of(turn.answer)
+            is_same = by == v or (code is not None and by is not None and code[by] == code[v] >= 0)
+            is_own = turn.next is None and is_same
+            found[row, v] = (OPEN_OTHER if is_open else LAST_OTHER) + is_own
     return found

@@ -5,8 +5,9 @@ that node's tokens are relayed while they are received; elsewhere the whole answ
 first, and then sent in events. While a client waits, comments keep its connection open.
 
 After the last node of a path the policy may still return an earlier node's answer. With ``stream =
-"last"`` it does not, in a stream: the last node answers. With ``"decided"``, and wherever an error
-is promised, such a stream is not relayed; with ``"whole"`` none is.
+"last"`` it does not, in a stream: the last node answers, since the policy would need its whole
+answer to prefer another, and its tokens have been sent by then. With ``"decided"``, and wherever
+an error is promised, such a stream is not relayed; with ``"whole"`` none is.
 """
 
 from __future__ import annotations
@@ -192,7 +193,8 @@ class _Assembled:
     message: dict[str, Any] = field(default_factory=dict)
     finish: str | None = None
     is_chat: bool = False
-    is_decided: bool = False
+    checked: int = 0
+    """The number of tokens after which their probability was looked at."""
 
     def add(self, data: dict[str, Any]) -> None:
         """Take the next chunk; only the first choice counts."""
@@ -214,13 +216,18 @@ class _Assembled:
                 self.tokens += token_entries({"choices": [choice]})
             self.finish = choice.get("finish_reason") or self.finish
 
-    def decides(self, prefix: PrefixSettings) -> bool:
-        """Return whether the first tokens are likely enough; decided once there are enough."""
-        if self.is_decided or len(self.tokens) < prefix.tokens:
+    def decides(self, prefix: Sequence[PrefixSettings]) -> bool:
+        """Return whether the first tokens are likely enough, after one of the numbers of them."""
+        due = [each for each in prefix if self.checked < each.tokens <= len(self.tokens)]
+        if not due:
             return False
-        self.is_decided = True
-        logs = first_logprobs(self.response())[: prefix.tokens]
-        return math.exp(math.fsum(logs) / len(logs)) >= prefix.confidence if logs else False
+        self.checked = due[-1].tokens
+        logs = first_logprobs(self.response())
+        return any(
+            len(logs) >= each.tokens
+            and math.exp(math.fsum(logs[: each.tokens]) / each.tokens) >= each.confidence
+            for each in due
+        )
 
     def response(self) -> dict[str, Any]:
         """Return the response that the upstream would have sent without a stream."""
@@ -431,7 +438,7 @@ class CascadeStream:
         choices = [{**choice, "logprobs": None} for choice in data["choices"]]
         return {**data, "choices": choices}
 
-    async def _early(self, question: Call, prefix: PrefixSettings) -> CallResult | None:
+    async def _early(self, question: Call, prefix: Sequence[PrefixSettings]) -> CallResult | None:
         """Ask a node, and relay its stream once its first tokens are likely enough.
 
         Returns the whole answer where they are not, and ``None`` where the stream is relayed.
@@ -523,7 +530,7 @@ class CascadeStream:
             is_free = (
                 question.node not in ahead.calls and self.gateway.node(question.node).can_stream
             )
-            if prefix is not None and is_free and self._may_be_early:
+            if prefix and is_free and self._may_be_early:
                 return await self._early(question, prefix)
             return await ahead.take(question) or await call_async(question)
         start, name = time.monotonic(), question.node
