@@ -98,6 +98,40 @@ def test_settings_of_a_later_version_keep_the_keys_of_a_journal():
     assert NodeSettings("small", 1.0, "u", samples=3).answer_settings["samples"] == 3
 
 
+def test_another_confidence_of_the_same_tokens_asks_nothing_again(make_served):
+    served = make_served(2, serve={"compare": "normalised"})
+    small = served.upstreams["small"]
+    small.answer = lambda *_: ("B it is", 0.5)
+    assert collected(served).confidence[:, 0].tolist() == pytest.approx([0.5] * 30)
+    text = served.cascade.read_text("utf-8")
+    for source, confidence in (("product", 0.125), ("min", 0.5), ("logprobs", 0.5)):
+        served.cascade.write_text(
+            text.replace("cost = 1.0", f'cost = 1.0\nconfidence = "{source}"')
+        )
+        trace = collected(served)
+        assert trace.confidence[:, 0].tolist() == pytest.approx([confidence] * 30)
+    assert counts(served) == [30, 30]
+    served.cascade.write_text(text.replace("cost = 1.0", 'cost = 1.0\nconfidence = "none"'))
+    collected(served)
+    assert counts(served) == [60, 30]
+
+
+def test_entries_of_an_earlier_version_have_one_confidence(make_served):
+    served = make_served(2, serve={"compare": "normalised"})
+    first = collected(served)
+    journal = served.cascade.with_name("journal")
+    rows = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
+    for row in rows:
+        del row["likelihoods"]
+    journal.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    assert collected(served).digest == first.digest
+    assert counts(served) == [30, 30]
+    text = served.cascade.read_text("utf-8")
+    served.cascade.write_text(text.replace("cost = 1.0", 'cost = 1.0\nconfidence = "product"'))
+    collected(served)
+    assert counts(served) == [60, 30]
+
+
 def test_failures_are_refused_and_asked_alone_the_next_time(served):
     served.upstreams["small"].plan = ["garbage", "ok", "garbage"]
     with pytest.raises(TraceError, match=r"2 of 30 prompts lack an answer \(small returned text"):

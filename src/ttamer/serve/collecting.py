@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -29,7 +29,7 @@ from ttamer.runtime.comparison import ALIAS_SEPARATOR
 from ttamer.runtime.jsonl import json_line
 from ttamer.serve.client import HttpClient
 from ttamer.serve.comparing import KeptAnswers, Likeness
-from ttamer.serve.confidence import Unreadable, answer_text, question_text
+from ttamer.serve.confidence import LIKELIHOODS, Unreadable, answer_text, question_text
 from ttamer.serve.embedding import Embedder
 from ttamer.serve.journal import EXTRAS, Journal, JournalEntry, journal_key
 from ttamer.serve.judging import Agreement, score_from, verdict_from
@@ -282,6 +282,8 @@ class _Collection:
             node.confidence == "logprobs" and compare.kind == "choice"
         ):
             values["compare"] = str(compare)  # the confidence depends on it
+        elif node.confidence in LIKELIHOODS and compare.kind != "choice":
+            values.pop("confidence", None)  # an entry has the confidences by all of these
         if node.verifier is not None:
             values["verifier"] = self.settings.nodes[node.verifier].answer_settings
         return values
@@ -293,9 +295,7 @@ class _Collection:
         """Make the calls whose answers are not in the journal."""
         total = len(self.prompts) * len(self.settings.nodes)
         waiting = {
-            name: [
-                row for row in range(len(self.prompts)) if self.key(name, row) not in self.journal
-            ]
+            name: [row for row in range(len(self.prompts)) if self.entry(name, row) is None]
             for name in self.settings.nodes
         }
         self.done = total - sum(map(len, waiting.values()))
@@ -319,7 +319,21 @@ class _Collection:
 
     def entries(self, row: int) -> list[JournalEntry | None]:
         """Return the answers to a prompt, in the order of the nodes."""
-        return [self.journal.get(self.key(name, row)) for name in self.settings.nodes]
+        return [self.entry(name, row) for name in self.settings.nodes]
+
+    def entry(self, name: str, row: int) -> JournalEntry | None:
+        """Return a node's answer to a prompt, with the confidence by the node's source."""
+        found, source = self.journal.get(self.key(name, row)), self.settings.nodes[name].confidence
+        if (
+            found is None
+            or source not in LIKELIHOODS
+            or self.settings.serve.compare.kind == "choice"
+        ):
+            return found
+        if found.likelihoods is None:  # of an earlier version
+            return found if source == "logprobs" else None
+        confidence = found.likelihoods.get(source)
+        return None if confidence is None else replace(found, confidence=confidence)
 
     async def _one(self, node: Node, row: int, failures: _FailureCount) -> None:
         name = node.settings.name
@@ -334,8 +348,9 @@ class _Collection:
         failures.count = 0
         confidence = float(answer.confidence or 0.0)
         entry = JournalEntry(
-            answer.text, confidence, answer.cost, answer.margin, answer.entropy, answer.first
-        )
+            answer.text, confidence, answer.cost, answer.margin, answer.entropy, answer.first,
+            answer.likelihoods,
+        )  # fmt: skip
         self.journal.add(self.key(name, row), entry)
 
     def _report(self) -> None:
@@ -636,7 +651,7 @@ def _write_answers(path: Path, collection: _Collection, rows: Sequence[int]) -> 
     lines = []
     for row in rows:
         prompt = collection.prompts[row]
-        entries = {name: collection.journal.get(collection.key(name, row)) for name in names}
+        entries = dict(zip(names, collection.entries(row), strict=True))
         texts = {name: None if entry is None else entry.text for name, entry in entries.items()}
         first = {name: entry.first for name, entry in entries.items() if entry and entry.first}
         kept = {"request": dict(prompt.body), "label": prompt.label, "answers": texts}

@@ -17,9 +17,10 @@ from ttamer._numbers import is_number
 from ttamer.errors import TTamerError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
+    "LIKELIHOODS",
     "Unreadable",
     "agreement",
     "answer_text",
@@ -27,6 +28,7 @@ __all__ = [
     "field_value",
     "first_logprobs",
     "is_plain_text",
+    "likelihoods",
     "lowest_probability",
     "margin_of_tokens",
     "probability_of_answer",
@@ -180,6 +182,28 @@ def lowest_probability(response: Mapping[str, Any]) -> float:
     0.6065306597126334
     """
     return math.exp(min(_logprobs(response), default=MIN_LOGPROB))
+
+
+LIKELIHOODS: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    "logprobs": probability_of_answer,
+    "product": probability_of_whole,
+    "min": lowest_probability,
+}
+"""The sources of confidence that need no more than the probabilities of an answer's tokens."""
+
+
+def likelihoods(response: Mapping[str, Any]) -> dict[str, float]:
+    """Return the confidence by each of :data:`LIKELIHOODS`; the lowest without log-probabilities.
+
+    >>> tokens = [{"token": "Par", "logprob": -0.5}, {"token": "is", "logprob": -0.5}]
+    >>> found = likelihoods({"choices": [{"logprobs": {"content": tokens}}]})
+    >>> round(found["logprobs"], 3), round(found["product"], 3)
+    (0.607, 0.368)
+    """
+    try:
+        return {name: measure(response) for name, measure in LIKELIHOODS.items()}
+    except Unreadable:
+        return dict.fromkeys(LIKELIHOODS, 0.0)
 
 
 def margin_of_tokens(response: Mapping[str, Any], *, first: bool = False) -> float:

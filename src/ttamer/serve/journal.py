@@ -38,6 +38,9 @@ class JournalEntry:
     entropy: float | None = None
     first: tuple[float, ...] = ()
     """The log-probabilities of the first tokens, for streams that are relayed early."""
+    likelihoods: Mapping[str, float] | None = None
+    """The confidence by each source that reads the same tokens, so that another one can be chosen
+    without asking again."""
 
 
 def journal_key(*parts: Mapping[str, Any]) -> str:
@@ -92,10 +95,14 @@ class Journal:
             extras = [None if row[name] is None else float(row[name]) for name in EXTRAS]
             first = tuple(float(each) for each in row.get("first", ()))
             margin, entropy = extras
-            entry = JournalEntry(row["text"], numbers[0], numbers[1], margin, entropy, first)
+            kept = row.get("likelihoods")
+            likelihoods = None if kept is None else {k: float(v) for k, v in kept.items()}
+            entry = JournalEntry(
+                row["text"], numbers[0], numbers[1], margin, entropy, first, likelihoods
+            )
             key = row["key"]
             is_valid = isinstance(entry.text, str) and all(map(math.isfinite, numbers))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             is_valid = False
         if not is_valid:
             raise TraceError(

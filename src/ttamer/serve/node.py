@@ -18,6 +18,7 @@ from ttamer.serve.confidence import (
     field_value,
     first_logprobs,
     is_plain_text,
+    likelihoods,
     lowest_probability,
     margin_of_tokens,
     probability_of_answer,
@@ -73,6 +74,8 @@ class NodeAnswer:
     """The mean entropy of its tokens, where the node's ``extras`` name it."""
     first: tuple[float, ...] = ()
     """The log-probabilities of its first tokens, where the node keeps them."""
+    likelihoods: Mapping[str, float] | None = None
+    """The confidences that other sources give by the same tokens, where the node keeps them."""
 
     @property
     def answer(self) -> NodeAnswer:
@@ -251,6 +254,7 @@ class Node:
         return NodeAnswer(
             prediction, confidence, text, shown, cost, calls, margin=margin, entropy=entropy,
             first=first_logprobs(response) if self._keeps_first else (),
+            likelihoods=likelihoods(response) if self._keeps_first else None,
         )  # fmt: skip
 
     def _token_confidence(self, response: Mapping[str, Any], prediction: str | None) -> float:
