@@ -2,10 +2,11 @@
 
     python experiments/early_exit/show_tables.py experiments/early_exit/results/*.json [--all]
 
-One row per batch size: the full network's p50 and rows per second; then per rule and allowance its
-error, speed-up (mean times), p50 and p99, exits asked, and the share of the bound that it reaches.
-Then the network cut after its first exit that errs at most so much more on the rows fitted to, by
-the times of its segments: what a policy must beat.
+One row per precision, engine and batch size: the full network's p50 and rows per second; then per
+rule and allowance its speed-up (mean times) and error; at +1, p50 and p99, millijoules per row
+(full, ours), operations as a share of the network's; and the share of both bounds that is reached.
+Then batches that run together, and the network cut after its first exit that errs at most
+so much more on the rows fitted to, by the times of its segments: what a policy must beat.
 """
 
 from __future__ import annotations
@@ -13,14 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-from ttamer import datasets
-
-if TYPE_CHECKING:
-    from ttamer.trace.trace import Trace
 
 
 def main() -> None:
@@ -31,42 +26,88 @@ def main() -> None:
     args = parser.parse_args()
     for path in args.files:
         report = json.loads(path.read_text("utf-8"))
-        name = path.stem.removeprefix("table-")
-        print(f"\n**{name}**, {report['device']}, torch {report['torch']}\n")
-        print("\n".join(every(report) if args.all else summary(report)))
-        print("\n".join(cuts(report, datasets.load(name))))
+        print(f"\n**{path.stem.removeprefix('table-')}**, {report['device']}, "
+              f"torch {report['torch']}\n")  # fmt: skip
+        print("\n".join(every(report) if args.all else [*summary(report), *streams(report)]))
+        print("\n".join(cuts(report)))
 
 
 def summary(report: dict) -> list[str]:
     """Return one line per precision, engine and batch size."""
     lines = [
-        "| precision, engine | batch | full: ms, rows/s | one threshold, +1 | its ramps ours, +1 | "
-        "ours, +0 | ours, +1 | of the bound |",
-        "|---|---|---|---|---|---|---|---|",
+        "| precision, engine | batch | full: p50 ms, rows/s | one threshold, +1 | same ramps, one "
+        "threshold, +1 | ours, +0 | ours, +1 | p50, p99 ms | mJ/row: full, ours | operations | of "
+        "the bound, +0, +1 | with the rest of a call |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for key in dict.fromkeys((x["precision"], x["engine"]) for x in report["lines"]):
         some = [x for x in report["lines"] if (x["precision"], x["engine"]) == key]
+        if "window" in some[0]:
+            continue
         for batch in sorted({x["batch"] for x in some}):
             here = [x for x in some if x["batch"] == batch]
             full = here[0]
             shown = (("threshold", 0.01), ("same ramps", 0.01), ("ours", 0.0), ("ours", 0.01))
             cells = [found(here, rule, level) for rule, level in shown]
             ours = [x for x in here if x["rule"] == "ours" and "bound" in x]
-            shares = ", ".join(f"{x['speed_up'] / x['bound']:.0%}" for x in ours) or "-"
+            last = ours[-1] if ours and ours[-1]["more_error"] > 0 else None
+            cells += [] if last else ["-", "-", "-"]
+            if last:
+                cells.append(f"{1e3 * last['p50']:.2f}, {1e3 * last['p99']:.2f}")
+                cells.append(energy(last))
+                cells.append(f"{last['operations']:.0%}")
+            cells += [shares(ours, "bound"), shares(ours, "bound_besides")]
             lines.append(
                 f"| {' '.join(key)} | {batch} | {1e3 * full['p50']:.2f}, "
-                f"{full['rows_per_second']:,.0f} | {' | '.join(cells)} | {shares} |"
+                f"{full['rows_per_second']:,.0f} (error {full['error']:.2%}) | "
+                f"{' | '.join(cells)} |"
             )
     return lines
 
 
-def cuts(report: dict, trace: Trace) -> list[str]:
+def shares(lines: list[dict], bound: str) -> str:
+    """Return the shares of a bound that some lines reach."""
+    return ", ".join(f"{x['speed_up'] / x[bound]:.0%}" for x in lines) or "-"
+
+
+def energy(line: dict) -> str:
+    """Return the millijoules per row of the network and of a rule."""
+    if line["joules"] is None:
+        return "-"
+    return f"{1e3 * line['full_joules']:.0f}, {1e3 * line['joules']:.0f}"
+
+
+def streams(report: dict) -> list[str]:
+    """Return one line per batch size and number of batches that run together."""
+    some = [x for x in report["lines"] if "window" in x]
+    if not some:
+        return []
+    lines = [
+        "",
+        "| batch | together | full: rows/s, p50 ms | ours, +1: rows/s | p50, p99 ms | error |",
+        "|---|---|---|---|---|---|",
+    ]
+    for batch, window in dict.fromkeys((x["batch"], x["window"]) for x in some):
+        here = {x["rule"]: x for x in some if (x["batch"], x["window"]) == (batch, window)}
+        full, ours = here["full"], here.get("ours")
+        cells = ["-"] * 3
+        if ours:
+            cells = [f"{ours['rows_per_second']:,.0f}", f"{1e3 * ours['p50']:.2f}, "
+                     f"{1e3 * ours['p99']:.2f}", f"{ours['error']:.2%}"]  # fmt: skip
+        lines.append(
+            f"| {batch} | {window} | {full['rows_per_second']:,.0f}, {1e3 * full['p50']:.2f} | "
+            f"{' | '.join(cells)} |"
+        )
+    return [*lines, ""]
+
+
+def cuts(report: dict) -> list[str]:
     """Return the error and the speed-up of the network cut after one exit, by batch size."""
     lines = []
     for key, profile in report["profiles"].items():
-        places = [trace.names.index(name) for name in profile["names"]]
-        halves = np.array_split(trace.wrong()[:, places], 2)
-        known, test = (half.mean(axis=0) for half in halves)
+        if key.endswith("stream"):
+            continue
+        known, test = (np.array(report["exits"][key][half]) for half in ("fit", "test"))
         for at, size in enumerate(profile["sizes"]):
             group = profile["groups"].index(size)
             times = np.cumsum([row[group] for row in profile["segments"]])
