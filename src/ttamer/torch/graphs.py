@@ -120,13 +120,12 @@ class GraphRunner(Runner):
                 break
             size = self._regrouped(at, due, size, alive)
         carry = self._carry
-        return Answers(
-            carry.answer[:count],
-            carry.owner[:count],
-            carry.asked[:count],
-            carry.confidence[:count],
-            carry.prediction[:count],
-        )
+        parts: tuple[Tensor, ...] = (
+            carry.answer, carry.owner, carry.asked, carry.confidence, carry.prediction,
+        )  # fmt: skip
+        if count < self.batch:
+            parts = tuple(part[:count] for part in parts)
+        return Answers(*parts)
 
     def _fitting(self, rows: int) -> int:
         """Return the smallest group size that holds some rows."""
