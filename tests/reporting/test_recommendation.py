@@ -66,6 +66,7 @@ def test_it_names_our_family_when_that_is_cheapest():
     low, high = advice.saving_interval
     assert 0.5 < low < 0.6 < high < 0.7
     assert (advice.cheapest, advice.cheapest_answers) == ("small", 0.7)
+    assert advice.reference_unasked == pytest.approx(0.7)
 
 
 def test_it_names_the_other_family_when_ours_loses():

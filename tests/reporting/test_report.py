@@ -100,7 +100,7 @@ def test_numbers_on_the_page_are_the_frontiers(case, written):
     cost = front.cost_at(advice.family, at)
     assert saving == 1 - cost / reference["cost"]
     assert accuracy == 1 - families[advice.family]["error_at_reference_cost"]
-    assert share == advice.cheapest_answers
+    assert share == advice.reference_unasked
     assert advice.sentence in "".join(page.text)
 
 

@@ -24,7 +24,8 @@ def add_to(commands: Any) -> None:
         "demo",
         help="fit, compare and report on a real trace, in a minute",
         description="Fit, compare and report on a real trace that comes with the package: "
-        "language detectors of very different speed, or the exits of a network (extra [io]). "
+        "language detectors of very different speed, nine LLMs, or the exits of a network (extra "
+        "[io]). "
         "It needs no network access and no GPU.",
         allow_abbrev=False,
     )
@@ -72,9 +73,11 @@ def run(args: argparse.Namespace) -> None:
     print(paint(f"With ttamer: {first}", "bold"))
     for line in others:
         print(f"  and {line}")
-    print(f"\n{args.trace}: {datasets.about(args.trace)['title']}")
+    facts = datasets.about(args.trace)
+    print(f"\n{args.trace}: {facts['title']}")
     nodes = fit_trace.names
     print(", ".join(nodes if len(nodes) < 15 else (*nodes[:3], "...", nodes[-1])))
+    print(f"cost: {facts['cost'].partition(';')[0]}")
     print(f"\n{frontier_text(result, test_trace)}")
     print(f"\nThe report, to open in a browser: {page}")
 

@@ -105,6 +105,8 @@ class Recommendation:
     """The cheapest node."""
     cheapest_answers: float
     """The share of inputs which the cheapest node answers."""
+    reference_unasked: float
+    """The share of inputs answered without asking the reference."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values.
@@ -186,6 +188,9 @@ def recommend(
         error_at_price_interval=draws.error_at_price(chosen),
         cheapest=cheapest,
         cheapest_answers=sum(s.share * s.point.result.answered[cheapest] for s in settings),
+        reference_unasked=sum(
+            s.share * (1 - s.point.result.asked[frontier.reference.node]) for s in settings
+        ),
     )
 
 

@@ -412,14 +412,14 @@ def _tiles(frontier: Frontier, advice: Recommendation) -> list[Tile]:
             f"95% interval {low_text} to {high_text}; {advice.against} has {theirs}",
             values[0],
         )
-    share = advice.cheapest_answers
-    cheapest = Tile(
+    share = advice.reference_unasked
+    unasked = Tile(
         percent(share),
-        f"of inputs answered by {advice.cheapest}, the cheapest",
+        f"of inputs answered without asking {frontier.reference.node}",
         f"with {advice.family}, {place}",
         share,
     )
-    return [saving, accuracy, cheapest]
+    return [saving, accuracy, unasked]
 
 
 def _latency_head(frontier: Frontier) -> tuple[str, ...]:
