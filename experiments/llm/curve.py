@@ -11,9 +11,11 @@ collected, as numbers. ``small-models-mean`` has the mean probability of tokens 
 (``confidence = "logprobs"``) instead of the probability of the whole answer (``"product"``).
 ``best baseline`` is the best of all families of baselines on the test rows, each with its knobs
 chosen on the rows fitted to; ``chosen baseline`` is the one with the least total cost on the rows
-fitted to, which a user could have chosen. ``--each`` prints right answers and cost for every cost
-of a mistake, at one number of rows. Further traces can be given as files; results are appended to
-``--log`` split by split, and what is there is not computed again.
+fitted to, which a user could have chosen.
+
+``--each`` prints right answers and cost for every cost of a mistake, at one number of rows, and
+where the last model gains over the one before. Further traces can be given as files. Results are
+appended to ``--log`` split by split, and what is there is not computed again.
 """
 
 from __future__ import annotations
@@ -130,7 +132,11 @@ def main() -> None:
     for trace in args.traces:
         rows = [found[Path(job[0]).stem, *job[1:]] for job in wanted if job[0] == trace]
         print(f"\n{Path(trace).stem}, {args.splits} splits\n{alone(trace_of(trace))}\n")
-        (curve if args.each is None else each_mistake)(rows)
+        if args.each is None:
+            curve(rows)
+        else:
+            each_mistake(rows)
+            fifths(trace_of(trace))
 
 
 def key(row: dict[str, Any]) -> tuple[str, int, int]:
@@ -184,6 +190,17 @@ def each_mistake(rows: list[dict[str, Any]]) -> None:
             rival = [total(r["threshold"][k], m) for r, m in zip(rows, prices, strict=True)]
             cells = [1 - values[:, 0], values[:, 1], np.array(totals), np.subtract(totals, rival)]
             print(f"| {calls} calls | {column} | {' | '.join(map(shown, cells))} |")
+
+
+def fifths(trace: tt.Trace) -> None:
+    """Print how often each model is right, by the confidence of the model before the last."""
+    right, name = ~trace.wrong(), trace.names[-2]
+    order = np.argsort(-trace.confidence[:, -2], kind="stable")
+    print(f"\n| rows by the confidence of {name} | {' | '.join(trace.names)} |")
+    print("|---" * (1 + len(trace.names)) + "|")
+    for place, rows in enumerate(np.array_split(order, 5), start=1):
+        cells = " | ".join(f"{share:.3f}" for share in right[rows].mean(axis=0))
+        print(f"| fifth {place} | {cells} |")
 
 
 def shown(values: np.ndarray) -> str:
