@@ -1,6 +1,7 @@
 """What the gateway adds: beside a bare pass-through proxy, and beside LiteLLM's, in one run.
 
 ``python benchmarks/serving.py [--litellm PYTHON] [--rounds N] [--json FILE]``
+``python benchmarks/serving.py --workers 2 [--rounds N]``
 
 Several servers run at once, each in a process of its own: an upstream that answers at once, a bare
 proxy in front of it (Starlette, uvicorn, aiohttp), ``ttamer serve`` three times, and, if the
@@ -10,6 +11,10 @@ One client loads them in turn, in rounds; a ratio is the median, over rounds, of
 one round. Latency is measured one request at a time; what a proxy adds is its latency less that
 of the upstream asked directly. Processor time per request is compared too: on a busy machine
 throughput depends on how often a process has to wait for its turn.
+
+With ``--workers N`` the cascade that stops after the first node is served by one process and by N,
+in the same run. The client and the upstream use processors too: ``at most`` is the ratio if all
+processors were busy all the time with N workers, and one of them with one worker.
 """
 
 from __future__ import annotations
@@ -226,25 +231,34 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def children(litellm: str | None) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
-    """Start all servers; give their ports and their processes by name."""
+def children(
+    litellm: str | None, workers: int | None = None
+) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
+    """Start all servers; give their ports and their processes by name.
+
+    With a number of workers: the upstream, a gateway of one process, and one of as many workers.
+    """
     names = ("direct", "bare", *PATHS, "litellm")
+    if workers is not None:
+        names = ("direct", "one ask", "workers")
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     target = f"http://127.0.0.1:{ports['direct']}"
     own = [sys.executable, str(Path(__file__).resolve())]
     environment = {**os.environ, "BENCHMARK_KEYS": KEY, "LITELLM_MASTER_KEY": KEY}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        commands = {
-            "direct": [*own, "--child", "upstream", str(ports["direct"])],
-            "bare": [*own, "--child", "bare", str(ports["bare"]), target],
-        }
-        for name in PATHS:
+        commands = {"direct": [*own, "--child", "upstream", str(ports["direct"])]}
+        if "bare" in ports:
+            commands["bare"] = [*own, "--child", "bare", str(ports["bare"]), target]
+        for name in ports.keys() & PATHS:
             files = cascade_files(folder, ports["direct"], name)
             serve = [sys.executable, "-m", "ttamer", "serve", *files]
             commands[name] = [*serve, "--port", str(ports[name])]
+            if workers is not None:
+                several = ["--port", str(ports["workers"]), "--workers", str(workers)]
+                commands["workers"] = [*serve, *several]
         if litellm is None:
-            del ports["litellm"]
+            ports.pop("litellm", None)
         else:
             program = str(Path(litellm).with_name("litellm"))
             config = litellm_file(folder, ports["direct"])
@@ -265,10 +279,12 @@ def children(litellm: str | None) -> Iterator[tuple[dict[str, int], dict[str, in
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return how long a process has run on a processor, all of its threads together (Linux)."""
+    """Return how long a process and its children have run on a processor (Linux)."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+        own = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+        started = [child for task in tasks for child in (task / "children").read_text().split()]
+        return own + sum(cpu_seconds(int(child)) for child in started)
     except OSError:
         return float("nan")
 
@@ -346,17 +362,54 @@ def verdicts(found: dict[str, dict[str, list[float]]]) -> list[dict[str, object]
     return named
 
 
+def compare_workers(workers: int, rounds: int, file: Path | None) -> None:
+    """Print the throughput of one process and of several, of rounds of one run."""
+    with children(None, workers) as (ports, pids):
+        rates: dict[str, list[float]] = {"one ask": [], "workers": []}
+        spent: dict[str, list[float]] = {"one ask": [], "workers": [], "others": []}
+        for number in range(-1, rounds):
+            for name in ("one ask", "workers") if number % 2 else ("workers", "one ask"):
+                before = [time.process_time(), *map(cpu_seconds, (pids["direct"], pids[name]))]
+                rate, every = asyncio.run(load(ports[name], CONNECTIONS, REQUESTS, "small"))
+                after = [time.process_time(), *map(cpu_seconds, (pids["direct"], pids[name]))]
+                client, upstream, gateway = (
+                    (b - a) / (len(every) + CONNECTIONS) for a, b in zip(before, after, strict=True)
+                )
+                if number >= 0:  # the first round warms up
+                    rates[name].append(rate)
+                    spent[name].append(1e6 * gateway)
+                    spent["others"].append(1e6 * (client + upstream))
+    middle, low, high = ratio(rates["workers"], rates["one ask"])
+    alone, several, others = (statistics.median(each) for each in spent.values())
+    bound = min(workers, (os.cpu_count() or 1) * alone / (several + others))
+    for name, count in (("one ask", 1), ("workers", workers)):
+        print(f"{count} worker{'s'[: count > 1]}: {statistics.median(rates[name]):.0f} requests/s")
+    print(
+        f"ratio {middle:.2f} ({low:.2f} to {high:.2f}), at most {bound:.2f} here: a request takes"
+    )
+    print(f"{alone:.0f} us of one worker, {several:.0f} us of {workers}, {others:.0f} us of client "
+          "and upstream")  # fmt: skip
+    load_now = " ".join(f"{each:.1f}" for each in os.getloadavg())
+    print(f"{rounds} rounds, load {load_now} on {os.cpu_count()} cores")
+    if file:
+        file.write_text(json.dumps({"rates": rates, "spent": spent}, indent=1) + "\n")
+
+
 def main() -> None:
     """Measure, print a table, say which aims are met."""
     parser = argparse.ArgumentParser(description="What the gateway adds, beside other proxies.")
     parser.add_argument("--litellm", metavar="PYTHON", help="interpreter of a LiteLLM installation")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers")
+    parser.add_argument("--workers", type=int, metavar="N", help="compare one process with N")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         what, port, *target = options.child
         serve(what, int(port), *target or [""])
+        return
+    if options.workers:
+        compare_workers(options.workers, options.rounds, options.json)
         return
     with children(options.litellm) as (ports, pids):
         found = asyncio.run(measured(ports, pids, options.rounds))

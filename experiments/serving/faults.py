@@ -1,7 +1,7 @@
 """Ten thousand requests while everything fails: none lost, none answered twice, none late.
 
 ``python experiments/serving/faults.py [--requests N] [--audit SHARE] [--json FILE]``
-``python experiments/serving/faults.py --only hung,restarts``
+``python experiments/serving/faults.py --only hung,restarts [--workers N]``
 
 A gateway in a process of its own serves three upstreams that fail on command. Each fault gets its
 share of the requests; a client asks under an id, and asks again under the same id, as a new
@@ -110,7 +110,11 @@ class Gateway:
     """A gateway in a process of its own, on one port, that can be killed and started again."""
 
     def __init__(
-        self, folder: Path, upstreams: dict[str, FaultyUpstream], audit: float | None = None
+        self,
+        folder: Path,
+        upstreams: dict[str, FaultyUpstream],
+        audit: float | None = None,
+        workers: int = 1,
     ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -120,7 +124,7 @@ class Gateway:
         self.ladder = make_ladder()
         tt.save(self.ladder, self.artefact)
         self._log = (folder / "log").open("a+")
-        self._upstreams, self._audit = upstreams, audit
+        self._upstreams, self._audit, self._workers = upstreams, audit, workers
         self._write("seen.jsonl")
         self.child: subprocess.Popen[bytes] | None = None
 
@@ -161,6 +165,7 @@ class Gateway:
 
     def _popen(self, stdout: int, option: str, value: str, *fds: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "ttamer", "serve", str(self._cascade), str(self.artefact)]
+        command += ["--workers", str(self._workers)]
         return subprocess.Popen(  # noqa: S603 - our own command
             [*command, option, value], stdout=stdout, stderr=self._log, cwd=self._cascade.parent,
             pass_fds=fds,
@@ -417,6 +422,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--audit", type=float, metavar="SHARE", help="audit this share besides")
     parser.add_argument("--only", metavar="NAMES", help="only these: hung, restarts")
+    parser.add_argument("--workers", type=int, default=1, help="worker processes (default 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers")
     options = parser.parse_args()
     share = -(-options.requests // len(FAULTS))
@@ -430,7 +436,7 @@ def main() -> None:
             name: stack.enter_context(FaultyUpstream(name, skill=skill))
             for name, (_, skill) in NODES.items()
         }
-        gateway = Gateway(folder, upstreams, options.audit)
+        gateway = Gateway(folder, upstreams, options.audit, options.workers)
         stack.callback(lambda: gateway.end(signal.SIGKILL))
         faults = FAULTS if options.only is None else ()
         if faults:
@@ -451,9 +457,6 @@ def main() -> None:
             if fault == "disk full":
                 gateway.end()
                 gateway.start()
-        if options.audit is not None:
-            gateway.end()
-            print(f"{len(read_log(folder / 'audits'))} audited rows in the log, each whole")
         gateway.end()
         if "hung" in days:
             gateway.start(None)
@@ -463,6 +466,8 @@ def main() -> None:
         if "restarts" in days:
             figures["restarts"], good = run_restarts(gateway)
             is_good &= good
+        if options.audit is not None:
+            print(f"{len(read_log(folder / 'audits'))} audited rows in the log, each whole")
     total = sum(found.requests for found in every)
     good = all(found.is_good for found in every)
     if every:

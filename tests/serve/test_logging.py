@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ttamer.serve import logging as gateway_logging
 from ttamer.serve.logging import JsonLog
 from ttamer.serve.record import RequestRecord, failure_kind, request_id_from
 
@@ -241,3 +242,21 @@ def test_secrets_in_every_place_of_a_request_are_in_no_record_of_it(
     records += seen.read_text()
     assert '"path":["' in records
     assert "s3cr3t" not in records
+
+
+def test_lines_of_workers_are_written_in_short_parts(monkeypatch):
+    """A pipe keeps short writes whole; a line is never cut."""
+    monkeypatch.setattr(gateway_logging, "MAX_WRITE", 200)
+    writes: list[str] = []
+    stream = io.StringIO()
+    stream.write = writes.append
+    records = [RequestRecord(f"{number}" * 40, "/v1/x", 200, 0.1) for number in range(6)]
+    JsonLog(stream, worker=1).finished([*records, RequestRecord("9" * 300, "/v1/x", 200, 0.1)])
+    lines = "".join(writes).splitlines()
+    assert [json.loads(line)["worker"] for line in lines] == [1] * 7
+    assert all(each.endswith("\n") for each in writes)
+    assert 1 < len(writes) <= 7
+    monkeypatch.setattr(gateway_logging, "MAX_WRITE", 4096)
+    writes.clear()
+    JsonLog(stream, worker=1).finished(records)
+    assert len(writes) == 1

@@ -89,7 +89,22 @@ def test_accounts_of_a_ledger_are_separate_and_limited(tmp_path, monkeypatch):
     web.change(budget=9.0, period=86_400.0, rate=None)
     assert web.left == 4.0
     with pytest.raises(CascadeError, match="at most 3 keys"):
-        Account("third", ledger=ledger)
+        Account("third", budget=1.0, ledger=ledger)
+
+
+def test_what_was_spent_before_there_is_a_budget_counts(tmp_path):
+    """Keys without a limit are counted by each worker, and all together once they have one."""
+    one, two = (
+        Account("web", clock=lambda: 0.0, ledger=Ledger(tmp_path / "accounts")) for _ in range(2)
+    )
+    window = one.book(3.0)
+    two.book(4.0)
+    assert (one.spent, two.spent) == (3.0, 4.0)
+    for account in (one, two):
+        account.change(budget=10.0, period=86_400.0, rate=None)
+    assert (one.left, two.left) == (3.0, 3.0)
+    one.settle(window, 3.0, 1.0)
+    assert two.left == 5.0
 
 
 def test_workers_share_a_socket_and_a_budget_and_are_replaced(make_served, tmp_path, monkeypatch):

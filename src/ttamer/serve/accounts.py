@@ -3,10 +3,10 @@
 Counts are those since the start of the gateway. A budget is for a period, such as a day: periods
 begin at multiples of their length since 1970, so that a day begins at midnight UTC.
 
-Several workers share their counts in a file (:class:`Ledger`), which each of them maps into memory.
-Every step reads, checks and writes under the file's lock, in about two microseconds, so budgets and
-rates hold for all workers together exactly as for one process. The system releases the lock of a
-process that ends; what such a process had booked stays booked.
+Several workers share the counts of keys that have a limit in a file (:class:`Ledger`), which each
+of them maps into memory. Every step reads, checks and writes under the file's lock, in about two
+microseconds, so budgets and rates hold for all workers together exactly as for one process. The
+system releases the lock of a process that ends; what such a process had booked stays booked.
 """
 
 from __future__ import annotations
@@ -109,9 +109,20 @@ class Account:
         """Begin to count in this period."""
         self._counts = _Counts(self._window_now(), self._rate or 0.0, self._clock())
         self._access: AbstractContextManager[object] = nullcontext()
-        """Inside, the counts are those of all processes, and no other process changes them."""
-        if self._ledger is not None:
-            self._access = self._ledger.entry(f"{self.name}\0{self._period!r}", self._counts)
+        """Inside, no other process changes the counts."""
+        self._is_shared = False
+        self._share()
+
+    def _share(self) -> None:
+        """Count with the other processes where there is a limit; without one, nothing waits."""
+        if self._is_shared or self._ledger is None or self._budget is self._rate is None:
+            return
+        self._turn()
+        own = self._counts
+        self._counts = _Counts(own.window, self._rate or 0.0, own.refilled)
+        self._access = self._ledger.entry(f"{self.name}\0{self._period!r}", self._counts)
+        self._is_shared = True
+        self.book(own.spent)
 
     def change(self, *, budget: float | None, period: float, rate: float | None) -> None:
         """Change the limits; what was spent in a period of the same length still counts."""
@@ -119,6 +130,7 @@ class Account:
         if period != self._period:
             self._period = period
             self._open()
+        self._share()
         with self._access:
             self._counts.tokens = min(self._counts.tokens, rate or 0.0)
 
@@ -204,6 +216,7 @@ class Account:
                 "budget": self._budget,
                 "period": self._period,
                 "spent_in_period": counts.spent,
+                "shared": self._is_shared,
                 "rate": self._rate,
                 "refused": {"budget": counts.refused_budget, "rate": counts.refused_rate},
             }

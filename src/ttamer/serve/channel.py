@@ -2,7 +2,8 @@
 
 A message is its length in four bytes and a JSON object. A call has the fields ``call`` (its name)
 and ``with`` (its arguments); its answer has either ``result`` or ``error``. The calls of one
-connection are answered in their order. Whoever may open the folder may call: its mode is 0700.
+connection are answered in their order. A process that may open the folder may call: its mode is
+0700.
 """
 
 from __future__ import annotations

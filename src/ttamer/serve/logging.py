@@ -18,7 +18,7 @@ from ttamer.drift.worker import Worker
 from ttamer.serve.record import failure_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from ttamer.serve.record import RequestRecord
 
@@ -26,6 +26,8 @@ __all__ = ["JsonLog"]
 
 MAX_WAITING = 10_000
 """The number of writes that may wait for a slow reader of the log."""
+MAX_WRITE = 4096
+"""The most characters that several processes write to one pipe at once, unless a line is longer."""
 MAX_FRAMES = 8
 """The number of innermost frames logged of an unexpected error."""
 
@@ -107,8 +109,7 @@ class JsonLog:
 
     def _write_now(self, lines: str) -> None:
         try:
-            # Several processes write to one pipe: short writes are not torn.
-            for part in lines.splitlines(keepends=True) if self._of_worker else [lines]:
+            for part in _short_parts(lines) if self._of_worker else [lines]:
                 self._stream.write(part)
                 self._stream.flush()
         except (OSError, ValueError):  # a closed pipe, a full disk, a closed stream
@@ -151,6 +152,17 @@ def _fields(record: RequestRecord) -> str:
     if record.error is not None:
         facts["error"] = record.error
     return f"{text},{_encode(facts)[1:]}" if facts else f"{text}}}"
+
+
+def _short_parts(lines: str) -> Iterator[str]:
+    """Cut lines into short parts: several processes write to one pipe, which tears long writes."""
+    start = 0
+    while start < len(lines):
+        end = lines.rfind("\n", start, start + MAX_WRITE) + 1
+        if not end:  # one line is longer than that
+            end = lines.index("\n", start) + 1
+        yield lines[start:end]
+        start = end
 
 
 @lru_cache(maxsize=1024)

@@ -54,7 +54,7 @@ __all__ = ["AuditCalls", "Notice", "PolicyBoard", "RemoteAudits"]
 ACTION_SECONDS = 600.0
 """The most seconds that an action waits for the drift loop, which may be fitting."""
 MAX_EARLY_LABELS = 10_000
-"""The number of labels kept for requests of which the owner has not heard yet."""
+"""The number of labels kept for requests that have not reached the owner yet."""
 
 
 @dataclass(frozen=True)

@@ -258,7 +258,7 @@ def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "requests": requests,
         "nodes": _named_sums(parts, "nodes", ("asked", "answered", "failed", "spent")),
         "bill": bill,
-        "keys": _named_sums(parts, "keys", ("requests", "spent")),
+        "keys": _key_sums(parts),
         "rows_lost": sum(part["rows_lost"] for part in parts),
         "events": events[:MAX_EVENTS],
         "drift": next((part["drift"] for part in parts if part["drift"] is not None), None),
@@ -267,6 +267,16 @@ def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             key=lambda each: each["worker"],
         ),
     }
+
+
+def _key_sums(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Add up what keys have spent; of keys with a limit, workers share the counts of a period."""
+    added = _named_sums(parts, "keys", ("requests", "spent", "spent_in_period"))
+    own = [key["spent_in_period"] for key in parts[0]["keys"]]
+    return [
+        {**key, "spent_in_period": spent} if key["shared"] else key
+        for key, spent in zip(added, own, strict=True)
+    ]
 
 
 def _named_sums(
