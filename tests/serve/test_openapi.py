@@ -46,8 +46,8 @@ def test_every_route_of_the_api_is_described(run_gateway, monkeypatch):
     gateway = run_gateway(2, serve={"keys_env": "GATEWAY_KEYS"})
     found = httpx.get(f"{gateway.root}/openapi.json").json()
     assert set(found["paths"]) == {
-        "/v1/chat/completions", "/v1/completions", "/v1/classify", "/v1/responses", "/v1/models",
-        "/v1/models/{model}", "/healthz", "/readyz",
+        "/v1/chat/completions", "/v1/completions", "/v1/classify", "/v1/responses", "/v1/messages",
+        "/v1/models", "/v1/models/{model}", "/healthz", "/readyz",
     }  # fmt: skip
     for path, methods in found["paths"].items():
         for operation in methods.values():

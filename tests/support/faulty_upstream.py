@@ -72,6 +72,7 @@ class FaultyUpstream:
         """A stream waits for ``release`` after this many pieces of its text."""
         self.raw: bytes | None = None
         """Sent instead of an answer."""
+        self.raw_type = "application/json"
         self.requests: list[dict[str, Any]] = []
         """The bodies that came, in order."""
         self.request_headers: list[dict[str, str]] = []
@@ -244,7 +245,7 @@ class FaultyUpstream:
         if mode == "garbage":
             return Response(b'{"choices": [', media_type="application/json")
         if self.raw is not None:
-            return Response(self.raw, media_type="application/json", headers=self.headers)
+            return Response(self.raw, media_type=self.raw_type, headers=self.headers)
         if path.endswith("/embeddings"):
             return JSONResponse(_embeddings(body), headers=self.headers)
         answer = self._completion(path, body)

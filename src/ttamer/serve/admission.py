@@ -164,7 +164,9 @@ def check_key(keys: Keys | None, exchange: HttpExchange, role: str) -> str:
     """
     if keys is None:
         return ""
-    client = keys.client(exchange.header(b"authorization"))
+    own = exchange.header(b"x-api-key")  # as Anthropic's clients send it
+    header = exchange.header(b"authorization") or (None if own is None else f"Bearer {own}")
+    client = keys.client(header)
     if client is None:
         exchange.response_headers["www-authenticate"] = "Bearer"
         raise HttpError(

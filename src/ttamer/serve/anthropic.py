@@ -1,8 +1,9 @@
 """Anthropic's Messages format, in terms of chat completions: for nodes with ``api = "anthropic"``.
 
 A request for chat completions becomes one for messages, and the message that comes back a chat
-completion, so that everything else is as with other upstreams. Messages have no log-probabilities,
-and their streams are not relayed: such a node's whole answer is sent in events.
+completion, so that everything else is as with other upstreams; the events of a stream become chunks
+of chat completions as they arrive. Messages have no log-probabilities. The other way round, for
+``POST /v1/messages``, is :mod:`ttamer.serve.messages`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["MESSAGES", "VERSION_HEADER", "chat_from_message", "message_body"]
+__all__ = ["MESSAGES", "STOPS", "VERSION_HEADER", "ChatChunks", "chat_from_message", "message_body"]
 
 MESSAGES = "/messages"
 """The path of messages below the base URL."""
@@ -22,14 +23,17 @@ VERSION_HEADER = ("anthropic-version", "2023-06-01")
 MAX_TOKENS = 1024
 """The most tokens of an answer, where the request has no limit: messages need one."""
 
-_KEPT = ("model", "temperature", "top_p", "thinking", "metadata")
-_STOPS = {
+_KEPT = ("model", "temperature", "top_p", "thinking", "metadata", "stream")
+STOPS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
     "max_tokens": "length",
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
+"""The finish reason of chat completions for each stop reason of messages."""
+BROKEN = {"error": {"message": "the upstream ended with an error", "type": "server_error"}}
+"""What stands for an error event, without the upstream's text."""
 
 
 def message_body(chat: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,7 +146,7 @@ def chat_from_message(message: Mapping[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
     if calls:
         answer["tool_calls"] = calls
-    stop = _STOPS.get(str(message.get("stop_reason")), "stop")
+    stop = STOPS.get(str(message.get("stop_reason")), "stop")
     body: dict[str, Any] = {
         "id": message.get("id"),
         "object": "chat.completion",
@@ -150,9 +154,97 @@ def chat_from_message(message: Mapping[str, Any]) -> dict[str, Any]:
         "choices": [{"index": 0, "message": answer, "finish_reason": stop}],
     }
     usage = message.get("usage")
-    if isinstance(usage, dict):
-        read, written = usage.get("input_tokens"), usage.get("output_tokens")
-        if isinstance(read, int) and isinstance(written, int):
-            body["usage"] = {"prompt_tokens": read, "completion_tokens": written,
-                             "total_tokens": read + written}  # fmt: skip
+    if isinstance(usage, dict) and (counts := _counts(usage)) is not None:
+        body["usage"] = counts
     return body
+
+
+def _counts(usage: Mapping[str, Any]) -> dict[str, int] | None:
+    """Return the usage of a chat completion; ``None`` where it is not stated."""
+    read, written = usage.get("input_tokens"), usage.get("output_tokens")
+    if not isinstance(read, int) or not isinstance(written, int):
+        return None
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+class ChatChunks:
+    r"""The events of a streamed message, as chunks of a chat completion.
+
+    >>> chunks = ChatChunks(usage=False)
+    >>> event = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "Hi"}}
+    >>> chunks.feed(b"data: " + json.dumps(event).encode() + b"\n\n").split(b'"delta":')[1][:18]
+    b' {"content": "Hi"}'
+
+    Args:
+        usage: Whether the last chunk states the usage.
+    """
+
+    def __init__(self, *, usage: bool) -> None:
+        self._has_usage, self._usage = usage, dict[str, Any]()
+        self._rest = b""
+        self._calls: dict[int, int] = {}
+        self._head: dict[str, Any] = {"object": "chat.completion.chunk"}
+
+    def feed(self, received: bytes) -> bytes:
+        """Take bytes of the stream; return the chunks of its complete events, as events."""
+        whole = (self._rest + received).replace(b"\r\n", b"\n")
+        *events, self._rest = whole.split(b"\n\n")
+        return b"".join([part for event in events for part in self._event(event)])
+
+    def _event(self, event: bytes) -> Iterator[bytes]:
+        lines = [line[5:] for line in event.split(b"\n") if line.startswith(b"data:")]
+        try:
+            data = json.loads(b"\n".join(lines)) if lines else {}
+        except (ValueError, RecursionError):
+            data = {"type": "error"}
+        kind = data.get("type") if isinstance(data, dict) else "error"
+        if kind == "message_start":
+            message = data.get("message") or {}
+            self._head |= {key: message.get(key) for key in ("id", "model")}
+            self._usage |= message.get("usage") or {}
+            yield self._chunk({"role": "assistant", "content": ""})
+        elif kind == "content_block_start":
+            yield from self._block(data)
+        elif kind == "content_block_delta":
+            yield from self._delta(data)
+        elif kind == "message_delta":
+            self._usage |= {k: v for k, v in (data.get("usage") or {}).items() if v is not None}
+            stop = (data.get("delta") or {}).get("stop_reason")
+            if stop is not None:
+                yield self._chunk({}, STOPS.get(str(stop), "stop"))
+        elif kind == "message_stop":
+            counts = _counts(self._usage)
+            if self._has_usage and counts is not None:
+                yield _data({**self._head, "choices": [], "usage": counts})
+            yield b"data: [DONE]\n\n"
+        elif kind == "error":
+            yield _data(BROKEN)
+
+    def _block(self, data: Mapping[str, Any]) -> Iterator[bytes]:
+        block = data.get("content_block") or {}
+        if block.get("type") == "text" and block.get("text"):
+            yield self._chunk({"content": block["text"]})
+        elif block.get("type") == "tool_use":
+            number = self._calls[data.get("index", 0)] = len(self._calls)
+            function = {"name": block.get("name"), "arguments": ""}
+            call = {"index": number, "id": block.get("id"), "type": "function",
+                    "function": function}  # fmt: skip
+            yield self._chunk({"tool_calls": [call]})
+
+    def _delta(self, data: Mapping[str, Any]) -> Iterator[bytes]:
+        delta = data.get("delta") or {}
+        if delta.get("type") == "text_delta":
+            yield self._chunk({"content": delta.get("text", "")})
+        elif delta.get("type") == "input_json_delta":
+            number = self._calls.get(data.get("index", 0), 0)
+            function = {"arguments": delta.get("partial_json", "")}
+            yield self._chunk({"tool_calls": [{"index": number, "function": function}]})
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        return _data({**self._head, "choices": [choice]})
+
+
+def _data(data: Mapping[str, Any]) -> bytes:
+    """Return an event."""
+    return b"data: " + json.dumps(data).encode() + b"\n\n"

@@ -89,6 +89,11 @@ class HttpError(TTamerError):
         return error_body(self.status, str(self), self.code, self.param)
 
 
+def _openai_error(error: HttpError) -> dict[str, Any]:
+    """Return the body of an error in OpenAI's format."""
+    return error.body
+
+
 class BodyTooLarge(HttpError):
     """The body has more bytes than allowed."""
 
@@ -169,6 +174,8 @@ class HttpExchange:
         """The name of the API key; empty where there are no keys."""
         self.bill = Bill()
         """The charges of a request that is passed on."""
+        self.error_body: Callable[[HttpError], dict[str, Any]] = _openai_error
+        """The body of an error, in the format of the endpoint."""
 
     @property
     def seconds(self) -> float:
@@ -194,8 +201,8 @@ class HttpExchange:
         await self.send_bytes(status, content, {"content-type": JSON, **(headers or {})})
 
     async def send_error(self, error: HttpError) -> None:
-        """Send an error in OpenAI's format."""
-        await self.send_json(error.status, error.body, error.headers)
+        """Send an error in the endpoint's format."""
+        await self.send_json(error.status, self.error_body(error), error.headers)
 
     async def send_bytes(self, status: int, content: bytes, headers: Mapping[str, str]) -> None:
         """Send a complete response."""
@@ -236,7 +243,9 @@ class HttpExchange:
 
     async def send_error_event(self, error: HttpError) -> None:
         """End a stream that has begun with an error event, as OpenAI's clients read it."""
-        event = b"data: " + json.dumps(error.body).encode() + b"\n\n"
+        body = self.error_body(error)
+        name = b"event: error\n" if body.get("type") == "error" else b""
+        event = name + b"data: " + json.dumps(body).encode() + b"\n\n"
         await self._send({"type": "http.response.body", "body": event})
 
     async def _begin(self, status: int, headers: Mapping[str, str]) -> None:

@@ -137,9 +137,8 @@ class Node:
 
     @property
     def can_stream(self) -> bool:
-        """Whether its answer is one upstream's stream in OpenAI's format."""
-        node = self.settings
-        return node.api == "openai" and node.answer is None and node.confidence != "agreement"
+        """Whether its answer is one upstream's stream."""
+        return self.settings.answer is None and self.settings.confidence != "agreement"
 
     async def ask(
         self,

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ttamer.serve.schemas import CHAT, CLASSIFY, COMPLETION, RESPONSE, compile_schema
+from ttamer.serve.schemas import CHAT, CLASSIFY, COMPLETION, MESSAGE, RESPONSE, compile_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,6 +27,7 @@ __all__ = [
     "CLASSIFICATIONS",
     "COMPLETIONS",
     "ENDPOINTS",
+    "MESSAGES",
     "RESPONSES",
     "Endpoint",
     "chunks",
@@ -100,7 +101,17 @@ RESPONSES = Endpoint(
     is_translated=True,
 )
 """Responses without state, which are chat completions in another form."""
-ENDPOINTS = (CHAT_COMPLETIONS, COMPLETIONS, CLASSIFICATIONS, RESPONSES)
+MESSAGES = Endpoint(
+    "/messages",
+    MESSAGE,
+    compile_schema(MESSAGE),
+    "message",
+    "chat.completion.chunk",
+    "msg_",
+    is_translated=True,
+)
+"""Anthropic's messages, which are chat completions in another form."""
+ENDPOINTS = (CHAT_COMPLETIONS, COMPLETIONS, CLASSIFICATIONS, RESPONSES, MESSAGES)
 """All endpoints that ask nodes."""
 
 

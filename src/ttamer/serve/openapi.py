@@ -30,6 +30,7 @@ _SUMMARIES = {
     "/completions": "Continue a text by the cascade.",
     "/classify": "Label a text by the cascade.",
     "/responses": "Answer without state by the cascade.",
+    "/messages": "Answer in Anthropic's format by the cascade.",
 }
 _ERRORS = {
     "400": "The request does not match the schema, or every model refused it.",
@@ -104,7 +105,8 @@ def _post(path: str, schema: dict[str, Any], security: list[Any]) -> dict[str, A
     }
     if path != "/classify":
         answer["content"]["text/event-stream"] = {"schema": _object({"data": _TEXT})}
-    errors = {code: _response(text, "Error") for code, text in _ERRORS.items()}
+    error = "MessageError" if path == "/messages" else "Error"
+    errors = {code: _response(text, error) for code, text in _ERRORS.items()}
     errors["429"]["headers"] = {"retry-after": {"schema": _WHOLE}}
     return {
         "summary": _SUMMARIES[path],
@@ -166,6 +168,7 @@ _ANSWERS = {
     "/completions": "Completion",
     "/classify": "Classification",
     "/responses": "Response",
+    "/messages": "Message",
 }
 _HEAD = {"id": _TEXT, "object": _TEXT, "created": _WHOLE, "model": _TEXT}
 _MODEL = _object({"id": _TEXT, "object": _TEXT, "owned_by": _TEXT})
@@ -202,6 +205,18 @@ _SCHEMAS = {
         },
         usage={"type": ["object", "null"]},
     ),
+    "Message": _object(
+        {
+            "id": _TEXT,
+            "type": _TEXT,
+            "role": _TEXT,
+            "model": _TEXT,
+            "content": _list({"type": "object"}),
+            "stop_reason": {"type": ["string", "null"]},
+            "usage": {"type": "object"},
+        }
+    ),
+    "MessageError": _object({"type": _TEXT, "error": _object({"type": _TEXT, "message": _TEXT})}),
     "Embeddings": _object({"object": _TEXT, "data": _list({"type": "object"}), "model": _TEXT}),
     "Labelled": _object({"request": _TEXT, "audited": {"type": "boolean"}}),
     "Health": _object({"status": _TEXT}),

@@ -31,9 +31,9 @@ from ttamer.serve.http import (
 )
 from ttamer.serve.otel import NO_SPAN
 from ttamer.serve.record import RequestRecord
-from ttamer.serve.responses import chat_body, response_from
 from ttamer.serve.schemas import check
 from ttamer.serve.streaming import CascadeStream, NodeFailed, Relay
+from ttamer.serve.translations import TRANSLATIONS
 from ttamer.serve.upstream import KEPT_CODES
 
 if TYPE_CHECKING:
@@ -96,13 +96,16 @@ class RequestContext:
         False
         """
         check(data, endpoint.validator)
-        body = chat_body(data) if endpoint.is_translated else dict(data)
+        translation = TRANSLATIONS.get(endpoint.path)
+        body = dict(data) if translation is None else translation.chat(data)
         model = body.pop("model", openai.CASCADE)
         chosen = body.pop("ttamer", None) or {}
         stream = bool(body.pop("stream", None)) if endpoint.chunk else False
         options = body.pop("stream_options", None) if endpoint.chunk else None
         choice = next(((name, float(value)) for name, value in chosen.items()), None)
         include_usage = bool((options or {}).get("include_usage"))
+        if translation is not None:
+            include_usage = translation.include_usage
         return cls(endpoint, model, body, stream, include_usage, choice, **context)
 
     @property
@@ -122,6 +125,9 @@ class RequestHandler:
 
     def __init__(self, gateway: Gateway, exchange: HttpExchange, endpoint: Endpoint) -> None:
         self._gateway, self._exchange, self._endpoint = gateway, exchange, endpoint
+        self._translation = TRANSLATIONS.get(endpoint.path)
+        if self._translation is not None and self._translation.error is not None:
+            exchange.error_body = self._translation.error
         self._artefact = gateway.policies.current  # the request ends on the one it began with
         self._version = self._artefact.short_version
         self._asked: tuple[NodeCall, ...] = ()
@@ -178,8 +184,7 @@ class RequestHandler:
         if policy.promise is not None and request.model in gateway.names:
             exchange.response_headers["x-ttamer-promise"] = policy.promise
         async with gateway.limit.slot(request.seconds_left):
-            is_relayed = node is not None and gateway.settings.nodes[node].api == "openai"
-            if request.stream and (not is_relayed or request.endpoint.is_translated):
+            if request.stream and (node is None or request.endpoint.is_translated):
                 await self._stream(request, policy, node)
             elif node is None:
                 await self._answer(request, policy)
@@ -217,8 +222,8 @@ class RequestHandler:
         self._asked, self._by, self._is_capped = outcome.asked, outcome.by, outcome.capped
         exchange.response_headers |= self._headers()
         body = openai.completion(request, outcome)
-        if request.endpoint.is_translated:
-            body = response_from(body, request.request_id)
+        if self._translation is not None:
+            body = self._translation.answer(body, request.request_id)
         await exchange.send_json(200, body)
         if self._gateway.audits is not None and request.choice is None:
             self._gateway.audits.consider(request, outcome.asked)
@@ -264,8 +269,8 @@ class RequestHandler:
             answer, asked.prediction, name, (asked,), asked.cost, asked.seconds, why, capped=False
         )
         body = openai.completion(request, outcome)
-        if request.endpoint.is_translated:
-            body = response_from(body, request.request_id)
+        if self._translation is not None:
+            body = self._translation.answer(body, request.request_id)
         await exchange.send_json(200, body)
 
     async def _relay(self, request: RequestContext, name: str) -> None:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     Validator = Callable[[Any], "Violation | None"]
 
-__all__ = ["CHAT", "CLASSIFY", "COMPLETION", "EMBEDDING", "LABEL", "RESPONSE", "BadField",
-           "check", "compile_schema"]  # fmt: skip
+__all__ = ["CHAT", "CLASSIFY", "COMPLETION", "EMBEDDING", "LABEL", "MESSAGE", "RESPONSE",
+           "BadField", "check", "compile_schema"]  # fmt: skip
 
 Schema = dict[str, Any]
 
@@ -349,6 +349,45 @@ RESPONSE: Schema = {
         "store": {"type": ["boolean", "null"]},
         "tools": {"type": ["array", "null"], "items": {"type": "object"}},
         "text": {"type": ["object", "null"]},
+        "temperature": _SAMPLING["temperature"],
+        "top_p": _SAMPLING["top_p"],
+        "stream": _SAMPLING["stream"],
+        "ttamer": _CHOICE,
+    },
+}
+MESSAGE: Schema = {
+    "type": "object",
+    "required": ["model", "messages", "max_tokens"],
+    "properties": {
+        "model": _MODEL,
+        "messages": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["role", "content"],
+                "properties": {
+                    "role": {"type": "string", "enum": ["user", "assistant"]},
+                    "content": {
+                        "anyOf": [
+                            {"type": "string"},
+                            {"type": "array", "items": {"type": "object"}},
+                        ]
+                    },
+                },
+            },
+        },
+        "max_tokens": {"type": "integer", "minimum": 1},
+        "system": {
+            "anyOf": [
+                {"type": ["string", "null"]},
+                {"type": "array", "items": {"type": "object"}},
+            ]
+        },
+        "stop_sequences": {"type": ["array", "null"], "items": {"type": "string"}},
+        "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+        "tool_choice": {"type": ["object", "null"]},
+        "metadata": {"type": ["object", "null"]},
         "temperature": _SAMPLING["temperature"],
         "top_p": _SAMPLING["top_p"],
         "stream": _SAMPLING["stream"],

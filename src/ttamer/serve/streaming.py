@@ -25,7 +25,7 @@ from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
 from ttamer.serve import openai
 from ttamer.serve.confidence import Unreadable, answer_text, first_logprobs, token_entries
 from ttamer.serve.node import NodeAnswer
-from ttamer.serve.responses import ResponseEvents
+from ttamer.serve.translations import TRANSLATIONS
 from ttamer.serve.upstream import UpstreamFailed
 
 if TYPE_CHECKING:
@@ -397,8 +397,9 @@ class CascadeStream:
             with suppress(asyncio.CancelledError, Exception):
                 await walk
         begun()
-        if self.request.endpoint.is_translated:
-            response = ResponseEvents(self.request.request_id, self.by)
+        translation = TRANSLATIONS.get(self.request.endpoint.path)
+        if translation is not None:
+            response = translation.events(self.request.request_id, self.by)
             for event in response.start():
                 yield event
             async for data in self._answer():
@@ -491,13 +492,6 @@ class CascadeStream:
     async def _walk(self) -> None:
         """Ask nodes until one can be relayed, or the policy stops."""
         request, ahead = self.request, _Ahead(self)
-        if self._only is not None and self.gateway.settings.nodes[self._only].api != "openai":
-            answer, asked = await self.gateway.answer_alone(request, self._only)
-            self._before, self.by = (asked,), self._only
-            self._outcome = Outcome(
-                answer, None, self._only, (asked,), asked.cost, asked.seconds, "alone", capped=False
-            )
-            return
         if self._only is not None:
             self._relay = Relay(self.gateway, request, self._only, self.stack, own=True)
             self.by = self._only

@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlencode
 
 from ttamer.errors import CascadeError, TTamerError
-from ttamer.serve.anthropic import MESSAGES, VERSION_HEADER, chat_from_message, message_body
+from ttamer.serve.anthropic import (
+    MESSAGES,
+    VERSION_HEADER,
+    ChatChunks,
+    chat_from_message,
+    message_body,
+)
 from ttamer.serve.bill import Bill, Charge, LimitReached, StreamUsage, Tariff, Usage, output_limit
 from ttamer.serve.client import (
     ConnectFailed,
@@ -453,6 +459,8 @@ class Upstream:
         try:
             kind = response.header("content-type") or "application/octet-stream"
             chunks = self._chunks(response, end)
+            if self.settings.api == "anthropic":
+                chunks = self._translated(chunks, kind, has_usage=usage is not None)
             if usage is not None:
                 chunks = self._counted(chunks, usage, bill, charge)
             yield RelayedStream(response.status, kind, chunks)
@@ -556,6 +564,23 @@ class Upstream:
         self._settle(bill, charge, usage.usage)
         if rest:
             yield rest
+
+    async def _translated(
+        self, chunks: AsyncIterator[bytes], kind: str, *, has_usage: bool
+    ) -> AsyncIterator[bytes]:
+        """Relay a streamed message as a chat completion; a whole one too."""
+        if kind.partition(";")[0].strip().lower() == "text/event-stream":
+            events = ChatChunks(usage=has_usage)
+            async for chunk in chunks:
+                if relayed := events.feed(chunk):
+                    yield relayed
+            return
+        received = b""
+        async for chunk in chunks:
+            received += chunk
+            if len(received) > self.settings.max_response:
+                raise self._named(TooLarge())
+        yield _encode(chat_from_message(self._parsed(received))).encode()
 
     async def _chunks(self, response: Response, end: float | None) -> AsyncIterator[bytes]:
         received = response.chunks()
