@@ -71,6 +71,15 @@ def test_a_mistake_cost_is_a_tradeoff_without_units():
     for bad in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ArgumentError, match="must be a finite number above 0"):
             ladder.for_mistake_cost(bad)
+        with pytest.raises(ArgumentError, match=r"price is .* above 0"):
+            ladder.for_mistake_cost(full, price=bad)
+
+
+def test_an_input_that_costs_more_has_the_policy_of_a_cheaper_mistake():
+    ladder = tt.fit(answering_trace(300), tradeoffs=[0.2, 0.5, 0.8])
+    full = ladder.fitted.full_cost
+    for price, tradeoff in ((4.0, 0.2), (1.0, 0.5), (0.25, 0.8)):
+        assert ladder.for_mistake_cost(full, price=price).tradeoff == tradeoff
 
 
 def test_the_default_policy_is_as_accurate_as_the_best_node_at_less_cost():

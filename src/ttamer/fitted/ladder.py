@@ -394,22 +394,25 @@ class FittedLadder(Ladder):
         """
         return self.policies[self.rung_at(tradeoff)]
 
-    def for_mistake_cost(self, cost: float) -> FittedPolicy:
+    def for_mistake_cost(self, cost: float, *, price: float = 1.0) -> FittedPolicy:
         """Return the policy that minimises ``cost of mistakes + cost of asking``.
 
         Args:
             cost: What one wrong answer, or one unit of loss, costs, in the cascade's units.
+            price: What asking costs on this input, as a multiple of its mean on the rows fitted to:
+                with prices by token, the tokens of the prompt over their mean number.
 
         Returns:
             The policy solved for the nearest such cost, on a scale of ratios. It is the policy of
-            tradeoff ``m / (m + full_cost)``, m being the cost times ``fitted.loss_unit``.
+            tradeoff ``m / (m + price * full_cost)``, m being the cost times ``fitted.loss_unit``.
 
         Raises:
-            ArgumentError: The cost is not positive and finite.
+            ArgumentError: The cost or the price is not positive and finite.
         """
-        if isinstance(cost, bool) or not (isfinite(cost) and cost > 0):
-            raise ArgumentError(f"mistake_cost is {cost!r}; it must be a finite number above 0")
-        wanted = log(cost * self.fitted.loss_unit / self.fitted.full_cost)
+        for name, value in (("mistake_cost", cost), ("price", price)):
+            if isinstance(value, bool) or not (isfinite(value) and value > 0):
+                raise ArgumentError(f"{name} is {value!r}; it must be a finite number above 0")
+        wanted = log(cost * self.fitted.loss_unit / self.fitted.full_cost) - log(price)
         inside = [policy for policy in self if 0 < policy.tradeoff < 1] or list(self)
         if len(inside) == 1:
             return inside[0]
