@@ -5,8 +5,8 @@
 One row per precision, engine and batch size: the full network's p50 and rows per second; then per
 rule and allowance its speed-up (mean times) and error; at +1, p50 and p99, millijoules per row
 (full, ours), operations as a share of the network's; and the share of both bounds that is reached.
-Then batches that run together, and the network cut after its first exit that errs at most
-so much more on the rows fitted to, by the times of its segments: what a policy must beat.
+Then the network cut after its first exit that errs at most so much more on the rows fitted to, by
+the times of its segments: what a policy must beat.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
         report = json.loads(path.read_text("utf-8"))
         print(f"\n**{path.stem.removeprefix('table-')}**, {report['device']}, "
               f"torch {report['torch']}\n")  # fmt: skip
-        print("\n".join(every(report) if args.all else [*summary(report), *streams(report)]))
+        print("\n".join(every(report) if args.all else summary(report)))
         print("\n".join(cuts(report)))
 
 
@@ -42,8 +42,6 @@ def summary(report: dict) -> list[str]:
     ]
     for key in dict.fromkeys((x["precision"], x["engine"]) for x in report["lines"]):
         some = [x for x in report["lines"] if (x["precision"], x["engine"]) == key]
-        if "window" in some[0]:
-            continue
         for batch in sorted({x["batch"] for x in some}):
             here = [x for x in some if x["batch"] == batch]
             full = here[0]
@@ -77,36 +75,10 @@ def energy(line: dict) -> str:
     return f"{1e3 * line['full_joules']:.0f}, {1e3 * line['joules']:.0f}"
 
 
-def streams(report: dict) -> list[str]:
-    """Return one line per batch size and number of batches that run together."""
-    some = [x for x in report["lines"] if "window" in x]
-    if not some:
-        return []
-    lines = [
-        "",
-        "| batch | together | full: rows/s, p50 ms | ours, +1: rows/s | p50, p99 ms | error |",
-        "|---|---|---|---|---|---|",
-    ]
-    for batch, window in dict.fromkeys((x["batch"], x["window"]) for x in some):
-        here = {x["rule"]: x for x in some if (x["batch"], x["window"]) == (batch, window)}
-        full, ours = here["full"], here.get("ours")
-        cells = ["-"] * 3
-        if ours:
-            cells = [f"{ours['rows_per_second']:,.0f}", f"{1e3 * ours['p50']:.2f}, "
-                     f"{1e3 * ours['p99']:.2f}", f"{ours['error']:.2%}"]  # fmt: skip
-        lines.append(
-            f"| {batch} | {window} | {full['rows_per_second']:,.0f}, {1e3 * full['p50']:.2f} | "
-            f"{' | '.join(cells)} |"
-        )
-    return [*lines, ""]
-
-
 def cuts(report: dict) -> list[str]:
     """Return the error and the speed-up of the network cut after one exit, by batch size."""
     lines = []
     for key, profile in report["profiles"].items():
-        if key.endswith("stream"):
-            continue
         known, test = (np.array(report["exits"][key][half]) for half in ("fit", "test"))
         for at, size in enumerate(profile["sizes"]):
             group = profile["groups"].index(size)

@@ -15,9 +15,8 @@ ramps, decisions and regrouping; and the same with the time that a call takes be
 Engines: ``graphs`` (CUDA graphs), ``compiled`` (parts compiled by torch.compile, then CUDA graphs),
 ``eager``. On a CPU: ``eager``, and ``int8``, linear layers with int8 weights. The first engine
 searches sets of ramps for its policies; the others, marked ``--brief``, fit to the best of these at
-their own times. ``--stream`` measures what running several batches together gives and costs. A
-run that was stopped continues with what is not yet in FILE.json; ``--seconds`` is when to start
-nothing more.
+their own times. A run that was stopped continues with what is not yet in FILE.json; ``--seconds``
+is when to start nothing more.
 """
 
 from __future__ import annotations
@@ -59,8 +58,6 @@ INT8_ROWS = 500
 """Rows that are traced with int8 weights."""
 SETS = 3
 """Sets of ramps, for each batch size and level, that the other engines fit to."""
-WINDOWS = {8: (1, 2, 4, 8), 32: (1, 2, 4)}
-"""Batches that run together, by batch size."""
 
 
 def main() -> None:
@@ -79,7 +76,6 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--brief", action="store_true", help="known sets of ramps, fewer rules")
     parser.add_argument("--trace", type=Path, help="fit to this trace in place of the own one")
-    parser.add_argument("--stream", action="store_true", help="batches together, not the tables")
     args = parser.parse_args()
     started = time.perf_counter()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -92,15 +88,13 @@ def main() -> None:
         for precision, engine in order:
             if precision not in args.precisions or engine not in args.engines:
                 continue
-            engine = f"{engine} stream" if args.stream else engine
             wanted = [b for b in args.batches if not has(done, precision, engine, b)]
             if not wanted or time.perf_counter() - started > args.seconds:
                 continue
             bench = Bench(args, device, precision, engine, pool, done)
             for job in ready:
                 job.result()
-            measured = bench.streams if args.stream else bench.measure
-            for lines in measured(wanted, started + args.seconds):
+            for lines in bench.measure(wanted, started + args.seconds):
                 done["lines"] += [{"precision": precision, "engine": engine, **x} for x in lines]
                 for line in lines:
                     show(precision, engine, line)
@@ -109,7 +103,7 @@ def main() -> None:
             del bench
             gc.collect()
     if any(
-        not has(done, precision, f"{engine} stream" if args.stream else engine, batch)
+        not has(done, precision, engine, batch)
         for precision, engine in order
         if precision in args.precisions and engine in args.engines
         for batch in args.batches
@@ -158,7 +152,7 @@ class Bench:
     """One network in one precision, run by one engine."""
 
     def __init__(self, args, device, precision, engine, pool, done):
-        self.precision, self.engine, self.pool = precision, engine.split()[0], pool
+        self.precision, self.engine, self.pool = precision, engine, pool
         self.share, self.brief, self.done = args.share, args.brief, done
         self.graphs = self.engine in ("graphs", "compiled")
         network = load(args.folder, args.every).to(device)
@@ -342,47 +336,6 @@ class Bench:
             return took, None
         rows = sum(map(rows_of, batches)) * (REPEATS + max(1, 5 // len(batches)))
         return took, (joules_so_far() - before) / rows
-
-    def streams(self, batches, until):
-        """Yield lines of batches that run together, with the policies of the table."""
-        for batch in batches:
-            windows = WINDOWS.get(batch)
-            if windows is None or time.perf_counter() > until:
-                continue
-            lines = []
-            for window in windows:
-                lines += self.stream(batch, window)
-            yield lines
-
-    def stream(self, batch, window):
-        """Return lines of the network, and of the best policy, on several batches at once.
-
-        Batches come one after another as fast as they are taken; latency is that of a whole
-        window, for the first batch of it waits for the last.
-        """
-        size = batch * window
-        test, labels = self.cut(self.half, max(int(self.share * 1536), 4 * size), size)
-        self.profile = exits.profile(self.network, test[0], sizes=(size,), graphs=self.graphs)
-        sets = self.done["sets"]
-        near = min(sets, key=lambda each: abs(int(each) - size))
-        known = {str(size): sets[near]}
-        found = search(self.pool, self.fit, self.profile, [size], known, brief=True)[size]
-        policies = found[-1]
-        full = full_run(self.network, test[0], graphs=self.graphs)
-        alone, joules = self.timed(full, test)
-        shared = {"batch": batch, "window": window, "rows": len(labels)}
-        lines = [{**shared, "rule": "full", **alone.to_dict(), "joules": joules, "speed_up": 1.0,
-                  "error": float(self.held.wrong()[:, -1].mean())}]  # fmt: skip
-        if not policies:
-            return lines
-        chosen = policies[0]
-        runner = self.runner(chosen.policy, test[0])
-        held = self.held
-        fewer = held.with_spec(self.profile.costs(size).spec(skip=True))
-        fewer = fewer.restrict(chosen.policy.fitted.spec.names)
-        wrong = fewer.wrong()[np.arange(len(held)), chosen.policy.play(fewer).answer]
-        line = self.line("ours", LEVELS[-1], runner, full, test, labels, float(wrong.mean()))
-        return [*lines, {**line, **shared}]
 
 
 def joules_so_far():

@@ -76,6 +76,20 @@ def test_every_part_is_timed():
     assert measured.costs(4).full > 0
 
 
+def test_one_size_has_smaller_groups_too():
+    measured = profile(adding_network(2), evidence(4, seed=0, exits=2)[0], sizes=(4,))
+    assert measured.groups == (1, 2, 4)
+
+
+def test_what_asking_adds_is_of_calls_that_are_waited_for(monkeypatch):
+    events = []
+    monkeypatch.setattr(profiling, "wait", lambda _: events.append("wait"))
+    monkeypatch.setattr(profiling, "runner_for", lambda *_, **__: lambda _: events.append("run"))
+    profile(adding_network(2), evidence(1, seed=0, exits=2)[0], sizes=(1,))
+    assert "run" in events
+    assert ("run", "run") not in set(itertools.pairwise(events))
+
+
 def test_bad_sizes_and_graphs_without_a_gpu_are_refused():
     inputs = evidence(3, seed=0)[0]
     for sizes in ((), (0, 2)):

@@ -196,7 +196,8 @@ def profile(
         raise ArgumentError(
             "CUDA graphs need a network on a GPU: move it there, or use graphs=False"
         )
-    groups = tuple(sorted({*sizes, *group_sizes(sizes[-1], smallest=sizes[0])}))
+    smallest = min(sizes[0], max(1, sizes[-1] // 16))
+    groups = tuple(sorted({*sizes, *group_sizes(sizes[-1], smallest=smallest)}))
     table: tuple[list[tuple[float, ...]], list[tuple[float, ...]]] = ([], [])
     with autocast(device, precision):
         for size in groups:
@@ -235,19 +236,23 @@ class _Parts:
         """Time the network asking one exit at a time, where no row stops."""
         value, count = self._values[0], len(self._network.exits)
         options: dict[str, Any] = {"precision": precision, "graphs": self._graphs}
-        full = full_run(self._network, value, **options)
 
-        def run_full() -> None:
-            full(value)
-            wait(self._device)
+        def waited(run: Callable[[Any], object]) -> float:
+            """Time whole calls, each waited for: a runner does not wait for its last hop."""
 
-        alone = timed(run_full, self._device)
+            def call() -> None:
+                run(value)
+                wait(self._device)
+
+            return timed(call, self._device)
+
+        alone = waited(full_run(self._network, value, **options))
         times = []
         for k in range(count - 1):
             only = np.full(count, np.nan)
             only[k] = np.inf
             runner = runner_for(self._network, threshold_tables(only), value, **options)
-            times.append(timed(partial(runner, value), self._device) - alone)
+            times.append(waited(runner) - alone)
         head = partial(self._network.exits[-1], self._values[-1])
         return (*(max(each, 0.0) for each in times), self._flowing(head))
 
