@@ -81,6 +81,11 @@ def application(
             "[serve]: direct = true relays the responses of upstreams, and a cluster has "
             "deployments instead; remove it, or use ttamer serve"
         )
+    if spec.has_verify_costs:
+        raise CascadeError(
+            "[[node]]: verify_cost needs a verification by itself, and a cluster has one "
+            "deployment for each node; remove it, or use ttamer serve"
+        )
     path = Path(policy).absolute()
     load_artefact(path, spec.names)
     text = spec.to_toml()

@@ -349,7 +349,7 @@ class _Collection:
         confidence = float(answer.confidence or 0.0)
         entry = JournalEntry(
             answer.text, confidence, answer.cost, answer.margin, answer.entropy, answer.first,
-            answer.likelihoods,
+            answer.likelihoods, answer.verification,
         )  # fmt: skip
         self.journal.add(self.key(name, row), entry)
 
@@ -609,7 +609,12 @@ async def _compared(
     """Return the trace of answers that are compared."""
     verdicts, comparer, spec = collection.verdicts, applied.comparer, applied.spec
     compare, notes = comparer.rule, list(applied.notes)
-    cost = np.array([[entry.cost for entry in found] for found in table])
+    apart = [node.verify_cost is not None for node in spec.nodes]
+    cost = np.array([
+        [entry.cost - entry.verification * is_apart
+         for entry, is_apart in zip(found, apart, strict=True)]
+        for found in table
+    ])  # fmt: skip
     predictions = [[compare.prediction(entry.text) for entry in found] for found in table]
     label, correct, score = right, None, None
     if verdicts is not None:

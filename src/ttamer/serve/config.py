@@ -24,6 +24,7 @@ from ttamer.runtime.comparison import Comparison, ComparisonKind
 from ttamer.serve.confidence import MAX_PREFIX
 from ttamer.serve.prompt_signals import SIGNALS
 from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.verification import SUFFIX
 
 if TYPE_CHECKING:
     import os
@@ -502,6 +503,8 @@ class NodeSettings:
     """The most bytes of a response; a longer one is a failure."""
     prefix: tuple[PrefixSettings, ...] = setting(_prefix, (), changes_answers=False)
     """When a stream is relayed although another node could be asked."""
+    verifies: str | None = None
+    """The node whose answer this one verifies, where the cascade is split for serving."""
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -795,6 +798,44 @@ class Settings:
     serve: ServeSettings
     nodes: Mapping[str, NodeSettings]
     """The nodes by name, in the cascade's order."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The nodes that a request may name."""
+        return tuple(name for name, node in self.nodes.items() if node.verifies is None)
+
+    def split_verified(self) -> Settings:
+        """Return the settings with each verification as a node of its own, after the answer's.
+
+        Returns:
+            The settings; these where no node has a ``verify_cost``.
+
+        Raises:
+            CascadeError: If a confidence with a ``verify_cost`` cannot be asked for by itself.
+        """
+        if not self.spec.has_verify_costs:
+            return self
+        nodes: dict[str, NodeSettings] = {}
+        for each in self.spec.nodes:
+            own = nodes[each.name] = self.nodes[each.name]
+            if each.verify_cost is None:
+                continue
+            if own.confidence not in ("verifier", "self-report"):
+                raise CascadeError(
+                    f'node {each.name!r}: has verify_cost, and its confidence = "{own.confidence}" '
+                    'comes with the answer; use "verifier" or "self-report", or remove verify_cost'
+                )
+            nodes[each.name] = dataclasses.replace(own, confidence="none", verifier=None)
+            name = each.name + SUFFIX
+            nodes[name] = dataclasses.replace(
+                own, name=name, cost=each.verify_cost, verifies=each.name
+            )
+        if self.serve.audit is not None:
+            raise CascadeError(
+                "[serve.audit]: an audited row has every node's confidence, and with verify_cost "
+                "some are not asked for; remove verify_cost or the table"
+            )
+        return Settings(self.spec.split_verified(), self.serve, nodes)
 
 
 def read_settings(path: str | os.PathLike[str]) -> Settings:

@@ -123,7 +123,8 @@ class Gateway:
         place: WorkerPlace | None = None,
         embed: Callable[[list[str]], Any] | None = None,
     ) -> None:
-        serve = settings.serve
+        serve, self._splits = settings.serve, settings.spec.has_verify_costs
+        settings = settings.split_verified()
         if serve.compare.kind == "embedding":
             _check_embedding(serve, has_function=embed is not None)
         self.place = place
@@ -257,7 +258,7 @@ class Gateway:
             for each in self.on_reload:
                 each()
             if self._reread is not None:
-                self._change(await asyncio.to_thread(self._reread), cause)
+                self._change((await asyncio.to_thread(self._reread)).split_verified(), cause)
         except (TTamerError, OSError) as error:
             return self.policies.refuse(cause, str(error))
         return await self.policies.reload(cause)
@@ -491,7 +492,7 @@ class Gateway:
             UnknownModel: If there is no model of that name.
             ChoiceNotAllowed: If a call of the node costs more than ``max_cost``.
         """
-        names = self.settings.spec.names
+        names = self.settings.models
         if model in self.names:
             return names[0] if len(names) == 1 else None
         if self.settings.serve.direct and model in names:
@@ -540,7 +541,7 @@ class Gateway:
         Returns:
             The names of the cascade; with ``direct``, those of the nodes too.
         """
-        return [*self.names, *(self.settings.spec.names if self.settings.serve.direct else ())]
+        return [*self.names, *(self.settings.models if self.settings.serve.direct else ())]
 
     async def answer(self, request: RequestContext, policy: ActivePolicy) -> Outcome:
         """Answer one request by the cascade.
@@ -651,10 +652,13 @@ class Gateway:
         """Ask one node for an answer and, unless it answers alone, its confidence."""
         span = request.span.node(name)
         node = self._nodes[name]
-        ask = node.ask_alone if alone else node.ask
+        ask: Callable[..., Awaitable[NodeAnswer]] = node.ask_alone if alone else node.ask
+        given: Any = request.endpoint.upstream_path
+        if self._splits and node.settings.verifies is not None:
+            ask, given = node.verify, request.answers[node.settings.verifies]
         try:
             answer = await ask(
-                request.endpoint.upstream_path,
+                given,
                 request.body,
                 timeout=request.seconds_left,
                 headers=request.headers(span),
@@ -667,7 +671,12 @@ class Gateway:
             span.finish(cost=request.bill.cost_of(name), error=failed)
             raise failed from None
         span.finish(cost=request.bill.cost_of(name), confidence=answer.confidence)
-        return answer if alone else await self.matched(request, answer)
+        if alone:
+            return answer
+        answer = await self.matched(request, answer)
+        if self._splits:
+            request.answers[name] = answer
+        return answer
 
     async def matched(self, request: RequestContext, answer: NodeAnswer) -> NodeAnswer:
         """Return an answer with the first earlier prediction of the request that it equals.

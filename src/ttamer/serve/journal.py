@@ -41,6 +41,8 @@ class JournalEntry:
     likelihoods: Mapping[str, float] | None = None
     """The confidence by each source that reads the same tokens, so that another one can be chosen
     without asking again."""
+    verification: float = 0.0
+    """The part of the cost that is for the confidence alone."""
 
 
 def journal_key(*parts: Mapping[str, Any]) -> str:
@@ -98,7 +100,14 @@ class Journal:
             kept = row.get("likelihoods")
             likelihoods = None if kept is None else {k: float(v) for k, v in kept.items()}
             entry = JournalEntry(
-                row["text"], numbers[0], numbers[1], margin, entropy, first, likelihoods
+                row["text"],
+                numbers[0],
+                numbers[1],
+                margin,
+                entropy,
+                first,
+                likelihoods,
+                float(row.get("verification", 0.0)),
             )
             key = row["key"]
             is_valid = isinstance(entry.text, str) and all(map(math.isfinite, numbers))

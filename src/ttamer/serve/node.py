@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ttamer.serve.bill import Tariff, Usage
@@ -66,6 +66,8 @@ class NodeAnswer:
     cost: float
     """The cost of all calls, in the cascade's units."""
     calls: int = 1
+    verification: float = 0.0
+    """The part of the cost that is for the confidence alone."""
     content: bytes = b""
     """The response as received, where the node answers alone."""
     margin: float | None = None
@@ -138,6 +140,8 @@ class Node:
     @property
     def can_stream(self) -> bool:
         """Whether its answer is one upstream's stream."""
+        if self.settings.verifies is not None:
+            return False
         return self.settings.answer is None and self.settings.confidence != "agreement"
 
     async def ask(
@@ -229,29 +233,28 @@ class Node:
         needs_logprobs = self.settings.needs_logprobs
         text, prediction = self._read(received)
         cost, calls = _cost(self.settings, received, bill), 1
+        paid = 0.0
         margin = entropy = None
         left = None if timeout is None else max(timeout - received.seconds, 0.0)
         if source == "none":
             confidence = 0.0
         elif source == "self-report":
             confidence, paid, calls = await self._report(body, text, left, headers, bill)
-            cost += paid
         elif source in TOKEN_SOURCES:
             confidence = self._token_confidence(response, prediction)
         elif source == "field":
             confidence = field_value(response, self.settings.field or "")
         else:
-            verdict = await self._verify(question_text(body), text, left, headers, bill)
-            confidence = probability_of_yes(verdict.body)
-            if self._verifier is not None:
-                cost, calls = cost + _cost(self._verifier.settings, verdict, bill), 2
+            confidence, paid = await self._verify(question_text(body), text, left, headers, bill)
+            calls = 2
         if "margin" in self.settings.extras:
             margin = self._extra(margin_of_tokens, response)
         if "entropy" in self.settings.extras:
             entropy = self._extra(entropy_of_tokens, response)
         shown = _without_logprobs(response, body) if needs_logprobs else response
         return NodeAnswer(
-            prediction, confidence, text, shown, cost, calls, margin=margin, entropy=entropy,
+            prediction, confidence, text, shown, cost + paid, calls, paid,
+            margin=margin, entropy=entropy,
             first=first_logprobs(response) if self._keeps_first else (),
             likelihoods=likelihoods(response) if self._keeps_first else None,
         )  # fmt: skip
@@ -323,18 +326,45 @@ class Node:
         timeout: float | None,
         headers: Mapping[str, str] | None,
         bill: Bill | None,
-    ) -> NodeResponse:
+    ) -> tuple[float, float]:
+        """Return the confidence that the verifier gives to an answer, and its cost."""
         if self._verifier is None:
             raise Unreadable("there is no verifier")
         body = verifier_body(question, text)
         try:
-            return await self._verifier.call(
+            verdict = await self._verifier.call(
                 CHAT, body, timeout=timeout, headers=headers, bill=bill, node=self.settings.name
             )
         except UpstreamFailed as error:
             raise UpstreamFailed(
                 self.settings.name, error.kind, f"its verifier failed: {error}", status=error.status
             ) from None
+        return probability_of_yes(verdict.body), _cost(self._verifier.settings, verdict, bill)
+
+    async def verify(
+        self,
+        answer: NodeAnswer,
+        body: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        bill: Bill | None = None,
+    ) -> NodeAnswer:
+        """Return an answer of the node that this one verifies, with its confidence.
+
+        Its cost is that of the verification alone.
+
+        Raises :class:`~ttamer.serve.upstream.UpstreamFailed` as :meth:`ask` does.
+        """
+        try:
+            if self.settings.confidence == "self-report":
+                sure, cost, _ = await self._report(body, answer.text, timeout, headers, bill)
+            else:
+                question = question_text(body)
+                sure, cost = await self._verify(question, answer.text, timeout, headers, bill)
+        except Unreadable as error:
+            raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
+        return replace(answer, confidence=sure, cost=cost, verification=cost, calls=1)
 
     async def _ask_samples(
         self,

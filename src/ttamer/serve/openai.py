@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ttamer.serve.schemas import CHAT, CLASSIFY, COMPLETION, MESSAGE, RESPONSE, compile_schema
+from ttamer.trace.verification import SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -133,7 +134,7 @@ def completion(request: RequestContext, outcome: Outcome) -> dict[str, Any]:
         "id": endpoint.id_prefix + request.request_id,
         "object": endpoint.object,
         "created": int(time.time()),
-        "model": outcome.by,
+        "model": outcome.by.removesuffix(SUFFIX),
         "choices": choices,
     }
     return body | bill_fields(request.bill)
@@ -167,7 +168,7 @@ def classification(outcome: Outcome, answer: NodeAnswer, request_id: str) -> dic
         "id": CLASSIFICATIONS.id_prefix + request_id,
         "object": CLASSIFICATIONS.object,
         "created": int(time.time()),
-        "model": outcome.by,
+        "model": outcome.by.removesuffix(SUFFIX),
         "label": answer.text,
         "confidence": answer.confidence,
         "cost": outcome.cost,

@@ -86,7 +86,7 @@ def _schema(endpoint: Endpoint, settings: Settings) -> dict[str, Any]:
     """Return the request schema of this gateway, with its models and allowed choices."""
     serve, fields = settings.serve, dict(endpoint.schema["properties"])
     names = [settings.spec.name or CASCADE, CASCADE]
-    names += settings.spec.names if serve.direct else ()
+    names += settings.models if serve.direct else ()
     fields["model"] = {"type": "string", "enum": list(dict.fromkeys(names))}
     choices = {}
     for name in serve.allow:

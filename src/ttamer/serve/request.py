@@ -35,6 +35,7 @@ from ttamer.serve.schemas import check
 from ttamer.serve.streaming import CascadeStream, NodeFailed, Relay
 from ttamer.serve.translations import TRANSLATIONS
 from ttamer.serve.upstream import KEPT_CODES
+from ttamer.trace.verification import SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ttamer.serve.bill import NodeBill
     from ttamer.serve.gateway import Gateway
     from ttamer.serve.http import HttpExchange
+    from ttamer.serve.node import NodeAnswer
     from ttamer.serve.openai import Endpoint
     from ttamer.serve.otel import NodeSpan, RequestSpan
     from ttamer.serve.policies import ActivePolicy
@@ -84,6 +86,8 @@ class RequestContext:
     """The charges of all calls."""
     predictions: list[str | None] = field(default_factory=list)
     """The predictions of the nodes that have answered."""
+    answers: dict[str, NodeAnswer] = field(default_factory=dict)
+    """The answers that may still be verified, by node."""
     signals: dict[str, float] | None = None
     """The signals of the prompt, where they are computed."""
 
@@ -425,7 +429,9 @@ def cost_headers(bill: Bill) -> dict[str, str]:
 
 def _path_headers(by: str | None, path: Sequence[str]) -> dict[str, str]:
     headers = {"x-ttamer-path": ",".join(map(_quoted, path))}
-    return headers if by is None else {"x-ttamer-answered-by": _quoted(by), **headers}
+    if by is None:
+        return headers
+    return {"x-ttamer-answered-by": _quoted(by.removesuffix(SUFFIX)), **headers}
 
 
 @lru_cache(maxsize=1024)

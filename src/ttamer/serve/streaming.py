@@ -295,6 +295,8 @@ class _Ahead:
         if not chances:
             return
         node = max(chances, key=lambda name: chances[name])
+        if gateway.settings.nodes[node].verifies is not None:  # it needs an answer first
+            return
         cost = gateway.settings.nodes[node].cost
         if chances[node] < serve.speculate_chance or node in self.calls:
             return
