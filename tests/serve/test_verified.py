@@ -80,7 +80,7 @@ def test_a_confidence_is_asked_for_where_the_policy_does(served, tmp_path, sourc
     trace = collect_upstreams(settings, prompts, tmp_path / "journal")
     assert trace.cost.tolist() == [1.0, 10.0, 100.0]  # without the verifications
     artefact = tmp_path / "policy.ttamer"
-    tt.save(tt.fit(trace), artefact)
+    tt.save(tt.fit(trace, tradeoffs=[0.4, 0.5]), artefact)
     counts = {name: upstream.count for name, upstream in upstreams.items()}
     with running(cascade, artefact) as gateway:
         easy, hard = ask(gateway, "easy 1001"), ask(gateway, "hard 1000")
