@@ -29,7 +29,7 @@ from ttamer.drift.settings import LoopSettings
 from ttamer.fitting.plans import fit
 from ttamer.serve.accounts import Account
 from ttamer.serve.record import RequestRecord
-from ttamer.serve.status import PAGE, PAGE_HEADERS, Status, frontier_of
+from ttamer.serve.status import PAGE, PAGE_HEADERS, Status, frontier_of, summed
 
 if TYPE_CHECKING:
     import subprocess
@@ -487,9 +487,11 @@ def test_in_a_browser_each_key_has_its_spending(chromium, site, frontier):
     account = Account(EVIL, budget=10.0)
     account.reserve(2.5)
     facts = status.to_dict(frontier, version="ab" * 32, accounts={EVIL: account})
+    facts = summed([{"worker": 0, **facts}, {"worker": 1, **facts, "version": "cd", "keys": []}])
     site.answers = [(200, facts)]
     for seen in looked_at(chromium, site):
         assert EVIL in seen["text"]
+        assert "2; another policy is served by 1" in seen["text"]
         assert "7.5 of 10" in seen["text"]
         assert seen["images"] == 0
         assert seen["scroll"] <= seen["width"]

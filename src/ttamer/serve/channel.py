@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MessageLine", "PeerUnavailable", "answering", "call"]
 
-CALL_SECONDS = 2.0
+CALL_SECONDS = 5.0
 """The most seconds that another process has to answer a call."""
 MAX_UNSENT = 16 * 1024 * 1024
 """The most bytes of messages that wait for a process that reads slowly."""
