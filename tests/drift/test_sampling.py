@@ -24,6 +24,22 @@ def test_the_share_is_the_stated_one_and_draws_are_alike_every_time():
     assert {each.chance for each in drawn} == {0.1}
 
 
+def test_requests_that_cannot_be_drawn_may_be_counted_only():
+    """Workers pass on what is below the share: the same requests are audited within the budget."""
+    budget = Budget(total=100.0)
+    every, passed_on = (AuditSampler(0.4, cost=1.0, budget=budget, seed=5) for _ in range(2))
+    expected = [name for name in range(600) if every.draw(name, 0.0).audited]
+    found = []
+    for name in range(600):
+        if passed_on.position(name) >= passed_on.share:
+            passed_on.skip(1, 0.0)
+        elif passed_on.draw(name, 0.0).audited:
+            found.append(name)
+    assert found == expected
+    assert 90 < len(found) <= 100
+    assert (passed_on.requests, passed_on.uncovered) == (every.requests, every.uncovered)
+
+
 def test_another_seed_is_another_sample():
     one, two = AuditSampler(0.5, seed=1), AuditSampler(0.5, seed=2)
     same = np.mean([one.draw(k, 0.0).audited == two.draw(k, 0.0).audited for k in range(4000)])

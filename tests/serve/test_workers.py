@@ -12,7 +12,7 @@ import pytest
 
 from support.gateway_process import ASK, GatewayProcess
 from ttamer.errors import ArgumentError, CascadeError
-from ttamer.serve import accounts
+from ttamer.serve import accounts, workers
 from ttamer.serve.accounts import Account, Ledger, RateExceeded
 from ttamer.serve.metrics import Metrics
 from ttamer.serve.workers import WorkerPlace, added_up, check_workers
@@ -72,6 +72,19 @@ def test_a_worker_that_does_not_answer_is_left_out(tmp_path):
             return await second.others("name")
 
     assert asyncio.run(go()) == ["a", "c"]
+
+
+def test_a_worker_ends_with_its_supervisor_and_removes_the_private_folder(tmp_path, monkeypatch):
+    parents, sent = iter([7, 7, 1]), []
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(os, "kill", lambda pid, sig: sent.append((pid, sig)))
+    monkeypatch.setattr(workers, "PARENT_SECONDS", 0.0)
+    folder = tmp_path / "private"
+    folder.mkdir()
+    (folder / "secret").write_bytes(b"x")
+    asyncio.run(workers._end_with_parent(folder))
+    assert sent == [(os.getpid(), signal.SIGTERM)]
+    assert not folder.exists()
 
 
 def test_a_number_of_workers_out_of_range_is_refused():

@@ -105,7 +105,7 @@ class WorkerPlace:
         self, answers: Mapping[str, Callable[..., Any]], failed: Callable[[BaseException], None]
     ) -> AsyncIterator[None]:
         """Inside, answer the calls of other workers, and end with the supervisor."""
-        watching = asyncio.create_task(_end_with_parent())
+        watching = asyncio.create_task(_end_with_parent(self.folder))
         try:
             async with answering(self._socket(self.name), answers, failed):
                 yield
@@ -132,11 +132,12 @@ class WorkerPlace:
         return self.folder / f"{name}.sock"
 
 
-async def _end_with_parent() -> None:
-    """Stop this process when the supervisor has ended without a signal."""
+async def _end_with_parent(folder: Path) -> None:
+    """Stop when the supervisor has ended without a signal, and remove its private folder."""
     parent = os.getppid()
     while os.getppid() == parent:
         await asyncio.sleep(PARENT_SECONDS)
+    shutil.rmtree(folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
