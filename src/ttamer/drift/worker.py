@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -41,7 +40,8 @@ class Worker(Generic[T]):
         self, work: Callable[[T], None], *, size: int, lost: Callable[[str], None], name: str
     ) -> None:
         self._work, self._lost = work, lost
-        self._items: queue.Queue[T | None] = queue.Queue(size)
+        self._items: queue.SimpleQueue[T | None] = queue.SimpleQueue()
+        self._size = size
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -59,10 +59,9 @@ class Worker(Generic[T]):
         Returns:
             Whether there was room for it.
         """
-        try:
-            self._items.put_nowait(item)
-        except queue.Full:
+        if self._items.qsize() >= self._size:
             return False
+        self._items.put(item)
         return True
 
     def close(self, timeout: float | None = None) -> int:
@@ -75,11 +74,7 @@ class Worker(Generic[T]):
             The number of items that were left.
         """
         left = 0
-        start = time.monotonic()
-        with suppress(queue.Full):
-            self._items.put(None, timeout=timeout)
-        if timeout is not None:
-            timeout = max(0.0, timeout - (time.monotonic() - start))
+        self._items.put(None)
         self._thread.join(timeout)
         if self._thread.is_alive():  # the current item is its last
             with suppress(queue.Empty):

@@ -91,10 +91,12 @@ class _ModelSession(FittedSession):
 
     def _next_node(self) -> int:
         """Return the number of the node to ask now; -1 once stopped."""
-        place = self._inner.number
-        if place < 0:
-            return -1
-        return next(node for node in self._model.steps[place] if node not in self._asked)
+        place, asked = self._inner.number, self._asked
+        if place >= 0:
+            for node in self._model.steps[place]:
+                if node not in asked:
+                    return node
+        return -1
 
     def _require_next(self) -> int:
         node = self._next_node()

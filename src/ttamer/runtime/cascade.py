@@ -335,16 +335,16 @@ class Cascade:
         by = turn.answer
         if by is None:
             raise self._failure(turn, limits, tuple(asked))
-        capped = f"{limits.reached}: the best answer so far is that of {by!r}"
+        reply, reached = replies[by], limits.reached
         return Outcome(
-            answer=replies[by].answer,
-            prediction=replies[by].prediction,
-            by=by,
-            asked=tuple(asked),
-            cost=limits.spent,
-            seconds=limits.seconds,
-            reason=capped if limits.reached else lambda: turn.explain().why,
-            capped=bool(limits.reached or getattr(turn, "capped", False)),
+            reply.answer,
+            reply.prediction,
+            by,
+            tuple(asked),
+            limits.spent,
+            limits.seconds,
+            f"{reached}: the best answer so far is that of {by!r}" if reached else _Why(turn),
+            bool(reached or getattr(turn, "capped", False)),
         )
 
     def _failure(self, turn: Turn, limits: _Limits, asked: tuple[NodeCall, ...]) -> CascadeFailed:
@@ -352,6 +352,18 @@ class Cascade:
         parts = [part for part in (limits.reached, each) if part]
         detail = "; ".join(parts) or turn.explain().why
         return CascadeFailed(f"no node gave an answer: {detail}", asked, late=limits.late)
+
+
+class _Why:
+    """Explains a decision when it is asked for."""
+
+    __slots__ = ("_turn",)
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def __call__(self) -> str:
+        return self._turn.explain().why
 
 
 class _Limits:
@@ -373,7 +385,7 @@ class _Limits:
         """Return a timeout that ends no later than the deadline."""
         if self.deadline is None:
             return timeout
-        left = max(0.0, self.deadline - self.seconds)
+        left = max(0.0, self.deadline + self.start - time.monotonic())
         return left if timeout is None else min(timeout, left)
 
     def exceeds(self, cost: float) -> bool:
@@ -383,11 +395,11 @@ class _Limits:
 
     def forbid(self, cost: float, *, retrying: bool = False) -> bool:
         """Return whether a call at this cost is forbidden; keep the reason if it ends the run."""
-        if self.deadline is not None and self.seconds >= self.deadline:
+        if self.deadline is not None and time.monotonic() - self.start >= self.deadline:
             self.late = True
             self.reached = f"the deadline of {self.deadline:g} s has passed"
             return True
-        if not self.exceeds(cost):
+        if self.max_cost is None or not self.exceeds(cost):
             return False
         if not retrying:  # the policy may still ask a cheaper node
             self.reached = f"max_cost of {self.max_cost:g} is all but spent"

@@ -162,7 +162,8 @@ class Comparison:
         Returns:
             The prediction; ``None`` for an answer without content under this rule.
         """
-        text = text.encode("utf-8", "replace").decode()  # JSON may hold half a character
+        if not text.isascii():
+            text = text.encode("utf-8", "replace").decode()  # JSON may hold half a character
         if self.kind == "exact":
             return text or None
         if self.kind == "embedding":
@@ -399,7 +400,9 @@ def _aliases(label: str | None) -> list[str]:
 
 def _normalised(text: str) -> str:
     """Return a text without differences of case, of spacing, and of punctuation at the ends."""
-    words = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    words = " ".join(text.casefold().split())
     start, end = 0, len(words)
     while start < end and not _counts(words[start]):
         start += 1

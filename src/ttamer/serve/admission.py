@@ -237,10 +237,15 @@ class ConcurrencyLimit:
             self._idle.append(future)
             await future
 
+    def take(self) -> bool:
+        """Take a slot if one is free."""
+        is_free = self._running < self._limit  # then the queue is empty: slots are handed over
+        self._running += is_free
+        return is_free
+
     async def acquire(self, wait: float) -> None:
         """Take a slot, or wait for one."""
-        if self._running < self._limit:  # then the queue is empty: slots are handed over
-            self._running += 1
+        if self.take():
             return
         if len(self._waiters) >= self._queue or wait <= 0:
             raise self._refusal()
@@ -289,7 +294,8 @@ class _Slot:
         self._limit, self._wait = limit, wait
 
     async def __aenter__(self) -> None:
-        await self._limit.acquire(self._wait)
+        if not self._limit.take():
+            await self._limit.acquire(self._wait)
         self._start = time.monotonic()
 
     async def __aexit__(self, *_: object) -> None:

@@ -87,7 +87,7 @@ class App:
             self._routes["/admin/rollback"] = ("POST", self._rollback)
             for path, action in DRIFT.items() if has_loop else ():
                 self._routes[path] = ("POST", self._drift(action))
-        self._endpoints = {f"/v1{endpoint.path}": endpoint for endpoint in openai.ENDPOINTS}
+        self._endpoints = {endpoint.route: endpoint for endpoint in openai.ENDPOINTS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or the lifespan of the server."""

@@ -39,6 +39,8 @@ PROMPT_TOKENS = 64
 """The tokens that an upstream's prompt template may add."""
 OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """The fields of a request that limit the tokens of its answer."""
+MAX_TOKENS = 2**53
+"""The number of tokens of one call that is not believed, as floats do not hold it exactly."""
 MAX_EVENT = 1024 * 1024
 """The most bytes of one event of a stream that are searched for its usage."""
 
@@ -73,10 +75,12 @@ class Usage(NamedTuple):
         usage = response.get("usage")
         if not isinstance(usage, dict):
             return None
-        counts = [usage.get("prompt_tokens"), usage.get("completion_tokens", 0)]
-        if not all(isinstance(count, int) and 0 <= count < 2**53 for count in counts):
+        prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
+        if not isinstance(prompt, int) or not isinstance(completion, int):
             return None
-        return cls(*map(int, counts))
+        if not (0 <= prompt < MAX_TOKENS and 0 <= completion < MAX_TOKENS):
+            return None
+        return cls(int(prompt), int(completion))
 
 
 class Tariff:
@@ -242,9 +246,12 @@ class Bill:
 
     def by_node(self) -> dict[str, NodeBill]:
         """Return the charges of each node, in the order of their first calls."""
-        if len(self._charges) == 1:  # as of most requests
-            one = self._charges[0]
-            return {one.node: NodeBill(1, one.cost, one.cost * one.is_estimate, one.usage)}
+        single = {
+            one.node: NodeBill(1, one.cost, one.cost * one.is_estimate, one.usage)
+            for one in self._charges
+        }
+        if len(single) == len(self._charges):  # as of most requests
+            return single
         found: dict[str, list[Charge]] = {}
         for one in self._charges:
             found.setdefault(one.node, []).append(one)
@@ -266,10 +273,13 @@ def _sum(charges: list[Charge]) -> NodeBill:
 
 
 def _usage(charges: Iterable[Charge]) -> Usage | None:
-    known = [one.usage for one in charges if one.usage is not None]
-    if not known:
-        return None
-    return Usage(sum(each.prompt for each in known), sum(each.completion for each in known))
+    is_known, prompt, completion = False, 0, 0
+    for one in charges:
+        if one.usage is not None:
+            is_known = True
+            prompt += one.usage.prompt
+            completion += one.usage.completion
+    return Usage(prompt, completion) if is_known else None
 
 
 class StreamUsage:

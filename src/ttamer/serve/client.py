@@ -53,8 +53,7 @@ MAX_BUFFERED = 256 * 1024
 CLOSE_SECONDS = 1.0
 """The most seconds that closing all connections may take."""
 
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE = re.compile(r"[\t -~\x80-\xff]*")
+_LINES = re.compile(r"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+: [\t -~\x80-\xff]*\r\n)*")
 
 
 class ConnectFailed(ConnectionError):
@@ -119,10 +118,13 @@ def _proxy_headers(route: Route) -> dict[str, str]:
 
 
 def _lines(headers: Mapping[str, str]) -> str:
-    for name, value in headers.items():
-        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
-            raise ValueError(f"the header {name!r} has characters that are not allowed")
-    return "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
+    text = "".join(lines)
+    if not _LINES.fullmatch(text) or text.count("\n") != len(lines):
+        raise ValueError(
+            f"one of the headers {', '.join(headers)!r} has characters that are not allowed"
+        )
+    return text
 
 
 class Response:

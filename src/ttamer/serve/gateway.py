@@ -35,7 +35,7 @@ from ttamer.serve.logging import JsonLog
 from ttamer.serve.metrics import Metrics
 from ttamer.serve.node import open_nodes
 from ttamer.serve.openai import CASCADE, CLASSIFICATIONS
-from ttamer.serve.otel import NO_TRACING, Tracing
+from ttamer.serve.otel import NO_NODE, NO_SPAN, NO_TRACING, Tracing
 from ttamer.serve.owner import AuditCalls, PolicyBoard, RemoteAudits
 from ttamer.serve.policies import (
     SHORT_VERSION,
@@ -560,9 +560,17 @@ class Gateway:
         try:
             question = next(steps)
             while True:
-                is_hedged = question.hedge is not None
-                result = await (call_async(question) if is_hedged else _called(question))
-                question = steps.send(result)
+                if question.hedge is not None:
+                    question = steps.send(await call_async(question))
+                    continue
+                # A node of the gateway keeps to its time: that needs no task of its own.
+                start, returned, error, paid = time.monotonic(), None, None, 1
+                try:
+                    returned = await question.function(request)
+                except Exception as raised:  # the policy goes on without the node
+                    error, paid = raised, int(getattr(raised, "paid", True))
+                seconds = time.monotonic() - start
+                question = steps.send(CallResult(returned, error, 1, paid, seconds))
         except StopIteration as done:
             outcome: Outcome = done.value
             cost = request.bill.cost
@@ -650,7 +658,7 @@ class Gateway:
 
     async def _ask(self, name: str, request: RequestContext, *, alone: bool = False) -> NodeAnswer:
         """Ask one node for an answer and, unless it answers alone, its confidence."""
-        span = request.span.node(name)
+        span = NO_NODE if request.span is NO_SPAN else request.span.node(name)
         node = self._nodes[name]
         ask: Callable[..., Awaitable[NodeAnswer]] = node.ask_alone if alone else node.ask
         given: Any = request.endpoint.upstream_path
@@ -670,10 +678,12 @@ class Gateway:
                 request.client_errors[name] = failed.code
             span.finish(cost=request.bill.cost_of(name), error=failed)
             raise failed from None
-        span.finish(cost=request.bill.cost_of(name), confidence=answer.confidence)
+        if span is not NO_NODE:
+            span.finish(cost=request.bill.cost_of(name), confidence=answer.confidence)
         if alone:
             return answer
-        answer = await self.matched(request, answer)
+        if not self.settings.serve.compare.is_transitive:
+            answer = await self.matched(request, answer)
         if self._splits:
             request.answers[name] = answer
         return answer
@@ -738,17 +748,6 @@ class Gateway:
                 self._in_background(self.refresh())
         self.log.event("policy", **reload.to_dict())
         self.status.event(reload.action, reload.message, ok=reload.ok)
-
-
-async def _called(question: Call) -> CallResult:
-    """Call a node of the gateway, which keeps to its time: that needs no task of its own."""
-    start = time.monotonic()
-    returned, error, paid = None, None, 1
-    try:
-        returned = await question.function(question.value)
-    except Exception as raised:  # the policy goes on without the node
-        error, paid = raised, int(getattr(raised, "paid", True))
-    return CallResult(returned, error, 1, paid, time.monotonic() - start)
 
 
 def _check_embedding(serve: ServeSettings, *, has_function: bool) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import TTamerError
 from ttamer.serve.bill import Bill
+from ttamer.serve.codec import encode
 from ttamer.serve.record import request_id_from
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ Other servers have none: then requests and responses are the events of ASGI.
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 """The content type of server-sent events."""
 
-_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _LENGTH = re.compile(r"[0-9]+")
 _PORT = re.compile(r":[0-9]*$")
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -187,6 +187,10 @@ class HttpExchange:
         value = self._headers.get(name)
         return None if value is None else value.decode("latin-1")
 
+    def has_any(self, names: frozenset[bytes]) -> bool:
+        """Return whether the request has one of these headers, by their lower-case names."""
+        return not names.isdisjoint(self._headers)
+
     def has_host(self, hosts: tuple[str, ...]) -> bool:
         """Return whether the Host header, without its port, is one of these names."""
         host = (self.header(b"host") or "").lower()
@@ -197,7 +201,7 @@ class HttpExchange:
         self, status: int, data: Any, headers: Mapping[str, str] | None = None
     ) -> None:
         """Send a complete response as JSON."""
-        content = _encode(data).encode()
+        content = encode(data)
         await self.send_bytes(status, content, {"content-type": JSON, **(headers or {})})
 
     async def send_error(self, error: HttpError) -> None:

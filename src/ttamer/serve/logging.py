@@ -137,12 +137,13 @@ def _fields(record: RequestRecord) -> str:
         path = ",".join([_name(one.node) for one in record.asked])
         by = "null" if record.by is None else _name(record.by)
         text += (
-            f',"path":[{path}],"by":{by},"cost":{_encode(record.cost)},"policy":"{record.policy}"'
+            f',"path":[{path}],"by":{by},"cost":{float(record.cost)!r},"policy":"{record.policy}"'
         )
     facts: dict[str, Any] = {}
-    failed = {s.node: failure_kind(s.error) for s in record.asked if s.error is not None}
-    if failed:
-        facts["failed"] = failed
+    if record.by is None or len(record.asked) > 1:
+        failed = {s.node: failure_kind(s.error) for s in record.asked if s.error is not None}
+        if failed:
+            facts["failed"] = failed
     if estimated := record.estimated:
         facts["estimated"] = estimated
     if record.capped:

@@ -131,7 +131,8 @@ class Node:
         texts: TextVectors | None = None,
     ) -> None:
         self.settings = upstream.settings
-        self._keeps_first = keep_first and self.settings.needs_logprobs
+        self._needs_logprobs = self.settings.needs_logprobs
+        self._keeps_first = keep_first and self._needs_logprobs
         self.upstream = upstream
         self._compare = compare
         self._texts = texts
@@ -164,7 +165,10 @@ class Node:
         try:
             if self.settings.confidence == "agreement":
                 return await self._ask_samples(path, body, timeout, headers, bill)
-            return await self._ask_once(path, body, timeout, headers, bill)
+            received = await self.upstream.call(
+                path, self.adapted(path, body), timeout=timeout, headers=headers, bill=bill
+            )
+            return await self._answer_of(received, body, timeout, headers, bill)
         except Unreadable as error:
             raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
 
@@ -186,23 +190,9 @@ class Node:
             raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
         return NodeAnswer(None, None, text, response.body, cost, content=response.content)
 
-    async def _ask_once(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        timeout: float | None,
-        headers: Mapping[str, str] | None,
-        bill: Bill | None,
-    ) -> NodeAnswer:
-        wanted = self.adapted(path, body)
-        received = await self.upstream.call(
-            path, wanted, timeout=timeout, headers=headers, bill=bill
-        )
-        return await self._answer_of(received, body, timeout, headers, bill)
-
     def adapted(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a request that asks for the log-probabilities that the confidence needs."""
-        if not self.settings.needs_logprobs:
+        if not self._needs_logprobs:
             return body
         return with_logprobs(path, body, top=self.settings.needs_alternatives)
 
@@ -230,7 +220,6 @@ class Node:
         bill: Bill | None,
     ) -> NodeAnswer:
         source, response = self.settings.confidence, received.body
-        needs_logprobs = self.settings.needs_logprobs
         text, prediction = self._read(received)
         cost, calls = _cost(self.settings, received, bill), 1
         paid = 0.0
@@ -251,7 +240,7 @@ class Node:
             margin = self._extra(margin_of_tokens, response)
         if "entropy" in self.settings.extras:
             entropy = self._extra(entropy_of_tokens, response)
-        shown = _without_logprobs(response, body) if needs_logprobs else response
+        shown = _without_logprobs(response, body) if self._needs_logprobs else response
         return NodeAnswer(
             prediction, confidence, text, shown, cost + paid, calls, paid,
             margin=margin, entropy=entropy,

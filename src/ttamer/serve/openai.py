@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ttamer.serve.schemas import CHAT, CLASSIFY, COMPLETION, MESSAGE, RESPONSE, compile_schema
@@ -64,7 +65,12 @@ class Endpoint:
     is_translated: bool = False
     """Whether requests become chat completions at upstreams."""
 
-    @property
+    @cached_property
+    def route(self) -> str:
+        """The route of the gateway."""
+        return f"/v1{self.path}"
+
+    @cached_property
     def upstream_path(self) -> str:
         """The path below the base URL of upstreams."""
         return "/chat/completions" if self.is_translated else self.path

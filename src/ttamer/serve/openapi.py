@@ -51,7 +51,7 @@ def description(settings: Settings) -> dict[str, Any]:
     has_keys = serve.keys_env is not None or serve.keys_file is not None
     security: list[Any] = [{"key": []}] if has_keys else []
     paths: dict[str, Any] = {
-        f"/v1{each.path}": {"post": _post(each.path, _schema(each, settings), security)}
+        each.route: {"post": _post(each.path, _schema(each, settings), security)}
         for each in ENDPOINTS
     }
     if serve.audit is not None:

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 
     from ttamer.serve.record import RequestRecord
 
-__all__ = ["NO_SPAN", "NO_TRACING", "NoTracing", "NodeSpan", "RequestSpan", "Tracing"]
+__all__ = [
+    "NO_NODE",
+    "NO_SPAN",
+    "NO_TRACING",
+    "NoTracing",
+    "NodeSpan",
+    "RequestSpan",
+    "Tracing",
+]
 
 CANCELLED = "cancelled"
 """The outcome of a call that did not end."""
@@ -44,7 +52,7 @@ class RequestSpan:
 
     def node(self, name: str) -> NodeSpan:  # noqa: ARG002 - a tracing one takes it
         """Begin the span of a call to a node."""
-        return _NO_NODE
+        return NO_NODE
 
     def finish(self, record: RequestRecord) -> None:
         """End the span of the request."""
@@ -67,7 +75,8 @@ class NoTracing:
         """Send the spans that wait."""
 
 
-_NO_NODE = NodeSpan()
+NO_NODE = NodeSpan()
+"""The span of a call while tracing is off."""
 NO_SPAN = RequestSpan()
 """The span of a request while tracing is off."""
 NO_TRACING = NoTracing()

@@ -6,8 +6,8 @@ and no key.
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
@@ -110,4 +110,4 @@ def request_id_from(header: str | None) -> str:
     """
     if header is not None and _REQUEST_ID.fullmatch(header):
         return header
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()

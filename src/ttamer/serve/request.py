@@ -29,7 +29,7 @@ from ttamer.serve.http import (
     check_content_type,
     parse_json,
 )
-from ttamer.serve.otel import NO_SPAN
+from ttamer.serve.otel import NO_NODE, NO_SPAN, NO_TRACING
 from ttamer.serve.record import RequestRecord
 from ttamer.serve.schemas import check
 from ttamer.serve.streaming import CascadeStream, NodeFailed, Relay
@@ -57,6 +57,7 @@ TIMER_SLACK = 0.005
 """The seconds by which a timer may fire early."""
 CHOICE_HEADERS = {name: f"x-ttamer-{name}".encode() for name in ("tradeoff", "budget", "error")}
 """The headers in which a request may choose its operating point."""
+_CHOICE_NAMES = frozenset(CHOICE_HEADERS.values())
 _JSON = {"content-type": "application/json"}
 
 
@@ -103,11 +104,16 @@ class RequestContext:
         translation = TRANSLATIONS.get(endpoint.path)
         body = dict(data) if translation is None else translation.chat(data)
         model = body.pop("model", openai.CASCADE)
-        chosen = body.pop("ttamer", None) or {}
-        stream = bool(body.pop("stream", None)) if endpoint.chunk else False
-        options = body.pop("stream_options", None) if endpoint.chunk else None
-        choice = next(((name, float(value)) for name, value in chosen.items()), None)
-        include_usage = bool((options or {}).get("include_usage"))
+        chosen = body.pop("ttamer", None)
+        choice = None
+        if chosen:
+            name, value = next(iter(chosen.items()))
+            choice = name, float(value)
+        stream = include_usage = False
+        if endpoint.chunk:
+            stream = bool(body.pop("stream", None))
+            options = body.pop("stream_options", None)
+            include_usage = bool(options and options.get("include_usage"))
         if translation is not None:
             include_usage = translation.include_usage
         return cls(endpoint, model, body, stream, include_usage, choice, **context)
@@ -120,8 +126,7 @@ class RequestContext:
     def headers(self, span: NodeSpan) -> dict[str, str]:
         """Return the headers sent to upstreams."""
         headers = {"x-request-id": self.request_id}
-        headers.update(span.headers())
-        return headers
+        return headers if span is NO_NODE else {**headers, **span.headers()}
 
 
 class RequestHandler:
@@ -140,17 +145,19 @@ class RequestHandler:
         self._error: str | None = None
         self._has_body = False
         self._client = ""
-        self._bill = Bill()
+        self._bill = exchange.bill
 
     async def handle(self) -> None:
         """Handle the request, and record it."""
         gateway, exchange = self._gateway, self._exchange
         gateway.metrics.started()
-        span = gateway.tracing.request(
-            f"/v1{self._endpoint.path}",
-            traceparent=exchange.header(b"traceparent"),
-            tracestate=exchange.header(b"tracestate"),
-        )
+        span = NO_SPAN
+        if gateway.tracing is not NO_TRACING:
+            span = gateway.tracing.request(
+                self._endpoint.route,
+                traceparent=exchange.header(b"traceparent"),
+                tracestate=exchange.header(b"tracestate"),
+            )
         try:
             seconds = gateway.settings.serve.timeout + GRACE
             with RequestGuard(gateway.watchdog, exchange.receive, seconds) as guard:
@@ -212,7 +219,8 @@ class RequestHandler:
             span=span,
             bill=self._bill,
         )
-        request.choice = _choice(request.choice, exchange)
+        if exchange.has_any(_CHOICE_NAMES):
+            request.choice = _choice(request.choice, exchange)
         return request
 
     async def _answer(self, request: RequestContext, policy: ActivePolicy) -> None:
@@ -351,7 +359,7 @@ class RequestHandler:
         is_gone = self._error == ClientDisconnected.code
         return RequestRecord(
             exchange.request_id,
-            f"/v1{self._endpoint.path}",
+            self._endpoint.route,
             ClientDisconnected.status if is_gone else exchange.status or 500,
             exchange.seconds,
             self._version,

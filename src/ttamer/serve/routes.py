@@ -7,7 +7,7 @@ from ttamer.serve.openai import ENDPOINTS
 
 __all__ = ["ASKING", "DRIFT", "EMBEDDINGS", "MODELS", "OTHER", "POLLED", "ROUTES", "route_of"]
 
-ASKING = tuple(f"/v1{endpoint.path}" for endpoint in ENDPOINTS)
+ASKING = tuple(endpoint.route for endpoint in ENDPOINTS)
 """The routes that ask nodes."""
 POLLED = ("/healthz", "/readyz", "/metrics", "/status", "/status.json", "/openapi.json")
 """The routes that are polled: counted always, and logged only where they are refused."""

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlencode
 
@@ -38,6 +39,7 @@ from ttamer.serve.client import (
     TooLarge,
     tls_context,
 )
+from ttamer.serve.codec import decode, encode
 from ttamer.serve.limits import CallLimits, NodeLimitReached
 
 if TYPE_CHECKING:
@@ -67,7 +69,6 @@ _BREAKING: frozenset[Failure] = frozenset({"connect", "timeout", "busy", "error"
 _ELSEWHERE = (401, 403, 404)
 """The statuses after which the fallback is called: this server lacks the model, or the key."""
 
-_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _OWN_HEADERS = frozenset({"authorization", "content-type", "content-length", "host", "connection"})
 _STREAMING = ("stream", "stream_options")
 _LIMIT_FIELDS = {
@@ -278,6 +279,18 @@ class _Limited:
         await self._timeout.__aexit__(kind, error, trace)
 
 
+class _Call(NamedTuple):
+    """What all attempts of a call have in common."""
+
+    path: str
+    content: bytes
+    headers: Mapping[str, str] | None
+    end: float | None
+    bill: Bill
+    node: str
+    most: float
+
+
 class Upstream:
     """The server behind one node, and its fallback.
 
@@ -330,62 +343,72 @@ class Upstream:
         """
         start = time.monotonic()
         end = None if timeout is None else start + timeout
-        bill, node = bill or Bill(), node or self.settings.name
-        whole = {key: value for key, value in body.items() if key not in _STREAMING}
-        content, most = self._bounded(path, whole, bill)
-
-        async def once(base: str) -> tuple[dict[str, Any], bytes, float]:
-            if self._limit(end) <= 0:
-                raise self._failed("timeout", "there was no time for a call")
-            charge = self._open(bill, node, most)
-            try:
-                target, breaker = self._target(base, path), self._breakers[base]
-                request = target.request(content, self._with(headers))
-                connection = self._client.take(target.origin)
-                if connection is None:
-                    async with breaker.limited(self._limit(end)):
-                        connection = await self._client.acquire(target.origin)
-                charge.is_sent = True
-                breaker.waiting.add(connection)
-                try:
-                    response = await connection.exchange(
-                        request, self.settings.max_response, MAX_ERROR_BYTES, self._limit(end)
-                    )
-                finally:
-                    breaker.waiting.discard(connection)
-                self._check(response)
-                answer, received = self._parsed(response.content), response.content
-                if self.settings.api == "anthropic":
-                    answer = chat_from_message(answer)
-                    received = _encode(answer).encode()
-            except BaseException as error:
-                _drop_unpaid(bill, charge, error)
-                raise
-            self._settle(bill, charge, Usage.of(answer))
-            return answer, received, charge.cost
-
-        (answer, received, cost), attempts, base = await self._attempt(once, end)
+        bill = bill or Bill()
+        content, most = self._bounded(path, body, bill)
+        call = _Call(path, content, headers, end, bill, node or self.settings.name, most)
+        (answer, received, cost), attempts, base = await self._attempt(
+            partial(self._call_once, call), end
+        )
         self._leave(base)
         seconds = time.monotonic() - start
         is_fallback = base == self.settings.fallback
         return NodeResponse(answer, seconds, attempts, is_fallback, received, cost)
 
-    def _bounded(self, path: str, body: dict[str, Any], bill: Bill) -> tuple[bytes, float]:
+    async def _call_once(self, call: _Call, base: str) -> tuple[dict[str, Any], bytes, float]:
+        """Call a server once; return its answer, the answer as received, and its cost."""
+        settings, bill, end = self.settings, call.bill, call.end
+        limit = self._limit(end)
+        if limit <= 0:
+            raise self._failed("timeout", "there was no time for a call")
+        charge = self._open(bill, call.node, call.most)
+        try:
+            target, breaker = self._target(base, call.path), self._breakers[base]
+            request = target.request(call.content, self._with(call.headers))
+            connection = self._client.take(target.origin)
+            if connection is None:
+                async with breaker.limited(limit):
+                    connection = await self._client.acquire(target.origin)
+                limit = self._limit(end)
+            charge.is_sent = True
+            breaker.waiting.add(connection)
+            try:
+                response = await connection.exchange(
+                    request, settings.max_response, MAX_ERROR_BYTES, limit
+                )
+            finally:
+                breaker.waiting.discard(connection)
+            self._check(response)
+            answer, received = self._parsed(response.content), response.content
+            if settings.api == "anthropic":
+                answer = chat_from_message(answer)
+                received = encode(answer)
+        except BaseException as error:
+            _drop_unpaid(bill, charge, error)
+            raise
+        self._settle(bill, charge, Usage.of(answer))
+        return answer, received, charge.cost
+
+    def _bounded(
+        self, path: str, given: Mapping[str, Any], bill: Bill, *, is_stream: bool = False
+    ) -> tuple[bytes, float]:
         """Return the bytes of a request, and the most that its call can cost.
 
         Where a limit on cost applies and the request has no limit on the tokens of its answer, it
         gets one.
         """
-        tariff, body = self.tariff, {**body, "model": self.settings.model}
+        tariff, body = self.tariff, {**given, "model": self.settings.model}
+        if not is_stream:
+            for name in _STREAMING:
+                body.pop(name, None)
         if not tariff.has_tokens:
-            return _encode(self.adapted(body)).encode(), tariff.cost
+            return encode(self.adapted(body)), tariff.cost
         limit, field = output_limit(body), _LIMIT_FIELDS.get(path)
         if limit is None and field is not None and bill.left < math.inf:
-            longest = _encode(self.adapted({**body, field: _MANY_TOKENS})).encode()
+            longest = encode(self.adapted({**body, field: _MANY_TOKENS}))
             affordable = tariff.affordable(longest, bill.left)
             if affordable is not None:
                 limit = body[field] = max(1, min(affordable, _MANY_TOKENS))
-        content = _encode(self.adapted(body)).encode()
+        content = encode(self.adapted(body))
         return content, tariff.most(content, limit)
 
     def _open(self, bill: Bill, node: str, most: float) -> Charge:
@@ -434,7 +457,7 @@ class Upstream:
         if include_usage or self.tariff.has_tokens:
             usage = StreamUsage(keep=include_usage)
             whole["stream_options"] = {"include_usage": True}
-        content, most = self._bounded(path, whole, bill)
+        content, most = self._bounded(path, whole, bill, is_stream=True)
 
         async def begun(base: str) -> tuple[Response, Charge]:
             charge = self._open(bill, node, most)
@@ -489,7 +512,9 @@ class Upstream:
                     break
                 attempts += 1
                 try:
-                    await self._enter(base, end)
+                    if self._limits is not None:
+                        await self._enter(self._limits, end)
+                    self._load[base] += 1
                     try:
                         result = await attempt(base)
                     except BaseException:
@@ -534,15 +559,13 @@ class Upstream:
         first = sorted(range(count), key=rank)
         return [*(self._bases[number] for number in first), *self._bases[count:]]
 
-    async def _enter(self, base: str, end: float | None) -> None:
-        """Begin a call, once the node's limits allow it."""
-        if self._limits is not None:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            try:
-                await self._limits.enter(left)
-            except NodeLimitReached:
-                raise self._failed("queue", "is not called: its own limit is reached") from None
-        self._load[base] += 1
+    async def _enter(self, limits: CallLimits, end: float | None) -> None:
+        """Wait until the node's limits allow a call."""
+        left = None if end is None else max(0.0, end - time.monotonic())
+        try:
+            await limits.enter(left)
+        except NodeLimitReached:
+            raise self._failed("queue", "is not called: its own limit is reached") from None
 
     def _leave(self, base: str) -> None:
         """End a call."""
@@ -580,7 +603,7 @@ class Upstream:
             received += chunk
             if len(received) > self.settings.max_response:
                 raise self._named(TooLarge())
-        yield _encode(chat_from_message(self._parsed(received))).encode()
+        yield encode(chat_from_message(self._parsed(received)))
 
     async def _chunks(self, response: Response, end: float | None) -> AsyncIterator[bytes]:
         received = response.chunks()
@@ -607,22 +630,25 @@ class Upstream:
             )
         return target
 
-    def _with(self, headers: Mapping[str, str] | None) -> dict[str, str]:
+    def _with(self, headers: Mapping[str, str] | None) -> Mapping[str, str]:
         """Return the caller's headers without those that are the node's, in any letter case."""
-        return {k: v for k, v in (headers or {}).items() if k.lower() not in self._own}
+        own, given = self._own, headers or {}
+        if any(name.lower() in own for name in given):
+            return {name: value for name, value in given.items() if name.lower() not in own}
+        return given
 
     def _check(self, response: Response) -> None:
         """Refuse a response that is an error, or compressed."""
         if response.status != 200:
             error_text = _error_text(response.content) if self._read_errors else ""
             raise self._bad_status(response, error_text)
-        encoding = response.headers.get(b"content-encoding", b"identity")
-        if encoding.strip().lower() != b"identity":
+        encoding = response.headers.get(b"content-encoding")
+        if encoding is not None and encoding.strip().lower() != b"identity":
             raise self._failed("garbage", "returned a compressed response, which is not accepted")
 
     def _parsed(self, content: bytes) -> dict[str, Any]:
         try:
-            body = _DECODER.decode(content.decode())
+            body = decode(content)
         except (ValueError, RecursionError):
             raise self._failed("garbage", "returned text that is not JSON") from None
         if not isinstance(body, dict):
@@ -684,14 +710,6 @@ def _drop_unpaid(bill: Bill, charge: Charge, error: BaseException) -> None:
         bill.void(charge)
     elif isinstance(error, UpstreamFailed) and not error.paid:
         bill.settle(charge, 0.0)
-
-
-def _no_constant(token: str) -> float:
-    """Refuse NaN and infinities, which JSON does not have and clients cannot read."""
-    raise ValueError(token)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _error_code(content: bytes) -> str | None:
