@@ -29,12 +29,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from faults import make_ladder
 
 import ttamer as tt
 from support.faulty_upstream import FaultyUpstream
+from ttamer.drift.refit import RefitProcess
+from ttamer.serve.config import read_settings
+from ttamer.serve.drift import secret_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +64,7 @@ FLOODS = {
 }
 COSTS = {"small": 1.0, "middle": 4.0, "large": 12.5}
 KEYS = {"web": "key-of-the-web-client", "other": "key-of-other-clients", "ops": "key-of-operators"}
+UPSTREAM_KEY, EMBEDDINGS_KEY = "KEY_OF_UPSTREAMS", "KEY_OF_EMBEDDINGS"
 ROLES = {"web": ["ask", "label"], "other": ["ask", "label"], "ops": ["metrics"]}
 BOMB_BYTES = 1536 * 2**20
 """The size of the compressed response once it is decompressed."""
@@ -68,8 +74,22 @@ CHOICE_SECONDS = 5.0
 CHOOSERS = 8
 MAX_SLOWDOWN = 5.0
 """The most by which such requests may increase the median of others."""
+BUDGET = 5.0
+"""The budget of a mixture of two policies, each of which answers about half of the requests."""
+DRAWS = 60
+"""The request ids that are chosen for each side of the mixture."""
+MAX_DEVIATIONS = 4.5
+"""The most standard errors by which the two sides may differ by chance."""
+PLANTED = "from pathlib import Path\nPath('imported').touch()\n"
+"""A module in the working directory of the gateway, with the name of one that a re-fit imports."""
 LOGGED = 1500
 """The requests sent while the log is not read; its pipe holds fewer lines."""
+
+
+def environment() -> dict[str, str]:
+    """Return the environment variables that hold keys: of clients, and of upstreams."""
+    clients = {name.upper(): key for name, key in KEYS.items()}
+    return {UPSTREAM_KEY: "key-of-the-upstreams", EMBEDDINGS_KEY: "key-of-embeddings", **clients}
 
 
 @dataclass
@@ -97,6 +117,9 @@ compare = "choice"
 allow = ["error", "budget"]
 max_connections_per_address = {CONNECTIONS // 2}
 hosts = ["127.0.0.1"]
+[serve.embeddings]
+upstream = "{upstreams["small"].url}"
+key_env = "{EMBEDDINGS_KEY}"
 [serve.audit]
 share = 0.5
 max_client_share = 1.0
@@ -106,16 +129,17 @@ log = "{folder / "audits"}"
             text += f'[[serve.key]]\nname = "{name}"\nenv = "{name.upper()}"\nroles = {roles}\n'
         for name, upstream in upstreams.items():
             text += f'[[node]]\nname = "{name}"\ncost = {COSTS[name]}\nbreaker = 0\n'
-            text += f'upstream = "{upstream.url}"\n'
+            text += f'upstream = "{upstream.url}"\nkey_env = "{UPSTREAM_KEY}"\n'
         cascade, policy = folder / "cascade.toml", folder / "policy.ttamer"
         cascade.write_text(text, "utf-8")
-        tt.save(make_ladder(hold_out=0.3), policy)
+        self.cascade, self.ladder = cascade, make_ladder(hold_out=0.3)
+        tt.save(self.ladder, policy)
         command = [sys.executable, "-m", "ttamer", "serve", str(cascade), str(policy)]
         self._child = subprocess.Popen(  # noqa: S603 - our own command
             [*command, "--port", "0", "--json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,  # never read
-            env=os.environ | {name.upper(): key for name, key in KEYS.items()},
+            env=os.environ | environment(),
         )
         assert self._child.stdout is not None  # noqa: S101 - it is a pipe
         self.url = json.loads(self._child.stdout.readline())["url"]
@@ -340,6 +364,78 @@ def labels(target: Target) -> tuple[str, bool]:
     return text, taken["other"] == 0 < taken["web"] and status == 403
 
 
+def chosen_side(target: Target) -> tuple[str, bool]:
+    """Choose request ids that would draw one side of a budget's mixture if they were its keys."""
+    mixture = target.ladder.for_budget(BUDGET)
+    ids: dict[str, list[str]] = {"cheap": [], "expensive": []}
+    number = 0
+    while min(map(len, ids.values())) < DRAWS:
+        name, number = f"id-{number}", number + 1
+        side = ids["expensive" if mixture.drawn(name) is mixture.expensive else "cheap"]
+        if len(side) < DRAWS:
+            side.append(name)
+
+    def cost(name: str, prompt: str) -> float:
+        messages = [{"role": "user", "content": prompt}]
+        body = {"model": "ttamer", "messages": messages, "ttamer": {"budget": BUDGET}}
+        _, answer, _ = target.ask("/v1/chat/completions", body, **{"x-request-id": name})
+        return float(json.loads(answer)["ttamer"]["cost"])
+
+    for trial in range(50):  # a prompt on which the two policies differ
+        prompt = f"question {trial}"
+        if len({cost(f"trial-{each}", prompt) for each in range(12)}) > 1:
+            break
+    found = {side: [cost(name, prompt) for name in names] for side, names in ids.items()}
+    most = max(map(max, found.values()))
+    shares = {side: costs.count(most) / DRAWS for side, costs in found.items()}
+    mean = sum(shares.values()) / 2
+    error = (2 * mean * (1 - mean) / DRAWS) ** 0.5
+    cheap, expensive = (statistics.mean(found[side]) for side in ("cheap", "expensive"))
+    text = f"mean cost {cheap:.2f} with {DRAWS} ids for the cheap side, {expensive:.2f} with "
+    text += f"{DRAWS} for the expensive one"
+    differ = abs(shares["expensive"] - shares["cheap"])
+    return text, 0 < mean < 1 and differ <= MAX_DEVIATIONS * error
+
+
+def refit_child(target: Target) -> tuple[str, bool]:
+    """Let the gateway's re-fit start in a folder with planted modules, with all keys set."""
+    refit = RefitProcess(hidden=secret_names(read_settings(target.cascade)))
+    seen: list[tuple[bytes, bytes]] = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.005):
+            with contextlib.suppress(OSError, AttributeError):
+                place = Path(f"/proc/{refit._process.pid}")
+                seen.append(((place / "cmdline").read_bytes(), (place / "environ").read_bytes()))
+
+    rng = np.random.default_rng(0)
+    sure = rng.random((400, 2))
+    spec = tt.CascadeSpec.of({"small": 1.0, "large": 9.0})
+    rows = tt.Trace(spec, sure, correct=rng.random(sure.shape) < sure)
+    watch = threading.Thread(target=look)
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for module in ("numpy", "ttamer", "sitecustomize"):
+            Path(f"{module}.py").write_text(PLANTED)
+        os.environ.update(environment())
+        watch.start()
+        try:
+            refit(rows)
+        finally:
+            done.set()
+            watch.join()
+            os.environ.clear()
+            os.environ.update(before)
+        is_imported = Path("imported").exists()
+    children = [each for each in seen if b"ttamer.drift.refit" in each[0]]
+    secrets = [value.encode() for value in environment().values()]
+    leaked = sum(any(secret in found for _, found in children) for secret in secrets)
+    text = f"planted modules imported: {'yes' if is_imported else 'no'}; keys in its environment: "
+    text += f"{leaked} of {len(secrets)}"
+    return text, bool(children) and not leaked and not is_imported
+
+
 def other_host(target: Target) -> tuple[str, bool]:
     """Ask under another host name, as a page in a browser can."""
     status, _ = target.post(headers={"host": "evil.example"})
@@ -368,6 +464,8 @@ def run(target: Target, upstreams: dict[str, FaultyUpstream]) -> list[Result]:
     attacks["compressed responses"] = lambda t: compressed(t, upstreams)
     attacks["NaN in a response"] = lambda t: not_a_number(t, upstreams)
     attacks["labels of another key"] = labels
+    attacks["ids for one side"] = chosen_side
+    attacks["the re-fit's process"] = refit_child
     attacks["another host name"] = other_host
     attacks["a log that is not read"] = unread_log
     results = []

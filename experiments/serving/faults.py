@@ -1,7 +1,7 @@
 """Ten thousand requests while everything fails: none lost, none answered twice, none late.
 
-``python experiments/serving/faults.py [--requests N] [--audit SHARE] [--json FILE]``
-``python experiments/serving/faults.py --only hung,restarts [--workers N]``
+``python experiments/serving/faults.py [--requests N] [--seconds S] [--audit SHARE] [--json FILE]``
+``python experiments/serving/faults.py --only faults,hung,restarts [--workers N]``
 
 A gateway in a process of its own serves three upstreams that fail on command. Each fault gets its
 share of the requests; a client asks under an id, and asks again under the same id, as a new
@@ -57,6 +57,7 @@ CLIENTS = 8
 """Clients that ask without a pause during restarts: half of them keep their connection."""
 LAME_DUCK = 3.0
 NODES = {"small": (1.0, 0.6), "middle": (4.0, 0.75), "large": (12.5, 0.95)}
+PARTS = ("faults", "hung", "restarts")
 FAULTS = ("none", "down", "slow", "error", "garbage", "truncated", "reset", "loss",
           "artefact", "disk full", "kill -9")  # fmt: skip
 MODES = {"down": "refuse", "slow": "slow", "error": "error", "garbage": "garbage",
@@ -197,11 +198,18 @@ async def ask(
     name: str,
     found: Found,
     limit: asyncio.Semaphore,
+    end: float,
 ) -> None:
-    """Ask until there is an answer or an error; a broken connection is tried again."""
+    """Ask until there is an answer or an error; a broken connection is tried again.
+
+    After ``end`` nothing is asked, and the request does not count.
+    """
     url = f"{gateway.url}/v1/chat/completions"
     body = {"model": "ttamer", "messages": [{"role": "user", "content": f"question {name}"}]}
     async with limit:
+        if time.monotonic() >= end:
+            found.requests -= 1
+            return
         for attempt in range(200):
             found.attempts += 1
             start = time.monotonic()
@@ -257,9 +265,10 @@ async def kill(gateway: Gateway, found: Found) -> None:
         await asyncio.shield(asyncio.to_thread(gateway.start))
 
 
-async def run_fault(gateway: Gateway, fault: str, requests: int) -> Found:
-    """Make the requests of one fault."""
+async def run_fault(gateway: Gateway, fault: str, requests: int, seconds: float) -> Found:
+    """Make the requests of one fault; after these seconds, no further ones."""
     found = Found(fault, requests)
+    end = time.monotonic() + seconds
     upstreams = gateway._upstreams
     for name, upstream in upstreams.items():
         # One of three fails outright; where calls are lost, all do.
@@ -273,13 +282,13 @@ async def run_fault(gateway: Gateway, fault: str, requests: int) -> Found:
         helper = asyncio.create_task(helpers[fault]()) if fault in helpers else None
         tag = fault.replace(" ", "")
         names = [f"{tag}-{number}" for number in range(requests)]
-        await asyncio.gather(*(ask(client, gateway, name, found, limit) for name in names))
+        await asyncio.gather(*(ask(client, gateway, name, found, limit, end) for name in names))
         if helper is not None:
             helper.cancel()
             await asyncio.gather(helper, return_exceptions=True)
         if fault != "kill -9":
             found.failures_seen = await failures(client, gateway) - before
-    found.lost += requests - found.statuses.total() - found.late
+    found.lost += found.requests - found.statuses.total() - found.late
     mine = {name: count for name, count in gateway.answered().items() if name.startswith(f"{tag}-")}
     found.twice += sum(count > 1 for count in mine.values())
     for upstream in upstreams.values():
@@ -421,13 +430,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Serve while everything fails.")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--audit", type=float, metavar="SHARE", help="audit this share besides")
-    parser.add_argument("--only", metavar="NAMES", help="only these: hung, restarts")
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="send no request of a fault after this long"
+    )
+    parser.add_argument("--only", metavar="NAMES", help="only these: faults, hung, restarts")
     parser.add_argument("--workers", type=int, default=1, help="worker processes (default 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers")
     options = parser.parse_args()
     share = -(-options.requests // len(FAULTS))
     every: list[Found] = []
-    days = ("hung", "restarts") if options.only is None else tuple(options.only.split(","))
+    parts = PARTS if options.only is None else tuple(options.only.split(","))
     figures: dict[str, Any] = {}
     is_good = True
     with contextlib.ExitStack() as stack:
@@ -438,7 +450,7 @@ def main() -> None:
         }
         gateway = Gateway(folder, upstreams, options.audit, options.workers)
         stack.callback(lambda: gateway.end(signal.SIGKILL))
-        faults = FAULTS if options.only is None else ()
+        faults = FAULTS if "faults" in parts else ()
         if faults:
             gateway.start()
             print(f"{'fault':12}{'requests':>9}{'answered':>9}{'errors':>8}{'attempts':>9}{'lost':>6}"
@@ -447,7 +459,7 @@ def main() -> None:
             if fault == "disk full":
                 gateway.end()
                 gateway.start("/dev/full")
-            found = asyncio.run(run_fault(gateway, fault, share))
+            found = asyncio.run(run_fault(gateway, fault, share, options.seconds))
             every.append(found)
             errors = found.statuses.total() - found.statuses[200]
             print(f"{fault:12}{found.requests:9}{found.statuses[200]:9}{errors:8}"
@@ -458,12 +470,12 @@ def main() -> None:
                 gateway.end()
                 gateway.start()
         gateway.end()
-        if "hung" in days:
+        if "hung" in parts:
             gateway.start(None)
             figures["hung"], good = run_hung(gateway, upstreams)
             is_good &= good
             gateway.end()
-        if "restarts" in days:
+        if "restarts" in parts:
             figures["restarts"], good = run_restarts(gateway)
             is_good &= good
         if options.audit is not None:

@@ -12,6 +12,7 @@ from support.changing import ADMIN, Traffic, answers, boast, models, modest, wri
 from support.running_gateway import running
 from ttamer.errors import ArtefactError, CascadeError, TraceError
 from ttamer.serve.config import read_settings
+from ttamer.serve.drift import secret_names
 from ttamer.serve.gateway import Gateway
 
 
@@ -176,3 +177,30 @@ def test_what_would_not_do_is_found_before_anything_is_served(changing, change, 
     changing.cascade.write_text(text.replace(*change), "utf-8")
     with pytest.raises(error, match=re.escape(says)):
         Gateway(read_settings(changing.cascade), changing.artefact).load()
+
+
+def test_a_refit_gets_no_key(tmp_path):
+    cascade = tmp_path / "cascade.toml"
+    cascade.write_text(
+        """
+[serve]
+admin_keys_env = "ADMIN"
+[serve.embeddings]
+upstream = "http://127.0.0.1:1/v1"
+key_env = "EMBEDDINGS"
+[[serve.key]]
+name = "web"
+env = "WEB"
+[[node]]
+name = "small"
+cost = 1
+upstream = "http://127.0.0.1:1/v1"
+key_env = "SMALL"
+proxy = "http://127.0.0.1:2"
+proxy_auth_env = "PROXY"
+headers = {x-team = {env = "TEAM"}}
+""",
+        "utf-8",
+    )
+    names = {"ADMIN", "EMBEDDINGS", "WEB", "SMALL", "PROXY", "TEAM"}
+    assert secret_names(read_settings(cascade)) == names

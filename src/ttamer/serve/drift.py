@@ -57,6 +57,7 @@ __all__ = [
     "concealer",
     "open_audits",
     "save_serving",
+    "secret_names",
     "starting_policy",
 ]
 
@@ -348,7 +349,7 @@ class DriftControl:
         self._event_loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._activations = 0
-        self._fit = RefitProcess(hidden=_secret_names(settings))
+        self._fit = RefitProcess(hidden=secret_names(settings))
         self.loop = Loop(
             former if isinstance(former, CertifiedServing) else serving,
             audit.loop,
@@ -424,10 +425,12 @@ class DriftControl:
         self._log.event("drift", **event.to_dict())
 
 
-def _secret_names(settings: Settings) -> frozenset[str]:
+def secret_names(settings: Settings) -> frozenset[str]:
     """Return the environment variables that hold keys, which a re-fit does not need."""
     serve = settings.serve
     names = [serve.keys_env, serve.admin_keys_env, *(key.env for key in serve.key)]
+    if serve.embeddings is not None:
+        names.append(serve.embeddings.key_env)
     for node in settings.nodes.values():
         names += [node.key_env, node.proxy_auth_env]
         names += [value.name for _, value in node.headers if not isinstance(value, str)]
