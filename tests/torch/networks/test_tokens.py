@@ -404,6 +404,7 @@ def test_one_kernel_pools_as_operations_do(rows, tokens, width, pool):
     hidden = torch.randn(rows, tokens, width, generator=generator)
     lengths = torch.randint(0, tokens + 1, (rows, 1), generator=generator)
     lengths[0] = tokens
+    lengths[1:3] = torch.tensor([[0], [1]])[: rows - 1]
     mask = torch.arange(tokens) < lengths
     found = pool_tokens(hidden, mask, mean=pool == "mean")
     torch.testing.assert_close(found, pooled(hidden, mask, pool), rtol=1e-5, atol=1e-6)
