@@ -6,7 +6,8 @@ Two models of known speed are simulated behind a real gateway: each waits before
 and between tokens. Every request is streamed; the time to the first token is measured by the
 client, over a real connection. The aim is the time to the first token of the node that answers,
 plus the whole answers that came before it; the ratio to it is printed as a mean with its standard
-error, for requests that one node and two nodes answered. ``--speed 10`` makes all waits ten times
+error, for requests that one node and two nodes answered. All ways are asked in turn, so that they
+meet the same load. ``--speed 10`` makes all waits ten times
 shorter.
 """
 
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 import zlib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -175,39 +177,39 @@ async def measure(requests: int, speed: float) -> None:
     servers, urls = await serve(models)
     ladder, prefixes = fitted(models)
     for each in prefixes:
-        print(f"{each.node}: {each}; early {each.early} of {each.rows}, decided otherwise "
-              f"{each.changed}, at most {each.bound:.1%}")  # fmt: skip
+        print(f"{each.node}: {each}; early {each.early} of {each.rows}, after {each.tokens:.1f} "
+              f"tokens; decided otherwise {each.changed}, at most {each.bound:.1%}")  # fmt: skip
     print(f"{requests} requests of {TOKENS} tokens; waits {speed:g} times shorter than stated")
     print(
         "| stream | to the first token, s | to the end, s | cost | over the aim: one node | two |"
     )
     print("|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder:
-        cascade, artefact = Path(folder, "cascade.toml"), Path(folder, "policy.ttamer")
+    rows: dict[str, list[tuple[Any, ...]]] = {way: [] for way in (*NODES, *WAYS)}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        artefact, gateways = Path(folder, "policy.ttamer"), {}
         tt.save(ladder, artefact)
-        alone: dict[str, float] = {}
-        streamed: dict[str, float] = {}
-        for way in ("small", "large", *WAYS):
+        for number, way in enumerate(rows):
             prefix = str(prefixes[0]) if "prefix" in way and prefixes else ""
+            cascade = Path(folder, f"cascade{number}.toml")
             cascade.write_text(toml(urls, WAYS.get(way, {}), prefix), "utf-8")
-            rows: list[tuple[Any, ...]] = []
-            with running(cascade, artefact) as gateway:
-                async with httpx.AsyncClient(timeout=60) as client:
-                    for number in range(requests):
-                        name = way if way in NODES else "ttamer"
-                        rows.append(await timed(client, gateway.url, name, number))
-            firsts = np.array([row[0] for row in rows])
-            ends, costs = (np.mean([row[k] for row in rows]) for k in (1, 2))
-            shown = " | "
-            if way in NODES:
-                alone[way], streamed[way] = float(firsts.mean()), float(ends)
-            else:
-                whole = {n: each.first + each.each * (TOKENS - 1) for n, each in models.items()}
-                before = streamed if "prefix" in way else whole  # how the first node is asked
-                shown = " | ".join(ratios(rows, before, alone, count) for count in (1, 2))
-            error = firsts.std(ddof=1) / len(firsts) ** 0.5
-            print(f"| {way} | {firsts.mean():.3f} ({error:.3f}) | {ends:.3f} | {costs:.2f} | "
-                  f"{shown} |", flush=True)  # fmt: skip
+            gateways[way] = stack.enter_context(running(cascade, artefact))
+        async with httpx.AsyncClient(timeout=60) as client:
+            for number in range(requests):  # in turn, so that all meet the same load
+                for way, gateway in gateways.items():
+                    name = way if way in NODES else "ttamer"
+                    rows[way].append(await timed(client, gateway.url, name, number))
+    alone = {way: float(np.mean([row[0] for row in rows[way]])) for way in NODES}
+    streamed = {way: float(np.mean([row[1] for row in rows[way]])) for way in NODES}
+    whole = {n: each.first + each.each * (TOKENS - 1) for n, each in models.items()}
+    for way, found in rows.items():
+        firsts = np.array([row[0] for row in found])
+        ends, costs = (np.mean([row[k] for row in found]) for k in (1, 2))
+        before = streamed if "prefix" in way else whole  # how the first node is asked
+        shown = " | "
+        if way in WAYS:
+            shown = " | ".join(ratios(found, before, alone, count) for count in (1, 2))
+        error = firsts.std(ddof=1) / len(firsts) ** 0.5
+        print(f"| {way} | {firsts.mean():.3f} ({error:.3f}) | {ends:.3f} | {costs:.2f} | {shown} |")
     for server in servers:
         server.should_exit = True
     await asyncio.sleep(0.2)

@@ -117,9 +117,20 @@ def test_a_threshold_is_fitted_to_the_labels_of_a_person(served, tmp_path):
     assert "24 of 24 pairs" in trace.notes[0]
 
 
+def test_of_several_aliases_the_nearest_one_counts(served):
+    found = served(THRESHOLD)
+    prompts = [Prompt(each.body, (LABEL, "omega psi")) for each in PROMPTS]
+    trace = collect_upstreams(
+        read_settings(found.cascade), prompts, found.cascade.with_name("journal"),
+        likeness=Likeness(like="contains"),
+    )  # fmt: skip
+    check(trace)
+    assert "24 of 24 pairs" in trace.notes[0]  # one for each answer, not for each alias
+
+
 def test_a_threshold_that_is_given_is_measured(served):
     trace = collected(served(THRESHOLD), likeness=Likeness(like="contains"))
-    assert trace.notes[0].endswith("as it is given")
+    assert trace.notes[0].endswith("as it is given; 16 of them are equal")
     assert "24 of 24" in trace.notes[0]
 
 

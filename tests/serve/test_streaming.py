@@ -14,6 +14,7 @@ from ttamer.errors import CascadeError
 from ttamer.serve.config import settings_from
 from ttamer.serve.node import Node
 from ttamer.serve.prefixes import fit_prefixes, recalled_answers
+from ttamer.serve.streaming import _Assembled
 from ttamer.trace.spec import CascadeSpec
 
 UNSURE, SURE = 0.26, 0.99
@@ -315,6 +316,16 @@ def test_a_stream_is_looked_at_again_after_more_tokens(run_gateway):
         assert response.headers["x-ttamer-path"] == "small"  # while the rest waits
         small.release()
         assert "".join(contents(response.iter_lines())) == "A is the answer"
+
+
+def test_refusals_and_reasoning_in_parts_are_put_together():
+    whole = _Assembled()
+    for part in ({"reasoning_content": "so "}, {"reasoning_content": "far", "refusal": "I "},
+                 {"content": "B", "refusal": "cannot"}):  # fmt: skip
+        whole.add({"choices": [{"index": 0, "delta": part}]})
+    message = whole.response()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["refusal"]) == ("so far", "I cannot")
+    assert message["content"] == "B"
 
 
 TWICE = "[{tokens = 4, confidence = 0.9}, {tokens = 4, confidence = 0.8}]"

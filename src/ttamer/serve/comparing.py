@@ -165,7 +165,8 @@ class Likeness:
         labelled = self._labelled(rows)
         notes = []
         if labelled:
-            values = await score([each.pair for each in labelled])
+            alike = dict(await score.by_pair([pair for each in labelled for pair in each.pairs]))
+            values = [max(alike[pair] for pair in each.pairs) for each in labelled]
             equal = [each.equal for each in labelled]
             if rule.threshold is None:
                 try:
@@ -183,7 +184,10 @@ class Likeness:
                     f"{self.min_agreement:.0%} is needed; use other embeddings or another rule, or "
                     "lower --min-agreement"
                 )
-            notes.append(f"the threshold {threshold:g} of embeddings {agreement}, {how}")
+            notes.append(
+                f"the threshold {threshold:g} of embeddings {agreement}, {how}; {sum(equal)} of "
+                "them are equal"
+            )
             if rule.threshold is None:
                 rule = Comparison("embedding", threshold=threshold)
                 table = {"kind": "embedding", "threshold": threshold}
@@ -206,23 +210,20 @@ class Likeness:
         if self.like is not None:
             by = Comparison(self.like)
             for number, row in enumerate(rows):
-                for text in dict.fromkeys(row.answers.values()) if row.label else ():
-                    is_right = by.is_right(text, row.label or "")
-                    aliases = (row.label or "").split(ALIAS_SEPARATOR)
-                    own = [a for a in aliases if not is_right or by.is_right(text, a)]
-                    found += [
-                        _Labelled((text.strip(), alias.strip()), is_right, number)
-                        for alias in own
-                        if text.strip() and alias.strip()
-                    ]
+                aliases = [each.strip() for each in (row.label or "").split(ALIAS_SEPARATOR)]
+                for text in dict.fromkeys(each.strip() for each in row.answers.values()):
+                    pairs = tuple((text, alias) for alias in aliases if text and alias)
+                    if pairs:
+                        is_right = by.is_right(text, row.label or "")
+                        found.append(_Labelled(pairs, is_right, number))
         return found
 
 
 @dataclass(frozen=True)
 class _Labelled:
-    """Two texts, whether they are equal, and the row that they belong to."""
+    """Two texts, or an answer with each alias of its label; whether some are equal; the row."""
 
-    pair: Pair
+    pairs: tuple[Pair, ...]
     equal: bool
     row: int
 
@@ -244,6 +245,10 @@ class _KeptScores:
     def cost(self) -> float:
         """What they cost, at the time when they were made."""
         return sum(entry.cost for key in self.used if (entry := self.journal.get(key)))
+
+    async def by_pair(self, pairs: Sequence[Pair]) -> Iterator[tuple[Pair, float]]:
+        """Return each pair with how alike it is."""
+        return zip(pairs, await self(pairs), strict=True)
 
     async def __call__(self, pairs: Sequence[Pair]) -> list[float]:
         """Return how alike each pair is."""
@@ -310,7 +315,8 @@ def _read_pairs(path: str | os.PathLike[str], rows: Sequence[KeptAnswers]) -> li
                     found += _of_label(rows[place], set(map(str, entry["right"])), place)
             else:
                 pair = entry["one"].strip(), entry["two"].strip()
-                found.append(_Labelled(pair, {True: True, False: False}[entry["equal"]], -number))
+                equal = {True: True, False: False}[entry["equal"]]
+                found.append(_Labelled((pair,), equal, -number))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise TraceError(
                 f"{path}: line {number} is not a labelled pair; write lines like "
@@ -324,6 +330,5 @@ def _of_label(row: KeptAnswers, right: set[str], place: int) -> Iterator[_Labell
     for (one, first), (two, second) in combinations(row.answers.items(), 2):
         known = one in right or two in right
         if known and first.strip() and second.strip():
-            yield _Labelled(
-                (second.strip(), first.strip()), (one in right) == (two in right), place
-            )
+            pair = second.strip(), first.strip()
+            yield _Labelled((pair,), (one in right) == (two in right), place)

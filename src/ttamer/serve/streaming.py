@@ -208,8 +208,11 @@ class _Assembled:
                 self.texts.append(delta.get("content") or "")
                 for call in delta.get("tool_calls") or ():
                     _add_call(self.message.setdefault("tool_calls", []), call)
-                others = ("role", "content", "tool_calls")
-                self.message |= {k: v for k, v in delta.items() if k not in others and v}
+                for key, value in delta.items():  # refusals, and reasoning in parts
+                    if key not in ("role", "content", "tool_calls") and value:
+                        before = self.message.get(key)
+                        is_text = isinstance(before, str) and isinstance(value, str)
+                        self.message[key] = before + value if is_text else value
             else:
                 self.texts.append(choice.get("text") or "")
             with suppress(Unreadable):
