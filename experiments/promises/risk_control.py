@@ -10,7 +10,7 @@ rule gives for each draw of rows the setting that it allows to lose at most that
   enough, which is to say while the test by betting passes.
 - LTT, learn then test: with a test of each setting, either the cheapest one that passes at the
   level over the number of settings (Bonferroni), or in sequence the last one that passes at the
-  full level.
+  full level. For drops the exact test is ours (``ttamer.stats.paired_p``), which the paper has not.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.stats.bounds import binomial_p
+from ttamer.stats.paired import paired_p
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,3 +117,24 @@ def betting(
     bets = np.minimum(np.sqrt(2 * math.log(1 / alpha) / (sample.count * before)), 1.0)
     grown = np.cumsum(np.log1p(bets * (sample.level - lost)), axis=1).max(axis=1)
     return np.asarray(grown >= math.log(1 / alpha))
+
+
+def paired(
+    sample: Sample, setting: int, splits: NDArray[np.intp], alpha: float
+) -> NDArray[np.bool_]:
+    """Whether a setting, all of whose losses are 0, 1/2 or 1, passes the exact paired test."""
+    lost = sample.losses[sample.rows[splits], setting]
+    counts = zip((lost > 0.75).sum(axis=1), (lost < 0.25).sum(axis=1), strict=True)
+    level = 2 * sample.level - 1
+    passed = [passes_paired(int(w), int(b), sample.count, level, alpha) for w, b in counts]
+    return np.array(passed, bool)
+
+
+@cache
+def passes_paired(worse: int, better: int, count: int, level: float, alpha: float) -> bool:
+    """Whether these counts pass the exact paired test.
+
+    >>> passes_paired(2, 2, 1000, 0.01, 0.05), passes_paired(12, 2, 1000, 0.01, 0.05)
+    (True, False)
+    """
+    return paired_p(worse, better, count, level, alpha=alpha) <= alpha

@@ -16,7 +16,7 @@ Beside ``for_error`` and ``for_drop`` stand the rules of risk control for early 
 al., 2024), on one confidence threshold for all nodes with as many settings as ours has mixes, and
 on the corners of our own ladder, so that the policy and the test can be separated (CRC, UCB, LTT:
 risk_control.py). For drops they are run once more with the last node put before our corners: it
-drops by nothing, and passes every test.
+drops by nothing, and passes every test; and with our own exact test in place of theirs.
 
 Every number of "Promises" in docs/evidence.md is printed by this command.
 """
@@ -24,6 +24,7 @@ Every number of "Promises" in docs/evidence.md is printed by this command.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -33,7 +34,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from budgets import Spent, kept, measure_budgets
-from risk_control import Sample, betting, corrected, crc, exact, in_sequence, most_wrong
+from risk_control import (
+    Sample,
+    betting,
+    corrected,
+    crc,
+    exact,
+    in_sequence,
+    most_wrong,
+    paired,
+    passes_paired,
+)
 
 import ttamer as tt
 from ttamer import datasets
@@ -42,9 +53,9 @@ from ttamer.baselines.single import AlwaysLast
 from ttamer.baselines.threshold import Confidence, common_thresholds
 from ttamer.cli.output import table
 from ttamer.fitted.mixture import Mixture
-from ttamer.fitted.promise import STEPS, HeldOut, pairs_of_corners
+from ttamer.fitted.promise import STEPS, HeldOut, cautious_pairs, count_pairs, pairs_of_corners
 from ttamer.fitted.replay import full_cost, paid
-from ttamer.stats.bounds import betting_p, binomial_upper
+from ttamer.stats.bounds import binomial_upper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -113,6 +124,8 @@ class Population:
     """Shape (rows,): where the last node is wrong."""
     rungs: tuple[int, ...]
     """The corners' rungs."""
+    cautious: Settings | None
+    """The cautious policies of the ladder, where it has any."""
 
     @classmethod
     def of(cls, name: str, trace: Trace, seed: int = 0) -> Population:
@@ -132,7 +145,20 @@ class Population:
             Settings.of([*last, *corners], trace),
             trace.wrong()[:, -1],
             rungs,
+            None
+            if ladder.cautious is None
+            else Settings.of(
+                [ladder.rung(len(ladder) + k) for k in reversed(range(len(ladder.cautious)))],
+                trace,
+            ),
         )
+
+    def ours(self, kind: Kind) -> tuple[Settings, dict[int, int]]:
+        """Return the policies that a promise of ours mixes, and the place of each rung."""
+        if kind == "error" or self.cautious is None:
+            return self.corners, {rung: place for place, rung in enumerate(self.rungs)}
+        first, count = len(self.ladder), len(self.cautious.cost)
+        return self.cautious, {first + k: count - 1 - k for k in range(count)}
 
     def families(self, kind: Kind) -> dict[str, Settings]:
         """Return what the rules of risk control are run on."""
@@ -158,7 +184,14 @@ class Population:
         )  # the more expensive of each pair
         codes = codes + 4 * wrong[:, : len(pairs)] + 8 * np.arange(len(pairs))
         counts = np.bincount(codes.ravel(), minlength=8 * len(pairs)).reshape(-1, 2, 2, 2)
-        return HeldOut(len(rows), digest, self.trace.names[-1], pairs, counts)
+        held = HeldOut(len(rows), digest, self.trace.names[-1], pairs, counts)
+        if self.cautious is None:
+            return held
+        wrong = list(self.cautious.wrong[rows].T[::-1])
+        pairs = cautious_pairs(len(self.ladder), len(wrong))
+        counts = count_pairs(wrong, self.last[rows])
+        own = HeldOut(len(rows), digest, self.trace.names[-1], pairs, counts)
+        return dataclasses.replace(held, cautious=own)
 
 
 def thresholds(trace: Trace, most: int) -> list[StopRule]:
@@ -202,6 +235,7 @@ RULES: dict[Kind, dict[str, Callable[[Sample], NDArray[np.intp]]]] = {
     "drop": {
         "CRC": crc,
         "UCB = LTT, in sequence": partial(in_sequence, test=betting, alpha=ALPHA),
+        "our test, in sequence": partial(in_sequence, test=paired, alpha=ALPHA),
         "LTT, Bonferroni": partial(corrected, test=betting, alpha=ALPHA),
     },
 }
@@ -261,35 +295,39 @@ def interval(found: int, of: int) -> tuple[float, float]:
 def promised(held: HeldOut, wishes: Sequence[tuple[Kind, float]]) -> list[tuple[bool, Mix]]:
     """Return what ``for_error`` and ``for_drop`` would: whether certified, and the mix.
 
-    All wishes are tested in one walk, and no bounds are worked out, which saves most of the time.
+    The wishes of a kind are tested in one walk, and no bounds are worked out, which saves most of
+    the time.
     """
-    safest, *_ = mixes = held.mixes(STEPS)
-    found = [(False, safest)] * len(wishes)
-    left = list(range(len(wishes)))
-    for mix in mixes:
-        outcomes = held.outcomes(mix)
-        left = [wish for wish in left if _passes(outcomes, *wishes[wish], held.seed)]
-        for wish in left:
-            found[wish] = (True, mix)
-        if not left:
-            break
+    found: list[tuple[bool, Mix]] = []
+    for kind in dict.fromkeys(kind for kind, _ in wishes):
+        levels = [at_most for each, at_most in wishes if each == kind]
+        suited = held.suited_to(kind)
+        safest, *_ = mixes = suited.mixes(STEPS)
+        chosen = [(False, safest)] * len(levels)
+        left = list(range(len(levels)))
+        for mix in mixes:
+            outcomes = suited.outcomes(mix)
+            left = [wish for wish in left if _passes(outcomes, kind, levels[wish])]
+            for wish in left:
+                chosen[wish] = (True, mix)
+            if not left:
+                break
+        found += chosen
     return found
 
 
-def _passes(outcomes: NDArray[np.int64], kind: Kind, at_most: float, seed: int) -> bool:
+def _passes(outcomes: NDArray[np.int64], kind: Kind, at_most: float) -> bool:
     if kind == "error":
         return bool(outcomes[1].sum() <= most_wrong(int(outcomes.sum()), at_most, ALPHA))
-    (same, better), (worse, both) = outcomes
-    counts = [better, same + both, worse]
-    p_value = betting_p([0, 0.5, 1], counts, (1 + at_most) / 2, alpha=ALPHA, seed=seed)
-    return p_value <= ALPHA
+    worse, better = int(outcomes[1, 0]), int(outcomes[0, 1])
+    return passes_paired(worse, better, int(outcomes.sum()), at_most, ALPHA)
 
 
 def promise_ours(population: Population, draws: Draws) -> list[Outcome]:
     """Ask our ladder for every promise on every draw."""
-    corners, ladder = population.corners, population.ladder
-    place = {rung: i for i, rung in enumerate(population.rungs)}
-    errors, base = corners.wrong.mean(axis=0), float(population.last.mean())
+    ladder, base = population.ladder, float(population.last.mean())
+    ours = {kind: population.ours(kind) for kind in KINDS}
+    errors = {kind: settings.wrong.mean(axis=0) for kind, (settings, _) in ours.items()}
     wishes = [(kind, more) for kind in KINDS for more in MORE]
     asked = [(kind, population.at_most(kind, more)) for kind, more in wishes]
     certified = np.empty((len(wishes), len(draws.rows)), bool)
@@ -297,20 +335,24 @@ def promise_ours(population: Population, draws: Draws) -> list[Outcome]:
     for split, rows in enumerate(draws.rows):
         held = population.held(rows, f"{population.name} {draws.design} {split}")
         for wish, (passed, mix) in enumerate(promised(held, asked)):
+            kind = wishes[wish][0]
+            settings, place = ours[kind]
             cheap, expensive, share = place[mix.cheap], place[mix.expensive], mix.share
             if (
                 draws.rest is None
             ):  # a row drawn again gets the more expensive policy with this chance
-                error, last = (1 - share) * errors[cheap] + share * errors[expensive], base
+                mine = errors[kind]
+                error, last = (1 - share) * mine[cheap] + share * mine[expensive], base
             else:
                 rest = draws.rest[split]
-                mixture = Mixture(ladder[mix.cheap], ladder[mix.expensive], share)
+                mixture = Mixture(ladder.rung(mix.cheap), ladder.rung(mix.expensive), share)
                 served = np.where(mixture.draws(len(rest)), expensive, cheap)
-                error = corners.wrong[rest, served].mean()
+                error = settings.wrong[rest, served].mean()
                 last = population.last[rest].mean()
             certified[wish, split] = passed
             risks[wish, split] = error - last * (asked[wish][0] == "drop")
-            costs[wish, split] = (1 - share) * corners.cost[cheap] + share * corners.cost[expensive]
+            spent = settings.cost
+            costs[wish, split] = (1 - share) * spent[cheap] + share * spent[expensive]
     return [
         Outcome(population.name, kind, more, at_most, "mixes of ours", OURS, draws.design, *each)
         for (kind, more), (_, at_most), *each in zip(

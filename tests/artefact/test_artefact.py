@@ -459,6 +459,10 @@ def test_every_refusal_is_documented_and_every_documented_refusal_happens():
         "the bounds of signals must increase, and end with 0",  # test_signals
         "has two leans",  # test_artefact_belief
         "is for a belief that uses predictions",  # test_artefact_belief
+        "have numbers and thresholds, and are for the exits of one network",  # test_cautious
+        "has three numbers, and a threshold for each exit",  # test_cautious
+        "the numbers of cautious policies must be finite",  # test_cautious
+        "the thresholds of cautious policies must be whole",  # test_cautious
     }
     assert documented == {reason for reason, _, _ in ATTACKS.values()} | elsewhere
 

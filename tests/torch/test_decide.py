@@ -174,6 +174,21 @@ def test_among_equally_good_exits_the_first_answers(belief):
     assert set(answers.exit[answers.asked[:, 1]].tolist()) == {0, 2}
 
 
+def test_a_cautious_policy_runs_as_it_is_played():
+    generator = np.random.default_rng(1)
+    logits = some_logits(generator, 400, 3, 3)
+    label = torch.where(torch.arange(400) % 4 > 0, logits[:, 2].argmax(dim=1), 0)
+    spec = Costs(told_network(3).names, (1.0,) * 3, (0.0,) * 3, "seconds").spec()
+    trace = trace_of(told_network(3), [(logits, label)], spec=spec)
+    ladder = fit(trace, belief="full", states=8, tradeoffs=[0.2, 0.5, 0.8])
+    for number in range(len(ladder.cautious)):
+        policy = ladder.rung(len(ladder) + number)
+        answers = Runner(told_network(3), policy, classes=["0", "1", "2"])(logits)
+        played = policy.play(trace)
+        assert np.array_equal(answers.exit, played.answer)
+        assert np.array_equal(answers.asked, played.asked)
+
+
 def test_logits_for_another_number_of_classes_are_refused():
     policy = fitted("full").at(0.9)
     tables = tables_of(policy, policy.fitted.spec.names, 4)

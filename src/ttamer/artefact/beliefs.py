@@ -157,9 +157,9 @@ def _steps(item: object, nodes: int, problem: Problem, *, routed: bool) -> list[
             continue  # a router, which only signals come before
         before = bits[source] if source >= 0 else 0
         added = bits[target] & ~before
-        left = before & ~bits[target]
+        left, kept = before & ~bits[target], before & bits[target]
         # Where exits are asked in order, a step may be the last asked alone.
-        onward = added > before and left < bits[target] & before
+        onward = added > before and (not kept or left < kept)
         if added.bit_count() != 1 or (left and not onward):
             raise ArtefactDamaged("a way on must add one node to the step it comes from")
     steps = [tuple(v for v in range(nodes) if step >> v & 1) for step in bits]
@@ -167,7 +167,7 @@ def _steps(item: object, nodes: int, problem: Problem, *, routed: bool) -> list[
         asked: Step = ()
         for place in problem.order:
             asked = (*asked, *(v for v in steps[place] if v not in asked))
-            steps[place] = asked
+            steps[place] = tuple(v for v in asked if v in steps[place])
     return steps
 
 

@@ -24,6 +24,7 @@ from ttamer.artefact.fits import describe_fit, restore_fit
 from ttamer.artefact.record import Record, describe_record, restore_mixture, restore_record
 from ttamer.artefact.rules import TABLES, Saved, check, cut
 from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError, ProblemError
+from ttamer.fitted.cautious import has_line
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.fitted.mixture import Mix, Mixture, Rungs
 from ttamer.fitted.models import BeliefModel, ConfidenceModel
@@ -220,7 +221,10 @@ def _checked(
     if fitted is not None and "record" in header:
         graded = fitted.loss_scale is not None
         names = fitted.spec.names
-        record = restore_record(header["record"], arrays, count, names, graded=graded)
+        line: tuple[int, ...] = ()
+        if isinstance(fitted, BeliefModel) and has_line(fitted, saved.problem):
+            line = tuple(len(node.losses) for node in saved.problem.nodes)
+        record = restore_record(header["record"], arrays, count, names, graded=graded, line=line)
     mixture = None
     if saved.kind == "mixture":
         mixture = restore_mixture(header["mixture"], arrays, count)
@@ -262,6 +266,7 @@ def _restored(found: _Checked) -> Savable:
     if fitted is None:
         return Ladder(policies) if found.saved.kind == "ladder" else policies[0]
     ladder = FittedLadder.of(Ladder(policies), fitted, record.rungs, record.held, record.promises)
+    ladder = dataclasses.replace(ladder, cautious=record.cautious)
     if found.mixture is not None:
         mix, seed = found.mixture
         if record.promises:
@@ -344,7 +349,8 @@ def _describe(
     if isinstance(given, FittedLadder):
         inner = Ladder(tuple(policy.policy for policy in given))
         header, arrays = _describe_fitted(inner, given.fitted, notes)
-        return _with_record(header, arrays, Record(given.rungs, given.held, given.promises))
+        record = Record(given.rungs, given.held, given.promises, given.cautious)
+        return _with_record(header, arrays, record)
     return _describe_solved(given, notes)
 
 
@@ -371,7 +377,9 @@ def _with_record(
     """Add how the policies did, where that is known."""
     if record.rungs is None:
         return header, arrays
-    header["record"], more = describe_record(record.rungs, record.held, record.promises)
+    header["record"], more = describe_record(
+        record.rungs, record.held, record.promises, record.cautious
+    )
     return header, {**arrays, **{name: _stored(name, array) for name, array in more.items()}}
 
 

@@ -13,8 +13,15 @@ import numpy as np
 
 from ttamer.artefact.container import fields_of, integers_of, text_of
 from ttamer.errors import ArtefactDamaged
+from ttamer.fitted.cautious import Cautious
 from ttamer.fitted.mixture import Mix, Rungs
-from ttamer.fitted.promise import HeldLosses, HeldOut, Promise, pairs_of_corners
+from ttamer.fitted.promise import (
+    HeldLosses,
+    HeldOut,
+    Promise,
+    cautious_pairs,
+    pairs_of_corners,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,10 +47,14 @@ class Record:
     rungs: Rungs | None = None
     held: HeldOut | None = None
     promises: tuple[Promise, ...] = ()
+    cautious: Cautious | None = None
 
 
 def describe_record(
-    rungs: Rungs, held: HeldOut | None, promises: Sequence[Promise]
+    rungs: Rungs,
+    held: HeldOut | None,
+    promises: Sequence[Promise],
+    cautious: Cautious | None = None,
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return what the header and the arrays say of how policies did."""
     arrays: dict[str, NDArray[Any]] = {
@@ -56,6 +67,9 @@ def describe_record(
         arrays["record_latencies"] = rungs.latencies
     if rungs.node_costs is not None:
         arrays["record_node_costs"] = rungs.node_costs
+    if cautious is not None:
+        arrays["record_cautious"] = np.stack([cautious.tradeoffs, cautious.errors, cautious.costs])
+        arrays["record_cautious_cuts"] = cautious.cuts.astype(float)
     if held is not None:
         described["held"] = {
             "rows": held.rows,
@@ -71,6 +85,8 @@ def describe_record(
         if held.by_node:
             counts = np.stack([each.reshape(-1, 8) for each in held.by_node.values()])
             arrays["record_held_nodes"] = counts.astype(float)
+        if held.cautious is not None:
+            arrays["record_held_cautious"] = held.cautious.counts.reshape(-1, 8).astype(float)
     if promises:
         described["promises"] = [
             {
@@ -98,23 +114,29 @@ def restore_record(
     names: Sequence[str],
     *,
     graded: bool = False,
+    line: Sequence[int] = (),
 ) -> Record:
     """Check what a file records of how its ``count`` policies did, and return it.
 
-    With ``graded`` it records losses instead of errors.
+    With ``graded`` it records losses instead of errors. ``line`` has the number of states at each
+    exit of a network that cautious policies may be for; without one there are none.
     """
     fields = fields_of(described, "the record", FIELDS)
     rungs = _rungs(arrays, count, len(names))
+    cautious = _cautious(arrays, () if graded else line)
     held = None
     if fields["held"] != {}:
         restore = _held_losses if graded else _held
         held = restore(fields["held"], arrays, rungs, names)
+        if cautious is not None:
+            held = _with_cautious(held, arrays, count, len(cautious), names[-1])
     elif any(name.startswith("record_held") for name in arrays):
         raise ArtefactDamaged("the record has counts of no rows held out")
-    promises = _promises(fields["promises"], arrays, count, names)
+    policies = count + (0 if cautious is None else len(cautious))
+    promises = _promises(fields["promises"], arrays, policies, names)
     if graded:
         promises = tuple(dataclasses.replace(each, measure="mean loss") for each in promises)
-    return Record(rungs, held, promises)
+    return Record(rungs, held, promises, cautious)
 
 
 def restore_mixture(
@@ -151,6 +173,51 @@ def _rungs(arrays: Mapping[str, NDArray[Any]], count: int, nodes: int) -> Rungs:
     return Rungs(table[0], table[1], table[2], alone["error"], alone["cost"], times)
 
 
+def _cautious(arrays: Mapping[str, NDArray[Any]], line: Sequence[int]) -> Cautious | None:
+    """Return the cautious policies of a file, if it has any."""
+    table, cuts = arrays.get("record_cautious"), arrays.get("record_cautious_cuts")
+    if table is None and cuts is None and "record_held_cautious" not in arrays:
+        return None
+    if table is None or cuts is None or not line:
+        raise ArtefactDamaged(
+            "cautious policies have numbers and thresholds, and are for the exits of one network"
+        )
+    count = cuts.shape[0]
+    if cuts.shape != (count, len(line) - 1) or table.shape != (3, count) or not count:
+        raise ArtefactDamaged("a cautious policy has three numbers, and a threshold for each exit")
+    tradeoffs = table[0]
+    if not (np.isfinite(table).all() and (table >= 0).all() and (np.diff(tradeoffs) > 0).all()):
+        raise ArtefactDamaged("the numbers of cautious policies must be finite, from 0 up")
+    whole = np.isfinite(cuts).all() and (cuts == np.rint(cuts)).all() and (cuts >= 0).all()
+    if not whole or (cuts > np.array(line[:-1])).any() or cuts[-1].any() or tradeoffs[-1] != 1:
+        raise ArtefactDamaged(
+            "the thresholds of cautious policies must be whole, and those of the last one 0"
+        )
+    return Cautious(tradeoffs, cuts.astype(np.intp), table[1], table[2])
+
+
+def _with_cautious(
+    held: HeldOut, arrays: Mapping[str, NDArray[Any]], count: int, cautious: int, last: str
+) -> HeldOut:
+    """Return rows held out with their counts under cautious policies."""
+    counts = arrays.get("record_held_cautious")
+    pairs = cautious_pairs(count, cautious)
+    if counts is None or counts.shape != (len(pairs), 8):
+        raise ArtefactDamaged("the record must have eight counts for each pair of corners")
+    _check_counts(counts, held.rows)
+    own = counts.astype(np.int64).reshape(-1, 2, 2, 2)
+    return dataclasses.replace(
+        held, cautious=HeldOut(held.rows, held.trace_digest, last, pairs, own)
+    )
+
+
+def _check_counts(counts: NDArray[Any], rows: int) -> None:
+    """Refuse counts that are not whole, or do not add up to the rows."""
+    whole = np.isfinite(counts).all() and (counts >= 0).all() and (counts == np.rint(counts)).all()
+    if not whole or (counts.sum(axis=1) != rows).any():
+        raise ArtefactDamaged("the counts of rows held out must be whole, and add up to the rows")
+
+
 def _held(
     item: object, arrays: Mapping[str, NDArray[Any]], rungs: Rungs, names: Sequence[str]
 ) -> HeldOut:
@@ -164,11 +231,7 @@ def _held(
     if every.shape not in ((0, *counts.shape), (len(names), *counts.shape)):
         raise ArtefactDamaged("the record must have counts against each node, or against one")
     for each in (counts, *every):
-        whole = np.isfinite(each).all() and (each >= 0).all() and (each == np.rint(each)).all()
-        if not whole or (each.sum(axis=1) != rows).any():
-            raise ArtefactDamaged(
-                "the counts of rows held out must be whole, and add up to the rows"
-            )
+        _check_counts(each, rows)
     by_node = [each.astype(np.int64).reshape(-1, 2, 2, 2) for each in every]
     return HeldOut(
         rows,

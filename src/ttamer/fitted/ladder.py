@@ -19,9 +19,10 @@ from ttamer._display.notebook import card
 from ttamer._numbers import number
 from ttamer.errors import ArgumentError
 from ttamer.fitted.alone import alone
+from ttamer.fitted.cautious import Cautious, cautious_model, cautious_problem
 from ttamer.fitted.gap import gap_of
-from ttamer.fitted.mixture import Mixture, Rung, described, policy_card, shown_error
-from ttamer.fitted.models import Model, SolvedPolicy
+from ttamer.fitted.mixture import Mix, Mixture, Rung, Rungs, described, policy_card, shown_error
+from ttamer.fitted.models import BeliefModel, Model, SolvedPolicy
 from ttamer.fitted.promise import HeldOut, make_promise
 from ttamer.fitted.sessions import CappedSession
 from ttamer.policy.base import MAX_ROWS, Ladder, Policy
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
 
     from ttamer._display.drawing import Drawing
     from ttamer.fitted.gap import Gap
-    from ttamer.fitted.mixture import Mix, Rungs
     from ttamer.fitted.promise import Kind, Promise
     from ttamer.fitted.replay import Played
     from ttamer.fitted.sessions import FittedSession
     from ttamer.policy.batch import Batch
     from ttamer.policy.future import Expected, Future
+    from ttamer.problem.problem import Problem
     from ttamer.trace.spec import CascadeSpec
     from ttamer.trace.trace import Trace
 
@@ -272,6 +273,9 @@ class FittedLadder(Ladder):
     """The promises made so far: they are saved with the ladder."""
     held_rows: Trace | None = None
     """The rows held out, while they are in memory: a file keeps what promises need of them."""
+    cautious: Cautious | None = None
+    """On exits of one network, policies that differ little from the last exit, for ``for_drop``.
+    They are numbered from ``len(ladder)`` on."""
 
     @classmethod
     def of(
@@ -328,6 +332,36 @@ class FittedLadder(Ladder):
 
     def __getitem__(self, rung: int) -> FittedPolicy:
         return self.policies[rung]
+
+    def rung(self, number: int) -> FittedPolicy:
+        """Return a policy by the number that a mix has for it.
+
+        Args:
+            number: From 0; the policies of the ladder come first, then the cautious ones.
+
+        Returns:
+            The policy.
+
+        Raises:
+            ArgumentError: There is no such policy.
+        """
+        if 0 <= number < len(self):
+            return self[number]
+        cautious, place = self.cautious, number - len(self)
+        if cautious is None or not 0 <= place < len(cautious):
+            raise ArgumentError(f"this ladder has no policy of number {number}")
+        problem, model = self._cautious_parts
+        rung = Rung(float(cautious.errors[place]), float(cautious.costs[place]))
+        return FittedPolicy.of(cautious.policy(place, problem), model, rung)
+
+    @cached_property
+    def _cautious_parts(self) -> tuple[Problem, BeliefModel]:
+        """The problem and the model that cautious policies share."""
+        model, cautious = self.fitted, self.cautious
+        if cautious is None or not isinstance(model, BeliefModel):
+            raise ArgumentError("this ladder has no cautious policies")
+        name, error = model.spec.names[-1], float(cautious.errors[-1])
+        return cautious_problem(self[0].problem, name, error), cautious_model(model)
 
     def __repr__(self) -> str:
         plan = self.fitted.plan
@@ -564,6 +598,9 @@ class FittedLadder(Ladder):
     ) -> Mixture:
         """Return the cheapest mixture whose error is at most this far above that of one node.
 
+        On exits of one network, against the last one, it is a mixture of cautious policies: they
+        stop where the last exit would hardly differ, and return its own answer once it is asked.
+
         Args:
             at_most: The difference of errors that is promised.
             against: ``"last"``, the last node; ``"best"``, the node with the lowest error by itself
@@ -674,14 +711,17 @@ class FittedLadder(Ladder):
         Returns:
             The mixture, with its expected error and cost.
         """
-        rungs = self.require_rungs()
+        rungs, numbers = self.require_rungs(), mix
+        if self.cautious is not None and mix.cheap >= len(self):
+            rungs = Rungs(self.cautious.errors, self.cautious.costs)
+            numbers = Mix(mix.cheap - len(self), mix.expensive - len(self), mix.share)
         return Mixture(
-            self[mix.cheap],
-            self[mix.expensive],
+            self.rung(mix.cheap),
+            self.rung(mix.expensive),
             mix.share,
             seed,
-            error=rungs.error_of(mix),
-            cost=rungs.cost_of(mix),
+            error=rungs.error_of(numbers),
+            cost=rungs.cost_of(numbers),
         )
 
     def require_rungs(self) -> Rungs:

@@ -6,7 +6,8 @@ rows held out). The last one that passed keeps the promise: over all draws of th
 what is returned breaks it with a chance of at most 1 - confidence.
 
 - error: the share of wrong answers is at most ``at_most``, by the exact binomial test;
-- drop: that share is at most ``at_most`` above the last node's, by betting on the difference.
+- drop: that share is at most ``at_most`` above another node's, by an exact test of the rows on
+  which only one of the two is right.
 
 Where answers have losses, both are about the mean loss, and are tested by betting: the largest
 loss there can be must be known beforehand.
@@ -28,11 +29,13 @@ from ttamer.fitted.mixture import Mix, shown_error
 from ttamer.stats.bounds import check_confidence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from ttamer.fitted.cautious import Cautious
     from ttamer.fitted.ladder import FittedLadder
+    from ttamer.fitted.models import States
     from ttamer.trace.trace import Measure, Trace
 
 __all__ = [
@@ -40,7 +43,9 @@ __all__ = [
     "HeldOut",
     "Kind",
     "Promise",
+    "cautious_pairs",
     "check_promise",
+    "count_pairs",
     "make_promise",
     "pairs_of_corners",
 ]
@@ -138,6 +143,8 @@ class HeldOut:
     compared with were right (0) or wrong (1)."""
     by_node: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     """The counts against each node of the cascade."""
+    cautious: HeldOut | None = None
+    """The same rows under cautious policies, compared with the last exit, where there are any."""
 
     measure: ClassVar[Measure] = "error"
     """What promises on these rows are about."""
@@ -174,7 +181,28 @@ class HeldOut:
             ]
         ).reshape(len(trace.names), -1, 2, 2, 2)
         by_node = dict(zip(trace.names, counts, strict=True))
-        return cls(len(trace), trace.digest, against, pairs, counts[node], by_node)
+        cautious = None
+        if ladder.cautious is not None:
+            answers = cautious_answers(ladder.cautious, states, len(trace.names) - 1)
+            cautious = cls(
+                len(trace),
+                trace.digest,
+                trace.names[-1],
+                cautious_pairs(len(ladder), len(ladder.cautious)),
+                count_pairs([wrong[rows, answer] for answer in answers], wrong[:, -1]),
+            )
+        return cls(len(trace), trace.digest, against, pairs, counts[node], by_node, cautious)
+
+    def suited_to(self, kind: Kind) -> HeldOut:
+        """Return the counts on which promises of a kind are tested."""
+        cautious = self.cautious
+        suits = kind == "drop" and cautious is not None and cautious.against == self.against
+        return cautious if suits and cautious is not None else self
+
+    def holding(self, mix: Mix) -> HeldOut:
+        """Return the counts that hold a mix."""
+        held = self.cautious
+        return held if held is not None and (mix.cheap, mix.expensive) in held.pairs else self
 
     def compared_with(self, node: str) -> HeldOut:
         """Return the same rows, compared with another node.
@@ -223,11 +251,11 @@ class HeldOut:
         rows, error = found.sum(), found[1].sum() / found.sum()
         if kind == "error":
             counts = found.sum(axis=1)
-            return HeldSample(RIGHT_WRONG, counts, 0.0, 1.0, float(error), exact=True)
+            return HeldSample(RIGHT_WRONG, counts, 0.0, 1.0, float(error), test="binomial")
         same = found[0, 0] + found[1, 1]
         drop = float(error - found[:, 1].sum() / rows)
         counts = np.array([found[0, 1], same, found[1, 0]])
-        return HeldSample(BETTER_SAME_WORSE, counts, -1.0, 1.0, drop, exact=False)
+        return HeldSample(BETTER_SAME_WORSE, counts, -1.0, 1.0, drop, test="paired")
 
     @property
     def largest_loss(self) -> float:
@@ -303,7 +331,7 @@ class HeldLosses(HeldOut):
             low, number = -self.bound, mine - self.nodes[self.against]
         values, counts = np.unique((number - low) / (self.bound - low), return_counts=True)
         values = np.clip(values, 0.0, 1.0)
-        return HeldSample(values, counts, low, self.bound, float(number.mean()), exact=False)
+        return HeldSample(values, counts, low, self.bound, float(number.mean()), test="betting")
 
     @property
     def largest_loss(self) -> float:
@@ -326,6 +354,32 @@ def pairs_of_corners(corners: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     return tuple(pairwise(corners)) or ((corners[0], corners[0]),)
 
 
+def cautious_pairs(policies: int, cautious: int) -> tuple[tuple[int, int], ...]:
+    """Return neighbouring cautious policies, numbered after the policies of the ladder.
+
+    >>> cautious_pairs(48, 3)
+    ((48, 49), (49, 50))
+    """
+    return pairs_of_corners(tuple(range(policies, policies + cautious)))
+
+
+def cautious_answers(cautious: Cautious, states: States, last: int) -> list[NDArray[np.intp]]:
+    """Return, shape (T,) each, the exit whose answer each cautious policy returns."""
+    rows, found = np.arange(len(states.found)), []
+    for number in range(len(cautious)):
+        place = cautious.places(number, states.found)
+        found.append(np.where(place == last, last, states.owner[rows, place]))
+    return found
+
+
+def count_pairs(wrong: Sequence[NDArray[np.bool_]], theirs: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return, shape (pairs, 2, 2, 2), rows by whether neighbours and another node are wrong."""
+    if len(wrong) == 1:
+        wrong = [*wrong, *wrong]
+    counts = [np.bincount(4 * one + 2 * two + theirs, minlength=8) for one, two in pairwise(wrong)]
+    return np.array(counts, np.int64).reshape(-1, 2, 2, 2)
+
+
 def make_promise(held: HeldOut, kind: Kind, at_most: float, confidence: float) -> Promise:
     """Return the cheapest mix that can be promised; if none can be, the safest, and say so."""
     alpha = check_confidence(confidence)
@@ -333,6 +387,7 @@ def make_promise(held: HeldOut, kind: Kind, at_most: float, confidence: float) -
     low = 0.0 if kind == "error" else -high
     if not low < at_most < high:
         raise ArgumentError(f"at_most is {at_most!r}; it must lie above {low:g} and below {high:g}")
+    held = held.suited_to(kind)
     mixes = held.mixes(STEPS)
     passed: Mix | None = None
     for mix in mixes:
@@ -362,6 +417,7 @@ def check_promise(promise: Promise, held: HeldOut) -> Promise:
 
     The mix was chosen before, so this is one test; what it finds may be less or more.
     """
+    held = held.holding(promise.mix)
     found = held.sample(promise.kind, promise.mix)
     at_most, alpha = promise.at_most, promise.alpha
     passed = found.p_value(at_most, alpha, held.seed) <= alpha

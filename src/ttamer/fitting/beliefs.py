@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.fitted.belief import CERTAIN_LOGIT, MAX_CONTEXT, Step
+from ttamer.fitted.cautious import has_line
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import Rungs
 from ttamer.fitted.models import BeliefModel, States
 from ttamer.fitted.quantiser import edges_of
 from ttamer.fitted.replay import full_cost, nodes_alone, paid, play_states
+from ttamer.fitting.cautious import find_cautious
 from ttamer.fitting.cross_fit import FOLDS, ROUTER, CrossFit, Estimates
 from ttamer.fitting.regressions import classes_of, fit_belief, has_class_terms, useful_signals
 from ttamer.fitting.row_policy import RowSolver, smoother, solve_rows, width_of
@@ -174,12 +176,19 @@ def build_belief(
     width = width_of(len(trace))
     problem = _problem(trace, steps, ways, rows, width)
     costs = _edge_costs(trace, steps, ways)
+    model = _model(trace, belief, steps, rows.edges, _order_name(trace, order), count)
     ladder = FittedLadder.of(
-        solve_rows(problem, rows.found, rows.lost, tradeoffs, width=width, costs=costs),
-        _model(trace, belief, steps, rows.edges, _order_name(trace, order), count),
+        solve_rows(problem, rows.found, rows.lost, tradeoffs, width=width, costs=costs), model
     )
     say("estimating what the policies do on new rows")
-    return ladder.with_rungs(_rungs(ladder, trace, rows))
+    served = model.states(trace)
+    ladder = ladder.with_rungs(_rungs(ladder, trace, rows, served))
+    if not has_line(model, problem):
+        return ladder
+    found = find_cautious(
+        trace, problem, rows.found, rows.owner, rows.lost, tradeoffs, costs, served
+    )
+    return dataclasses.replace(ladder, cautious=found)
 
 
 class Stages:
@@ -308,7 +317,7 @@ def _build_on_subsets(
         Ladder(tuple(policies)), _model(trace, belief, steps, used.edges, "any", count)
     )
     say("estimating what the policies do on new rows")
-    rungs = _rungs(ladder, trace, used)
+    rungs = _rungs(ladder, trace, used, ladder.fitted.states(trace))
     optimism = _optimism(search, places, policies, fits, estimates) * trace.loss_scale
     smoothed = None if rungs.smoothed_errors is None else rungs.smoothed_errors + optimism
     return ladder.with_rungs(
@@ -452,14 +461,13 @@ def _in_order_of_asking(problem: Problem, steps: Sequence[Step]) -> list[Step]:
     return ordered
 
 
-def _rungs(ladder: FittedLadder, trace: Trace, rows: _Rows) -> Rungs:
+def _rungs(ladder: FittedLadder, trace: Trace, rows: _Rows, as_served: States) -> Rungs:
     """Return what each policy does on new rows.
 
     Errors are those where X comes from regressions that did not see the row; costs are those of the
     fit as it serves, which asks a little less often than its parts.
     """
     states = rows.found.astype(np.uint8)
-    as_served = ladder.fitted.states(trace)
     each = np.arange(len(trace))
     losses = trace.losses()
 

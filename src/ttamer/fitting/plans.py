@@ -206,6 +206,11 @@ def with_latencies(ladder: FittedLadder, trace: Trace) -> FittedLadder:
         node_costs=alone,
         latencies=np.array(latencies),
     )
+    if ladder.cautious is not None:
+        cautious = dataclasses.replace(
+            ladder.cautious, costs=ladder.cautious.mean_costs(ladder.fitted.states(trace), trace)
+        )
+        ladder = dataclasses.replace(ladder, cautious=cautious)
     return ladder.with_rungs(found)
 
 
@@ -364,7 +369,9 @@ def fitted_to(ladder: FittedLadder, rows: int, digest: str) -> FittedLadder:
         plan["sampled"] = ladder.fitted.rows
     model = dataclasses.replace(ladder.fitted, plan=plan, trace_digest=digest, rows=rows)
     inner = Ladder(tuple(policy.policy for policy in ladder))
-    return FittedLadder.of(inner, model, ladder.rungs)
+    return dataclasses.replace(
+        FittedLadder.of(inner, model, ladder.rungs), cautious=ladder.cautious
+    )
 
 
 def build_from(

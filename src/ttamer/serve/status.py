@@ -57,7 +57,7 @@ def frontier_of(artefact: FittedLadder | FittedPolicy, policy: FittedPolicy | Mi
     if isinstance(policy, FittedPolicy):
         operating = rungs.get(policy.tradeoff) or _rung(policy)
     else:
-        low, high = (rungs[each.tradeoff] for each in (policy.cheap, policy.expensive))
+        low, high = (_estimated(each) for each in (policy.cheap, policy.expensive))
         operating = _mixed(low, high, policy.share)
     distinct = {(round(r.cost, 9), round(r.error, 9)): r for r in reversed(rungs.values())}
     return Frontier(tuple(reversed(distinct.values())), operating)
@@ -72,6 +72,13 @@ def _rungs(artefact: FittedLadder | FittedPolicy) -> dict[float, Rung]:
     tradeoffs = artefact.tradeoffs
     measured = zip(artefact.rungs.costs.tolist(), artefact.rungs.errors.tolist(), strict=True)
     return {t: Rung(t, *point) for t, point in zip(tradeoffs, measured, strict=True)}
+
+
+def _estimated(policy: FittedPolicy) -> Rung:
+    """Return what a policy is expected to do on new rows, else on the rows fitted to."""
+    if policy.error is None or policy.cost is None:
+        return _rung(policy)
+    return Rung(policy.tradeoff, policy.cost, policy.error)
 
 
 def _rung(policy: FittedPolicy) -> Rung:

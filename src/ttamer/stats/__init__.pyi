@@ -27,3 +27,5 @@ from ttamer.stats.isotonic import rising as rising
 from ttamer.stats.logistic import fit_logistic as fit_logistic
 from ttamer.stats.logistic import logit as logit
 from ttamer.stats.logistic import sigmoid as sigmoid
+from ttamer.stats.paired import paired_p as paired_p
+from ttamer.stats.paired import paired_upper as paired_upper

@@ -31,6 +31,7 @@ __all__ = [
     "binomial_p",
     "binomial_upper",
     "check_confidence",
+    "least_refuted",
     "quantile_upper",
 ]
 
@@ -86,7 +87,7 @@ def binomial_upper(wrong: int, rows: int, alpha: float) -> float:
     >>> round(binomial_upper(0, 100, 0.05), 4)  # about three in a hundred
     0.0295
     """
-    return _least_refuted(lambda at_most: binomial_p(wrong, rows, at_most), wrong / rows, alpha)
+    return least_refuted(lambda at_most: binomial_p(wrong, rows, at_most), wrong / rows, alpha)
 
 
 def quantile_upper(values: NDArray[np.float64], share: float, alpha: float) -> float:
@@ -160,7 +161,7 @@ def betting_upper(values: ArrayLike, counts: ArrayLike, *, alpha: float, seed: i
     """
     rows = _drawn(values, counts, seed)
     mean = float(rows.mean())
-    return _least_refuted(lambda at_most: _betting_p(rows, at_most, alpha), mean, alpha)
+    return least_refuted(lambda at_most: _betting_p(rows, at_most, alpha), mean, alpha)
 
 
 def _drawn(values: ArrayLike, counts: ArrayLike, seed: int) -> NDArray[np.float64]:
@@ -182,10 +183,25 @@ def _betting_p(rows: NDArray[np.float64], at_most: float, alpha: float) -> float
     return math.exp(-max(0.0, float(grown.max())))
 
 
-def _least_refuted(p_value: Callable[[float], float], low: float, alpha: float) -> float:
-    """Return, by halving, the least mean from ``low`` to 1 whose p-value is at most ``alpha``."""
+def least_refuted(
+    p_value: Callable[[float], float], low: float, alpha: float, *, halvings: int = HALVINGS
+) -> float:
+    """Return, by halving, the least mean from ``low`` to 1 whose p-value is at most ``alpha``.
+
+    Args:
+        p_value: The p-value of a mean.
+        low: The least mean there can be.
+        alpha: The level of the test, between 0 and 1.
+        halvings: The number of halvings.
+
+    Returns:
+        A mean whose p-value is at most ``alpha``, or 1.
+
+    >>> round(least_refuted(lambda mean: 1 - mean, 0.5, 0.05), 6)
+    0.95
+    """
     high = 1.0
-    for _ in range(HALVINGS):
+    for _ in range(halvings):
         middle = (low + high) / 2
         if p_value(middle) <= alpha:
             high = middle
