@@ -381,7 +381,8 @@ def compare_workers(workers: int, rounds: int, file: Path | None) -> None:
                     spent["others"].append(1e6 * (client + upstream))
     middle, low, high = ratio(rates["workers"], rates["one ask"])
     alone, several, others = (statistics.median(each) for each in spent.values())
-    bound = min(workers, (os.cpu_count() or 1) * alone / (several + others))
+    cores = len(os.sched_getaffinity(0))
+    bound = min(workers, cores * alone / (several + others))
     for name, count in (("one ask", 1), ("workers", workers)):
         print(f"{count} worker{'s'[: count > 1]}: {statistics.median(rates[name]):.0f} requests/s")
     print(
@@ -390,7 +391,7 @@ def compare_workers(workers: int, rounds: int, file: Path | None) -> None:
     print(f"{alone:.0f} us of one worker, {several:.0f} us of {workers}, {others:.0f} us of client "
           "and upstream")  # fmt: skip
     load_now = " ".join(f"{each:.1f}" for each in os.getloadavg())
-    print(f"{rounds} rounds, load {load_now} on {os.cpu_count()} cores")
+    print(f"{rounds} rounds, load {load_now} on {cores} cores")
     if file:
         file.write_text(json.dumps({"rates": rates, "spent": spent}, indent=1) + "\n")
 

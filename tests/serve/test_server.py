@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import warnings
+from functools import partial
+from types import SimpleNamespace
 
 import httpx2 as httpx
 import pytest
@@ -17,7 +19,7 @@ import pytest
 from ttamer.serve.config import read_settings
 from ttamer.serve.gateway import Gateway
 from ttamer.serve.logging import JsonLog
-from ttamer.serve.server import _log_to, _Server, listen, server_config
+from ttamer.serve.server import _log_to, _Server, _SharedListener, listen, server_config
 
 
 @pytest.fixture
@@ -114,3 +116,35 @@ def test_a_stopping_gateway_keeps_no_connection(run_gateway):
     assert "connection" not in httpx.get(f"{gateway.root}/healthz").headers
     gateway.gateway.ready = False
     assert httpx.get(f"{gateway.root}/healthz").headers["connection"] == "close"
+
+
+def test_workers_on_one_socket_accept_in_turns():
+    """Connections that arrive together are shared."""
+
+    class Greeting(asyncio.Protocol):
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            transport.write(self._name.encode())
+            transport.close()
+
+    async def run() -> list[str]:
+        config = SimpleNamespace(ssl=None)
+        with listen("127.0.0.1", 0) as one, one.dup() as two:
+            address = one.getsockname()
+            clients = [await asyncio.open_connection(*address) for _ in range(8)]
+            servers = [
+                _SharedListener(each, partial(Greeting, name), config)
+                for each, name in ((one, "a"), (two, "b"))
+            ]
+            found = [(await reader.read()).decode() for reader, _ in clients]
+            for server in servers:
+                server.close()
+                await server.wait_closed()
+                assert not server.is_serving()
+            for _, writer in clients:
+                writer.close()
+            return found
+
+    assert sorted(asyncio.run(run())) == ["a"] * 4 + ["b"] * 4

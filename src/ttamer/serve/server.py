@@ -11,7 +11,7 @@ import socket
 import ssl
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ttamer.errors import ArgumentError, MissingExtra
 
@@ -49,6 +49,8 @@ BACKLOG = 2048
 """The number of connections that may wait to be accepted."""
 LOCK_SECONDS = 0.2
 """The seconds between two checks whether another process writes the audit log."""
+ACCEPT_PAUSE = 1.0
+"""The seconds in which a worker accepts no connection after one could not be accepted."""
 SETTLE_SECONDS = 2.0
 """The most seconds that a new connection has to send a request when the gateway stops."""
 
@@ -248,10 +250,23 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, report it, and handle the signals that arrived before."""
-        await super().startup(sockets=sockets)
+        if self._gateway.place is None:
+            await super().startup(sockets=sockets)
+        else:
+            await super().startup(sockets=[])
+            shared = [_SharedListener(each, self._protocol, self.config) for each in sockets or []]
+            self.servers = cast("Any", shared)  # what is used of a server
         self._started()
         for sig in self._early:
             self.handle_exit(sig, None)
+
+    def _protocol(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection."""
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop after ``[serve] lame_duck`` seconds; a second signal stops at once."""
@@ -280,6 +295,65 @@ class _Server(uvicorn.Server):
             if not any(getattr(each, "is_fresh", False) for each in self.server_state.connections):
                 break
         await super().shutdown(sockets)
+
+
+class _SharedListener:
+    """Accepts one connection in each turn of the event loop.
+
+    An event loop accepts all connections that wait at once: of several workers on one socket, the
+    first to wake would serve all that arrive together, for as long as they stay open.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        protocol: Callable[[], asyncio.Protocol],
+        config: uvicorn.Config,
+    ) -> None:
+        self._listener, self._protocol, self._tls = listener, protocol, config.ssl
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_serving = True
+        listener.setblocking(False)
+        self._listen()
+
+    def is_serving(self) -> bool:
+        """Return whether connections are accepted."""
+        return self._is_serving
+
+    def close(self) -> None:
+        """Accept no more connections; other processes that have the socket do."""
+        if self._is_serving:
+            self._is_serving = False
+            self._loop.remove_reader(self._listener.fileno())
+
+    async def wait_closed(self) -> None:
+        """Wait until all accepted connections have been set up."""
+        await asyncio.gather(*self._tasks)
+
+    def _listen(self) -> None:
+        if self._is_serving:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # another worker was faster, or the client has gone
+        except OSError:  # no descriptors or memory are left
+            self._loop.remove_reader(self._listener.fileno())
+            self._loop.call_later(ACCEPT_PAUSE, self._listen)
+            return
+        connection.setblocking(False)
+        task = self._loop.create_task(self._set_up(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _set_up(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._protocol, connection, ssl=self._tls)
+        except OSError:  # the client has gone, or TLS cannot be spoken with it
+            connection.close()
 
 
 def _log_to(handler: logging.Handler) -> None:
