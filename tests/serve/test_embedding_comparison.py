@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import httpx2 as httpx
@@ -17,6 +18,7 @@ from ttamer.serve.comparing import Likeness
 from ttamer.serve.config import read_settings
 from ttamer.serve.gateway import Gateway
 from ttamer.serve.labelling import KeptRow
+from ttamer.serve.probing import probe
 
 LABEL = "alpha beta gamma"
 RIGHT, WRONG = "alpha beta gamma zeta", "alpha delta epsilon"  # cosines 0.87 and 0.33
@@ -184,6 +186,16 @@ def test_the_command_prints_the_threshold(served, tmp_path, capsys):
     assert main([*command, "--min-agreement", "0.5"]) == 0
     assert "24 of 24 pairs" in capsys.readouterr().out
     assert "threshold = 0." in (tmp_path / "trace.toml").read_text()
+
+
+def test_a_probe_asks_the_embeddings_upstream(served):
+    found = served(THRESHOLD)
+    *_, last = asyncio.run(probe(read_settings(found.cascade)))
+    assert (last.node, last.ok) == ("embeddings", True)
+    found.upstreams["embeddings"].mode = "error"
+    *_, last = asyncio.run(probe(read_settings(found.cascade)))
+    assert not last.ok
+    assert "out of order" in last.error
 
 
 def ask(gateway, text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,8 @@ from ttamer.serve.confidence import (
     margin_of_tokens,
     probability_of_answer,
 )
+from ttamer.serve.config import EMBEDDINGS_NODE
+from ttamer.serve.embedding import Embedder
 from ttamer.serve.node import with_logprobs
 from ttamer.serve.self_report import report_request, reported_confidence
 from ttamer.serve.upstream import Upstream, UpstreamFailed
@@ -21,7 +24,7 @@ from ttamer.serve.upstream import Upstream, UpstreamFailed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ttamer.serve.config import NodeSettings, Settings
+    from ttamer.serve.config import EmbeddingSettings, NodeSettings, Settings
 
 __all__ = ["Endpoint", "Probe", "probe"]
 
@@ -81,7 +84,7 @@ class Probe:
 
 
 async def probe(settings: Settings, endpoint: Endpoint = "chat") -> list[Probe]:
-    """Ask every server of every node once, fallbacks included.
+    """Ask every server of every node once, fallbacks and the embeddings upstream included.
 
     Args:
         settings: The cascade and its settings.
@@ -96,7 +99,20 @@ async def probe(settings: Settings, endpoint: Endpoint = "chat") -> list[Probe]:
             for server in node.servers:
                 alone = dataclasses.replace(node, upstream=server, fallback=None, retries=0)
                 results.append(await _probe(alone, client, endpoint))
+        if settings.serve.embeddings is not None:
+            results.append(await _probe_embeddings(settings.serve.embeddings, client))
     return results
+
+
+async def _probe_embeddings(settings: EmbeddingSettings, client: HttpClient) -> Probe:
+    """Ask the embeddings upstream for one vector."""
+    start = time.monotonic()
+    try:
+        await Embedder(settings, client, read_errors=True).vectors([QUESTION])
+    except UpstreamFailed as error:
+        text = f"{error}: {error.upstream_text}" if error.upstream_text else str(error)
+        return Probe(EMBEDDINGS_NODE, settings.upstream, error=text)
+    return Probe(EMBEDDINGS_NODE, settings.upstream, time.monotonic() - start)
 
 
 async def _probe(node: NodeSettings, client: HttpClient, endpoint: Endpoint) -> Probe:
