@@ -13,12 +13,15 @@ from support.running_gateway import running
 from ttamer.cli import main
 from ttamer.drift.audit_log import read_log
 from ttamer.errors import ArgumentError, CascadeError, TraceError
+from ttamer.serve import openai
 from ttamer.serve.collecting import Prompt, collect_upstreams
 from ttamer.serve.comparing import Likeness
 from ttamer.serve.config import read_settings
 from ttamer.serve.gateway import Gateway
 from ttamer.serve.labelling import KeptRow
+from ttamer.serve.node import NodeAnswer
 from ttamer.serve.probing import probe
+from ttamer.serve.request import RequestContext
 
 LABEL = "alpha beta gamma"
 RIGHT, WRONG = "alpha beta gamma zeta", "alpha delta epsilon"  # cosines 0.87 and 0.33
@@ -224,6 +227,27 @@ def test_the_gateway_compares_by_embeddings_and_books_them(served, monkeypatch):
         found.upstreams["large"].answer = lambda *_: ("new text", 0.9)
         assert ask(gateway, "6?").status_code == 200  # each is an answer of its own
         assert len(set(seen[2])) == 2
+
+
+def test_the_gateway_takes_a_local_model(served):
+    found = served(THRESHOLD)
+    asked = []
+
+    async def embed(texts):
+        asked.extend(texts)
+        return [[1.0, float("z" in text)] for text in texts]
+
+    async def go():
+        gateway = Gateway(read_settings(found.cascade), found.artefact, embed=embed)
+        async with gateway:
+            body = {"model": "ttamer", "messages": [{"role": "user", "content": "q"}]}
+            request = RequestContext.parse(body, openai.CHAT_COMPLETIONS)
+            answers = [NodeAnswer(text, 0.5, text, {}, 1.0) for text in (LABEL, RIGHT, WRONG)]
+            return [(await gateway.matched(request, each)).prediction for each in answers]
+
+    assert asyncio.run(go()) == [LABEL, LABEL, LABEL]  # cosines of 0.71 and 1
+    assert set(asked) == {LABEL, RIGHT, WRONG}
+    assert counts(found)[2] == 0
 
 
 def test_a_label_is_compared_with_audited_answers_by_embeddings(served, tmp_path):
