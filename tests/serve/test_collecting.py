@@ -53,6 +53,13 @@ def test_nodes_are_asked_at_the_same_time_and_within_their_bounds(make_served):
     served = make_served(node={"small": {"concurrency": 3}, "large": {"concurrency": 1}})
     small, large = served.upstreams.values()
     small.mode = "slow"
+    real = large.answer
+
+    def answer(prompt, sample):
+        small.wait_for(3)  # large is not done before all of small's workers have called
+        return real(prompt, sample)
+
+    large.answer = answer
 
     def progress(done, total, failed):  # called in the loop, between requests
         assert (total, failed) == (60, 0)
