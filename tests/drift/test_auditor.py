@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 
 import pytest
 
 from support.shifting import SPEC, stream_of
+from support.waiting import until
 from ttamer.drift.audit_log import AuditLog, NodeAnswer, read_log
 from ttamer.drift.auditor import Auditor
 from ttamer.drift.fallback import AskLast
@@ -224,9 +224,7 @@ def test_the_log_does_not_wait_for_a_loop_that_fits(tmp_path, clock):
         for row in range(4):
             auditor.add(f"{row}", row, 1.0, answers_of(stream, row))
         assert loop.begun.wait(30)
-        until = time.monotonic() + 30
-        while auditor.written < 4 and time.monotonic() < until:
-            time.sleep(0.001)
+        until(lambda: auditor.written == 4)
         assert (auditor.written, auditor.seen) == (4, 0)  # a kill would lose none of them
         loop.go_on.set()
         auditor.close()

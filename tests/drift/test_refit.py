@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
 
 import ttamer as tt
 from support.shifting import rows_of
+from support.waiting import until
 from ttamer.drift.refit import RefitProcess
 from ttamer.errors import TTamerError
 
@@ -39,9 +39,7 @@ def test_stopped_it_ends_what_is_under_way_and_fits_no_more():
 
     worker = threading.Thread(target=work)
     worker.start()
-    until = time.monotonic() + 60
-    while fit._process is None and time.monotonic() < until:
-        time.sleep(0.001)
+    until(lambda: fit._process is not None)
     fit.stop()
     worker.join(60)
     assert said == ["the fit was stopped"]

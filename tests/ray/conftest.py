@@ -33,7 +33,13 @@ def cluster(cluster_folder):
     except ImportError as error:
         pytest.fail(f"{error}: pip install -c constraints.txt -e '.[ray]'", pytrace=False)
     paths = [str(TESTS), str(Path(ttamer.__file__).parents[1])]  # the source under test
-    variables = {"PYTHONPATH": os.pathsep.join(paths), "RAY_TEST_FOLDER": str(cluster_folder)}
+    variables = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "RAY_TEST_FOLDER": str(cluster_folder),
+        # On a busy machine, Ray's own limits would end what is only slow to start.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "300",
+    }
     ray.init(
         address="local",
         num_cpus=2,

@@ -15,6 +15,7 @@ import pytest
 import ttamer as tt
 from support import ray_models
 from support.faulty_upstream import FaultyUpstream
+from support.waiting import LONGEST_WAIT
 from ttamer.errors import ArgumentError, ArtefactError, CascadeError
 from ttamer.runtime.cascade import Cascade
 from ttamer.trace.spec import CascadeSpec
@@ -38,7 +39,6 @@ model = "support.ray_models:Large"
 replicas = [1, 2]
 cpus = 0.2
 """
-LONGEST_WAIT = 60.0
 
 
 @pytest.fixture(scope="module")

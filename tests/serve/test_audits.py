@@ -11,6 +11,7 @@ import pytest
 
 from support.changing import COSTS, LOOP, Traffic, models, write_changing
 from support.running_gateway import running
+from support.waiting import until
 from ttamer.drift.audit_log import read_log
 from ttamer.errors import CascadeError, TraceError
 from ttamer.serve import drift as auditing
@@ -189,9 +190,7 @@ def test_a_label_joins_its_row_and_the_loop_sees_it(serve):
     assert labelled(traffic, one, "B").json()["audited"] is False  # it has one
     unknown = traffic.client.post("/v1/labels", json={"request": "nobody", "label": "B"})
     assert unknown.json() == {"request": "nobody", "audited": False}
-    until = time.monotonic() + 30
-    while traffic.status["seen"] < 1 and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: traffic.status["seen"] >= 1)
     status = traffic.status
     assert (status["seen"], status["unlabelled"], status["written"]) == (1, 1, 3)
     assert two.status_code == 200

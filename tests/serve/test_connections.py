@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from support.waiting import until
 from ttamer.serve import connections
 from ttamer.serve.connections import (
     MAX_HEADER_BYTES,
@@ -47,13 +48,6 @@ def is_closed(line: socket.socket) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def until(condition) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("head", "part"), FLOOD.values(), ids=FLOOD)

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 
 import httpx2 as httpx
@@ -19,6 +18,7 @@ import ttamer as tt
 from support.changing import ADMIN, answers, boast, models, write_changing
 from support.gateway_process import GatewayProcess
 from support.running_gateway import RunningGateway, running
+from support.waiting import until
 from ttamer.drift.audit_log import AuditLog, read_log
 from ttamer.drift.loop import serving_of
 from ttamer.serve.workers import OWNER, WorkerPlace
@@ -29,13 +29,6 @@ KEYS = [
     {"name": name, "env": f"{name.upper()}_KEY", "roles": ["ask", "label", "metrics"]}
     for name in ("web", "job")
 ]
-
-
-def until(condition, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 @dataclass

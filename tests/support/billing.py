@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2 as httpx
 
+from support.waiting import LONGEST_WAIT
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -24,7 +26,6 @@ OUTPUT_LIMIT = 16
 """The most tokens of an answer that requests ask for."""
 TEMPLATE_TOKENS = 64
 """The tokens that the gateway counts besides the bytes of a request."""
-LONGEST_WAIT = 30.0
 
 KINDS: dict[str, dict[str, Any]] = {
     "answered": {},

@@ -11,6 +11,7 @@ import httpx2 as httpx
 
 import ttamer as tt
 from support.faulty_upstream import FaultyUpstream, truth, uniform
+from support.waiting import LONGEST_WAIT
 from ttamer.trace.spec import CascadeSpec, toml_text
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 COSTS = {"small": 1.0, "large": 10.0}
 ADMIN = "an-admin-key-of-the-tests"
-LONGEST_WAIT = 60.0
 LOOP = {"error": 0.25, "refit_rows": 120, "shadow_rows": 20}
 
 

@@ -24,11 +24,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from support.quick_server import QuickServer
+from support.waiting import LONGEST_WAIT
 
 MODES = ("ok", "slow", "stall", "error", "garbage", "truncated", "reset", "refuse", "loss", "hang")
 LOSS = 0.3
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-LONGEST_WAIT = 30.0
 
 
 def uniform(*parts: str) -> float:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import httpx2 as httpx
 
+from support.waiting import LONGEST_WAIT
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -32,7 +34,7 @@ class GatewayProcess:
             env={**os.environ, "PYTHONWARNINGS": "error"},
         )
         self.lines: list[dict] = []
-        self._heard = threading.Condition()
+        self._changed = threading.Condition()
         line = self.child.stdout.readline()
         if not line:
             _, said = self.child.communicate(timeout=30)
@@ -43,9 +45,9 @@ class GatewayProcess:
 
     def _read(self) -> None:
         for line in self.child.stderr:
-            with self._heard:
+            with self._changed:
                 self.lines.append(json.loads(line))
-                self._heard.notify_all()
+                self._changed.notify_all()
 
     def wait_for(self, event: str, count: int = 1) -> dict:
         """Wait until this many of these events were logged; return the last."""
@@ -53,8 +55,8 @@ class GatewayProcess:
         def found():
             return [line for line in self.lines if line["event"] == event]
 
-        with self._heard:
-            assert self._heard.wait_for(lambda: len(found()) >= count, 30), self.lines
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(found()) >= count, LONGEST_WAIT), self.lines
             return found()[-1]
 
     def workers(self) -> dict[str, int]:

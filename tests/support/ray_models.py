@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-LONGEST_WAIT = 60.0
+from support.waiting import LONGEST_WAIT
 
 
 def uniform(*parts: str) -> float:
