@@ -210,13 +210,18 @@ class HttpExchange:
 
     async def send_bytes(self, status: int, content: bytes, headers: Mapping[str, str]) -> None:
         """Send a complete response."""
-        headers = {**headers, "content-length": str(len(content))}
+        length = str(len(content))
         if self._cycle is not None:
-            merged = {**headers, **self.response_headers, "x-request-id": self.request_id}
+            merged = {
+                **headers,
+                "content-length": length,
+                **self.response_headers,
+                "x-request-id": self.request_id,
+            }
             self.status = status
             if self._cycle.respond(status, merged, content):
                 return
-        await self._begin(status, headers)
+        await self._begin(status, {**headers, "content-length": length})
         await self._send({"type": "http.response.body", "body": content})
 
     async def read(self, limit: int) -> bytes:
@@ -268,7 +273,7 @@ def _header_name(name: str) -> bytes:
 def check_content_type(exchange: HttpExchange) -> None:
     """Refuse a body that is not declared as JSON."""
     content_type = exchange.header(b"content-type") or ""
-    if content_type.partition(";")[0].strip().lower() != JSON:
+    if content_type != JSON and content_type.partition(";")[0].strip().lower() != JSON:
         raise HttpError("send application/json", status=415, code="unsupported_media_type")
 
 

@@ -9,6 +9,7 @@ series.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, get_args
@@ -129,7 +130,7 @@ class Metrics:
         self.add_keys(keys)
         self._counted: dict[tuple[str, int], Counter] = {}
         self._in_flight = 0
-        self._pending: dict[Counter, float] = {}
+        self._pending: defaultdict[Counter, float] = defaultdict(float)
 
     def add_keys(self, keys: Iterable[str]) -> None:
         """Count requests of these keys too; a key that is counted already stays as it is."""
@@ -171,7 +172,8 @@ class Metrics:
             if one.error is not None:
                 self._add(self._failed[node, failure_kind(one.error)])
         for node, bill in record.bill.items():
-            self._add(self._estimated, bill.estimated)
+            if bill.estimated:
+                self._add(self._estimated, bill.estimated)
             if node in self._billed:
                 self._add(self._billed[node], bill.calls)
                 self._add(self._costs[node], bill.cost)
@@ -186,12 +188,13 @@ class Metrics:
             self._add(self._depth[min(len(record.asked), len(self._depth) - 1)])
         if record.capped:
             self._add(self._capped)
-        self._add(self._hedged, record.hedged)
+        if record.hedged:
+            self._add(self._hedged, record.hedged)
 
     def _add(self, counter: Counter, amount: float = 1) -> None:
         """Add later; an amount that is not finite would corrupt a counter."""
         if 0 < amount < inf:
-            self._pending[counter] = self._pending.get(counter, 0.0) + amount
+            self._pending[counter] += amount
 
     def refused(self) -> None:
         """Count a request answered 429."""
@@ -244,7 +247,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
-        pending, self._pending = self._pending, {}
+        pending, self._pending = self._pending, defaultdict(float)
         for counter, amount in pending.items():
             counter.inc(amount)
         return generate_latest(self._registry)

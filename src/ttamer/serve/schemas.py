@@ -87,7 +87,7 @@ def compile_schema(schema: Schema) -> Validator:
             return Violation([], expected)
         if enum is not None and value not in enum:
             return Violation([], " or ".join(map(repr, enum)))
-        return validator(value)
+        return None if validator is _accept else validator(value)
 
     return validate if validators else _accept
 
@@ -156,6 +156,8 @@ def _array(schema: Schema, expected: str) -> Validator:
 
 def _string(schema: Schema, expected: str) -> Validator:
     low, high = schema.get("minLength", 0), schema.get("maxLength", sys.maxsize)
+    if low == 0 and high == sys.maxsize:
+        return _accept
     return lambda value: None if low <= len(value) <= high else Violation([], expected)
 
 
