@@ -4,13 +4,13 @@
 ``python benchmarks/serving.py --workers 2 [--rounds N]``
 
 Several servers run at once, each in a process of its own: an upstream that answers at once, a bare
-proxy in front of it (Starlette, uvicorn, aiohttp), ``ttamer serve`` three times, and, if the
-interpreter of an installation is given, LiteLLM's proxy. The three gateways are a pass-through (a
-cascade of one node), a cascade of two nodes that stops after the first, and one that asks both.
-One client loads them in turn, in rounds; a ratio is the median, over rounds, of ratios taken within
-one round. Latency is measured one request at a time; what a proxy adds is its latency less that
-of the upstream asked directly. Processor time per request is compared too: on a busy machine
-throughput depends on how often a process has to wait for its turn.
+proxy in front of it (Starlette, uvicorn, aiohttp), ``ttamer serve`` three times, and LiteLLM's
+proxy where it is installed beside this interpreter, or beside the one given. The three gateways are
+a pass-through (a cascade of one node), a cascade of two nodes that stops after the first, and one
+that asks both. One client loads them in turn, in rounds; a ratio is the median, over rounds, of
+ratios taken within one round. Latency is measured one request at a time; what a proxy adds is its
+latency less that of the upstream asked directly. Processor time per request is compared too: on a
+busy machine throughput depends on how often a process has to wait for its turn.
 
 With ``--workers N`` the cascade that stops after the first node is served by one process and by N,
 in the same run. The client and the upstream use processors too: ``at most`` is the ratio if all
@@ -47,6 +47,8 @@ BODY = json.dumps(
 ).encode()
 PATHS = {"pass": "model", "one ask": "small", "two asks": "small,large"}
 """The gateways, and the nodes that each of them asks."""
+INSTALL = "python -m venv V; V/bin/pip install 'litellm[proxy]'; then pass --litellm V/bin/python"
+"""How LiteLLM is installed in an environment of its own."""
 AIMS = {"pass": 1.0, "one ask": 0.7, "two asks": 0.45}
 """The throughput of each gateway, as a share of the bare proxy's."""
 
@@ -399,7 +401,9 @@ def compare_workers(workers: int, rounds: int, file: Path | None) -> None:
 def main() -> None:
     """Measure, print a table, say which aims are met."""
     parser = argparse.ArgumentParser(description="What the gateway adds, beside other proxies.")
-    parser.add_argument("--litellm", metavar="PYTHON", help="interpreter of a LiteLLM installation")
+    parser.add_argument(
+        "--litellm", metavar="PYTHON", help="interpreter of a LiteLLM installation (default: this)"
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers")
     parser.add_argument("--workers", type=int, metavar="N", help="compare one process with N")
@@ -412,7 +416,11 @@ def main() -> None:
     if options.workers:
         compare_workers(options.workers, options.rounds, options.json)
         return
-    with children(options.litellm) as (ports, pids):
+    litellm = options.litellm or sys.executable
+    has_litellm = Path(litellm).with_name("litellm").exists()
+    if options.litellm and not has_litellm:
+        parser.error(f"there is no program litellm beside {options.litellm}; {INSTALL}")
+    with children(litellm if has_litellm else None) as (ports, pids):
         found = asyncio.run(measured(ports, pids, options.rounds))
     heads = ("requests/s", "p50 ms", "p99 ms", "added p50", "added p99", "CPU us")
     print(" " * 10 + "".join(f"{head:>12}" for head in heads))
@@ -428,6 +436,8 @@ def main() -> None:
         spread = f"({row['low']:.2f} to {row['high']:.2f})"
         print(f"{row['what']:38}{row['ratio']:8.2f}  {spread}   {verdict}")
     load_now = " ".join(f"{each:.1f}" for each in os.getloadavg())
+    if not has_litellm:
+        print(f"LiteLLM is not measured: it is not installed; {INSTALL}")
     print(f"{options.rounds} rounds, load {load_now} on {os.cpu_count()} cores")
     if options.json:
         options.json.write_text(json.dumps({"rounds": found, "aims": rows}, indent=1) + "\n")

@@ -48,6 +48,10 @@ DEADLINE = 2.0
 GRACE = 6.0
 """Seconds beyond the deadline that a busy machine and the network may add."""
 AT_ONCE = 50
+MAX_ATTEMPTS = 600
+"""Attempts of a request whose connection breaks, a tenth of a second apart."""
+SERVED = 200
+"""Requests that a gateway answers before it is killed."""
 RATE = 25.0
 """Requests per second while an upstream hangs."""
 HEALTHY_SECONDS, HUNG_SECONDS = 10.0, 20.0
@@ -210,7 +214,7 @@ async def ask(
         if time.monotonic() >= end:
             found.requests -= 1
             return
-        for attempt in range(200):
+        for attempt in range(MAX_ATTEMPTS):
             found.attempts += 1
             start = time.monotonic()
             try:
@@ -232,7 +236,6 @@ async def ask(
             if reply.status == 200 and content["choices"][0]["message"]["content"] not in "ABCD":
                 found.lost += 1
             return
-        found.lost += 1
 
 
 async def failures(client: aiohttp.ClientSession, gateway: Gateway) -> float:
@@ -257,9 +260,11 @@ async def spoil(gateway: Gateway) -> None:
 
 
 async def kill(gateway: Gateway, found: Found) -> None:
-    """Kill and start again, until cancelled."""
+    """Kill while requests run, and start again, until cancelled."""
     while True:
-        await asyncio.sleep(0.5)
+        answered = found.statuses.total()
+        while found.statuses.total() < answered + SERVED:
+            await asyncio.sleep(0.02)
         await asyncio.to_thread(gateway.end, signal.SIGKILL)
         found.kills += 1
         await asyncio.shield(asyncio.to_thread(gateway.start))
@@ -433,7 +438,9 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=120.0, help="send no request of a fault after this long"
     )
-    parser.add_argument("--only", metavar="NAMES", help="only these: faults, hung, restarts")
+    parser.add_argument(
+        "--only", metavar="NAMES", help="only these: faults or one of them, hung, restarts"
+    )
     parser.add_argument("--workers", type=int, default=1, help="worker processes (default 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers")
     options = parser.parse_args()
@@ -450,15 +457,13 @@ def main() -> None:
         }
         gateway = Gateway(folder, upstreams, options.audit, options.workers)
         stack.callback(lambda: gateway.end(signal.SIGKILL))
-        faults = FAULTS if "faults" in parts else ()
+        faults = [fault for fault in FAULTS if "faults" in parts or fault in parts]
         if faults:
-            gateway.start()
             print(f"{'fault':12}{'requests':>9}{'answered':>9}{'errors':>8}{'attempts':>9}{'lost':>6}"
                   f"{'twice':>6}{'late':>6}{'slowest s':>10}{'seen':>7}")  # fmt: skip
         for fault in faults:
-            if fault == "disk full":
-                gateway.end()
-                gateway.start("/dev/full")
+            gateway.end()  # each fault begins with closed breakers
+            gateway.start("/dev/full" if fault == "disk full" else "seen.jsonl")
             found = asyncio.run(run_fault(gateway, fault, share, options.seconds))
             every.append(found)
             errors = found.statuses.total() - found.statuses[200]
@@ -466,9 +471,6 @@ def main() -> None:
                   f"{found.attempts:9}{found.lost:6}{found.twice:6}{found.late:6}"
                   f"{found.slowest:10.2f}{found.failures_seen:7.0f}"
                   + (f"  ({found.kills} kills)" if found.kills else ""), flush=True)  # fmt: skip
-            if fault == "disk full":
-                gateway.end()
-                gateway.start()
         gateway.end()
         if "hung" in parts:
             gateway.start(None)
