@@ -66,7 +66,9 @@ class Workers:
 
     def post(self, worker: int, path: str, body=None, key: str = WEB) -> httpx.Response:
         headers = {"authorization": f"Bearer {key}"}
-        return httpx.post(f"{self.workers[worker].root}{path}", json=body, headers=headers)
+        return httpx.post(
+            f"{self.workers[worker].root}{path}", json=body, headers=headers, timeout=60
+        )
 
     def label(self, worker: int, request: str, label: str, key: str = WEB) -> httpx.Response:
         return self.post(worker, "/v1/labels", {"request": request, "label": label}, key)
@@ -84,7 +86,9 @@ class Workers:
 
     def status(self, worker: int = 0) -> dict:
         headers = {"authorization": f"Bearer {WEB}"}
-        return httpx.get(f"{self.workers[worker].root}/status.json", headers=headers).json()
+        return httpx.get(
+            f"{self.workers[worker].root}/status.json", headers=headers, timeout=60
+        ).json()
 
     def dropped(self) -> float:
         return sum(each.metric("ttamer_audits_total") for each in self.workers)
@@ -143,7 +147,12 @@ def test_a_label_reaches_the_row_that_another_worker_recorded(start):
     assert (status["requests"], status["audited"], status["lost"]) == (4, 4, 0)
     assert {len(each.requests) for each in workers.changing.upstreams.values()} == {4}
     url, headers = f"{workers.workers[0].root}/metrics", {"authorization": f"Bearer {WEB}"}
-    until(lambda: 'ttamer_audits_total{result="taken"} 4.0' in httpx.get(url, headers=headers).text)
+    until(
+        lambda: (
+            'ttamer_audits_total{result="taken"} 4.0'
+            in httpx.get(url, headers=headers, timeout=60).text
+        )
+    )
     workers.stop_owner()
     assert len(read_log(workers.changing.log, labelled=True)) == 4
 
@@ -157,7 +166,7 @@ def test_a_label_that_is_faster_than_its_request_counts(start):
     headers = {"authorization": f"Bearer {WEB}", "x-request-id": "early"}
     body = {"model": "ttamer", "messages": [{"role": "user", "content": "another"}]}
     url = f"{workers.workers[0].url}/chat/completions"
-    assert httpx.post(url, json=body, headers=headers).status_code == 200
+    assert httpx.post(url, json=body, headers=headers, timeout=60).status_code == 200
     until(lambda: workers.drift()["audited"] == 2)
     until(lambda: workers.drift()["unlabelled"] == 1)  # only the first request
     assert workers.label(1, request, "A").json()["audited"] is True
@@ -237,7 +246,7 @@ def test_the_owner_is_a_process_that_is_started_again(start_files):
         until(lambda: drift(gateway)["written"] == 1)
         with gateway.only("1"):
             label = {"request": request, "label": "A"}
-            taken = httpx.post(f"{gateway.url}/v1/labels", json=label, headers=headers)
+            taken = httpx.post(f"{gateway.url}/v1/labels", json=label, headers=headers, timeout=60)
             assert taken.json()["audited"] is True
         until(lambda: drift(gateway)["written"] == 2)
         os.kill(gateway.workers()["owner"], signal.SIGKILL)
@@ -272,7 +281,7 @@ def test_an_owner_waits_for_the_log_of_the_one_it_replaces(start_files, tmp_path
 def drift(gateway: GatewayProcess) -> dict:
     """The audits on the status page; without an owner there are none."""
     headers = {"authorization": f"Bearer {WEB}"}
-    found = httpx.get(f"{gateway.url}/status.json", headers=headers).json()["drift"]
+    found = httpx.get(f"{gateway.url}/status.json", headers=headers, timeout=60).json()["drift"]
     return found or {"written": 0}
 
 

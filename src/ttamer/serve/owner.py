@@ -53,6 +53,8 @@ __all__ = ["AuditCalls", "Notice", "PolicyBoard", "RemoteAudits"]
 
 ACTION_SECONDS = 600.0
 """The most seconds that an action waits for the drift loop, which may be fitting."""
+LABEL_SECONDS = 30.0
+"""The most seconds that a label waits for the owner."""
 MAX_EARLY_LABELS = 10_000
 """The number of labels kept for requests that have not reached the owner yet."""
 
@@ -262,7 +264,7 @@ class RemoteAudits:
 
     async def label(self, key: str, label: str) -> bool:
         """Take the right answer to a request; return whether an audit waits for it."""
-        return bool(await self._call("label", key=key, label=label))
+        return bool(await self._call("label", seconds=LABEL_SECONDS, key=key, label=label))
 
     async def act(self, action: str) -> dict[str, Any]:
         """Do one of the actions that an operator has over the drift loop."""
