@@ -15,10 +15,10 @@ from ttamer.trace.trace import Trace
 STEPS = [(0,), (1,), (0, 1)]
 
 
-def alike(rows, seed, nodes=6):
+def alike(rows, seed, nodes=6, order="any"):
     """Models of the same error, 30%, whose confidences say nothing."""
     rng = np.random.default_rng(seed)
-    spec = CascadeSpec.of({f"m{node}": 1.0 for node in range(nodes)}, order="any")
+    spec = CascadeSpec.of({f"m{node}": 1.0 for node in range(nodes)}, order=order)
     return Trace(spec, rng.random((rows, nodes)), correct=rng.random((rows, nodes)) > 0.3)
 
 
@@ -64,3 +64,12 @@ def test_the_best_of_models_that_are_alike_is_not_expected_to_be_better():
         lucky.append(rows.wrong().mean(axis=0).min() - mean)
     assert np.mean(lucky) < -0.04
     assert abs(np.mean(expected)) < 0.02
+
+
+def test_parts_are_fitted_as_the_whole_is():
+    """Two thirds of 400 rows are very few by themselves, and the 400 are not."""
+    rows = alike(400, 0, nodes=3, order="fixed")
+    owners = CrossFit(rows, [(0, 1, 2)], 0).estimates().owner
+    assert set(owners.ravel()) == {1, 2}
+    few = rows.take(np.arange(300))
+    assert set(CrossFit(few, [(0, 1, 2)], 0).estimates().owner.ravel()) == {2}

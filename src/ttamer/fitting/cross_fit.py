@@ -91,14 +91,14 @@ class CrossFit:
             yield LeftOut(part, rest, Estimates(*map(np.concatenate, each)))
 
     def _without(self, part: NDArray[np.intp]) -> Belief:
-        """Fit a belief to the rows outside a part, with the class terms of a fit to all rows."""
+        """Fit a belief to the rows outside a part, with the terms of a fit to all rows."""
         rest = np.setdiff1d(np.arange(len(self.trace)), part)
         wrong = self.trace.loss_shares()
         with one_thread():
             return fit_belief(
                 self.trace.take(rest), wrong[rest], self.steps,
                 class_terms=has_class_terms(self.trace), signals=self.signals,
-                scored_once=self.scored_once,
+                scored_once=self.scored_once, part_of=len(self.trace),
             )  # fmt: skip
 
     def _on(self, belief: Belief, part: NDArray[np.intp]) -> Estimates:

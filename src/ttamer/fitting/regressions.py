@@ -70,6 +70,11 @@ FEW_ROWS = 2000
 """With at most this many rows of one network's exits, the regressions use a short memory."""
 SHORT_MEMORY = 2
 """How many of the last exits asked the regressions use where the memory is short."""
+VERY_FEW_ROWS = 350
+"""With at most this many rows of one network's exits, the regressions use the last exit alone, and
+its class shifts the log-odds less."""
+FEW_OFFSET_RIDGE = 20.0
+"""The penalty on the squared offset of each predicted class where rows are very few."""
 MIN_ROWS_FOR_CLASSES = 200
 """With fewer rows a belief has no class terms."""
 MAX_CLASSES = 64
@@ -147,6 +152,7 @@ def fit_belief(
     class_terms: bool | None = None,
     signals: tuple[str, ...] | None = None,
     scored_once: bool = False,
+    part_of: int | None = None,
 ) -> Belief:
     """Fit a belief to a trace.
 
@@ -158,10 +164,12 @@ def fit_belief(
         signals: The signals to use; by default those of ``useful_signals``.
         scored_once: Whether an answer given by several nodes is scored once also with class terms.
             The least of several estimates is too low, the more so the more nodes there are.
+        part_of: Of how many rows these are a part; by that number rows are very few or not.
 
     Returns:
         The belief.
     """
+    whole = len(trace) if part_of is None else part_of
     if len(trace) > MAX_ROWS:  # more change nothing but the time
         rows = sampled(len(trace), MAX_ROWS)
         trace, wrong = trace.take(rows), wrong[rows]
@@ -177,6 +185,9 @@ def fit_belief(
         class_terms = has_class_terms(trace)
     by_offset = has_class_offsets(trace) and not (class_terms and scored_once)
     spread = dispersion(wrong)
+    shrinkage = Shrinkage.of(
+        len(trace), network=network, dispersion=spread, very_few=whole <= VERY_FEW_ROWS
+    )
     pooled = _pooled(trace.confidence, wrong, bins, spread) if network else None
     for v in range(nodes):
         given = None if pooled is None else pooled[v]
@@ -185,7 +196,7 @@ def fit_belief(
         if predictions is None:
             offsets.append({})
         elif by_offset:
-            offsets.append(_offsets(predictions[:, v], own, wrong[:, v], spread * OFFSET_RIDGE))
+            offsets.append(_offsets(predictions[:, v], own, wrong[:, v], shrinkage.offset))
         else:
             offsets.append(dict(NO_OFFSET))
     rough = Belief(quantiser.edges, tuple(levels), tuple(offsets), {}, certain_last)
@@ -197,7 +208,6 @@ def fit_belief(
         rough = dataclasses.replace(rough, signals=fitted)
     seen = rough.evidence(trace.confidence, predictions, values)
     errors = wrong.mean(axis=0)
-    shrinkage = Shrinkage.of(len(trace), network=network, dispersion=spread)
 
     def regression(key: tuple[Step, int]) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
         """Return the weights of an answer after a step, and its class terms."""
@@ -357,14 +367,21 @@ class Shrinkage:
     """How many of the last nodes asked have a weight."""
     by_class: float = CLASS_RIDGE
     """The ridge of class terms."""
+    offset: float = OFFSET_RIDGE
+    """The ridge of what the predicted class adds."""
 
     @classmethod
-    def of(cls, rows: int, *, network: bool, dispersion: float = 1.0) -> Shrinkage:
+    def of(
+        cls, rows: int, *, network: bool, dispersion: float = 1.0, very_few: bool = False
+    ) -> Shrinkage:
         """Return what suits a number of rows; exits of one network are shrunk more."""
         more = 3.0 if network else 1.0
         memory = SHORT_MEMORY if network and rows <= FEW_ROWS else MAX_CONTEXT
-        ridge, alone = 4.0 + more * 5000 / rows, 20.0 + more * 6000 / rows
-        return cls(dispersion * ridge, dispersion * alone, memory, dispersion * CLASS_RIDGE)
+        ridge, alone, offset = 4.0 + more * 5000 / rows, 20.0 + more * 6000 / rows, OFFSET_RIDGE
+        if network and very_few:
+            memory, offset = 1, FEW_OFFSET_RIDGE
+        penalties = (dispersion * each for each in (CLASS_RIDGE, offset))
+        return cls(dispersion * ridge, dispersion * alone, memory, *penalties)
 
 
 def _never(width: int) -> NDArray[np.float64]:
