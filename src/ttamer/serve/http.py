@@ -163,7 +163,7 @@ class HttpExchange:
         self.receive = receive
         self._send = send
         # Taken out: it refers to the scope, and only the garbage collector would free the two.
-        self._cycle: ServerCycle | None = scope.get("extensions", {}).pop(EXTENSION, None)
+        self._cycle: ServerCycle | None = (scope.get("extensions") or {}).pop(EXTENSION, None)
         self.request_id = request_id_from(self.header(b"x-request-id"))
         self.response_headers: dict[str, str] = {}
         """Headers sent with every response, errors included."""
