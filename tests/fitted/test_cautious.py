@@ -45,6 +45,17 @@ def test_the_last_one_returns_the_last_exit_and_the_others_cost_less(ladder, row
     assert cautious.errors[-1] == wrong[:, -1].mean()
 
 
+def test_what_is_counted_is_what_is_played(ladder, rows):
+    wrong, each = rows[1].wrong(), np.arange(len(rows[1]))
+    counted = ladder.held.cautious
+    for number, (cheap, _) in enumerate(counted.pairs):
+        played = ladder.rung(cheap).play(rows[1])
+        errors = np.bincount(wrong[each, played.answer], minlength=2)
+        assert counted.counts[number].sum(axis=(1, 2)).tolist() == errors.tolist()
+        cost = tt.evaluate(ladder.rung(cheap), rows[0], resamples=0).cost
+        assert ladder.cautious.costs[number] == pytest.approx(cost)
+
+
 def test_once_asked_the_last_exit_answers(ladder, rows):
     last = len(rows[2].names) - 1
     played = ladder.rung(len(ladder) + 2).play(rows[2])
