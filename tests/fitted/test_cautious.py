@@ -86,6 +86,19 @@ def test_sessions_and_files_decide_as_it_is_played(ladder, rows, tmp_path):
     assert check_promise(policy.promise, HeldOut.of(again, rows[1])) == policy.promise
 
 
+def test_no_explanation_contradicts_its_decision(ladder, rows):
+    words = []
+    for row in range(150):
+        turn = ladder.rung(len(ladder) + 3).session()
+        while (node := turn.next) is not None:
+            column = rows[2].spec.index_of(node)
+            text = rows[2].classes[rows[2].prediction[row, column]]
+            turn.observe(confidence=rows[2].confidence[row, column], prediction=text)
+            words.append(turn.explain().why)
+    assert not [each for each in words if "saves -" in each or "costs -" in each]
+    assert any("asking on" in each for each in words)
+
+
 def test_a_drop_is_promised_more_cheaply_than_by_policies_that_recall(ladder, rows):
     without = dataclasses.replace(ladder, cautious=None).with_holdout(rows[1])
     for at_most in (0.01, 0.012):

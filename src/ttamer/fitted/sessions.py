@@ -171,6 +171,10 @@ class _ModelSession(FittedSession):
             bound = lost(inner.index / tradeoff)
             return f"{doubt}, and asking on pays while that is above {bound}: {decision}"
         gain = inner.best - inner.index
+        if gain < 0 < tradeoff < 1 and self.next is not None:  # beyond what the objective asks for
+            return f"{doubt}, and a cautious policy stops only where that is lower: {decision}"
+        if gain > 0 and tradeoff < 1 and self.next is None:
+            return f"{doubt}, and a cautious policy goes on only where that is higher: {decision}"
         if tradeoff == 1 and self.next is None:
             return f"{doubt}, and further answers are not expected to lower that: {decision}"
         if tradeoff == 1:
