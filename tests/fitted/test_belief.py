@@ -18,6 +18,7 @@ from ttamer.evaluation.frontiers import frontier
 from ttamer.evaluation.results import evaluate
 from ttamer.fitted.belief import (
     CERTAIN_LOGIT,
+    EXCLUDED_LOGIT,
     MAX_WEIGHT,
     WEIGHT_RESOLUTION,
     Evidence,
@@ -33,6 +34,7 @@ from ttamer.fitting.regressions import (
     MAX_CLASSES,
     MIN_ROWS_FOR_CLASSES,
     Shrinkage,
+    bounded,
     features_of,
     fit_belief,
 )
@@ -752,6 +754,18 @@ def test_few_rows_of_a_network_look_back_less_and_are_shrunk_more(rows, memory):
     changed[:, : 5 - memory] = 0.0
     again, _ = belief.least(belief.evidence(changed, None), step)
     np.testing.assert_array_equal(least, again)
+
+
+def test_a_confidence_that_hardly_tells_anything_leaves_beliefs_calibrated():
+    """Its log-odds hardly vary, so that their weight is free and made up for by the constant."""
+    rng = np.random.default_rng(0)
+    features = np.column_stack([np.ones(600), -0.09 + 1e-5 * rng.normal(size=600)])
+    free = np.array([600.0, 600.0 / 0.09])
+    kept = bounded(free, features)
+    assert np.abs(kept).max() <= EXCLUDED_LOGIT
+    assert (features @ kept).mean() == pytest.approx((features @ free).mean(), abs=1e-9)
+    inside = np.array([1.0, -3.0])
+    np.testing.assert_array_equal(bounded(inside, features), inside)
 
 
 def test_the_class_counts_less_where_rows_of_a_network_are_very_few():

@@ -223,9 +223,8 @@ def fit_belief(
                 class_ridge=shrinkage.by_class,
                 prior=_alone(features.shape[1]),
             )
-            limited = (np.clip(x, -EXCLUDED_LOGIT, EXCLUDED_LOGIT) for x in (found, terms))
-            weights, terms = map(_rounded, limited)
-            return weights, terms
+            limited = np.clip(terms, -EXCLUDED_LOGIT, EXCLUDED_LOGIT)
+            return _rounded(bounded(found, features)), _rounded(limited)
         recent = context_of(step)[-shrinkage.memory :]
         if answer not in recent:
             return _never(features.shape[1]), None
@@ -423,10 +422,24 @@ def _weights(
         )  # fmt: skip
     elif alone.any():
         found = fit_logistic(features[alone], wrong[alone], ridge=ridge, prior=prior)
-    found = np.clip(found, -EXCLUDED_LOGIT, EXCLUDED_LOGIT)
+    found = bounded(found, features[alone]) if alone.any() else found
     for place in agree:
         found[place : place + 2] = EXCLUDED_LOGIT, 0.0
     return _rounded(found), _rounded(np.clip(terms, -EXCLUDED_LOGIT, EXCLUDED_LOGIT))
+
+
+def bounded(weights: NDArray[np.float64], features: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return weights that a file can hold, with the same mean log-odds on the rows fitted to.
+
+    Where a feature hardly varies, its weight may be large and be made up for by the first one.
+
+    >>> bounded(np.array([-90.0, 200.0]), np.array([[1.0, 0.45], [1.0, 0.45]])).tolist()
+    [-57.6, 128.0]
+    """
+    kept = np.clip(weights, -EXCLUDED_LOGIT, EXCLUDED_LOGIT)
+    kept[0] = weights[0] + (weights - kept)[1:] @ features[:, 1:].mean(axis=0)
+    kept[0] = np.clip(kept[0], -EXCLUDED_LOGIT, EXCLUDED_LOGIT)
+    return kept
 
 
 def features_of(seen: Evidence, step: Step, answer: int) -> NDArray[np.float64]:
