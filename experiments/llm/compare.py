@@ -132,8 +132,10 @@ def print_ratios(found: Groups, chosen: list[str], few: int) -> None:
                 cells.append(mean([each["seconds"] for each in results], ".1f"))
         print(f"| {name} | {' | '.join(cells)} |")
     for llms, text in ((True, "mean of LLMs"), (False, "mean of the others")):
-        half, small = (means.get((llms, rows), [np.nan]) for rows in (0, few))
-        print(f"| {text} | {np.mean(half):.3f} | | | {np.mean(small):.3f} | |")
+        each = (means.get((llms, rows)) for rows in (0, few))
+        half, small = (f"{np.mean(some):.3f}" if some else "-" for some in each)
+        if (half, small) != ("-", "-"):
+            print(f"| {text} | {half} | | | {small} | |")
     print()
 
 
