@@ -1,6 +1,6 @@
 """What to expect from how many labels: the default fit, a threshold, and the best single model.
 
-    python experiments/llm/curve.py --splits 16 --processes 8        # about two minutes on 8 cores
+    python experiments/llm/curve.py small-models --splits 16      # nine LLMs take far longer
 
 For each split, 50 to 800 rows are drawn to fit to, and all others are there to measure on. Every
 system is fitted to the same rows for the same aim: the least total cost, where a mistake costs 2,
