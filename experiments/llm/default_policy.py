@@ -26,10 +26,10 @@ def main() -> None:
     """Print one line for each trace and number of rows."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--splits", type=int, default=16, help="random splits of each trace")
-    parser.add_argument("--rows", type=int, default=300, help="how many rows are few")
+    parser.add_argument("--rows", type=int, nargs="+", default=[0, 300], help="to fit; 0: half")
     add_options(parser)
     args = parser.parse_args()
-    cases = list(product(LLMS, (0, args.rows)))
+    cases = list(product(LLMS, args.rows))
     jobs = [(*case, number) for case in cases for number in range(args.splits)]
     found = run(compared, jobs, args)
     print("| trace | rows to fit | cost, % of the best model's | error, points above its |")

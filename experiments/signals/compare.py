@@ -68,12 +68,14 @@ def area(name: str, rows: int, number: int, kind: str, folder: str | None) -> fl
     trace = load(name, None if folder is None else Path(folder))
     rng = np.random.default_rng([number, KINDS.index(kind)])
     wrong = trace.wrong().sum(axis=1)
-    signals = {
-        "none": {},
-        "useless": {f"noise{k}": rng.normal(size=len(trace)) for k in range(USELESS)},
-        "length": {"length": np.log(trace.costs[:, int(trace.costs.mean(axis=0).argmin())])},
-        "useful": {"difficulty": wrong + wrong.std() * rng.normal(size=len(trace))},
-    }[kind]
+    signals: dict[str, np.ndarray] = {}
+    if kind == "useless":
+        signals = {f"noise{k}": rng.normal(size=len(trace)) for k in range(USELESS)}
+    elif kind == "length":
+        cheapest = int(trace.costs.mean(axis=0).argmin())
+        signals = {"length": np.log(trace.costs[:, cheapest])}
+    elif kind == "useful":
+        signals = {"difficulty": wrong + wrong.std() * rng.normal(size=len(trace))}
     fit, test = split(dataclasses.replace(trace, signals=signals), number, rows)
     return frontier(fit, test, families=["ttamer"], resamples=0).area("ttamer")
 
