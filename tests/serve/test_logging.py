@@ -160,7 +160,25 @@ def test_request_ids_from_outside_are_short_and_harmless(header, kept):
 
 
 def test_new_request_ids_differ():
-    assert len({request_id_from(None) for _ in range(100)}) == 100
+    assert len({request_id_from(None) for _ in range(300)}) == 300
+
+
+FORKED = """
+import os
+from ttamer.serve.record import request_id_from
+request_id_from(None)
+child = os.fork()
+os.write(1, f"{request_id_from(None)}\\n".encode())
+if child:
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_forked_process_has_request_ids_of_its_own():
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, check=True, timeout=600
+    )
+    assert len(set(done.stdout.split())) == 2
 
 
 def test_kinds_are_a_fixed_list():

@@ -48,6 +48,11 @@ Those of an upstream, then a reply that cannot be used, a call that was ended wi
 any other error.
 """
 
+IDS_AT_A_TIME = 64
+"""The random ids that are made with one call to the system, which takes longer than all of them."""
+
+_unused_ids: list[str] = []
+os.register_at_fork(after_in_child=_unused_ids.clear)  # no two processes use the same ids
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -110,4 +115,9 @@ def request_id_from(header: str | None) -> str:
     """
     if header is not None and _REQUEST_ID.fullmatch(header):
         return header
-    return os.urandom(16).hex()
+    try:
+        return _unused_ids.pop()
+    except IndexError:
+        digits = os.urandom(16 * IDS_AT_A_TIME).hex()
+        _unused_ids.extend(digits[k : k + 32] for k in range(32, len(digits), 32))
+        return digits[:32]
