@@ -14,6 +14,7 @@ from operator import or_
 from typing import TYPE_CHECKING, Any, Self
 
 from ttamer.errors import CascadeError, TTamerError
+from ttamer.fitted.mixture import Mixture
 from ttamer.runtime.calling import Call, CallResult, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall
 from ttamer.runtime.reply import Reply, error_text
@@ -589,7 +590,9 @@ class Gateway:
             A generator of calls: send the result of each; its return value is the outcome.
         """
         request.signals = await self._signals(request) if self.settings.serve.signals else None
-        request.key = self.request_key(request.client, request.request_id)
+        # Only draws need the key: of a mixture, and of the requests to audit.
+        if self.audits is not None or isinstance(policy.cascade.policy, Mixture):
+            request.key = self.request_key(request.client, request.request_id)
         deadline = max(request.seconds_left, 1e-3)
         return policy.cascade.steps(request, request.key, deadline, request.signals)
 
