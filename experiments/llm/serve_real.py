@@ -79,7 +79,7 @@ RUBRIC = (
 )
 MAX_ALIASES = 20
 HELD_OUT = 4
-"""One of so many questions is held out from the fit, to be measured on."""
+"""One question in this many is held out from the fit, to be measured on."""
 SHIFT = 7
 """The distance in the list of questions between two systems that take turns."""
 

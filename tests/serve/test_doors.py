@@ -8,6 +8,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from support.faulty_upstream import tool_response
 from ttamer.serve.http import HttpError
 from ttamer.serve.responses import chat_body
 
@@ -71,14 +72,6 @@ def test_structured_output_is_parsed_by_the_client(opened):
     assert chat.choices[0].message.parsed == Answer(letter="B")
     forms = [sent["response_format"] for sent in gateway.served.upstreams["large"].requests]
     assert [form["json_schema"]["name"] for form in forms] == ["Answer", "Answer"]
-
-
-def tool_response():
-    function = {"name": "add", "arguments": '{"a": 1}'}
-    message = {"role": "assistant", "content": None,
-               "tool_calls": [{"id": "c1", "type": "function", "function": function}]}  # fmt: skip
-    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
-    return json.dumps({"choices": [choice]}).encode()
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

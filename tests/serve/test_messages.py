@@ -9,6 +9,7 @@ import httpx2 as httpx
 import openai
 import pytest
 
+from support.faulty_upstream import tool_response
 from ttamer.serve.anthropic import ChatChunks
 from ttamer.serve.http import HttpError
 from ttamer.serve.messages import chat_from_request
@@ -66,14 +67,6 @@ def test_a_message_streams(opened, model, mode):
     assert final.content[0].text == "B and more"
     assert final.stop_reason == "end_turn"
     assert final.usage.output_tokens == {"ttamer": 6, "large": 3}[model]
-
-
-def tool_response():
-    function = {"name": "add", "arguments": '{"a": 1}'}
-    message = {"role": "assistant", "content": None,
-               "tool_calls": [{"id": "c1", "type": "function", "function": function}]}  # fmt: skip
-    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
-    return json.dumps({"choices": [choice]}).encode()
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -346,6 +346,15 @@ class FaultyUpstream:
         return StreamingResponse(events(), media_type="text/event-stream", headers=self.headers)
 
 
+def tool_response() -> bytes:
+    """Return an upstream's response that calls one function."""
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    call = {"id": "c1", "type": "function", "function": function}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    return json.dumps({"choices": [choice]}).encode()
+
+
 def _embeddings(body: dict[str, Any]) -> dict[str, Any]:
     """Vectors that count words, by their first letters: texts of the same words are near."""
     given = body["input"]
