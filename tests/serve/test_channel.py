@@ -119,3 +119,19 @@ def test_a_message_is_its_length_and_json(tmp_path):
         assert not path.exists()
 
     run(work)
+
+
+def test_a_line_begins_with_a_connection(tmp_path):
+    path, taken = tmp_path / "a.sock", []
+
+    async def work():
+        line = MessageLine(path, lambda count: None)
+        opened = line.opened()
+        begun = asyncio.create_task(opened.__aenter__())
+        await asyncio.sleep(0)  # it tries before anything answers
+        async with answering(path, {"add": taken.append}, taken.append):
+            await begun
+            assert line.send("add", value=1) is True
+            await opened.__aexit__(None, None, None)
+
+    asyncio.run(work())

@@ -26,6 +26,8 @@ CALL_SECONDS = 5.0
 """The most seconds that another process has to answer a call."""
 MAX_UNSENT = 16 * 1024 * 1024
 """The most bytes of messages that wait for a process that reads slowly."""
+CONNECT_SECONDS = 2.0
+"""The most seconds that a worker waits at its start for the connection to the owner."""
 RECONNECT_SECONDS = 0.2
 """The seconds between two attempts to reach a process that does not answer."""
 
@@ -133,13 +135,19 @@ class MessageLine:
     def __init__(self, path: Path, lost: Callable[[int], None]) -> None:
         self._path, self._lost = path, lost
         self._writer: asyncio.StreamWriter | None = None
+        self._connected = asyncio.Event()
         self._unanswered = 0
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Inside, keep the connection open, and open it again where it breaks."""
+        """Inside, keep the connection open, and open it again where it breaks.
+
+        The block begins with a connection, or after ``CONNECT_SECONDS`` without one.
+        """
         task = asyncio.get_running_loop().create_task(self._keep_open())
         try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._connected.wait(), CONNECT_SECONDS)
             yield
         finally:
             task.cancel()
@@ -168,6 +176,7 @@ class MessageLine:
             with suppress(OSError, ValueError):
                 reader, writer = await asyncio.open_unix_connection(self._path)
                 self._writer = writer
+                self._connected.set()
                 try:
                     while await _read(reader) is not None:
                         self._unanswered -= 1
