@@ -80,10 +80,10 @@ def test_value_is_concave_and_nondecreasing_in_costs(data, problem, tradeoff, sh
 @given(problems(informers=False), st.lists(tradeoffs, min_size=2, max_size=6))
 def test_expected_cost_falls_and_expected_loss_rises_as_the_tradeoff_falls(problem, weights):
     ladder = tt.solve_ladder(problem, weights)
-    for cheaper, dearer in itertools.pairwise(ladder):
-        if cheaper.tradeoff > 0 and dearer.tradeoff < 1:  # at the ends one of them has no weight
-            assert cheaper.expected_cost <= dearer.expected_cost + 1e-9
-            assert cheaper.expected_loss >= dearer.expected_loss - 1e-9
+    for cheaper, costlier in itertools.pairwise(ladder):
+        if cheaper.tradeoff > 0 and costlier.tradeoff < 1:  # at the ends one of them has no weight
+            assert cheaper.expected_cost <= costlier.expected_cost + 1e-9
+            assert cheaper.expected_loss >= costlier.expected_loss - 1e-9
 
 
 @settings(deadline=None)

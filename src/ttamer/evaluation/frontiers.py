@@ -41,7 +41,7 @@ LOSS_PER_ERROR = 2.0
 """Mean losses are compared at increases that are this many times as large, relative to the
 reference's loss: from 1% to 10% of it."""
 MAX_DRAWN = 8
-"""The largest number of families that can be told apart in one plot."""
+"""The largest number of families that can be distinguished in one plot."""
 
 
 @dataclass(frozen=True)

@@ -446,8 +446,8 @@ def _optimism(
         outside += found * len(part) / len(trace)
     some = np.where(tradeoffs > 0, tradeoffs, 1.0)
     price = np.where(tradeoffs > 0, (1 - tradeoffs) / some, 0.0)
-    more, dearer = outside - inside
-    gap = average_near(more + price * dearer, tradeoffs, OPTIMISM_REACH)
+    more_error, more_cost = outside - inside
+    gap = average_near(more_error + price * more_cost, tradeoffs, OPTIMISM_REACH)
     return np.maximum(OPTIMISM_SHARE * gap, 0.0)
 
 

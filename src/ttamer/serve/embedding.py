@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ def _is_vector(value: object) -> bool:
     )
 
 
-class TextVectors:
+class TextVectors(ABC):
     """From texts to vectors; those of recent texts are kept."""
 
     def __init__(self) -> None:
@@ -92,11 +93,11 @@ class TextVectors:
             self._kept.popitem(last=False)
         return [found[text] for text in cut]
 
+    @abstractmethod
     async def _embed(
         self, texts: list[str], timeout: float | None, bill: Bill | None
     ) -> list[list[float]]:
         """Return a vector for each text, by a call."""
-        raise NotImplementedError
 
 
 class LocalEmbedder(TextVectors):

@@ -31,7 +31,7 @@ __all__ = [
     "binomial_p",
     "binomial_upper",
     "check_confidence",
-    "least_refuted",
+    "invert_test",
     "quantile_upper",
 ]
 
@@ -87,7 +87,7 @@ def binomial_upper(wrong: int, rows: int, alpha: float) -> float:
     >>> round(binomial_upper(0, 100, 0.05), 4)  # about three in a hundred
     0.0295
     """
-    return least_refuted(lambda at_most: binomial_p(wrong, rows, at_most), wrong / rows, alpha)
+    return invert_test(lambda at_most: binomial_p(wrong, rows, at_most), wrong / rows, alpha)
 
 
 def quantile_upper(values: NDArray[np.float64], share: float, alpha: float) -> float:
@@ -161,7 +161,7 @@ def betting_upper(values: ArrayLike, counts: ArrayLike, *, alpha: float, seed: i
     """
     rows = _drawn(values, counts, seed)
     mean = float(rows.mean())
-    return least_refuted(lambda at_most: _betting_p(rows, at_most, alpha), mean, alpha)
+    return invert_test(lambda at_most: _betting_p(rows, at_most, alpha), mean, alpha)
 
 
 def _drawn(values: ArrayLike, counts: ArrayLike, seed: int) -> NDArray[np.float64]:
@@ -183,21 +183,21 @@ def _betting_p(rows: NDArray[np.float64], at_most: float, alpha: float) -> float
     return math.exp(-max(0.0, float(grown.max())))
 
 
-def least_refuted(
+def invert_test(
     p_value: Callable[[float], float], low: float, alpha: float, *, halvings: int = HALVINGS
 ) -> float:
-    """Return, by halving, the least mean from ``low`` to 1 whose p-value is at most ``alpha``.
+    """Return the smallest mean from ``low`` to 1 that a test rejects at level ``alpha``.
 
     Args:
         p_value: The p-value of a mean.
-        low: The least mean there can be.
+        low: The smallest mean there can be.
         alpha: The level of the test, between 0 and 1.
-        halvings: The number of halvings.
+        halvings: The number of bisections.
 
     Returns:
         A mean whose p-value is at most ``alpha``, or 1.
 
-    >>> round(least_refuted(lambda mean: 1 - mean, 0.5, 0.05), 6)
+    >>> round(invert_test(lambda mean: 1 - mean, 0.5, 0.05), 6)
     0.95
     """
     high = 1.0

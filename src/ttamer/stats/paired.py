@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.stats.bounds import binomial_p, binomial_upper, least_refuted
+from ttamer.stats.bounds import binomial_p, binomial_upper, invert_test
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -111,7 +111,7 @@ def paired_upper(worse: int, better: int, rows: int, *, alpha: float) -> float:
     def p_value(drop: float) -> float:
         return paired_p(worse, better, rows, drop, alpha=alpha)
 
-    return least_refuted(p_value, seen, alpha, halvings=HALVINGS)
+    return invert_test(p_value, seen, alpha, halvings=HALVINGS)
 
 
 @lru_cache(1024)
@@ -119,7 +119,7 @@ def _rates(count: int, rows: int, alpha: float) -> tuple[float, float]:
     """Return an exact interval of the rate of a count, which misses it with this chance at most."""
     low = 0.0
     if count:
-        low = 1 - least_refuted(
+        low = 1 - invert_test(
             lambda rest: 1 - binomial_p(count - 1, rows, 1 - rest), 1 - count / rows, alpha / 2
         )
     return low, binomial_upper(count, rows, alpha / 2)
