@@ -2,8 +2,8 @@
 
 They minimise ``tradeoff * lost + (1 - tradeoff) * cost``, where stopping early loses, on a row,
 half of what it is expected to lose beyond the last exit, and half of what it does lose there that
-the last exit does not. The first half is the drop; the second counts only the rows that speak
-against the promise, so that rows gained by luck do not pay for them.
+the last exit does not. The first half is the drop; the second counts only the rows that count
+against the promise, so that rows on which an early exit happens to be right do not offset them.
 """
 
 from __future__ import annotations
