@@ -97,7 +97,7 @@ def test_with_the_gateways_verifier_the_policy_looks_only_where_it_pays(ladder):
             calls["verifier"] += 1
             answer = answers[name, question]
             body = verifier_body(question, answer)
-            assert answer in body["messages"][0]["content"]
+            assert answer in body["messages"][1]["content"]
             chance = 0.95 if "easy" in question else 0.5
             top = [{"token": "yes", "logprob": np.log(chance)},
                    {"token": "no", "logprob": np.log(1 - chance)}]  # fmt: skip

@@ -206,7 +206,7 @@ def test_what_was_asked_is_read_from_every_shape():
 
 def test_a_verifier_is_asked_for_one_word_about_question_and_answer():
     body = verifier_body("2 + 2 {x}?", "4 {y}")
-    text = body["messages"][0]["content"]
+    text = body["messages"][1]["content"]
     assert "2 + 2 {x}?" in text
     assert "4 {y}" in text
     assert (body["temperature"], body["logprobs"]) == (0, True)

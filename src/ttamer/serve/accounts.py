@@ -4,7 +4,7 @@ Counts are those since the start of the gateway. A budget is for a period, such 
 begin at multiples of their length since 1970, so that a day begins at midnight UTC.
 
 Several workers share the counts of keys that have a limit in a file (:class:`Ledger`), which each
-of them maps into memory. Every step reads, checks and writes under the file's lock, in about two
+of them maps into memory. Every step reads, checks and writes under the file's lock, in a few
 microseconds, so budgets and rates hold for all workers together exactly as for one process. The
 system releases the lock of a process that ends; what such a process had booked stays booked.
 """
@@ -17,7 +17,9 @@ import os
 import struct
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass, fields
 from hashlib import blake2b
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import CascadeError
@@ -66,15 +68,20 @@ class RateExceeded(KeyRefused):
     reason = "rate"
 
 
+@dataclass(slots=True)
 class _Counts:
-    """The counts of one account."""
+    """The counts of one account.
 
-    __slots__ = ("refilled", "refused_budget", "refused_rate", "spent", "tokens", "window")
+    A ledger writes them in this order: the period before what was spent in it, so that a process
+    that is killed in between leaves more booked than was spent, not less.
+    """
 
-    def __init__(self, window: int, tokens: float, refilled: float) -> None:
-        self.window, self.spent = window, 0.0
-        self.tokens, self.refilled = tokens, refilled
-        self.refused_budget = self.refused_rate = 0
+    window: int
+    spent: float
+    tokens: float
+    refilled: float
+    refused_budget: int = 0
+    refused_rate: int = 0
 
 
 class Account:
@@ -107,7 +114,7 @@ class Account:
 
     def _open(self) -> None:
         """Begin to count in this period."""
-        self._counts = _Counts(self._window_now(), self._rate or 0.0, self._clock())
+        self._counts = _Counts(self._window_now(), 0.0, self._rate or 0.0, self._clock())
         self._access: AbstractContextManager[object] = nullcontext()
         """Inside, no other process changes the counts."""
         self._is_shared = False
@@ -119,7 +126,7 @@ class Account:
             return
         self._turn()
         own = self._counts
-        self._counts = _Counts(own.window, self._rate or 0.0, own.refilled)
+        self._counts = _Counts(own.window, 0.0, self._rate or 0.0, own.refilled)
         self._access = self._ledger.entry(f"{self.name}\0{self._period!r}", self._counts)
         self._is_shared = True
         self.book(own.spent)
@@ -299,9 +306,11 @@ class Ledger:
 
 
 _NAME_BYTES = 16
-# The period is written before what was spent in it: a process that is killed in between leaves more
-# booked than was spent, not less.
-_VALUES = struct.Struct("=qdddqq")
+_NAMES = tuple(field.name for field in fields(_Counts))
+_VALUES = struct.Struct(
+    "=" + "".join({"int": "q", "float": "d"}[str(field.type)] for field in fields(_Counts))
+)
+_values_of = attrgetter(*_NAMES)
 _ENTRY = struct.Struct(f"={_NAME_BYTES}s{_VALUES.size}s")
 
 
@@ -314,15 +323,9 @@ class _Entry:
 
     def __enter__(self) -> None:
         self._ledger.__enter__()
-        counts = self._counts
-        (
-            counts.window,
-            counts.spent,
-            counts.tokens,
-            counts.refilled,
-            counts.refused_budget,
-            counts.refused_rate,
-        ) = _VALUES.unpack_from(self._memory, self._place)
+        values = _VALUES.unpack_from(self._memory, self._place)
+        for name, value in zip(_NAMES, values, strict=True):
+            setattr(self._counts, name, value)
 
     def __exit__(self, *_: object) -> None:
         self.write()
@@ -330,14 +333,4 @@ class _Entry:
 
     def write(self) -> None:
         """Write the counts."""
-        counts = self._counts
-        _VALUES.pack_into(
-            self._memory,
-            self._place,
-            counts.window,
-            counts.spent,
-            counts.tokens,
-            counts.refilled,
-            counts.refused_budget,
-            counts.refused_rate,
-        )
+        _VALUES.pack_into(self._memory, self._place, *_values_of(self._counts))

@@ -1,8 +1,8 @@
 """JSON as bytes: what upstreams return, and what is sent to them and to clients.
 
-orjson is used where it is installed: it takes a third of the time of Python's own module. What it
-refuses is left to that module: integers beyond 64 bits to write, halves of characters, keys that
-are not text. Integers beyond 64 bits that are read may be floats. Requests of clients are read by
+orjson takes a third of the time of Python's own module. What it refuses is left to that module:
+integers beyond 64 bits to write, halves of characters, keys that are not text. Integers beyond 64
+bits that are read may be floats. Requests of clients are read by
 :func:`ttamer.serve.http.parse_json`, which is stricter.
 """
 
@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from ttamer.errors import MissingExtra
+
 try:
     import orjson
-except ImportError:  # then everything below is Python's own
-    orjson = None  # type: ignore[assignment]
+except ImportError:
+    raise MissingExtra("orjson", "serve") from None
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,12 +40,10 @@ def encode(data: Any) -> bytes:
     >>> encode({"model": "small", "n": [1, 2.5]})
     b'{"model":"small","n":[1,2.5]}'
     """
-    if orjson is not None:
-        try:
-            return orjson.dumps(data)
-        except TypeError:
-            pass
-    return _own_encode(data).encode()
+    try:
+        return orjson.dumps(data)
+    except TypeError:
+        return _own_encode(data).encode()
 
 
 def decode(content: bytes) -> Any:
@@ -56,9 +56,7 @@ def decode(content: bytes) -> Any:
     >>> decode(b'{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
     """
-    if orjson is not None:
-        try:
-            return orjson.loads(content)
-        except ValueError:
-            pass
-    return _own_decode(content.decode())
+    try:
+        return orjson.loads(content)
+    except ValueError:
+        return _own_decode(content.decode())

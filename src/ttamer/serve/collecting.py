@@ -29,7 +29,13 @@ from ttamer.runtime.comparison import ALIAS_SEPARATOR
 from ttamer.runtime.jsonl import json_line
 from ttamer.serve.client import HttpClient
 from ttamer.serve.comparing import KeptAnswers, Likeness
-from ttamer.serve.confidence import LIKELIHOODS, Unreadable, answer_text, question_text
+from ttamer.serve.confidence import (
+    LIKELIHOODS,
+    VERIFY,
+    Unreadable,
+    answer_text,
+    question_text,
+)
 from ttamer.serve.embedding import Embedder
 from ttamer.serve.journal import EXTRAS, Journal, JournalEntry, journal_key
 from ttamer.serve.judging import Agreement, score_from, verdict_from
@@ -285,7 +291,8 @@ class _Collection:
         elif node.confidence in LIKELIHOODS and compare.kind != "choice":
             values.pop("confidence", None)  # an entry has the confidences by all of these
         if node.verifier is not None:
-            values["verifier"] = self.settings.nodes[node.verifier].answer_settings
+            verifier = self.settings.nodes[node.verifier].answer_settings
+            values["verifier"] = {**verifier, "prompt": VERIFY}  # the confidence depends on it
         return values
 
     def key(self, name: str, row: int) -> str:

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer._numbers import is_number
 from ttamer.errors import TTamerError
+from ttamer.serve.delimiting import delimited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
     "LIKELIHOODS",
+    "VERIFY",
     "Unreadable",
     "agreement",
     "answer_text",
@@ -52,11 +54,8 @@ MAX_ENTROPY = math.log(ALTERNATIVES + 1)
 """The largest entropy: of that many tokens, and the others as one, all equally likely."""
 VERDICT_TOKENS = 4
 """The most tokens of a verifier's answer."""
-VERIFY = (
-    "Here is a question and a proposed answer.\n\nQuestion:\n{question}\n\nProposed answer:\n"
-    "{answer}\n\nIs the proposed answer right? Say yes or no, one word."
-)
-"""The prompt of a verifier."""
+VERIFY = "Judge whether a proposed answer to a question is right."
+"""The instructions of a verifier."""
 
 _AROUND = " \t\n()[]*.:,\"'\u2581\u0120"
 """Characters that may surround a letter within its token."""
@@ -284,9 +283,10 @@ def question_text(body: Mapping[str, Any]) -> str:
 
 def verifier_body(question: str, answer: str) -> dict[str, Any]:
     """Return the request that asks a verifier about an answer."""
-    text = VERIFY.format(question=question, answer=answer)
+    ask = "Is the answer right? Reply yes or no."
+    reply = "one word, yes or no"
     return {
-        "messages": [{"role": "user", "content": text}],
+        "messages": delimited(question, answer, rubric=VERIFY, reply=reply, ask=ask),
         "max_tokens": VERDICT_TOKENS,
         "temperature": 0,
         "logprobs": True,

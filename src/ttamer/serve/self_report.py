@@ -1,6 +1,6 @@
 """Self-reports: a model is asked, in a second short call, how sure it is of its own answer.
 
-The question and the answer are set between marks, as for a judge. A reply without a usable number
+The question and the answer are set between marks. A reply without a usable number
 is the lowest confidence: it never costs the answer.
 """
 
@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ttamer.serve.confidence import Unreadable, answer_text
-from ttamer.serve.judging import delimited
+from ttamer.serve.delimiting import delimited
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
