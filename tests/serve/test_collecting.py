@@ -168,6 +168,22 @@ def test_a_node_that_only_fails_is_soon_left_alone(make_served):
     assert counts(served) == [MAX_FAILURES, 30]
 
 
+def test_the_failures_of_every_node_are_listed(make_served):
+    served = make_served(2, node={name: {"concurrency": 1} for name in ("small", "large")})
+    for upstream, status in zip(served.upstreams.values(), (401, 404), strict=True):
+        upstream.mode, upstream.status = "error", status
+    with pytest.raises(TraceError, match=r"30 of 30 prompts .*small.*401.*: 10;.*large.*404.*: 10"):
+        collected(served)
+
+
+def test_labels_on_some_prompts_need_a_judge(make_served):
+    served = make_served(2)
+    prompts = [Prompt({"prompt": text}, "A" if k else None) for k, text in enumerate("xyz")]
+    with pytest.raises(TraceError, match=r"prompt 0 .* has no label, and 2 of 3 have .*--judge"):
+        collected(served, prompts)
+    assert counts(served) == [0, 0]
+
+
 def test_a_node_that_answers_now_and_then_is_asked_to_the_end(make_served):
     served = make_served(node={"small": {"concurrency": 1}})
     served.upstreams["small"].plan = ([*["garbage"] * (MAX_FAILURES - 1), "ok"]) * 2

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -348,7 +349,9 @@ class _Collection:
             answer = await node.ask(self.path, self.prompts[row].body)
         except UpstreamFailed as error:
             reason = str(error).partition(": ")[2]
-            detail = f" ({error.upstream_text!r})" if error.upstream_text else ""
+            parts = [repr(error.upstream_text)] if error.upstream_text else []
+            parts += [error.remedy] if error.remedy else []
+            detail = f" ({'; '.join(parts)})" if parts else ""
             self.failed[name, row] = reason + detail
             failures.count += 1
             return
@@ -499,8 +502,8 @@ class _Verdicts:
         least = self._judge.min_agreement
         if agreement.answers and agreement.interval[1] < least:
             raise TraceError(
-                f"the judge {self._judge.node!r} {agreement}, and at least {least:.0%} is needed; "
-                "change the rubric or the judge, or lower --min-agreement"
+                f"the judge {self._judge.node!r} {agreement}, and at least {100 * least:g}% is "
+                "needed; change the rubric or the judge, or lower --min-agreement"
             )
         unseen = "" if self._sees_labels or not judged else ", which it did not see"
         return (
@@ -528,24 +531,33 @@ def _labels(
     if not any(given):
         if settings.spec.target == "label" and needed:
             raise TraceError(
-                "the prompts have no reference answers; give each a label, or take the last node's "
-                'answer as right with target = "last" under [cascade]'
+                "the prompts have no reference answers; give each a label, name a judge (--judge "
+                'NODE), or set target = "last" under [cascade]: then the last node is right, until '
+                "ttamer label is used"
             )
         return None
     compare = settings.serve.compare
     labels: list[str | None] = []
     for row, prompt in enumerate(prompts):
+        if prompt.label is None:
+            if needed:
+                raise TraceError(
+                    f"prompt {row} (counting from 0) has no label, and {sum(given)} of "
+                    f"{len(prompts)} have one; label all, or name a judge (--judge NODE)"
+                )
+            labels.append(None)
+            continue
         label = _label_text(prompt.label, compare, row)
-        if label is None and (needed or prompt.label is not None):
+        if label is None:
             raise TraceError(
                 f"prompt {row} (counting from 0): the label {prompt.label!r} has no content under "
-                f'compare = "{compare}"; give every prompt a label, or none'
+                f'compare = "{compare}"; change it, or the comparison'
             )
         labels.append(label)
     return labels
 
 
-def _label_text(label: str | tuple[str, ...] | None, compare: Comparison, row: int) -> str | None:
+def _label_text(label: str | tuple[str, ...], compare: Comparison, row: int) -> str | None:
     """Return a label as it is compared; ``None`` for one without content."""
     if isinstance(label, tuple):
         if compare.kind not in ("contains", "embedding"):
@@ -554,7 +566,7 @@ def _label_text(label: str | tuple[str, ...] | None, compare: Comparison, row: i
                 f'"{compare}" takes one text; use compare = "contains" or "embedding"'
             )
         label = ALIAS_SEPARATOR.join(label)
-    return compare.label(label or "")
+    return compare.label(label)
 
 
 async def _trace(
@@ -585,7 +597,9 @@ async def _trace(
             reason = f"{name} {collection.failed[name, row]}"
         left_out[reason] = left_out.get(reason, 0) + 1
     if left_out and (on_error == "refuse" or not rows):
-        reasons = "; ".join(f"{reason}: {count}" for reason, count in left_out.items())
+        failed = Counter(f"{name} {reason}" for (name, _), reason in collection.failed.items())
+        counts = {**left_out, **failed}  # every node's failures, and the judge's
+        reasons = "; ".join(f"{reason}: {count}" for reason, count in counts.items())
         raise TraceError(
             f"{sum(left_out.values())} of {len(collection.prompts)} prompts lack an answer "
             f"({reasons}); fix the cause and run the same command again, which asks only these, "

@@ -181,8 +181,8 @@ class Likeness:
             if agreement.interval[1] < self.min_agreement:
                 raise TraceError(
                     f"the threshold {threshold:g} of embeddings {agreement}, and at least "
-                    f"{self.min_agreement:.0%} is needed; use other embeddings or another rule, or "
-                    "lower --min-agreement"
+                    f"{100 * self.min_agreement:g}% is needed; use other embeddings or another "
+                    "rule, or lower --min-agreement"
                 )
             notes.append(
                 f"the threshold {threshold:g} of embeddings {agreement}, {how}; {sum(equal)} of "

@@ -35,12 +35,10 @@ QUESTION = "Reply with the letter A and nothing else."
 """What every upstream is asked."""
 MAX_TOKENS = 8
 """The most tokens of the answer."""
+_FIELDS = {"max_tokens": MAX_TOKENS, "temperature": 0}  # as ttamer collect sends them
 _ASK: dict[Endpoint, tuple[str, dict[str, Any]]] = {
-    "chat": (
-        "/chat/completions",
-        {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": MAX_TOKENS},
-    ),
-    "completions": ("/completions", {"prompt": QUESTION, "max_tokens": MAX_TOKENS}),
+    "chat": ("/chat/completions", {"messages": [{"role": "user", "content": QUESTION}], **_FIELDS}),
+    "completions": ("/completions", {"prompt": QUESTION, **_FIELDS}),
     "classify": ("/classify", {"input": QUESTION}),
 }
 
@@ -110,8 +108,7 @@ async def _probe_embeddings(settings: EmbeddingSettings, client: HttpClient) -> 
     try:
         await Embedder(settings, client, read_errors=True).vectors([QUESTION])
     except UpstreamFailed as error:
-        text = f"{error}: {error.upstream_text}" if error.upstream_text else str(error)
-        return Probe(EMBEDDINGS_NODE, settings.upstream, error=text)
+        return Probe(EMBEDDINGS_NODE, settings.upstream, error=_failure(error))
     return Probe(EMBEDDINGS_NODE, settings.upstream, time.monotonic() - start)
 
 
@@ -123,8 +120,7 @@ async def _probe(node: NodeSettings, client: HttpClient, endpoint: Endpoint) -> 
     try:
         response = await Upstream(node, client, read_errors=True).call(path, body)
     except UpstreamFailed as error:
-        text = f"{error}: {error.upstream_text}" if error.upstream_text else str(error)
-        return Probe(node.name, server, error=text)
+        return Probe(node.name, server, error=_failure(error))
     found = response.body
     usage = found.get("usage")
     has_usage = isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int)
@@ -160,6 +156,12 @@ async def _reports(node: NodeSettings, client: HttpClient) -> bool:
     except UpstreamFailed:
         return False
     return _can(lambda: reported_confidence(response.body))
+
+
+def _failure(error: UpstreamFailed) -> str:
+    """Return a failure in the upstream's words, with the setting to change if it is known."""
+    text = f"{error}: {error.upstream_text}" if error.upstream_text else str(error)
+    return f"{text.rstrip('.')}; {error.remedy}" if error.remedy else text
 
 
 def _can(read: Callable[[], object]) -> bool:

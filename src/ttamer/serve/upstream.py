@@ -11,6 +11,7 @@ import json
 import math
 import os
 import random
+import re
 import time
 from base64 import b64encode
 from contextlib import asynccontextmanager
@@ -105,6 +106,20 @@ MAX_ERROR_TEXT = 200
 """The most characters shown of an upstream's error."""
 
 
+REFUSED_FIELDS = (400, 422)
+"""The statuses with which upstreams refuse a request field that they do not take."""
+REMEDIES = {
+    "logprobs": 'set its confidence to "none", "self-report", "verifier" or "agreement", '
+    "without extras",
+    "max_tokens": 'set its params = {max_tokens = "max_completion_tokens"}',
+    "temperature": "set its params = {temperature = false}",
+}
+"""The settings of a node that an upstream needs which does not take a field."""
+_NOT_TAKEN = re.compile(
+    r"support|unknown|unrecogni|unexpected|not permitted|not allowed|deprecated"
+)
+
+
 class UpstreamFailed(TTamerError):
     """A node returned no usable answer."""
 
@@ -125,6 +140,14 @@ class UpstreamFailed(TTamerError):
         self.node, self.kind, self.status, self.pause = node, kind, status, pause
         self.upstream_text = upstream_text
         """The upstream's own text, for an operator only: it may hold a prompt or a key."""
+
+    @property
+    def remedy(self) -> str:
+        """The setting to change where the upstream does not take a request field, or nothing."""
+        text = self.upstream_text.casefold()
+        if self.status not in REFUSED_FIELDS or not _NOT_TAKEN.search(text):
+            return ""
+        return next((remedy for name, remedy in REMEDIES.items() if name in text), "")
 
     @property
     def paid(self) -> bool:
