@@ -23,9 +23,18 @@ from ttamer.artefact.fits import (
 )
 from ttamer.artefact.rules import cut
 from ttamer.errors import ArtefactDamaged
-from ttamer.fitted.belief import MAX_WEIGHT, WEIGHT_RESOLUTION, Belief, Signals, Step, context_of
+from ttamer.fitted.belief import (
+    MAX_WEIGHT,
+    WEIGHT_RESOLUTION,
+    Belief,
+    Extras,
+    Signals,
+    Step,
+    context_of,
+)
 from ttamer.fitted.models import BeliefModel
 from ttamer.fitted.quantiser import MAX_STATES
+from ttamer.trace.trace import BELIEF_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +51,8 @@ EXACT = ("belief_levels", "belief_leans", "belief_weights")
 """What X is added up from: exact in double precision only if made of such numbers."""
 FIELDS = ("names", "order", "target", "predictions", "classes", "steps", "edges", "levels",
           "leans", "plan", "trace", "rows")  # fmt: skip
-SIGNAL_FIELDS = ("signals", "signal_bins")
+OPTIONAL_FIELDS = (("signals", "signal_bins"), ("extras", "extra_bins"), ("after",))
+"""Fields of which all or none are there."""
 
 
 def describe_belief(fitted: BeliefModel) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -88,6 +98,17 @@ def describe_belief(fitted: BeliefModel) -> tuple[dict[str, Any], dict[str, NDAr
         arrays["belief_signal_bounds"] = np.concatenate([*belief.signals.bounds, pad])
         arrays["belief_signal_leans"] = np.concatenate(belief.signals.offsets)
         arrays["belief_signal_doubts"] = np.concatenate(belief.signals.router_logits)
+    if belief.extras:
+        read = [belief.extras[v] for v in sorted(belief.extras)]
+        nodes = range(len(spec.names))
+        described["extras"] = [
+            list(belief.extras[v].names) if v in belief.extras else [] for v in nodes
+        ]
+        described["extra_bins"] = [len(terms) for own in read for terms in own.terms]
+        arrays["belief_extra_levels"] = np.concatenate([own.levels for own in read])
+        bounds = [bounds for own in read for bounds in own.bounds]
+        arrays["belief_extra_bounds"] = np.concatenate([*bounds, pad])
+        arrays["belief_extra_leans"] = np.concatenate([each for own in read for each in own.terms])
     return described, arrays
 
 
@@ -97,11 +118,13 @@ def restore_belief(
     """Check what a file records of a fit on beliefs against its problem, and return it."""
     if problem.moves != "walk" or recall:
         raise ArtefactDamaged("a belief needs a walk without recall: recall is inside it")
-    has_signals = isinstance(described, dict) and "signals" in described
-    more: tuple[str, ...] = SIGNAL_FIELDS if has_signals else ()
-    if isinstance(described, dict) and "after" in described:
-        more = (*more, "after")
+    known = described if isinstance(described, dict) else {}
+    more = [name for group in OPTIONAL_FIELDS if group[0] in known for name in group]
     fields = fields_of(described, "the belief", (*FIELDS, *more))
+    has_signals = "signals" in fields
+    for kind in ("signal", "extra"):
+        if f"{kind}s" not in fields and any(name.startswith(f"belief_{kind}_") for name in arrays):
+            raise ArtefactDamaged(f"the belief has arrays of {kind}s, and names none")
     names = texts_of(fields["names"], "names")
     count = len(names)
     if count > MAX_NODES:
@@ -122,11 +145,12 @@ def restore_belief(
     steps = _steps(fields["steps"], count, problem, routed=has_signals)
     signals = _signals(fields, arrays, count) if has_signals else None
     belief = _belief(fields, arrays, steps, count, len(classes), certain_last=spec.target == "last")
+    extras = _extras(fields, arrays, count) if "extras" in fields else {}
     return BeliefModel(
         spec=spec,
         full_cost=full_cost_in(arrays, "belief_full_cost", spec),
         loss_scale=loss_scale_in(arrays, "belief_loss_scale"),
-        belief=dataclasses.replace(belief, signals=signals),
+        belief=dataclasses.replace(belief, signals=signals, extras=extras),
         steps=tuple(steps),
         edges=_edges(fields["edges"], arrays["belief_edges"], problem),
         classes=tuple(classes),
@@ -180,30 +204,71 @@ def _signals(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], node
     bins = integers_of(fields["signal_bins"], "the bins of signals", least=1, most=MAX_STATES)
     if not names or len(bins) != len(names) or len(set(names)) < len(names):
         raise ArtefactDamaged("the belief must name each signal once, and how many bins it has")
-    shapes = {
-        "belief_signal_bounds": (sum(bins) - len(bins) + 1,),
-        "belief_signal_leans": (sum(bins), nodes),
-        "belief_signal_doubts": (sum(bins),),
-    }
-    for name, shape in shapes.items():
-        array = arrays.get(name)
-        if array is None or array.shape != shape or not np.isfinite(array).all():
-            raise ArtefactDamaged(f"array {name!r} must hold finite numbers, of shape {shape}")
-        if name != "belief_signal_bounds" and (
-            np.abs(array).max() > MAX_WEIGHT or (array % WEIGHT_RESOLUTION != 0).any()
-        ):
-            raise ArtefactDamaged(
-                f"array {name!r} must hold multiples of {WEIGHT_RESOLUTION:g} up to {MAX_WEIGHT:g}"
-            )
-    bounds = cut(arrays["belief_signal_bounds"][:-1], [count - 1 for count in bins])
-    if any((np.diff(own) <= 0).any() for own in bounds) or arrays["belief_signal_bounds"][-1]:
-        raise ArtefactDamaged("the bounds of signals must increase, and end with 0")
+    bounds = _bounds_of(arrays, "signal", bins)
+    _check_exact(arrays, "belief_signal_leans", (sum(bins), nodes))
+    _check_exact(arrays, "belief_signal_doubts", (sum(bins),))
     return Signals(
         tuple(names),
         bounds,
         cut(arrays["belief_signal_leans"], bins),
         cut(arrays["belief_signal_doubts"], bins),
     )
+
+
+def _extras(
+    fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], nodes: int
+) -> dict[int, Extras]:
+    names = fields["extras"]
+    if not isinstance(names, list) or len(names) != nodes:
+        raise ArtefactDamaged("the belief must list the extra columns of each node")
+    for own in names:
+        if not isinstance(own, list) or own != [name for name in BELIEF_FIELDS if name in own]:
+            raise ArtefactDamaged(f"the extra columns of a node are some of {BELIEF_FIELDS}, once")
+    bins = integers_of(fields["extra_bins"], "the bins of columns", least=1, most=MAX_STATES)
+    counts = [len(own) for own in names]
+    if not bins or len(bins) != sum(counts):
+        raise ArtefactDamaged("the belief must have a number of bins for each extra column")
+    read = [v for v in range(nodes) if counts[v]]
+    levels = [fields["levels"][v] for v in read]
+    bounds = _bounds_of(arrays, "extra", bins)
+    _check_exact(arrays, "belief_extra_levels", (sum(levels),))
+    _check_exact(arrays, "belief_extra_leans", (sum(bins),))
+    terms = cut(arrays["belief_extra_leans"], bins)
+    found, first = {}, 0
+    for v, own in zip(read, cut(arrays["belief_extra_levels"], levels), strict=True):
+        part = slice(first, first := first + counts[v])
+        found[v] = Extras(tuple(names[v]), own, bounds[part], terms[part])
+    return found
+
+
+def _bounds_of(
+    arrays: Mapping[str, NDArray[Any]], kind: str, bins: Sequence[int]
+) -> tuple[NDArray[np.float64], ...]:
+    """Return the bounds of signals or extra columns, one fewer than their bins."""
+    name = f"belief_{kind}_bounds"
+    stored = _finite(arrays, name, (sum(bins) - len(bins) + 1,))
+    bounds = cut(stored[:-1], [count - 1 for count in bins])
+    if any((np.diff(own) <= 0).any() for own in bounds) or stored[-1]:
+        raise ArtefactDamaged(f"the bounds of {kind}s must increase, and end with 0")
+    return bounds
+
+
+def _finite(
+    arrays: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]
+) -> NDArray[np.float64]:
+    array = arrays.get(name)
+    if array is None or array.shape != shape or not np.isfinite(array).all():
+        raise ArtefactDamaged(f"array {name!r} must hold finite numbers, of shape {shape}")
+    return array
+
+
+def _check_exact(arrays: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> None:
+    """Refuse an array of another shape, or whose sums would not be exact."""
+    array = _finite(arrays, name, shape)
+    if np.abs(array).max() > MAX_WEIGHT or (array % WEIGHT_RESOLUTION != 0).any():
+        raise ArtefactDamaged(
+            f"array {name!r} must hold multiples of {WEIGHT_RESOLUTION:g} up to {MAX_WEIGHT:g}"
+        )
 
 
 def _edges(item: object, stored: NDArray[Any], problem: Problem) -> tuple[NDArray[np.float64], ...]:
@@ -268,7 +333,9 @@ def _belief(
     parts = zip(cut(codes, leans), cut(arrays["belief_leans"][:-1], leans), strict=True)
     by_class = arrays.get("belief_by_class")
     if by_class is not None:
-        _check_by_class(by_class, (len(keys), classes), predictions=predictions)
+        if not predictions or not keys or not classes:
+            raise ArtefactDamaged("array 'belief_by_class' is for a belief that uses predictions")
+        _check_exact(arrays, "belief_by_class", (len(keys), classes))
     return Belief(
         bounds=bounds,
         levels=cut(arrays["belief_levels"], levels),
@@ -280,15 +347,3 @@ def _belief(
         certain_last=certain_last,
         by_class={} if by_class is None else dict(zip(keys, by_class, strict=True)),
     )
-
-
-def _check_by_class(array: NDArray[Any], shape: tuple[int, int], *, predictions: bool) -> None:
-    name = "belief_by_class"
-    if not predictions or not all(shape):
-        raise ArtefactDamaged(f"array {name!r} is for a belief that uses predictions")
-    if array.shape != shape or not np.isfinite(array).all():
-        raise ArtefactDamaged(f"array {name!r} must hold finite numbers, of shape {shape}")
-    if np.abs(array).max() > MAX_WEIGHT or (array % WEIGHT_RESOLUTION != 0).any():
-        raise ArtefactDamaged(
-            f"array {name!r} must hold multiples of {WEIGHT_RESOLUTION:g} up to {MAX_WEIGHT:g}"
-        )

@@ -7,6 +7,7 @@ The last node is the full network, or the model that ``target = "last"`` compare
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 from typing import TYPE_CHECKING
 
 from ttamer.baselines.single import AlwaysLast
@@ -102,9 +103,16 @@ class LastSession(FittedSession):
         self._answer: str | None = None
         self.unclear = 0
 
-    def observe(self, *, confidence: float, prediction: object = None) -> None:
+    def observe(
+        self,
+        *,
+        confidence: float,
+        prediction: object = None,
+        margin: float = nan,
+        entropy: float = nan,
+    ) -> None:
         """Record the answer of ``next``."""
-        del prediction
+        del prediction, margin, entropy
         self.unclear += confidence != confidence
         self._answer = self._advance()
 

@@ -5,6 +5,7 @@ be wrong, given by a logistic regression on
 
 - the node's own confidence, as the log-odds of being wrong that this confidence had on the rows
   fitted to (so no scale of confidence is assumed), and the class it predicts;
+- where it says more than the confidence does, the margin or the entropy of the node's answer;
 - for every other node of the step, whether it agrees, and how confident it is;
 - signals known before any node is asked.
 
@@ -49,6 +50,7 @@ __all__ = [
     "WEIGHT_RESOLUTION",
     "Belief",
     "Evidence",
+    "Extras",
     "Scorer",
     "Signals",
     "Step",
@@ -82,7 +84,7 @@ class Evidence:
     """The inputs of the regressions for T rows, shape (T, n) each."""
 
     odds: NDArray[np.float64]
-    """The log-odds that each node is wrong, by its confidence alone."""
+    """The log-odds that each node is wrong, by its confidence and its extra columns."""
     offset: NDArray[np.float64]
     """How much the class it predicts adds to that; 0 where nothing is known."""
     predictions: NDArray[np.int32] | None
@@ -108,6 +110,8 @@ class Belief:
     """What is known before any node is asked, where the trace has signals."""
     by_class: Mapping[tuple[Step, int], NDArray[np.float64]] = field(default_factory=dict)
     """What the class of an answer adds after a step, by class code; empty, or for all weights."""
+    extras: Mapping[int, Extras] = field(default_factory=dict)
+    """What the extra columns of a node say, by node; none for a node judged without them."""
 
     @property
     def has_predictions(self) -> bool:
@@ -123,16 +127,20 @@ class Belief:
         confidence: NDArray[np.float64],
         predictions: NDArray[np.int32] | None,
         signals: NDArray[np.float64] | None = None,
+        extras: Mapping[str, NDArray[np.float64]] | None = None,
     ) -> Evidence:
         """Return the inputs of the regressions for rows, shape (T, n) each; -1 is no answer.
 
-        Signals have shape (T, k), in the order of ``self.signals.names``.
+        Signals have shape (T, k), in the order of ``self.signals.names``; extra columns (T, n)
+        each, by name.
         """
         bins = self._quantiser.states(confidence)
         odds = np.empty(confidence.shape, order="F")  # a node's numbers lie side by side
         offset = np.zeros(confidence.shape, order="F")
         for v, levels in enumerate(self.levels):
             np.take(levels, bins[:, v], out=odds[:, v])
+        for v, own in self.extras.items():
+            own.judge(odds[:, v], bins[:, v], v, extras or {})
         if predictions is not None and predictions.size:
             predictions = np.asfortranarray(predictions)
             for v, offsets in enumerate(self.offsets):
@@ -193,6 +201,41 @@ class Belief:
             same = predictions[block, other] == predictions[block, answer]
             total += np.where(same, weights[0] + weights[1] * odds[:, other], differ)
         return np.asarray(total)
+
+
+@dataclass(frozen=True, eq=False)
+class Extras:
+    """Extra columns of one node, cut into bins, and what each bin adds to its log-odds.
+
+    They count where all of them are given; else the confidence alone does. The levels differ from
+    those of the confidence alone, which stands for a part of what the columns say.
+    """
+
+    names: tuple[str, ...]
+    """Some of ``BELIEF_FIELDS``."""
+    levels: NDArray[np.float64]
+    """Per bin of confidence, its part of the log-odds of being wrong, where columns are given."""
+    bounds: tuple[NDArray[np.float64], ...]
+    """Per column, increasing numbers that separate its bins."""
+    terms: tuple[NDArray[np.float64], ...]
+    """Per column, what each bin adds to the log-odds of being wrong."""
+
+    def judge(
+        self,
+        odds: NDArray[np.float64],
+        bins: NDArray[np.uint8],
+        node: int,
+        extras: Mapping[str, NDArray[np.float64]],
+    ) -> None:
+        """Replace the log-odds of a node, shape (T,), on the rows where its columns are given."""
+        if not all(name in extras for name in self.names):
+            return
+        values = [extras[name][:, node] for name in self.names]
+        given = np.isfinite(values).all(axis=0)
+        total = self.levels[bins]
+        for bounds, terms, own in zip(self.bounds, self.terms, values, strict=True):
+            total += terms[np.searchsorted(bounds, own, side="right")]
+        np.copyto(odds, total, where=given)
 
 
 def context_of(step: Step) -> Step:
@@ -288,7 +331,8 @@ Terms = tuple[int, list[float], list[tuple[int, list[float]]], list[float]]
 class Scorer:
     """A belief laid out as plain lists, to compute X and its owner for one input at a time."""
 
-    __slots__ = ("_bounds", "_edges", "_has_predictions", "_levels", "_terms", "offsets")
+    __slots__ = ("_bounds", "_edges", "_extras", "_has_predictions", "_levels", "_terms",
+                 "offsets")  # fmt: skip
 
     def __init__(
         self, belief: Belief, steps: Sequence[Step], edges: Sequence[NDArray[np.float64]]
@@ -297,14 +341,30 @@ class Scorer:
         self._levels = [levels.tolist() for levels in belief.levels]
         self._edges = [own.tolist() for own in edges]
         self._has_predictions = belief.has_predictions
+        self._extras = {
+            node: (
+                own.levels.tolist(),
+                [(bounds.tolist(), terms.tolist())
+                 for bounds, terms in zip(own.bounds, own.terms, strict=True)],
+            )
+            for node, own in belief.extras.items()
+        }  # fmt: skip
         self.offsets: tuple[Mapping[int, float], ...] = belief.offsets
         self._terms = [[_terms(belief, step, a) for a in context_of(step)] for step in steps]
 
-    def odds(self, node: int, confidence: float) -> float:
-        """Return the log-odds of being wrong, by the confidence alone."""
-        if confidence != confidence:
-            return float(self._levels[node][0])
-        return float(self._levels[node][bisect_right(self._bounds[node], confidence)])
+    def odds(self, node: int, confidence: float, extras: Sequence[float] = ()) -> float:
+        """Return the log-odds of being wrong, by the confidence and the node's extra columns.
+
+        Columns are in the order of the belief's; with none, the confidence alone counts.
+        """
+        place = 0 if confidence != confidence else bisect_right(self._bounds[node], confidence)
+        if not extras:
+            return float(self._levels[node][place])
+        levels, columns = self._extras[node]
+        total = float(levels[place])
+        for (bounds, terms), value in zip(columns, extras, strict=True):
+            total += terms[bisect_right(bounds, value)]
+        return total
 
     def state(self, step: int, least: float) -> int:
         """Return the state of X."""

@@ -137,6 +137,11 @@ class Model(ABC):
     """The nodes of the cascade that have been asked at each place of the problem."""
 
     @property
+    def reads(self) -> Mapping[str, tuple[str, ...]]:
+        """The columns beside the confidence that its policies read, by node; empty for most."""
+        return {}
+
+    @property
     def measure(self) -> Measure:
         """What its policies are measured by: the error, or the mean loss."""
         return "error" if self.loss_scale is None else "mean loss"
@@ -229,12 +234,17 @@ class BeliefModel(Model):
     classes: tuple[str, ...]
     """The classes of the rows fitted to, in the order of the belief's codes."""
 
+    @property
+    def reads(self) -> Mapping[str, tuple[str, ...]]:
+        """The columns beside the confidence that the belief reads, by node; empty for most."""
+        return {self.spec.names[node]: own.names for node, own in self.belief.extras.items()}
+
     def states(self, trace: Trace) -> States:
         """Return the state and the owner of X after each step."""
         self._check(trace)
         signals = self.belief.signals
         known = None if signals is None else signal_values(trace, signals.names)
-        seen = self.belief.evidence(trace.confidence, self.predictions(trace), known)
+        seen = self.belief.evidence(trace.confidence, self.predictions(trace), known, trace.extras)
         found = np.empty((len(trace), len(self.steps)), np.uint8)
         owner = np.zeros(found.shape, np.intp)
         for k, step in enumerate(self.steps):
@@ -251,6 +261,7 @@ class BeliefModel(Model):
         confidence: NDArray[np.float64],
         predictions: NDArray[np.int32],
         known: NDArray[np.float64] | None,
+        extras: Mapping[str, NDArray[np.float64]] | None = None,
     ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return the states of rows after one step, and the owners of their best answers.
 
@@ -259,13 +270,15 @@ class BeliefModel(Model):
             confidence: Shape (T, n), finite.
             predictions: Shape (T, n), in the belief's codes; -1 is no answer.
             known: Shape (T, k): the signals, if the fit has them.
+            extras: Shape (T, n) each: the columns that the belief reads, NaN where not given.
         """
         step, signals = self.steps[place], self.belief.signals
         if not step:
             least, owner = _router_logit(signals, known), np.full(len(confidence), -1)
         else:
             answers = predictions if self.belief.has_predictions else None
-            least, owner = self.belief.least(self.belief.evidence(confidence, answers, known), step)
+            seen = self.belief.evidence(confidence, answers, known, extras)
+            least, owner = self.belief.least(seen, step)
         return np.searchsorted(self.edges[place], least, side="right"), owner
 
     def session(

@@ -15,7 +15,7 @@ from abc import abstractmethod
 from math import exp, inf, isfinite, nan
 from typing import TYPE_CHECKING
 
-from ttamer._numbers import number, percent
+from ttamer._numbers import as_float, number, percent
 from ttamer.errors import ArgumentError, ObservationError, TraceError
 from ttamer.fitted.belief import EXCLUDED_LOGIT
 from ttamer.policy.session import Explanation, IndexSession, Session
@@ -24,6 +24,7 @@ from ttamer.trace.classes import class_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ttamer.fitted.belief import Extras
     from ttamer.fitted.models import BeliefModel, ConfidenceModel, Model
     from ttamer.policy.session import LastAnswerSession, StateSession
 
@@ -39,20 +40,41 @@ class FittedSession(Session):
     __slots__ = ("unclear",)
 
     unclear: int
-    """How many confidences were NaN, and counted as the lowest; and how many signals were missing
-    or NaN, and counted for nothing."""
+    """How many confidences were NaN, and counted as the lowest; how many signals were missing or
+    NaN, and counted for nothing; and how many answers lacked a column of ``reads``, and were judged
+    by their confidence alone."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns that the policy reads of the answer of ``next`` beside its confidence.
+
+        Some of ``margin`` and ``entropy``; empty for most policies.
+        """
+        return ()
 
     @abstractmethod
-    def observe(self, *, confidence: float, prediction: object = None) -> None:
+    def observe(
+        self,
+        *,
+        confidence: float,
+        prediction: object = None,
+        margin: float = nan,
+        entropy: float = nan,
+    ) -> None:
         """Give the answer of ``next``, and move on.
 
         Args:
             confidence: Any number; NaN counts as the lowest confidence, and in ``unclear``.
             prediction: Compared as text with the other nodes' predictions and with the classes
                 fitted to. A class that the fit never saw is a class of its own, and no error.
+            margin: How far the answer is ahead of the next best one, as in the trace fitted to;
+                used where ``reads`` names it. Where a column that is read is not finite, the
+                confidence alone counts.
+            entropy: The entropy of the answer; likewise.
 
         Raises:
-            ObservationError: The session has stopped, or the confidence is not a number.
+            ObservationError: The session has stopped, or the confidence or a column that is read
+                is not a number.
         """
 
     @abstractmethod
@@ -217,9 +239,16 @@ class ConfidenceSession(_ModelSession):
 
     _model: ConfidenceModel
 
-    def observe(self, *, confidence: float, prediction: object = None) -> None:
-        """Give the confidence of ``next``, and move on; the prediction is not used."""
-        del prediction
+    def observe(
+        self,
+        *,
+        confidence: float,
+        prediction: object = None,
+        margin: float = nan,
+        entropy: float = nan,
+    ) -> None:
+        """Give the confidence of ``next``, and move on; nothing else is used."""
+        del prediction, margin, entropy
         node = self._require_next()
         try:
             state = self._model.quantiser.state(node, confidence)
@@ -290,10 +319,25 @@ class BeliefSession(_ModelSession):
             if not model.steps[router]:
                 self._inner.observe(model.scorer.state(router, router_logit))
 
-    def observe(self, *, confidence: float, prediction: object = None) -> None:
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns that the belief reads of the answer of ``next`` beside its confidence."""
+        extras = self._model.belief.extras
+        node = self._next_node() if extras else -1
+        return extras[node].names if node in extras else ()
+
+    def observe(
+        self,
+        *,
+        confidence: float,
+        prediction: object = None,
+        margin: float = nan,
+        entropy: float = nan,
+    ) -> None:
         """Give the answer of ``next`` and its confidence, and move on.
 
         Without a prediction the node counts as having given none, where the fit had predictions.
+        Without a column that the belief reads, the answer is judged by its confidence alone.
         """
         node = self._require_next()
         try:
@@ -306,7 +350,9 @@ class BeliefSession(_ModelSession):
         except TraceError as error:
             raise ObservationError(f"node {self.next!r}: {error}") from None
         self.unclear += value != value
-        self._odds[node] = scorer.odds(node, value)
+        read = model.belief.extras
+        columns = self._columns(read[node], margin, entropy) if node in read else ()
+        self._odds[node] = scorer.odds(node, value, columns)
         if text is not None:
             known = model.codes
             new = len(known) + len(self._unknown)  # a class of its own, for this input
@@ -319,6 +365,21 @@ class BeliefSession(_ModelSession):
             place, self._odds, self._offset, self._predictions, self._failed
         )
         self._inner.observe(scorer.state(place, self._least))
+
+    def _columns(self, read: Extras, margin: object, entropy: object) -> tuple[float, ...]:
+        """Return the columns that the belief reads; none where one of them is unknown."""
+        given, found = {"margin": margin, "entropy": entropy}, []
+        for name in read.names:
+            try:
+                found.append(as_float(given[name]))
+            except TypeError:
+                raise ObservationError(
+                    f"node {self.next!r}: {name} must be a number, not {given[name]!r}"
+                ) from None
+        if all(map(isfinite, found)):
+            return tuple(found)
+        self.unclear += 1
+        return ()
 
     def fail(self) -> None:
         """Record that ``next`` gave no answer, and move on; earlier answers keep their belief."""
@@ -429,10 +490,24 @@ class CappedSession(FittedSession):
     def __repr__(self) -> str:
         return f"CappedSession(next={self.next!r}, answer={self.answer!r}, max_cost={self._cap:g})"
 
-    def observe(self, *, confidence: float, prediction: object = None) -> None:
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns that the policy reads of the answer of ``next`` beside its confidence."""
+        return self._turn.reads
+
+    def observe(
+        self,
+        *,
+        confidence: float,
+        prediction: object = None,
+        margin: float = nan,
+        entropy: float = nan,
+    ) -> None:
         """Give the answer of ``next`` and its confidence, and move on."""
         self._require_next()
-        self._turn.observe(confidence=confidence, prediction=prediction)
+        self._turn.observe(
+            confidence=confidence, prediction=prediction, margin=margin, entropy=entropy
+        )
         self._ended = self._turn.cost + self._turn.price > self._limit
 
     def fail(self) -> None:

@@ -28,7 +28,13 @@ from ttamer.fitted.quantiser import edges_of
 from ttamer.fitted.replay import full_cost, nodes_alone, paid, play_states
 from ttamer.fitting.cautious import find_cautious
 from ttamer.fitting.cross_fit import FOLDS, ROUTER, CrossFit, Estimates
-from ttamer.fitting.regressions import classes_of, fit_belief, has_class_terms, useful_signals
+from ttamer.fitting.regressions import (
+    classes_of,
+    fit_belief,
+    has_class_terms,
+    useful_extras,
+    useful_signals,
+)
 from ttamer.fitting.row_policy import RowSolver, smoother, solve_rows, width_of
 from ttamer.fitting.subsets import (
     MAX_ASKED,
@@ -49,7 +55,7 @@ from ttamer.stats.isotonic import rising
 from ttamer.stats.logistic import sigmoid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -164,14 +170,15 @@ def build_belief(
         return _build_on_subsets(trace, tradeoffs, states=states, seed=seed, say=stages)
     say = Stages(progress, FOLDS + 3)
     names = useful_signals(trace, trace.loss_shares())
+    extras = useful_extras(trace, trace.loss_shares())
     steps, ways = steps_of(trace, order, router=bool(names))
     most = MAX_STATES if len(ways) <= MAX_WAYS else MAX_STATES // 2
     count = states or int(np.clip(len(trace) // ROWS_PER_STATE, 4, most))
-    estimates = CrossFit(trace, steps, seed, names).estimates(say)
+    estimates = CrossFit(trace, steps, seed, names, extras=extras).estimates(say)
     rows = _Rows.of(trace, steps, estimates, states=count)
     say(f"fitting beliefs after {len(steps)} steps")
     with one_thread():
-        belief = fit_belief(trace, trace.loss_shares(), steps, signals=names)
+        belief = fit_belief(trace, trace.loss_shares(), steps, signals=names, extras=extras)
     say(f"finding policies for {len(tradeoffs)} tradeoffs")
     width = width_of(len(trace))
     problem = _problem(trace, steps, ways, rows, width)
@@ -289,15 +296,16 @@ def _build_on_subsets(
     """Fit beliefs for subsets of many models, and for each tradeoff the best plan."""
     costs = trace.costs.mean(axis=0).tolist()
     names = useful_signals(trace, trace.loss_shares())
+    extras = useful_extras(trace, trace.loss_shares())
     pool = list(range(len(costs)))
-    scored_once = _scores_once(trace, Lattice(costs, pool, 1).prefixes, seed, names)
+    scored_once = _scores_once(trace, Lattice(costs, pool, 1).prefixes, seed, names, extras)
     if len(pool) > MAX_POOL:
         pairs = Lattice(costs, pool, 2)
-        fits = CrossFit(trace, pairs.steps, seed, names, scored_once)
+        fits = CrossFit(trace, pairs.steps, seed, names, scored_once, extras)
         pool = _Search.of(trace, pairs, fits.estimates(say), tradeoffs, states).pool()
     size = subset_size(len(pool), len(trace))
     lattice = Lattice(costs, pool, size, router=bool(names))
-    fits = CrossFit(trace, lattice.steps, seed, names, scored_once)
+    fits = CrossFit(trace, lattice.steps, seed, names, scored_once, extras)
     estimates = fits.estimates(say)
     search = _Search.of(trace, lattice, estimates, tradeoffs, states)
     say(f"searching {len(lattice.subsets)} subsets for {len(tradeoffs)} tradeoffs")
@@ -309,8 +317,9 @@ def _build_on_subsets(
         steps = _in_order_of_asking(policies[0].problem, steps)
     with one_thread():
         belief = fit_belief(
-            trace, trace.loss_shares(), steps, scored_once=scored_once, signals=names
-        )
+            trace, trace.loss_shares(), steps, scored_once=scored_once, signals=names,
+            extras=extras,
+        )  # fmt: skip
     used = search.rows.at(places)
     count = subset_states(len(trace), states)
     ladder = FittedLadder.of(
@@ -325,7 +334,13 @@ def _build_on_subsets(
     )
 
 
-def _scores_once(trace: Trace, steps: Sequence[Step], seed: int, signals: tuple[str, ...]) -> bool:
+def _scores_once(
+    trace: Trace,
+    steps: Sequence[Step],
+    seed: int,
+    signals: tuple[str, ...],
+    extras: Mapping[int, tuple[str, ...]],
+) -> bool:
     """Return whether answers given by several nodes should be scored once.
 
     Without class terms they are. With them, it is whichever gives X the lower log loss on rows not
@@ -337,7 +352,7 @@ def _scores_once(trace: Trace, steps: Sequence[Step], seed: int, signals: tuple[
     some = [step for step in steps if 1 < len(step) <= MAX_ASKED]
     losses = []
     for once in (False, True):
-        least, owner = CrossFit(trace, some, seed, signals, once).estimates()
+        least, owner = CrossFit(trace, some, seed, signals, once, extras).estimates()
         losses.append(float((np.logaddexp(0, least) - wrong[rows, owner] * least).mean()))
     return losses[1] < losses[0]
 

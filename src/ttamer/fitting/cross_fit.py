@@ -8,7 +8,7 @@ neither its own part nor the one left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +19,7 @@ from ttamer.fitting.regressions import fit_belief, has_class_terms, predictions_
 from ttamer.solvers.blas import one_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -60,6 +60,7 @@ class CrossFit:
     seed: int
     signals: tuple[str, ...] = ()
     scored_once: bool = False
+    extras: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def parts(self) -> list[NDArray[np.intp]]:
@@ -97,7 +98,7 @@ class CrossFit:
         with one_thread():
             return fit_belief(
                 self.trace.take(rest), wrong[rest], self.steps,
-                class_terms=has_class_terms(self.trace), signals=self.signals,
+                class_terms=has_class_terms(self.trace), signals=self.signals, extras=self.extras,
                 scored_once=self.scored_once, part_of=len(self.trace),
             )  # fmt: skip
 
@@ -106,7 +107,10 @@ class CrossFit:
         predictions = predictions_of(self.trace)
         known = signal_values(self.trace.take(part), self.signals) if self.signals else None
         seen = belief.evidence(
-            self.trace.confidence[part], None if predictions is None else predictions[part], known
+            self.trace.confidence[part],
+            None if predictions is None else predictions[part],
+            known,
+            {name: values[part] for name, values in self.trace.extras.items()},
         )
         found = Estimates(
             np.empty((len(part), len(self.steps))),

@@ -23,19 +23,21 @@ from ttamer.fitted.belief import (
     WEIGHT_RESOLUTION,
     Belief,
     Evidence,
+    Extras,
     Signals,
     Step,
     context_of,
     signal_names,
     signal_values,
 )
-from ttamer.fitted.quantiser import Quantiser
+from ttamer.fitted.quantiser import Quantiser, edges_of
 from ttamer.fitting.threads import on_threads
 from ttamer.stats.isotonic import falling, rising
 from ttamer.stats.logistic import CLASS_RIDGE, fit_by_class, fit_logistic, logit, sigmoid
+from ttamer.trace.trace import BELIEF_FIELDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -49,6 +51,7 @@ __all__ = [
     "has_class_terms",
     "predictions_of",
     "sampled",
+    "useful_extras",
     "useful_signals",
 ]
 
@@ -87,6 +90,10 @@ MAX_OFFSET_RIDGE = 1e4
 """The largest penalty on the squared offset of a signal bin."""
 SIGNAL_ERRORS = 2.0
 """A signal is used if its statistic is above its mean by this many standard deviations."""
+EXTRA_ERRORS = 4.0
+"""The same for an extra column of a node: there are many, and most repeat the confidence."""
+EXTRA_RIDGE = 1.0
+"""The penalty on how far columns change the weight of the confidence."""
 MIN_INFORMATION = 1e-9
 """A bin without rows counts as if it had this much information."""
 NO_OFFSET = {0: 0.0}
@@ -151,6 +158,7 @@ def fit_belief(
     *,
     class_terms: bool | None = None,
     signals: tuple[str, ...] | None = None,
+    extras: Mapping[int, tuple[str, ...]] | None = None,
     scored_once: bool = False,
     part_of: int | None = None,
 ) -> Belief:
@@ -162,6 +170,7 @@ def fit_belief(
         steps: The steps to fit regressions for.
         class_terms: Whether there are class terms; by default where ``has_class_terms``.
         signals: The signals to use; by default those of ``useful_signals``.
+        extras: The extra columns to use of each node; by default those of ``useful_extras``.
         scored_once: Whether an answer given by several nodes is scored once also with class terms.
             The least of several estimates is too low, the more so the more nodes there are.
         part_of: Of how many rows these are a part; by that number rows are very few or not.
@@ -174,39 +183,28 @@ def fit_belief(
         rows = sampled(len(trace), MAX_ROWS)
         trace, wrong = trace.take(rows), wrong[rows]
     nodes = wrong.shape[1]
-    certain_last = trace.spec.target == "last"
     predictions = predictions_of(trace)
-    quantiser = Quantiser.fit(trace.confidence, states=CONFIDENCE_BINS, method="quantile")
-    bins = quantiser.states(trace.confidence)
-    levels: list[NDArray[np.float64]] = []
-    offsets: list[dict[int, float]] = []
-    network = trace.spec.is_network
     if class_terms is None:
         class_terms = has_class_terms(trace)
-    by_offset = has_class_offsets(trace) and not (class_terms and scored_once)
     spread = dispersion(wrong)
     shrinkage = Shrinkage.of(
-        len(trace), network=network, dispersion=spread, very_few=whole <= VERY_FEW_ROWS
-    )
-    pooled = _pooled(trace.confidence, wrong, bins, spread) if network else None
-    for v in range(nodes):
-        given = None if pooled is None else pooled[v]
-        levels.append(_levels(bins[:, v], wrong[:, v], given, spread))
-        own = levels[v][bins[:, v]]
-        if predictions is None:
-            offsets.append({})
-        elif by_offset:
-            offsets.append(_offsets(predictions[:, v], own, wrong[:, v], shrinkage.offset))
-        else:
-            offsets.append(dict(NO_OFFSET))
-    rough = Belief(quantiser.edges, tuple(levels), tuple(offsets), {}, certain_last)
+        len(trace), network=trace.spec.is_network, dispersion=spread,
+        very_few=whole <= VERY_FEW_ROWS,
+    )  # fmt: skip
+    rough = _nodes_alone(trace, wrong, shrinkage, by_class=not (class_terms and scored_once))
+    certain_last = rough.certain_last
+    if extras is None:
+        extras = useful_extras(trace, wrong)
+    if extras:
+        fitted_extras = _extras(rough, trace, wrong, extras, tested=False)
+        rough = dataclasses.replace(rough, extras=fitted_extras)
     names = useful_signals(trace, wrong) if signals is None else signals
     values = signal_values(trace, names) if names else None
     if values is not None:
-        before = rough.evidence(trace.confidence, predictions)
+        before = rough.evidence(trace.confidence, predictions, extras=trace.extras)
         fitted = _signals(names, values, before.odds + before.offset, wrong, spread)
         rough = dataclasses.replace(rough, signals=fitted)
-    seen = rough.evidence(trace.confidence, predictions, values)
+    seen = rough.evidence(trace.confidence, predictions, values, trace.extras)
     errors = wrong.mean(axis=0)
 
     def regression(key: tuple[Step, int]) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
@@ -259,6 +257,130 @@ def fit_belief(
     )
 
 
+def _nodes_alone(trace: Trace, wrong: Losses, shrinkage: Shrinkage, *, by_class: bool) -> Belief:
+    """Return a belief without regressions: each node's confidence, and the class it predicts."""
+    predictions = predictions_of(trace)
+    quantiser = Quantiser.fit(trace.confidence, states=CONFIDENCE_BINS, method="quantile")
+    bins = quantiser.states(trace.confidence)
+    levels: list[NDArray[np.float64]] = []
+    offsets: list[dict[int, float]] = []
+    by_offset = by_class and has_class_offsets(trace)
+    spread = dispersion(wrong)
+    network = trace.spec.is_network
+    pooled = _pooled(trace.confidence, wrong, bins, spread) if network else None
+    for v in range(wrong.shape[1]):
+        given = None if pooled is None else pooled[v]
+        levels.append(_levels(bins[:, v], wrong[:, v], given, spread))
+        own = levels[v][bins[:, v]]
+        if predictions is None:
+            offsets.append({})
+        elif by_offset:
+            offsets.append(_offsets(predictions[:, v], own, wrong[:, v], shrinkage.offset))
+        else:
+            offsets.append(dict(NO_OFFSET))
+    certain_last = trace.spec.target == "last"
+    return Belief(quantiser.edges, tuple(levels), tuple(offsets), {}, certain_last)
+
+
+def useful_extras(trace: Trace, wrong: Losses) -> dict[int, tuple[str, ...]]:
+    """Return the extra columns of each node that clearly say more than its confidence and class.
+
+    For each column, the errors of the node in its bins are compared with those that its confidence,
+    its class and its columns before lead to expect, by a chi-squared statistic.
+
+    Exits of one network are decided on the device by confidence and class alone.
+
+    Args:
+        trace: The rows to fit to.
+        wrong: Shape (T, n), whether each answer is wrong, or its loss from 0 to 1.
+
+    Returns:
+        Names by node, in the order of ``BELIEF_FIELDS``; nothing for a node without such columns.
+    """
+    if trace.spec.is_network or not any(name in trace.extras for name in BELIEF_FIELDS):
+        return {}
+    if len(trace) > MAX_ROWS:
+        rows = sampled(len(trace), MAX_ROWS)
+        trace, wrong = trace.take(rows), wrong[rows]
+    shrinkage = Shrinkage.of(
+        len(trace), network=trace.spec.is_network, dispersion=dispersion(wrong),
+        very_few=len(trace) <= VERY_FEW_ROWS,
+    )  # fmt: skip
+    alone = _nodes_alone(trace, wrong, shrinkage, by_class=True)
+    nodes = range(wrong.shape[1] - alone.certain_last)
+    known = {
+        v: tuple(
+            name
+            for name in BELIEF_FIELDS
+            if name in trace.extras and np.isfinite(trace.extras[name][:, v]).all()
+        )
+        for v in nodes
+    }
+    found = _extras(alone, trace, wrong, known, tested=True)
+    return {v: own.names for v, own in found.items()}
+
+
+def _extras(
+    alone: Belief,
+    trace: Trace,
+    wrong: Losses,
+    names: Mapping[int, tuple[str, ...]],
+    *,
+    tested: bool,
+) -> dict[int, Extras]:
+    """Fit extra columns of nodes, each to what the confidence, the class and those before leave.
+
+    A column repeats a part of what the confidence says, so the weight of that is fitted with it.
+    Of ``tested`` columns, only those are kept that clearly say something.
+    """
+    bins = Quantiser(alone.bounds).states(trace.confidence)
+    by_class = alone.evidence(trace.confidence, predictions_of(trace)).offset
+    spread = dispersion(wrong)
+    found = {}
+    for v, columns in names.items():
+        own = Extras((), alone.levels[v], (), ())
+        for name in columns:
+            values = trace.extras[name][:, v]
+            bounds = edges_of(values, states=MAX_SIGNAL_BINS, method="quantile")
+            codes = np.searchsorted(bounds, values, side="right").astype(np.int32)
+            odds = np.empty(len(trace))
+            own.judge(odds, bins[:, v], v, trace.extras)
+            given, bad = (odds + by_class[:, v])[:, np.newaxis], wrong[:, [v]]
+            if tested and not _is_clear(*_scores(codes, given, bad), spread, EXTRA_ERRORS):
+                continue
+            weights, terms = fit_by_class(
+                np.stack([np.ones(len(odds)), odds, by_class[:, v]], axis=1),
+                codes,
+                wrong[:, v],
+                classes=len(bounds) + 1,
+                ridge=spread * EXTRA_RIDGE,
+                prior=np.array([0.0, 1.0, 1.0]),
+                class_ridge=_ridge_of(codes, given, bad, spread),
+            )
+            shift, weight = np.clip(weights[:2], -EXCLUDED_LOGIT, EXCLUDED_LOGIT)
+            own = Extras(
+                (*own.names, name),
+                _limited_logit(shift + weight * own.levels),
+                (*own.bounds, bounds),
+                tuple(map(_limited_logit, (*(weight * each for each in own.terms), terms))),
+            )
+        if own.names:
+            found[v] = own
+    return found
+
+
+def _is_clear(
+    score: NDArray[np.float64], information: NDArray[np.float64], spread: float, errors: float
+) -> bool:
+    """Return whether scores of bins, shape (bins, nodes), are larger than by chance.
+
+    The mean over nodes of a chi-squared statistic is compared with the law of one.
+    """
+    free = len(score) - 1
+    statistic = (score**2 / np.maximum(information, MIN_INFORMATION)).sum(axis=0).mean() / spread
+    return bool(free and statistic - free > errors * (2 * free) ** 0.5)
+
+
 def useful_signals(trace: Trace, wrong: Losses) -> tuple[str, ...]:
     """Return the signals that clearly say something about the errors.
 
@@ -283,13 +405,7 @@ def useful_signals(trace: Trace, wrong: Losses) -> tuple[str, ...]:
     kept = []
     spread = dispersion(wrong)
     for k, name in enumerate(names):
-        score, information = _scores(bins[:, k], odds, wrong)
-        free = len(score) - 1
-        if not free:
-            continue
-        statistic = (score**2 / np.maximum(information, MIN_INFORMATION)).sum(axis=0).mean()
-        statistic /= spread
-        if statistic - free > SIGNAL_ERRORS * (2 * free) ** 0.5:
+        if _is_clear(*_scores(bins[:, k], odds, wrong), spread, SIGNAL_ERRORS):
             kept.append(name)
     return tuple(kept)
 
@@ -516,8 +632,13 @@ def _levels(
         gain = _deviance(one_way, rows, bad) - _deviance(other_way, rows, bad)
         if gain > spread * REVERSAL_NATS:
             one_way = other_way
+    return _limited_logit(one_way)
+
+
+def _limited_logit(odds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return log-odds no larger than those of a chance, rounded."""
     most = float(logit(np.array(1.0)))
-    return _rounded(np.clip(one_way, -most, most))
+    return _rounded(np.clip(odds, -most, most))
 
 
 def _deviance(

@@ -24,8 +24,9 @@ from ttamer.fitted.models import BeliefModel, ConfidenceModel
 from ttamer.policy.expected_walk import STOP
 from ttamer.runtime.calling import Call, CallResult, call
 from ttamer.runtime.outcome import CascadeFailed
-from ttamer.runtime.reply import Unusable, error_text, reply_of, rows_of
+from ttamer.runtime.reply import Unusable, columns_of, error_text, reply_of, rows_of
 from ttamer.trace.classes import ClassCodes
+from ttamer.trace.trace import BELIEF_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -131,6 +132,7 @@ class _Run:
         self.confidence = np.zeros(size)
         self.coded = np.full(size, -1, np.int32)
         self.own_cost = np.full(size, np.nan)
+        self.extras = {name: np.full(size, np.nan) for name in BELIEF_FIELDS}
         self.given: list[dict[int, tuple[Any, Any]]] = [{} for _ in self.spec.names]
         self.results: dict[int, dict[str, CallResult]] = {}
 
@@ -213,6 +215,7 @@ class _Run:
                         "confidence": self.confidence[row, node],
                         "answer": answer,
                         "cost": None if np.isnan(cost) else cost,
+                        **{name: values[row, node] for name, values in self.extras.items()},
                     }
                     known[self.spec.names[node]] = CallResult(reply, None, 1, 1, 0.0)
         return failed
@@ -245,6 +248,8 @@ class _Run:
                 continue
             self.confidence[row, node] = reply.confidence
             self.own_cost[row, node] = np.nan if reply.cost is None else reply.cost
+            for column, value in columns_of(reply, BELIEF_FIELDS).items():
+                self.extras[column][row, node] = value
             self.given[node][row] = (reply.answer, reply.prediction)
         return failed
 
@@ -258,7 +263,8 @@ class _Run:
         if not isinstance(returned, Mapping) or not {"prediction", "confidence"} <= set(returned):
             return False
         columns = {
-            name: np.asarray(returned[name]) for name in ("prediction", "confidence", "cost")
+            name: np.asarray(returned[name])
+            for name in ("prediction", "confidence", "cost", *BELIEF_FIELDS)
             if name in returned
         }  # fmt: skip
         confidence = columns["confidence"]
@@ -266,7 +272,8 @@ class _Run:
             column.ndim != 1 for column in columns.values()
         ):
             return False
-        if confidence.dtype.kind not in "biuf":
+        numbers = [columns[name] for name in ("confidence", *BELIEF_FIELDS) if name in columns]
+        if any(column.dtype.kind not in "biuf" for column in numbers):
             return False
         if "cost" in columns:
             if (
@@ -278,6 +285,8 @@ class _Run:
         predictions = columns["prediction"]
         self.coded[rows, node] = codes.encode(predictions)
         self.confidence[rows, node] = confidence
+        for name in set(BELIEF_FIELDS) & set(columns):
+            self.extras[name][rows, node] = columns[name]
         answers = returned.get("answer", predictions)
         given = self.given[node]
         plain = predictions.tolist()
@@ -301,7 +310,9 @@ class _Run:
             low, high = (edges[0] - 1, edges[-1] + 1) if len(edges) else (0.0, 0.0)
             column = np.where(np.isnan(confidence[:, node]), low, confidence[:, node])
             confidence[:, node] = np.clip(column, low, high)
-        return model.states_at(place, confidence, self.coded[rows], self._signals(model, rows))
+        extras = {name: values[rows] for name, values in self.extras.items()}
+        signals = self._signals(model, rows)
+        return model.states_at(place, confidence, self.coded[rows], signals, extras)
 
     def _signals(self, model: BeliefModel, rows: NDArray[np.intp]) -> NDArray[np.float64] | None:
         if model.belief.signals is None:

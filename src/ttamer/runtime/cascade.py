@@ -29,7 +29,7 @@ from ttamer.errors import ArgumentError, ObservationError
 from ttamer.fitted.sessions import SLACK
 from ttamer.runtime.calling import Batched, Call, CallResult, call, call_async, is_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
-from ttamer.runtime.reply import Reply, Unusable, error_text, reply_of
+from ttamer.runtime.reply import Reply, Unusable, columns_of, error_text, reply_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -50,7 +50,14 @@ class Turn(Protocol):
     def answer(self) -> str | None: ...
     @property
     def price(self) -> float: ...
-    def observe(self, *, confidence: float, prediction: object = None) -> None: ...
+    @property
+    def observe(self) -> Callable[..., None]:
+        """Give an answer: ``observe(confidence=..., prediction=...)``.
+
+        Where the turn has ``reads``, the columns that it names are given too.
+        """
+        ...
+
     def fail(self) -> None: ...
     def explain(self) -> Explanation: ...
 
@@ -275,7 +282,11 @@ class Cascade:
             reply, done = yield from self._ask(node, value, price, limits, turn, asked)
             if reply is not None:
                 try:
-                    turn.observe(confidence=reply.confidence, prediction=reply.prediction)
+                    turn.observe(
+                        confidence=reply.confidence,
+                        prediction=reply.prediction,
+                        **columns_of(reply, getattr(turn, "reads", ())),
+                    )
                 except ObservationError as refusal:
                     done = replace(
                         done, prediction=None, confidence=None, error=f"reply: {refusal}"

@@ -13,13 +13,14 @@ object, and is what the caller gets; without it the caller gets the prediction. 
 any number that grows with certainty: text is refused, NaN and minus infinity count as the node's
 lowest. ``cost`` is what this call cost, instead of the node's own cost; finite and not negative.
 A batched callable returns one reply for each input, or its replies as columns (:func:`rows_of`).
-``margin`` and ``entropy`` are kept in traces; one that is not finite counts as not given.
+``margin`` and ``entropy`` are kept in traces, and read by policies that were fitted to them; one
+that is not finite counts as not given.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from ttamer.errors import TraceError
 from ttamer.trace.classes import class_text
 from ttamer.trace.trace import EXTRA_FIELDS
 
-__all__ = ["Reply", "Unusable", "error_text", "reply_of", "rows_of"]
+__all__ = ["Reply", "Unusable", "columns_of", "error_text", "reply_of", "rows_of"]
 
 _NAMES = ("prediction", "confidence", "answer", "cost", *EXTRA_FIELDS)
 _NO_EXTRAS = (math.nan,) * len(EXTRA_FIELDS)
@@ -97,6 +98,15 @@ def reply_of(returned: Any) -> Reply:
         )
         extras = tuple(number if math.isfinite(number) else math.nan for number in numbers)
     return Reply(prediction, confidence, found.get("answer", prediction), cost, extras)
+
+
+def columns_of(reply: Reply, names: Sequence[str]) -> dict[str, float]:
+    """Return some of the extra columns of a reply, by name.
+
+    >>> columns_of(reply_of({"prediction": "cat", "confidence": 0.9, "margin": 0.8}), ["margin"])
+    {'margin': 0.8}
+    """
+    return {name: reply.extras[EXTRA_FIELDS.index(name)] for name in names}
 
 
 def rows_of(returned: Any, count: int) -> list[Any]:

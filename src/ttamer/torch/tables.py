@@ -175,6 +175,11 @@ def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str]
             "the policy was fitted with signals, and a network has no signals of its inputs: fit "
             "it on a trace without signal columns"
         )
+    if fitted.reads:
+        raise ArgumentError(
+            "the policy reads margins or entropies, which a network's decisions do not use: fit it "
+            "on a trace without these columns"
+        )
     if isinstance(fitted, BeliefModel):
         texts = [str(k) for k in range(classes)] if isinstance(classes, int) else list(classes)
         return _belief_tables(fitted, solved, texts).spread(places, len(exits))

@@ -39,7 +39,16 @@ if TYPE_CHECKING:
     from ttamer.trace.frames import FrameLibrary
     from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target
 
-__all__ = ["EXTRA_FIELDS", "Losses", "Measure", "OnBad", "Trace", "graded", "require_rows"]
+__all__ = [
+    "BELIEF_FIELDS",
+    "EXTRA_FIELDS",
+    "Losses",
+    "Measure",
+    "OnBad",
+    "Trace",
+    "graded",
+    "require_rows",
+]
 
 OnBad = Literal["refuse", "skip"]
 Measure = Literal["error", "mean loss"]
@@ -47,7 +56,9 @@ Losses: TypeAlias = "NDArray[np.bool_] | NDArray[np.float64]"
 """Losses of answers: truth values where they are right or wrong, else numbers."""
 
 _PLOT_PARTS = 20
-EXTRA_FIELDS = ("margin", "entropy", "latency")
+BELIEF_FIELDS = ("margin", "entropy")
+"""Columns of a node that a belief may read beside its confidence."""
+EXTRA_FIELDS = (*BELIEF_FIELDS, "latency")
 """Columns that a node may have besides its confidence, prediction, correctness and cost."""
 
 
