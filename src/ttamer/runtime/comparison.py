@@ -91,7 +91,10 @@ class Comparison:
     def __post_init__(self) -> None:
         if self.kind not in get_args(ComparisonKind):
             names = ", ".join(f'"{name}"' for name in get_args(ComparisonKind))
-            raise ArgumentError(f"compare is {self.kind!r}; it must be one of {names}")
+            text = f"compare is {self.kind!r}; it must be one of {names}"
+            if str(self.kind) == "judge":
+                text += "; for a judge use ttamer collect --judge NODE"
+            raise ArgumentError(text)
         for option, kind in (("tolerance", "numeric"), ("fields", "json"), ("pattern", "regex")):
             if getattr(self, option) and self.kind != kind:
                 raise ArgumentError(

@@ -5,9 +5,11 @@ that node's tokens are relayed while they are received; elsewhere the whole answ
 first, and then sent in events. While a client waits, comments keep its connection open.
 
 After the last node of a path the policy may still return an earlier node's answer. With ``stream =
-"last"`` it does not, in a stream: the last node answers, since the policy would need its whole
-answer to prefer another, and its tokens have been sent by then. With ``"decided"``, and wherever
-an error is promised, such a stream is not relayed; with ``"whole"`` none is.
+"last"`` it does not, in a stream: the last node answers. The policy prefers another by the last
+node's confidence and by whether the answers agree, and both are known only once the answer is
+complete. Streams that could begin at once because no confidence and no answer would make the policy
+prefer another are few (``experiments/serving/last_recall.py``). With ``"decided"``, and wherever an
+error is promised, such a stream is not relayed; with ``"whole"`` none is.
 """
 
 from __future__ import annotations
