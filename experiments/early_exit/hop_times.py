@@ -3,10 +3,12 @@
     PYTHONPATH=src python experiments/early_exit/hop_times.py [mpnet smollm2]
 
 Networks of real sizes with random weights, bf16, CUDA graphs, 256 tokens; a threshold at one exit
-where every second row stops, after a quarter of the layers. Medians, in microseconds: *segments*,
-*ramp* and *decision* are graphs of their own, replayed in a row; *hop* is the graph of all three;
-*call* is that graph launched and waited for, as a runner does; *regrouped* is the second hop, with
-half of the rows, to the end; *full* and *runner* are whole calls. Needs a GPU and Triton.
+after a quarter of the layers, where every second row stops (of one row, none). In microseconds:
+*segments*, *ramp* and *decision* are many in one graph, so that launches do not count; *full* and
+*exits* are whole calls of the network and of a runner, with graphs whole and in two parts, and
+*added* is by how much the runner takes longer where no row stops. Then, on the clock of the host,
+medians of the moments of a call: inputs copied, first hop launched, its decision seen, second hop
+launched, call returned, device done. Needs a GPU and Triton.
 """
 
 from __future__ import annotations
@@ -18,68 +20,109 @@ import numpy as np
 import torch
 
 from ttamer import torch as exits
-from ttamer.torch.graphs import GraphRunner, captured
-from ttamer.torch.profiling import full_run, in_sequence, timed
+from ttamer.torch import graphs
+from ttamer.torch.graphs import GraphRunner, captured, full_graph
+from ttamer.torch.profiling import extra_time, in_sequence
 from ttamer.torch.runner import Runner
 from ttamer.torch.tuning import time_batches
 
 NETWORKS = {"mpnet": (exits.mpnet, 3), "smollm2": (exits.llama, 8)}
 """How to build each network, and the layers before its exit."""
 CUDA = torch.device("cuda")
+MANY = 20
+"""How many ramps or decisions are one graph."""
 
 
-def with_one_ramp(network, layers):
-    """Return a network with one of its ramps, in bf16 on the GPU."""
-    ramps = [ramp if k == layers - 1 else None for k, ramp in enumerate(list(network.exits)[:-1])]
-    blocks = list(network.segments)
-    return exits.EarlyExit(blocks, ramps, network.exits[-1]).eval().cuda().bfloat16()
+def tables_for(network, at, limit):
+    """Return a threshold at one exit; no other ramp is run."""
+    limits = np.full(len(network.names), np.nan)
+    limits[at], limits[-1] = limit, 0.0
+    return exits.threshold_tables(limits)
 
 
 @torch.inference_mode()
-def measure(network, size):
+def measure(network, at, size):
     """Return the times of one network at one batch size."""
     ids = torch.randint(5, 30000, (size, 256), device="cuda")
     value = (ids, torch.ones_like(ids, dtype=torch.bool))
-    logits = network(value)[0].float()
-    # Half of the rows stop; of one row, none.
-    limit = float(logits.softmax(-1).amax(-1).quantile(0.5)) if size > 1 else 1.1
-    tables = exits.threshold_tables(np.array([limit, 0.0]))
-    runner = GraphRunner(network, tables, value)
+    hidden = value
+    for segment in list(network.segments)[: at + 1]:
+        hidden = segment(hidden)
+    ramp = network.exits[at]
+    logits = ramp(hidden)
+    some = float(logits.float().softmax(-1).amax(-1).quantile(0.5)) if size > 1 else 1.1
+    found = {}
+    for least, name in ((1000, "one graph"), (3, "two")):
+        graphs.MIN_SPLIT = least
+        full = full_graph(network, value)
+        runner = GraphRunner(network, tables_for(network, at, some), value)
+        none = GraphRunner(network, tables_for(network, at, 1.1), value)
+        found[f"full, {name}"] = time_batches(full, [value] * 40).mean
+        found[f"exits, {name}"] = time_batches(runner, [value] * 40).mean
+        found[f"added, {name}"] = extra_time(waited(none, value), waited(full, value), CUDA)
     answers = runner(value)
     exit_, asked = answers.exit.clone(), answers.asked.clone()
-    plain = Runner(network, tables)(value)
+    plain = Runner(network, tables_for(network, at, some))(value)
+    same = torch.equal(exit_, plain.exit) and torch.equal(asked, plain.asked)
     decider, carry = runner._decider, runner._carry
     rows = torch.arange(size, device="cuda")
-    held = network.segments[0](value)
-    ramp = network.exits[0]
-    logits = ramp(held)
     parts = {
-        "segments": captured(lambda: network.segments[0](value)),
-        "ramp": captured(lambda: ramp(held)),
-        "decision": captured(lambda: decider.observe(carry, 0, rows, logits, first=True)),
-        "hop": runner._hops[-1, 0, size, size],
+        "segments": captured(lambda: through(network, value, at)),
+        "ramp": captured(lambda: [ramp(hidden) for _ in range(MANY)]),
+        "decision": captured(
+            lambda: [decider.observe(carry, at, rows, logits, first=True) for _ in range(MANY)]
+        ),
     }
     times = {name: in_sequence([part], CUDA)[0] for name, part in parts.items()}
+    times = {name: took / (1 if name == "segments" else MANY) for name, took in times.items()}
+    return {**times, **found}, moments(none, value), same
+
+
+def through(network, value, at):
+    """Run the segments up to an exit."""
+    for segment in list(network.segments)[: at + 1]:
+        value = segment(value)
+    return value
+
+
+def waited(run, value):
+    """Return a call that is waited for."""
 
     def call():
-        decider.expect()
-        parts["hop"]()
-        decider.wait()
+        run(value)
+        torch.cuda.synchronize()
 
-    def launch():
-        parts["hop"]()
+    return call
 
-    times["call"] = timed(call, CUDA)
-    begun = time.perf_counter()
-    launch()
-    times["launch"] = time.perf_counter() - begun
-    rest = next(key for key in runner._hops if key[0] == 0)
-    times["regrouped"] = in_sequence([runner._hops[rest]], CUDA)[0]
-    full = full_run(network, value, graphs=True)
-    times["full"] = time_batches(full, [value] * 20).mean
-    times["runner"] = time_batches(runner, [value] * 20).mean
-    same = torch.equal(exit_, plain.exit) and torch.equal(asked, plain.asked)
-    return times, same, runner._hops.keys()
+
+def moments(runner, value):
+    """Return medians of the moments of a call, from its beginning."""
+    marks = []
+    now = time.perf_counter
+
+    def marked(work):
+        def call(*args):
+            got = work(*args)
+            marks.append(now())
+            return got
+
+        return call
+
+    filled = graphs._fill
+    graphs._fill = marked(filled)
+    runner._hop = marked(runner._hop)
+    runner._decider.wait = marked(runner._decider.wait)
+    every = []
+    for _ in range(150):
+        marks.clear()
+        begun = now()
+        runner(value)
+        marks.append(now())
+        torch.cuda.synchronize()
+        marks.append(now())
+        every.append(np.array(marks) - begun)
+    graphs._fill = filled
+    return np.median(every[50:], axis=0)
 
 
 def main() -> None:
@@ -87,11 +130,12 @@ def main() -> None:
     torch.manual_seed(0)
     for name in sys.argv[1:] or NETWORKS:
         build, layers = NETWORKS[name]
-        network = with_one_ramp(build(classes=2), layers)
+        network = build(classes=2).eval().cuda().bfloat16()
         for size in (1, 8, 32, 128):
-            times, same, hops = measure(network, size)
+            times, when, same = measure(network, layers - 1, size)
             shown = ", ".join(f"{key} {1e6 * value:.0f}" for key, value in times.items())
-            print(f"{name} {size}: {shown}; as without graphs: {same}; {sorted(hops)}", flush=True)
+            clock = ", ".join(f"{1e6 * value:.0f}" for value in when)
+            print(f"{name} {size}: {shown}; moments {clock}; as without graphs: {same}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
     python experiments/early_exit/show_tables.py experiments/early_exit/results/*.json [--all]
 
 One row per precision, engine and batch size: the full network's p50 and rows per second; then per
-rule and allowance its speed-up (mean times) and error; at +1, p50 and p99, millijoules per row
-(full, ours), operations as a share of the network's; and the share of both bounds that is reached.
-Then the network cut after its first exit that errs at most so much more on the rows fitted to, by
+rule and allowance its speed-up (mean times) and how many points more it errs than the network, with
+a standard error; at +1, p50 and p99, millijoules per row (full, ours), operations as a share of the
+network's; and the share of both bounds that is reached. Then batches run together by ``stream``,
+and the network cut after its first exit that errs at most so much more on the rows fitted to, by
 the times of its segments: what a policy must beat.
 """
 
@@ -29,15 +30,15 @@ def main() -> None:
         print(f"\n**{path.stem.removeprefix('table-')}**, {report['device']}, "
               f"torch {report['torch']}\n")  # fmt: skip
         print("\n".join(every(report) if args.all else summary(report)))
-        print("\n".join(cuts(report)))
+        print("\n".join([*streams(report), *cuts(report)]))
 
 
 def summary(report: dict) -> list[str]:
     """Return one line per precision, engine and batch size."""
     lines = [
-        "| precision, engine | batch | full: p50 ms, rows/s | one threshold, +1 | same ramps, one "
-        "threshold, +1 | ours, +0 | ours, +1 | p50, p99 ms | mJ/row: full, ours | operations | of "
-        "the bound, +0, +1 | with the rest of a call |",
+        "| precision, engine | batch | full: p50 ms, rows/s | threshold, +0 | threshold, +1 | "
+        "ours, +0 | ours, +1 | p50, p99 ms | mJ/row: full, ours | operations | of the bound, +0, "
+        "+1 | with the rest of a call |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for key in dict.fromkeys((x["precision"], x["engine"]) for x in report["lines"]):
@@ -45,7 +46,7 @@ def summary(report: dict) -> list[str]:
         for batch in sorted({x["batch"] for x in some}):
             here = [x for x in some if x["batch"] == batch]
             full = here[0]
-            shown = (("threshold", 0.01), ("same ramps", 0.01), ("ours", 0.0), ("ours", 0.01))
+            shown = (("threshold", 0.0), ("threshold", 0.01), ("ours", 0.0), ("ours", 0.01))
             cells = [found(here, rule, level) for rule, level in shown]
             ours = [x for x in here if x["rule"] == "ours" and "bound" in x]
             last = ours[-1] if ours and ours[-1]["more_error"] > 0 else None
@@ -64,8 +65,9 @@ def summary(report: dict) -> list[str]:
 
 
 def shares(lines: list[dict], bound: str) -> str:
-    """Return the shares of a bound that some lines reach."""
-    return ", ".join(f"{x['speed_up'] / x[bound]:.0%}" for x in lines) or "-"
+    """Return the shares of a bound that some lines reach, at each allowance."""
+    known = {x["more_error"]: f"{x['speed_up'] / x[bound]:.0%}" for x in lines}
+    return ", ".join(known.get(level, "-") for level in (0.0, 0.01))
 
 
 def energy(line: dict) -> str:
@@ -73,6 +75,36 @@ def energy(line: dict) -> str:
     if line["joules"] is None:
         return "-"
     return f"{1e3 * line['full_joules']:.0f}, {1e3 * line['joules']:.0f}"
+
+
+def streams(report: dict) -> list[str]:
+    """Return a line per window of batches that are run together, beside its alternatives."""
+    lines = []
+    for x in report["lines"]:
+        if not x["rule"].startswith("stream"):
+            continue
+        small = int(x["rule"].rpartition(" ")[2])
+        parts = []
+        for batch in (small, x["batch"]):
+            for rule in ("full", "ours"):
+                some = [
+                    y
+                    for y in report["lines"]
+                    if all(y[k] == x[k] for k in ("precision", "engine"))
+                    and (y["batch"], y["rule"]) == (batch, rule)
+                    and y.get("more_error", x["more_error"]) == x["more_error"]
+                ]
+                parts += [f"{rule} by {batch} {shown(y)}" for y in some]
+        lines.append(
+            f"{x['precision']} {x['engine']}, batches of {small}, {x['batch'] // small} together: "
+            f"{shown(x)}; {'; '.join(parts)}"
+        )
+    return lines
+
+
+def shown(line: dict) -> str:
+    """Return the throughput and the time of a call."""
+    return f"{line['rows_per_second']:,.0f} rows/s at {1e3 * line['p50']:.2f} ms"
 
 
 def cuts(report: dict) -> list[str]:
@@ -99,7 +131,8 @@ def found(lines: list[dict], rule: str, level: float) -> str:
         if line["rule"] == rule and line["more_error"] == level:
             if "recommended" in line:
                 return "the network itself"
-            return f"{line['speed_up']:.2f}, {line['error']:.2%}"
+            spread = 100 * line["more_se"]
+            return f"{line['speed_up']:.2f}, {100 * line['more']:+.2f} ± {spread:.2f}"
     return "-"
 
 

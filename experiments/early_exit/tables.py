@@ -5,18 +5,21 @@
 FOLDER is what ``EarlyExit.save_pretrained`` wrote. FILE.npz has ``ids`` and ``lengths`` of texts,
 or ``pixels`` of images, and ``label``; its rows were not trained on. Policies are fitted to the
 answers and the measured times of the first half, the few best are timed on it, and all numbers are
-of the second half, in batches of one length. For every batch size, precision and engine one line
-per rule: error, p50, p99, rows per second, joules per row where the GPU counts them, exits asked,
-share of the operations, speed-up over the network itself, timed in between, and two bounds:
-the speed-up by the times of the segments alone for the rows that continue in each batch, without
-ramps, decisions and regrouping; and the same with the time that a call takes besides its segments
-(inputs copied, the launch, the head, the wait), which the network itself has too.
+of the second half, in batches of one length. An allowance is held there with one standard error to
+spare, for ours and for thresholds. For every batch size, precision and engine one line
+per rule: error, its difference to the network's with a standard error (same rows), p50, p99, rows
+per second, joules per row where the GPU counts them, exits asked, share of the operations, speed-up
+over the network itself, timed in between, and two bounds: the speed-up by the times of the segments
+alone for the rows that continue in each batch, without ramps, decisions and regrouping; and the
+same with the time that a call takes besides its segments (inputs copied, the launch, the head, the
+wait), which the network itself has too. Batches of 8 and 32 are also run by ``stream``, several
+together, at the times of a whole window.
 
 Engines: ``graphs`` (CUDA graphs), ``compiled`` (parts compiled by torch.compile, then CUDA graphs),
 ``eager``. On a CPU: ``eager``, and ``int8``, linear layers with int8 weights. The first engine
-searches sets of ramps for its policies; the others, marked ``--brief``, fit to the best of these at
-their own times. A run that was stopped continues with what is not yet in FILE.json; ``--seconds``
-is when to start nothing more.
+searches sets of ramps for its policies; the others fit to the best of these at their own times. A
+run that was stopped continues with what is not yet in FILE.json; ``--seconds`` is when to start
+nothing more.
 """
 
 from __future__ import annotations
@@ -45,17 +48,25 @@ from ttamer.torch.runner import group_sizes
 
 LEVELS = (0.0, 0.01)
 """Errors allowed above the network's own."""
-ORDER = (("bf16", "graphs"), ("fp32", "graphs"), ("bf16", "eager"), ("bf16", "compiled"),
+CAUTION = 1.0
+"""The standard errors to spare."""
+ORDER = (("bf16", "graphs"), ("fp32", "graphs"), ("bf16", "compiled"), ("bf16", "eager"),
          ("fp32", "eager"), ("fp32", "compiled"))  # fmt: skip
 """Precisions and engines on a GPU, the most used ones first."""
 ROWS = {1: 240, 8: 800, 32: 960}
 """Rows that are timed, by batch size; 1536 for larger batches."""
+SHARES = {"graphs": 1.0, "compiled": 0.5, "eager": 0.25, "int8": 1.0}
+"""The share of these by engine; in fp32 on a GPU, half of it."""
 REPEATS = 2
 """How often the batches are timed, after one pass that is not."""
 CANDIDATES = 2
 """Policies timed for each level of error."""
-INT8_ROWS = 500
+INT8_ROWS = 400
 """Rows that are traced with int8 weights."""
+CPU_ROWS = 24
+"""Rows that are timed on a CPU."""
+WINDOWS = {32: (8,), 128: (8, 32)}
+"""The batches that ``stream`` runs together, by the rows of a window."""
 SETS = 3
 """Sets of ramps, for each batch size and level, that the other engines fit to."""
 
@@ -74,7 +85,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10**9, help="most rows of the inputs")
     parser.add_argument("--share", type=float, default=1.0, help="of the rows that are timed")
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--brief", action="store_true", help="known sets of ramps, fewer rules")
     parser.add_argument("--trace", type=Path, help="fit to this trace in place of the own one")
     args = parser.parse_args()
     started = time.perf_counter()
@@ -102,6 +112,7 @@ def main() -> None:
                 args.out.write_text(json.dumps(done, indent=1))
             del bench
             gc.collect()
+            torch.cuda.empty_cache()
     if any(
         not has(done, precision, engine, batch)
         for precision, engine in order
@@ -128,9 +139,15 @@ def has(report: dict, precision: str, engine: str, batch: int) -> bool:
     )
 
 
-def load(folder: Path, every: int) -> exits.EarlyExit:
+def load(folder: Path, every: int, inputs: Path) -> exits.EarlyExit:
     """Return a network with some of its ramps."""
-    network = exits.EarlyExit.from_pretrained(folder)
+    other = None
+    if folder.name.startswith("resnet"):
+        from large import built  # experiments/vision
+
+        with np.load(inputs) as file:
+            other = built(folder.name.partition("-")[0], int(file["size"]))
+    network = exits.EarlyExit.from_pretrained(folder, other)
     ramps = list(network.exits)
     if every == 1:
         return network
@@ -153,9 +170,11 @@ class Bench:
 
     def __init__(self, args, device, precision, engine, pool, done):
         self.precision, self.engine, self.pool = precision, engine, pool
-        self.share, self.brief, self.done = args.share, args.brief, done
+        self.share = args.share * SHARES[self.engine] * (1.0 if precision == "bf16" else 0.5)
+        self.done = done
+        self.brief = bool(done["sets"])
         self.graphs = self.engine in ("graphs", "compiled")
-        network = load(args.folder, args.every).to(device)
+        network = load(args.folder, args.every, args.inputs).to(device)
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.value, self.labels = read_inputs(args.inputs, device, args.rows, dtype)
         if precision == "bf16":
@@ -210,9 +229,7 @@ class Bench:
             self.network, example, sizes=tuple(sorted(batches)), graphs=self.graphs
         )
         print(f"profile: {time.perf_counter() - start:.1f} s", flush=True)
-        found = search(
-            self.pool, self.fit, self.profile, batches, self.done["sets"], brief=self.brief
-        )
+        found = search(self.pool, self.fit, self.profile, batches, self.done["sets"])
         print(f"policies: {time.perf_counter() - start:.1f} s", flush=True)
         for batch in batches:
             if time.perf_counter() > until:
@@ -223,7 +240,9 @@ class Bench:
 
     def lines(self, batch, found):
         """Return the lines of one batch size: the network, thresholds, and ours."""
-        rows = max(int(self.share * ROWS.get(batch, 1536)), 24)
+        rows = max(int(self.share * ROWS.get(batch, 1536)), CPU_ROWS)
+        if not torch.cuda.is_available():
+            rows = CPU_ROWS
         known, _ = self.cut(0, rows // 2, batch)
         test, labels = self.cut(self.half, rows, batch)
         self.example = test[0]
@@ -234,13 +253,12 @@ class Bench:
                   **alone.to_dict(), "speed_up": 1.0, "rows": len(labels),
                   "joules": joules}]  # fmt: skip
         priced = fit.with_spec(self.profile.costs(batch).spec(skip=True))
-        own = float(fit.wrong()[:, -1].mean())
         rules = [setting.rule for setting in FAMILIES["threshold"].fit(priced)]
         usual = self.timed(full, known)[0].mean
         for level, policies in zip(LEVELS, found, strict=True):
-            limits = cheapest(rules, priced, own + level)
+            limits = cheapest(rules, priced, level)
             if limits is not None and not (self.brief and level == 0):
-                error = error_of(limits, held.with_spec(priced.spec))
+                error = errors_of(limits, held.with_spec(priced.spec))
                 runner = self.threshold(limits)
                 lines.append(self.line("threshold", level, runner, full, test, labels, error))
             runners = [self.runner(each.policy, test[0]) for each in policies]
@@ -251,20 +269,30 @@ class Bench:
                 continue
             chosen = policies[int(np.argmin(times))]
             runner = runners[int(np.argmin(times))]
-            names = chosen.policy.fitted.spec.names
-            fewer = held.with_spec(priced.spec).restrict(names)
-            wrong = fewer.wrong()[np.arange(len(held)), chosen.policy.play(fewer).answer]
-            lines.append(self.line("ours", level, runner, full, test, labels, float(wrong.mean())))
-            if self.brief:
-                continue
-            # The same ramps with one threshold on all of them.
-            some = priced.restrict(names)
-            rule = cheapest(
-                [each.rule for each in FAMILIES["threshold"].fit(some)], some, own + level
-            )
-            if rule is not None:
-                lines.append(self.line("same ramps", level, self.threshold(rule, names), full, test,
-                                       labels, error_of(rule, fewer)))  # fmt: skip
+            fewer = held.with_spec(priced.spec).restrict(chosen.policy.fitted.spec.names)
+            error = errors_of(chosen.policy, fewer)
+            lines.append(self.line("ours", level, runner, full, test, labels, error))
+        if batch in WINDOWS and self.graphs and lines[-1]["rule"] == "ours":
+            lines += self.streamed(lines[-1], runner, test) if "bound" in lines[-1] else []
+        return lines
+
+    def streamed(self, known, runner, test):
+        """Return the lines of smaller batches run together, at the allowance timed last."""
+        lines = []
+        for small in WINDOWS[known["batch"]]:
+            parts = torch.arange(known["batch"], device=self.labels.device).split(small)
+            windows = [[take(each, rows) for rows in parts] for each in test]
+
+            def run(at, windows=windows):
+                return list(runner.stream(windows[int(at)], window=len(windows[0])))
+
+            took, _ = self.timed(run, list(torch.arange(len(windows))[:, None]))
+            lines.append({
+                "batch": known["batch"], "rule": f"stream of {small}", "error": known["error"],
+                "more_error": known["more_error"], **took.to_dict(),
+                "rows_per_second": known["batch"] / took.mean, "rows": known["rows"],
+                "speed_up": known["full_mean"] / took.mean,
+            })  # fmt: skip
         return lines
 
     def threshold(self, rule, names=None):
@@ -289,7 +317,7 @@ class Bench:
             regrouping=self.profile.regrouping(),
         )  # fmt: skip
 
-    def line(self, rule, level, runner, full, test, labels, error):
+    def line(self, rule, level, runner, full, test, labels, errors):
         """Time a runner twice, and the network in between."""
         batch = rows_of(test[0])
         took, joules = self.timed(runner, test)
@@ -316,7 +344,7 @@ class Bench:
         whole, needed = sum(table.time(k, batch) for k in segments), needed / len(test)
         besides = max(alone.mean - whole, 0.0)
         return {
-            "batch": batch, "rule": rule, "more_error": level, "error": error,
+            "batch": batch, "rule": rule, "more_error": level, **errors,
             "error_of_timed": wrong / len(labels), **took.to_dict(),
             "speed_up": alone.mean / took.mean, "p50_gain": alone.p50 / took.p50,
             "bound": whole / needed, "bound_besides": alone.mean / (needed + besides),
@@ -330,7 +358,8 @@ class Bench:
         """Return times, and joules per row where the GPU counts them."""
         before = joules_so_far()
         if not torch.cuda.is_available():
-            return tuning.time_batches(run, batches, repeats=1, warm_ups=1), None
+            run(batches[0])
+            return tuning.time_batches(run, batches, repeats=1, warm_ups=0), None
         took = tuning.time_batches(run, batches, repeats=REPEATS)
         if before is None:
             return took, None
@@ -370,12 +399,14 @@ def read_inputs(path: Path, device: str, most: int, dtype: torch.dtype):
     return (ids, mask), labels
 
 
-def search(pool, trace, measured, batches, sets, *, brief):
+def search(pool, trace, measured, batches, sets):
     """Return, per batch size and level, the policies with the lowest predicted times.
 
     Sets of ramps grow by one ramp at a time, as in ``tuning.search``, for all batch sizes and
-    levels at once. The best sets are noted in ``sets``; where brief, only these are fitted to.
+    levels at once. The best sets are noted in ``sets``; where there are some, only they are fitted
+    to.
     """
+    brief = all(str(batch) in sets for batch in batches)
     found = {(batch, level): {} for batch in batches for level in LEVELS}
     fits = {}
 
@@ -385,7 +416,7 @@ def search(pool, trace, measured, batches, sets, *, brief):
 
     def note(batch, level, ramps):
         best = fits[batch, ramps][LEVELS.index(level)]
-        if best is not None:
+        if best is not None and best.ramps:
             found[batch, level].setdefault(best.ramps, (best, ramps))
         return float("inf") if best is None else best.seconds
 
@@ -420,7 +451,7 @@ def fastest(trace, measured, batch, ramps):
     every = tuning.fitted_for(trace, measured, batch, ramps)
     return [
         min(
-            (each for each in every if each.error <= own + level),
+            (each for each in every if each.error + CAUTION * each.spread <= own + level),
             key=lambda each: each.seconds,
             default=None,
         )
@@ -428,16 +459,23 @@ def fastest(trace, measured, batch, ramps):
     ]
 
 
-def cheapest(rules, trace, most_error):
-    """Return the cheapest rule within an error, if there is one."""
-    results = [tt.evaluate(rule, trace, resamples=0) for rule in rules]
-    able = [(each.cost, k) for k, each in enumerate(results) if each.error <= most_error]
+def cheapest(rules, trace, level):
+    """Return the cheapest rule within an allowance, if there is one."""
+    able = []
+    for k, rule in enumerate(rules):
+        found = errors_of(rule, trace)
+        if found["more"] + CAUTION * found["more_se"] <= level:
+            able.append((tt.evaluate(rule, trace, resamples=0).cost, k))
     return rules[min(able)[1]] if able else None
 
 
-def error_of(rule, trace) -> float:
-    """Return the error of a threshold rule on a trace."""
-    return float(tt.evaluate(rule, trace, resamples=0).error)
+def errors_of(rule, trace) -> dict:
+    """Return the error of a rule, and its difference to the network's with a standard error."""
+    wrong = trace.wrong().astype(float)
+    its = wrong[np.arange(len(trace)), rule.play(trace).answer]
+    more = its - wrong[:, -1]
+    return {"error": float(its.mean()), "more": float(more.mean()),
+            "more_se": float(more.std() / np.sqrt(len(trace)))}  # fmt: skip
 
 
 def show(precision: str, engine: str, line: dict) -> None:

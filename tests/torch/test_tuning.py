@@ -67,6 +67,21 @@ def test_cheap_ramps_are_used_and_expensive_ones_are_not(trace):
     assert all(each.seconds > 4.0 or not each.ramps for each in expensive)
 
 
+def test_a_cautious_search_keeps_standard_errors_to_spare(trace):
+    own = float(trace.wrong()[:, -1].mean())
+    bold, cautious = (
+        search(trace, made(0.01), 4, max_error=own + 0.02, caution=caution) for caution in (0, 1)
+    )
+    assert cautious[0].seconds >= bold[0].seconds
+    assert all(each.error + each.spread <= own + 0.02 for each in cautious)
+    some = next(each for each in bold if each.ramps)
+    fewer = trace.with_spec(made(0.01).costs(4).spec(skip=True))
+    fewer = fewer.restrict(some.policy.fitted.spec.names)
+    wrong = fewer.wrong().astype(float)
+    more = wrong[np.arange(len(wrong)), some.policy.play(fewer).answer] - wrong[:, -1]
+    assert some.spread == pytest.approx(more.std() / len(more) ** 0.5)
+
+
 def test_nothing_is_found_where_nothing_is_good_enough(trace):
     assert search(trace, made(0.01), 4, max_error=-1.0) == []
 
@@ -132,3 +147,9 @@ def test_batches_are_timed_one_by_one():
     assert set(ran) == {3, 2}
     assert timing.to_dict().keys() == {"p50", "p99", "mean", "rows_per_second"}
     assert timing.rows_per_second == pytest.approx(2.5 / timing.mean)
+
+
+def test_batches_need_no_warm_up():
+    ran = []
+    time_batches(ran.append, [torch.zeros(1)] * 3, repeats=2, warm_ups=0)
+    assert len(ran) == 6

@@ -3,6 +3,8 @@
 A *hop* takes a group of rows from one exit to the next where some of them are due: regrouping,
 the segments between, the ramp, and the decision, captured once as a graph and replayed as one
 launch. Groups have one of a few sizes; a smaller group is padded with rows that are ignored.
+The first segment of a long hop is a graph of its own: the device works on it while the host
+launches the rest, which takes longer the more kernels a graph has.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ __all__ = ["GraphRunner", "captured", "full_graph"]
 
 START = -1
 """The exit before the first one."""
-WARM_UPS = 3
+WARM_UPS = 2
 """How often work runs before it is captured."""
+MIN_SPLIT = 3
+"""The number of segments from which on the first one is a graph of its own."""
 
 
 class GraphRunner(Runner):
@@ -153,25 +157,41 @@ class GraphRunner(Runner):
             lists = decider.lists(came)
             state = [*vars(self._carry).values(), self._rows[came], *lists]
             known = [part.clone() for part in state]
-            self._hops[key] = captured(lambda: self._work(*key), self._pool)
+            self._hops[key] = self._captured(*key)
             for part, before in zip(state, known, strict=True):
                 part.copy_(before)
         decider.expect()
         self._hops[key]()
 
-    def _work(self, start: int, end: int, came: int, size: int) -> None:
-        """Do what a hop does, as plain work to capture."""
+    def _captured(self, start: int, end: int, came: int, size: int) -> Callable[[], None]:
+        """Capture a hop, in two graphs where it is long."""
+        split = end - start >= MIN_SPLIT
+        middle = start + 1 if split else end
+        return captured_in_two(
+            (lambda: self._begin(start, middle, came, size)) if split else None,
+            lambda value: self._finish(
+                self._begin(start, middle, came, size) if value is None else value,
+                start, middle, end, size,
+            ),
+            self._pool,
+        )  # fmt: skip
+
+    def _begin(self, start: int, middle: int, came: int, size: int) -> Any:
+        """Regroup, and run the segments up to one of them."""
         decider = cast("TritonDecider", self._decider)
         value = self._inputs[size] if start == START else self._values[start, came]
         if size < came:
             positions, following = decider.lists(came)
             value = take(value, positions[:size])
             self._rows[size].copy_(following[:size])
-        for segment in list(self.network.segments)[start + 1 : end + 1]:
-            value = segment(value)
+        return self._through(value, start, middle)
+
+    def _finish(self, value: Any, start: int, middle: int, end: int, size: int) -> None:
+        """Run the other segments, the ramp and the decision."""
+        value = self._through(value, middle, end)
         logits = self.network.exits[end](value)
         last = end == len(self.network.exits) - 1
-        decider.observe(
+        cast("TritonDecider", self._decider).observe(
             self._carry, end, self._rows[size], logits, awaited=not last, first=start == START
         )
         if last:
@@ -180,6 +200,12 @@ class GraphRunner(Runner):
             _copy(self._values[end, size], value)
         elif torch.cuda.is_current_stream_capturing():
             self._values[end, size] = _kept(value)  # a replay writes there again
+
+    def _through(self, value: Any, start: int, end: int) -> Any:
+        """Run the segments after one exit up to another."""
+        for segment in list(self.network.segments)[start + 1 : end + 1]:
+            value = segment(value)
+        return value
 
 
 def captured(work: Callable[[], object], pool: Any = None) -> Callable[[], None]:
@@ -200,15 +226,47 @@ def captured(work: Callable[[], object], pool: Any = None) -> Callable[[], None]
     return graph.replay
 
 
+def captured_in_two(
+    begin: Callable[[], Any] | None, finish: Callable[[Any], object], pool: Any = None
+) -> Callable[[], None]:
+    """Capture work that begins with what may be a graph of its own, whose value it goes on with.
+
+    The value may share its memory with what later graphs of the pool use in between: the two are
+    always replayed one after the other.
+    """
+    if begin is None:
+        return captured(lambda: finish(None), pool)
+    out: dict[str, Any] = {}
+    first = captured(lambda: out.__setitem__("value", begin()), pool)
+    first()
+    second = captured(lambda: finish(out["value"]), pool)
+
+    def replay() -> None:
+        first()
+        second()
+
+    return replay
+
+
 def full_graph(
     network: EarlyExit, example: Value, *, precision: Precision = "fp32"
 ) -> Callable[[Any], Tensor]:
-    """Return the network without ramps as one graph, for batches like the example."""
+    """Return the network without ramps as graphs, for batches like the example."""
     device = device_of(network)
     out: dict[str, Tensor] = {}
+    first, *others = network.segments
+
+    def finish(value: Any) -> None:
+        value = first(kept) if value is None else value
+        for segment in others:
+            value = segment(value)
+        out["logits"] = network.exits[-1](value)
+
     with torch.inference_mode(), autocast(device, precision):
         kept = _like(to_device(example, device), rows_of(example))
-        replay = captured(lambda: out.__setitem__("logits", network.full(kept)))
+        begin = (lambda: first(kept)) if len(others) + 1 >= MIN_SPLIT else None
+        pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        replay = captured_in_two(begin, finish, pool)
 
     @torch.inference_mode()
     def run(value: Value) -> Tensor:
@@ -254,7 +312,7 @@ def _copy(target: Any, source: Any) -> None:
 def _fill(target: Any, value: Any) -> None:
     """Copy a value into the first rows of a buffer."""
     for kept, tensor in zip(_each(target), _each(value), strict=True):
-        kept[: len(tensor)].copy_(tensor)
+        (kept if len(kept) == len(tensor) else kept[: len(tensor)]).copy_(tensor)
 
 
 def _number(rows: Tensor, count: int) -> None:

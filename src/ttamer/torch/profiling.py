@@ -1,10 +1,11 @@
 """Measured costs: how long each segment takes, and what asking each exit adds.
 
 Asking an exit adds its ramp, the decision, and the host's wait for it: the extra time of a network
-when every row asks there and none stops. Segments are timed one after another, as they run in the
-network, without waiting: repeating one alone would leave its weights in the caches. A policy that
-is fitted to these costs therefore asks an exit only where that pays on this machine, at this batch
-size.
+when every row asks there and none stops. It is measured at a few exits, each beside the network
+without ramps, for both drift; exits differ by the times of their ramps. Segments are timed one
+after another, as they run in the network, without waiting: repeating one alone would leave its
+weights in the caches. A policy that is fitted to these costs therefore asks an exit only where that
+pays on this machine, at this batch size.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ MIN_SECONDS = 0.005
 """The shortest duration of one timing, reached by repeating the work."""
 MAX_REPEATS = 200
 """The largest number of repetitions in one timing."""
+SLOW = 0.2
+"""From so many seconds on, work is timed twice only, and not repeated."""
+PROBED = 3
+"""The number of exits at which whole calls are timed to learn what asking adds besides a ramp."""
 
 
 @dataclass(frozen=True)
@@ -233,28 +238,33 @@ class _Parts:
         return in_sequence(parts, self._device)
 
     def asking(self, precision: Precision) -> tuple[float, ...]:
-        """Time the network asking one exit at a time, where no row stops."""
-        value, count = self._values[0], len(self._network.exits)
+        """Time every ramp, and the network asking one exit, at a few exits, where no row stops."""
+        inputs, exits = self._values[0], list(self._network.exits)
         options: dict[str, Any] = {"precision": precision, "graphs": self._graphs}
+        pairs = zip(exits, self._values[1:], strict=True)
+        parts = [self._replayed(partial(ramp, value)) for ramp, value in pairs]
+        ramps = in_sequence(parts, self._device)
+        if len(exits) == 1:
+            return ramps
 
-        def waited(run: Callable[[Any], object]) -> float:
-            """Time whole calls, each waited for: a runner does not wait for its last hop."""
+        def waited(run: Callable[[Any], object]) -> Callable[[], None]:
+            """Return a whole call that is waited for: a runner does not wait for its last hop."""
 
             def call() -> None:
-                run(value)
+                run(inputs)
                 wait(self._device)
 
-            return timed(call, self._device)
+            return call
 
-        alone = waited(full_run(self._network, value, **options))
-        times = []
-        for k in range(count - 1):
-            only = np.full(count, np.nan)
+        alone = waited(full_run(self._network, inputs, **options))
+        rest = []
+        for k in sorted({round(x) for x in np.linspace(0, len(exits) - 2, PROBED)}):
+            only = np.full(len(exits), np.nan)
             only[k] = np.inf
-            runner = runner_for(self._network, threshold_tables(only), value, **options)
-            times.append(waited(runner) - alone)
-        head = partial(self._network.exits[-1], self._values[-1])
-        return (*(max(each, 0.0) for each in times), self._flowing(head))
+            runner = runner_for(self._network, threshold_tables(only), inputs, **options)
+            rest.append(extra_time(waited(runner), alone, self._device) - ramps[k])
+        added = statistics.median(rest)
+        return (*(max(ramp + added, 0.0) for ramp in ramps[:-1]), ramps[-1])
 
     def regrouping(self) -> float:
         """Time taking half of the rows out of the first value."""
@@ -281,10 +291,13 @@ def in_sequence(parts: Sequence[Callable[[], object]], device: torch.device) -> 
     wait(device)
     start = time.perf_counter()
     passes: list[list[float]] = []
-    while len(passes) < TIMINGS or (
+    least = TIMINGS
+    while len(passes) < least or (
         time.perf_counter() - start < TIMINGS * MIN_SECONDS and len(passes) < MAX_REPEATS
     ):
         passes.append(_marked(parts, device))
+        if sum(passes[0]) > SLOW:
+            least = 2
     return tuple(statistics.median(each) for each in zip(*passes, strict=True))
 
 
@@ -347,14 +360,32 @@ def full_run(
 
 def timed(work: Callable[[], object], device: torch.device) -> float:
     """Return the seconds that work takes when it is repeated: the median of a few timings."""
+    repeats, timings = _effort(work, device)
+    return statistics.median(_once(work, repeats, device) for _ in range(timings))
 
-    def once(repeats: int) -> float:
-        start = time.perf_counter()
-        for _ in range(repeats):
-            work()
-        wait(device)
-        return (time.perf_counter() - start) / repeats
 
-    once(2)
-    repeats = int(min(MAX_REPEATS, max(1, MIN_SECONDS / max(once(1), 1e-9))))
-    return statistics.median(once(repeats) for _ in range(TIMINGS))
+def extra_time(
+    work: Callable[[], object], other: Callable[[], object], device: torch.device
+) -> float:
+    """Return the seconds by which work takes longer than other work, timed in turns."""
+    repeats, timings = _effort(work, device)
+    _once(other, 1, device)
+    pairs = ((_once(work, repeats, device), _once(other, repeats, device)) for _ in range(timings))
+    return statistics.median(mine - its for mine, its in pairs)
+
+
+def _effort(work: Callable[[], object], device: torch.device) -> tuple[int, int]:
+    """Return how often work is repeated in one timing, and how often it is timed."""
+    if _once(work, 1, device) > SLOW:
+        return 1, 2
+    seconds = _once(work, 2, device)
+    return int(min(MAX_REPEATS, max(1, MIN_SECONDS / max(seconds, 1e-9)))), TIMINGS
+
+
+def _once(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Return the seconds of one repetition, all waited for at the end."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    wait(device)
+    return (time.perf_counter() - start) / repeats
