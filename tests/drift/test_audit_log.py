@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 import ttamer as tt
 from support.examples import examples
 from ttamer.drift import audit_log
-from ttamer.drift.audit_log import AuditLog, AuditRow, NodeAnswer, Retention, read_log, segments
+from ttamer.drift.audit_log import (
+    AuditLog,
+    AuditRow,
+    NodeAnswer,
+    Retention,
+    joined,
+    read_log,
+    segments,
+    trace_of_rows,
+)
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.trace.spec import CascadeSpec
 
@@ -146,6 +155,51 @@ def test_what_is_read_is_what_was_added(tmp_path):
     assert trace.costs.tolist() == [[1.0, 5.0]] * 10
     assert numbers(read_log(tmp_path, last=3)) == [7, 8, 9]
     assert numbers(read_log(tmp_path, last=50)) == list(range(10))
+
+
+def with_margins(number, *, entropy=None):
+    """A row whose first node has a margin, and its second an entropy where one is given."""
+    answers = {
+        "small": NodeAnswer(0.5, "a", 1.0, margin=number / 8),
+        "large.v2": NodeAnswer(0.25, "b", 5.0, entropy=entropy),
+    }
+    return AuditRow(number, 1000.0 + number, 0.5, answers)
+
+
+def test_margins_and_entropies_are_kept_where_every_row_has_them(tmp_path):
+    log = AuditLog(tmp_path, SPEC, segment_rows=4).__enter__()
+    for number in range(9):
+        log.add(with_margins(number, entropy=0.5 if number < 5 else None))
+    left_open(log)
+    with AuditLog(tmp_path, SPEC) as log:  # the last row comes from the journal
+        assert log.recovered == 1
+    assert list(tt.Trace.read(segments(tmp_path)[0].path).extras) == ["margin", "entropy"]
+    trace = read_log(tmp_path)
+    assert list(trace.extras) == ["margin"]
+    assert trace.extras["margin"][:, 0].tolist() == [number / 8 for number in range(9)]
+    assert np.isnan(trace.extras["margin"][:, 1]).all()
+    with AuditLog(tmp_path, SPEC) as log:
+        log.add(row(9))
+    assert read_log(tmp_path).extras == {}
+    assert len(read_log(tmp_path)) == 10
+
+
+def test_rows_joined_have_the_columns_that_all_of_them_have():
+    rows = [trace_of_rows(SPEC, [with_margins(k, entropy=k or None)], {"length": [k]})
+            for k in range(3)]  # fmt: skip
+    assert list(rows[1].extras) == ["margin", "entropy"]
+    whole = joined([*rows, dataclasses.replace(rows[1], signals={})])
+    assert (list(whole.extras), list(whole.signals), len(whole)) == (["margin"], [], 4)
+    assert joined(rows[1:]).extras["entropy"][:, 1].tolist() == [1.0, 2.0]
+    assert joined([rows[1]]) is rows[1]
+
+
+def test_a_margin_that_is_not_finite_is_refused(tmp_path):
+    with AuditLog(tmp_path, SPEC) as log:
+        with pytest.raises(ArgumentError, match="finite margins"):
+            log.add(AuditRow(0, 0.0, 0.5, dict.fromkeys(SPEC.names, NodeAnswer(
+                0.5, "a", 1.0, entropy=float("nan")))))  # fmt: skip
+        assert log.waiting == 0
 
 
 def test_a_segment_is_an_ordinary_trace(tmp_path):

@@ -225,6 +225,8 @@ def test_many_models_read_columns_too():
 
 def test_a_policy_with_columns_comes_back_from_its_file(ladder, new, tmp_path):
     tt.save(ladder, tmp_path / "policy.ttamer")
+    columns = ["small.margin", "medium.margin", "large.margin"]
+    assert tt.inspect(tmp_path / "policy.ttamer")["fit"]["reads"] == columns
     loaded = tt.load(tmp_path / "policy.ttamer")
     assert loaded.fitted.reads == ladder.fitted.reads
     for one, two in zip(ladder.play_all(new), loaded.play_all(new), strict=True):

@@ -301,6 +301,8 @@ def _facts(found: _Checked, contents: Contents) -> dict[str, Any]:
         "trace": fitted.trace_digest,
         "full_cost": fitted.full_cost,
     }
+    if fitted.reads:
+        facts["fit"]["reads"] = fitted.columns_read
     if record.rungs is not None:
         held = record.held
         facts["rungs"] = {

@@ -113,6 +113,8 @@ def run(args: argparse.Namespace) -> None:
     held_out = f" ({held.rows} more held out)" if held else ""
     print(f"{rows} rows{held_out}, {nodes} nodes: order {plan['order']}, "
           f"{plan['states']} states per node, belief {plan['belief']}\n")  # fmt: skip
+    if ladder.fitted.reads:
+        print(f"Beside confidences it reads {', '.join(ladder.fitted.columns_read)}.\n")
     _show(ladder)
     print("\nWhat to expect on new rows, by cross-fitting.")
     if args.mistake_cost is None:

@@ -34,15 +34,15 @@ from ttamer.fitted.belief import BOOKKEEPING
 from ttamer.runtime.jsonl import JsonLines, json_line
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.spec import CascadeSpec
-from ttamer.trace.trace import Trace
+from ttamer.trace.trace import BELIEF_FIELDS, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["AuditLog", "AuditRow", "NodeAnswer", "Retention", "Segment", "is_locked", "read_log",
-           "segments", "trace_of_rows"]  # fmt: skip
+__all__ = ["AuditLog", "AuditRow", "NodeAnswer", "Retention", "Segment", "is_locked", "joined",
+           "read_log", "segments", "trace_of_rows"]  # fmt: skip
 
 NUMBER, TIME, CHANCE = BOOKKEEPING
 _NAME = re.compile(r"(\d{8})-(\d+)-(\d+)\.parquet")
@@ -62,6 +62,10 @@ class NodeAnswer(NamedTuple):
     prediction: str | None
     cost: float
     """The cost of the call, in the cascade's units."""
+    margin: float | None = None
+    """The margin of the answer, where it is known."""
+    entropy: float | None = None
+    """The entropy of the answer, where it is known."""
 
 
 @dataclass(frozen=True)
@@ -302,9 +306,13 @@ class AuditLog:
         answers = [row.answers[name] for name in names]
         if not all(math.isfinite(each.confidence) and each.cost >= 0 for each in answers):
             raise ArgumentError("an audited row needs finite confidences and no negative cost")
+        columns = [value for each in answers for value in each[3:] if value is not None]
+        if not all(map(math.isfinite, columns)):
+            raise ArgumentError("an audited row needs finite margins and entropies, or None")
         if not all(map(math.isfinite, row.signals.values())):
             raise ArgumentError("an audited row needs finite signals")
-        plain = [row.number, row.time, row.chance, [list(each) for each in answers], row.label]
+        short = [each[:3] if each[3:] == (None, None) else each for each in answers]
+        plain = [row.number, row.time, row.chance, short, row.label]
         return json_line([*plain, dict(row.signals)])
 
     def _open_journal(self) -> None:
@@ -411,17 +419,46 @@ def _read(folder: Path, last: int | None, *, labelled: bool) -> Trace:
         raise TraceError(
             f"{folder}: there is no {what} in a complete segment yet; flush the log, or wait"
         )
-    known = set.intersection(*(set(part.signals) for part in parts))
-    whole = Trace.concat([_with_signals(part, known) for part in parts])
+    whole = joined(parts)
     return whole if last is None else whole.take(slice(max(0, rows - last), None))
 
 
-def _with_signals(part: Trace, names: set[str]) -> Trace:
-    """Return the rows of a segment with some of their signals."""
-    if set(part.signals) == names:
+def joined(parts: Sequence[Trace]) -> Trace:
+    """Return audited rows one after the other, with the columns that all of them have.
+
+    >>> from ttamer.datasets import load
+    >>> rows = load("minilm-imdb").take(slice(2))
+    >>> joined([rows, dataclasses.replace(rows, extras={}, signals={})]).extras
+    {}
+
+    Args:
+        parts: At least one trace of the same cascade.
+
+    Returns:
+        One trace: the signals that all parts have, and of each node the extra columns that all
+        have.
+    """
+    signals = [name for name in parts[0].signals if all(name in part.signals for part in parts)]
+    known = {
+        name: np.all([np.isfinite(part.extras[name]).all(axis=0) for part in parts], axis=0)
+        for name in parts[0].extras
+        if all(name in part.extras for part in parts)
+    }
+    known = {name: nodes for name, nodes in known.items() if nodes.any()}
+    return Trace.concat([_with_columns(part, signals, known) for part in parts])
+
+
+def _with_columns(
+    part: Trace, signals: Sequence[str], known: Mapping[str, NDArray[np.bool_]]
+) -> Trace:
+    """Return rows with some of their signals, and the extra columns of some nodes."""
+    same = all(not np.isfinite(part.extras[name][:, ~nodes]).any() for name, nodes in known.items())
+    if same and set(part.signals) == set(signals) and set(part.extras) == set(known):
         return part
-    signals = {name: part.signals[name] for name in part.signals if name in names}
-    return dataclasses.replace(part, signals=signals)
+    extras = {name: np.where(nodes, part.extras[name], math.nan) for name, nodes in known.items()}
+    return dataclasses.replace(
+        part, signals={name: part.signals[name] for name in signals}, extras=extras
+    )
 
 
 def _unread(part: Trace, read: set[tuple[float, float]]) -> NDArray[np.bool_]:
@@ -476,7 +513,8 @@ def trace_of_rows(
 ) -> Trace:
     """Return audited rows as a trace; labels need not match any answer.
 
-    The signals are those given, and those of the inputs that every row has.
+    The signals are those given, and those of the inputs that every row has; the extra columns of a
+    node are those that every row has.
     """
     codes = ClassCodes()
     of_inputs = {
@@ -485,6 +523,12 @@ def trace_of_rows(
         if all(name in row.signals for row in rows)
     }
     answers = [[row.answers[name] for name in spec.names] for row in rows]
+    extras = {}
+    for name in BELIEF_FIELDS:
+        values = np.array([[getattr(each, name) for each in row] for row in answers], np.float64)
+        values[:, np.isnan(values).any(axis=0)] = math.nan
+        if np.isfinite(values).any():
+            extras[name] = values
     labels = [row.label for row in rows]
     label = None if all(each is None for each in labels) else codes.encode(labels)
     return Trace(
@@ -494,6 +538,7 @@ def trace_of_rows(
         label=label,
         cost=np.array([[each.cost for each in row] for row in answers], np.float64),
         signals=of_inputs | dict(signals),
+        extras=extras,
         classes=codes.classes,
     )
 

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ttamer.drift.audit_log import joined
 from ttamer.drift.decisions import decide
 from ttamer.drift.fallback import AskLast
 from ttamer.drift.monitor import Bound, Monitor
@@ -40,7 +41,6 @@ from ttamer.errors import ArgumentError, TTamerError
 from ttamer.fitted.mixture import shown_error
 from ttamer.fitted.promise import HeldOut, check_promise, make_promise
 from ttamer.fitting.plans import fit
-from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ttamer.fitted.ladder import FittedLadder, FittedPolicy
     from ttamer.fitted.mixture import Mixture
     from ttamer.fitted.promise import Promise
+    from ttamer.trace.trace import Trace
 
 __all__ = [
     "CertifiedServing",
@@ -507,7 +508,7 @@ class Loop:
 
     def _judge(self, candidate: CertifiedServing) -> None:
         """Compare the policy in the shadow with the one that serves, and swap if it is better."""
-        rows = Trace.concat(self._shadow)
+        rows = joined(self._shadow)
         new = decide(candidate.policy, rows, self._shadow_keys)
         current = decide(self.policy, rows, self._shadow_keys)
         checked = check_promise(
@@ -537,7 +538,7 @@ class Loop:
         if facts["cost"] >= facts["serving_cost"]:
             self._attempt_failed(self.rows_since_change, f"{measured}: not cheaper", facts)
             return
-        reference = Trace.concat([candidate.reference, rows])
+        reference = joined([candidate.reference, rows])
         was_fallback = isinstance(self.serving, FallbackServing)
         serving = CertifiedServing(candidate.policy, candidate.ladder, candidate.promise, reference)
         self._serve(serving)
@@ -603,7 +604,7 @@ class Loop:
     def _rows_from(self, begin: int) -> tuple[Trace, NDArray[np.int64]]:
         """Return the audited rows kept from a row of the traffic on, and their numbers."""
         numbers = np.concatenate([np.array(part, np.int64) for part in self._numbers])
-        return Trace.concat(list(self._rows)).take(numbers >= begin), numbers[numbers >= begin]
+        return joined(list(self._rows)).take(numbers >= begin), numbers[numbers >= begin]
 
     def _record(self, kind: EventKind, text: str, facts: dict[str, Any] | None = None) -> None:
         """Keep an event, and notify."""

@@ -17,15 +17,16 @@ import numpy as np
 
 from ttamer.baselines.rules import StopRule, walk_of
 from ttamer.baselines.threshold import Confidence
+from ttamer.drift.audit_log import joined
 from ttamer.errors import ArgumentError
 from ttamer.fitted.replay import paid
-from ttamer.trace.trace import Losses, Trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.drift.monitor import Bound
     from ttamer.fitted.replay import Rule
+    from ttamer.trace.trace import Losses, Trace
 
 __all__ = ["RetunedThresholds", "tune_thresholds"]
 
@@ -72,7 +73,7 @@ class RetunedThresholds:
         self._since += len(rows)
         if self._since >= self._interval:
             self._since = 0
-            recent = Trace.concat(list(self._rows))
+            recent = joined(list(self._rows))
             window = recent.take(slice(max(0, len(recent) - self._window), None))
             self.rule = tune_thresholds(window, self._bound)
 

@@ -142,6 +142,11 @@ class Model(ABC):
         return {}
 
     @property
+    def columns_read(self) -> list[str]:
+        """The same as names of a trace's columns, such as ``small.margin``."""
+        return [f"{node}.{name}" for node, names in self.reads.items() for name in names]
+
+    @property
     def measure(self) -> Measure:
         """What its policies are measured by: the error, or the mean loss."""
         return "error" if self.loss_scale is None else "mean loss"
