@@ -71,7 +71,7 @@ def add_options(parser: ArgumentParser) -> None:
     """Add the options of :func:`run`."""
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     parser.add_argument("--results", type=Path, help="file of results, one line for each job")
-    parser.add_argument("--minutes", type=float, default=np.inf, help="then no job is started")
+    parser.add_argument("--minutes", type=float, default=np.inf, help="no job is started later")
 
 
 def run(work: Callable[..., Any], jobs: Iterable[Job], options: Namespace) -> dict[Job, Any]:
@@ -83,7 +83,8 @@ def run(work: Callable[..., Any], jobs: Iterable[Job], options: Namespace) -> di
     end = time.monotonic() + 60 * options.minutes
     waiting = iter(job for job in wanted if job not in found)
     with ProcessPoolExecutor(options.jobs) as pool:
-        doing = {pool.submit(work, *job): job for job in islice(waiting, options.jobs)}
+        first = islice(waiting, options.jobs if options.minutes > 0 else 0)
+        doing = {pool.submit(work, *job): job for job in first}
         while doing:
             future = next(iter(wait(doing, return_when=FIRST_COMPLETED).done))
             job = doing.pop(future)

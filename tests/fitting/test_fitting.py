@@ -17,7 +17,7 @@ from ttamer.evaluation.results import evaluate, measure
 from ttamer.fitted.quantiser import Quantiser
 from ttamer.fitted.replay import play_states
 from ttamer.fitting.counts import Counts
-from ttamer.fitting.plans import Plan, build, fit, problem_of
+from ttamer.fitting.plans import HeldOut, Plan, build, fit, problem_of
 from ttamer.stats.isotonic import falling, rising
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
@@ -365,3 +365,24 @@ def test_long_traces_are_fitted_to_a_sample(monkeypatch):
         mine, theirs = (evaluate(each, held, resamples=0) for each in (one, all_rows))
         assert one.error == pytest.approx(mine.error, abs=0.05)
         assert mine.error == pytest.approx(theirs.error, abs=0.05)
+
+
+def test_folds_are_compared_at_equal_cost():
+    """For one tradeoff one fold asks the cheap node and another the expensive one."""
+    cheap, expensive = 0.6, 0.2
+    errors = np.array([[cheap, cheap, expensive], [cheap, expensive, expensive]])
+    costs = np.where(errors == cheap, 1.0, 5.0)
+    held = HeldOut(np.array([30, 10]), errors, costs, 5.0, np.zeros(40))
+    found = held.errors_at(np.array([1.0, 5.0, 3.0, 9.0]))
+    assert found == pytest.approx([cheap, expensive, (cheap + expensive) / 2, expensive])
+
+
+def test_a_policy_that_asks_one_node_alone_is_expected_to_err_as_that_node():
+    trace = answering_trace(150)
+    ladder = fit(trace, order="any", belief="calibrated", states=4, folds=5)
+    rungs, alone, seen = ladder.require_rungs(), trace.wrong().mean(axis=0), set()
+    for error, played in zip(rungs.errors, ladder.play_all(trace), strict=True):
+        if (played.asked.sum(axis=1) == 1).all() and np.ptp(played.answer) == 0:
+            seen.add(int(played.answer[0]))
+            assert error == pytest.approx(alone[played.answer[0]], abs=0.02)
+    assert len(seen) > 1

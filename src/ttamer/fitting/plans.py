@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from ttamer.trace.trace import Trace
 
 __all__ = [
+    "HeldOut",
     "Plan",
     "build",
     "build_from",
@@ -63,7 +64,7 @@ __all__ = [
     "columns_of",
     "default_tradeoffs",
     "fit",
-    "held_out_rungs",
+    "held_out",
     "pairs_of",
     "with_latencies",
     "with_latency_price",
@@ -150,11 +151,10 @@ def _fit(trace: Trace, chosen: FitOptions) -> FittedLadder:
     if chosen.hold_out:
         trace, kept = _split(trace, chosen.hold_out, chosen.seed)
     priced = with_latency_price(trace, chosen)
-    best, weights, rungs = choose_plan(priced, chosen)
+    best, weights, held = choose_plan(priced, chosen)
     ladder = build(priced, best, weights, progress=chosen.report)
-    if ladder.rungs is None or rungs is not None:
-        rungs = rungs or held_out_rungs(priced, best, weights, chosen)
-        ladder = with_rungs(ladder, rungs.errors, priced)
+    if ladder.rungs is None or held is not None:
+        ladder = with_rungs(ladder, held or held_out(priced, best, weights, chosen), priced)
     ladder = with_latencies(ladder, trace)
     return ladder if kept is None else ladder.with_holdout(kept)
 
@@ -214,15 +214,47 @@ def with_latencies(ladder: FittedLadder, trace: Trace) -> FittedLadder:
     return ladder.with_rungs(found)
 
 
-def with_rungs(ladder: FittedLadder, errors: NDArray[np.float64], trace: Trace) -> FittedLadder:
-    """Return the ladder with these errors on new rows, and what its policies cost on a trace.
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """What the policies of a plan do on rows they were not fitted to, fold by fold."""
 
-    Errors are those of policies fitted without the row; the policies of another fit cost something
-    else, so costs are those of the ladder itself.
+    rows: NDArray[np.intp]
+    """Shape (folds,): the number of rows of each."""
+    errors: NDArray[np.float64]
+    """Shape (folds, policies): in increasing order of tradeoff."""
+    costs: NDArray[np.float64]
+    """Shape (folds, policies), in the cascade's units."""
+    full_cost: float
+    """What the full model costs."""
+    objective: NDArray[np.float64]
+    """Shape (T,): the objective of each row, with costs as shares of the full model's, as a mean
+    over the policies."""
+
+    def errors_at(self, costs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the error at each of some costs.
+
+        For one tradeoff one fold may ask a cheap model and another an expensive one, where the
+        ladder has one of them: so folds are compared at equal cost, each by mixing its policies.
+        """
+        wanted, known = (np.round(each / self.full_cost, 9) for each in (costs, self.costs))
+        found = np.zeros_like(wanted)
+        for own, errors, prices in zip(self.rows, self.errors, known, strict=True):
+            rising = np.maximum.accumulate(prices)  # as they are, but for chance
+            some, place = np.unique(rising, return_inverse=True)
+            means = np.bincount(place, errors) / np.bincount(place)
+            found += own * np.interp(wanted, some, means)
+        return np.asarray(found / self.rows.sum())
+
+
+def with_rungs(ladder: FittedLadder, held: HeldOut, trace: Trace) -> FittedLadder:
+    """Return the ladder with what its policies cost on a trace, and their errors on new rows.
+
+    Errors are those of policies fitted without the row that cost the same.
     """
     costs = np.array([paid(each.asked, trace).mean() for each in ladder.play_all(trace)])
     smoothed = None if ladder.rungs is None else ladder.rungs.smoothed_errors
-    return ladder.with_rungs(Rungs(errors, costs, smoothed, *nodes_alone(trace)))
+    rungs = Rungs(held.errors_at(costs), costs, smoothed, *nodes_alone(trace))
+    return ladder.with_rungs(rungs)
 
 
 def _split(trace: Trace, share: float, seed: int) -> tuple[Trace, Trace]:
@@ -234,7 +266,7 @@ def _split(trace: Trace, share: float, seed: int) -> tuple[Trace, Trace]:
 
 def choose_plan(
     trace: Trace, options: FitOptions
-) -> tuple[Plan, NDArray[np.float64], Rungs | None]:
+) -> tuple[Plan, NDArray[np.float64], HeldOut | None]:
     """Return the plan and the tradeoffs; cross-validation chooses what the options leave open.
 
     Where plans were compared, what the chosen one does on rows not fitted to comes with it.
@@ -261,17 +293,17 @@ def choose_plan(
     else:
         weights = check_tradeoffs(given)
     plans = _plans(trace, options)
-    best, rungs = plans[0], None
+    best, held = plans[0], None
     if len(plans) > 1:
         found = []
         for number, plan in enumerate(plans, start=1):
-            found.append(_held_out(trace, plan, weights, options))
+            found.append(held_out(trace, plan, weights, options))
             what = f"{plan.belief}, {plan.order}, {plan.states} states"
             options.report(f"tried {number} of {len(plans)}: {what}")
-        chosen = _chosen(plans, [objective for _, objective in found])
-        best, rungs = plans[chosen], found[chosen][0]
+        chosen = _chosen(plans, [each.objective for each in found])
+        best, held = plans[chosen], found[chosen]
     options.report(f"fitting belief {best.belief}, {len(weights)} tradeoffs")
-    return best, weights, rungs
+    return best, weights, held
 
 
 def _plans(trace: Trace, options: FitOptions) -> list[Plan]:
@@ -493,37 +525,27 @@ def pairs_of(spec: CascadeSpec, columns: Sequence[int], plan: Plan) -> list[Pair
     return starts + [(u, v) for i, u in enumerate(columns) for v in columns[i + 1 :]]
 
 
-def held_out_rungs(
+def held_out(
     trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64], options: FitOptions
-) -> Rungs:
-    """Return what the policies of a plan do on rows they were not fitted to, fold by fold."""
-    return _held_out(trace, plan, tradeoffs, options)[0]
-
-
-def _held_out(
-    trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64], options: FitOptions
-) -> tuple[Rungs, NDArray[np.float64]]:
-    """Return, of rows not fitted to, each policy's error and cost, and each row's objective.
-
-    A row's objective is its mean over the ladder, costs as shares of the full model's.
-    """
+) -> HeldOut:
+    """Return what the policies of a plan do on rows they were not fitted to."""
     rows = np.random.default_rng(options.seed).permutation(len(trace))
     full, unit = full_cost(trace.spec, trace), trace.loss_scale
-    errors, costs = np.zeros(len(tradeoffs)), np.zeros(len(tradeoffs))
+    parts = np.array_split(rows, min(options.folds, len(trace)))
+    errors, costs = np.zeros((2, len(parts), len(tradeoffs)))
     objective = np.zeros(len(trace))
-    for part in np.array_split(rows, min(options.folds, len(trace))):
+    for fold, part in enumerate(parts):
         ladder = build(trace.take(np.setdiff1d(rows, part)), plan, tradeoffs)
         held = trace.take(part)
         losses = held.losses()
         for rung, played in enumerate(ladder.play_all(held)):
             mine = losses[np.arange(len(part)), played.answer]
             cost = paid(played.asked, held)
-            errors[rung] += mine.sum()
-            costs[rung] += cost.sum()
+            errors[fold, rung], costs[fold, rung] = mine.mean(), cost.mean()
             weighed = tradeoffs[rung] * (mine / unit)
             objective[part] += weighed + (1 - tradeoffs[rung]) * cost / full
-    count = len(trace)
-    return Rungs(errors / count, costs / count), objective / len(tradeoffs)
+    sizes = np.array([len(part) for part in parts])
+    return HeldOut(sizes, errors, costs, full, objective / len(tradeoffs))
 
 
 def _chosen(plans: Sequence[Plan], objectives: Sequence[NDArray[np.float64]]) -> int:

@@ -25,7 +25,7 @@ from ttamer.fitting.plans import (
     choose_plan,
     columns_of,
     fitted_to,
-    held_out_rungs,
+    held_out,
     pairs_of,
     with_latencies,
     with_latency_price,
@@ -41,10 +41,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.fitted.ladder import FittedLadder
-    from ttamer.fitted.mixture import Rungs
     from ttamer.fitting.counts import Pair
     from ttamer.fitting.options import FitKeywords
-    from ttamer.fitting.plans import Plan
+    from ttamer.fitting.plans import HeldOut, Plan
     from ttamer.trace.spec import CascadeSpec
 
 __all__ = [
@@ -172,7 +171,7 @@ class Planned:
     sample: Trace
     plan: Plan
     tradeoffs: NDArray[np.float64]
-    rungs: Rungs | None
+    held: HeldOut | None
     quantiser: Quantiser
     options: FitOptions
     as_read: Trace
@@ -182,12 +181,12 @@ class Planned:
     def of(cls, sample: Trace, options: FitOptions) -> Planned:
         """Choose a plan and the states from a sample."""
         as_read, sample = sample, with_latency_price(sample, options)
-        plan, tradeoffs, rungs = choose_plan(sample, options)
-        if rungs is None and plan.belief != "full":
-            rungs = held_out_rungs(sample, plan, tradeoffs, options)
+        plan, tradeoffs, held = choose_plan(sample, options)
+        if held is None and plan.belief != "full":
+            held = held_out(sample, plan, tradeoffs, options)
         states = 1 if plan.belief == "full" else plan.states  # a belief counts nothing
         quantiser = Quantiser.fit(sample.confidence, states=states, method=plan.quantise)
-        return cls(sample, plan, tradeoffs, rungs, quantiser, options, as_read)
+        return cls(sample, plan, tradeoffs, held, quantiser, options, as_read)
 
     @property
     def pairs(self) -> list[Pair]:
@@ -199,13 +198,13 @@ class Planned:
     def belief_ladder(self, rows: int, digest: str) -> FittedLadder:
         """Fit a full belief to the sample of this many rows."""
         ladder = build(self.sample, self.plan, self.tradeoffs, progress=self.options.report)
-        if self.rungs is not None:
-            ladder = with_rungs(ladder, self.rungs.errors, self.sample)
+        if self.held is not None:
+            ladder = with_rungs(ladder, self.held, self.sample)
         return fitted_to(with_latencies(ladder, self.as_read), rows, digest)
 
     def ladder(self, counts: Counts, digest: str) -> FittedLadder:
         """Fit from the counts of all rows."""
-        if self.rungs is None or self.plan.belief == "full":
+        if self.held is None or self.plan.belief == "full":
             return self.belief_ladder(int(counts.rows), digest)
         columns = columns_of(self.sample, self.plan)
         ladder = build_from(
@@ -217,7 +216,7 @@ class Planned:
             self.tradeoffs,
             trace_digest=digest,
         )
-        ladder = with_rungs(ladder, self.rungs.errors, self.sample)
+        ladder = with_rungs(ladder, self.held, self.sample)
         return fitted_to(with_latencies(ladder, self.as_read), int(counts.rows), digest)
 
 
