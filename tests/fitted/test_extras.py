@@ -12,7 +12,7 @@ import pytest
 
 import ttamer as tt
 from support.traces import answering_trace
-from ttamer.errors import ArtefactDamaged, ObservationError
+from ttamer.errors import ArtefactDamaged, ObservationError, TraceWarning
 from ttamer.evaluation.results import measure
 from ttamer.fitted.belief import WEIGHT_RESOLUTION
 from ttamer.fitting.cross_fit import CrossFit
@@ -144,6 +144,16 @@ def test_a_margin_that_is_missing_leaves_the_confidence_alone(ladder, new):
             )
         assert few.names[played.answer[row]] == turn.answer
         assert turn.unclear == len(turn.asked)
+
+
+def test_a_measurement_on_rows_without_the_columns_warns(ladder, new):
+    bare, partly = without_columns(new), new.extras["margin"].copy()
+    partly[:, 1] = np.nan
+    with pytest.warns(TraceWarning, match=r"reads small\.margin, medium\.margin, large"):
+        tt.evaluate(ladder.for_budget(6.0), bare, resamples=0)
+    with pytest.warns(TraceWarning, match=r"the policy reads medium\.margin, and the trace lacks"):
+        ladder.with_holdout(dataclasses.replace(new, extras={"margin": partly}))
+    tt.evaluate(ladder.at(0.9), new, resamples=0)  # warnings are errors here
 
 
 def test_a_margin_that_is_no_number_is_refused(ladder):

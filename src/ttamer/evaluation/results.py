@@ -12,6 +12,8 @@ import numpy as np
 
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.bootstrap import Interval, draw_counts, interval
+from ttamer.fitted.ladder import FittedPolicy
+from ttamer.fitted.mixture import Mixture
 from ttamer.fitted.replay import full_cost, latency_of, paid
 
 if TYPE_CHECKING:
@@ -112,6 +114,9 @@ def evaluate(
     if len(trace) == 0:
         raise ArgumentError("the trace has no rows to evaluate on")
     trace = trace.with_verification()
+    policy = rule.cheap if isinstance(rule, Mixture) else rule
+    if isinstance(policy, FittedPolicy) and trace.names == policy.spec.names:
+        policy.fitted.warn_of_columns(trace)
     return measure(rule.play(trace), trace, target=target, resamples=resamples, seed=seed)
 
 

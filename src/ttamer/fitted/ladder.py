@@ -671,6 +671,7 @@ class FittedLadder(Ladder):
         Raises:
             ArgumentError: These are the rows fitted to, or there are none.
         """
+        self.fitted.warn_of_columns(trace)
         return dataclasses.replace(self, held=HeldOut.of(self, trace), held_rows=trace)
 
     def with_promise(self, policy: Mixture) -> FittedLadder:

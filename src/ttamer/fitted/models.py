@@ -12,6 +12,7 @@ answers have losses, losses are measured in shares of ``loss_scale`` alike.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer.errors import ArgumentError
+from ttamer.errors import ArgumentError, TraceWarning
 from ttamer.fitted.belief import Scorer, signal_values
 from ttamer.fitted.replay import Played, play_states
 from ttamer.fitted.sessions import BeliefSession, ConfidenceSession
@@ -145,6 +146,27 @@ class Model(ABC):
     def columns_read(self) -> list[str]:
         """The same as names of a trace's columns, such as ``small.margin``."""
         return [f"{node}.{name}" for node, names in self.reads.items() for name in names]
+
+    def warn_of_columns(self, trace: Trace) -> None:
+        """Warn where a trace lacks columns that the policies read.
+
+        Args:
+            trace: Rows of the same cascade.
+        """
+        missing = [
+            f"{node}.{name}"
+            for node, names in self.reads.items()
+            for name in names
+            if name not in trace.extras
+            or np.isnan(trace.extras[name][:, trace.names.index(node)]).all()
+        ]
+        if missing:
+            warnings.warn(
+                f"the policy reads {', '.join(missing)}, and the trace lacks them: such answers "
+                "are judged by their confidence alone",
+                TraceWarning,
+                stacklevel=3,
+            )
 
     @property
     def measure(self) -> Measure:
