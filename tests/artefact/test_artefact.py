@@ -456,6 +456,10 @@ def test_every_refusal_is_documented_and_every_documented_refusal_happens():
         "needs a walk without recall",  # test_artefact_belief
         "must name each signal once",  # test_signals
         "must hold finite numbers, of shape",  # test_signals
+        "the belief must list the extra columns of each node",  # test_extras
+        "the extra columns of a node are some of",  # test_extras
+        "a number of bins for each extra column",  # test_extras
+        "and names none",  # test_extras
         "the bounds of signals must increase, and end with 0",  # test_signals
         "has two leans",  # test_artefact_belief
         "is for a belief that uses predictions",  # test_artefact_belief

@@ -10,7 +10,7 @@ import pytest
 import ttamer as tt
 from support.traces import FIRST, ROWS, answering_trace, chain_trace
 from ttamer.baselines import FAMILIES
-from ttamer.errors import TraceError
+from ttamer.errors import ArgumentError, TraceError
 from ttamer.evaluation import frontier
 from ttamer.fitting import fit_batches
 from ttamer.trace.spec import CascadeSpec
@@ -109,6 +109,31 @@ def test_the_file_of_a_fit_keeps_the_unit_of_loss(graded, tmp_path):
         again = tt.load(tmp_path / "fit.ttamer")
         assert again.fitted.loss_scale == graded.loss_scale
         assert again.for_mistake_cost(0.3).tradeoff == ladder.for_mistake_cost(0.3).tradeoff != 0.5
+
+
+@pytest.mark.parametrize("belief", ["full", "calibrated"])
+@pytest.mark.parametrize(
+    "losses", [{"mistakes": {"c0": {"c1": 30.0, "*": 2.0}, "*": {"c1": 0.5}}}, {"max_loss": 7.0}]
+)
+def test_a_file_keeps_what_answers_lose(belief, losses, tmp_path):
+    """So that rows read by it are evaluated and promised in mean loss, not in right and wrong."""
+    trace, held = answering_trace(120, classes=3), answering_trace(100, seed=1, classes=3)
+    spec = CascadeSpec.of(dict(zip(trace.names, trace.spec.costs, strict=True)), **losses)
+    if "max_loss" in losses:
+        trace, held = (dataclasses.replace(each, loss=5.0 * each.wrong()) for each in (trace, held))
+    ladder = tt.fit(trace.with_spec(spec), belief=belief, states=4, tradeoffs=[0.0, 0.5, 1.0])
+    tt.save(ladder, tmp_path / "fit.ttamer")
+    again = tt.load(tmp_path / "fit.ttamer")
+    kept = again.fitted.spec
+    assert (kept.mistakes, kept.max_loss) == (spec.mistakes, spec.max_loss)
+    rows = held.with_spec(kept)
+    assert tt.evaluate(again.at(0.5), rows, resamples=0).error == pytest.approx(
+        rows.losses()[np.arange(100), again.at(0.5).play(rows).answer].mean()
+    )
+    assert again.for_error(0.9 * spec.loss_bound, on=rows).promise.certified
+    plain = dataclasses.replace(held, loss=None).with_spec(trace.spec)
+    with pytest.raises(ArgumentError, match="fitted to the mean loss"):
+        again.for_error(0.5, on=plain)
 
 
 def test_target_last_counts_what_is_lost_beyond_the_last_node(graded):

@@ -740,6 +740,26 @@ ATTACKS: dict[str, tuple[str, str, Any]] = {
         "losses",
         lambda f: poked(f, "record_held_node_losses", 0, 99.0),
     ),
+    "two largest losses": (
+        "must have one cost for each mistake, and one largest loss",
+        "losses",
+        lambda f: with_arrays(f, fit_max_loss=("f64", [2], [1.0, 1.0])),
+    ),
+    "mistakes without their costs": (
+        "must have one cost for each mistake, and one largest loss",
+        "losses",
+        lambda f: edited(f, fit__mistakes=[["a", "b"]]),
+    ),
+    "mistakes that are no pairs": (
+        "must have one cost for each mistake, and one largest loss",
+        "losses",
+        lambda f: edited(f, fit__mistakes=[["a"]]),
+    ),
+    "a cascade of no loss": (
+        "the cascade of the fit is none",
+        "losses",
+        lambda f: poked(f, "fit_max_loss", 0, 0.0),
+    ),
     "a unit of loss of nothing": (
         "the loss scale of the fit must be one finite number above 0",
         "losses",

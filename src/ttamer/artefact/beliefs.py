@@ -12,6 +12,7 @@ import numpy as np
 
 from ttamer.artefact.container import fields_of, integers_of, text_of
 from ttamer.artefact.fits import (
+    describe_losses,
     full_cost_in,
     loss_scale_in,
     parents_in,
@@ -51,7 +52,7 @@ EXACT = ("belief_levels", "belief_leans", "belief_weights")
 """What X is added up from: exact in double precision only if made of such numbers."""
 FIELDS = ("names", "order", "target", "predictions", "classes", "steps", "edges", "levels",
           "leans", "plan", "trace", "rows")  # fmt: skip
-OPTIONAL_FIELDS = (("signals", "signal_bins"), ("extras", "extra_bins"), ("after",))
+OPTIONAL_FIELDS = (("signals", "signal_bins"), ("extras", "extra_bins"), ("after",), ("mistakes",))
 """Fields of which all or none are there."""
 
 
@@ -92,6 +93,7 @@ def describe_belief(fitted: BeliefModel) -> tuple[dict[str, Any], dict[str, NDAr
         arrays["belief_loss_scale"] = np.array([fitted.loss_scale])
     if spec.has_passing:
         arrays["belief_passing"] = np.array(spec.passing, float)
+    describe_losses(spec, "belief", described, arrays)
     if belief.signals is not None:
         described["signals"] = list(belief.signals.names)
         described["signal_bins"] = [len(doubt) for doubt in belief.signals.router_logits]
@@ -134,7 +136,7 @@ def restore_belief(
     after = parents_of(fields["after"]) if "after" in fields else [""] * count
     if len(after) != count:
         raise ArtefactDamaged("the belief must have a parent, or none, for each node")
-    spec = spec_of(names, after, fields, arrays["belief_costs"], arrays.get("belief_passing"))
+    spec = spec_of(names, after, fields, arrays, "belief")
     classes = fields["classes"]
     if not isinstance(classes, list):
         raise ArtefactDamaged("the classes must be a list")

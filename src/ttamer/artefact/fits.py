@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "describe_fit",
+    "describe_losses",
     "full_cost_in",
     "loss_scale_in",
     "parents_in",
@@ -65,6 +66,7 @@ def describe_fit(fitted: ConfidenceModel) -> tuple[dict[str, Any], dict[str, NDA
         arrays["fit_loss_scale"] = np.array([fitted.loss_scale])
     if spec.has_passing:
         arrays["fit_passing"] = np.array(spec.passing, float)
+    describe_losses(spec, "fit", described, arrays)
     return described, arrays
 
 
@@ -72,7 +74,8 @@ def restore_fit(
     described: object, arrays: Mapping[str, NDArray[Any]], problem: Problem
 ) -> ConfidenceModel:
     """Check what a file records of a fit against its problem, and return it."""
-    fields = fields_of(described, "the fit", FIELDS)
+    more = ["mistakes"] if isinstance(described, dict) and "mistakes" in described else []
+    fields = fields_of(described, "the fit", (*FIELDS, *more))
     names, after = texts_of(fields["names"], "names"), texts_of(fields["after"], "after")
     count = len(names)
     if count != len(problem.nodes) or len(after) != count:
@@ -82,7 +85,7 @@ def restore_fit(
         raise ArtefactDamaged("the columns of the fit must hold every node once")
     if [names[column] for column in columns] != list(problem.names):
         raise ArtefactDamaged("the fit and the problem differ in their nodes")
-    spec = spec_of(names, after, fields, arrays["fit_costs"], arrays.get("fit_passing"))
+    spec = spec_of(names, after, fields, arrays, "fit")
     return ConfidenceModel(
         spec=spec,
         full_cost=full_cost_in(arrays, "fit_full_cost", spec),
@@ -158,19 +161,50 @@ def parents_of(item: object) -> list[str | tuple[str, ...]]:
     ]
 
 
+def describe_losses(
+    spec: CascadeSpec, kind: str, described: dict[str, Any], arrays: dict[str, NDArray[Any]]
+) -> None:
+    """Add what the cascade says of losses to the header and the arrays."""
+    pairs = [(label, each) for label, row in spec.mistakes.items() for each in row]
+    if pairs:
+        described["mistakes"] = [list(pair) for pair in pairs]
+        arrays[f"{kind}_mistakes"] = np.array([spec.mistakes[a][b] for a, b in pairs])
+    elif spec.max_loss is not None:
+        arrays[f"{kind}_max_loss"] = np.array([spec.max_loss])
+
+
+def _losses_of(
+    fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], kind: str
+) -> tuple[dict[str, dict[str, float]], float | None]:
+    """Return the mistakes and the largest loss that :func:`describe_losses` wrote."""
+    bound, costs = arrays.get(f"{kind}_max_loss"), arrays.get(f"{kind}_mistakes")
+    pairs = fields.get("mistakes", [])
+    known = isinstance(pairs, list) and all(isinstance(p, list) and len(p) == 2 for p in pairs)
+    count = 0 if costs is None else costs.size
+    if not known or count != len(pairs) or (bound is not None and bound.shape != (1,)):
+        raise ArtefactDamaged("the fit must have one cost for each mistake, and one largest loss")
+    mistakes: dict[str, dict[str, float]] = {}
+    for (label, prediction), cost in zip(pairs, [] if costs is None else costs.flat, strict=True):
+        row = mistakes.setdefault(text_of(label, "the label of a mistake"), {})
+        row[text_of(prediction, "the prediction of a mistake")] = float(cost)
+    return mistakes, None if bound is None else float(bound[0])
+
+
 def spec_of(
     names: list[str],
     after: Sequence[str | tuple[str, ...]],
     fields: Mapping[str, Any],
-    costs: NDArray[Any],
-    passing: NDArray[Any] | None = None,
+    arrays: Mapping[str, NDArray[Any]],
+    kind: str,
 ) -> CascadeSpec:
-    """Return the cascade of a fit; ``passing`` where its nodes are passed at a cost."""
+    """Return the cascade of a fit, from arrays whose names begin with ``kind``."""
+    costs, passing = arrays[f"{kind}_costs"], arrays.get(f"{kind}_passing")
     if costs.shape != (len(names),):
         raise ArtefactDamaged("the fit must have one cost for each node")
     if passing is not None and passing.shape != (len(names),):
         raise ArtefactDamaged("the fit must have one cost of passing for each node")
     past = [None] * len(names) if passing is None else passing.tolist()
+    mistakes, max_loss = _losses_of(fields, arrays, kind)
     order = text_of(fields["order"], "the order of the fit")
     target = text_of(fields["target"], "the target of the fit")
     try:
@@ -178,7 +212,13 @@ def spec_of(
             CascadeNode(name, cost, after=parent or None, passing=each)
             for name, cost, parent, each in zip(names, costs.tolist(), after, past, strict=True)
         ]
-        return CascadeSpec(tuple(nodes), order=order, target=target)  # type: ignore[arg-type]
+        return CascadeSpec(
+            tuple(nodes),
+            order=order,  # type: ignore[arg-type]
+            target=target,  # type: ignore[arg-type]
+            mistakes=mistakes,
+            max_loss=max_loss,
+        )
     except CascadeError as error:
         raise ArtefactDamaged(f"the cascade of the fit is none: {error}") from None
 

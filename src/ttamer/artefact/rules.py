@@ -45,10 +45,12 @@ MORE_ARRAYS = {
 }
 """What a fit adds, by its field of the header; artefact_fit and artefact_belief check it."""
 OPTIONAL_ARRAYS = {
-    "fit": ("fit_full_cost", "fit_loss_scale", "fit_passing"),
+    "fit": ("fit_full_cost", "fit_loss_scale", "fit_mistakes", "fit_max_loss", "fit_passing"),
     "belief": (
         "belief_full_cost",
         "belief_loss_scale",
+        "belief_mistakes",
+        "belief_max_loss",
         "belief_by_class",
         "belief_passing",
         "belief_signal_bounds",

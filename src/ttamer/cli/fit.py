@@ -129,10 +129,16 @@ def run(args: argparse.Namespace) -> None:
         )
     print("Then:")
     print(f"  ttamer evaluate {args.output} TRACE     measure on held-out rows")
-    where = "" if held else " TRACE"
-    print(
-        f"  ttamer certify {args.output}{where} --error 0.1     certify an error on held-out rows"
-    )
+    certify = f"ttamer certify {args.output}{'' if held else ' TRACE'}"
+    if ladder.fitted.measure == "error":
+        print(
+            f"  {certify} --drop 0.01 --against best     at most a point worse than the best model"
+        )
+    elif ladder.fitted.spec.loss_bound is None:
+        print("  to certify, set max_loss in [cascade], the largest loss there is, and fit again")
+    else:
+        loss = 1.2 * (chosen.error or 0.0)
+        print(f"  {certify} --error {loss:.2g}     certify a mean loss on held-out rows")
     print(f"written to {args.output}")
 
 

@@ -160,6 +160,11 @@ class HeldOut:
                 "these are the rows the ladder was fitted to: a promise needs others; fit with "
                 "hold_out=0.2, or give held-out rows"
             )
+        if trace.measure != ladder.fitted.measure:
+            raise ArgumentError(
+                f"these rows are measured by their {trace.measure}, and the ladder was fitted to "
+                f"the {ladder.fitted.measure}: give rows with the same losses, or fit again"
+            )
         pairs = pairs_of_corners(ladder.require_rungs().corners)
         against = against or trace.names[-1]
         node = trace.spec.index_of(against)
