@@ -59,5 +59,12 @@ for row in inputs[4000:4005]:
         done = k + 1
         logits[turn.next] = run(f"exit_{k}", values)[0][0]
         scores = np.exp(logits[turn.next] - logits[turn.next].max())
-        turn.observe(confidence=float(scores.max() / scores.sum()), prediction=int(scores.argmax()))
+        chances = scores / scores.sum()
+        second, first = np.sort(chances)[-2:]
+        turn.observe(
+            confidence=float(first),
+            prediction=int(chances.argmax()),
+            margin=float(first - second),
+            entropy=float(-(chances * np.log(chances + 1e-30)).sum()),
+        )
     print(f"class {logits[turn.answer].argmax()}, the answer of {turn.answer}; asked {turn.asked}")

@@ -19,6 +19,7 @@ from ttamer.fitting.plans import fit
 from ttamer.torch.costs import Costs
 from ttamer.torch.early_exit import EarlyExit
 from ttamer.torch.tracing import trace_of
+from ttamer.trace.trace import BELIEF_FIELDS
 
 if TYPE_CHECKING:
     from ttamer.fitted.ladder import FittedLadder, FittedPolicy
@@ -166,15 +167,19 @@ def by_session(
 ) -> list[tuple[tuple[str, ...], str | None, int]]:
     """Return per row whom a session asks, whose answer it returns, and how many were unclear.
 
-    It gets the answers of the exits.
+    It gets the answers of the exits, and their margins and entropies where there are any.
     """
     confidence, prediction = answers.confidence.tolist(), answers.prediction.tolist()
+    columns = {
+        name: getattr(answers, name).tolist() for name in BELIEF_FIELDS if hasattr(answers, name)
+    }
     found = []
-    for sure, said in zip(confidence, prediction, strict=True):
+    for row, (sure, said) in enumerate(zip(confidence, prediction, strict=True)):
         turn = policy.session()
         while turn.next is not None:
             k = names.index(turn.next)
-            turn.observe(confidence=sure[k], prediction=None if said[k] < 0 else said[k])
+            more = {name: values[row][k] for name, values in columns.items()}
+            turn.observe(confidence=sure[k], prediction=None if said[k] < 0 else said[k], **more)
         found.append((turn.asked, turn.answer, turn.unclear))
     return found
 

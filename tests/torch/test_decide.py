@@ -69,7 +69,7 @@ def policies(draw) -> tuple[FittedPolicy, torch.Tensor]:
 
 def on_edges(fitted: BeliefModel, trace: Trace) -> BeliefModel:
     """Move edges of X onto values that it takes, where they stay apart."""
-    seen = fitted.belief.evidence(trace.confidence, fitted.predictions(trace))
+    seen = fitted.belief.evidence(trace.confidence, fitted.predictions(trace), extras=trace.extras)
     moved = []
     for step, edges in zip(fitted.steps, fitted.edges, strict=True):
         values = np.unique(fitted.belief.least(seen, step)[0])
@@ -80,9 +80,10 @@ def on_edges(fitted: BeliefModel, trace: Trace) -> BeliefModel:
 
 def said(logits):
     """Return the answers of every exit to every row, as a session observes them."""
-    pairs = [confidence_of(logits[:, k]) for k in range(logits.shape[1])]
-    confidence, prediction = (torch.stack(part, dim=1) for part in zip(*pairs, strict=True))
-    return SimpleNamespace(confidence=confidence, prediction=prediction)
+    every = [scores_of(logits[:, k])._asdict() for k in range(logits.shape[1])]
+    return SimpleNamespace(
+        **{name: torch.stack([each[name] for each in every], dim=1) for name in every[0]}
+    )
 
 
 @examples(60)

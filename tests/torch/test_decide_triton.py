@@ -8,7 +8,7 @@ import torch
 
 from ttamer.errors import ArgumentError
 from ttamer.fitting.plans import fit
-from ttamer.torch.decide import Decider
+from ttamer.torch.decide import Decider, scores_of
 from ttamer.torch.decide_cpu import CpuDecider
 from ttamer.torch.decide_triton import BLOCK, TritonDecider
 from ttamer.torch.tables import tables_of, threshold_tables
@@ -18,6 +18,7 @@ from ttamer.trace.trace import Trace
 CPU = torch.device("cpu")
 EXITS, CLASSES = 4, 3
 NAMES = tuple(f"e{k}" for k in range(EXITS))
+COLUMNS = ("margin", "entropy")
 # Taking NaN from NaN is no mistake on a GPU, and NumPy warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")
 
@@ -136,6 +137,54 @@ def test_kernels_decide_as_operations_do(belief, skip, size):
 def test_without_predictions():
     policy = fitted("full", skip=False, predictions=False).at(0.95)
     assert_same(tables_of(policy, NAMES, CLASSES), some_logits(20, 6)[0])
+
+
+@functools.cache
+def reading_columns():
+    """Return a ladder for exits that are right by margin or entropy, not by confidence."""
+    rng = np.random.default_rng(3)
+    logits = torch.from_numpy(2 * rng.standard_normal((EXITS, 3000, CLASSES)).astype(np.float32))
+    scores = scores_of(logits)
+    chance = torch.stack(
+        [0.3 + 0.1 * k + 0.6 * scores.margin[k] for k in range(2)]
+        + [1.0 - (0.7 - 0.1 * k) * scores.entropy[k + 2] for k in range(2)]
+    )
+    shuffled = torch.from_numpy(rng.random((EXITS, 3000)))
+    trace = Trace(
+        CascadeSpec.of(dict.fromkeys(NAMES, 0.2), order="fixed"),
+        (scores.confidence + 0.3 * shuffled).T.double().numpy(),
+        correct=(torch.from_numpy(rng.random((EXITS, 3000))) < chance).T.numpy(),
+        extras={"margin": scores.margin.T.double().numpy(),
+                "entropy": scores.entropy.T.double().numpy()},
+    )  # fmt: skip
+    return fit(trace, belief="full", states=6, tradeoffs=[0.6, 0.8, 0.95])
+
+
+@pytest.mark.parametrize("size", [3, BLOCK + 9])
+def test_margins_and_entropies(size):
+    ladder = reading_columns()
+    assert {"e1.margin", "e2.entropy", "e3.entropy"} <= set(ladder.fitted.columns_read)
+    for policy in ladder:
+        tables = tables_of(policy, NAMES, CLASSES)
+        logits = some_logits(size, 11)[0]
+        carry = assert_same(tables, logits)
+        every = scores_of(logits)
+        for row in range(size):
+            turn = policy.session()
+            while turn.next is not None:
+                k = NAMES.index(turn.next)
+                found = {name: getattr(every, name)[k, row].item() for name in COLUMNS}
+                turn.observe(confidence=every.confidence[k, row].item(), **found)
+            assert NAMES[carry.owner[row]] == turn.answer
+            assert carry.asked[row] == sum(1 << NAMES.index(name) for name in turn.asked)
+
+
+def test_margins_of_some_exits_of_a_network():
+    policy = reading_columns().at(0.8)
+    names = ("e0", "another", "e1", "e2", "e3")
+    tables, fewer = (tables_of(policy, each, CLASSES) for each in (names, NAMES))
+    assert torch.equal(tables.terms[[0, 2, 3, 4]], fewer.terms)
+    assert (tables.terms[1] == 0).all()
 
 
 def test_thresholds():

@@ -349,9 +349,9 @@ class BeliefSession(_ModelSession):
             text = class_text(prediction)
         except TraceError as error:
             raise ObservationError(f"node {self.next!r}: {error}") from None
-        self.unclear += value != value
-        read = model.belief.extras
-        columns = self._columns(read[node], margin, entropy) if node in read else ()
+        read = model.belief.extras.get(node)
+        columns = () if read is None else self._columns(read, margin, entropy)
+        self.unclear += value != value or (read is not None and not columns)
         self._odds[node] = scorer.odds(node, value, columns)
         if text is not None:
             known = model.codes
@@ -376,10 +376,7 @@ class BeliefSession(_ModelSession):
                 raise ObservationError(
                     f"node {self.next!r}: {name} must be a number, not {given[name]!r}"
                 ) from None
-        if all(map(isfinite, found)):
-            return tuple(found)
-        self.unclear += 1
-        return ()
+        return tuple(found) if all(map(isfinite, found)) else ()
 
     def fail(self) -> None:
         """Record that ``next`` gave no answer, and move on; earlier answers keep their belief."""

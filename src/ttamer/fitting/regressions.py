@@ -288,8 +288,6 @@ def useful_extras(trace: Trace, wrong: Losses) -> dict[int, tuple[str, ...]]:
     For each column, the errors of the node in its bins are compared with those that its confidence,
     its class and its columns before lead to expect, by a chi-squared statistic.
 
-    Exits of one network are decided on the device by confidence and class alone.
-
     Args:
         trace: The rows to fit to.
         wrong: Shape (T, n), whether each answer is wrong, or its loss from 0 to 1.
@@ -297,7 +295,7 @@ def useful_extras(trace: Trace, wrong: Losses) -> dict[int, tuple[str, ...]]:
     Returns:
         Names by node, in the order of ``BELIEF_FIELDS``; nothing for a node without such columns.
     """
-    if trace.spec.is_network or not any(name in trace.extras for name in BELIEF_FIELDS):
+    if not any(name in trace.extras for name in BELIEF_FIELDS):
         return {}
     if len(trace) > MAX_ROWS:
         rows = sampled(len(trace), MAX_ROWS)
@@ -341,7 +339,7 @@ def _extras(
         own = Extras((), alone.levels[v], (), ())
         for name in columns:
             values = trace.extras[name][:, v]
-            bounds = edges_of(values, states=MAX_SIGNAL_BINS, method="quantile")
+            bounds = edges_of(_coarse(values), states=MAX_SIGNAL_BINS, method="quantile")
             codes = np.searchsorted(bounds, values, side="right").astype(np.int32)
             odds = np.empty(len(trace))
             own.judge(odds, bins[:, v], v, trace.extras)
@@ -367,6 +365,12 @@ def _extras(
         if own.names:
             found[v] = own
     return found
+
+
+def _coarse(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round to 20 bits: numbers that differ by the rounding of a device have no bound between."""
+    fraction, exponent = np.frexp(values)
+    return np.asarray(np.ldexp(np.rint(fraction * 2.0**20), exponent - 20))
 
 
 def _is_clear(

@@ -112,23 +112,32 @@ class Decider:
         ``awaited``: :meth:`going` follows.
         """
         due = self._exit_of[carry.place[rows]] == exit_
-        confidence, prediction = confidence_of(logits)
+        tables = self.tables
+        reads = isinstance(tables, BeliefTables) and tables.reads_columns
+        confidence, prediction, *columns = (scores_of if reads else confidence_of)(logits)
         carry.logits[exit_].index_copy_(0, rows, logits.to(carry.logits.dtype))
         carry.confidence[rows, exit_] = confidence.where(due, carry.confidence[rows, exit_])
         carry.prediction[rows, exit_] = prediction.where(due, carry.prediction[rows, exit_])
         carry.asked[rows] |= due.long() << exit_
-        bins = torch.searchsorted(self.tables.bounds[exit_], confidence.double(), right=True)
+        bins = torch.searchsorted(tables.bounds[exit_], confidence.double(), right=True)
         bins = bins.where(~torch.isnan(confidence), 0)
-        if isinstance(self.tables, BeliefTables):
-            place, owner = self._believe(carry, exit_, rows, bins, prediction, self.tables)
+        if isinstance(tables, BeliefTables):
+            carry.odds[rows, exit_] = tables.levels[exit_][bins]
+            for bounds, terms, values in zip(
+                tables.term_bounds[exit_], tables.terms[exit_], columns, strict=True
+            ):
+                place = torch.searchsorted(bounds, values.double(), right=True)
+                place = place.where(~torch.isnan(confidence), len(terms) - 1)
+                carry.odds[rows, exit_] += terms[place]
+            place, owner = self._believe(carry, exit_, rows, prediction, tables)
         else:
-            own = self.tables.own[exit_][bins].long()
+            own = tables.own[exit_][bins].long()
             before = carry.best[rows]
             owner = torch.where(own < before, exit_, carry.owner[rows])
             best = torch.minimum(own, before)
             carry.best[rows] = best.where(due, before)
-            columns = self.tables.onward.shape[2]
-            place = self.tables.onward[exit_].flatten()[bins * columns + best].long()
+            width = tables.onward.shape[2]
+            place = tables.onward[exit_].flatten()[bins * width + best].long()
         carry.place[rows] = place.where(due, carry.place[rows])
         carry.owner[rows] = owner.where(due, carry.owner[rows])
 
@@ -137,12 +146,10 @@ class Decider:
         carry: Carry,
         exit_: int,
         rows: Tensor,
-        bins: Tensor,
         prediction: Tensor,
         tables: BeliefTables,
     ) -> tuple[Tensor, Tensor]:
         """Return the next place and the owner, by the belief at each row's step."""
-        carry.odds[rows, exit_] = tables.levels[exit_][bins]
         lean = tables.leans[exit_][prediction.clamp_min(0).long()]
         carry.lean[rows, exit_] = lean.where(prediction != NO_ANSWER, 0.0)
         step = carry.place[rows].clamp_min(0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer.torch.decide import NO_ANSWER, STOP, Carry, Decider, confidence_of
+from ttamer.torch.decide import NO_ANSWER, STOP, Carry, Decider, confidence_of, scores_of
 from ttamer.torch.tables import BeliefTables
 
 if TYPE_CHECKING:
@@ -44,11 +44,14 @@ class CpuDecider(Decider):
     ) -> None:
         """Record the logits of one exit for some rows, and update the rows that were due."""
         carry.logits[exit_].index_copy_(0, rows, logits.to(carry.logits.dtype))
-        confidence, prediction = (part.numpy() for part in confidence_of(logits))
+        reads = isinstance(self.tables, BeliefTables) and self.tables.reads_columns
+        found = (scores_of if reads else confidence_of)(logits)
+        confidence, prediction, *columns = (part.numpy() for part in found)
         places, owners, row = carry.place.numpy(), carry.owner.numpy(), rows.numpy()
         due = self._places[places[row]] == exit_
         if not due.all():
             row, confidence, prediction = row[due], confidence[due], prediction[due]
+            columns = [values[due] for values in columns]
         carry.confidence.numpy()[row, exit_] = confidence
         carry.prediction.numpy()[row, exit_] = prediction
         carry.asked.numpy()[row] |= np.int64(1) << np.int64(exit_)
@@ -56,7 +59,12 @@ class CpuDecider(Decider):
         bins = np.searchsorted(tables["bounds"][exit_], confidence.astype(np.float64), "right")
         bins[np.isnan(confidence)] = 0
         if isinstance(self.tables, BeliefTables):
-            owners[row], places[row] = self._belief(carry, exit_, row, bins, prediction)
+            odds = tables["levels"][exit_, bins]
+            for k, values in enumerate(columns):
+                at = np.searchsorted(tables["term_bounds"][exit_, k], values.astype(float), "right")
+                at[np.isnan(confidence)] = -1
+                odds += tables["terms"][exit_, k, at]
+            owners[row], places[row] = self._belief(carry, exit_, row, odds, prediction)
             return
         own, best = tables["own"][exit_, bins], carry.best.numpy()
         before = best[row]
@@ -69,13 +77,13 @@ class CpuDecider(Decider):
         carry: Carry,
         exit_: int,
         row: NDArray[np.int64],
-        bins: NDArray[np.intp],
+        own_odds: NDArray[np.float64],
         prediction: NDArray[np.int32],
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Return the owner and the next place of rows, by the belief at each row's step."""
         tables = self._arrays
         every_odds, every_lean = carry.odds.numpy(), carry.lean.numpy()
-        every_odds[row, exit_] = tables["levels"][exit_, bins]
+        every_odds[row, exit_] = own_odds
         lean = tables["leans"][
             exit_, prediction
         ]  # no answer reads the last entry, and is corrected below

@@ -36,7 +36,7 @@ MAX_ROWS = 8192
 """The number of rows that one program can list."""
 STEP = MAX_ROWS + 1
 """The host's number is the next exit times this, plus the rows that continue."""
-MIN_LIST, MIN_BOUNDS, MIN_EDGES = 128, 128, 64
+MIN_LIST, MIN_BOUNDS, MIN_EDGES, MIN_TERMS = 128, 128, 64, 8
 """Blocks are at least this large: kernels are compiled for few sizes."""
 PENDING = -1
 """What the pinned memory holds until the device has written to it."""
@@ -95,6 +95,7 @@ class TritonDecider(Decider):
         positions, following = self.lists(size)
         tables = self.tables
         believed = isinstance(tables, BeliefTables)
+        reads = isinstance(tables, BeliefTables) and tables.reads_columns
         shape: Any = tables  # the fields of either layout, by name
         # A result that is not awaited must not arrive while the next one is.
         word = self._word if awaited else self._unread
@@ -109,17 +110,23 @@ class TritonDecider(Decider):
             shape.context if believed else tables.own,
             shape.others if believed else tables.own,
             shape.edges if believed else tables.own,
+            shape.term_bounds if reads else tables.own,
+            shape.terms if reads else tables.own,
             tables.bounds.shape[1],
             shape.levels.shape[1] if believed else tables.own.shape[1],
             tables.onward.shape[-1],
             shape.edges.shape[1] if believed else 1,
+            shape.term_bounds.shape[2] if reads else 0,
             word, positions, following,
             CLASSES=classes, CLASS_BLOCK=triton.next_power_of_2(classes), EXITS=tables.exits,
             BOUND_BLOCK=max(MIN_BOUNDS, triton.next_power_of_2(tables.bounds.shape[1])),
             EDGE_BLOCK=max(MIN_EDGES, triton.next_power_of_2(shape.edges.shape[1]))
             if believed else 1,
             WIDTH=shape.context.shape[1] if believed else 1,
-            BELIEF=believed, LIST=size <= BLOCK, STEP=STEP, BLOCK=BLOCK,
+            BELIEF=believed, COLUMNS=reads, TERM_BLOCK=max(
+                MIN_TERMS, triton.next_power_of_2(shape.term_bounds.shape[2])
+            ) if reads else 1,
+            LIST=size <= BLOCK, STEP=STEP, BLOCK=BLOCK,
         )  # fmt: skip
         if size > BLOCK:
             _list[(1,)](
@@ -206,16 +213,17 @@ def _list(
 
 @triton.jit(do_not_specialize=[
     "row_stride", "size", "exit_", "is_first", "first", "capacity",
-    "BOUNDS", "BINS", "STATES", "EDGES",
+    "BOUNDS", "BINS", "STATES", "EDGES", "TERMS",
 ])  # fmt: skip
 def _decide(
     logits, row_stride, class_stride, rows, size, exit_, is_first, first,
     place_, owner_, best_, confidence_, prediction_, odds_, lean_, asked_, logits_, answer_,
     capacity, exit_of, bounds, own_, onward, levels, leans, context, others, edges,
-    BOUNDS, BINS, STATES, EDGES, word, positions, following,
+    term_bounds, terms, BOUNDS, BINS, STATES, EDGES, TERMS, word, positions, following,
     CLASSES: tl.constexpr, CLASS_BLOCK: tl.constexpr, EXITS: tl.constexpr,
     BOUND_BLOCK: tl.constexpr, EDGE_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
-    BELIEF: tl.constexpr, LIST: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
+    BELIEF: tl.constexpr, COLUMNS: tl.constexpr, TERM_BLOCK: tl.constexpr,
+    LIST: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = at < size
@@ -257,6 +265,22 @@ def _decide(
 
     if BELIEF:
         odds = tl.load(levels + exit_ * BINS + bins)
+        if COLUMNS:  # the margin, and the entropy; without an answer, the last bin of each
+            own_class = column[None, :] == prediction[:, None]
+            rest = tl.where(own_class | unclear[:, None], 0.0, weight)
+            margin = confidence - tl.max(rest, axis=1) * confidence
+            away = tl.where(weight > 0, values - top[:, None], 0.0)
+            entropy = tl.log(tl.sum(weight, axis=1)) - tl.sum(weight * away, axis=1) * confidence
+            limit = tl.arange(0, TERM_BLOCK)
+            for c in tl.static_range(2):
+                cut = tl.load(
+                    term_bounds + (exit_ * 2 + c) * TERMS + limit, mask=limit < TERMS,
+                    other=float("inf"),
+                )  # fmt: skip
+                value = (margin if c == 0 else entropy).to(tl.float64)
+                part = tl.sum((cut[None, :] <= value[:, None]).to(tl.int32), axis=1)
+                part = tl.where(unclear, TERMS + 1, part)
+                odds += tl.load(terms + (exit_ * 2 + c) * (TERMS + 2) + part)
         lean = tl.load(leans + exit_ * CLASSES + prediction, mask=prediction >= 0, other=0.0)
         tl.store(odds_ + row * EXITS + exit_, odds, mask=due)
         tl.store(lean_ + row * EXITS + exit_, lean, mask=due)

@@ -6,7 +6,8 @@ out. Two layouts cover all of them:
 - :class:`PlainTables`: the state of an exit is the bin of its confidence; the only memory is the
   best loss so far. This covers policies on confidence with recall, and thresholds.
 - :class:`BeliefTables`: the memory is the log-odds, offsets and predictions of the exits asked; X
-  is their belief (see :mod:`ttamer.fitted.belief`), and its bin decides.
+  is their belief (see :mod:`ttamer.fitted.belief`), and its bin decides. Log-odds are those of the
+  confidence, and of the margin and the entropy where the belief reads them.
 
 All numbers keep the precision they have in the policy, so that every device decides as a session
 does.
@@ -25,6 +26,7 @@ from ttamer.errors import ArgumentError
 from ttamer.fitted.belief import CERTAIN_LOGIT, context_of
 from ttamer.fitted.models import BeliefModel, ConfidenceModel
 from ttamer.policy.walk import WalkPolicy
+from ttamer.trace.trace import BELIEF_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from ttamer.fitted.belief import Belief
     from ttamer.fitted.ladder import FittedPolicy
 
 __all__ = ["BeliefTables", "PlainTables", "Tables", "tables_of", "threshold_tables"]
@@ -128,6 +131,17 @@ class BeliefTables(_Shared):
     """Shape (steps, states - 1): increasing X, padded with inf."""
     onward: Tensor
     """Shape (steps, states): the step to go to next, or -1. int32."""
+    term_bounds: Tensor
+    """Shape (exits, columns, bins - 1): increasing margins, then entropies, padded with inf; there
+    are no columns where no exit's are read."""
+    terms: Tensor
+    """Shape (exits, columns, bins + 1): what each bin adds to the log-odds; the last is for no
+    answer."""
+
+    @property
+    def reads_columns(self) -> bool:
+        """Whether margins and entropies of some exit are read."""
+        return self.terms.shape[1] > 0
 
     def spread(self, places: Sequence[int], count: int) -> BeliefTables:
         """Return the same tables for a network where these exits are some among others."""
@@ -138,6 +152,8 @@ class BeliefTables(_Shared):
             exit_of=tuple(places[k] for k in self.exit_of),
             levels=_at(self.levels, places, count, 0.0),
             leans=_at(self.leans, places, count, 0.0),
+            term_bounds=_at(self.term_bounds, places, count, np.inf),
+            terms=_at(self.terms, places, count, 0.0),
             context=number[self.context],
         )
 
@@ -174,11 +190,6 @@ def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str]
         raise ArgumentError(
             "the policy was fitted with signals, and a network has no signals of its inputs: fit "
             "it on a trace without signal columns"
-        )
-    if fitted.reads:
-        raise ArgumentError(
-            "the policy reads margins or entropies, which a network's decisions do not use: fit it "
-            "on a trace without these columns"
         )
     if isinstance(fitted, BeliefModel):
         texts = [str(k) for k in range(classes)] if isinstance(classes, int) else list(classes)
@@ -254,7 +265,8 @@ def _belief_tables(fitted: BeliefModel, policy: WalkPolicy, classes: Sequence[st
         leans[k] = [own.get(known.get(name, -1), 0.0) for name in classes]
     levels = np.zeros((len(belief.levels), max(len(level) for level in belief.levels)))
     for k, level in enumerate(belief.levels):
-        levels[k, : len(level)] = level
+        levels[k, : len(level)] = belief.extras[k].levels if k in belief.extras else level
+    term_bounds, terms = _terms(belief)
     width = max(len(context_of(step)) for step in steps)
     context = np.full((len(steps), width), -1)
     own_weights = np.zeros((len(steps), width, 3))
@@ -291,7 +303,27 @@ def _belief_tables(fitted: BeliefModel, policy: WalkPolicy, classes: Sequence[st
         others=torch.from_numpy(others),
         edges=torch.from_numpy(_padded(fitted.edges)),
         onward=torch.from_numpy(onward),
+        term_bounds=torch.from_numpy(term_bounds),
+        terms=torch.from_numpy(terms),
     )
+
+
+def _terms(belief: Belief) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the bounds of margins and entropies, and their terms; see :class:`BeliefTables`.
+
+    Without an answer the log-odds are those of the lowest confidence alone, so the last term of the
+    first column is the difference between the levels there.
+    """
+    bins = max((len(each) for own in belief.extras.values() for each in own.terms), default=1)
+    size = (len(belief.levels), len(BELIEF_FIELDS) if belief.extras else 0)
+    bounds, terms = np.full((*size, bins - 1), np.inf), np.zeros((*size, bins + 1))
+    for k, own in belief.extras.items():
+        terms[k, 0, -1] = belief.levels[k][0] - own.levels[0]
+        for name, edges, added in zip(own.names, own.bounds, own.terms, strict=True):
+            column = BELIEF_FIELDS.index(name)
+            bounds[k, column, : len(edges)] = edges
+            terms[k, column, : len(added)] = added
+    return bounds, terms
 
 
 def _padded(rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
