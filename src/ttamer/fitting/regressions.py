@@ -92,6 +92,10 @@ SIGNAL_ERRORS = 2.0
 """A signal is used if its statistic is above its mean by this many standard deviations."""
 EXTRA_ERRORS = 4.0
 """The same for an extra column of a node: there are many, and most repeat the confidence."""
+MIN_EXTRA_BINS = 4
+"""With few rows an extra column is cut into this many bins: fewer are tested with more power."""
+ROWS_PER_BIN = 100
+"""An extra column has a bin more for each of these rows, up to ``MAX_SIGNAL_BINS``."""
 EXTRA_RIDGE = 1.0
 """The penalty on how far columns change the weight of the confidence."""
 MIN_INFORMATION = 1e-9
@@ -339,7 +343,8 @@ def _extras(
         own = Extras((), alone.levels[v], (), ())
         for name in columns:
             values = trace.extras[name][:, v]
-            bounds = edges_of(_coarse(values), states=MAX_SIGNAL_BINS, method="quantile")
+            states = int(np.clip(len(values) // ROWS_PER_BIN, MIN_EXTRA_BINS, MAX_SIGNAL_BINS))
+            bounds = edges_of(_coarse(values), states=states, method="quantile")
             codes = np.searchsorted(bounds, values, side="right").astype(np.int32)
             odds = np.empty(len(trace))
             own.judge(odds, bins[:, v], v, trace.extras)
