@@ -192,6 +192,16 @@ def test_a_model_that_fails_reports_why(model, kind):
     assert found.kind == kind
 
 
+def test_the_margin_that_a_model_returns_reaches_the_policy():
+    from ttamer.ray.replicas import Replica
+
+    replica = Replica(
+        "node = [{name = 'a', cost = 1, model = 'support.ray_models:with_margin'}]", "a"
+    )
+    found = asyncio.run(replica.ask("/classify", {"input": "text"}, 30.0, {}))
+    assert (found.confidence, found.margin, found.entropy) == (0.5, 0.25, None)
+
+
 def refused(text, files) -> str:
     from ttamer.ray import application
 

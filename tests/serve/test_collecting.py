@@ -319,6 +319,19 @@ def test_margins_and_entropies_become_columns(make_served):
     assert np.isnan(trace.extras["margin"][:, 1]).all()
 
 
+def test_a_column_that_some_answers_lack_is_left_out_and_noted(make_served):
+    served = make_served(2, node={"small": {"extras": ["margin"], "concurrency": 1}})
+    small = served.upstreams["small"]
+    token = {"token": "A", "logprob": -0.5}
+    choice = {"message": {"content": "A"}, "logprobs": {"content": [token]}}
+    collected(served, LABELLED[:10])
+    small.raw = json.dumps({"choices": [choice]}).encode()
+    trace = collected(served, LABELLED[:12])
+    assert trace.extras == {}
+    (note,) = trace.notes
+    assert "small.margin is left out: 2 answers" in note
+
+
 def test_an_error_of_an_upstream_is_shown_to_the_operator(served):
     small = served.upstreams["small"]
     small.mode = "error"

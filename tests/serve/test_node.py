@@ -205,6 +205,8 @@ def test_answers_that_are_not_text_have_the_lowest_confidence(small, message, pr
     found = node_asked(tables, CHAT, body(), compare="normalised")
     lowest = -math.log(6) if source == "entropy" else 0.0
     assert (found.prediction, found.confidence) == (prediction, pytest.approx(lowest))
+    found = asked(small, confidence=source, extras=["margin", "entropy"])
+    assert (found.margin, found.entropy) == (0.0, pytest.approx(math.log(6)))
 
 
 def test_a_text_without_log_probabilities_is_a_failure_unless_none_are_needed(small):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from ttamer.errors import ArgumentError
+from ttamer.runtime.outcome import NodeCall
 from ttamer.serve.record import RequestRecord
 from ttamer.serve.trace_log import TraceLog, log_files, read_rows
 
@@ -20,9 +21,7 @@ HERE = str(Path(__file__).parent)
 
 
 def asked(node, prediction="Paris", error=None, confidence=0.75):
-    return SimpleNamespace(
-        node=node, prediction=prediction, confidence=confidence, cost=1.0, seconds=0.1, error=error
-    )
+    return NodeCall(node, prediction, confidence, 1.0, 0.1, error)
 
 
 def served(number=0, *path) -> RequestRecord:

@@ -87,6 +87,8 @@ class FaultyUpstream:
         """Requests in progress, and the most of them at once."""
         self.yes = lambda prompt: uniform("yes", prompt)
         """The probability of "yes", where a prompt asks for yes or no."""
+        self.next_best = lambda _: None
+        """From a prompt to the probability of the second likeliest token; ``None``: not listed."""
         self.answer = self._answer
         """From (prompt, sample) to (text, probability of each token)."""
         self._mode = "ok"
@@ -286,6 +288,9 @@ class FaultyUpstream:
             words = text.split(" ")
             tokens = [(word if i == 0 else f" {word}", sure) for i, word in enumerate(words)]
             others = {}
+            second = self.next_best(prompt) if body.get("top_logprobs") else None
+            if second is not None:
+                others = {text: sure, "another": second}
         if path.endswith("/classify"):
             return {"label": text, "score": sure}
         usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(tokens)}

@@ -131,3 +131,12 @@ def says_nonsense():
         return text, "sure"
 
     return model
+
+
+def with_margin():
+    """A model that returns its margin."""
+
+    def model(_: str) -> dict[str, object]:
+        return {"prediction": "A", "confidence": 0.5, "margin": 0.25}
+
+    return model

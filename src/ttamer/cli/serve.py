@@ -96,10 +96,10 @@ def run(args: argparse.Namespace) -> None:
     facts: dict[str, Any] = {
         "nodes": list(names),
         "policy": policies.described,
-        "warning": policies.warning,
+        "warnings": policies.warnings,
     }
-    if policies.warning is not None and not args.json:
-        print(f"Warning: {policies.warning}", file=sys.stderr)
+    for warning in () if args.json else policies.warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
     if args.check:
         text = f"{args.cascade} and {args.policy} can be served; {policies.described}"
         _probe(args, settings, facts, text)

@@ -34,6 +34,7 @@ from ttamer.serve.node import NodeAnswer, open_nodes
 from ttamer.serve.upstream import UpstreamFailed
 from ttamer.trace.classes import class_text
 from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import BELIEF_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,6 +97,7 @@ def read_placements(spec: CascadeSpec) -> tuple[Settings, dict[str, Placement]]:
                     '"module:factory", or upstream = "http://..."'
                 )
             options["upstream"] = NOWHERE
+            options.setdefault("extras", list(BELIEF_FIELDS))  # a model may return them
         placements[node.name] = Placement(
             model,
             _replicas(options.pop("replicas", 1), place),
@@ -173,7 +175,10 @@ class Replica:
         prediction = class_text(reply.prediction)
         text = str(prediction if reply.answer is reply.prediction else reply.answer)
         cost = self._node.cost if reply.cost is None else reply.cost
-        return NodeAnswer(prediction, reply.confidence, text, _response(path, text), cost)
+        answer = NodeAnswer(prediction, reply.confidence, text, _response(path, text), cost)
+        columns = reply.columns or {}
+        answer.margin, answer.entropy = columns.get("margin"), columns.get("entropy")
+        return answer
 
 
 def _response(path: str, text: str) -> dict[str, Any]:

@@ -337,7 +337,9 @@ class Cascade:
         if reply is None:
             return None, NodeCall(node, None, None, paid * price, seconds, error, calls)
         cost = paid * (price if reply.cost is None else reply.cost)
-        done = NodeCall(node, reply.prediction, reply.confidence, cost, seconds, calls=calls)
+        done = NodeCall(
+            node, reply.prediction, reply.confidence, cost, seconds, None, calls, reply.columns
+        )
         return reply, done
 
     def _outcome(

@@ -13,7 +13,7 @@ from ttamer.policy.drawing import Arrow, Box, draw_graph
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ttamer._display.drawing import Drawing
 
@@ -37,6 +37,8 @@ class NodeCall:
     """Why there was no answer, as "kind: text"; ``None`` when there was one."""
     calls: int = 1
     """How many calls were made: more than one with a retry or a hedge."""
+    columns: Mapping[str, float] | None = None
+    """What the answer has beside its confidence, such as its margin; ``None`` for nothing."""
 
 
 @dataclass(frozen=True)

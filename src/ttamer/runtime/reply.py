@@ -28,7 +28,7 @@ import numpy as np
 from ttamer._numbers import as_float
 from ttamer.errors import TraceError
 from ttamer.trace.classes import class_text
-from ttamer.trace.trace import EXTRA_FIELDS
+from ttamer.trace.trace import BELIEF_FIELDS, EXTRA_FIELDS
 
 __all__ = ["Reply", "Unusable", "columns_of", "error_text", "reply_of", "rows_of"]
 
@@ -46,6 +46,14 @@ class Reply(NamedTuple):
     """What this call cost; ``None`` where the node's own cost holds."""
     extras: tuple[float, ...] = _NO_EXTRAS
     """The fields of ``EXTRA_FIELDS``; NaN where one is not given."""
+
+    @property
+    def columns(self) -> dict[str, float] | None:
+        """The margin and the entropy, where they are given; ``None`` for neither."""
+        if self.extras is _NO_EXTRAS:
+            return None
+        given = columns_of(self, BELIEF_FIELDS)
+        return {name: value for name, value in given.items() if value == value} or None
 
 
 class Unusable(Exception):  # noqa: N818 - the runner counts it as no answer

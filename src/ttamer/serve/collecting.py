@@ -656,6 +656,7 @@ async def _compared(
         label = None
     if not compare.is_transitive:
         predictions = [await comparer.matched_all(each) for each in predictions]
+    extras = _extras(table, spec.names, notes)
     return Trace.from_arrays(
         spec,
         [[entry.confidence for entry in found] for found in table],
@@ -664,7 +665,7 @@ async def _compared(
         correct=correct,
         score=score,
         cost=None if (cost == spec.costs).all() else cost,
-        extras=_extras(table),
+        extras=extras,
         signals={} if collection.signals is None else collection.signals.columns(rows),
         left_out=left_out,
         notes=tuple(notes),
@@ -690,12 +691,23 @@ def _write_answers(path: Path, collection: _Collection, rows: Sequence[int]) -> 
         raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _extras(table: Sequence[Sequence[JournalEntry]]) -> dict[str, NDArray[np.float64]]:
-    """Return the further measures that a node has on every row; NaN for the other nodes."""
+def _extras(
+    table: Sequence[Sequence[JournalEntry]], nodes: Sequence[str], notes: list[str]
+) -> dict[str, NDArray[np.float64]]:
+    """Return the further measures that a node has on every row; NaN for the other nodes.
+
+    A column that only some rows have is left out, and noted.
+    """
     found = {}
     for name in EXTRAS:
         values = np.array([[getattr(entry, name) for entry in row] for row in table], np.float64)
-        values[:, np.isnan(values).any(axis=0)] = np.nan
+        lacking = np.isnan(values).sum(axis=0)
+        for node, count in zip(nodes, lacking.tolist(), strict=True):
+            if 0 < count < len(table):
+                notes.append(
+                    f"the column {node}.{name} is left out: {count} answers have no top_logprobs"
+                )
+        values[:, lacking > 0] = np.nan
         if not np.isnan(values).all():
             found[name] = values
     return found

@@ -259,7 +259,9 @@ class Audits:
         self, request: RequestContext, asked: Sequence[NodeCall], number: int, chance: float
     ) -> None:
         answers = {
-            one.node: AuditAnswer(one.confidence, _text(one.prediction), one.cost)
+            one.node: AuditAnswer(
+                one.confidence, _text(one.prediction), one.cost, **(one.columns or {})
+            )
             for one in asked
             if one.error is None and one.confidence is not None
         }
@@ -297,7 +299,10 @@ class Audits:
             answer = await node.ask(path, request.body, headers=headers, bill=bill)
         except UpstreamFailed:
             return None
-        return AuditAnswer(float(answer.confidence or 0.0), answer.prediction, answer.cost)
+        confidence = float(answer.confidence or 0.0)
+        return AuditAnswer(
+            confidence, answer.prediction, answer.cost, answer.margin, answer.entropy
+        )
 
 
 def _text(prediction: object) -> str | None:

@@ -44,6 +44,7 @@ from ttamer.serve.policies import (
     Policies,
     PolicyStore,
     check_fitted_for,
+    unfilled_columns,
 )
 from ttamer.serve.prompt_signals import embedding_signals, prompt_signals
 from ttamer.serve.reloading import changes
@@ -240,8 +241,8 @@ class Gateway:
         self.log.event("start", nodes=len(self._nodes), policy=version)
         policies = self.policies.current.policies
         self.log.event("operating point", message=policies.described)
-        if policies.warning is not None:
-            self.log.event("warning", message=policies.warning)
+        for warning in policies.warnings:
+            self.log.event("warning", message=warning)
         return self
 
     async def reload(self, cause: str = "admin") -> Reload:
@@ -730,7 +731,8 @@ class Gateway:
         def asker(name: str) -> Callable[[RequestContext], Awaitable[Reply]]:
             async def ask(request: RequestContext) -> Reply:
                 answer = await self._ask(name, request)
-                return Reply(answer.prediction, answer.confidence or 0.0, answer, answer.cost)
+                reply = Reply(answer.prediction, answer.confidence or 0.0, answer, answer.cost)
+                return reply if answer.extras is None else reply._replace(extras=answer.extras)
 
             return ask
 
@@ -738,7 +740,9 @@ class Gateway:
         if not self._force:
             check_fitted_for(artefact, self.settings.spec, self.settings.serve.signal_names)
         serving = starting_policy(artefact, self.settings)
-        return Policies(artefact, version[:SHORT_VERSION], self.settings.serve, nodes, serving)
+        policies = Policies(artefact, version[:SHORT_VERSION], self.settings.serve, nodes, serving)
+        policies.warnings += unfilled_columns(artefact, self.settings.nodes)
+        return policies
 
     def _reloaded(self, reload: Reload) -> None:
         if reload.changed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from ttamer.serve.bill import Tariff, Usage
@@ -83,6 +84,14 @@ class NodeAnswer:
     def answer(self) -> NodeAnswer:
         """What :class:`ttamer.Cascade` returns as the answer."""
         return self
+
+    @property
+    def extras(self) -> tuple[float, ...] | None:
+        """The fields of :data:`~ttamer.trace.trace.EXTRA_FIELDS`, NaN where one is not known."""
+        if self.margin is None and self.entropy is None:
+            return None
+        known = (self.margin, self.entropy, None)
+        return tuple([nan if value is None else value for value in known])
 
 
 def open_nodes(
@@ -237,9 +246,9 @@ class Node:
             confidence, paid = await self._verify(question_text(body), text, left, headers, bill)
             calls = 2
         if "margin" in self.settings.extras:
-            margin = self._extra(margin_of_tokens, response)
+            margin = self._extra(margin_of_tokens, response, 0.0)
         if "entropy" in self.settings.extras:
-            entropy = self._extra(entropy_of_tokens, response)
+            entropy = self._extra(entropy_of_tokens, response, MAX_ENTROPY)
         shown = _without_logprobs(response, body) if self._needs_logprobs else response
         return NodeAnswer(
             prediction, confidence, text, shown, cost + paid, calls, paid,
@@ -271,12 +280,17 @@ class Node:
                 raise
             return -MAX_ENTROPY if source == "entropy" else 0.0
 
-    def _extra(self, measure: Callable[..., float], response: Mapping[str, Any]) -> float | None:
-        """Return a further measure of certainty; ``None`` where the response lacks it."""
+    def _extra(
+        self, measure: Callable[..., float], response: Mapping[str, Any], lowest: float
+    ) -> float | None:
+        """Return a further measure of certainty; ``None`` where the response lacks it.
+
+        Tool calls, refusals and empty answers get the lowest, as their confidence does.
+        """
         try:
             return measure(response, first=self.settings.tokens == "first")
         except Unreadable:
-            return None
+            return None if is_plain_text(response) else lowest
 
     async def _report(
         self,

@@ -181,7 +181,7 @@ class AuditCalls:
         skipped: int,
         draw: str,
         request: Mapping[str, Any],
-        asked: Sequence[tuple[str, str | None, float, float]],
+        asked: Sequence[tuple[str, str | None, float, float, Mapping[str, float] | None]],
     ) -> None:
         """Audit a request that a worker has answered, if it is drawn."""
         key = request["key"]
@@ -192,11 +192,12 @@ class AuditCalls:
             request_id=request["id"],
             client=request["client"],
             key=key,
+            signals=request["signals"],
         )
         self._audits.skip(skipped)
         calls = [
-            NodeCall(node, prediction, confidence, cost, 0.0)
-            for node, prediction, confidence, cost in asked
+            NodeCall(node, prediction, confidence, cost, 0.0, columns=columns)
+            for node, prediction, confidence, cost, columns in asked
         ]
         self._audits.consider(context, calls, draw)
         if (label := self._early.pop(key, None)) is not None:
@@ -249,9 +250,10 @@ class RemoteAudits:
                 "id": request.request_id,
                 "client": request.client,
                 "key": request.key,
+                "signals": request.signals,
             },
             asked=[
-                (one.node, _text(one.prediction), one.confidence, one.cost)
+                (one.node, _text(one.prediction), one.confidence, one.cost, one.columns)
                 for one in asked
                 if one.error is None and one.confidence is not None
             ],

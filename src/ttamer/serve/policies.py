@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ttamer.drift.fallback import AskLast
     from ttamer.drift.loop import Serving
     from ttamer.fitted.mixture import Mixture
-    from ttamer.serve.config import ServeSettings
+    from ttamer.serve.config import NodeSettings, ServeSettings
     from ttamer.trace.spec import CascadeSpec
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "check_fitted_for",
     "load_artefact",
     "on_grid",
+    "unfilled_columns",
 ]
 
 Artefact = FittedLadder | FittedPolicy
@@ -126,15 +127,15 @@ class Policies:
                 "the artefact holds one policy, which has one operating point; fit a ladder, or "
                 "remove the operating point and allow from [serve]"
             )
-        self.warning: str | None = None
-        """A warning about the operating point, in one line."""
+        self.warnings: list[str] = []
+        """Warnings about the policy, each in one line."""
         self._frontier: Callable[[], Frontier]
         if serving is None:
             policy = self._operating_policy(point)
             self.described = f"{_point_text(point, artefact)}: {policy.described}"
             """The operating point, in words."""
             if policy.single_node is not None and len(self._spec.nodes) > 1:
-                self.warning = (
+                self.warnings.append(
                     f"this policy only ever asks {policy.single_node!r}; with another "
                     "mistake_cost, budget or tradeoff in [serve] a second model is asked"
                 )
@@ -360,6 +361,29 @@ def check_fitted_for(
             f"the artefact was fitted for {'; '.join(differences)}: fit it again with this "
             "cascade.toml, or pass --force"
         )
+
+
+def unfilled_columns(artefact: Artefact, nodes: Mapping[str, NodeSettings]) -> list[str]:
+    """Return a warning for each node whose margin or entropy is read, and not computed.
+
+    Args:
+        artefact: The artefact, for the same nodes.
+        nodes: The settings of the nodes.
+
+    Returns:
+        Warnings, each in one line.
+    """
+    found = []
+    for name, columns in artefact.fitted.reads.items():
+        filled = nodes[name].extras
+        if not set(columns) <= set(filled):
+            wanted = ", ".join(f'"{each}"' for each in sorted({*columns, *filled}, reverse=True))
+            found.append(
+                f"the policy reads {' and '.join(columns)} of {_listed([name])}, which its "
+                f"settings do not compute: its answers are judged by their confidence alone; add "
+                f"extras = [{wanted}] to its [[node]]"
+            )
+    return found
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -239,7 +239,12 @@ def _followed(policy: Any, trace: Trace) -> NDArray[np.int8]:
             v = trace.spec.index_of(name)
             is_open = set(turn.ahead()) != {None}
             text = None if code is None or code[v] < 0 else trace.classes[code[v]]
-            turn.observe(confidence=float(trace.confidence[row, v]), prediction=text)
+            columns = {
+                column: float(trace.extras[column][row, v])
+                for column in turn.reads
+                if column in trace.extras
+            }
+            turn.observe(confidence=float(trace.confidence[row, v]), prediction=text, **columns)
             by = None if turn.answer is None else trace.spec.index_of(turn.answer)
             is_same = by == v or (code is not None and by is not None and code[by] == code[v] >= 0)
             is_own = turn.next is None and is_same

@@ -185,6 +185,7 @@ def _line(when: float, record: RequestRecord, predictions: bool) -> bytes:
             confidence = one.confidence
             is_number = confidence is not None and isfinite(confidence)
             row["confidence"] = confidence if is_number else None
+            row |= one.columns or {}
             if predictions:
                 row["prediction"] = one.prediction
         asked.append(row)
