@@ -136,6 +136,14 @@ def test_a_file_keeps_what_answers_lose(belief, losses, tmp_path):
         again.for_error(0.5, on=plain)
 
 
+def test_rows_are_not_held_out_for_promises_that_cannot_be_made(graded):
+    endless = graded.with_spec(dataclasses.replace(graded.spec, max_loss=None))
+    begun = []
+    with pytest.raises(ArgumentError, match="max_loss"):
+        tt.fit(endless, hold_out=0.2, progress=begun.append)
+    assert not begun
+
+
 def test_target_last_counts_what_is_lost_beyond_the_last_node(graded):
     spec = dataclasses.replace(graded.spec, target="last")
     trace = graded.with_spec(spec)

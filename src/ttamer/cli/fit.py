@@ -116,7 +116,8 @@ def run(args: argparse.Namespace) -> None:
     if ladder.fitted.reads:
         print(f"Beside confidences it reads {', '.join(ladder.fitted.columns_read)}.\n")
     _show(ladder)
-    print("\nWhat to expect on new rows, by cross-fitting.")
+    print("\nWhat to expect on new rows, by cross-fitting; of full: as a share of the full model's")
+    print("cost, or of the most expensive model's.")
     if args.mistake_cost is None:
         print(f"As accurate as the best single model: {chosen.described} (the default of serving)")
     else:
@@ -171,11 +172,12 @@ def _show(ladder: FittedLadder) -> None:
     from ttamer.fitted.mixture import shown_error
 
     rungs = ladder.require_rungs()
-    most = float(rungs.costs.max())
-    measure, times = ladder.fitted.measure, rungs.latencies
+    measure, times, full = ladder.fitted.measure, rungs.latencies, ladder.fitted.full_cost
+    if times is not None and rungs.node_costs is not None:  # the fit's may hold a price of latency
+        full = float(rungs.node_costs.max()) or 1.0
     latency = [] if times is None else ["latency", "95% within"]
-    print(table(["cost", "of the most expensive", measure, *latency, "tradeoff"], [
-        [number(rungs.costs[rung]), f"{rungs.costs[rung] / most if most else 1:.1%}",
+    print(table(["cost", "of full", measure, *latency, "tradeoff"], [
+        [number(rungs.costs[rung]), f"{rungs.costs[rung] / full:.1%}",
          shown_error(float(rungs.errors[rung]), measure),
          *(() if times is None else map(number, times[rung, :2].tolist())),
          f"{ladder[rung].tradeoff:.3g}"]

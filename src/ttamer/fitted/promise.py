@@ -46,6 +46,7 @@ __all__ = [
     "cautious_pairs",
     "check_promise",
     "count_pairs",
+    "loss_bound_of",
     "make_promise",
     "pairs_of_corners",
 ]
@@ -275,6 +276,17 @@ class HeldOut:
         return found
 
 
+def loss_bound_of(trace: Trace) -> float:
+    """Return the largest loss there can be, which promises about losses need."""
+    bound = trace.spec.loss_bound
+    if bound is None:
+        raise ArgumentError(
+            "a promise about losses needs the largest loss there can be, known beforehand: set "
+            "max_loss in [cascade], or CascadeSpec.of(..., max_loss=...) (for scores it is 1)"
+        )
+    return bound
+
+
 @dataclass(frozen=True, eq=False)
 class HeldLosses(HeldOut):
     """Losses on held-out rows, by row."""
@@ -296,12 +308,7 @@ class HeldLosses(HeldOut):
         against: str,
     ) -> HeldLosses:
         """Play the corners of a ladder, and keep what each row loses."""
-        bound = trace.spec.loss_bound
-        if bound is None:
-            raise ArgumentError(
-                "a promise about losses needs the largest loss there can be, known beforehand: set "
-                "max_loss in [cascade] (for scores it is 1)"
-            )
+        bound = loss_bound_of(trace)
         trace = trace.take(slice(MAX_HELD_LOSSES))
         every, rows, states = trace.losses(), np.arange(len(trace)), ladder.fitted.states(trace)
         corners = sorted({rung for pair in pairs for rung in pair}, key=_order_in(pairs))

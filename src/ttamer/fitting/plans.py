@@ -29,6 +29,7 @@ from ttamer.errors import ArgumentError, TraceWarning
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import Rungs
 from ttamer.fitted.models import ConfidenceModel
+from ttamer.fitted.promise import loss_bound_of
 from ttamer.fitted.quantiser import Quantiser
 from ttamer.fitted.replay import full_cost, latency_of, nodes_alone, paid
 from ttamer.fitting.beliefs import build_belief, searches_subsets
@@ -149,6 +150,8 @@ def _fit(trace: Trace, chosen: FitOptions) -> FittedLadder:
     check_for_fit(trace)
     kept = None
     if chosen.hold_out:
+        if trace.is_graded:
+            loss_bound_of(trace)  # rows are held out for promises: refused before the fit
         trace, kept = _split(trace, chosen.hold_out, chosen.seed)
     priced = with_latency_price(trace, chosen)
     best, weights, held = choose_plan(priced, chosen)

@@ -27,6 +27,7 @@ from ttamer.errors import ArgumentError, TraceError
 from ttamer.trace.checks import check_classes
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.mistakes import mistake_table
+from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.verification import split_nodes
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from ttamer._display.drawing import Drawing
     from ttamer.trace.frames import FrameLibrary
-    from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target
+    from ttamer.trace.spec import CascadeNode, Order, Target
 
 __all__ = [
     "BELIEF_FIELDS",
@@ -167,7 +168,7 @@ class Trace:
     @classmethod
     def from_arrays(
         cls,
-        spec: CascadeSpec,
+        spec: CascadeSpec | Mapping[str, float],
         confidence: ArrayLike,
         *,
         prediction: Sequence[Sequence[object]] | NDArray[Any] | None = None,
@@ -178,7 +179,7 @@ class Trace:
         """Build a trace from predictions and labels as they are: text, numbers, ``None``.
 
         Args:
-            spec: The cascade.
+            spec: The cascade, or the cost of each node by name.
             confidence: Shape (T, n).
             prediction: Shape (T, n): the class that each node predicts; ``None`` is no answer.
             label: Shape (T,): the right class; ``None`` where it is not known.
@@ -194,7 +195,12 @@ class Trace:
 
         Warns:
             TraceWarning: If two classes differ only in white space.
+
+        >>> Trace.from_arrays({"small": 1.0, "large": 9.0}, [[0.4, 0.9]], loss=[[3.5, 0.2]]).names
+        ('small', 'large')
         """
+        if not isinstance(spec, CascadeSpec):
+            spec = CascadeSpec.of(spec)
         codes = ClassCodes()
         coded = None if label is None else codes.encode(label)
         predicted = None if prediction is None else codes.encode(prediction)
