@@ -114,6 +114,11 @@ class Belief:
     """What the extra columns of a node say, by node; none for a node judged without them."""
 
     @property
+    def columns(self) -> set[str]:
+        """The extra columns that it reads of some node."""
+        return {name for own in self.extras.values() for name in own.names}
+
+    @property
     def has_predictions(self) -> bool:
         """Whether it was fitted to rows with predictions."""
         return any(self.offsets)

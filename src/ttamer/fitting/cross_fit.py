@@ -110,7 +110,7 @@ class CrossFit:
             self.trace.confidence[part],
             None if predictions is None else predictions[part],
             known,
-            {name: values[part] for name, values in self.trace.extras.items()},
+            {name: self.trace.extras[name][part] for name in belief.columns},
         )
         found = Estimates(
             np.empty((len(part), len(self.steps))),

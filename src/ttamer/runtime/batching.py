@@ -310,7 +310,7 @@ class _Run:
             low, high = (edges[0] - 1, edges[-1] + 1) if len(edges) else (0.0, 0.0)
             column = np.where(np.isnan(confidence[:, node]), low, confidence[:, node])
             confidence[:, node] = np.clip(column, low, high)
-        extras = {name: values[rows] for name, values in self.extras.items()}
+        extras = {name: self.extras[name][rows] for name in model.belief.columns}
         signals = self._signals(model, rows)
         return model.states_at(place, confidence, self.coded[rows], signals, extras)
 
