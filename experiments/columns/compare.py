@@ -11,7 +11,9 @@ For each case and split the same rows are fitted with and without the columns:
 - two columns of normal noise for each LLM.
 
 Printed is the area under the lower envelope, more than without columns, on the rows not fitted to
-(means over splits with standard errors), and the share of the columns that the beliefs read.
+(means over splits with standard errors), and the share of the columns that the beliefs read. For
+the real LLMs also how well the belief in a model by itself tells its wrong answers from its right
+ones: the area under the ROC curve on rows not fitted to.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ import numpy as np
 
 from ttamer import CascadeSpec, Trace, fit
 from ttamer.evaluation import frontier
+from ttamer.fitting.cross_fit import CrossFit
+from ttamer.fitting.regressions import useful_extras
 from ttamer.stats.logistic import sigmoid
 
 HERE = Path(__file__).resolve().parent
@@ -36,9 +40,11 @@ from over_splits import LLMS, add_options, load, mean, run, split  # noqa: E402
 
 VGG = ("vgg11-cifar10", "vgg13-cifar10", "vgg16-cifar10")
 NOISE = "noise for "
-CASES = ("mean, and whole answer", "whole answer, and mean", "rounded, and margin", *VGG,
+REAL = ("mean, and whole answer", "whole answer, and mean")
+CASES = (*REAL, "rounded, and margin", *VGG,
          NOISE + "small-models", *(NOISE + name for name in LLMS))  # fmt: skip
 SIMULATED_ROWS = 6000
+ROC_SEEDS = 8
 
 
 def main() -> None:
@@ -57,6 +63,26 @@ def main() -> None:
         own = [found[job] for job in jobs if job[:2] == (case, rows) and job in found]
         more = mean([after / before - 1 for before, after, _ in own], "+.2%")
         print(f"| {case} | {rows or 'half'} | {more} | {mean([read for *_, read in own], '.0%')} |")
+    for case in [each for each in REAL if each in args.cases]:
+        trace = trace_of(case, 0)
+        print(f"\n| {case}: area under ROC | {' | '.join(trace.names)} |")
+        print("|---" * (1 + len(trace.names)) + "|")
+        for name, extras in (("without", {}), ("with", useful_extras(trace, trace.wrong()))):
+            found = np.array([roc_areas(trace, extras, seed) for seed in range(ROC_SEEDS)])
+            print(f"| {name} | " + " | ".join(mean(each) for each in found.T) + " |")
+
+
+def roc_areas(trace: Trace, extras: dict[int, tuple[str, ...]], seed: int) -> list[float]:
+    """Return, per node, the chance that a wrong answer has a higher X than a right one."""
+    wrong = trace.wrong()
+    steps = [(node,) for node in range(len(trace.names))]
+    least = CrossFit(trace, steps, seed, extras=extras).estimates().least
+    areas = []
+    for bad, own in zip(wrong.T, least.T, strict=True):
+        below = np.searchsorted(np.sort(own[~bad]), own[bad], "left")
+        up_to = np.searchsorted(np.sort(own[~bad]), own[bad], "right")
+        areas.append(float((below + up_to).mean() / (2 * (~bad).sum())))
+    return areas
 
 
 def areas(case: str, rows: int, number: int) -> tuple[float, float, float]:
