@@ -176,6 +176,11 @@ def test_a_policy_that_asks_one_node_only_gets_a_warning(run_gateway):
     [
         ("cost = 12.5", "cost = 500", "cost 12.5 of 'large', and it is 500 now"),
         ('order = "any"', 'order = "any"\ntarget = "last"', "target 'label', and it is 'last'"),
+        (
+            'order = "any"',
+            'order = "any"\nmistakes = {a = {b = 9}}',
+            "equal mistakes, and there are",
+        ),
     ],
 )
 def test_a_policy_fitted_for_another_cascade_is_refused(served, old, new, said):

@@ -331,9 +331,9 @@ def check_fitted_for(
         signals: The signals that are computed for each request; by default all that it needs.
 
     Raises:
-        ArtefactError: If a cost, the target, the comparison of answers or the source of a
-            confidence differs (of the last two, an artefact fitted without them has no record),
-            or a signal is missing.
+        ArtefactError: If a cost, the target, the mistakes, the comparison of answers or the source
+            of a confidence differs (of the last two, an artefact fitted without them has no
+            record), or a signal is missing.
     """
     fitted = artefact.spec
     differences = [
@@ -343,6 +343,9 @@ def check_fitted_for(
     ]
     if fitted.target != spec.target:
         differences.append(f"target {fitted.target!r}, and it is {spec.target!r} now")
+    if fitted.mistakes != spec.mistakes:
+        now = "there are others" if spec.mistakes else "there are none"
+        differences.append(f"{'its own' if fitted.mistakes else 'equal'} mistakes, and {now} now")
     rules = spec.answer_rules
     differences += [
         f"{name} {_listed([old])}, and it is {rules[name]} now"
