@@ -56,6 +56,16 @@ def test_help_names_every_command():
         assert command in text
 
 
+def test_an_argument_too_many_is_refused_by_its_command(capsys):
+    from ttamer.cli import main
+
+    with pytest.raises(SystemExit):
+        main(["fit", "trace.csv", "cascade.toml"])
+    refused = capsys.readouterr().err
+    assert "ttamer fit: error: unrecognized arguments: cascade.toml" in refused
+    assert "--cascade cascade.toml (see ttamer fit --help)" in refused
+
+
 def test_version_is_the_package_version():
     assert succeed("--version").strip() == f"ttamer {tt.__version__}"
 

@@ -54,6 +54,11 @@ class _Parser(argparse.ArgumentParser):
                 for action in self._actions
                 if action.option_strings
             }
+            if rest:
+                hint = ""
+                if "cascade" in found.options and rest[0].endswith(".toml"):
+                    hint = f"; a cascade is given by --cascade {rest[0]}"
+                self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         return found, rest
 
     def error(self, message: str) -> NoReturn:
