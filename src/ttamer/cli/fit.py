@@ -135,10 +135,10 @@ def run(args: argparse.Namespace) -> None:
         print(
             f"  {certify} --drop 0.01 --against best     at most a point worse than the best model"
         )
-    elif ladder.fitted.spec.loss_bound is None:
+    elif (bound := ladder.fitted.spec.loss_bound) is None:
         print("  to certify, set max_loss in [cascade], the largest loss there is, and fit again")
     else:
-        loss = 1.2 * (chosen.error or 0.0)
+        loss = max(1.2 * (chosen.error or 0.0), bound / 20)
         print(f"  {certify} --error {loss:.2g}     certify a mean loss on held-out rows")
     print(f"written to {args.output}")
 
