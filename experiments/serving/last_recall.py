@@ -6,9 +6,9 @@ Three models of the traces llm-triviaqa and llm-mmlu. A policy is fitted to half
 mistakes that cost 15 calls of the most expensive model, and decides for the others. Counted are the
 rows on which several nodes are asked, and none could be asked after the last of them; of these, the
 share on which the policy returns an earlier answer ("recalled"), and the share on which it returns
-the last node's answer, or an equal one, whatever that is ("certain"): with the lowest and the
-highest confidence, equal to any earlier answer or to none. Only on the latter could tokens be
-relayed at once without taking the choice from the policy. Means over splits with standard errors.
+the last node's answer, or an equal one, whatever that is ("certain", ``turn.prefers_next()``). Only
+on the latter can tokens be relayed at once without taking the choice from the policy. Means over
+splits with standard errors.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ import argparse
 import sys
 import warnings
 from itertools import product
-from math import inf
 from pathlib import Path
-from typing import Any
 
 import ttamer as tt
 
@@ -28,27 +26,6 @@ from over_splits import LLMS, add_options, load, mean, run, split
 
 NODES = ("llama3.1-8b", "gpt-4o-mini", "gpt-4o")
 MISTAKE = 15
-OTHER = "an answer that no node gave"
-
-
-def answered(policy: Any, row: int, answers: list[tuple[float, str | None]]) -> Any:
-    """Return a session that has these answers."""
-    turn = policy.session(key=str(row))
-    for confidence, text in answers:
-        turn.observe(confidence=confidence, prediction=text)
-    return turn
-
-
-def is_certain(policy: Any, row: int, names: list[str], answers: list[Any]) -> bool:
-    """Return whether the last answer, or an equal one, is returned whatever it is."""
-    before = answers[:-1]
-    texts = {text for _, text in before} | {OTHER, None}
-    for confidence, text in product((-inf, inf), texts):
-        turn = answered(policy, row, [*before, (confidence, text)])
-        by = names.index(turn.answer)
-        if by != len(before) and (text is None or before[by][1] != text):
-            return False
-    return True
 
 
 def one_split(name: str, number: int) -> tuple[int, int, int]:
@@ -59,21 +36,20 @@ def one_split(name: str, number: int) -> tuple[int, int, int]:
     policy = tt.fit(pool).for_mistake_cost(MISTAKE * full)
     ended = recalled = certain = 0
     for row in range(len(test)):
-        turn, names, answers, is_open = policy.session(key=str(row)), [], [], True
-        while turn.next is not None:
-            v, is_open = test.spec.index_of(turn.next), set(turn.ahead()) != {None}
+        turn, texts = policy.session(key=str(row)), {}
+        is_open = is_certain = True
+        while (name := turn.next) is not None:
+            is_open, is_certain = set(turn.ahead()) != {None}, turn.prefers_next()
+            v = test.spec.index_of(name)
             code = int(test.prediction[row, v])
-            names.append(turn.next)
-            answers.append(
-                (float(test.confidence[row, v]), test.classes[code] if code >= 0 else None)
-            )
-            turn.observe(confidence=answers[-1][0], prediction=answers[-1][1])
-        if is_open or len(names) == 1:
+            texts[name] = test.classes[code] if code >= 0 else None
+            turn.observe(confidence=float(test.confidence[row, v]), prediction=texts[name])
+        if is_open or len(texts) == 1:
             continue
         ended += 1
-        text = answers[names.index(turn.answer)][1]
-        recalled += turn.answer != names[-1] and (text is None or text != answers[-1][1])
-        certain += is_certain(policy, row, names, answers)
+        certain += is_certain
+        last, text = turn.asked[-1], texts[turn.answer]
+        recalled += turn.answer != last and (text is None or text != texts[last])
     return ended, recalled, certain
 
 

@@ -81,12 +81,34 @@ def test_events_are_in_the_cascades_name_and_tokens_are_booked(run_gateway):
 @pytest.mark.parametrize("mode", ["decided", "whole"])
 def test_where_an_earlier_answer_may_be_returned_nothing_is_relayed(run_gateway, mode):
     gateway = run_gateway(2, serve={"stream": mode})
-    answering(gateway.served)
+    answering(gateway.served, small=0.5)
     with stream(gateway) as response:
         assert "".join(contents(response.iter_lines()))
     (sent,) = gateway.served.upstreams["large"].requests
     assert sent["logprobs"] is True
     assert "stream" not in sent
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+def test_an_answer_that_is_returned_whatever_it_is_is_relayed_where_choices_are_kept(
+    run_gateway, speculate
+):
+    ahead = {"speculate": speculate, "speculate_chance": 0.01, "speculate_budget": 1.0}
+    gateway = run_gateway(2, serve={"stream": "decided", **ahead})
+    answering(gateway.served)
+    large = gateway.served.upstreams["large"]
+    if speculate:  # the whole answer is under way already, and is not asked for twice
+        gateway.gateway.speculation.spent = 1e6
+    else:
+        large.hold_after = 1
+    with stream(gateway) as response:
+        texts = contents(response.iter_lines())
+        first = next(text for text in texts if text)
+        assert first == (LONG if speculate else LONG[:4])
+        large.release()
+        assert first + "".join(texts) == LONG
+    (sent,) = large.requests
+    assert ("stream" in sent) is not speculate
 
 
 def test_a_node_that_cannot_stream_is_asked_for_its_whole_answer(run_gateway, monkeypatch):

@@ -116,6 +116,10 @@ class LastSession(FittedSession):
         self.unclear += confidence != confidence
         self._answer = self._advance()
 
+    def prefers_next(self) -> bool:
+        """Return whether there is a node to ask: the last answer is returned."""
+        return bool(self._left)
+
     def fail(self) -> None:
         """Record that ``next`` was asked and failed."""
         self._advance()

@@ -371,6 +371,14 @@ class Scorer:
             total += terms[bisect_right(bounds, value)]
         return total
 
+    def range_of(self, node: int) -> tuple[float, float]:
+        """Return the lowest and the highest log-odds that :meth:`odds` returns for a node."""
+        ends = [min(self._levels[node]), max(self._levels[node])]
+        if node in self._extras:
+            levels, columns = self._extras[node]
+            ends += [end(levels) + sum(end(terms) for _, terms in columns) for end in (min, max)]
+        return min(ends), max(ends)
+
     def state(self, step: int, least: float) -> int:
         """Return the state of X."""
         return bisect_right(self._edges[step], least)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ttamer._numbers import as_float, number, percent
 from ttamer.errors import ArgumentError, ObservationError, TraceError
 from ttamer.fitted.belief import EXCLUDED_LOGIT
-from ttamer.policy.session import Explanation, IndexSession, Session
+from ttamer.policy.session import Explanation, IndexSession, Session, WalkSession
 from ttamer.trace.classes import class_text
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ __all__ = ["BeliefSession", "CappedSession", "ConfidenceSession", "FittedSession
 
 SLACK = 1e-9
 """A cap on the cost counts as met up to this relative error of summation."""
+MAX_PREDICTIONS = 64
+"""With more possible predictions than this, it is not computed whether the next is preferred."""
 
 
 class FittedSession(Session):
@@ -84,6 +86,17 @@ class FittedSession(Session):
         Returns:
             Chances by name, above 0, with ``None`` for stopping; empty where they are not known.
         """
+
+    def prefers_next(self) -> bool:
+        """Return whether the answer of ``next``, or an equal one, is the best whatever it is.
+
+        If the session stops then, that answer may be returned before it is complete: no confidence
+        and no prediction would make the session return another.
+
+        Returns:
+            ``False`` where it depends on the answer, or is not known.
+        """
+        return False
 
     @abstractmethod
     def price_after(self, node: str) -> float:
@@ -258,6 +271,11 @@ class ConfidenceSession(_ModelSession):
         self._inner.observe(state)
         self._asked.append(node)
 
+    def prefers_next(self) -> bool:
+        """Return whether the answer of ``next`` is the best in every state."""
+        self._require_next()
+        return isinstance(self._inner, WalkSession) and self._inner.prefers_next()
+
     def fail(self) -> None:
         """Record that ``next`` gave no answer, and move on."""
         node = self._require_next()
@@ -377,6 +395,37 @@ class BeliefSession(_ModelSession):
                     f"node {self.next!r}: {name} must be a number, not {given[name]!r}"
                 ) from None
         return tuple(found) if all(map(isfinite, found)) else ()
+
+    def prefers_next(self) -> bool:
+        """Return whether the answer of ``next``, or an equal one, is the best whatever it is.
+
+        Beliefs are linear in the log-odds of ``next``: an answer that is the best at both ends of
+        their range is the best in between.
+        """
+        node = self._require_next()
+        if all(other in self._failed for other in self._asked):
+            return True
+        model, scorer, place = self._model, self._model.scorer, self._inner.number
+        codes = {-1}
+        if model.belief.has_predictions:
+            unseen = len(model.codes) + len(self._unknown)
+            codes |= {*self._predictions, *range(len(model.codes)), unseen}
+        if len(codes) > MAX_PREDICTIONS:
+            return False
+        odds, offset, predictions = self._odds.copy(), self._offset.copy(), self._predictions.copy()
+        ends = scorer.range_of(node)
+        for code in codes:
+            predictions[node] = code
+            offset[node] = self._offset[node] + scorer.offsets[node].get(code, 0.0)
+            owners = set()
+            for end in ends:
+                odds[node] = end
+                owners.add(scorer.least(place, odds, offset, predictions, self._failed)[1])
+            owner = owners.pop()
+            is_equal = code >= 0 and predictions[owner] == code
+            if owners or not (owner == node or is_equal):
+                return False
+        return True
 
     def fail(self) -> None:
         """Record that ``next`` gave no answer, and move on; earlier answers keep their belief."""
@@ -526,6 +575,10 @@ class CappedSession(FittedSession):
             kept = None if spent + more > self._limit else name
             found[kept] = found.get(kept, 0.0) + chance
         return found
+
+    def prefers_next(self) -> bool:
+        """Return whether the answer of ``next``, or an equal one, is the best whatever it is."""
+        return self.next is not None and self._turn.prefers_next()
 
     def price_after(self, node: str) -> float:
         """Return what asking a node right after ``next`` costs, in the cascade's units."""

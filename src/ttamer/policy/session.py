@@ -475,6 +475,10 @@ class WalkSession(StateSession):
         """Ask this node first, whatever the policy's choice."""
         self._node, self.next = node, self._names[node]
 
+    def prefers_next(self) -> bool:
+        """Return whether ``next`` has a lower loss than the best so far in every state."""
+        return max(self._tables[self._node][0]) < self._best
+
     def explain(self) -> Explanation:
         """Return why the session stands where it stands."""
         return self._explained(*self.compared())

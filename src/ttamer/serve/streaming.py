@@ -7,9 +7,9 @@ first, and then sent in events. While a client waits, comments keep its connecti
 After the last node of a path the policy may still return an earlier node's answer. With ``stream =
 "last"`` it does not, in a stream: the last node answers. The policy prefers another by the last
 node's confidence and by whether the answers agree, and both are known only once the answer is
-complete. Streams that could begin at once because no confidence and no answer would make the policy
-prefer another are few (``experiments/serving/last_recall.py``). With ``"decided"``, and wherever an
-error is promised, such a stream is not relayed; with ``"whole"`` none is.
+complete. With ``"decided"``, and wherever an error is promised, a stream is relayed only if no
+answer would make the policy prefer another (``FittedSession.prefers_next``), which is so for few
+(``experiments/serving/last_recall.py``); with ``"whole"`` none is.
 """
 
 from __future__ import annotations
@@ -525,7 +525,7 @@ class CascadeStream:
 
     async def _begun(self, question: Call, ahead: _Ahead) -> CallResult | None:
         """Return the result of a call, or ``None`` where its stream is being relayed."""
-        if not self._is_last(question):
+        if question.node in ahead.calls or not self._is_last(question):
             ahead.consider(question)
             prefix = self.gateway.settings.nodes[question.node].prefix
             is_free = (
@@ -557,14 +557,20 @@ class CascadeStream:
 
     def _is_last(self, question: Call) -> bool:
         """Return whether the policy stops after this node, whatever it answers, and returns it."""
-        if not self.relays(question.node, question.asked):
+        session = question.session
+        if set(session.ahead()) != {None} or not self._may_relay(question.node):
             return False
-        return set(question.session.ahead()) == {None}
+        return self.relays(question.node, question.asked) or session.prefers_next()
+
+    def _may_relay(self, node: str) -> bool:
+        """Return whether a node's stream may be relayed at all."""
+        serve = self.gateway.settings.serve
+        return serve.stream != "whole" and self.gateway.node(node).can_stream
 
     def relays(self, node: str, asked: Sequence[Any]) -> bool:
         """Return whether a node's stream may be relayed once the policy stops after it."""
         settings, serve = self.gateway.settings, self.gateway.settings.serve
-        if serve.stream == "whole" or not self.gateway.node(node).can_stream:
+        if not self._may_relay(node):
             return False
         if serve.stream == "last" and self.policy.promise is None:
             return True
