@@ -184,6 +184,13 @@ def test_labels_on_some_prompts_need_a_judge(make_served):
     assert counts(served) == [0, 0]
 
 
+def test_labels_that_no_answer_equals_are_refused_with_what_was_compared(make_served):
+    served = make_served(2, serve={"compare": "normalised"})
+    prompts = [Prompt({"prompt": text}, f"it is {text * 60}") for text in "xyz"]
+    with pytest.raises(TraceError, match=r"normalised.*'it is x{54}\.\.\.' and .*--judge"):
+        collected(served, prompts)
+
+
 def test_a_node_that_answers_now_and_then_is_asked_to_the_end(make_served):
     served = make_served(node={"small": {"concurrency": 1}})
     served.upstreams["small"].plan = ([*["garbage"] * (MAX_FAILURES - 1), "ok"]) * 2
@@ -329,6 +336,8 @@ def test_a_column_that_some_answers_lack_is_left_out_and_noted(make_served):
     trace = collected(served, LABELLED[:12])
     assert trace.extras == {}
     (note,) = trace.notes
+    assert "small.margin is left out: 2 answers" in note
+    (note,) = collected(served, LABELLED[10:12]).notes
     assert "small.margin is left out: 2 answers" in note
 
 

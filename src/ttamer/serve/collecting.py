@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from ttamer.runtime.comparison import Comparer, Comparison
     from ttamer.serve.comparing import AppliedComparison
-    from ttamer.serve.config import Settings
+    from ttamer.serve.config import NodeSettings, Settings
     from ttamer.serve.judging import Judge
     from ttamer.serve.node import Node
 
@@ -63,6 +63,8 @@ __all__ = ["Endpoint", "Journal", "JournalEntry", "Prompt", "collect_upstreams",
 
 Endpoint = Literal["chat/completions", "completions", "classify"]
 """The endpoint of the upstreams that is called."""
+MAX_SHOWN = 60
+"""The most characters of a label or an answer in a message."""
 MAX_FAILURES = 10
 """The number of failures in a row after which a node is not called any more."""
 
@@ -656,7 +658,15 @@ async def _compared(
         label = None
     if not compare.is_transitive:
         predictions = [await comparer.matched_all(each) for each in predictions]
-    extras = _extras(table, spec.names, notes)
+    given = {each for row in predictions for each in row} - {None}
+    if label is not None and given and not given & {*label}:
+        raise TraceError(
+            f'no answer equals any label under compare = "{compare}": the first label is '
+            f"{_short(label[0])} and the first answer {_short(predictions[0][0])}; choose another "
+            "compare under [serve], or name a judge (--judge NODE); the answers are kept, and are "
+            "not asked for again"
+        )
+    extras = _extras(table, collection.settings.nodes, notes)
     return Trace.from_arrays(
         spec,
         [[entry.confidence for entry in found] for found in table],
@@ -691,19 +701,24 @@ def _write_answers(path: Path, collection: _Collection, rows: Sequence[int]) -> 
         raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
 
 
+def _short(text: str | None) -> str:
+    """Return a text for a message, cut where it is long."""
+    return repr(text if text is None or len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")
+
+
 def _extras(
-    table: Sequence[Sequence[JournalEntry]], nodes: Sequence[str], notes: list[str]
+    table: Sequence[Sequence[JournalEntry]], nodes: Mapping[str, NodeSettings], notes: list[str]
 ) -> dict[str, NDArray[np.float64]]:
     """Return the further measures that a node has on every row; NaN for the other nodes.
 
-    A column that only some rows have is left out, and noted.
+    A column that some rows lack is left out, and noted where the settings ask for it.
     """
     found = {}
     for name in EXTRAS:
         values = np.array([[getattr(entry, name) for entry in row] for row in table], np.float64)
         lacking = np.isnan(values).sum(axis=0)
         for node, count in zip(nodes, lacking.tolist(), strict=True):
-            if 0 < count < len(table):
+            if count and name in nodes[node].extras:
                 notes.append(
                     f"the column {node}.{name} is left out: {count} answers have no top_logprobs"
                 )
