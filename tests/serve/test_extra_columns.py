@@ -167,6 +167,20 @@ def test_without_the_setting_a_check_warns_and_the_confidence_alone_decides(fitt
     assert served == [(sorted(asked), by) for asked, by in replayed(ladder.at(0.9), alone)]
 
 
+def test_a_policy_that_is_reloaded_warns_too(fitted, write, tmp_path):
+    trace, _, reading = fitted
+    artefact = tmp_path / "policy.ttamer"
+    plain = dataclasses.replace(trace, extras={})
+    tt.save(tt.fit(plain, tradeoffs=[0.5, 0.9], belief="full", order="any"), artefact)
+    with running(write("watch = 0", extras=""), artefact) as gateway:
+        warned = [line for line in gateway.log if "reads margin" in str(line)]
+        assert not warned
+        artefact.write_bytes(reading.read_bytes())
+        assert gateway.do(gateway.gateway.reload()).changed
+        (line,) = [line for line in gateway.log if "reads margin" in str(line)]
+        assert line["event"] == "warning"
+
+
 def test_prefixes_are_fitted_to_the_decisions_that_are_served(fitted):
     trace, ladder, _ = fitted
     rows = trace.take(slice(100))

@@ -241,8 +241,7 @@ class Gateway:
         self.log.event("start", nodes=len(self._nodes), policy=version)
         policies = self.policies.current.policies
         self.log.event("operating point", message=policies.described)
-        for warning in policies.warnings:
-            self.log.event("warning", message=warning)
+        self._log_warnings()
         return self
 
     async def reload(self, cause: str = "admin") -> Reload:
@@ -744,6 +743,11 @@ class Gateway:
         policies.warnings += unfilled_columns(artefact, self.settings.nodes)
         return policies
 
+    def _log_warnings(self) -> None:
+        """Log what the active policy warns of."""
+        for warning in self.policies.current.policies.warnings:
+            self.log.event("warning", message=warning)
+
     def _reloaded(self, reload: Reload) -> None:
         if reload.changed:
             self.metrics.policy(reload.version[:SHORT_VERSION], reload.cause)
@@ -754,6 +758,8 @@ class Gateway:
             if reload.changed and self._board is not None:
                 self._in_background(self.refresh())
         self.log.event("policy", **reload.to_dict())
+        if reload.changed and reload.action != "load":
+            self._log_warnings()
         self.status.event(reload.action, reload.message, ok=reload.ok)
 
 
