@@ -1,6 +1,6 @@
 """Where the time of a hop goes: its segments, its ramp, its decision, its launch and its wait.
 
-    PYTHONPATH=src python experiments/early_exit/hop_times.py [mpnet smollm2]
+    PYTHONPATH=src python experiments/early_exit/hop_times.py [mpnet smollm2] [--sizes 1 8]
 
 Networks of real sizes with random weights, bf16, CUDA graphs, 256 tokens; a threshold at one exit
 after a quarter of the layers, where every second row stops (of one row, none). In microseconds:
@@ -13,7 +13,7 @@ launched, call returned, device done. Needs a GPU and Triton.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 
 import numpy as np
@@ -31,6 +31,8 @@ NETWORKS = {"mpnet": (exits.mpnet, 3), "smollm2": (exits.llama, 8)}
 CUDA = torch.device("cuda")
 MANY = 20
 """How many ramps or decisions are one graph."""
+TURNS = 9
+"""How often whole calls of all kinds are timed, in turns."""
 
 
 def tables_for(network, at, limit):
@@ -51,15 +53,17 @@ def measure(network, at, size):
     ramp = network.exits[at]
     logits = ramp(hidden)
     some = float(logits.float().softmax(-1).amax(-1).quantile(0.5)) if size > 1 else 1.1
-    found = {}
+    ways = {}
     for least, name in ((1000, "one graph"), (3, "two")):
         graphs.MIN_SPLIT = least
-        full = full_graph(network, value)
-        runner = GraphRunner(network, tables_for(network, at, some), value)
-        none = GraphRunner(network, tables_for(network, at, 1.1), value)
-        found[f"full, {name}"] = time_batches(full, [value] * 40).mean
-        found[f"exits, {name}"] = time_batches(runner, [value] * 40).mean
-        found[f"added, {name}"] = extra_time(waited(none, value), waited(full, value), CUDA)
+        ways[f"full, {name}"] = full_graph(network, value)
+        ways[f"exits, {name}"] = GraphRunner(network, tables_for(network, at, some), value)
+    timings = [{name: time_batches(run, [value] * 40).mean for name, run in ways.items()}
+               for _ in range(TURNS)]  # fmt: skip
+    found = {name: float(np.median([each[name] for each in timings])) for name in ways}
+    runner = ways["exits, two"]
+    none = GraphRunner(network, tables_for(network, at, 1.1), value)
+    found["added"] = extra_time(waited(none, value), waited(ways["full, two"], value), CUDA)
     answers = runner(value)
     exit_, asked = answers.exit.clone(), answers.asked.clone()
     plain = Runner(network, tables_for(network, at, some))(value)
@@ -127,11 +131,15 @@ def moments(runner, value):
 
 def main() -> None:
     """Print one line per network and batch size."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("networks", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8, 32, 128])
+    args = parser.parse_args()
     torch.manual_seed(0)
-    for name in sys.argv[1:] or NETWORKS:
+    for name in args.networks:
         build, layers = NETWORKS[name]
         network = build(classes=2).eval().cuda().bfloat16()
-        for size in (1, 8, 32, 128):
+        for size in args.sizes:
             times, when, same = measure(network, layers - 1, size)
             shown = ", ".join(f"{key} {1e6 * value:.0f}" for key, value in times.items())
             clock = ", ".join(f"{1e6 * value:.0f}" for value in when)

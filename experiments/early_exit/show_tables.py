@@ -45,7 +45,7 @@ def summary(report: dict) -> list[str]:
         some = [x for x in report["lines"] if (x["precision"], x["engine"]) == key]
         for batch in sorted({x["batch"] for x in some}):
             here = [x for x in some if x["batch"] == batch]
-            full = here[0]
+            full = next(x for x in here if x["rule"] == "full")
             shown = (("threshold", 0.0), ("threshold", 0.01), ("ours", 0.0), ("ours", 0.01))
             cells = [found(here, rule, level) for rule, level in shown]
             ours = [x for x in here if x["rule"] == "ours" and "bound" in x]

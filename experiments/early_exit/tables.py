@@ -59,7 +59,7 @@ SHARES = {"graphs": 1.0, "compiled": 0.5, "eager": 0.25, "int8": 1.0}
 """The share of these by engine; in fp32 on a GPU, half of it."""
 REPEATS = 2
 """How often the batches are timed, after one pass that is not."""
-CANDIDATES = 2
+CANDIDATES = 3
 """Policies timed for each level of error."""
 INT8_ROWS = 400
 """Rows that are traced with int8 weights."""
@@ -133,10 +133,16 @@ def new_report(device: str) -> dict:
 
 def has(report: dict, precision: str, engine: str, batch: int) -> bool:
     """Return whether these lines are there already."""
-    return any(
-        (line["precision"], line["engine"], line["batch"]) == (precision, engine, batch)
+    return "ours" in {rule for rule, _ in rules_of(report, precision, engine, batch)}
+
+
+def rules_of(report: dict, precision: str, engine: str, batch: int) -> set:
+    """Return the rules and allowances that are measured already."""
+    return {
+        (line["rule"], line.get("more_error"))
         for line in report["lines"]
-    )
+        if (line["precision"], line["engine"], line["batch"]) == (precision, engine, batch)
+    }
 
 
 def load(folder: Path, every: int, inputs: Path) -> exits.EarlyExit:
@@ -172,7 +178,8 @@ class Bench:
         self.precision, self.engine, self.pool = precision, engine, pool
         self.share = args.share * SHARES[self.engine] * (1.0 if precision == "bf16" else 0.5)
         self.done = done
-        self.brief = bool(done["sets"])
+        first = ORDER[0] if device == "cuda" else ("fp32", "eager")
+        self.brief = (precision, engine) != first
         self.graphs = self.engine in ("graphs", "compiled")
         network = load(args.folder, args.every, args.inputs).to(device)
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -255,9 +262,12 @@ class Bench:
         priced = fit.with_spec(self.profile.costs(batch).spec(skip=True))
         rules = [setting.rule for setting in FAMILIES["threshold"].fit(priced)]
         usual = self.timed(full, known)[0].mean
+        there = rules_of(self.done, self.precision, self.engine, batch)
         for level, policies in zip(LEVELS, found, strict=True):
-            limits = cheapest(rules, priced, level)
-            if limits is not None and not (self.brief and level == 0):
+            limits = None
+            if ("threshold", level) not in there and not (self.brief and level == 0):
+                limits = cheapest(rules, priced, level)
+            if limits is not None:
                 error = errors_of(limits, held.with_spec(priced.spec))
                 runner = self.threshold(limits)
                 lines.append(self.line("threshold", level, runner, full, test, labels, error))
@@ -403,12 +413,13 @@ def search(pool, trace, measured, batches, sets):
     """Return, per batch size and level, the policies with the lowest predicted times.
 
     Sets of ramps grow by one ramp at a time, as in ``tuning.search``, for all batch sizes and
-    levels at once. The best sets are noted in ``sets``; where there are some, only they are fitted
-    to.
+    levels at once; all ramps are tried too. The best sets are noted in ``sets``; where there are
+    some, only they, and all ramps, are fitted to.
     """
     brief = all(str(batch) in sets for batch in batches)
     found = {(batch, level): {} for batch in batches for level in LEVELS}
     fits = {}
+    every_ramp = tuning.many_ramps(len(measured.names) - 1)
 
     def fit_all(keys):
         jobs = {key: pool.submit(fastest, trace, measured, *key) for key in keys - set(fits)}
@@ -422,6 +433,7 @@ def search(pool, trace, measured, batches, sets):
 
     if brief:
         known = {(batch, tuple(ramps)) for batch in batches for ramps in sets[str(batch)]}
+        known |= {(batch, every_ramp) for batch in batches}
         fit_all(known)
         for batch, ramps in known:
             for level in LEVELS:
@@ -435,6 +447,9 @@ def search(pool, trace, measured, batches, sets):
             fit_all({(key[0], ramps) for key, several in grown.items() for ramps in several})
             for key, several in grown.items():
                 kept[key] = min(several, key=lambda ramps, key=key: note(*key, ramps))
+        fit_all({(batch, every_ramp) for batch in batches})
+        for batch, level in found:
+            note(batch, level, every_ramp)
     ranked = {key: sorted(some.values(), key=lambda pair: pair[0].seconds)
               for key, some in found.items()}  # fmt: skip
     if not brief:

@@ -67,6 +67,16 @@ def test_cheap_ramps_are_used_and_expensive_ones_are_not(trace):
     assert all(each.seconds > 4.0 or not each.ramps for each in expensive)
 
 
+def test_all_ramps_are_tried_together_too(trace, monkeypatch):
+    monkeypatch.setattr(tuning, "MAX_RAMPS", 1)
+    own, lines = float(trace.wrong()[:, -1].mean()), []
+    found = search(trace, made(0.01), 4, max_error=own + 0.02, progress=lines.append)
+    assert lines[-1] == "ramps exit1, exit2, exit3"
+    assert max(len(each.ramps) for each in found) > 1
+    monkeypatch.setattr(tuning, "MANY_RAMPS", 2)
+    assert tuning.many_ramps(3) == (1, 2)
+
+
 def test_a_cautious_search_keeps_standard_errors_to_spare(trace):
     own = float(trace.wrong()[:, -1].mean())
     bold, cautious = (
