@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import product
 
 import numpy as np
 import pytest
 
 from support.traces import answering_trace
+from ttamer import datasets
 from ttamer.fitting.beliefs import build_belief
-from ttamer.fitting.row_policy import smoother, solve_rows, width_of
+from ttamer.fitting.row_policy import Pooling, smoother, solve_rows, width_of
 from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.stats.isotonic import rising, rising_columns
 from ttamer.trace.spec import CascadeSpec
@@ -206,3 +208,102 @@ def test_rising_columns_are_what_rising_gives():
         weights = np.where(rng.random(count) < 0.3, 1e-9, rng.random(count))
         each = np.stack([rising(own, weights) for own in values.T], axis=1)
         np.testing.assert_allclose(rising_columns(values, weights), each, atol=1e-12)
+
+
+def pooled_line(share, *, states=6, nodes=4, seed=0):
+    """A line of exits with the same X in each state, and its policies with pooled thresholds."""
+    found, lost, problem = rows_of(nodes, states=states, seed=seed)
+    bounds = [np.arange(states + 1.0)] * nodes
+    ladder = solve_rows(problem, found, lost, TRADEOFFS, width=0.0, pooling=Pooling(share, bounds))
+    return found, lost, problem, ladder
+
+
+def cuts_of(policy):
+    return [int((table[:, 0] < 0).sum()) for table in policy.choices[:-2]]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_pooled_thresholds_are_drawn_towards_their_mean(share):
+    found, lost, problem, ladder = pooled_line(share)
+    apart = 0
+    for policy, alone in zip(
+        ladder, solve_rows(problem, found, lost, TRADEOFFS, width=0.0), strict=True
+    ):
+        own = np.array(cuts_of(alone), float)
+        expected = own + share * (own.mean() - own)
+        if own[0] == 6:
+            expected[0] = 6
+        assert np.abs(np.array(cuts_of(policy)) - expected).max() <= 0.5
+        apart += int(np.ptp(own) > 0)
+    assert apart
+
+
+def test_pooled_policies_are_valued_as_they_are():
+    found, lost, _, ladder = pooled_line(0.5)
+    for policy in ladder:
+        expected = followed(found, lost, cuts_of(policy), policy.tradeoff, 0).mean()
+        assert policy.value == pytest.approx(expected + (1 - policy.tradeoff) * 0.1)
+
+
+def test_a_first_exit_that_always_stops_is_not_pooled():
+    """There it answers alone, as where only cost counts; another exit is pooled all the same."""
+    cuts = [[4, 1], [0, 4], [0, 0]]  # states that stop, by exit and tradeoff
+    choices = [
+        np.where(np.arange(4)[:, np.newaxis] < own, -1, place + 1).astype(np.int32)
+        for place, own in enumerate(cuts)
+    ]
+    pooled = Pooling(1.0, [np.arange(5.0)] * 4)([*choices, np.full((4, 2), -1)], range(4))
+    assert [(own < 0).sum(axis=0).tolist() for own in pooled[:3]] == [[4, 2], [1, 2], [1, 2]]
+
+
+@pytest.fixture(scope="module")
+def few_rows():
+    return datasets.load("minilm-imdb").take(slice(300))
+
+
+def test_few_rows_of_a_network_have_pooled_thresholds(few_rows, monkeypatch):
+    """They are closer together than those found at each exit by itself."""
+    pooled = build_belief(few_rows, TRADEOFFS)
+    monkeypatch.setattr("ttamer.fitting.beliefs.VERY_FEW_ROWS", 299)
+    apart = build_belief(few_rows, TRADEOFFS)
+    edges = apart.fitted.edges[:-1]
+
+    def spread(ladder):
+        """Return the mean range of the thresholds, as log-odds."""
+        heights = [
+            [own[min(cut, len(own) - 1)] for cut, own in zip(cuts_of(each), edges, strict=True)]
+            for each in (policy.policy for policy in ladder[2:])
+        ]
+        return np.ptp(heights, axis=1).mean()
+
+    assert spread(pooled) < 0.8 * spread(apart)
+
+
+@pytest.mark.parametrize("change", ["target", "costs"])
+def test_other_thresholds_are_not_pooled(few_rows, monkeypatch, change):
+    """Neither where the last exit is right by definition, nor where one exit costs far more."""
+    spec = few_rows.spec
+    if change == "target":
+        spec = dataclasses.replace(spec, target="last")
+    else:
+        spec = spec.with_costs({few_rows.names[-1]: 1.0})
+    trace = few_rows.with_spec(spec)
+    before = build_belief(trace, TRADEOFFS)
+    monkeypatch.setattr("ttamer.fitting.beliefs.VERY_FEW_ROWS", 0)
+    for one, two in zip(before, build_belief(trace, TRADEOFFS), strict=True):
+        assert cuts_of(one.policy) == cuts_of(two.policy)
+
+
+def test_explanations_agree_with_pooled_thresholds(few_rows):
+    asked = 0
+    for policy in build_belief(few_rows, TRADEOFFS):
+        for row in range(0, 300, 15):
+            turn = policy.session()
+            while turn.next is not None:
+                node = few_rows.names.index(turn.next)
+                said = few_rows.classes[few_rows.prediction[row, node]]
+                turn.observe(confidence=few_rows.confidence[row, node], prediction=said)
+                why = turn.explain()
+                assert (why.best > why.index) == (turn.next is not None)
+                asked += turn.next is not None
+    assert asked > 20

@@ -29,13 +29,14 @@ from ttamer.fitted.replay import full_cost, nodes_alone, paid, play_states
 from ttamer.fitting.cautious import find_cautious
 from ttamer.fitting.cross_fit import FOLDS, ROUTER, CrossFit, Estimates
 from ttamer.fitting.regressions import (
+    VERY_FEW_ROWS,
     classes_of,
     fit_belief,
     has_class_terms,
     useful_extras,
     useful_signals,
 )
-from ttamer.fitting.row_policy import RowSolver, smoother, solve_rows, width_of
+from ttamer.fitting.row_policy import Pooling, RowSolver, smoother, solve_rows, width_of
 from ttamer.fitting.subsets import (
     MAX_ASKED,
     MAX_POOL,
@@ -74,6 +75,11 @@ REALISED = 0.5
 """The largest share of what happened in the loss of stopping; the rest is the belief."""
 FEW_ROWS = 300
 """With this many rows that share is half as large."""
+POOLED_SHARE = 0.5
+"""The share of the mean over exits in a pooled threshold."""
+MAX_COST_RATIO = 2.5
+"""Thresholds are pooled if no exit costs more than this many times the mean: where steps cost about
+the same, so that similar thresholds suit them."""
 MAX_STEP_SIZE = 6
 """A longer cascade with exits left out has windows as steps."""
 WINDOW = 2
@@ -184,18 +190,30 @@ def build_belief(
     problem = _problem(trace, steps, ways, rows, width)
     costs = _edge_costs(trace, steps, ways)
     model = _model(trace, belief, steps, rows.edges, _order_name(trace, order), count)
-    ladder = FittedLadder.of(
-        solve_rows(problem, rows.found, rows.lost, tradeoffs, width=width, costs=costs), model
+    has_thresholds = has_line(model, problem)
+    pooling = None
+    if has_thresholds and pools_thresholds(trace):
+        pooling = Pooling.of(POOLED_SHARE, estimates.least, rows.edges)
+    solved = solve_rows(
+        problem, rows.found, rows.lost, tradeoffs, width=width, costs=costs, pooling=pooling
     )
+    ladder = FittedLadder.of(solved, model)
     say("estimating what the policies do on new rows")
     served = model.states(trace)
     ladder = ladder.with_rungs(_rungs(ladder, trace, rows, served))
-    if not has_line(model, problem):
+    if not has_thresholds:
         return ladder
     found = find_cautious(
         trace, problem, rows.found, rows.owner, rows.lost, tradeoffs, costs, served
     )
     return dataclasses.replace(ladder, cautious=found)
+
+
+def pools_thresholds(trace: Trace) -> bool:
+    """Return whether rows are so few, and steps so alike, that thresholds are pooled."""
+    costs = trace.costs.mean(axis=0)
+    alike = costs.max() <= MAX_COST_RATIO * costs.mean()
+    return bool(alike) and len(trace) <= VERY_FEW_ROWS
 
 
 class Stages:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ttamer.trace.trace import Losses, Trace
 
 __all__ = [
+    "VERY_FEW_ROWS",
     "Shrinkage",
     "classes_of",
     "dispersion",
@@ -74,8 +75,8 @@ FEW_ROWS = 2000
 SHORT_MEMORY = 2
 """How many of the last exits asked the regressions use where the memory is short."""
 VERY_FEW_ROWS = 350
-"""With at most this many rows of one network's exits, the regressions use the last exit alone, and
-its class shifts the log-odds less."""
+"""With at most this many rows of one network's exits, the regressions use the last exit alone, its
+class shifts the log-odds less, and the thresholds of the exits are pooled (row_policy.py)."""
 FEW_OFFSET_RIDGE = 20.0
 """The penalty on the squared offset of each predicted class where rows are very few."""
 MIN_ROWS_FOR_CLASSES = 200

@@ -13,10 +13,14 @@ the policy is a threshold: the one that is best on the smoothed rows. It goes on
 most gain, where that is positive; a node that cannot answer always goes on.
 
 The paper's factor T, with rows in place of a fitted chain: no Markov property is needed.
+
+With few rows the thresholds of a network's exits vary more than they differ. They are then pooled:
+each is drawn towards the mean over all exits, where X is comparable.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
 
     from ttamer.problem.problem import Problem
 
-__all__ = ["RowSolver", "smoother", "solve_rows", "width_of"]
+__all__ = ["Pooling", "RowSolver", "smoother", "solve_rows", "width_of"]
 
 MAX_CELLS = 1 << 25
 """Rows times steps times tradeoffs worked on at once: a quarter of a GiB."""
@@ -73,15 +77,56 @@ def solve_rows(
     *,
     width: float,
     costs: Sequence[NDArray[np.float64] | float] | None = None,
+    pooling: Pooling | None = None,
 ) -> Ladder:
     """Return policies of a walk without recall, for several tradeoffs, found on rows.
 
     ``states`` holds the state of each row at each node of the problem, every state of a node being
     the state of some row, and ``lost`` the loss of stopping there; both have shape (T, nodes).
     ``costs`` holds the cost of each edge, one number or one per row; by default the problem's.
+    With ``pooling`` the problem is a line, and its thresholds are pooled.
     """
-    solver = RowSolver(problem, states, lost, width=width, costs=costs)
+    solver = RowSolver(problem, states, lost, width=width, costs=costs, pooling=pooling)
     return Ladder(tuple(solver.policies(check_tradeoffs(tradeoffs))))
+
+
+@dataclass(frozen=True, eq=False)
+class Pooling:
+    """Thresholds on X of a line, each drawn towards their mean over the exits."""
+
+    share: float
+    """The share of the mean in each threshold, from 0 to 1."""
+    bounds: Sequence[NDArray[np.float64]]
+    """Per place, increasing: the least X, the edges between its states, and the largest X."""
+
+    @classmethod
+    def of(
+        cls, share: float, least: NDArray[np.float64], edges: Sequence[NDArray[np.float64]]
+    ) -> Pooling:
+        """Return the pooling of a line, given X of each row at each place and its edges."""
+        ends = zip(least.min(axis=0), edges, least.max(axis=0), strict=True)
+        return cls(share, [np.concatenate([[low], own, [high]]) for low, own, high in ends])
+
+    def __call__(
+        self, choices: Sequence[NDArray[np.int32]], order: Sequence[int]
+    ) -> list[NDArray[np.int32]]:
+        """Return the choices of a line with pooled thresholds, by place.
+
+        Choices have shape (states, tradeoffs); a threshold is the number of states that stop. Where
+        every row stops at the first exit, that exit answers alone, and its threshold stays.
+        """
+        exits = order[:-1]
+        stops = [(choices[place] == STOP).sum(axis=0) for place in exits]
+        heights = np.stack([self.bounds[k][own] for k, own in zip(exits, stops, strict=True)])
+        heights += self.share * (heights.mean(axis=0) - heights)
+        pooled = list(choices)
+        for place, after, height in zip(exits, order[1:], heights, strict=True):
+            cut = np.abs(self.bounds[place][:, np.newaxis] - height).argmin(axis=0)
+            states = np.arange(len(choices[place]))[:, np.newaxis]
+            pooled[place] = np.where(states < cut, np.int32(STOP), np.int32(after))
+        alone = stops[0] == len(choices[order[0]])
+        pooled[order[0]] = np.where(alone, choices[order[0]], pooled[order[0]])
+        return pooled
 
 
 class RowSolver:
@@ -95,8 +140,9 @@ class RowSolver:
         *,
         width: float,
         costs: Sequence[NDArray[np.float64] | float] | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
-        self._problem = problem
+        self._problem, self._pooling = problem, pooling
         self._states, self._lost, self._width = states, lost, width
         each = [float(np.mean(edge.cost)) for edge in problem.edges] if costs is None else costs
         self._costs = [cost[:, np.newaxis] if isinstance(cost, np.ndarray) else cost
@@ -120,6 +166,9 @@ class RowSolver:
 
         def solved(part: NDArray[np.float64]) -> list[WalkPolicy]:
             value, phi, choices = self._solve(part, edges)
+            if self._pooling is not None:
+                pooled = self._pooling(choices, self._problem.order)
+                value, phi, choices = self._solve(part, edges, pooled)
             for place, node in enumerate(self._problem.nodes):
                 if not phi[place].size:
                     phi[place] = (
@@ -149,9 +198,15 @@ class RowSolver:
         return [weights[begin : begin + at_once] for begin in range(0, len(weights), at_once)]
 
     def _solve(
-        self, weights: NDArray[np.float64], chosen_edges: Collection[int] | None
+        self,
+        weights: NDArray[np.float64],
+        chosen_edges: Collection[int] | None,
+        decided: Sequence[NDArray[np.int32]] | None = None,
     ) -> tuple[NDArray[np.float64], list[NDArray[np.float64]], list[NDArray[np.int32]]]:
-        """Return values, and the tables by place. Arrays have shape (states or rows, tradeoffs)."""
+        """Return values, and the tables by place. Arrays have shape (states or rows, tradeoffs).
+
+        Where choices are ``decided``, by place, on a line, the tables are those of that policy.
+        """
         problem = self._problem
         slack = self._tie_slack(weights)
         places = len(problem.nodes) + 1  # the start's tables come last
@@ -188,7 +243,10 @@ class RowSolver:
                     own = means(stopping - going(edge))
                     if len(edges) == 1:
                         own = rising_columns(own, means.weights)
-                    better = own > gain + slack
+                    if decided is None:
+                        better = own > gain + slack
+                    else:  # where the rows show no gain but the threshold goes on, it is a tie
+                        better, own = decided[place] != STOP, np.maximum(own, 2 * slack)
                     gain = np.where(better, own, gain)
                     towards = np.where(better, np.int32(problem.ends[edge][1]), towards)
                 if not routes:
