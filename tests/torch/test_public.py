@@ -4,6 +4,7 @@ from ttamer import torch as exits
 
 NAMES = [
     "Answers",
+    "CombinedExits",
     "Costs",
     "EarlyExit",
     "GraphRunner",
@@ -14,6 +15,7 @@ NAMES = [
     "Runner",
     "attach",
     "bert",
+    "combine_exits",
     "count_flops",
     "exits_on_bert",
     "exits_on_gpt2",

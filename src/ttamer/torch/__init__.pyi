@@ -1,4 +1,6 @@
 from ttamer.torch.attaching import attach as attach
+from ttamer.torch.combining import CombinedExits as CombinedExits
+from ttamer.torch.combining import combine_exits as combine_exits
 from ttamer.torch.costs import Costs as Costs
 from ttamer.torch.costs import count_flops as count_flops
 from ttamer.torch.early_exit import EarlyExit as EarlyExit

@@ -14,6 +14,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from ttamer.torch.combining import CombinedExits
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def count_flops(network: EarlyExit, inputs: Value) -> Costs:
     >>> costs.segments, costs.ramps
     ((64.0, 128.0), (48.0, 48.0))
     """
+    if isinstance(network, CombinedExits):
+        network = network.plain()  # there the ramps are apart from the segments
     rows = len(inputs) if isinstance(inputs, torch.Tensor) else len(inputs[0])
     segments, ramps = [], []
     value = inputs

@@ -119,9 +119,10 @@ class EarlyExit(nn.Module):
             The logits of the head, shape (batch, classes).
         """
         value: Any = inputs
-        for segment in self.segments:
+        *segments, head = self.backbone()
+        for segment in segments:
             value = segment(value)
-        logits: Tensor = self.exits[-1](value)
+        logits: Tensor = head(value)
         return logits
 
     def backbone(self) -> Iterator[nn.Module]:

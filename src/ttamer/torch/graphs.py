@@ -254,13 +254,13 @@ def full_graph(
     """Return the network without ramps as graphs, for batches like the example."""
     device = device_of(network)
     out: dict[str, Tensor] = {}
-    first, *others = network.segments
+    first, *others, head = network.backbone()
 
     def finish(value: Any) -> None:
         value = first(kept) if value is None else value
         for segment in others:
             value = segment(value)
-        out["logits"] = network.exits[-1](value)
+        out["logits"] = head(value)
 
     with torch.inference_mode(), autocast(device, precision):
         kept = _like(to_device(example, device), rows_of(example))

@@ -17,6 +17,7 @@ from ttamer._files import atomic_write
 from ttamer.artefact import load, save
 from ttamer.errors import ArgumentError, MissingExtra
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+from ttamer.torch.combining import CombinedExits
 
 if TYPE_CHECKING:
     import os
@@ -226,12 +227,16 @@ def _build(path: Path, config: Mapping[str, Any] | None) -> EarlyExit:
             "saved, and give it as network="
         )
     options = dict(config)
-    family = options.pop("family", None)
+    family, combined = options.pop("family", None), options.pop("combined", False)
+    built: EarlyExit
     try:
         if family == "vgg":
-            return exits.vgg(**options)
-        kind = getattr(transformers(), CONFIGS[family])
-        built: EarlyExit = getattr(exits, family)(kind.from_dict(options.pop("config")), **options)
+            built = exits.vgg(**options)
+        else:
+            kind = getattr(transformers(), CONFIGS[family])
+            built = getattr(exits, family)(kind.from_dict(options.pop("config")), **options)
+        if combined:
+            built = CombinedExits(built, int(options["classes"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ArgumentError(
             f"{path / CONFIG}: cannot build a network of family {family!r}: {error!r}; build it as "
