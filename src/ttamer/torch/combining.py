@@ -12,7 +12,7 @@ so everything that takes a network with exits takes this one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ttamer.torch.devices import Precision
     from ttamer.torch.early_exit import Value
 
-__all__ = ["CombinedExits", "combine_exits"]
+__all__ = ["CombinedExits", "combine_exits", "fit_combination"]
 
 MIN_LOG = -12.0
 """Log-probabilities are cut off here: one exit alone cannot exclude a class."""
@@ -82,8 +82,8 @@ def combine_exits(
     returned = returned[:, whole]
     wanted = torch.cat(right)[whole] if target == "label" else returned[-1].argmax(dim=1)
     combined = CombinedExits(network, returned.shape[2])
-    for k, exit_ in enumerate(combined.ramps()):
-        weights, terms = _fitted(returned[: k + 1], wanted)
+    for k, exit_ in enumerate(cast("Iterator[_Combination]", combined.ramps())):
+        weights, terms = fit_combination(returned[: k + 1], wanted)
         with torch.no_grad():
             exit_.weights.copy_(weights)
             exit_.terms.copy_(terms)
@@ -134,7 +134,8 @@ class CombinedExits(EarlyExit):
         Returns:
             A network with the same exits, each with its own answer.
         """
-        *blocks, last = self.segments
+        blocks: list[Any] = list(self.segments)
+        last = blocks.pop()
         return EarlyExit(
             [*(block.segment for block in blocks), last.segment],
             [block.ramp for block in blocks],
@@ -145,12 +146,10 @@ class CombinedExits(EarlyExit):
     def backbone(self) -> Iterator[nn.Module]:
         """Iterate over the modules of the network without ramps.
 
-        Yields:
+        Returns:
             The segments in order, then the head.
         """
-        for block in self.segments:
-            yield block.segment
-        yield self.exits[-1]
+        return self.plain().backbone()
 
 
 class _Gathering(nn.Module):
@@ -188,8 +187,9 @@ class _Combination(nn.Module):
             self.weights[-1] = 1.0
 
     def forward(self, value: tuple[Tensor, ...]) -> Tensor:
-        gathered = value[-1].unflatten(1, (len(self.weights), len(self.terms)))
-        return (gathered * self.weights[:, None]).sum(dim=1) + self.terms
+        gathered = value[-1].reshape(-1, len(self.weights), len(self.terms))
+        logits: Tensor = (gathered * self.weights[:, None]).sum(dim=1) + self.terms
+        return logits
 
 
 def _log(logits: Tensor) -> Tensor:
@@ -207,10 +207,10 @@ def _joined(hidden: Any, gathered: Tensor) -> tuple[Tensor, ...]:
     return (hidden, gathered) if isinstance(hidden, Tensor) else (*hidden, gathered)
 
 
-def _fitted(returned: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def fit_combination(returned: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """Return weights and class terms by maximum likelihood, drawn towards the last exit alone.
 
-    ``returned`` has shape (exits, rows, classes).
+    ``returned`` are log-probabilities of shape (exits, rows, classes), ``wanted`` class numbers.
     """
     exits, rows, classes = returned.shape
     alone = torch.zeros(exits, dtype=returned.dtype)
