@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from support.exit_networks import told_network  # noqa: E402
+from support.exit_networks import measured, told_network  # noqa: E402
 from ttamer.torch import combine_exits, trace_of  # noqa: E402
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "early_exit" / "combined.py"
@@ -28,10 +28,11 @@ def test_a_trace_of_combined_exits_is_that_of_the_combined_network(script):
     labels = torch.randint(4, (300,), generator=generator)
     known = np.arange(200)
     network = told_network(3)
-    trace = trace_of(network, [(logits, labels)])
+    spec = measured(3).spec()
+    trace = trace_of(network, [(logits, labels)], spec=spec)
     found = script.combined(trace, logits.double().permute(1, 0, 2), trace.label, known)
     network = combine_exits(network, [(logits[:200], labels[:200])])
-    wanted = trace_of(network, [(logits, labels)])
+    wanted = trace_of(network, [(logits, labels)], spec=spec)
     assert (found.prediction == wanted.prediction).all()
     np.testing.assert_allclose(found.confidence, wanted.confidence, rtol=1e-5)
     for name in ("margin", "entropy"):
