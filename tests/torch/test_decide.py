@@ -13,16 +13,18 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.exit_networks import by_session, fitted, told_network
 from ttamer.errors import ArgumentError
+from ttamer.fitted.belief import Extras
 from ttamer.fitted.ladder import FittedPolicy
 from ttamer.fitted.models import BeliefModel
 from ttamer.fitting.beliefs import build_belief
 from ttamer.fitting.plans import fit
 from ttamer.torch.costs import Costs
 from ttamer.torch.decide import NO_ANSWER, Decider, confidence_of, scores_of
+from ttamer.torch.decide_cpu import CpuDecider
 from ttamer.torch.runner import Regrouping, Runner
 from ttamer.torch.tables import tables_of, threshold_tables
 from ttamer.torch.tracing import trace_of
-from ttamer.trace.trace import Trace
+from ttamer.trace.trace import BELIEF_FIELDS, Trace
 
 CPU = torch.device("cpu")
 
@@ -54,6 +56,7 @@ def policies(draw) -> tuple[FittedPolicy, torch.Tensor]:
     label = logits[:, -1].argmax(dim=1)
     label[generator.random(rows) < 0.2] = 0
     trace = trace_of(told_network(exits), [(logits, label)], spec=spec)
+    columns = trace.extras
     if target == "label" and draw(st.booleans()):  # a log that does not say what was predicted
         trace = Trace(spec, trace.confidence, correct=~trace.wrong())
     belief = draw(st.sampled_from(["full", "calibrated", "none"]))
@@ -61,15 +64,37 @@ def policies(draw) -> tuple[FittedPolicy, torch.Tensor]:
     states = draw(st.integers(1, 5))
     if belief == "full":
         ladder = build_belief(trace, np.array([tradeoff]), states=states)
-        policy = FittedPolicy.of(ladder[0].policy, on_edges(ladder.fitted, trace))
+        fitted = ladder.fitted
+        if draw(st.booleans()):
+            fitted = with_columns(fitted, columns, generator)
+        policy = FittedPolicy.of(ladder[0].policy, on_edges(fitted, trace, columns))
     else:
         policy = fit(trace, belief=belief, states=states, tradeoffs=[tradeoff])[0]
     return policy, torch.cat([logits, fresh])
 
 
-def on_edges(fitted: BeliefModel, trace: Trace) -> BeliefModel:
+def with_columns(fitted: BeliefModel, columns, generator) -> BeliefModel:
+    """Let the belief read margins and entropies of some exits, with bounds at values met."""
+
+    def whole(*shape):  # weights are multiples of 2^-12
+        return generator.integers(-6000, 6000, shape) / 4096
+
+    extras = {}
+    for v, levels in enumerate(fitted.belief.levels):
+        names = tuple(name for name in BELIEF_FIELDS if generator.random() < 0.6)
+        if names:
+            bounds = tuple(
+                np.unique(generator.choice(columns[name][:, v], generator.integers(0, 6)))
+                for name in names
+            )
+            terms = tuple(whole(len(each) + 1) for each in bounds)
+            extras[v] = Extras(names, levels + whole(len(levels)), bounds, terms)
+    return dataclasses.replace(fitted, belief=dataclasses.replace(fitted.belief, extras=extras))
+
+
+def on_edges(fitted: BeliefModel, trace: Trace, columns) -> BeliefModel:
     """Move edges of X onto values that it takes, where they stay apart."""
-    seen = fitted.belief.evidence(trace.confidence, fitted.predictions(trace), extras=trace.extras)
+    seen = fitted.belief.evidence(trace.confidence, fitted.predictions(trace), extras=columns)
     moved = []
     for step, edges in zip(fitted.steps, fitted.edges, strict=True):
         values = np.unique(fitted.belief.least(seen, step)[0])
@@ -104,6 +129,33 @@ def test_a_batch_decides_as_sessions_do(drawn, whole):
     every = torch.arange(len(logits))
     want = logits[every, answers.exit]
     assert torch.equal(answers.logits.nan_to_num(-9), want.nan_to_num(-9))
+
+
+@pytest.mark.parametrize("kind", [Decider, CpuDecider])
+@pytest.mark.parametrize("seed", range(4))
+def test_log_odds_are_those_of_sessions_where_margins_and_entropies_are_read(kind, seed):
+    generator = np.random.default_rng(seed)
+    exits, rows = 3, 150
+    logits = some_logits(generator, rows, exits, 3)
+    fresh = some_logits(generator, 40, exits, 3, broken=0.2)
+    spec = Costs(told_network(exits).names, (1.0,) * exits, (0.5,) * exits, "seconds").spec()
+    trace = trace_of(told_network(exits), [(logits, logits[:, -1].argmax(dim=1))], spec=spec)
+    ladder = build_belief(trace, np.array([0.9]), states=5)
+    fitted = with_columns(ladder.fitted, trace.extras, generator)
+    tables = tables_of(FittedPolicy.of(ladder[0].policy, fitted), spec.names, 3)
+    assert tables.reads_columns
+    decider, every = kind(tables, CPU), torch.cat([logits, fresh])
+    found = said(every)
+    for k in range(exits):
+        carry = decider.start(len(every), 3, every.dtype)
+        carry.place.fill_(tables.exit_of.index(k))
+        decider.observe(carry, k, torch.arange(len(every)), every[:, k])
+        names = fitted.belief.extras[k].names if k in fitted.belief.extras else ()
+        for row in range(len(every)):
+            columns = [float(getattr(found, name)[row, k]) for name in names]
+            given = columns if all(map(math.isfinite, columns)) else ()
+            expected = fitted.scorer.odds(k, float(found.confidence[row, k]), given)
+            assert carry.odds[row, k].item() == expected
 
 
 @examples(60)
