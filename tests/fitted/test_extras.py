@@ -15,6 +15,8 @@ from support.traces import answering_trace
 from ttamer.errors import ArtefactDamaged, ObservationError, TraceWarning
 from ttamer.evaluation.results import measure
 from ttamer.fitted.belief import WEIGHT_RESOLUTION
+from ttamer.fitting import beliefs
+from ttamer.fitting.beliefs import build_belief
 from ttamer.fitting.cross_fit import CrossFit
 from ttamer.fitting.regressions import useful_extras
 from ttamer.runtime import Cascade, batched
@@ -262,6 +264,42 @@ def test_the_reader_in_the_specification_has_columns(ladder, new, tmp_path):
             asked, answer = reader["fitted"](*given, margins)
             assert (answer, asked[-1]) == (played.answer[row], played.last[row])
             assert reader["fitted"](*given)[1] == alone.answer[row]
+
+
+# Exits of one network, judged by their margins
+
+
+@pytest.fixture(scope="module")
+def exits():
+    return tt.datasets.load("vgg11-cifar10", "fit").take(slice(500)).restrict(
+        ["conv1", "conv4", "full"]
+    )  # fmt: skip
+
+
+def test_exits_are_judged_by_their_margins_where_that_gives_a_better_frontier(exits):
+    ladder = build_belief(exits, np.array(TRADEOFFS))
+    assert ladder.fitted.reads == dict.fromkeys(exits.names, ("margin",))
+    by_margin = dataclasses.replace(exits, confidence=exits.extras["margin"], extras={})
+    same = build_belief(by_margin, np.array(TRADEOFFS))
+    test = tt.datasets.load("vgg11-cifar10", "test").take(slice(500)).restrict(exits.names)
+    shown = dataclasses.replace(test, confidence=test.extras["margin"], extras={})
+    for one, two in zip(ladder.play_all(test), same.play_all(shown), strict=True):
+        np.testing.assert_array_equal(one.asked, two.asked)
+        np.testing.assert_array_equal(one.answer, two.answer)
+
+
+def test_margins_that_repeat_the_confidence_do_not_replace_it(exits):
+    repeated = dataclasses.replace(exits, extras={"margin": 2 * exits.confidence - 1})
+    fits = [build_belief(each, np.array(TRADEOFFS)) for each in (repeated, without_columns(exits))]
+    assert fits[0].fitted.reads == {}
+    for one, two in zip(*(each.play_all(exits) for each in fits), strict=True):
+        np.testing.assert_array_equal(one.asked, two.asked)
+
+
+def test_margins_are_compared_on_a_sample_of_many_rows(exits, monkeypatch):
+    monkeypatch.setattr(beliefs, "MAX_ROWS_COMPARED", 300)
+    ladder = build_belief(exits, np.array([0.5, 0.9]))
+    assert ladder.fitted.rows == len(exits)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from ttamer.serve.config import read_settings
 from ttamer.serve.metrics import Metrics
 from ttamer.serve.openapi import description
 from ttamer.serve.record import RequestRecord
+from ttamer.trace.trace import BELIEF_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -178,12 +179,22 @@ def sessions(
             elif odd(row, step):
                 turn.observe(confidence=float("nan"), prediction="never heard of")
             else:
-                turn.observe(confidence=sure[row][node], prediction=classes[said[row][node]])
+                turn.observe(
+                    confidence=sure[row][node],
+                    prediction=classes[said[row][node]],
+                    **columns_of(trace, row, node),
+                )
             step += 1
         more = "!" * getattr(turn, "capped", False) + "?" * turn.unclear
         decisions.append(f"{'>'.join(turn.asked)}={turn.answer}{more}")
         costs.append(turn.cost)
     return decisions, costs
+
+
+def columns_of(trace: tt.Trace, row: int, node: int) -> dict[str, float]:
+    """Return the margin and the entropy of an answer, where the trace has them."""
+    return {name: float(trace.extras[name][row, node]) for name in BELIEF_FIELDS
+            if name in trace.extras}  # fmt: skip
 
 
 def played(policy: Any, trace: tt.Trace) -> list[str]:
@@ -247,7 +258,9 @@ def told_why(policy: Any, trace: tt.Trace, row: int) -> list[dict[str, Any]]:
         node = trace.names.index(turn.next)
         code = -1 if trace.prediction is None else int(trace.prediction[row, node])
         turn.observe(
-            confidence=float(trace.confidence[row, node]), prediction=(*trace.classes, None)[code]
+            confidence=float(trace.confidence[row, node]),
+            prediction=(*trace.classes, None)[code],
+            **columns_of(trace, row, node),
         )
         reported.append(turn.explain().to_dict())
     return reported

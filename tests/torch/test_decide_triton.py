@@ -140,8 +140,11 @@ def test_without_predictions():
 
 
 @functools.cache
-def reading_columns():
-    """Return a ladder for exits that are right by margin or entropy, not by confidence."""
+def reading_columns(*, all_margins):
+    """Return a ladder for exits that are right by margin or entropy, not by confidence.
+
+    Where all margins are known, they take the place of confidences.
+    """
     rng = np.random.default_rng(3)
     logits = torch.from_numpy(2 * rng.standard_normal((EXITS, 3000, CLASSES)).astype(np.float32))
     scores = scores_of(logits)
@@ -150,20 +153,25 @@ def reading_columns():
         + [1.0 - (0.7 - 0.1 * k) * scores.entropy[k + 2] for k in range(2)]
     )
     shuffled = torch.from_numpy(rng.random((EXITS, 3000)))
+    margin = scores.margin.T.double().numpy().copy()
+    margin[:, 0] = margin[:, 0] if all_margins else np.nan
     trace = Trace(
         CascadeSpec.of(dict.fromkeys(NAMES, 0.2), order="fixed"),
         (scores.confidence + 0.3 * shuffled).T.double().numpy(),
         correct=(torch.from_numpy(rng.random((EXITS, 3000))) < chance).T.numpy(),
-        extras={"margin": scores.margin.T.double().numpy(),
-                "entropy": scores.entropy.T.double().numpy()},
-    )  # fmt: skip
+        extras={"margin": margin, "entropy": scores.entropy.T.double().numpy()},
+    )
     return fit(trace, belief="full", states=6, tradeoffs=[0.6, 0.8, 0.95])
 
 
-@pytest.mark.parametrize("size", [3, BLOCK + 9])
-def test_margins_and_entropies(size):
-    ladder = reading_columns()
-    assert {"e1.margin", "e2.entropy", "e3.entropy"} <= set(ladder.fitted.columns_read)
+@pytest.mark.parametrize(("size", "all_margins"), [(3, False), (BLOCK + 9, False), (5, True)])
+def test_margins_and_entropies(size, all_margins):
+    ladder = reading_columns(all_margins=all_margins)
+    reads = {"e1.margin", "e2.entropy", "e3.entropy"}
+    if all_margins:
+        reads = {f"{name}.margin" for name in NAMES}
+        assert all((own.levels == 0).all() for own in ladder.fitted.belief.extras.values())
+    assert reads <= set(ladder.fitted.columns_read)
     for policy in ladder:
         tables = tables_of(policy, NAMES, CLASSES)
         logits = some_logits(size, 11)[0]
@@ -180,7 +188,7 @@ def test_margins_and_entropies(size):
 
 
 def test_margins_of_some_exits_of_a_network():
-    policy = reading_columns().at(0.8)
+    policy = reading_columns(all_margins=False).at(0.8)
     names = ("e0", "another", "e1", "e2", "e3")
     tables, fewer = (tables_of(policy, each, CLASSES) for each in (names, NAMES))
     assert torch.equal(tables.terms[[0, 2, 3, 4]], fewer.terms)

@@ -30,9 +30,11 @@ from ttamer.fitting.cautious import find_cautious
 from ttamer.fitting.cross_fit import FOLDS, ROUTER, CrossFit, Estimates
 from ttamer.fitting.regressions import (
     VERY_FEW_ROWS,
+    by_column,
     classes_of,
     fit_belief,
     has_class_terms,
+    sampled,
     useful_extras,
     useful_signals,
 )
@@ -52,6 +54,7 @@ from ttamer.fitting.threads import on_threads
 from ttamer.policy.base import Ladder
 from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.solvers.blas import one_thread
+from ttamer.stats.envelope import area_under
 from ttamer.stats.isotonic import rising
 from ttamer.stats.logistic import sigmoid
 
@@ -90,6 +93,12 @@ MAX_STATES = 64
 """X has at most this many states after each step."""
 MAX_WAYS = 64
 """With more edges X has half as many states: a file holds a matrix for each edge."""
+MAX_ROWS_COMPARED = 20_000
+"""Margins are compared with confidences on at most this many rows: a uniform sample of more."""
+MIN_MARGIN_GAIN = 0.002
+"""Margins take the place of confidences if they lower the area under the frontier by this share."""
+MIN_FRONTIER = 8
+"""Fewer policies are compared by their objectives instead."""
 OPTIMISM_SHARE = 0.9
 """This share of what policies lose on rows left out is added to their errors. It is all of it for a
 choice among fixed policies; thresholds found on two thirds of the rows are themselves worse than
@@ -170,11 +179,68 @@ def build_belief(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> FittedLadder:
-    """Fit beliefs to a trace, and policies on them for several tradeoffs."""
+    """Fit beliefs to a trace, and policies on them for several tradeoffs.
+
+    The exits of a network may be judged by their margins in place of their confidences. Of two
+    inputs of equal confidence, the one whose second class is close is likelier to be decided by a
+    later exit; so although a margin says less about whether an answer is wrong, it can say more
+    about whether to go on. Where margins are known, policies are fitted both ways, and the ladder
+    with the better frontier by cross-fitting is kept.
+    """
     if searches_subsets(trace, order):
         stages = Stages(progress, FOLDS * (1 + (len(trace.names) > MAX_POOL)) + 2)
         return _build_on_subsets(trace, tradeoffs, states=states, seed=seed, say=stages)
-    say = Stages(progress, FOLDS + 3)
+
+    def built(rows: Trace, *, by_margin: bool) -> FittedLadder:
+        say = Stages(progress, FOLDS + 3)
+        return _build_on_steps(rows, tradeoffs, order, states, seed, say, by_margin=by_margin)
+
+    margins = trace.extras.get("margin")
+    if not trace.spec.is_network or margins is None or not np.isfinite(margins).all():
+        return built(trace, by_margin=False)
+    is_long = len(trace) > MAX_ROWS_COMPARED
+    some = trace.take(sampled(len(trace), MAX_ROWS_COMPARED)) if is_long else trace
+    plain, other = (built(some, by_margin=by_margin) for by_margin in (False, True))
+    better = _is_better(other, plain)
+    if is_long:
+        return built(trace, by_margin=better)
+    return other if better else plain
+
+
+def _is_better(one: FittedLadder, two: FittedLadder) -> bool:
+    """Return whether a ladder is expected to have less area under its frontier than another.
+
+    Few policies have no frontier: then their objectives are compared.
+    """
+    found = []
+    for ladder in (one, two):
+        rungs, model = ladder.rungs, ladder.fitted
+        if rungs is None or rungs.smoothed_errors is None:
+            return False
+        losses, costs = rungs.smoothed_errors / model.loss_unit, rungs.costs / model.full_cost
+        if len(ladder) < MIN_FRONTIER:
+            tradeoffs = np.array([policy.tradeoff for policy in ladder])
+            found.append(float((tradeoffs * losses + (1 - tradeoffs) * costs).sum()))
+        else:
+            low = float(model.spec.costs.min()) / model.full_cost
+            found.append(area_under(costs, losses, min(low, 0.5), 1.0))
+    return found[0] < (1 - MIN_MARGIN_GAIN) * found[1]
+
+
+def _build_on_steps(
+    given: Trace,
+    tradeoffs: NDArray[np.float64],
+    order: Order | None,
+    states: int | None,
+    seed: int,
+    say: Callable[[str], object],
+    *,
+    by_margin: bool,
+) -> FittedLadder:
+    """Fit beliefs after each step, by confidences or by margins, and policies on them."""
+    trace = given
+    if by_margin:
+        trace = dataclasses.replace(given, confidence=given.extras["margin"], extras={})
     names = useful_signals(trace, trace.loss_shares())
     extras = useful_extras(trace, trace.loss_shares())
     steps, ways = steps_of(trace, order, router=bool(names))
@@ -185,11 +251,13 @@ def build_belief(
     say(f"fitting beliefs after {len(steps)} steps")
     with one_thread():
         belief = fit_belief(trace, trace.loss_shares(), steps, signals=names, extras=extras)
+        if by_margin:
+            belief = by_column(belief, given, "margin")
     say(f"finding policies for {len(tradeoffs)} tradeoffs")
     width = width_of(len(trace))
     problem = _problem(trace, steps, ways, rows, width)
     costs = _edge_costs(trace, steps, ways)
-    model = _model(trace, belief, steps, rows.edges, _order_name(trace, order), count)
+    model = _model(given, belief, steps, rows.edges, _order_name(trace, order), count)
     has_thresholds = has_line(model, problem)
     pooling = None
     if has_thresholds and pools_thresholds(trace):
@@ -199,7 +267,7 @@ def build_belief(
     )
     ladder = FittedLadder.of(solved, model)
     say("estimating what the policies do on new rows")
-    served = model.states(trace)
+    served = model.states(given)
     ladder = ladder.with_rungs(_rungs(ladder, trace, rows, served))
     if not has_thresholds:
         return ladder

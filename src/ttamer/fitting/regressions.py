@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "VERY_FEW_ROWS",
     "Shrinkage",
+    "by_column",
     "classes_of",
     "dispersion",
     "fit_belief",
@@ -377,6 +378,30 @@ def _coarse(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Round to 20 bits: numbers that differ by the rounding of a device have no bound between."""
     fraction, exponent = np.frexp(values)
     return np.asarray(np.ldexp(np.rint(fraction * 2.0**20), exponent - 20))
+
+
+def by_column(belief: Belief, trace: Trace, name: str) -> Belief:
+    """Return a belief whose confidences were an extra column, as one that reads this column.
+
+    Args:
+        belief: A belief fitted to the column in place of the confidences.
+        trace: The rows fitted to, with their confidences: these count where the column is missing.
+        name: The column.
+
+    Returns:
+        A belief with the same log-odds wherever the column is given.
+    """
+    wrong = trace.loss_shares()
+    if len(trace) > MAX_ROWS:
+        rows = sampled(len(trace), MAX_ROWS)
+        trace, wrong = trace.take(rows), wrong[rows]
+    shrinkage = Shrinkage.of(len(trace), network=trace.spec.is_network)
+    alone = _nodes_alone(trace, wrong, shrinkage, by_class=False)
+    extras = {
+        v: Extras((name,), np.zeros_like(own), (belief.bounds[v],), (belief.levels[v],))
+        for v, own in enumerate(alone.levels)
+    }
+    return dataclasses.replace(belief, bounds=alone.bounds, levels=alone.levels, extras=extras)
 
 
 def _is_clear(
