@@ -29,8 +29,9 @@ def test_results_are_kept_and_not_computed_again(tmp_path, capsys):
 
 
 def test_no_job_starts_once_the_minutes_are_over():
-    options = Namespace(jobs=1, results=None, minutes=0.0)
+    options = Namespace(jobs=1, results=None, minutes=1e-9)
     assert run(abs, [(-1,), (-2,), (-3,)], options) == {(-1,): 1}
+    assert run(abs, [(-1,)], Namespace(jobs=1, results=None, minutes=0.0)) == {}
 
 
 def test_a_folder_s_trace_is_read_and_split_into_other_rows(tmp_path):
