@@ -671,7 +671,7 @@ def test_what_is_counted_was_not_fitted_to():
     trace = many_models(4, rows=150)
     wrong, (steps, _) = trace.wrong(), steps_of(trace)
     belief = fit_belief(trace, wrong, steps)
-    least, owner = CrossFit(trace, steps, 0).estimates()
+    least, owner, _ = CrossFit(trace, steps, 0).estimates()
     seen = belief.evidence(trace.confidence, trace.prediction)
     rows = np.arange(len(trace))
     flattered = 0.0

@@ -12,7 +12,7 @@ import ttamer as tt
 from ttamer.errors import ArgumentError, ArtefactDamaged, ObservationError
 from ttamer.evaluation.results import measure
 from ttamer.fitting.cross_fit import ROUTER
-from ttamer.fitting.regressions import useful_signals
+from ttamer.fitting.signals import useful_signals
 
 TRADEOFFS = [0.0, 0.09, 0.47, 0.91, 1.0]
 
@@ -169,6 +169,7 @@ def test_a_network_run_in_torch_refuses_signals():
         (lambda h, a: h["belief"].update(signal_bins=[7]), "of shape"),
         (lambda h, a: a["belief_signal_leans"].__setitem__((0, 0), 0.3), "multiples of"),
         (lambda h, a: a["belief_signal_doubts"].__setitem__(0, np.nan), "finite"),
+        (lambda h, a: a["belief_signal_shifts"].__setitem__(0, 0.3), "multiples of"),
         (lambda h, a: a["belief_signal_bounds"].__setitem__(-1, 1.0), "end with 0"),
         (lambda h, a: a["belief_signal_bounds"].__setitem__(0, 1e9), "must increase"),
     ],

@@ -100,6 +100,8 @@ def describe_belief(fitted: BeliefModel) -> tuple[dict[str, Any], dict[str, NDAr
         arrays["belief_signal_bounds"] = np.concatenate([*belief.signals.bounds, pad])
         arrays["belief_signal_leans"] = np.concatenate(belief.signals.offsets)
         arrays["belief_signal_doubts"] = np.concatenate(belief.signals.router_logits)
+        if any(own.any() for own in belief.signals.shifts):
+            arrays["belief_signal_shifts"] = np.concatenate(belief.signals.shifts)
     if belief.extras:
         read = [belief.extras[v] for v in sorted(belief.extras)]
         nodes = range(len(spec.names))
@@ -209,11 +211,14 @@ def _signals(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], node
     bounds = _bounds_of(arrays, "signal", bins)
     _check_exact(arrays, "belief_signal_leans", (sum(bins), nodes))
     _check_exact(arrays, "belief_signal_doubts", (sum(bins),))
+    arrays = {"belief_signal_shifts": np.zeros(sum(bins)), **arrays}  # optional
+    _check_exact(arrays, "belief_signal_shifts", (sum(bins),))
     return Signals(
         tuple(names),
         bounds,
         cut(arrays["belief_signal_leans"], bins),
         cut(arrays["belief_signal_doubts"], bins),
+        cut(arrays["belief_signal_shifts"], bins),
     )
 
 

@@ -56,6 +56,7 @@ OPTIONAL_ARRAYS = {
         "belief_signal_bounds",
         "belief_signal_leans",
         "belief_signal_doubts",
+        "belief_signal_shifts",
         "belief_extra_levels",
         "belief_extra_bounds",
         "belief_extra_leans",

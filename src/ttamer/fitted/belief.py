@@ -27,7 +27,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -89,6 +89,8 @@ class Evidence:
     """How much the class it predicts adds to that; 0 where nothing is known."""
     predictions: NDArray[np.int32] | None
     """What it predicts."""
+    shift: NDArray[np.float64] | float = 0.0
+    """Shape (T,): what signals add to X where it is the state of a policy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +160,7 @@ class Belief:
                 offset[:, v] = table[predictions[:, v]]
         if self.signals is not None and signals is not None:
             offset += self.signals.offset(signals)
+            return Evidence(odds, offset, predictions, self.signals.shift(signals))
         return Evidence(odds, offset, predictions)
 
     def least(self, seen: Evidence, step: Step) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
@@ -248,6 +251,19 @@ def context_of(step: Step) -> Step:
     return step[-MAX_CONTEXT:]
 
 
+class Contribution(NamedTuple):
+    """What the signals of one input add."""
+
+    offset: list[float]
+    """To the log-odds that each node is wrong."""
+    router_logit: float
+    """To the state of the router."""
+    shift: float
+    """To X as a state."""
+    unknown: int
+    """How many signals are missing."""
+
+
 @dataclass(frozen=True, eq=False)
 class Signals:
     """Numbers known before any node is asked, cut into bins, and what each bin adds to the belief.
@@ -255,6 +271,10 @@ class Signals:
     The offsets enter beliefs. The sum of router logits is the state of a *router*: a node that
     costs nothing, cannot answer (its loss is infinite) and comes before all others, so that the
     policy may start with one node on one input and with another on the next.
+
+    Shifts make X a better state for a policy. A signal of difficulty raises the chance that an
+    answer is wrong, but also that every other one is: there X is high and asking on gains little.
+    X plus the shift is in the order of what there is to gain.
     """
 
     names: tuple[str, ...]
@@ -266,6 +286,8 @@ class Signals:
     router_logits: tuple[NDArray[np.float64], ...]
     """Per signal, shape (bins,): what each bin adds to the log-odds that a node is wrong, given
     nothing else."""
+    shifts: tuple[NDArray[np.float64], ...]
+    """Per signal, shape (bins,): what each bin adds to X where it is the state of a policy."""
 
     def offset(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return, shape (T, nodes), what signals of shape (T, k) add to each node's log-odds."""
@@ -278,19 +300,25 @@ class Signals:
 
     def router_logit(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return, shape (T,), the state of the router before it is quantised."""
+        return self._sum(self.router_logits, values)
+
+    def shift(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return, shape (T,), what signals of shape (T, k) add to X as a state."""
+        return self._sum(self.shifts, values)
+
+    def _sum(
+        self, tables: Sequence[NDArray[np.float64]], values: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
         bins = self._quantiser.states(values)
         total: NDArray[np.float64] = sum(
-            (own[bins[:, k]] for k, own in enumerate(self.router_logits)),
-            start=np.zeros(len(values)),
+            (own[bins[:, k]] for k, own in enumerate(tables)), start=np.zeros(len(values))
         )
         return total
 
-    def contribution(self, given: Mapping[str, float]) -> tuple[list[float], float, int]:
-        """Return what one input's signals add to each node, the router logit, and how many lack.
-
-        A signal that is missing or NaN adds nothing.
-        """
-        offset, router_logit, unknown = np.zeros(self.offsets[0].shape[1]), 0.0, 0
+    def contribution(self, given: Mapping[str, float]) -> Contribution:
+        """Return what one input's signals add; a signal that is missing or NaN adds nothing."""
+        offset, router_logit, shift = np.zeros(self.offsets[0].shape[1]), 0.0, 0.0
+        unknown = 0
         for k, name in enumerate(self.names):
             value = _number(name, given.get(name, np.nan))
             if value != value:
@@ -299,7 +327,8 @@ class Signals:
             place = int(np.searchsorted(self.bounds[k], value, side="right"))
             offset += self.offsets[k][place]
             router_logit += float(self.router_logits[k][place])
-        return offset.tolist(), router_logit, unknown
+            shift += float(self.shifts[k][place])
+        return Contribution(offset.tolist(), router_logit, shift, unknown)
 
     @cached_property
     def _quantiser(self) -> Quantiser:

@@ -277,6 +277,7 @@ class BeliefModel(Model):
         for k, step in enumerate(self.steps):
             if step:
                 least, owner[:, k] = self.belief.least(seen, step)
+                least += seen.shift
             else:
                 least = _router_logit(signals, known)
             found[:, k] = np.searchsorted(self.edges[k], least, side="right")
@@ -306,6 +307,7 @@ class BeliefModel(Model):
             answers = predictions if self.belief.has_predictions else None
             seen = self.belief.evidence(confidence, answers, known, extras)
             least, owner = self.belief.least(seen, step)
+            least += seen.shift
         return np.searchsorted(self.edges[place], least, side="right"), owner
 
     def session(

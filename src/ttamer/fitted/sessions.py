@@ -309,7 +309,7 @@ class BeliefSession(_ModelSession):
     """
 
     __slots__ = ("_failed", "_least", "_odds", "_offset", "_owner", "_place", "_predictions",
-                 "_unknown")  # fmt: skip
+                 "_shift", "_unknown")  # fmt: skip
 
     _model: BeliefModel
     _inner: LastAnswerSession
@@ -330,12 +330,14 @@ class BeliefSession(_ModelSession):
         self._least = inf
         self._failed: tuple[int, ...] = ()
         self._place = -1
+        self._shift = 0.0
         known = model.belief.signals
         if known is not None:
-            self._offset, router_logit, self.unclear = known.contribution(signals or {})
+            added = known.contribution(signals or {})
+            self._offset, self._shift, self.unclear = added.offset, added.shift, added.unknown
             router = self._inner.number
             if not model.steps[router]:
-                self._inner.observe(model.scorer.state(router, router_logit))
+                self._inner.observe(model.scorer.state(router, added.router_logit))
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -382,7 +384,7 @@ class BeliefSession(_ModelSession):
         self._least, self._owner = scorer.least(
             place, self._odds, self._offset, self._predictions, self._failed
         )
-        self._inner.observe(scorer.state(place, self._least))
+        self._inner.observe(scorer.state(place, self._least + self._shift))
 
     def _columns(self, read: Extras, margin: object, entropy: object) -> tuple[float, ...]:
         """Return the columns that the belief reads; none where one of them is unknown."""
@@ -435,7 +437,7 @@ class BeliefSession(_ModelSession):
         self._odds[node] = scorer.odds(node, nan)
         self._failed = (*self._failed, node)
         self._asked.append(node)
-        self._inner.observe(scorer.state(place, self._least))
+        self._inner.observe(scorer.state(place, self._least + self._shift))
         if self._owner < 0:
             self._inner.go_on()
 

@@ -36,9 +36,9 @@ from ttamer.fitting.regressions import (
     has_class_terms,
     sampled,
     useful_extras,
-    useful_signals,
 )
 from ttamer.fitting.row_policy import Pooling, RowSolver, smoother, solve_rows, width_of
+from ttamer.fitting.signals import useful_signals
 from ttamer.fitting.subsets import (
     MAX_ASKED,
     MAX_POOL,
@@ -103,6 +103,8 @@ OPTIMISM_SHARE = 0.9
 """This share of what policies lose on rows left out is added to their errors. It is all of it for a
 choice among fixed policies; thresholds found on two thirds of the rows are themselves worse than
 those found on all, and if that goes with one over the number of rows, it is 0.8 for them."""
+MIN_STANDARD_ERRORS = 2.0
+"""Regressions weigh signals if that lowers the log loss of X by this many standard errors."""
 OPTIMISM_REACH = 0.92
 """The optimism of policies is averaged over tradeoffs whose log-odds are at most this far."""
 
@@ -261,7 +263,7 @@ def _build_on_steps(
     has_thresholds = has_line(model, problem)
     pooling = None
     if has_thresholds and pools_thresholds(trace):
-        pooling = Pooling.of(POOLED_SHARE, estimates.least, rows.edges)
+        pooling = Pooling.of(POOLED_SHARE, estimates.state, rows.edges)
     solved = solve_rows(
         problem, rows.found, rows.lost, tradeoffs, width=width, costs=costs, pooling=pooling
     )
@@ -355,9 +357,9 @@ class _Rows:
     @classmethod
     def of(cls, trace: Trace, steps: Sequence[Step], estimates: Estimates, *, states: int) -> _Rows:
         """Quantise X, given on every row by cross-fitting."""
-        (least, owner), wrong = estimates, trace.loss_shares()
-        edges = [edges_of(own, states=states, method="quantile") for own in least.T]
-        found = [np.searchsorted(own, least[:, k], side="right") for k, own in enumerate(edges)]
+        (least, owner, state), wrong = estimates, trace.loss_shares()
+        edges = [edges_of(own, states=states, method="quantile") for own in state.T]
+        found = [np.searchsorted(own, state[:, k], side="right") for k, own in enumerate(edges)]
         met = wrong[np.arange(len(trace))[:, np.newaxis], owner]
         share = REALISED * len(trace) / (len(trace) + FEW_ROWS)
         lost = (1 - share) * sigmoid(least) + share * met
@@ -384,14 +386,16 @@ def _build_on_subsets(
     names = useful_signals(trace, trace.loss_shares())
     extras = useful_extras(trace, trace.loss_shares())
     pool = list(range(len(costs)))
-    scored_once = _scores_once(trace, Lattice(costs, pool, 1).prefixes, seed, names, extras)
+    line = Lattice(costs, pool, 1).prefixes
+    scored_once = _scores_once(trace, line, seed, names, extras)
+    weigh_signals = not scored_once or _weighs_signals(trace, line, seed, names, extras)
     if len(pool) > MAX_POOL:
         pairs = Lattice(costs, pool, 2)
-        fits = CrossFit(trace, pairs.steps, seed, names, scored_once, extras)
+        fits = CrossFit(trace, pairs.steps, seed, names, scored_once, extras, weigh_signals)
         pool = _Search.of(trace, pairs, fits.estimates(say), tradeoffs, states).pool()
     size = subset_size(len(pool), len(trace))
     lattice = Lattice(costs, pool, size, router=bool(names))
-    fits = CrossFit(trace, lattice.steps, seed, names, scored_once, extras)
+    fits = CrossFit(trace, lattice.steps, seed, names, scored_once, extras, weigh_signals)
     estimates = fits.estimates(say)
     search = _Search.of(trace, lattice, estimates, tradeoffs, states)
     say(f"searching {len(lattice.subsets)} subsets for {len(tradeoffs)} tradeoffs")
@@ -405,6 +409,7 @@ def _build_on_subsets(
         belief = fit_belief(
             trace, trace.loss_shares(), steps, scored_once=scored_once, signals=names,
             extras=extras,
+            weigh_signals=weigh_signals,
         )  # fmt: skip
     used = search.rows.at(places)
     count = subset_states(len(trace), states)
@@ -434,13 +439,46 @@ def _scores_once(
     """
     if not has_class_terms(trace):
         return True
-    wrong, rows = trace.loss_shares(), np.arange(len(trace))[:, np.newaxis]
-    some = [step for step in steps if 1 < len(step) <= MAX_ASKED]
-    losses = []
-    for once in (False, True):
-        least, owner = CrossFit(trace, some, seed, signals, once, extras).estimates()
-        losses.append(float((np.logaddexp(0, least) - wrong[rows, owner] * least).mean()))
-    return losses[1] < losses[0]
+    several, once = (
+        _log_losses(CrossFit(trace, _some_of(steps), seed, signals, scored_once, extras)).mean()
+        for scored_once in (False, True)
+    )
+    return bool(once < several)
+
+
+def _weighs_signals(
+    trace: Trace,
+    steps: Sequence[Step],
+    seed: int,
+    signals: tuple[str, ...],
+    extras: Mapping[int, tuple[str, ...]],
+) -> bool:
+    """Return whether regressions should weigh the offsets of signals.
+
+    With few rows such weights are noise, which costs more than they gain: they must lower the log
+    loss of X beyond doubt, on rows not fitted to and after steps of two to ``MAX_ASKED`` nodes.
+    """
+    if not signals:
+        return False
+    added, weighed = (
+        _log_losses(CrossFit(trace, _some_of(steps), seed, signals, True, extras, weigh))
+        for weigh in (False, True)
+    )
+    gain = added - weighed
+    return bool(gain.mean() > MIN_STANDARD_ERRORS * gain.std() / len(gain) ** 0.5)
+
+
+def _some_of(steps: Sequence[Step]) -> list[Step]:
+    """Return the steps of two to ``MAX_ASKED`` nodes."""
+    return [step for step in steps if 1 < len(step) <= MAX_ASKED]
+
+
+def _log_losses(fits: CrossFit) -> NDArray[np.float64]:
+    """Return the log loss of X on each row, the mean over steps, shape (T,)."""
+    least, owner, _ = fits.estimates()
+    met = fits.trace.loss_shares()[np.arange(len(least))[:, np.newaxis], owner]
+    losses: NDArray[np.float64] = (np.logaddexp(0, least) - met * least).mean(axis=1)
+    return losses
 
 
 @dataclass(frozen=True, eq=False)
@@ -510,7 +548,7 @@ class _Search:
         self, places: Sequence[int], policies: Sequence[WalkPolicy], trace: Trace, x: Estimates
     ) -> NDArray[np.float64]:
         """Return the errors and costs of policies on rows of which X is given, (2, policies)."""
-        found = [np.searchsorted(self.rows.edges[k], x.least[:, k], side="right") for k in places]
+        found = [np.searchsorted(self.rows.edges[k], x.state[:, k], side="right") for k in places]
         members = np.zeros((len(places), len(trace.names)), bool)
         for place, k in enumerate(places):
             members[place, list(self.lattice.steps[k])] = True
@@ -542,8 +580,7 @@ def _optimism(
     outside = np.zeros_like(inside)
     for part, rest, without in fits.left_out():
         other = _Search.of(trace.take(rest), search.lattice, without, tradeoffs, None)
-        held = Estimates(estimates.least[part], estimates.owner[part])
-        found = other.played(*other.run(fits.seed), trace.take(part), held)
+        found = other.played(*other.run(fits.seed), trace.take(part), estimates.at(part))
         outside += found * len(part) / len(trace)
     some = np.where(tradeoffs > 0, tradeoffs, 1.0)
     price = np.where(tradeoffs > 0, (1 - tradeoffs) / some, 0.0)

@@ -41,6 +41,18 @@ class Estimates(NamedTuple):
     """Shape (rows, steps): X, in log-odds."""
     owner: NDArray[np.intp]
     """Shape (rows, steps): the node whose answer X is of."""
+    state: NDArray[np.float64]
+    """Shape (rows, steps): what is cut into states, X and what signals add to it."""
+
+    @classmethod
+    def empty(cls, rows: int, steps: int) -> Estimates:
+        """Return estimates to be filled in."""
+        shape = (rows, steps)
+        return cls(np.empty(shape), np.empty(shape, np.intp), np.empty(shape))
+
+    def at(self, rows: NDArray[np.intp]) -> Estimates:
+        """Return the estimates of some of the rows."""
+        return Estimates(self.least[rows], self.owner[rows], self.state[rows])
 
 
 class LeftOut(NamedTuple):
@@ -61,6 +73,7 @@ class CrossFit:
     signals: tuple[str, ...] = ()
     scored_once: bool = False
     extras: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    weigh_signals: bool = True
 
     @property
     def parts(self) -> list[NDArray[np.intp]]:
@@ -70,11 +83,11 @@ class CrossFit:
 
     def estimates(self, say: Callable[[str], object] = str) -> Estimates:
         """Return X of every row by regressions that were not fitted to it."""
-        shape = (len(self.trace), len(self.steps))
-        found = Estimates(np.empty(shape), np.empty(shape, np.intp))
+        found = Estimates.empty(len(self.trace), len(self.steps))
         for part in self.parts:
             say(f"fitting beliefs after {len(self.steps)} steps")
-            found.least[part], found.owner[part] = self._on(self._without(part), part)
+            for every, own in zip(found, self._on(self._without(part), part), strict=True):
+                every[part] = own
         return found
 
     def left_out(self) -> Iterator[LeftOut]:
@@ -99,7 +112,8 @@ class CrossFit:
             return fit_belief(
                 self.trace.take(rest), wrong[rest], self.steps,
                 class_terms=has_class_terms(self.trace), signals=self.signals, extras=self.extras,
-                scored_once=self.scored_once, part_of=len(self.trace),
+                scored_once=self.scored_once, weigh_signals=self.weigh_signals,
+                part_of=len(self.trace),
             )  # fmt: skip
 
     def _on(self, belief: Belief, part: NDArray[np.intp]) -> Estimates:
@@ -112,13 +126,12 @@ class CrossFit:
             known,
             {name: self.trace.extras[name][part] for name in belief.columns},
         )
-        found = Estimates(
-            np.empty((len(part), len(self.steps))),
-            np.empty((len(part), len(self.steps)), np.intp),
-        )
+        found = Estimates.empty(len(part), len(self.steps))
         for k, step in enumerate(self.steps):
             if step != ROUTER:
                 found.least[:, k], found.owner[:, k] = belief.least(seen, step)
+                found.state[:, k] = found.least[:, k] + seen.shift
             elif belief.signals is not None and known is not None:
-                found.least[:, k], found.owner[:, k] = belief.signals.router_logit(known), 0
+                found.least[:, k], found.owner[:, k] = 0.0, 0  # it has no answer
+                found.state[:, k] = belief.signals.router_logit(known)
         return found

@@ -34,8 +34,9 @@ from ttamer.fitted.quantiser import Quantiser
 from ttamer.fitted.replay import full_cost, latency_of, nodes_alone, paid
 from ttamer.fitting.beliefs import build_belief, searches_subsets
 from ttamer.fitting.counts import Counts, Pair
+from ttamer.fitting.offsets import dispersion
 from ttamer.fitting.options import FitOptions
-from ttamer.fitting.regressions import dispersion, sampled
+from ttamer.fitting.regressions import sampled
 from ttamer.policy.base import Ladder
 from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.problem.tradeoff import check_tradeoffs

@@ -20,17 +20,26 @@ import numpy as np
 from ttamer.fitted.belief import (
     EXCLUDED_LOGIT,
     MAX_CONTEXT,
-    WEIGHT_RESOLUTION,
     Belief,
     Evidence,
     Extras,
-    Signals,
     Step,
     context_of,
-    signal_names,
     signal_values,
 )
 from ttamer.fitted.quantiser import Quantiser, edges_of
+from ttamer.fitting.offsets import (
+    NEWTON_ROUNDS,
+    OFFSET_RIDGE,
+    dispersion,
+    is_clear,
+    limited_step,
+    offsets_by_code,
+    ridge_of,
+    rounded,
+    scores_of,
+)
+from ttamer.fitting.signals import MAX_SIGNAL_BINS, fit_offsets, fit_shifts, useful_signals
 from ttamer.fitting.threads import on_threads
 from ttamer.stats.isotonic import falling, rising
 from ttamer.stats.logistic import CLASS_RIDGE, fit_by_class, fit_logistic, logit, sigmoid
@@ -48,13 +57,11 @@ __all__ = [
     "Shrinkage",
     "by_column",
     "classes_of",
-    "dispersion",
     "fit_belief",
     "has_class_terms",
     "predictions_of",
     "sampled",
     "useful_extras",
-    "useful_signals",
 ]
 
 CONFIDENCE_BINS = 128
@@ -69,8 +76,6 @@ POOLED_RIDGE = 1.0
 """The penalty on the squared distance from what all exits of one network have at a confidence."""
 REVERSAL_NATS = 6.0
 """Errors may grow with confidence only if that makes the rows likelier by this many nats."""
-OFFSET_RIDGE = 2.0
-"""The penalty on the squared offset of each predicted class and signal bin."""
 FEW_ROWS = 2000
 """With at most this many rows of one network's exits, the regressions use a short memory."""
 SHORT_MEMORY = 2
@@ -88,28 +93,17 @@ MAX_ROWS = 100_000
 """Regressions are fitted to at most this many rows: a uniform sample of more."""
 MIN_ROWS_PER_CLASS = 5
 """With more classes than that, and fewer rows per class than this, classes have no offsets."""
-MAX_OFFSET_RIDGE = 1e4
-"""The largest penalty on the squared offset of a signal bin."""
-SIGNAL_ERRORS = 2.0
-"""A signal is used if its statistic is above its mean by this many standard deviations."""
 EXTRA_ERRORS = 4.0
-"""The same for an extra column of a node: there are many, and most repeat the confidence."""
+"""An extra column of a node is used if its statistic is above its mean by this many standard
+deviations: there are many, and most repeat the confidence."""
 MIN_EXTRA_BINS = 4
 """With few rows an extra column is cut into this many bins: fewer are tested with more power."""
 ROWS_PER_BIN = 100
 """An extra column has a bin more for each of these rows, up to ``MAX_SIGNAL_BINS``."""
 EXTRA_RIDGE = 1.0
 """The penalty on how far columns change the weight of the confidence."""
-MIN_INFORMATION = 1e-9
-"""A bin without rows counts as if it had this much information."""
 NO_OFFSET = {0: 0.0}
 """The offsets of a node whose predictions are compared only: one of zero marks that they are."""
-MAX_SIGNAL_BINS = 8
-"""A signal is cut into at most this many bins."""
-ROUNDS = 25
-"""The number of Newton steps."""
-MIN_DISPERSION = 1e-3
-"""Losses are taken to spread at least this much, relative to right and wrong."""
 
 
 def sampled(rows: int, count: int) -> NDArray[np.intp]:
@@ -120,18 +114,6 @@ def sampled(rows: int, count: int) -> NDArray[np.intp]:
     """
     chosen = np.random.default_rng([rows, 4]).choice(rows, count, replace=False, shuffle=False)
     return np.sort(chosen)
-
-
-def dispersion(shares: Losses) -> float:
-    """Return the spread of losses relative to right and wrong of the same mean; 1 for those.
-
-    >>> dispersion(np.array([True, False])), dispersion(np.array([0.25, 0.75]))
-    (1.0, 0.25)
-    """
-    if shares.dtype == np.bool_:
-        return 1.0
-    mean = float(shares.mean())
-    return float(np.clip(shares.var() / max(mean * (1 - mean), 1e-12), MIN_DISPERSION, 1.0))
 
 
 def has_class_terms(trace: Trace) -> bool:
@@ -166,6 +148,7 @@ def fit_belief(
     signals: tuple[str, ...] | None = None,
     extras: Mapping[int, tuple[str, ...]] | None = None,
     scored_once: bool = False,
+    weigh_signals: bool = True,
     part_of: int | None = None,
 ) -> Belief:
     """Fit a belief to a trace.
@@ -179,6 +162,8 @@ def fit_belief(
         extras: The extra columns to use of each node; by default those of ``useful_extras``.
         scored_once: Whether an answer given by several nodes is scored once also with class terms.
             The least of several estimates is too low, the more so the more nodes there are.
+        weigh_signals: Whether regressions weigh the offsets of signals, each node's own and those
+            of nodes that disagree. Else they are fitted without signals, and offsets are added.
         part_of: Of how many rows these are a part; by that number rows are very few or not.
 
     Returns:
@@ -208,9 +193,10 @@ def fit_belief(
     values = signal_values(trace, names) if names else None
     if values is not None:
         before = rough.evidence(trace.confidence, predictions, extras=trace.extras)
-        fitted = _signals(names, values, before.odds + before.offset, wrong, spread)
+        fitted = fit_offsets(names, values, before.odds + before.offset, wrong)
         rough = dataclasses.replace(rough, signals=fitted)
-    seen = rough.evidence(trace.confidence, predictions, values, trace.extras)
+    weighed = values if weigh_signals else None
+    seen = rough.evidence(trace.confidence, predictions, weighed, trace.extras)
     errors = wrong.mean(axis=0)
 
     def regression(key: tuple[Step, int]) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
@@ -228,7 +214,7 @@ def fit_belief(
                 prior=_alone(features.shape[1]),
             )
             limited = np.clip(terms, -EXCLUDED_LOGIT, EXCLUDED_LOGIT)
-            return _rounded(bounded(found, features)), _rounded(limited)
+            return rounded(bounded(found, features)), rounded(limited)
         recent = context_of(step)[-shrinkage.memory :]
         if answer not in recent:
             return _never(features.shape[1]), None
@@ -256,11 +242,15 @@ def fit_belief(
         if not (certain_last and answer == nodes - 1)
     ]
     fitted_keys = list(zip(keys, on_threads(regression, keys, rows=len(trace)), strict=True))
-    return dataclasses.replace(
+    belief = dataclasses.replace(
         rough,
         weights={key: weights for key, (weights, _) in fitted_keys},
         by_class={key: terms for key, (_, terms) in fitted_keys if terms is not None},
     )
+    if values is None:
+        return belief
+    seen = rough.evidence(trace.confidence, predictions, values, trace.extras)
+    return fit_shifts(belief, seen, values, wrong, steps, weighed=weigh_signals)
 
 
 def _nodes_alone(trace: Trace, wrong: Losses, shrinkage: Shrinkage, *, by_class: bool) -> Belief:
@@ -281,7 +271,7 @@ def _nodes_alone(trace: Trace, wrong: Losses, shrinkage: Shrinkage, *, by_class:
         if predictions is None:
             offsets.append({})
         elif by_offset:
-            offsets.append(_offsets(predictions[:, v], own, wrong[:, v], shrinkage.offset))
+            offsets.append(offsets_by_code(predictions[:, v], own, wrong[:, v], shrinkage.offset))
         else:
             offsets.append(dict(NO_OFFSET))
     certain_last = trace.spec.target == "last"
@@ -351,7 +341,7 @@ def _extras(
             odds = np.empty(len(trace))
             own.judge(odds, bins[:, v], v, trace.extras)
             given, bad = (odds + by_class[:, v])[:, np.newaxis], wrong[:, [v]]
-            if tested and not _is_clear(*_scores(codes, given, bad), spread, EXTRA_ERRORS):
+            if tested and not is_clear(*scores_of(codes, given, bad), spread, EXTRA_ERRORS):
                 continue
             weights, terms = fit_by_class(
                 np.stack([np.ones(len(odds)), odds, by_class[:, v]], axis=1),
@@ -360,7 +350,7 @@ def _extras(
                 classes=len(bounds) + 1,
                 ridge=spread * EXTRA_RIDGE,
                 prior=np.array([0.0, 1.0, 1.0]),
-                class_ridge=_ridge_of(codes, given, bad, spread),
+                class_ridge=ridge_of(codes, given, bad, spread),
             )
             shift, weight = np.clip(weights[:2], -EXCLUDED_LOGIT, EXCLUDED_LOGIT)
             own = Extras(
@@ -402,108 +392,6 @@ def by_column(belief: Belief, trace: Trace, name: str) -> Belief:
         for v, own in enumerate(alone.levels)
     }
     return dataclasses.replace(belief, bounds=alone.bounds, levels=alone.levels, extras=extras)
-
-
-def _is_clear(
-    score: NDArray[np.float64], information: NDArray[np.float64], spread: float, errors: float
-) -> bool:
-    """Return whether scores of bins, shape (bins, nodes), are larger than by chance.
-
-    The mean over nodes of a chi-squared statistic is compared with the law of one.
-    """
-    free = len(score) - 1
-    statistic = (score**2 / np.maximum(information, MIN_INFORMATION)).sum(axis=0).mean() / spread
-    return bool(free and statistic - free > errors * (2 * free) ** 0.5)
-
-
-def useful_signals(trace: Trace, wrong: Losses) -> tuple[str, ...]:
-    """Return the signals that clearly say something about the errors.
-
-    For each signal, the errors of each node in its bins are compared with the node's own error by a
-    chi-squared statistic. Nodes err together, so its mean over nodes is compared with the law of
-    one.
-
-    Args:
-        trace: The rows to fit to.
-        wrong: Shape (T, n), whether each answer is wrong, or its loss from 0 to 1.
-
-    Returns:
-        Names, in the order of the trace.
-    """
-    names = signal_names(trace)
-    if not names:
-        return ()
-    values = signal_values(trace, names)
-    quantiser = Quantiser.fit(values, states=MAX_SIGNAL_BINS, method="quantile")
-    bins = quantiser.states(values).astype(np.int32)
-    odds = np.tile(logit(wrong.mean(axis=0)), (len(wrong), 1))
-    kept = []
-    spread = dispersion(wrong)
-    for k, name in enumerate(names):
-        if _is_clear(*_scores(bins[:, k], odds, wrong), spread, SIGNAL_ERRORS):
-            kept.append(name)
-    return tuple(kept)
-
-
-def _scores(
-    bins: NDArray[np.int32], odds: NDArray[np.float64], wrong: Losses
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the score and the information of an offset of 0, shape (bins, nodes) each."""
-    chance = sigmoid(odds)
-    each = [np.bincount(bins, own) for own in (wrong - chance).T]
-    spread = [np.bincount(bins, own) for own in (chance * (1 - chance)).T]
-    return np.stack(each, axis=1), np.stack(spread, axis=1)
-
-
-def _signals(
-    names: tuple[str, ...],
-    values: NDArray[np.float64],
-    odds: NDArray[np.float64],
-    wrong: Losses,
-    spread: float,
-) -> Signals:
-    """Fit the signals one after the other, each to what those before leave unexplained."""
-    quantiser = Quantiser.fit(values, states=MAX_SIGNAL_BINS, method="quantile")
-    bins = quantiser.states(values).astype(np.int32)
-    nodes = wrong.shape[1]
-    explained, guess = odds.copy(), np.tile(logit(wrong.mean(axis=0)), (len(wrong), 1))
-    offsets, router_logits = [], []
-    for k, bounds in enumerate(quantiser.edges):
-        own = bins[:, k]
-        offset = np.zeros((len(bounds) + 1, nodes))
-        ridge = _ridge_of(own, explained, wrong, spread)
-        for v in range(nodes):
-            for code, value in _offsets(own, explained[:, v], wrong[:, v], ridge).items():
-                offset[code, v] = value
-        router_logit = np.zeros(len(bounds) + 1)
-        every = np.repeat(own, nodes)
-        for code, value in _offsets(
-            every, guess.ravel(), wrong.ravel(), spread * OFFSET_RIDGE
-        ).items():
-            router_logit[code] = value
-        explained += offset[own]
-        guess += router_logit[own][:, np.newaxis]
-        offsets.append(offset)
-        router_logits.append(router_logit)
-    return Signals(names, quantiser.edges, tuple(offsets), tuple(router_logits))
-
-
-def _ridge_of(
-    bins: NDArray[np.int32],
-    odds: NDArray[np.float64],
-    wrong: Losses,
-    dispersion: float,
-) -> float:
-    """Return the ridge that suits the spread of a signal's offsets, by the method of moments.
-
-    An offset of variance t adds ``t * information**2`` to the variance of the score, which is the
-    information times the dispersion without it.
-    """
-    score, information = _scores(bins, odds, wrong)
-    excess = (score**2 - dispersion * information).sum()
-    spread = excess / max(MIN_INFORMATION, (information**2).sum())
-    ridge = np.clip(dispersion / max(spread, 1e-9), dispersion * OFFSET_RIDGE, MAX_OFFSET_RIDGE)
-    return float(ridge)
 
 
 @dataclass(frozen=True)
@@ -576,7 +464,7 @@ def _weights(
     found = bounded(found, features[alone]) if alone.any() else found
     for place in agree:
         found[place : place + 2] = EXCLUDED_LOGIT, 0.0
-    return _rounded(found), _rounded(np.clip(terms, -EXCLUDED_LOGIT, EXCLUDED_LOGIT))
+    return rounded(found), rounded(np.clip(terms, -EXCLUDED_LOGIT, EXCLUDED_LOGIT))
 
 
 def bounded(weights: NDArray[np.float64], features: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -655,11 +543,11 @@ def _levels(
     penalty = spread * (STIFFNESS * bends.T @ bends + ridge * np.eye(len(knots)))
     share = logit((bad.sum() + 0.5) / (rows.sum() + 1)) if pooled is None else pooled
     height = np.zeros(len(knots))
-    for _ in range(ROUNDS):
+    for _ in range(NEWTON_ROUNDS):
         chance = sigmoid(share + tents @ height)
         slope = tents.T @ (rows * chance - bad) + penalty @ height
         bend = (tents * (rows * chance * (1 - chance))[:, np.newaxis]).T @ tents + penalty
-        height -= _limited(np.linalg.solve(bend, slope))
+        height -= limited_step(np.linalg.solve(bend, slope))
     free = share + tents @ height
     one_way = falling(free, rows)
     if pooled is None:
@@ -673,7 +561,7 @@ def _levels(
 def _limited_logit(odds: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return log-odds no larger than those of a chance, rounded."""
     most = float(logit(np.array(1.0)))
-    return _rounded(np.clip(odds, -most, most))
+    return rounded(np.clip(odds, -most, most))
 
 
 def _deviance(
@@ -681,31 +569,3 @@ def _deviance(
 ) -> float:
     """Return minus the log-likelihood of the wrong answers among the rows of each bin."""
     return float(rows @ np.logaddexp(0, odds) - bad @ odds)
-
-
-def _offsets(
-    codes: NDArray[np.int32],
-    odds: NDArray[np.float64],
-    wrong: Losses,
-    ridge: float,
-) -> dict[int, float]:
-    """Return what each code adds to the log-odds that confidence gives."""
-    count = np.bincount(codes + 1)  # the first is no answer
-    offset = np.zeros(len(count))
-    for _ in range(ROUNDS):
-        chance = sigmoid(odds + offset[codes + 1])
-        slope = np.bincount(codes + 1, chance - wrong) + ridge * offset
-        bend = np.bincount(codes + 1, chance * (1 - chance)) + ridge
-        offset -= _limited(slope / bend)
-    offset = _rounded(offset)
-    return {int(code): float(offset[code + 1]) for code in np.flatnonzero(count[1:])}
-
-
-def _limited(step: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a Newton step, limited in size so that it cannot diverge."""
-    return np.clip(step, -2.0, 2.0)
-
-
-def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round to multiples of ``WEIGHT_RESOLUTION``."""
-    return np.asarray(np.rint(values / WEIGHT_RESOLUTION) * WEIGHT_RESOLUTION)
