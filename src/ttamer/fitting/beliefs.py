@@ -198,8 +198,9 @@ def build_belief(
         return _build_on_steps(rows, tradeoffs, order, states, seed, say, by_margin=by_margin)
 
     margins = trace.extras.get("margin")
-    if not trace.spec.is_network or margins is None or not np.isfinite(margins).all():
-        return built(trace, by_margin=False)
+    known = margins is not None and bool(np.isfinite(margins).all())
+    if not known or not trace.spec.is_network or len(trace.classes) == 2:
+        return built(trace, by_margin=False)  # of two classes, confidence and margin are one
     is_long = len(trace) > MAX_ROWS_COMPARED
     some = trace.take(sampled(len(trace), MAX_ROWS_COMPARED)) if is_long else trace
     plain, other = (built(some, by_margin=by_margin) for by_margin in (False, True))
