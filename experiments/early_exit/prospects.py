@@ -1,4 +1,4 @@
-"""How much the prospects of an input could add to X: stopping by regression, as a bound.
+"""How much the prospects of an input could add to X, estimated by stopping by regression.
 
     python experiments/early_exit/prospects.py [TRACE ...] --splits 8   # a minute on 16 cores
 
