@@ -35,11 +35,12 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, help="more traces, each with its cascade")
     parser.add_argument("--splits", type=int, default=16)
     parser.add_argument("--rows", type=int, default=300, help="how many rows are few")
+    parser.add_argument("--few", action="store_true", help="fit to few rows only, not to half")
     parser.add_argument("--traces", nargs="+", default=list(LLMS))
     add_options(parser)
     args = parser.parse_args()
     folder = None if args.folder is None else str(args.folder)
-    cases = list(product(args.traces, (0, args.rows)))
+    cases = list(product(args.traces, (args.rows,) if args.few else (0, args.rows)))
     jobs = [
         (*case, number, kind, folder)
         for number in range(args.splits)
