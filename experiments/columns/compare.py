@@ -1,6 +1,6 @@
 """What extra columns of nodes add to beliefs: informative, of a network's exits, and useless ones.
 
-    python experiments/columns/compare.py --splits 16        # a minute and a half on four cores
+    python experiments/columns/compare.py --splits 4
 
 For each case and split the same rows are fitted with and without the columns:
 
