@@ -87,6 +87,7 @@ def assert_same(tables, logits, *, padding=0):
         seen, theirs = one.confidence[bits], two.confidence[bits]
         torch.testing.assert_close(seen, theirs, rtol=1e-6, atol=0, equal_nan=True)
         assert torch.equal(one.prediction[bits], two.prediction[bits])
+        assert torch.equal(one.odds[bits], two.odds[bits])
     done = one.place < 0
     assert done.all()
     mine, theirs = plain.answers(one), kernel.answers(two)
@@ -105,6 +106,8 @@ def assert_host_same(tables, logits):
         for name in ("place", "owner", "asked", "prediction", "confidence"):
             mine, theirs = (torch.nan_to_num(getattr(each, name)) for each in (one, two))
             assert torch.equal(mine, theirs), name
+        bits = (one.asked[:, None] >> torch.arange(EXITS)) & 1 == 1
+        assert torch.equal(one.odds[bits], two.odds[bits])
         assert host.going(two, rows) == plain.going(one, rows)
     assert torch.equal(
         torch.nan_to_num(plain.answers(one), nan=9.0), torch.nan_to_num(host.answers(two), nan=9.0)
