@@ -155,6 +155,22 @@ def test_answer_asked_and_cost_are_those_of_what_was_seen(play):
             assert answer == (asked[-1] if asked and loss < math.inf else None)
 
 
+@examples(100)
+@given(plays())
+def test_on_a_walk_the_next_answer_is_preferred_if_it_is_better_in_every_state(play):
+    policy, turns = play
+    problem = policy.problem
+    if not (isinstance(policy, tt.WalkPolicy) and policy.recall):
+        return
+    turn = policy.session()
+    for following, *_, history in turns:
+        if history:
+            turn.observe(history[-1][1])
+        if following is not None:
+            worst = problem.nodes[problem.number[following]].losses.max()
+            assert turn.prefers_next() == (worst < stop_loss(problem, history, recall=True))
+
+
 @examples(200)
 @given(plays())
 def test_an_explanation_compares_the_loss_in_hand_with_the_index_in_words(play):
