@@ -20,7 +20,7 @@ import numpy as np
 
 from ttamer.evaluation.benchmark import find_traces
 from ttamer.evaluation.frontiers import frontier
-from ttamer.fitting import beliefs, regressions
+from ttamer.fitting import regressions, subset_search
 from ttamer.trace.trace import Trace
 
 
@@ -37,7 +37,7 @@ def measured(job: tuple[Path, Path, int, bool]) -> tuple[float, float, float]:
     belief_has_terms = regressions.has_class_terms
     with (
         patch.object(regressions, "has_class_terms", known),
-        patch.object(beliefs, "has_class_terms", known),
+        patch.object(subset_search, "has_class_terms", known),
     ):
         found = frontier(
             trace.take(order[:half]), trace.take(order[half:]), families=["ttamer"], resamples=0

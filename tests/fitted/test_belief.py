@@ -27,7 +27,7 @@ from ttamer.fitted.belief import (
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.models import BeliefModel
 from ttamer.fitted.sessions import BeliefSession
-from ttamer.fitting.beliefs import build_belief, steps_of
+from ttamer.fitting.beliefs import build_belief
 from ttamer.fitting.cross_fit import CrossFit
 from ttamer.fitting.plans import Plan, _chosen, fit
 from ttamer.fitting.regressions import (
@@ -38,6 +38,7 @@ from ttamer.fitting.regressions import (
     features_of,
     fit_belief,
 )
+from ttamer.fitting.steps import steps_of
 from ttamer.stats.logistic import CLASS_RIDGE, fit_by_class, sigmoid
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from ttamer.fitted.replay import paid
-from ttamer.fitting.beliefs import _weighs_signals, build_belief
+from ttamer.fitting.beliefs import build_belief
 from ttamer.fitting.plans import default_tradeoffs
 from ttamer.fitting.regressions import fit_belief
 from ttamer.fitting.signals import MAX_SIGNAL_BINS, fit_offsets
+from ttamer.fitting.subset_search import _weighs_signals
 from ttamer.stats.envelope import area_under
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace

@@ -7,8 +7,9 @@ import pytest
 
 from ttamer.artefact import load, save
 from ttamer.fitted.replay import paid
-from ttamer.fitting.beliefs import build_belief, searches_subsets
+from ttamer.fitting.beliefs import build_belief
 from ttamer.fitting.plans import default_tradeoffs, fit
+from ttamer.fitting.subset_search import searches_subsets
 from ttamer.fitting.subsets import CHOICE_REACH, MAX_ASKED, MAX_POOL, Lattice, average_near
 from ttamer.stats.envelope import area_under
 from ttamer.trace.spec import CascadeSpec

@@ -32,11 +32,12 @@ from ttamer.fitted.models import ConfidenceModel
 from ttamer.fitted.promise import loss_bound_of
 from ttamer.fitted.quantiser import Quantiser
 from ttamer.fitted.replay import full_cost, latency_of, nodes_alone, paid
-from ttamer.fitting.beliefs import build_belief, searches_subsets
+from ttamer.fitting.beliefs import build_belief
 from ttamer.fitting.counts import Counts, Pair
 from ttamer.fitting.offsets import dispersion
 from ttamer.fitting.options import FitOptions
 from ttamer.fitting.regressions import sampled
+from ttamer.fitting.subset_search import searches_subsets
 from ttamer.policy.base import Ladder
 from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.problem.tradeoff import check_tradeoffs
