@@ -22,26 +22,17 @@ import numpy as np
 import torch
 
 import ttamer as tt
-from ttamer.baselines.threshold import (
-    EntropyThreshold,
-    MarginThreshold,
-    Threshold,
-    ThresholdPerExit,
-)
-from ttamer.fitted.replay import full_cost
-from ttamer.stats.envelope import area_under
 from ttamer.torch.combining import MIN_LOG, fit_combination
 from ttamer.torch.decide import scores_of
 from ttamer.trace import Trace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from early_exit.areas import TARGETS, ExitAreas
 from over_splits import add_options, mean, run
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-TARGETS = {"label": "label", "backbone": "last"}
-FAMILIES = (Threshold, ThresholdPerExit, MarginThreshold, EntropyThreshold)
 COLUMNS = ("ttamer", "best threshold, combined", "ttamer, combined")
 
 
@@ -102,16 +93,8 @@ def combined(
 
 def areas(known: Trace, test: Trace) -> tuple[float, float]:
     """Return the areas of the best threshold and of ttamer."""
-    full = full_cost(test.spec, test)
-    low, high = (np.cumsum(test.costs, axis=1) / full).mean(axis=0)[[0, -1]]
-
-    def area(rules) -> float:
-        results = [tt.evaluate(rule, test, resamples=0) for rule in rules]
-        costs, errors = zip(*((each.cost / full, each.error) for each in results), strict=True)
-        return area_under(costs, errors, low, high)
-
-    best = min(area([setting.rule for setting in family().fit(known)]) for family in FAMILIES)
-    return best, area(tt.fit(known))
+    found = ExitAreas(test)
+    return found.best_threshold(known), found.of(tt.fit(known))
 
 
 if __name__ == "__main__":

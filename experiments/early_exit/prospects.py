@@ -8,7 +8,8 @@ exit, the chances that this answer and each later one are wrong are estimated fr
 holds: confidence, margin, entropy, class and agreement of every exit so far, and X. The gain of
 going on is then regressed on these chances, backward over the exits and for each tradeoff
 (Longstaff and Schwartz, 2001). Answers are those that ttamer returns. Printed: the area of ttamer
-and of this rule over that of the best threshold, which is chosen on the test rows.
+and of this rule over that of the best threshold, which is chosen on the test rows. Exits are judged
+by their confidences, so ttamer is fitted without margins.
 """
 
 from __future__ import annotations
@@ -23,18 +24,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import ttamer as tt
-from ttamer.baselines.threshold import (
-    EntropyThreshold,
-    MarginThreshold,
-    Threshold,
-    ThresholdPerExit,
-)
 from ttamer.fitted.replay import full_cost
 from ttamer.fitting.cross_fit import CrossFit
-from ttamer.stats.envelope import area_under
 from ttamer.stats.logistic import fit_logistic, logit, sigmoid
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from early_exit.areas import TARGETS, ExitAreas
 from over_splits import add_options, load, mean, run, split
 
 if TYPE_CHECKING:
@@ -45,7 +40,6 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.float64]
 
 TRACES = ("vgg11-cifar10", "vgg13-cifar10", "vgg16-cifar10")
-TARGETS = {"label": "label", "backbone": "last"}
 RIDGE = 20.0
 """The penalty on the squared weights of the chances, whose features have a spread of 1."""
 GAIN_RIDGE = 3.0
@@ -79,19 +73,11 @@ def compared(name: str, target: str, number: int, folder: str | None = None) -> 
     trace = load(name, None if folder is None else Path(folder))
     trace = trace.with_spec(dataclasses.replace(trace.spec, target=TARGETS[target]))
     known, test = split(trace, number)
-    full = full_cost(test.spec, test)
-    low, high = (np.cumsum(test.costs, axis=1) / full).mean(axis=0)[[0, -1]]
-    families = (Threshold(), ThresholdPerExit(), MarginThreshold(), EntropyThreshold())
-
-    def area(rules) -> float:
-        results = [tt.evaluate(rule, test, resamples=0) for rule in rules]
-        costs, errors = zip(*((each.cost / full, each.error) for each in results), strict=True)
-        return area_under(costs, errors, low, high)
-
-    best = min(area([setting.rule for setting in family.fit(known)]) for family in families)
-    ladder = tt.fit(known)
+    found = ExitAreas(test)
+    best = found.best_threshold(known)
+    ladder = tt.fit(dataclasses.replace(known, extras={}))
     points = with_prospects(known, test, ladder)
-    return [area(ladder) / best, area_under(*points.T, low, high) / best]
+    return [found.of(ladder) / best, found.of_points(*points.T) / best]
 
 
 def with_prospects(known: Trace, test: Trace, ladder: tt.FittedLadder) -> Numbers:

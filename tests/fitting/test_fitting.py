@@ -17,7 +17,7 @@ from ttamer.evaluation.results import evaluate, measure
 from ttamer.fitted.quantiser import Quantiser
 from ttamer.fitted.replay import play_states
 from ttamer.fitting.counts import Counts
-from ttamer.fitting.plans import HeldOut, Plan, build, fit, problem_of
+from ttamer.fitting.plans import FoldResults, Plan, build, fit, problem_of
 from ttamer.stats.isotonic import falling, rising
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
@@ -372,7 +372,7 @@ def test_folds_are_compared_at_equal_cost():
     cheap, expensive = 0.6, 0.2
     errors = np.array([[cheap, cheap, expensive], [cheap, expensive, expensive]])
     costs = np.where(errors == cheap, 1.0, 5.0)
-    held = HeldOut(np.array([30, 10]), errors, costs, 5.0, np.zeros(40))
+    held = FoldResults(np.array([30, 10]), errors, costs, 5.0, np.zeros(40))
     found = held.errors_at(np.array([1.0, 5.0, 3.0, 9.0]))
     assert found == pytest.approx([cheap, expensive, (cheap + expensive) / 2, expensive])
 

@@ -90,15 +90,18 @@ def build_belief(
             return ladder
         order = "fixed"
 
-    def built(rows: Trace, *, by_margin: bool) -> FittedLadder:
-        say = Stages(progress, FOLDS + 3)
-        return _build_on_steps(rows, tradeoffs, order, states, seed, say, by_margin=by_margin)
-
     margins = trace.extras.get("margin")
     known = margins is not None and bool(np.isfinite(margins).all())
-    if not known or not trace.spec.is_network or len(trace.classes) == 2:
-        return built(trace, by_margin=False)  # of two classes, confidence and margin are one
+    # Of two classes, confidence and margin are one.
+    compares = known and trace.spec.is_network and len(trace.classes) != 2
     is_long = len(trace) > MAX_ROWS_COMPARED
+    say = Stages(progress, (FOLDS + 3) * (1 + compares * (1 + is_long)))
+
+    def built(rows: Trace, *, by_margin: bool) -> FittedLadder:
+        return _build_on_steps(rows, tradeoffs, order, states, seed, say, by_margin=by_margin)
+
+    if not compares:
+        return built(trace, by_margin=False)
     some = trace.take(sampled(len(trace), MAX_ROWS_COMPARED)) if is_long else trace
     plain, other = (built(some, by_margin=by_margin) for by_margin in (False, True))
     better = _is_better(other, plain)

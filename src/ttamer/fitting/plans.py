@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from ttamer.trace.trace import Trace
 
 __all__ = [
-    "HeldOut",
+    "FoldResults",
     "Plan",
     "build",
     "build_from",
@@ -220,7 +220,7 @@ def with_latencies(ladder: FittedLadder, trace: Trace) -> FittedLadder:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldOut:
+class FoldResults:
     """What the policies of a plan do on rows they were not fitted to, fold by fold."""
 
     rows: NDArray[np.intp]
@@ -251,7 +251,7 @@ class HeldOut:
         return np.asarray(found / self.rows.sum())
 
 
-def with_rungs(ladder: FittedLadder, held: HeldOut, trace: Trace) -> FittedLadder:
+def with_rungs(ladder: FittedLadder, held: FoldResults, trace: Trace) -> FittedLadder:
     """Return the ladder with what its policies cost on a trace, and their errors on new rows.
 
     Errors are those of policies fitted without the row that cost the same.
@@ -271,7 +271,7 @@ def _split(trace: Trace, share: float, seed: int) -> tuple[Trace, Trace]:
 
 def choose_plan(
     trace: Trace, options: FitOptions
-) -> tuple[Plan, NDArray[np.float64], HeldOut | None]:
+) -> tuple[Plan, NDArray[np.float64], FoldResults | None]:
     """Return the plan and the tradeoffs; cross-validation chooses what the options leave open.
 
     Where plans were compared, what the chosen one does on rows not fitted to comes with it.
@@ -532,7 +532,7 @@ def pairs_of(spec: CascadeSpec, columns: Sequence[int], plan: Plan) -> list[Pair
 
 def held_out(
     trace: Trace, plan: Plan, tradeoffs: NDArray[np.float64], options: FitOptions
-) -> HeldOut:
+) -> FoldResults:
     """Return what the policies of a plan do on rows they were not fitted to."""
     rows = np.random.default_rng(options.seed).permutation(len(trace))
     full, unit = full_cost(trace.spec, trace), trace.loss_scale
@@ -550,7 +550,7 @@ def held_out(
             weighed = tradeoffs[rung] * (mine / unit)
             objective[part] += weighed + (1 - tradeoffs[rung]) * cost / full
     sizes = np.array([len(part) for part in parts])
-    return HeldOut(sizes, errors, costs, full, objective / len(tradeoffs))
+    return FoldResults(sizes, errors, costs, full, objective / len(tradeoffs))
 
 
 def _chosen(plans: Sequence[Plan], objectives: Sequence[NDArray[np.float64]]) -> int:

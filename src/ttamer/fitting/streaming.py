@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ttamer.fitted.ladder import FittedLadder
     from ttamer.fitting.counts import Pair
     from ttamer.fitting.options import FitKeywords
-    from ttamer.fitting.plans import HeldOut, Plan
+    from ttamer.fitting.plans import FoldResults, Plan
     from ttamer.trace.spec import CascadeSpec
 
 __all__ = [
@@ -171,7 +171,7 @@ class Planned:
     sample: Trace
     plan: Plan
     tradeoffs: NDArray[np.float64]
-    held: HeldOut | None
+    held: FoldResults | None
     quantiser: Quantiser
     options: FitOptions
     as_read: Trace

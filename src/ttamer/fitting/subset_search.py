@@ -40,7 +40,7 @@ from ttamer.policy.base import Ladder
 from ttamer.solvers.blas import one_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -91,16 +91,18 @@ def build_on_subsets(
     names = useful_signals(trace, trace.loss_shares())
     extras = useful_extras(trace, trace.loss_shares())
     pool = list(range(len(costs)))
-    line = Lattice(costs, pool, 1).prefixes
-    scored_once = _scores_once(trace, line, seed, names, extras)
-    weigh_signals = not scored_once or _weighs_signals(trace, line, seed, names, extras)
+    line = [step for step in Lattice(costs, pool, 1).prefixes if 1 < len(step) <= MAX_ASKED]
+    fits = CrossFit(trace, line, seed, names, extras=extras)
+    scored_once = _scores_once(fits)
+    weigh_signals = not scored_once or _weighs_signals(fits)
+    fits = dataclasses.replace(fits, scored_once=scored_once, weigh_signals=weigh_signals)
     if len(pool) > MAX_POOL:
         pairs = Lattice(costs, pool, 2)
-        fits = CrossFit(trace, pairs.steps, seed, names, scored_once, extras, weigh_signals)
-        pool = _Search.of(trace, pairs, fits.estimates(say), tradeoffs, states).pool()
+        estimates = dataclasses.replace(fits, steps=pairs.steps).estimates(say)
+        pool = _Search.of(trace, pairs, estimates, tradeoffs, states).pool()
     size = subset_size(len(pool), len(trace))
     lattice = Lattice(costs, pool, size, router=bool(names))
-    fits = CrossFit(trace, lattice.steps, seed, names, scored_once, extras, weigh_signals)
+    fits = dataclasses.replace(fits, steps=lattice.steps)
     estimates = fits.estimates(say)
     search = _Search.of(trace, lattice, estimates, tradeoffs, states)
     say(f"searching {len(lattice.subsets)} subsets for {len(tradeoffs)} tradeoffs")
@@ -135,52 +137,35 @@ def subset_states(rows: int, states: int | None = None) -> int:
     return states or int(np.clip(rows // ROWS_PER_STATE, 4, MAX_STATES // 2))
 
 
-def _scores_once(
-    trace: Trace,
-    steps: Sequence[Step],
-    seed: int,
-    signals: tuple[str, ...],
-    extras: Mapping[int, tuple[str, ...]],
-) -> bool:
+def _scores_once(fits: CrossFit) -> bool:
     """Return whether answers given by several nodes should be scored once.
 
     Without class terms they are. With them, it is whichever gives X the lower log loss on rows not
-    fitted to, after steps of two to ``MAX_ASKED`` nodes.
+    fitted to, after the steps of the fits.
     """
-    if not has_class_terms(trace):
+    if not has_class_terms(fits.trace):
         return True
     several, once = (
-        _log_losses(CrossFit(trace, _some_of(steps), seed, signals, scored_once, extras)).mean()
+        _log_losses(dataclasses.replace(fits, scored_once=scored_once)).mean()
         for scored_once in (False, True)
     )
     return bool(once < several)
 
 
-def _weighs_signals(
-    trace: Trace,
-    steps: Sequence[Step],
-    seed: int,
-    signals: tuple[str, ...],
-    extras: Mapping[int, tuple[str, ...]],
-) -> bool:
-    """Return whether regressions should weigh the offsets of signals.
+def _weighs_signals(fits: CrossFit) -> bool:
+    """Return whether regressions should weigh the offsets of signals, answers being scored once.
 
     With few rows such weights are noise, which costs more than they gain: they must lower the log
-    loss of X beyond doubt, on rows not fitted to and after steps of two to ``MAX_ASKED`` nodes.
+    loss of X beyond doubt, on rows not fitted to and after the steps of the fits.
     """
-    if not signals:
+    if not fits.signals:
         return False
     added, weighed = (
-        _log_losses(CrossFit(trace, _some_of(steps), seed, signals, True, extras, weigh))
-        for weigh in (False, True)
+        _log_losses(dataclasses.replace(fits, scored_once=True, weigh_signals=weigh_signals))
+        for weigh_signals in (False, True)
     )
     gain = added - weighed
     return bool(gain.mean() > MIN_STANDARD_ERRORS * gain.std() / len(gain) ** 0.5)
-
-
-def _some_of(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps of two to ``MAX_ASKED`` nodes."""
-    return [step for step in steps if 1 < len(step) <= MAX_ASKED]
 
 
 def _log_losses(fits: CrossFit) -> NDArray[np.float64]:

@@ -24,7 +24,7 @@ from ttamer.fitted.models import BeliefModel, ConfidenceModel
 from ttamer.policy.expected_walk import STOP
 from ttamer.runtime.calling import Call, CallResult, call
 from ttamer.runtime.outcome import CascadeFailed
-from ttamer.runtime.reply import Unusable, columns_of, error_text, reply_of, rows_of
+from ttamer.runtime.reply import Unusable, error_text, reply_of, rows_of
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.trace import BELIEF_FIELDS
 
@@ -248,7 +248,7 @@ class _Run:
                 continue
             self.confidence[row, node] = reply.confidence
             self.own_cost[row, node] = np.nan if reply.cost is None else reply.cost
-            for column, value in columns_of(reply, BELIEF_FIELDS).items():
+            for column, value in (reply.columns or {}).items():
                 self.extras[column][row, node] = value
             self.given[node][row] = (reply.answer, reply.prediction)
         return failed
