@@ -27,9 +27,11 @@ from support.traces import answering_trace
 from ttamer.baselines import FAMILIES
 from ttamer.errors import ArgumentError
 from ttamer.fitting.plans import fit
+from ttamer.torch import runner as running
+from ttamer.torch.decide_triton import TritonDecider
 from ttamer.torch.early_exit import EarlyExit
 from ttamer.torch.networks.vgg import vgg
-from ttamer.torch.runner import Regrouping, Runner, group_sizes
+from ttamer.torch.runner import MAX_IN_VAIN, TRIM_EVERY, Regrouping, Runner, group_sizes
 from ttamer.torch.tables import tables_of, threshold_tables
 from ttamer.torch.tracing import trace_of
 
@@ -345,6 +347,47 @@ def test_a_measured_rule_is_asked():
     assert len(set(want)) > 1  # it did regroup
     assert want != group_sizes_run(answers, min_saved=1)  # and not always
     assert [calls.segments[k][0] for k in range(EXITS)] == want
+
+
+def test_padding_is_looked_for_less_often_where_there_was_none():
+    inputs, _ = evidence(200, seed=8)
+    network = adding_network()
+    looked, found = [], []
+
+    def trim(value):
+        looked.append(len(value))
+        return value.clone() if found else value
+
+    network.trim = trim
+    runner = Runner(network, fitted("full").at(0.9))
+
+    def regroupings(calls):
+        looked.clear()
+        for _ in range(calls):
+            runner(inputs)
+        return len(looked)
+
+    each = regroupings(1)
+    assert each > 0
+    runner._untrimmed = 0
+    assert regroupings(32) == MAX_IN_VAIN + 32 * each // TRIM_EVERY
+    found.append(True)
+    runner._untrimmed = 0
+    assert regroupings(32) == 32 * each
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_the_next_batch_leaves_answers_as_they_are(monkeypatch):
+    one, two = (evidence(6, seed=seed, exits=3)[0] for seed in (1, 2))
+    network, policy = adding_network(3), fitted("full", skip=True, exits=3).at(0.97)
+    want = Runner(network, policy)(one)
+    monkeypatch.setattr(running, "decider_for", TritonDecider)
+    runner = Runner(network, policy)
+    found = runner(one)
+    before = [each.clone() for each in everywhere(found)]
+    runner(two)
+    assert torch.equal(found.exit, want.exit)
+    assert all(map(torch.equal, everywhere(found), before))
 
 
 def test_early_answers_never_wait_and_the_soonest_come_first():

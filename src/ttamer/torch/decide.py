@@ -74,12 +74,7 @@ class Decider:
 
     def start(self, rows: int, classes: int, dtype: torch.dtype) -> Carry:
         """Return the state before any exit is asked."""
-        if isinstance(self.tables, BeliefTables) and self.tables.leans.shape[1] != classes:
-            raise ArgumentError(
-                f"the policy's tables are for {self.tables.leans.shape[1]} classes, and "
-                "the network's "
-                f"logits are for {classes}: name all classes with classes="
-            )
+        self._check(classes)
         exits, device = self.tables.exits, self._device
 
         def full(value: float, kind: torch.dtype, *shape: int) -> Tensor:
@@ -97,6 +92,15 @@ class Decider:
             logits=torch.empty((exits, rows, classes), dtype=dtype, device=device),
         )
 
+    def _check(self, classes: int) -> None:
+        """Refuse logits for another number of classes than the tables are for."""
+        if isinstance(self.tables, BeliefTables) and self.tables.leans.shape[1] != classes:
+            raise ArgumentError(
+                f"the policy's tables are for {self.tables.leans.shape[1]} classes, and "
+                "the network's "
+                f"logits are for {classes}: name all classes with classes="
+            )
+
     def observe(
         self,
         carry: Carry,
@@ -105,11 +109,12 @@ class Decider:
         logits: Tensor,
         *,
         awaited: bool = True,  # noqa: ARG002 - for a decider that reports to the host
+        first: bool = False,  # noqa: ARG002 - for a decider that keeps its memory
     ) -> None:
         """Record the logits of one exit for some rows, and update the rows that were due there.
 
         ``rows`` has shape (m,), their positions in the batch; ``logits`` has shape (m, classes).
-        ``awaited``: :meth:`going` follows.
+        ``awaited``: :meth:`going` follows. ``first``: no exit was asked before.
         """
         due = self._exit_of[carry.place[rows]] == exit_
         tables = self.tables

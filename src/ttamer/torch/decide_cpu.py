@@ -41,6 +41,7 @@ class CpuDecider(Decider):
         logits: Tensor,
         *,
         awaited: bool = True,  # noqa: ARG002 - nothing is waited for on a CPU
+        first: bool = False,  # noqa: ARG002 - a batch starts with new memory
     ) -> None:
         """Record the logits of one exit for some rows, and update the rows that were due."""
         carry.logits[exit_].index_copy_(0, rows, logits.to(carry.logits.dtype))

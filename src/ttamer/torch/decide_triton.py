@@ -21,6 +21,7 @@ import triton.language as tl
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.decide import Carry, Decider
+from ttamer.torch.launching import Launcher
 from ttamer.torch.tables import BeliefTables
 
 if TYPE_CHECKING:
@@ -64,16 +65,40 @@ class TritonDecider(Decider):
         self._seen = memoryview(cast("Any", self._word.numpy()))
         self._unread = torch.zeros(1, dtype=torch.int64, device=device)
         self._listed: dict[int, tuple[Tensor, Tensor]] = {}
+        self._fixed, self._blocks = self._arguments()
+        self._decide, self._list = Launcher(_decide), Launcher(_list)
+        self._kept: dict[str, Tensor] = {}
+        self._kept_for: tuple[int, int, torch.dtype] | None = None
 
     def start(self, rows: int, classes: int, dtype: torch.dtype) -> TritonCarry:
-        """Allocate the state of a batch; its first exit overwrites what is there."""
-        plain = super().start(rows, classes, dtype)
-        answer = torch.empty((rows, classes), dtype=dtype, device=self._device)
-        return TritonCarry(**vars(plain), answer=answer)
+        """Return the state of a batch, whose first exit overwrites what is there.
+
+        What answers are made of is new; the rest is used again by the next batch of this size.
+        """
+        self._check(classes)
+        exits, device = self.tables.exits, self._device
+        key = (rows, classes, dtype)
+        if key != self._kept_for:
+            self._kept = {
+                "place": torch.empty(rows, dtype=torch.int64, device=device),
+                "best": torch.empty(rows, dtype=torch.int64, device=device),
+                "odds": torch.zeros((rows, exits), dtype=torch.float64, device=device),
+                "lean": torch.zeros((rows, exits), dtype=torch.float64, device=device),
+                "logits": torch.empty((exits, rows, classes), dtype=dtype, device=device),
+            }
+            self._kept_for = key
+        return TritonCarry(
+            owner=torch.empty(rows, dtype=torch.int64, device=device),
+            asked=torch.empty(rows, dtype=torch.int64, device=device),
+            confidence=torch.empty((rows, exits), dtype=torch.float32, device=device),
+            prediction=torch.empty((rows, exits), dtype=torch.int32, device=device),
+            answer=torch.empty((rows, classes), dtype=dtype, device=device),
+            **self._kept,
+        )
 
     def answers(self, carry: Carry) -> Tensor:
         """Return the logits of the owners, shape (B, classes)."""
-        return cast("TritonCarry", carry).answer.clone()
+        return cast("TritonCarry", carry).answer
 
     def observe(
         self,
@@ -93,47 +118,59 @@ class TritonDecider(Decider):
         carry = cast("TritonCarry", carry)
         size, classes = logits.shape
         positions, following = self.lists(size)
-        tables = self.tables
-        believed = isinstance(tables, BeliefTables)
-        reads = isinstance(tables, BeliefTables) and tables.reads_columns
-        shape: Any = tables  # the fields of either layout, by name
         # A result that is not awaited must not arrive while the next one is.
         word = self._word if awaited else self._unread
+        stride = logits.stride(1)
+        together = size <= BLOCK
         self.expect()
-        _decide[(triton.cdiv(size, BLOCK),)](
-            logits, logits.stride(0), logits.stride(1), rows, size, exit_, int(first), tables.first,
-            carry.place, carry.owner, carry.best, carry.confidence, carry.prediction,
-            carry.odds, carry.lean, carry.asked, carry.logits, carry.answer,
-            len(carry.owner), self._exits32, tables.bounds, tables.own, tables.onward,
-            shape.levels if believed else tables.own,
-            shape.leans if believed else tables.own,
-            shape.context if believed else tables.own,
-            shape.others if believed else tables.own,
-            shape.edges if believed else tables.own,
-            shape.term_bounds if reads else tables.own,
-            shape.terms if reads else tables.own,
+        self._decide(
+            (-(-size // BLOCK), 1, 1),
+            (
+                logits, logits.stride(0), stride, rows, size, exit_, int(first), self.tables.first,
+                carry.place, carry.owner, carry.best, carry.confidence, carry.prediction,
+                carry.odds, carry.lean, carry.asked, carry.logits, carry.answer,
+                len(carry.owner), *self._fixed, word, positions, following,
+            ),
+            (classes, triton.next_power_of_2(classes), *self._blocks, together, STEP, BLOCK),
+            (logits.dtype, carry.logits.dtype, stride, classes, together),
+        )  # fmt: skip
+        if not together:
+            block = max(MIN_LIST, triton.next_power_of_2(size))
+            self._list(
+                (1, 1, 1),
+                (carry.place, self._exits32, rows, size, word, positions, following),
+                (self.tables.exits, STEP, block),
+                block,
+            )
+
+    def _arguments(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return what the kernel reads of the tables, and the constants it is compiled with."""
+        tables, shape = self.tables, cast("Any", self.tables)  # fields of either layout, by name
+        believed = isinstance(tables, BeliefTables)
+        reads = isinstance(tables, BeliefTables) and tables.reads_columns
+        none = tables.own
+        fixed = (
+            self._exits32, tables.bounds, tables.own, tables.onward,
+            *((shape.levels, shape.leans, shape.context, shape.others, shape.edges)
+              if believed else (none,) * 5),
+            *((shape.term_bounds, shape.terms) if reads else (none, none)),
             tables.bounds.shape[1],
-            shape.levels.shape[1] if believed else tables.own.shape[1],
+            (shape.levels if believed else tables.own).shape[1],
             tables.onward.shape[-1],
             shape.edges.shape[1] if believed else 1,
             shape.term_bounds.shape[2] if reads else 0,
-            word, positions, following,
-            CLASSES=classes, CLASS_BLOCK=triton.next_power_of_2(classes), EXITS=tables.exits,
-            BOUND_BLOCK=max(MIN_BOUNDS, triton.next_power_of_2(tables.bounds.shape[1])),
-            EDGE_BLOCK=max(MIN_EDGES, triton.next_power_of_2(shape.edges.shape[1]))
-            if believed else 1,
-            WIDTH=shape.context.shape[1] if believed else 1,
-            BELIEF=believed, COLUMNS=reads, TERM_BLOCK=max(
-                MIN_TERMS, triton.next_power_of_2(shape.term_bounds.shape[2])
-            ) if reads else 1,
-            LIST=size <= BLOCK, STEP=STEP, BLOCK=BLOCK,
         )  # fmt: skip
-        if size > BLOCK:
-            _list[(1,)](
-                carry.place, self._exits32, rows, size, word, positions, following,
-                EXITS=tables.exits, STEP=STEP,
-                BLOCK=max(MIN_LIST, triton.next_power_of_2(size)),
-            )  # fmt: skip
+        power = triton.next_power_of_2
+        blocks = (
+            tables.exits,
+            max(MIN_BOUNDS, power(tables.bounds.shape[1])),
+            max(MIN_EDGES, power(shape.edges.shape[1])) if believed else 1,
+            shape.context.shape[1] if believed else 1,
+            believed,
+            reads,
+            max(MIN_TERMS, power(shape.term_bounds.shape[2])) if reads else 1,
+        )
+        return fixed, blocks
 
     def expect(self) -> None:
         """Mark the result as pending, before work that will write it is started."""
@@ -177,8 +214,8 @@ class TritonDecider(Decider):
 
         Rows that continue come first, in order; the group is padded with rows of -1.
         """
-        positions, following = self.lists(len(rows))
-        return positions[:size].clone(), following[:size].clone()
+        positions, following = self.lists(len(rows))  # groups shrink: the next lists are others
+        return positions[:size], following[:size]
 
 
 @triton.jit

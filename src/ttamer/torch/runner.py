@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Answers", "Regrouping", "Runner", "decider_for", "group_sizes"]
 
+MAX_IN_VAIN = 8
+"""After so many groups without padding to cut off, only some are looked at."""
+TRIM_EVERY = 16
+"""One of so many groups is looked at then."""
+
 
 @dataclass(frozen=True)
 class Regrouping:
@@ -229,6 +234,9 @@ class Runner:
             tables = tables_of(policy, network.names, classes if classes else _classes(network))
         self._decider = decider_for(tables, self._device)
         self._reached = tables.reached
+        self._sized: tuple[int, list[int], Tensor] | None = None
+        self._pays: dict[tuple[int, int, int, int], bool] = {}
+        self._untrimmed = 0
         self.waits = 0
         """The number of times the host has waited for the device."""
 
@@ -349,7 +357,7 @@ class Runner:
                 logits = ramp(value)
                 if carry is None:
                     carry = self._decider.start(count, logits.shape[1], logits.dtype)
-                self._decider.observe(carry, k, rows, logits, awaited=False)
+                self._decider.observe(carry, k, rows, logits, awaited=False, first=not ready)
                 settled = running & (carry.place < 0)
                 running = running & ~settled
                 ready.append((_event(self._device), settled, self._answers(carry)))
@@ -377,8 +385,10 @@ class Runner:
     def _run(self, value: Any) -> Answers:
         """Run a batch that is on the device, regrouping its survivors."""
         count = rows_of(value)
-        rows = torch.arange(count, device=self._device)
-        sizes = group_sizes(count)
+        if self._sized is None or self._sized[0] != count:
+            every = torch.arange(count, device=self._device)
+            self._sized = (count, group_sizes(count), every)
+        _, sizes, rows = self._sized
         last = len(self.network.exits) - 1
         carry: Carry | None = None
         due = self._reached[0]
@@ -389,11 +399,12 @@ class Runner:
             if k < due:
                 continue
             logits = ramp(value)
+            first = carry is None
             if carry is None:
                 carry = self._decider.start(count, logits.shape[1], logits.dtype)
             if not count:
                 break
-            self._decider.observe(carry, k, rows, logits, awaited=k < last)
+            self._decider.observe(carry, k, rows, logits, awaited=k < last, first=first)
             if k == last:
                 break
             self.waits += 1
@@ -401,21 +412,42 @@ class Runner:
             if not alive:
                 break
             size = sizes[bisect_left(sizes, alive)]
-            if self.regrouping.pays(k, due, len(rows), size):
+            if size < len(rows) and self._regroups(k, due, len(rows), size):
                 positions, rows = self._decider.regroup(carry, rows, size)
-                value = take(value, positions)
-                if self.network.trim is not None:
-                    value = self.network.trim(value)
+                value = self._trimmed(take(value, positions))
         return self._answers(cast("Carry", carry))  # some exit is always due
 
+    def _regroups(self, after: int, due: int, rows: int, alive: int) -> bool:
+        """Return whether regrouping pays, by the rule, which is asked once for each case."""
+        key = (after, due, rows, alive)
+        if key not in self._pays:
+            self._pays[key] = self.regrouping.pays(*key)
+        return self._pays[key]
+
+    def _trimmed(self, value: Any) -> Any:
+        """Return a value without what its rows do not need.
+
+        To find that out the host waits for the device; where it was in vain several times, it is
+        tried now and then.
+        """
+        if self.network.trim is None:
+            return value
+        self._untrimmed += 1
+        if self._untrimmed > MAX_IN_VAIN and self._untrimmed % TRIM_EVERY:
+            return value
+        found = self.network.trim(value)
+        if found is not value:
+            self._untrimmed = 0
+        return found
+
     def _answers(self, carry: Carry) -> Answers:
-        """Return the answers of a batch, as copies."""
+        """Return the answers of a batch; those of rows that have stopped do not change."""
         return Answers(
             logits=self._decider.answers(carry),
-            exit=carry.owner.clone(),
-            asked_bits=carry.asked.clone(),
-            raw_confidence=carry.confidence.clone(),
-            raw_prediction=carry.prediction.clone(),
+            exit=carry.owner,
+            asked_bits=carry.asked,
+            raw_confidence=carry.confidence,
+            raw_prediction=carry.prediction,
         )
 
 

@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ttamer.torch.launching import Launcher
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -27,10 +29,12 @@ def pool_tokens(hidden: Tensor, mask: Tensor, *, mean: bool) -> Tensor:
     rows, tokens, width = hidden.shape
     hidden, mask = hidden.contiguous(), mask.contiguous()
     out = torch.empty((rows, width), dtype=hidden.dtype, device=hidden.device)
-    _pool[(rows, triton.cdiv(width, WIDTH_BLOCK))](
-        hidden, mask.view(torch.uint8), out, tokens, width,
-        MEAN=mean, WIDTH_BLOCK=WIDTH_BLOCK, TOKEN_BLOCK=TOKEN_BLOCK,
-    )  # fmt: skip
+    _launch(
+        (rows, -(-width // WIDTH_BLOCK), 1),
+        (hidden, mask.view(torch.uint8), out, tokens, width),
+        (mean, WIDTH_BLOCK, TOKEN_BLOCK),
+        (hidden.dtype, hidden.device, width, mean),
+    )
     return out
 
 
@@ -59,3 +63,6 @@ def _pool(
     else:
         answer = tl.load(start + (length - 1) * width + column, mask=inside, other=0.0)
     tl.store(out + row * width + column, answer.to(out.dtype.element_ty), mask=inside)
+
+
+_launch = Launcher(_pool)

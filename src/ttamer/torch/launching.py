@@ -1,0 +1,62 @@
+"""Launching a Triton kernel again without Triton's look at its arguments.
+
+At every launch Triton inspects all arguments, to find the kernel that is compiled for their types,
+values and alignments. With dozens of arguments that takes longer than the launch itself, and where
+the host's launches are what takes the time, it is part of the latency. A :class:`Launcher`
+remembers the compiled kernel by a key that the caller gives, and passes plain addresses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+__all__ = ["Launcher"]
+
+ALIGNMENT = 16
+"""Triton compiles for addresses that are multiples of this many bytes, and for others."""
+
+
+class Launcher:
+    """Launches one kernel, directly where it was launched with the same key before."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._compiled: dict[Hashable, Any] = {}
+        self._direct = True
+
+    def __call__(
+        self,
+        grid: tuple[int, int, int],
+        arguments: Sequence[Any],
+        constants: Sequence[Any],
+        key: Hashable,
+    ) -> None:
+        """Launch the kernel on the current stream.
+
+        ``constants`` are the last arguments, those that are compiled into the kernel. ``key``
+        covers them, the types of the tensors, and numbers that the kernel is specialised to.
+        """
+        places, bits = [], 0
+        for each in arguments:
+            place = each
+            if isinstance(each, Tensor):
+                place = each.data_ptr()
+                bits |= place
+            places.append(place)
+        compiled = None if bits % ALIGNMENT else self._compiled.get(key)
+        if compiled is not None:
+            try:
+                compiled[grid](*places, *constants)
+            except TypeError:  # before Triton 3.3 compiled kernels take other arguments
+                self._direct = False
+                self._compiled.clear()
+            else:
+                return
+        found = self._kernel[grid](*arguments, *constants)
+        if found is not None and self._direct and not bits % ALIGNMENT:
+            self._compiled[key] = found
