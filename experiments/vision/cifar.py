@@ -73,7 +73,7 @@ class Batches:
         for rows in order.to(labels.device).split(self._size):
             batch = normalised(pixels[rows])
             if self._augment:
-                batch = _erased(_shifted(_flipped(batch)))
+                batch = _erased(shifted(flipped(batch)))
             yield batch.contiguous(memory_format=torch.channels_last), labels[rows]
 
 
@@ -85,12 +85,14 @@ def normalised(pixels: torch.Tensor) -> torch.Tensor:
     return (pixels.float() / 255 - mean) / spread
 
 
-def _flipped(batch: torch.Tensor) -> torch.Tensor:
+def flipped(batch: torch.Tensor) -> torch.Tensor:
+    """Return images of which half are mirrored."""
     flip = torch.rand(len(batch), 1, 1, 1, device=batch.device) < 0.5
     return torch.where(flip, batch.flip(-1), batch)
 
 
-def _shifted(batch: torch.Tensor) -> torch.Tensor:
+def shifted(batch: torch.Tensor) -> torch.Tensor:
+    """Return images that are shifted by up to 4 pixels, each its own way."""
     count, _, side, _ = batch.shape
     padded = torch.nn.functional.pad(batch, (PAD,) * 4, mode="reflect")
     shift = torch.randint(0, 2 * PAD + 1, (2, count, 1), device=batch.device)

@@ -16,6 +16,7 @@ NAMES = [
     "attach",
     "bert",
     "combine_exits",
+    "convolutional_ramp",
     "count_flops",
     "exits_on_bert",
     "exits_on_gpt2",

@@ -15,6 +15,7 @@ from ttamer.torch.networks.encoders import exits_on_bert as exits_on_bert
 from ttamer.torch.networks.encoders import exits_on_mpnet as exits_on_mpnet
 from ttamer.torch.networks.encoders import mpnet as mpnet
 from ttamer.torch.networks.resnet import exits_on_resnet as exits_on_resnet
+from ttamer.torch.networks.vgg import convolutional_ramp as convolutional_ramp
 from ttamer.torch.networks.vgg import exits_on_vgg as exits_on_vgg
 from ttamer.torch.networks.vgg import pooled_ramp as pooled_ramp
 from ttamer.torch.networks.vgg import vgg as vgg

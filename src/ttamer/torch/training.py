@@ -78,6 +78,10 @@ class Recipe:
     exit_weights: Literal["equal", "depth"] = "equal"
     """The weights of the exits' losses in ``all``: equal, or in proportion to the exit's number, so
     that early exits change the network less."""
+    exit_gradient: float = 1.0
+    """The share of the ramps' gradients that reaches the backbone in ``all``: with 1 all exits are
+    trained as one network; with 0 the backbone is trained by the head alone, and the ramps, which
+    learn at their full rate, follow it."""
 
     def __post_init__(self) -> None:
         if self.part not in PARTS:
@@ -95,6 +99,8 @@ class Recipe:
             raise ArgumentError(
                 f"exit_weights must be one of {', '.join(WEIGHTS)}, not {self.exit_weights!r}"
             )
+        if not 0 <= self.exit_gradient <= 1:
+            raise ArgumentError(f"exit_gradient is {self.exit_gradient}; it must be from 0 to 1")
         if self.optimiser not in OPTIMISERS:
             raise ArgumentError(
                 f"optimiser must be one of {', '.join(OPTIMISERS)}, not {self.optimiser!r}"
@@ -251,20 +257,29 @@ class _Learner:
         """Return the loss of one batch, summed over the exits that are trained."""
         if self.recipe.part == "backbone":
             return cross_entropy(self.network.full(inputs).float(), labels)
-        if self.recipe.part == "all":
+        if self.recipe.part == "all" and self.recipe.exit_gradient == 1:
             every = self.network(inputs)
         else:
-            every = []
-            value: Any = inputs
-            for segment, ramp in zip(self.network.segments, self.network.ramps(), strict=False):
-                with torch.no_grad():
-                    value = segment(value)
-                every.append(ramp(value))
+            every = self._ramps_apart(inputs)
         losses = torch.stack([cross_entropy(each.float(), labels) for each in every])
         if self.recipe.part == "all" and self.recipe.exit_weights == "depth":
             numbers = torch.arange(1, len(every) + 1, device=losses.device)
             losses = losses * (2 * numbers / (len(every) + 1))  # the mean weight is 1
         return losses.sum()
+
+    def _ramps_apart(self, inputs: Value) -> list[Tensor]:
+        """Return the exits' logits; the ramps' gradients reach the backbone in part, or not."""
+        whole = self.recipe.part == "all"
+        share = self.recipe.exit_gradient if whole else 0.0
+        every = []
+        value: Any = inputs
+        for segment, ramp in zip(self.network.segments, self.network.ramps(), strict=False):
+            with torch.set_grad_enabled(whole):
+                value = segment(value)
+            every.append(ramp(_scaled(value, share) if whole else value))
+        if whole:
+            every.append(self.network.exits[-1](self.network.segments[-1](value)))
+        return every
 
     def save(self, path: Path) -> None:
         """Write a checkpoint atomically."""
@@ -313,3 +328,25 @@ class _Learner:
         self.optimiser.load_state_dict(rest["optimiser"])
         self.epoch = rest["epoch"]
         self.losses = rest["losses"]
+
+
+class _Scaled(torch.autograd.Function):
+    """A tensor as it is, whose gradient is multiplied by a share."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, share: float) -> Tensor:
+        ctx.share = share
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * ctx.share, None
+
+
+def _scaled(value: Any, share: float) -> Any:
+    """Return a value that passes on a share of its gradient."""
+    if isinstance(value, tuple):
+        return tuple(_scaled(each, share) for each in value)
+    if share == 0 or not value.is_floating_point():
+        return value.detach()
+    return _Scaled.apply(value, share)  # type: ignore[no-untyped-call]

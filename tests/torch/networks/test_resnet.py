@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ttamer.errors import ArgumentError
-from ttamer.torch import exits_on_resnet, fold_batch_norm
+from ttamer.torch import convolutional_ramp, exits_on_resnet, fold_batch_norm
 
 
 class Residual(nn.Module):
@@ -69,6 +69,12 @@ def test_exits_after_every_block_leave_the_full_output_as_it_is(timm):
         assert [tuple(each.shape) for each in network(inputs)] == [(3, 5)] * 8
         folded = fold_batch_norm(network)
         torch.testing.assert_close(folded.full(inputs), model(inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_ramps_of_another_kind():
+    network = exits_on_resnet(ResNet(), classes=5, size=64, ramp=convolutional_ramp).eval()
+    assert all(isinstance(ramp[0], nn.Conv2d) for ramp in network.ramps())
+    assert [tuple(each.shape) for each in network(torch.zeros(2, 3, 64, 64))] == [(2, 5)] * 8
 
 
 def test_other_layouts_are_refused():

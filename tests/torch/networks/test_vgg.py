@@ -5,7 +5,16 @@ import torch
 from torch import nn
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.networks.vgg import MAX_FEATURES, VGG, exits_on_vgg, pooled_ramp, vgg
+from ttamer.torch.early_exit import EarlyExit
+from ttamer.torch.networks.vgg import (
+    MAX_FEATURES,
+    MAX_VALUES,
+    VGG,
+    convolutional_ramp,
+    exits_on_vgg,
+    pooled_ramp,
+    vgg,
+)
 
 
 @pytest.mark.parametrize(("depth", "convolutions"), [(11, 8), (13, 10), (16, 13)])
@@ -96,6 +105,42 @@ def test_a_ramp_pools_to_the_largest_square_that_is_small_enough(channels, side,
     assert ramp[2].in_features == channels * square**2
     assert square == 1 or ramp[2].in_features <= MAX_FEATURES
     assert ramp(torch.zeros(2, channels, side, side)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("channels", "side", "read", "convolutions"),
+    [(64, 224, 28, 3), (128, 56, 28, 3), (256, 56, 14, 2), (512, 14, 14, 2), (4096, 8, 8, 1),
+     (8, 2, 2, 1)],
+)  # fmt: skip
+def test_a_convolutional_ramp_reads_few_values_and_halves_its_maps(
+    channels, side, read, convolutions
+):
+    ramp = convolutional_ramp(channels, side, 3, width=4).eval()
+    found = [layer for layer in ramp if isinstance(layer, nn.Conv2d)]
+    assert len(found) == convolutions
+    assert channels * read**2 <= MAX_VALUES or read <= 8
+    value = torch.zeros(1, channels, side, side)
+    for layer in ramp:
+        if layer is found[0]:
+            assert value.shape[-1] == read
+        value = layer(value)
+    assert value.shape == (1, 3)
+    assert ramp(torch.zeros(1, channels, side + 4, side + 4)).shape == (1, 3)
+
+
+def test_vgg_with_convolutional_ramps_is_built_again_from_its_folder(tmp_path):
+    network = vgg(11, width=4, size=32, classes=3, ramps="convolutional").eval()
+    assert all(isinstance(ramp[-2], nn.Flatten) for ramp in network.ramps())
+    network.save_pretrained(tmp_path)
+    again = EarlyExit.from_pretrained(tmp_path)
+    inputs = torch.randn(2, 3, 32, 32)
+    for mine, theirs in zip(network(inputs), again(inputs), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_other_ramps_are_refused():
+    with pytest.raises(ArgumentError, match="ramps must be one of pooled, convolutional, not 'x'"):
+        vgg(11, ramps="x")
 
 
 def test_there_is_no_other_depth():

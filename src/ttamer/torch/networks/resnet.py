@@ -7,7 +7,7 @@ blocks (He et al. 2016), a pooling (``avgpool`` or ``global_pool``), and ``fc``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,6 +15,9 @@ from torch import nn
 from ttamer.errors import ArgumentError
 from ttamer.torch.early_exit import EarlyExit
 from ttamer.torch.networks.vgg import pooled_ramp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["exits_on_resnet"]
 
@@ -25,13 +28,21 @@ PARTS = (
 """The parts of a ResNet, each with the names it may have."""
 
 
-def exits_on_resnet(model: nn.Module, *, classes: int, size: int) -> EarlyExit:
+def exits_on_resnet(
+    model: nn.Module,
+    *,
+    classes: int,
+    size: int,
+    ramp: Callable[[int, int, int], nn.Module] | None = None,
+) -> EarlyExit:
     """Put a ramp after every residual block of a ResNet but the last.
 
     Args:
         model: A module with the parts of torchvision's or timm's ResNet; its weights are shared.
         classes: The number of classes.
         size: The side of the images in pixels.
+        ramp: A function that returns a ramp, given channels, side and classes; by default
+            :func:`pooled_ramp`.
 
     Returns:
         The network with exits, named after the blocks (``layer1_0``); its full output is that of
@@ -70,7 +81,7 @@ def exits_on_resnet(model: nn.Module, *, classes: int, size: int) -> EarlyExit:
         with torch.no_grad():
             for block in blocks[:-1]:
                 value = block(value)
-                ramps.append(pooled_ramp(value.shape[1], value.shape[2], classes))
+                ramps.append((ramp or pooled_ramp)(value.shape[1], value.shape[2], classes))
             head(blocks[-1](value))
     except RuntimeError as error:
         raise ArgumentError(

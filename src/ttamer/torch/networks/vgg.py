@@ -1,4 +1,4 @@
-"""VGG-11, 13 and 16 with an exit after every convolution block.
+"""VGG-11, 13 and 16 with an exit after every convolution block, and ramps for feature maps.
 
 The layers are those of Simonyan and Zisserman (2015), with batch normalisation. ``exits_on_vgg``
 takes any network with the parts of torchvision's VGG (``features``, ``avgpool``, ``classifier``).
@@ -6,7 +6,7 @@ takes any network with the parts of torchvision's VGG (``features``, ``avgpool``
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from torch import nn
 
@@ -14,9 +14,9 @@ from ttamer.errors import ArgumentError
 from ttamer.torch.early_exit import EarlyExit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["VGG", "exits_on_vgg", "pooled_ramp", "vgg"]
+__all__ = ["VGG", "convolutional_ramp", "exits_on_vgg", "pooled_ramp", "vgg"]
 
 LAYERS: dict[int, tuple[tuple[int, int], ...]] = {
     11: ((64, 1), (128, 1), (256, 2), (512, 2), (512, 2)),
@@ -26,6 +26,11 @@ LAYERS: dict[int, tuple[tuple[int, int], ...]] = {
 """By depth: (channels, convolutions) of each of the five stages; each ends with a pooling."""
 MAX_FEATURES = 2048
 """The largest number of pooled features that a ramp reads, unless there are more channels."""
+MAX_SIDE, MIN_SIDE = 28, 8
+"""The largest side of the maps that a convolutional ramp reads, and the largest that it does not
+halve."""
+MAX_VALUES = 128 * MAX_SIDE**2
+"""The largest number of values that a convolutional ramp reads, unless its maps are small."""
 
 
 class VGG(nn.Module):
@@ -55,7 +60,14 @@ class VGG(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-def vgg(depth: int, *, classes: int = 10, size: int = 32, width: int = 64) -> EarlyExit:
+def vgg(
+    depth: int,
+    *,
+    classes: int = 10,
+    size: int = 32,
+    width: int = 64,
+    ramps: Literal["pooled", "convolutional"] = "pooled",
+) -> EarlyExit:
     """Return VGG with an exit after every convolution block, for square images.
 
     Args:
@@ -63,29 +75,44 @@ def vgg(depth: int, *, classes: int = 10, size: int = 32, width: int = 64) -> Ea
         classes: The number of classes.
         size: The side of the images in pixels.
         width: The number of channels of the first stage: 64 in the paper, fewer for tests.
+        ramps: What the ramps are: :func:`pooled_ramp` or :func:`convolutional_ramp`.
 
     Returns:
         A network with random weights.
 
     Raises:
-        ArgumentError: There is no VGG of this depth.
+        ArgumentError: There is no VGG of this depth, or there are no such ramps.
 
     >>> vgg(11, width=8).names
     ('conv1', 'conv2', 'conv3', 'conv4', 'conv5', 'conv6', 'conv7', 'full')
     """
-    network = exits_on_vgg(VGG(depth, classes=classes, width=width), classes=classes, size=size)
-    sizes = {"depth": depth, "classes": classes, "size": size, "width": width}
-    network.config = {"family": "vgg", **sizes}
+    kinds = {"pooled": pooled_ramp, "convolutional": convolutional_ramp}
+    if ramps not in kinds:
+        raise ArgumentError(f"ramps must be one of {', '.join(kinds)}, not {ramps!r}")
+    model = VGG(depth, classes=classes, width=width)
+    network = exits_on_vgg(model, classes=classes, size=size, ramp=kinds[ramps])
+    network.config = {"family": "vgg", "depth": depth, "classes": classes, "size": size,
+                      "width": width}  # fmt: skip
+    if ramps != "pooled":
+        network.config["ramps"] = ramps
     return network
 
 
-def exits_on_vgg(model: nn.Module, *, classes: int, size: int) -> EarlyExit:
+def exits_on_vgg(
+    model: nn.Module,
+    *,
+    classes: int,
+    size: int,
+    ramp: Callable[[int, int, int], nn.Module] | None = None,
+) -> EarlyExit:
     """Put a ramp after every convolution block of a VGG with the parts of torchvision's.
 
     Args:
         model: A module with ``features``, ``avgpool`` and ``classifier``; its weights are shared.
         classes: The number of classes.
         size: The side of the images in pixels.
+        ramp: A function that returns a ramp, given channels, side and classes; by default
+            :func:`pooled_ramp`.
 
     Returns:
         The network with exits; its full output is that of the model.
@@ -108,7 +135,7 @@ def exits_on_vgg(model: nn.Module, *, classes: int, size: int) -> EarlyExit:
     for block in blocks[:-1]:
         channels = next(m for m in block if isinstance(m, nn.Conv2d)).out_channels
         side //= 2 ** sum(isinstance(m, nn.MaxPool2d) for m in block)
-        ramps.append(pooled_ramp(channels, side, classes))
+        ramps.append((ramp or pooled_ramp)(channels, side, classes))
     head = nn.Sequential(avgpool, nn.Flatten(), classifier)
     names = [*(f"conv{k}" for k in range(1, len(blocks))), "full"]
     return EarlyExit(blocks, ramps, head, names=names)
@@ -134,6 +161,50 @@ def pooled_ramp(channels: int, side: int, classes: int) -> nn.Sequential:
     # Where the side is a multiple, plain pooling is the same and faster.
     pool = nn.AvgPool2d(side // square) if side % square == 0 else nn.AdaptiveAvgPool2d(square)
     return nn.Sequential(pool, nn.Flatten(), nn.Linear(channels * square**2, classes))
+
+
+def convolutional_ramp(
+    channels: int, side: int, classes: int, *, width: int = 128
+) -> nn.Sequential:
+    """Return a ramp for large feature maps: average pooling, one to three convolutions, a layer.
+
+    After few convolutions on large images a place in a map depends on few pixels, and a linear
+    layer cannot tell classes apart. The convolutions of the ramp see the whole image, on maps of at
+    most 28 x 28. They have about 1% of the operations of VGG-16 at 224 x 224.
+
+    Args:
+        channels: The number of channels.
+        side: The side of the feature maps.
+        classes: The number of classes.
+        width: The number of channels of the ramp's convolutions.
+
+    Returns:
+        The layers; they take maps of other sides too.
+
+    >>> ramp = convolutional_ramp(64, 112, 10)
+    >>> sum(isinstance(layer, nn.Conv2d) for layer in ramp)
+    3
+    """
+    step = 1
+    while side // step > MAX_SIDE or (
+        side // step > MIN_SIDE and channels * (side // step) ** 2 > MAX_VALUES
+    ):
+        step *= 2
+    layers: list[nn.Module] = [nn.AvgPool2d(step)] if step > 1 else []
+    left = side // step
+    while True:
+        layers += [
+            nn.Conv2d(channels, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+        ]
+        channels = width
+        if left <= MIN_SIDE:
+            break
+        layers.append(nn.MaxPool2d(2))
+        left //= 2
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)]
+    return nn.Sequential(*layers, *head)
 
 
 def _blocks(layers: Sequence[nn.Module]) -> list[nn.Sequential]:
