@@ -17,9 +17,12 @@ together, at the times of a whole window.
 
 Engines: ``graphs`` (CUDA graphs), ``compiled`` (parts compiled by torch.compile, then CUDA graphs),
 ``eager``. On a CPU: ``eager``, and ``int8``, linear layers with int8 weights. The first engine
-searches sets of ramps for its policies; the others fit to the best of these at their own times. A
-run that was stopped continues with what is not yet in FILE.json; ``--seconds`` is when to start
-nothing more.
+searches sets of ramps for its policies; the others fit to the best of these at their own times, and
+to all ramps. A run that was stopped continues with what is not yet in FILE.json; ``--seconds`` is
+when to start nothing more.
+
+``--plan FILE`` does the work of several command lines, one per line of FILE, in one process:
+policies of the next are fitted by other processes while this one is timed.
 """
 
 from __future__ import annotations
@@ -28,9 +31,12 @@ import argparse
 import ctypes
 import gc
 import json
+import os
+import shlex
 import time
+import traceback
 from bisect import bisect_left
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
@@ -53,9 +59,9 @@ CAUTION = 1.0
 ORDER = (("bf16", "graphs"), ("fp32", "graphs"), ("bf16", "compiled"), ("bf16", "eager"),
          ("fp32", "eager"), ("fp32", "compiled"))  # fmt: skip
 """Precisions and engines on a GPU, the most used ones first."""
-ROWS = {1: 240, 8: 800, 32: 960}
+ROWS = {1: 200, 8: 640, 32: 960}
 """Rows that are timed, by batch size; 1536 for larger batches."""
-SHARES = {"graphs": 1.0, "compiled": 0.5, "eager": 0.25, "int8": 1.0}
+SHARES = {"graphs": 1.0, "compiled": 0.75, "eager": 0.5, "int8": 1.0}
 """The share of these by engine; in fp32 on a GPU, half of it."""
 REPEATS = 2
 """How often the batches are timed, after one pass that is not."""
@@ -67,16 +73,38 @@ CPU_ROWS = 24
 """Rows that are timed on a CPU."""
 WINDOWS = {32: (8,), 128: (8, 32)}
 """The batches that ``stream`` runs together, by the rows of a window."""
+ATTEMPTS = 2
+"""How often a setting is tried that fails."""
 SETS = 3
 """Sets of ramps, for each batch size and level, that the other engines fit to."""
 
 
 def main() -> None:
     """Measure what is not yet measured, line by line."""
+    args = parsed(None)
+    started = time.perf_counter()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")  # TF32
+    torch.backends.cudnn.benchmark = True
+    plan = [args]
+    if args.plan is not None:
+        plan = [parsed(shlex.split(line)) for line in args.plan.read_text().splitlines() if line]
+    context = get_context("spawn")
+    cores = args.worker_cores
+    with ProcessPoolExecutor(args.workers, context, keep_to, (cores,)) as pool:
+        for job in [pool.submit(int) for _ in range(args.workers)]:
+            job.result()  # started before anything is timed
+        complete = measure_all(plan, device, pool, started + args.seconds)
+    if not complete:
+        raise SystemExit("not everything is measured: run again for the rest")
+
+
+def parsed(line: list[str] | None) -> argparse.Namespace:
+    """Return the arguments of a command line; ``None``: of this process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--inputs", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--inputs", type=Path)
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 128, 8, 1])
     parser.add_argument("--every", type=int, default=1, help="keep each ramp of this many")
     parser.add_argument("--seconds", type=float, default=1e9)
@@ -85,41 +113,102 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10**9, help="most rows of the inputs")
     parser.add_argument("--share", type=float, default=1.0, help="of the rows that are timed")
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--worker-cores", type=int, nargs="+", help="where policies are fitted")
     parser.add_argument("--trace", type=Path, help="fit to this trace in place of the own one")
-    args = parser.parse_args()
-    started = time.perf_counter()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.set_float32_matmul_precision("high")  # TF32
-    torch.backends.cudnn.benchmark = True
-    done = json.loads(args.out.read_text()) if args.out.exists() else new_report(device)
+    parser.add_argument("--plan", type=Path, help="a file of command lines")
+    args = parser.parse_args(line)
+    if args.plan is None and None in (args.folder, args.inputs, args.out):
+        parser.error("give a folder with --inputs and --out, or --plan")
+    return args
+
+
+def keep_to(cores: list[int] | None) -> None:
+    """Keep this process to some cores."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
+def measure_all(plan: list, device: str, pool: ProcessPoolExecutor, until: float) -> bool:
+    """Measure everything in order, and return whether nothing is missing.
+
+    While one setting is timed, policies are fitted for the next, whose parts are timed before;
+    not beside settings without graphs, whose times are the host's.
+    """
     order = ORDER if device == "cuda" else (("fp32", "eager"), ("fp32", "int8"))
-    with ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool:
-        ready = [pool.submit(int) for _ in range(args.workers)]  # started before anything is timed
-        for precision, engine in order:
-            if precision not in args.precisions or engine not in args.engines:
-                continue
-            wanted = [b for b in args.batches if not has(done, precision, engine, b)]
-            if not wanted or time.perf_counter() - started > args.seconds:
-                continue
-            bench = Bench(args, device, precision, engine, pool, done)
-            for job in ready:
-                job.result()
-            for lines in bench.measure(wanted, started + args.seconds):
-                done["lines"] += [{"precision": precision, "engine": engine, **x} for x in lines]
-                for line in lines:
-                    show(precision, engine, line)
-                done["profiles"][f"{precision} {engine}"] = asdict(bench.profile)
-                args.out.write_text(json.dumps(done, indent=1))
-            del bench
+    settings = [(args, *each) for args in plan for each in order
+                if each[0] in args.precisions and each[1] in args.engines]  # fmt: skip
+    reports = {args.out: read_report(args.out, device) for args in plan}
+    complete, waiting = True, None
+
+    def attempted(work, *given):
+        """Return what some work returns; ``None`` where it fails, which is noted."""
+        try:
+            return work(*given)
+        except Exception:
+            traceback.print_exc()
+            args, name = given[0], f"{given[1]} {given[2]}"
+            failed = reports[args.out].setdefault("failed", {})
+            failed[name] = failed.get(name, 0) + 1
+            write_report(args.out, reports[args.out])
+
+    def finish(waiting):
+        return waiting is None or bool(attempted(lines_of, *waiting, until))
+
+    with ThreadPoolExecutor(1) as thread:
+        for setting in settings:
+            alone = setting[2] not in ("graphs", "compiled")
+            if alone:
+                complete &= finish(waiting)
+                waiting = None
+            args, *key = setting
+            report = reports[args.out]
+            wanted = [batch for batch in args.batches if not has(report, *key, batch)]
+            often = report.get("failed", {}).get(" ".join(key), 0) >= ATTEMPTS
+            late = time.perf_counter() > until
+            ready = None
+            if wanted and not late and not often:
+                found = attempted(prepared, *setting, wanted, report, device, pool, thread)
+                ready = found and (*setting, *found)
+            complete &= not wanted or ready is not None
+            complete &= finish(waiting)
+            waiting = ready
+            if alone:
+                complete &= finish(waiting)
+                waiting = None
             gc.collect()
             torch.cuda.empty_cache()
-    if any(
-        not has(done, precision, engine, batch)
-        for precision, engine in order
-        if precision in args.precisions and engine in args.engines
-        for batch in args.batches
-    ):
-        raise SystemExit("not everything is measured: run again for the rest")
+        complete &= finish(waiting)
+    return complete
+
+
+def prepared(args, precision, engine, wanted, report, device, pool, thread):
+    """Time the parts of a network, and start to fit policies."""
+    print(f"{args.folder.name}, {precision} {engine}", flush=True)
+    bench = Bench(args, device, precision, engine, pool, report)
+    return bench, wanted, bench.prepare(wanted, thread)
+
+
+def lines_of(args, precision, engine, bench, wanted, found, until) -> bool:
+    """Time a network with the policies found, write the lines, and return whether all are there."""
+    count = 0
+    for lines in bench.measure(wanted, found.result(), until):
+        bench.done["lines"] += [{"precision": precision, "engine": engine, **x} for x in lines]
+        for line in lines:
+            show(precision, engine, line)
+        bench.done["profiles"][f"{precision} {engine}"] = asdict(bench.profile)
+        write_report(args.out, bench.done)
+        count += 1
+    return count == len(wanted)
+
+
+def read_report(path: Path, device: str) -> dict:
+    """Return what a file holds, or a report without lines."""
+    return json.loads(path.read_text("utf-8")) if path.exists() else new_report(device)
+
+
+def write_report(path: Path, report: dict) -> None:
+    """Write a report."""
+    path.write_text(json.dumps(report, indent=1), "utf-8")
 
 
 def new_report(device: str) -> dict:
@@ -133,16 +222,11 @@ def new_report(device: str) -> dict:
 
 def has(report: dict, precision: str, engine: str, batch: int) -> bool:
     """Return whether these lines are there already."""
-    return "ours" in {rule for rule, _ in rules_of(report, precision, engine, batch)}
-
-
-def rules_of(report: dict, precision: str, engine: str, batch: int) -> set:
-    """Return the rules and allowances that are measured already."""
-    return {
-        (line["rule"], line.get("more_error"))
+    return any(
+        (line["precision"], line["engine"], line["batch"]) == (precision, engine, batch)
+        and line["rule"] == "ours"
         for line in report["lines"]
-        if (line["precision"], line["engine"], line["batch"]) == (precision, engine, batch)
-    }
+    )
 
 
 def load(folder: Path, every: int, inputs: Path) -> exits.EarlyExit:
@@ -178,8 +262,6 @@ class Bench:
         self.precision, self.engine, self.pool = precision, engine, pool
         self.share = args.share * SHARES[self.engine] * (1.0 if precision == "bf16" else 0.5)
         self.done = done
-        first = ORDER[0] if device == "cuda" else ("fp32", "eager")
-        self.brief = (precision, engine) != first
         self.graphs = self.engine in ("graphs", "compiled")
         network = load(args.folder, args.every, args.inputs).to(device)
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -228,24 +310,37 @@ class Bench:
         loader = ((take(self.value, some), self.labels[some]) for some in rows.split(250))
         return exits.trace_of(self.network, loader)
 
-    def measure(self, batches, until):
-        """Yield the lines of each batch size."""
+    def prepare(self, batches, thread):
+        """Time the parts, and return a promise of policies and thresholds per batch size."""
         start = time.perf_counter()
         example = take(self.value, torch.arange(max(batches), device=self.labels.device))
         self.profile = exits.profile(
             self.network, example, sizes=tuple(sorted(batches)), graphs=self.graphs
         )
         print(f"profile: {time.perf_counter() - start:.1f} s", flush=True)
+        return thread.submit(self.fitted, batches)
+
+    def fitted(self, batches):
+        """Return, per batch size, policies and a threshold for each level, fitted elsewhere."""
+        start = time.perf_counter()
+        specs = [self.profile.costs(batch).spec(skip=True) for batch in batches]
+        rules = [self.pool.submit(thresholds, self.fit.with_spec(spec)) for spec in specs]
         found = search(self.pool, self.fit, self.profile, batches, self.done["sets"])
+        both = {batch: (found[batch], rule.result())
+                for batch, rule in zip(batches, rules, strict=True)}  # fmt: skip
         print(f"policies: {time.perf_counter() - start:.1f} s", flush=True)
+        return both
+
+    def measure(self, batches, found, until):
+        """Yield the lines of each batch size."""
         for batch in batches:
             if time.perf_counter() > until:
                 break
             start = time.perf_counter()
-            yield self.lines(batch, found[batch])
+            yield self.lines(batch, *found[batch])
             print(f"batch {batch}: {time.perf_counter() - start:.1f} s", flush=True)
 
-    def lines(self, batch, found):
+    def lines(self, batch, found, limits):
         """Return the lines of one batch size: the network, thresholds, and ours."""
         rows = max(int(self.share * ROWS.get(batch, 1536)), CPU_ROWS)
         if not torch.cuda.is_available():
@@ -255,21 +350,15 @@ class Bench:
         self.example = test[0]
         full = full_run(self.network, test[0], graphs=self.graphs)
         alone, joules = self.timed(full, test)
-        fit, held = self.fit, self.held
+        held = self.held.with_spec(self.profile.costs(batch).spec(skip=True))
         lines = [{"batch": batch, "rule": "full", "error": float(held.wrong()[:, -1].mean()),
                   **alone.to_dict(), "speed_up": 1.0, "rows": len(labels),
                   "joules": joules}]  # fmt: skip
-        priced = fit.with_spec(self.profile.costs(batch).spec(skip=True))
-        rules = [setting.rule for setting in FAMILIES["threshold"].fit(priced)]
         usual = self.timed(full, known)[0].mean
-        there = rules_of(self.done, self.precision, self.engine, batch)
-        for level, policies in zip(LEVELS, found, strict=True):
-            limits = None
-            if ("threshold", level) not in there and not (self.brief and level == 0):
-                limits = cheapest(rules, priced, level)
-            if limits is not None:
-                error = errors_of(limits, held.with_spec(priced.spec))
-                runner = self.threshold(limits)
+        for level, policies, rule in zip(LEVELS, found, limits, strict=True):
+            if rule is not None:
+                runner = self.threshold(rule)
+                error = errors_of(rule, held)
                 lines.append(self.line("threshold", level, runner, full, test, labels, error))
             runners = [self.runner(each.policy, test[0]) for each in policies]
             times = [self.timed(run, known)[0].mean for run in runners]
@@ -279,8 +368,7 @@ class Bench:
                 continue
             chosen = policies[int(np.argmin(times))]
             runner = runners[int(np.argmin(times))]
-            fewer = held.with_spec(priced.spec).restrict(chosen.policy.fitted.spec.names)
-            error = errors_of(chosen.policy, fewer)
+            error = errors_of(chosen.policy, held.restrict(chosen.policy.fitted.spec.names))
             lines.append(self.line("ours", level, runner, full, test, labels, error))
         if batch in WINDOWS and self.graphs and lines[-1]["rule"] == "ours":
             lines += self.streamed(lines[-1], runner, test) if "bound" in lines[-1] else []
@@ -474,14 +562,17 @@ def fastest(trace, measured, batch, ramps):
     ]
 
 
-def cheapest(rules, trace, level):
-    """Return the cheapest rule within an allowance, if there is one."""
-    able = []
-    for k, rule in enumerate(rules):
-        found = errors_of(rule, trace)
-        if found["more"] + CAUTION * found["more_se"] <= level:
-            able.append((tt.evaluate(rule, trace, resamples=0).cost, k))
-    return rules[min(able)[1]] if able else None
+def thresholds(trace):
+    """Return the cheapest threshold within each allowance, or ``None`` where there is none."""
+    rules = [setting.rule for setting in FAMILIES["threshold"].fit(trace)]
+    errors = [errors_of(rule, trace) for rule in rules]
+    costs = [tt.evaluate(rule, trace, resamples=0).cost for rule in rules]
+    found = []
+    for level in LEVELS:
+        able = [(cost, k) for k, (cost, error) in enumerate(zip(costs, errors, strict=True))
+                if error["more"] + CAUTION * error["more_se"] <= level]  # fmt: skip
+        found.append(rules[min(able)[1]] if able else None)
+    return found
 
 
 def errors_of(rule, trace) -> dict:

@@ -7,7 +7,9 @@ then Amazon from there. MiniLM: the backbone, then the ramps on it, frozen; the 
 together, an exit's loss weighted by its depth, then the ramps. Writes MODEL-imdb.npz and
 MODEL-amazon.npz, traces of test reviews (10,000 and 4,000, shuffled), MODEL.json, what was done,
 the inputs of the traces, and the network in OUT/MODEL-imdb. ``--backbone-only`` fine-tunes without
-exits on IMDB and writes the error alone (MODEL-alone.json). What is written is not done again.
+exits on IMDB and writes the error alone (MODEL-alone.json). ``--inputs-only`` writes the network
+and the test reviews, without a trace. ``--compile`` compiles the layers for training, for texts of
+any length. What is written is not done again.
 
 Needs PyTorch, transformers and NumPy; ttamer from the source tree with PYTHONPATH=src.
 """
@@ -33,6 +35,7 @@ from ttamer.torch.devices import device_of
 from ttamer.torch.early_exit import EarlyExit
 from ttamer.torch.networks.decoders import exits_on_llama
 from ttamer.torch.networks.encoders import exits_on_bert, exits_on_mpnet
+from ttamer.torch.networks.tokens import Layer
 from ttamer.torch.tracing import trace_of
 from ttamer.torch.training import Part, Recipe, train
 
@@ -53,6 +56,7 @@ MULTIPLE = 16
 TRACED = 10_000
 """Test reviews of IMDB that are traced, as many of each label."""
 TINY_ROWS, TINY_TOKENS = 200, 32
+DIRECT = contextlib.nullcontext()
 MEASURED = 30
 """Steps that are timed before it is decided how many epochs there is time for."""
 
@@ -189,11 +193,27 @@ def norms_of(network: EarlyExit) -> Iterator[list[list[np.ndarray]]]:
             hook.remove()
 
 
+@contextlib.contextmanager
+def compiled(network: EarlyExit) -> Iterator[None]:
+    """Compile the layers for as long as this lasts; all share the code of one, for any length."""
+    layers = [layer for layer in network.modules() if isinstance(layer, Layer)]
+    for layer in layers:
+        layer.compile(dynamic=True)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._compiled_call_impl = None
+
+
 class Run:
     """One model's training, and the notes taken of it."""
 
-    def __init__(self, model: str, network: EarlyExit, plan: Plan, out: Path) -> None:
+    def __init__(
+        self, model: str, network: EarlyExit, plan: Plan, out: Path, *, compiles: bool = False
+    ) -> None:
         self.model, self.network, self.plan, self.out = model, network, plan, out
+        self.compiles = compiles
         self.device = device_of(network)
         self.precision: Precision = "bf16" if self.device.type == "cuda" else "fp32"
         self.started = time.perf_counter()
@@ -268,9 +288,10 @@ class Run:
             self.recipe("ramps", self.plan.ramp_rate, self.plan.ramp_epochs),
         ):
             begun = time.perf_counter()
-            losses = train(
-                self.network, reviews, recipe, progress=lambda text: self.say(f"{name}, {text}")
-            )
+            with compiled(self.network) if self.compiles and recipe.part != "ramps" else DIRECT:
+                losses = train(
+                    self.network, reviews, recipe, progress=lambda text: self.say(f"{name}, {text}")
+                )
             self.wait()
             self.seconds[f"{name} {recipe.part}"] = round(time.perf_counter() - begun, 1)
             self.notes[f"{name} {recipe.part} losses"] = [round(loss, 4) for loss in losses]
@@ -289,6 +310,7 @@ class Run:
         )
         with norms_of(self.network) as norms:
             trace = trace_of(self.network, reviews, spec=costs.spec(), classes=CLASSES)
+        self.write_inputs(name, reviews)
         # Of two classes, margin and entropy are functions of the confidence.
         norm = np.stack([np.concatenate(each)[-len(trace) :] for each in norms], axis=1)
         trace = replace(trace, extras={})
@@ -296,12 +318,6 @@ class Run:
             self.out / f"{self.model}-{name}-norm.npz", norm=norm.astype(np.float16)
         )
         trace.write(self.out / f"{self.model}-{name}.npz")
-        np.savez_compressed(
-            self.out / f"{self.model}-{name}-inputs.npz",
-            ids=reviews.ids.cpu().numpy().astype(np.uint16),
-            lengths=reviews.lengths.numpy().astype(np.int16),
-            label=reviews.labels.cpu().numpy().astype(np.uint8),
-        )
         self.seconds[f"{name} trace"] = round(time.perf_counter() - begun, 1)
         accuracies = 1 - trace.wrong().mean(axis=0)
         self.notes[f"{name} costs"] = asdict(costs) | {"tokens": middle}
@@ -314,6 +330,15 @@ class Run:
             f"{node} {accuracy:.3f}" for node, accuracy in zip(trace.names, accuracies, strict=True)
         )
         self.say(f"{name}, {len(trace)} test reviews: {shown}")
+
+    def write_inputs(self, name: str, reviews: Batches) -> None:
+        """Write the reviews that are traced."""
+        np.savez(
+            self.out / f"{self.model}-{name}-inputs.npz",
+            ids=reviews.ids.cpu().numpy().astype(np.uint16),
+            lengths=reviews.lengths.numpy().astype(np.int16),
+            label=reviews.labels.cpu().numpy().astype(np.uint8),
+        )
 
     def train_alone(self, reviews: Batches, test: Batches) -> None:
         """Fine-tune the network without exits, and write its error."""
@@ -360,6 +385,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="in all: fewer epochs if time is short")
     parser.add_argument("--imdb-only", action="store_true")
     parser.add_argument("--backbone-only", action="store_true")
+    parser.add_argument("--inputs-only", action="store_true", help="no traces")
+    parser.add_argument("--compile", action="store_true", help="layers, while all is trained")
     parser.add_argument("--tiny", action="store_true", help="few short reviews, to try the script")
     given = parser.parse_args()
     asked = {
@@ -377,7 +404,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     given.out.mkdir(parents=True, exist_ok=True)
     network = build(given.model, given.data, tiny=given.tiny).to(device)
-    run = Run(given.model, network, plan, given.out)
+    run = Run(given.model, network, plan, given.out, compiles=given.compile)
 
     reviews = given.data / f"{given.model}-reviews.npz"
     most = TINY_ROWS if given.tiny else None
@@ -400,7 +427,10 @@ def main() -> None:
     kept = given.out / f"{given.model}-imdb"
     if not (kept / "model.safetensors").exists():
         run.teach("imdb", imdb, rate=run.plan.rate, epochs=run.plan.epochs)
-        run.trace("imdb", test)
+        if given.inputs_only:
+            run.write_inputs("imdb", test)
+        else:
+            run.trace("imdb", test)
         run.write_notes()
         network.save_pretrained(kept, classes=CLASSES)
     else:
