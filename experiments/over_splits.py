@@ -41,7 +41,7 @@ def names(folder: Path | None) -> list[str]:
 
 
 def in_folder(folder: Path | None) -> dict[str, Path]:
-    """Return the traces of a folder by name; ``NAME.toml`` holds the cascade of each."""
+    """Return the traces of a folder by name; ``NAME.toml`` holds the cascade, or the trace does."""
     if folder is None:
         return {}
     files = sorted(path for path in folder.iterdir() if path.suffix in (".npz", ".parquet"))
@@ -53,7 +53,8 @@ def load(name: str, folder: Path | None = None) -> Trace:
     """Return a trace of the folder, or else of the package."""
     path = in_folder(folder).get(name)
     if path is not None:
-        return Trace.read(path, path.with_suffix(".toml"))
+        cascade = path.with_suffix(".toml")
+        return Trace.read(path, cascade if cascade.exists() else None)
     from ttamer import datasets
 
     return datasets.load(name)
