@@ -2,12 +2,13 @@
 
     python experiments/early_exit/show_tables.py experiments/early_exit/results/*.json [--all]
 
-One row per precision, engine and batch size: the full network's p50 and rows per second; then per
-rule and allowance its speed-up (mean times) and how many points more it errs than the network, with
-a standard error; at +1, p50 and p99, millijoules per row (full, ours), operations as a share of the
-network's; and the share of both bounds that is reached. Then batches run together by ``stream``,
-and the network cut after its first exit that errs at most so much more on the rows fitted to, by
-the times of its segments: what a policy must beat.
+First bf16 with CUDA graphs, one row per network and batch size: the full network's p50 and rows per
+second; then per rule and allowance its speed-up (mean times) and how many points more it errs than
+the network, with a standard error; at +1, p50 and p99, millijoules per row (full, ours), operations
+as a share of the network's and exits asked; and the share of both bounds that is reached. Then the
+other engines, batches run together by ``stream``, and the aims: which settings miss them. Last, the
+network cut after its first exit that errs at most so much more on the rows fitted to, by the times
+of its segments: what a policy must beat.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
+MIN_SHARE = 0.9
+"""The share of the bound that is aimed at."""
+AIMS = {1: 1.3, 8: 1.3, 32: 1.4, 128: 1.4}
+"""The speed-up that is aimed at, at +1, by batch size."""
+
 
 def main() -> None:
     """Print the tables of some files."""
@@ -25,49 +31,147 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--all", action="store_true", help="every rule, with p50 and p99")
     args = parser.parse_args()
-    for path in args.files:
-        report = json.loads(path.read_text("utf-8"))
-        print(f"\n**{path.stem.removeprefix('table-')}**, {report['device']}, "
-              f"torch {report['torch']}\n")  # fmt: skip
-        print("\n".join(every(report) if args.all else summary(report)))
-        print("\n".join([*streams(report), *cuts(report)]))
+    reports = {path.stem.removeprefix("table-"): json.loads(path.read_text("utf-8"))
+               for path in args.files}  # fmt: skip
+    for name, report in reports.items():
+        print(f"{name}: {report['device']}, torch {report['torch']}")
+    print("\n".join(["", *first_table(reports), "", *other_table(reports), ""]))
+    for name, report in reports.items():
+        print("\n".join(f"{name} {line}" for line in streams(report)))
+    print("\n".join(["", *aims(reports), ""]))
+    for name, report in reports.items():
+        print("\n".join(f"{name} {line}" for line in cuts(report)))
+        if args.all:
+            print("\n".join(["", f"**{name}**", "", *every(report), ""]))
 
 
-def summary(report: dict) -> list[str]:
-    """Return one line per precision, engine and batch size."""
+def first_table(reports: dict[str, dict]) -> list[str]:
+    """Return one line per network and batch size, bf16 with CUDA graphs."""
     lines = [
-        "| precision, engine | batch | full: p50 ms, rows/s | threshold, +0 | threshold, +1 | "
-        "ours, +0 | ours, +1 | p50, p99 ms | mJ/row: full, ours | operations | of the bound, +0, "
-        "+1 | with the rest of a call |",
+        "| bf16, CUDA graphs | batch | full: p50 ms, rows/s | threshold, +0 | threshold, +1 | "
+        "**ours, +0** | **ours, +1** | p50, p99 ms at +1 | mJ per row: full, ours at +1 | "
+        "operations, exits asked at +1 | of the bound, +0, +1 | with the rest |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for key in dict.fromkeys((x["precision"], x["engine"]) for x in report["lines"]):
-        some = [x for x in report["lines"] if (x["precision"], x["engine"]) == key]
-        for batch in sorted({x["batch"] for x in some}):
-            here = [x for x in some if x["batch"] == batch]
-            full = next(x for x in here if x["rule"] == "full")
-            shown = (("threshold", 0.0), ("threshold", 0.01), ("ours", 0.0), ("ours", 0.01))
-            cells = [found(here, rule, level) for rule, level in shown]
-            ours = [x for x in here if x["rule"] == "ours" and "bound" in x]
-            last = ours[-1] if ours and ours[-1]["more_error"] > 0 else None
-            cells += [] if last else ["-", "-", "-"]
-            if last:
-                cells.append(f"{1e3 * last['p50']:.2f}, {1e3 * last['p99']:.2f}")
-                cells.append(energy(last))
-                cells.append(f"{last['operations']:.0%}")
-            cells += [shares(ours, "bound"), shares(ours, "bound_besides")]
+    for name, report in reports.items():
+        shown = name
+        for batch in batches_of(report, "bf16", "graphs"):
+            here = setting(report, "bf16", "graphs", batch)
+            full = here["full", None]
+            shown = shown and f"{name}, {full['error']:.2%}"
+            rules = (("threshold", 0.0), ("threshold", 0.01), ("ours", 0.0), ("ours", 0.01))
+            cells = [found(here.get(rule)) for rule in rules]
+            ours = here.get(("ours", 0.01), {})
+            if "bound" in ours:
+                cells.append(f"{digits(1e3 * ours['p50'])}, {digits(1e3 * ours['p99'])}")
+                cells.append(energy(ours))
+                cells.append(f"{ours['operations']:.0%}, {ours['exits_asked']:.2f}")
+            else:
+                cells += ["-", "-", "-"]
+            cells += [shares(here, "bound"), shares(here, "bound_besides")]
             lines.append(
-                f"| {' '.join(key)} | {batch} | {1e3 * full['p50']:.2f}, "
-                f"{full['rows_per_second']:,.0f} (error {full['error']:.2%}) | "
-                f"{' | '.join(cells)} |"
+                f"| {shown} | {batch} | {digits(1e3 * full['p50'])}, "
+                f"{full['rows_per_second']:,.0f} | {' | '.join(cells)} |"
             )
+            shown = ""
     return lines
 
 
-def shares(lines: list[dict], bound: str) -> str:
-    """Return the shares of a bound that some lines reach, at each allowance."""
-    known = {x["more_error"]: f"{x['speed_up'] / x[bound]:.0%}" for x in lines}
-    return ", ".join(known.get(level, "-") for level in (0.0, 0.01))
+def other_table(reports: dict[str, dict]) -> list[str]:
+    """Return one line per network, precision and engine, its batch sizes side by side."""
+    lines = [
+        "| 1 / 8 / 32 / 128 | full: p50 ms | threshold, +0 | threshold, +1 | **ours, +0** | "
+        "**ours, +1** | points more, +0 | points more, +1 | of the bound, +0 | of the bound, +1 |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, report in reports.items():
+        for key in dict.fromkeys((x["precision"], x["engine"]) for x in report["lines"]):
+            batches = batches_of(report, *key)
+            settings = [setting(report, *key, batch) for batch in batches]
+            speed = {rule: [gain(each.get(rule)) for each in settings]
+                     for rule in (("threshold", 0.0), ("threshold", 0.01),
+                                  ("ours", 0.0), ("ours", 0.01))}  # fmt: skip
+            more = [[f"{100 * each.get(('ours', level), {}).get('more', 0.0):+.2f}"
+                     for each in settings] for level in (0.0, 0.01)]  # fmt: skip
+            bound = [[share(each.get(("ours", level))) for each in settings]
+                     for level in (0.0, 0.01)]  # fmt: skip
+            full = [digits(1e3 * each["full", None]["p50"]) for each in settings]
+            sizes = "" if batches == [1, 8, 32, 128] else f" ({' / '.join(map(str, batches))})"
+            cells = [f"{name}, {' '.join(key)}{sizes}", *map(" / ".join, (
+                full, *speed.values(), *more, *bound))]  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def aims(reports: dict[str, dict]) -> list[str]:
+    """Return the settings that miss an aim, and the ranges of what was measured."""
+    counted, missed, slow, beaten, far = 0, [], [], [], []
+    errors: dict[float, list[float]] = {0.0: [], 0.01: []}
+    for name, report in reports.items():
+        for key in dict.fromkeys((x["precision"], x["engine"]) for x in report["lines"]):
+            for batch in batches_of(report, *key):
+                here = setting(report, *key, batch)
+                for level in (0.0, 0.01):
+                    shown = f"{name} {' '.join(key)} {batch} +{100 * level:.0f}"
+                    ours = here.get(("ours", level))
+                    if ours is None or "bound" not in ours:
+                        continue
+                    counted += 1
+                    errors[level].append(100 * ours["more"])
+                    reached = ours["speed_up"] / ours["bound"]
+                    besides = ours["speed_up"] / ours["bound_besides"]
+                    if reached < MIN_SHARE - 0.005:
+                        missed.append(f"{shown}: {reached:.0%} (with the rest {besides:.0%})")
+                    if ours["speed_up"] < 1:
+                        slow.append(f"{shown}: {ours['speed_up']:.2f}")
+                    if level > 0 and ours["speed_up"] < AIMS.get(batch, 1.0):
+                        far.append(f"{shown}: {ours['speed_up']:.2f}")
+                    rival = here.get(("threshold", level))
+                    if rival and rival["speed_up"] > ours["speed_up"]:
+                        beaten.append(f"{shown}: {rival['speed_up']:.2f}, ours "
+                                      f"{ours['speed_up']:.2f}")  # fmt: skip
+    lines = [f"{counted} settings of ours with exits"]
+    for text, some in (("below 90% of the bound", missed), ("slower than the network", slow),
+                       ("below the speed-up aimed at", far),
+                       ("slower than one threshold", beaten)):  # fmt: skip
+        lines.append(f"{text}: {len(some)}" + (f": {'; '.join(some)}" if some else ""))
+    lines += [f"points more at +{100 * level:.0f}: {min(some):+.2f} to {max(some):+.2f}"
+              for level, some in errors.items() if some]  # fmt: skip
+    return lines
+
+
+def batches_of(report: dict, precision: str, engine: str) -> list[int]:
+    """Return the batch sizes of a precision and an engine."""
+    return sorted({x["batch"] for x in report["lines"]
+                   if (x["precision"], x["engine"]) == (precision, engine)})  # fmt: skip
+
+
+def setting(report: dict, precision: str, engine: str, batch: int) -> dict:
+    """Return the lines of a setting, by rule and allowance."""
+    return {(x["rule"], x.get("more_error")): x for x in report["lines"]
+            if (x["precision"], x["engine"], x["batch"]) == (precision, engine, batch)}  # fmt: skip
+
+
+def digits(number: float) -> str:
+    """Return a number with three digits or two decimals."""
+    return f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def gain(line: dict | None) -> str:
+    """Return a speed-up; 1 where the network itself is recommended."""
+    return "-" if line is None else f"{line['speed_up']:.2f}"
+
+
+def share(line: dict | None) -> str:
+    """Return the share of the bound that a line reaches."""
+    known = line is not None and "bound" in line
+    return f"{line['speed_up'] / line['bound']:.0%}" if known else "-"
+
+
+def shares(here: dict, bound: str) -> str:
+    """Return the shares of a bound that ours reaches, at each allowance."""
+    some = (here.get(("ours", level), {}) for level in (0.0, 0.01))
+    return ", ".join(f"{x['speed_up'] / x[bound]:.0%}" if bound in x else "-" for x in some)
 
 
 def energy(line: dict) -> str:
@@ -125,15 +229,14 @@ def cuts(report: dict) -> list[str]:
     return lines
 
 
-def found(lines: list[dict], rule: str, level: float) -> str:
-    """Return the speed-up and the error of a rule at a level."""
-    for line in lines:
-        if line["rule"] == rule and line["more_error"] == level:
-            if "recommended" in line:
-                return "the network itself"
-            spread = 100 * line["more_se"]
-            return f"{line['speed_up']:.2f}, {100 * line['more']:+.2f} ± {spread:.2f}"
-    return "-"
+def found(line: dict | None) -> str:
+    """Return the speed-up and the error of a rule."""
+    if line is None:
+        return "-"
+    if "recommended" in line:
+        return "network itself"
+    spread = 100 * line["more_se"]
+    return f"{line['speed_up']:.2f}, {100 * line['more']:+.2f} ± {spread:.2f}"
 
 
 def every(report: dict) -> list[str]:

@@ -416,11 +416,15 @@ class Bench:
         )  # fmt: skip
 
     def line(self, rule, level, runner, full, test, labels, errors):
-        """Time a runner twice, and the network in between."""
+        """Time a runner twice, and the network in between; without graphs both in turns."""
         batch = rows_of(test[0])
-        took, joules = self.timed(runner, test)
-        alone, full_joules = self.timed(full, test)
-        if torch.cuda.is_available():
+        joules = full_joules = None
+        if torch.cuda.is_available() and not self.graphs:
+            took, alone = in_turns((runner, full), test)
+        else:
+            took, joules = self.timed(runner, test)
+            alone, full_joules = self.timed(full, test)
+        if self.graphs:
             again, _ = self.timed(runner, test)
             took = min(took, again, key=lambda each: each.mean)
         table, sizes = self.profile.regrouping(), group_sizes(batch)
@@ -463,6 +467,20 @@ class Bench:
             return took, None
         rows = sum(map(rows_of, batches)) * (REPEATS + max(1, 5 // len(batches)))
         return took, (joules_so_far() - before) / rows
+
+
+def in_turns(runs, batches):
+    """Return the times of several runs, batch by batch in turns: the host's speed changes."""
+    seconds = np.empty((len(runs), REPEATS + 1, len(batches)))
+    for repeat in range(REPEATS + 1):
+        for at, batch in enumerate(batches):
+            for k, run in enumerate(runs):
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                run(batch)
+                torch.cuda.synchronize()
+                seconds[k, repeat, at] = time.perf_counter() - start
+    return [tuning.timing_of(each[1:].ravel(), rows_of(batches[0])) for each in seconds]
 
 
 def joules_so_far():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -111,6 +112,21 @@ def test_extra_time_is_that_of_work_timed_in_turns(monkeypatch):
     mine, its = (lambda: work("mine", 0.1)), (lambda: work("its", 0.05))
     assert profiling.extra_time(mine, its, torch.device("cpu")) == pytest.approx(0.05, abs=0.002)
     assert ran[-4:] == ["mine", "its", "mine", "its"]
+
+
+def test_without_graphs_batches_are_timed_in_turns(monkeypatch):
+    now, ran = [0.0], []
+
+    def segment(value):
+        ran.append(value)
+        now[0] += value * (1 + (len(ran) - 1) // 4)  # everything becomes slower, all batches alike
+        return value
+
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: now[0])
+    network = SimpleNamespace(segments=[segment, segment])
+    found = profiling.in_turns(network, [0.001, 0.002], torch.device("cpu"))
+    assert ran[:8] == [0.001, 0.001, 0.002, 0.002] * 2
+    assert found[1] == pytest.approx(tuple(2 * each for each in found[0]))
 
 
 def test_slow_work_is_timed_twice(monkeypatch):

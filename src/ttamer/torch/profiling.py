@@ -204,13 +204,20 @@ def profile(
     smallest = min(sizes[0], max(1, sizes[-1] // 16))
     groups = tuple(sorted({*sizes, *group_sizes(sizes[-1], smallest=smallest)}))
     table: tuple[list[tuple[float, ...]], list[tuple[float, ...]]] = ([], [])
+    moved = to_device(example, device)
     with autocast(device, precision):
-        for size in groups:
+        batches = [take(moved, torch.arange(size, device=device) % rows_of(example))
+                   for size in groups]  # fmt: skip
+        if not graphs:
+            table[0].extend(in_turns(network, batches, device))
+        for size, value in zip(groups, batches, strict=True):
             if progress is not None:
                 progress(f"timing batches of {size}")
-            rows = torch.arange(size, device=device) % rows_of(example)
-            parts = _Parts(network, take(to_device(example, device), rows), graphs=graphs)
-            table[0].append(parts.segments())
+            if not graphs and size not in sizes:
+                continue
+            parts = _Parts(network, value, graphs=graphs)
+            if graphs:
+                table[0].append(parts.segments())
             if size in sizes:
                 table[1].append(parts.asking(precision))
         regroup = parts.regrouping()  # of the largest
@@ -301,8 +308,42 @@ def in_sequence(parts: Sequence[Callable[[], object]], device: torch.device) -> 
     return tuple(statistics.median(each) for each in zip(*passes, strict=True))
 
 
-def _marked(parts: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """Run parts once, and return the seconds of each."""
+def in_turns(
+    network: EarlyExit, batches: Sequence[Value], device: torch.device
+) -> list[tuple[float, ...]]:
+    """Return the seconds of each segment without graphs, per batch: medians of passes in turns.
+
+    Without graphs times are often the host's, whose speed changes: all batches see the same.
+    """
+    passes: list[list[list[float]]] = [[] for _ in batches]
+
+    def flow(batch: Value) -> list[float]:
+        value: Any = batch
+
+        def run(segment: Callable[[Any], Any]) -> None:
+            nonlocal value
+            value = segment(value)
+
+        return _marked([partial(run, segment) for segment in network.segments], device, ahead=False)
+
+    for batch in batches:
+        flow(batch)
+    start, least = time.perf_counter(), TIMINGS
+    while len(passes[0]) < least or (
+        time.perf_counter() - start < TIMINGS * MIN_SECONDS * len(batches)
+        and len(passes[0]) < MAX_REPEATS
+    ):
+        for batch, some in zip(batches, passes, strict=True):
+            some.append(flow(batch))
+        if sum(passes[-1][0]) > SLOW:
+            least = 2
+    return [tuple(statistics.median(each) for each in zip(*some, strict=True)) for some in passes]
+
+
+def _marked(
+    parts: Sequence[Callable[[], object]], device: torch.device, *, ahead: bool = True
+) -> list[float]:
+    """Run parts once, and return the seconds of each; ``ahead``: once before, without waiting."""
     if device.type != "cuda":
         times = [time.perf_counter()]
         for part in parts:
@@ -310,7 +351,7 @@ def _marked(parts: Sequence[Callable[[], object]], device: torch.device) -> list
             times.append(time.perf_counter())
         return [after - before for before, after in pairwise(times)]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(len(parts) + 1)]  # type: ignore[no-untyped-call]
-    for part in parts:  # the device has work to do while the host starts what is timed
+    for part in parts if ahead else ():  # the device works while the host starts what is timed
         part()
     events[0].record()
     for part, event in zip(parts, events[1:], strict=True):
