@@ -39,6 +39,7 @@ from packed import pack, unpack
 from torch import nn
 from torch.nn.functional import interpolate, one_hot, relu
 
+from ttamer.errors import ArgumentError
 from ttamer.torch.devices import autocast
 from ttamer.torch.networks.resnet import exits_on_resnet
 from ttamer.torch.networks.vgg import LAYERS, convolutional_ramp, vgg
@@ -386,12 +387,16 @@ class Study:
             took[size] = (self.passed - begun) / (8 * args.batch)
         for each in plan.rates if len(plan.rates) > 1 else ():
             copy = deepcopy(network)
-            self.trained(copy, each, [sizes[0]], max(rows // 2, args.batch))
+            try:
+                self.trained(copy, each, [sizes[0]], max(rows // 2, args.batch))
+            except ArgumentError as error:  # the loss is not finite
+                self.say(f"rate {each}: {error}")
+                continue
             found = accuracies(copy, self.check(sizes[0]))
             tried[each] = (found["full"] + sum(found.values()) / len(found)) / 2
             self.say(f"rate {each}: {found}")
         del copy
-        rate = max(tried, key=lambda each: tried[each]) if tried else plan.rates[0]
+        rate = max(tried, key=lambda each: tried[each]) if tried else min(plan.rates)
         left = until - self.passed - (10 if self.device == "cuda" else 1)  # packing, tracing
         counts = [
             min(max(round(share * left / (rows * took[size])), 1), MAX_PARTS)
