@@ -65,7 +65,7 @@ SHARES = {"graphs": 1.0, "compiled": 0.75, "eager": 0.5, "int8": 1.0}
 """The share of these by engine; in fp32 on a GPU, half of it."""
 REPEATS = 2
 """How often the batches are timed, after one pass that is not."""
-CANDIDATES = 3
+CANDIDATES = 2
 """Policies timed for each level of error."""
 INT8_ROWS = 400
 """Rows that are traced with int8 weights."""
