@@ -21,6 +21,10 @@ import numpy as np
 
 MIN_SHARE = 0.9
 """The share of the bound that is aimed at."""
+NAMES = {"mpnet-imdb": "MPNet", "smollm2-imdb": "SmolLM2"}
+"""Networks by the names of files; others are named after theirs."""
+ENGINES = {"graphs": "graphs", "compiled": "`torch.compile`, graphs", "eager": "eager"}
+"""Engines as they are shown."""
 AIMS = {1: 1.3, 8: 1.3, 32: 1.4, 128: 1.4}
 """The speed-up that is aimed at, at +1, by batch size."""
 
@@ -31,14 +35,13 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--all", action="store_true", help="every rule, with p50 and p99")
     args = parser.parse_args()
-    reports = {path.stem.removeprefix("table-"): json.loads(path.read_text("utf-8"))
-               for path in args.files}  # fmt: skip
+    stems = [path.stem.removeprefix("table-") for path in args.files]
+    reports = {NAMES.get(stem, stem): json.loads(path.read_text("utf-8"))
+               for stem, path in zip(stems, args.files, strict=True)}  # fmt: skip
     for name, report in reports.items():
         print(f"{name}: {report['device']}, torch {report['torch']}")
     print("\n".join(["", *first_table(reports), "", *other_table(reports), ""]))
-    for name, report in reports.items():
-        print("\n".join(f"{name} {line}" for line in streams(report)))
-    print("\n".join(["", *aims(reports), ""]))
+    print("\n".join([*streams(reports), "", *aims(reports), ""]))
     for name, report in reports.items():
         print("\n".join(f"{name} {line}" for line in cuts(report)))
         if args.all:
@@ -60,7 +63,7 @@ def first_table(reports: dict[str, dict]) -> list[str]:
             full = here["full", None]
             shown = shown and f"{name}, {full['error']:.2%}"
             rules = (("threshold", 0.0), ("threshold", 0.01), ("ours", 0.0), ("ours", 0.01))
-            cells = [found(here.get(rule)) for rule in rules]
+            cells = [found(here.get(rule), bold=rule[0] == "ours") for rule in rules]
             ours = here.get(("ours", 0.01), {})
             if "bound" in ours:
                 cells.append(f"{digits(1e3 * ours['p50'])}, {digits(1e3 * ours['p99'])}")
@@ -97,7 +100,10 @@ def other_table(reports: dict[str, dict]) -> list[str]:
                      for level in (0.0, 0.01)]  # fmt: skip
             full = [digits(1e3 * each["full", None]["p50"]) for each in settings]
             sizes = "" if batches == [1, 8, 32, 128] else f" ({' / '.join(map(str, batches))})"
-            cells = [f"{name}, {' '.join(key)}{sizes}", *map(" / ".join, (
+            if key == ("bf16", "graphs"):
+                continue
+            shown = f"{name}, {key[0]}, {ENGINES.get(key[1], key[1])}{sizes}"
+            cells = [shown, *map(" / ".join, (
                 full, *speed.values(), *more, *bound))]  # fmt: skip
             lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -181,34 +187,32 @@ def energy(line: dict) -> str:
     return f"{1e3 * line['full_joules']:.0f}, {1e3 * line['joules']:.0f}"
 
 
-def streams(report: dict) -> list[str]:
-    """Return a line per window of batches that are run together, beside its alternatives."""
-    lines = []
-    for x in report["lines"]:
-        if not x["rule"].startswith("stream"):
-            continue
-        small = int(x["rule"].rpartition(" ")[2])
-        parts = []
-        for batch in (small, x["batch"]):
-            for rule in ("full", "ours"):
-                some = [
-                    y
-                    for y in report["lines"]
-                    if all(y[k] == x[k] for k in ("precision", "engine"))
-                    and (y["batch"], y["rule"]) == (batch, rule)
-                    and y.get("more_error", x["more_error"]) == x["more_error"]
-                ]
-                parts += [f"{rule} by {batch} {shown(y)}" for y in some]
-        lines.append(
-            f"{x['precision']} {x['engine']}, batches of {small}, {x['batch'] // small} together: "
-            f"{shown(x)}; {'; '.join(parts)}"
-        )
+def streams(reports: dict[str, dict]) -> list[str]:
+    """Return a line per window of batches that are run together, bf16 with CUDA graphs."""
+    lines = [
+        "| rows/s, ms | network, batch by batch | network, windows | ours, batch by batch | "
+        "**ours, `stream`** |",
+        "|---|---|---|---|---|",
+    ]
+    for name, report in reports.items():
+        for x in report["lines"]:
+            key = x["precision"], x["engine"]
+            if not x["rule"].startswith("stream") or key != ("bf16", "graphs"):
+                continue
+            small = int(x["rule"].rpartition(" ")[2])
+            single, whole = (setting(report, *key, size) for size in (small, x["batch"]))
+            cells = [rate(single.get(("full", None))), rate(whole.get(("full", None))),
+                     rate(single.get(("ours", x["more_error"]))), rate(x)]  # fmt: skip
+            count = x["batch"] // small
+            lines.append(f"| {name}, {count} batches of {small} | {' | '.join(cells)} |")
     return lines
 
 
-def shown(line: dict) -> str:
+def rate(line: dict | None) -> str:
     """Return the throughput and the time of a call."""
-    return f"{line['rows_per_second']:,.0f} rows/s at {1e3 * line['p50']:.2f} ms"
+    if line is None:
+        return "-"
+    return f"{line['rows_per_second']:,.0f}, {digits(1e3 * line['p50'])}"
 
 
 def cuts(report: dict) -> list[str]:
@@ -229,14 +233,14 @@ def cuts(report: dict) -> list[str]:
     return lines
 
 
-def found(line: dict | None) -> str:
+def found(line: dict | None, *, bold: bool = False) -> str:
     """Return the speed-up and the error of a rule."""
     if line is None:
         return "-"
     if "recommended" in line:
         return "network itself"
-    spread = 100 * line["more_se"]
-    return f"{line['speed_up']:.2f}, {100 * line['more']:+.2f} ± {spread:.2f}"
+    spread, mark = 100 * line["more_se"], "**" if bold else ""
+    return f"{mark}{line['speed_up']:.2f}{mark}, {100 * line['more']:+.2f} ± {spread:.2f}"
 
 
 def every(report: dict) -> list[str]:
