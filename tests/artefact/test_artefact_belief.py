@@ -151,20 +151,54 @@ BY_CLASS = {
 }
 
 
+def network_trace(rows, seed=0):
+    """Exits of one network, three classes; mistakes on one of them are never corrected."""
+    rng = np.random.default_rng([seed, 3])
+    label, doubt = rng.integers(0, 3, rows), rng.random(rows)
+    wrong = doubt[:, np.newaxis] > (0.6, 0.75, 0.9)
+    wrong[(label == 0) & (doubt > 0.6)] = True
+    said = np.where(wrong, (label[:, np.newaxis] + 1) % 3, label[:, np.newaxis])
+    sure = 1 - 0.5 * doubt[:, np.newaxis] + 0.1 * rng.random((rows, 3))
+    spec = tt.CascadeSpec.of({"a": 1.0, "b": 1.0, "c": 1.0}, order="fixed")
+    return tt.Trace.from_arrays(spec, sure, prediction=said.astype(str), label=label.astype(str))
+
+
+def test_shifts_of_classes_come_back(tmp_path):
+    ladder = build_belief(network_trace(900), SOME)
+    tt.save(ladder, tmp_path / "p.ttamer")
+    loaded = tt.load(tmp_path / "p.ttamer")
+    mine, theirs = ladder.fitted.belief.shifts, loaded.fitted.belief.shifts
+    assert list(mine) == list(theirs) == [(0,), (0, 1)]
+    for step, shifts in mine.items():
+        np.testing.assert_array_equal(shifts, theirs[step])
+    code = FORMAT.read_text("utf-8").split("```python\n", 1)[1].split("```", 1)[0]
+    (tmp_path / "reader.py").write_text(code, "utf-8")
+    reader = runpy.run_path(str(tmp_path / "reader.py"))
+    header, arrays = reader["read"](tmp_path / "p.ttamer")
+    trace = network_trace(80, seed=9)
+    for rung, played in enumerate(ladder.play_all(trace)):
+        for row in range(len(trace)):
+            said = [trace.classes[code] for code in trace.prediction[row]]
+            asked, _ = reader["fitted"](header, arrays, rung, trace.confidence[row].tolist(), said)
+            assert sorted(asked) == np.flatnonzero(played.asked[row]).tolist()
+
+
+@pytest.mark.parametrize("name", ["belief_by_class", "belief_shifts"])
 @pytest.mark.parametrize(("change", "words"), BY_CLASS.values(), ids=BY_CLASS.keys())
-def test_forged_terms_for_classes_are_refused(tmp_path, change, words):
-    header, arrays = _describe(build_belief(answering_trace(600), np.array([0.5])), {})
-    name = "belief_by_class"
+def test_forged_terms_for_classes_are_refused(tmp_path, name, change, words):
+    trace = answering_trace(600) if name == "belief_by_class" else network_trace(600)
+    header, arrays = _describe(build_belief(trace, np.array([0.5])), {})
     path = tmp_path / "p.ttamer"
     write(path, pack(header, {**arrays, name: change(arrays[name])}))
     with pytest.raises(tt.ArtefactDamaged, match=words):
         tt.load(path)
 
 
-def test_terms_for_classes_need_predictions(tmp_path):
+@pytest.mark.parametrize("name", ["belief_by_class", "belief_shifts"])
+def test_terms_for_classes_need_predictions(tmp_path, name):
     header, arrays = _describe(build_belief(chain_trace(100), np.array([0.5])), {})
     path = tmp_path / "p.ttamer"
-    write(path, pack(header, {**arrays, "belief_by_class": np.zeros((6, 1))}))
+    write(path, pack(header, {**arrays, name: np.zeros((6, 1))}))
     with pytest.raises(tt.ArtefactDamaged, match="uses predictions"):
         tt.load(path)
 

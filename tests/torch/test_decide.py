@@ -131,6 +131,23 @@ def test_a_batch_decides_as_sessions_do(drawn, whole):
     assert torch.equal(answers.logits.nan_to_num(-9), want.nan_to_num(-9))
 
 
+@pytest.mark.parametrize("skip", [False, True])
+def test_sessions_and_batches_shift_by_the_class_of_an_answer(skip):
+    policy, generator = fitted("full", skip=skip)[2], np.random.default_rng(3)
+    model, names = policy.fitted, policy.fitted.spec.names
+    logits = some_logits(generator, 60, len(names), len(model.classes), broken=0.1)
+    shifts = {step: generator.integers(-3, 4, len(model.classes)) / 2 for step in model.steps[:-1]}
+    decided = []
+    for own in ({}, shifts):
+        belief = dataclasses.replace(model.belief, shifts=own)
+        shifted = FittedPolicy.of(policy.policy, dataclasses.replace(model, belief=belief))
+        answers = Runner(told_network(len(names)), shifted, classes=model.classes)(logits)
+        asked = [[names[k] for k in row.nonzero()[:, 0]] for row in answers.asked]
+        assert asked == [list(row) for row, *_ in by_session(shifted, names, said(logits))]
+        decided.append(asked)
+    assert decided[0] != decided[1]
+
+
 @pytest.mark.parametrize("kind", [Decider, CpuDecider])
 @pytest.mark.parametrize("seed", range(4))
 def test_log_odds_are_those_of_sessions_where_margins_and_entropies_are_read(kind, seed):

@@ -1,5 +1,6 @@
 """The kernels of the GPU, interpreted, and NumPy on the CPU decide as PyTorch's operations do."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -135,6 +136,15 @@ def test_kernels_decide_as_operations_do(belief, skip, size):
         carry = assert_same(tables, some_logits(size, 5)[0])
         asked |= set(carry.asked.tolist())
     assert size == 1 or len(asked) > 1
+
+
+def test_the_class_of_an_answer_shifts_its_state():
+    logits, _ = some_logits(BLOCK + 9, 5)
+    tables = tables_of(fitted("full", skip=False)[0], NAMES, CLASSES)
+    shifts = torch.from_numpy(np.random.default_rng(0).integers(-3, 4, tables.shifts.shape) / 2)
+    plain = assert_same(tables, logits)
+    shifted = assert_same(dataclasses.replace(tables, shifts=shifts), logits)
+    assert not torch.equal(plain.asked, shifted.asked)
 
 
 def test_without_predictions():

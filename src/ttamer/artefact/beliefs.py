@@ -89,6 +89,9 @@ def describe_belief(fitted: BeliefModel) -> tuple[dict[str, Any], dict[str, NDAr
     }
     if belief.by_class:
         arrays["belief_by_class"] = np.stack([belief.by_class[key] for key in keys])
+    if belief.shifts:
+        none = np.zeros(len(fitted.classes))
+        arrays["belief_shifts"] = np.stack([belief.shifts.get(k, none) for k in fitted.steps])
     if fitted.loss_scale is not None:
         arrays["belief_loss_scale"] = np.array([fitted.loss_scale])
     if spec.has_passing:
@@ -338,11 +341,10 @@ def _belief(
     if any(len(set(own.tolist())) < len(own) for own in cut(codes, leans)):
         raise ArtefactDamaged("a class has two leans of the belief in one node")
     parts = zip(cut(codes, leans), cut(arrays["belief_leans"][:-1], leans), strict=True)
-    by_class = arrays.get("belief_by_class")
-    if by_class is not None:
-        if not predictions or not keys or not classes:
-            raise ArtefactDamaged("array 'belief_by_class' is for a belief that uses predictions")
-        _check_exact(arrays, "belief_by_class", (len(keys), classes))
+    by_class, shifts = (
+        _of_classes(arrays, name, rows if predictions else 0, classes)
+        for name, rows in (("belief_by_class", len(keys)), ("belief_shifts", len(steps)))
+    )
     return Belief(
         bounds=bounds,
         levels=cut(arrays["belief_levels"], levels),
@@ -352,5 +354,18 @@ def _belief(
         ),
         weights=dict(zip(keys, cut(arrays["belief_weights"], widths), strict=True)),
         certain_last=certain_last,
-        by_class={} if by_class is None else dict(zip(keys, by_class, strict=True)),
+        by_class=dict(zip(keys, by_class, strict=True)) if len(by_class) else {},
+        shifts={step: own for step, own in zip(steps, shifts, strict=False) if own.any()},
     )
+
+
+def _of_classes(
+    arrays: Mapping[str, NDArray[Any]], name: str, rows: int, classes: int
+) -> NDArray[np.float64]:
+    """Return an optional array of what classes add, by row and class; without rows if missing."""
+    if name not in arrays:
+        return np.empty((0, classes))
+    if not rows or not classes:
+        raise ArtefactDamaged(f"array {name!r} is for a belief that uses predictions")
+    _check_exact(arrays, name, (rows, classes))
+    return arrays[name]

@@ -52,6 +52,7 @@ OPTIONAL_ARRAYS = {
         "belief_mistakes",
         "belief_max_loss",
         "belief_by_class",
+        "belief_shifts",
         "belief_passing",
         "belief_signal_bounds",
         "belief_signal_leans",

@@ -114,6 +114,9 @@ class Belief:
     """What the class of an answer adds after a step, by class code; empty, or for all weights."""
     extras: Mapping[int, Extras] = field(default_factory=dict)
     """What the extra columns of a node say, by node; none for a node judged without them."""
+    shifts: Mapping[Step, NDArray[np.float64]] = field(default_factory=dict)
+    """What the class of X's answer adds to X where it is the state of a policy, by step and class
+    code; none after a step that is not there."""
 
     @property
     def columns(self) -> set[str]:
@@ -178,6 +181,16 @@ class Belief:
                 np.minimum(best, odds, out=best)
         return least, owner
 
+    def state(
+        self, seen: Evidence, step: Step, least: NDArray[np.float64], owner: NDArray[np.intp]
+    ) -> NDArray[np.float64]:
+        """Return X as the state of a policy: with what signals and the class of its answer add."""
+        total = least + seen.shift
+        if step in self.shifts and seen.predictions is not None:
+            answers = seen.predictions[np.arange(len(least)), owner]
+            total += _by_code(self.shifts[step], answers)
+        return np.asarray(total)
+
     def _odds(
         self, seen: Evidence, step: Step, answer: int, block: slice = ALL
     ) -> NDArray[np.float64]:
@@ -190,10 +203,7 @@ class Belief:
         if own_offset:
             total += own_offset * offset[:, answer]
         if self.by_class and predictions is not None:
-            terms = np.append(self.by_class[step, answer], 0.0)  # the last is for no such class
-            own_prediction = predictions[block, answer]
-            known = (own_prediction >= 0) & (own_prediction < len(terms) - 1)
-            total += terms[np.where(known, own_prediction, -1)]
+            total += _by_code(self.by_class[step, answer], predictions[block, answer])
         others = [node for node in context_of(step) if node != answer]
         width = len(rest) // max(1, len(others))
         for place, other in enumerate(others):
@@ -244,6 +254,12 @@ class Extras:
         for bounds, terms, own in zip(self.bounds, self.terms, values, strict=True):
             total += terms[np.searchsorted(bounds, own, side="right")]
         np.copyto(odds, total, where=given)
+
+
+def _by_code(terms: NDArray[np.float64], codes: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Return the term of each class code; 0 for a class that is not known, or no answer."""
+    known = (codes >= 0) & (codes < len(terms))
+    return np.asarray(np.append(terms, 0.0)[np.where(known, codes, -1)])
 
 
 def context_of(step: Step) -> Step:
@@ -365,8 +381,8 @@ Terms = tuple[int, list[float], list[tuple[int, list[float]]], list[float]]
 class Scorer:
     """A belief laid out as plain lists, to compute X and its owner for one input at a time."""
 
-    __slots__ = ("_bounds", "_edges", "_extras", "_has_predictions", "_levels", "_terms",
-                 "offsets")  # fmt: skip
+    __slots__ = ("_bounds", "_edges", "_extras", "_has_predictions", "_levels", "_shifts",
+                 "_terms", "offsets")  # fmt: skip
 
     def __init__(
         self, belief: Belief, steps: Sequence[Step], edges: Sequence[NDArray[np.float64]]
@@ -374,6 +390,9 @@ class Scorer:
         self._bounds = [bounds.tolist() for bounds in belief.bounds]
         self._levels = [levels.tolist() for levels in belief.levels]
         self._edges = [own.tolist() for own in edges]
+        self._shifts = [
+            belief.shifts[step].tolist() if step in belief.shifts else [] for step in steps
+        ]
         self._has_predictions = belief.has_predictions
         self._extras = {
             node: (
@@ -408,8 +427,11 @@ class Scorer:
             ends += [end(levels) + sum(end(terms) for _, terms in columns) for end in (min, max)]
         return min(ends), max(ends)
 
-    def state(self, step: int, least: float) -> int:
-        """Return the state of X."""
+    def state(self, step: int, least: float, prediction: int = -1) -> int:
+        """Return the state of X, given what its answer predicts."""
+        shifts = self._shifts[step]
+        if 0 <= prediction < len(shifts):
+            least += shifts[prediction]
         return bisect_right(self._edges[step], least)
 
     def least(

@@ -277,10 +277,10 @@ class BeliefModel(Model):
         for k, step in enumerate(self.steps):
             if step:
                 least, owner[:, k] = self.belief.least(seen, step)
-                least += seen.shift
+                state = self.belief.state(seen, step, least, owner[:, k])
             else:
-                least = _router_logit(signals, known)
-            found[:, k] = np.searchsorted(self.edges[k], least, side="right")
+                state = _router_logit(signals, known)
+            found[:, k] = np.searchsorted(self.edges[k], state, side="right")
         return States(found, owner, self.members)
 
     def states_at(
@@ -302,13 +302,13 @@ class BeliefModel(Model):
         """
         step, signals = self.steps[place], self.belief.signals
         if not step:
-            least, owner = _router_logit(signals, known), np.full(len(confidence), -1)
+            state, owner = _router_logit(signals, known), np.full(len(confidence), -1)
         else:
             answers = predictions if self.belief.has_predictions else None
             seen = self.belief.evidence(confidence, answers, known, extras)
             least, owner = self.belief.least(seen, step)
-            least += seen.shift
-        return np.searchsorted(self.edges[place], least, side="right"), owner
+            state = self.belief.state(seen, step, least, owner)
+        return np.searchsorted(self.edges[place], state, side="right"), owner
 
     def session(
         self, policy: SolvedPolicy, signals: Mapping[str, float] | None = None

@@ -384,7 +384,12 @@ class BeliefSession(_ModelSession):
         self._least, self._owner = scorer.least(
             place, self._odds, self._offset, self._predictions, self._failed
         )
-        self._inner.observe(scorer.state(place, self._least + self._shift))
+        self._inner.observe(self._state_at(place))
+
+    def _state_at(self, place: int) -> int:
+        """Return the state of X after a step."""
+        prediction = self._predictions[self._owner] if self._owner >= 0 else -1
+        return self._model.scorer.state(place, self._least + self._shift, prediction)
 
     def _columns(self, read: Extras, margin: object, entropy: object) -> tuple[float, ...]:
         """Return the columns that the belief reads; none where one of them is unknown."""
@@ -437,7 +442,7 @@ class BeliefSession(_ModelSession):
         self._odds[node] = scorer.odds(node, nan)
         self._failed = (*self._failed, node)
         self._asked.append(node)
-        self._inner.observe(scorer.state(place, self._least + self._shift))
+        self._inner.observe(self._state_at(place))
         if self._owner < 0:
             self._inner.go_on()
 

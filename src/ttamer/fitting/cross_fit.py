@@ -42,7 +42,7 @@ class Estimates(NamedTuple):
     owner: NDArray[np.intp]
     """Shape (rows, steps): the node whose answer X is of."""
     state: NDArray[np.float64]
-    """Shape (rows, steps): what is cut into states, X and what signals add to it."""
+    """Shape (rows, steps): what is cut into states, X and what signals and classes add to it."""
 
     @classmethod
     def empty(cls, rows: int, steps: int) -> Estimates:
@@ -130,7 +130,7 @@ class CrossFit:
         for k, step in enumerate(self.steps):
             if step != ROUTER:
                 found.least[:, k], found.owner[:, k] = belief.least(seen, step)
-                found.state[:, k] = found.least[:, k] + seen.shift
+                found.state[:, k] = belief.state(seen, step, found.least[:, k], found.owner[:, k])
             elif belief.signals is not None and known is not None:
                 found.least[:, k], found.owner[:, k] = 0.0, 0  # it has no answer
                 found.state[:, k] = belief.signals.router_logit(known)

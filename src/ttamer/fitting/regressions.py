@@ -28,6 +28,7 @@ from ttamer.fitted.belief import (
     signal_values,
 )
 from ttamer.fitted.quantiser import Quantiser, edges_of
+from ttamer.fitting.class_shifts import fit_class_shifts
 from ttamer.fitting.offsets import (
     NEWTON_ROUNDS,
     OFFSET_RIDGE,
@@ -123,6 +124,15 @@ def has_class_terms(trace: Trace) -> bool:
     return separate and known and len(trace) >= MIN_ROWS_FOR_CLASSES
 
 
+def has_class_shifts(trace: Trace, rows: int) -> bool:
+    """Return whether the class of X's answer shifts X as a state: for exits, given enough rows.
+
+    Of two classes each is as likely to be corrected, and shifts are noise.
+    """
+    known = predictions_of(trace) is not None and 2 < len(trace.classes) <= MAX_CLASSES
+    return trace.spec.is_network and known and rows > VERY_FEW_ROWS
+
+
 def has_class_offsets(trace: Trace) -> bool:
     """Return whether the class a node predicts shifts its log-odds: not where classes are rare.
 
@@ -134,7 +144,9 @@ def has_class_offsets(trace: Trace) -> bool:
 
 def classes_of(trace: Trace, belief: Belief) -> tuple[str, ...]:
     """Return the classes that a belief needs to know, in the order of its codes."""
-    if any(value for own in belief.offsets for value in own.values()) or belief.by_class:
+    if any(value for own in belief.offsets for value in own.values()):
+        return trace.classes
+    if belief.by_class or belief.shifts:
         return trace.classes
     return trace.classes[: max((code + 1 for own in belief.offsets for code in own), default=0)]
 
@@ -247,10 +259,13 @@ def fit_belief(
         weights={key: weights for key, (weights, _) in fitted_keys},
         by_class={key: terms for key, (_, terms) in fitted_keys if terms is not None},
     )
-    if values is None:
+    if values is not None:
+        seen = rough.evidence(trace.confidence, predictions, values, trace.extras)
+        belief = fit_shifts(belief, seen, values, wrong, steps, weighed=weigh_signals)
+    if not has_class_shifts(trace, whole):
         return belief
-    seen = rough.evidence(trace.confidence, predictions, values, trace.extras)
-    return fit_shifts(belief, seen, values, wrong, steps, weighed=weigh_signals)
+    seen = belief.evidence(trace.confidence, predictions, values, trace.extras)
+    return fit_class_shifts(belief, seen, wrong, steps, len(trace.classes))
 
 
 def _nodes_alone(trace: Trace, wrong: Losses, shrinkage: Shrinkage, *, by_class: bool) -> Belief:

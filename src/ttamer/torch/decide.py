@@ -177,6 +177,9 @@ class Decider:
             better = totals[:, k] < least
             least, place = least.where(~better, totals[:, k]), place.where(~better, k)
         owner = context.gather(1, place[:, None])[:, 0]
+        answer = predicted.gather(1, place[:, None])[:, 0]
+        shift = tables.shifts[step, answer.clamp_min(0).long()]
+        least = least + shift.where(answer != NO_ANSWER, 0.0)
         state = (tables.edges[step] <= least[:, None]).sum(dim=1)
         states = tables.onward.shape[1]
         return tables.onward.flatten()[step * states + state].long(), owner

@@ -105,7 +105,9 @@ class CpuDecider(Decider):
             totals += np.where(same, agreed, differed).sum(axis=2)
         best = totals.argmin(axis=1)  # among equals the first
         every = np.arange(len(row))
-        state = (tables["edges"][step] <= totals[every, best, np.newaxis]).sum(axis=1)
+        answer = predicted[every, best]
+        shift = np.where(answer == NO_ANSWER, 0.0, tables["shifts"][step, answer])
+        state = (tables["edges"][step] <= (totals[every, best] + shift)[:, np.newaxis]).sum(axis=1)
         return context[every, best], tables["onward"][step, state]
 
     def going(self, carry: Carry, rows: Tensor) -> tuple[int, int]:

@@ -154,6 +154,7 @@ class TritonDecider(Decider):
             *((shape.levels, shape.leans, shape.context, shape.others, shape.edges)
               if believed else (none,) * 5),
             *((shape.term_bounds, shape.terms) if reads else (none, none)),
+            shape.shifts if believed else none,
             tables.bounds.shape[1],
             (shape.levels if believed else tables.own).shape[1],
             tables.onward.shape[-1],
@@ -256,7 +257,7 @@ def _decide(
     logits, row_stride, class_stride, rows, size, exit_, is_first, first,
     place_, owner_, best_, confidence_, prediction_, odds_, lean_, asked_, logits_, answer_,
     capacity, exit_of, bounds, own_, onward, levels, leans, context, others, edges,
-    term_bounds, terms, BOUNDS, BINS, STATES, EDGES, TERMS, word, positions, following,
+    term_bounds, terms, shifts, BOUNDS, BINS, STATES, EDGES, TERMS, word, positions, following,
     CLASSES: tl.constexpr, CLASS_BLOCK: tl.constexpr, EXITS: tl.constexpr,
     BOUND_BLOCK: tl.constexpr, EDGE_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     BELIEF: tl.constexpr, COLUMNS: tl.constexpr, TERM_BLOCK: tl.constexpr,
@@ -324,6 +325,7 @@ def _decide(
         step = tl.where(due, place, 0)
         least = tl.full((BLOCK,), float("inf"), tl.float64)
         owner = tl.full((BLOCK,), -1, tl.int64)
+        answered = tl.full((BLOCK,), -1, tl.int32)  # what the owner predicts
         for a in tl.static_range(WIDTH):
             answer = tl.load(context + step * WIDTH + a)
             mine = answer == exit_  # what was written above is not read back
@@ -355,12 +357,15 @@ def _decide(
             better = total < least
             least = tl.where(better, total, least)
             owner = tl.where(better, answer, owner)
+            answered = tl.where(better, own_prediction, answered)
         number = tl.arange(0, EDGE_BLOCK)
         cuts = tl.load(
             edges + step[:, None] * EDGES + number[None, :],
             mask=(number < EDGES)[None, :] & due[:, None],
             other=float("inf"),
         )
+        known_class = due & (answered >= 0)
+        least += tl.load(shifts + step * CLASSES + answered, mask=known_class, other=0.0)
         state = tl.sum((cuts <= least[:, None]).to(tl.int32), axis=1)
         following_place = tl.load(onward + step * STATES + state).to(tl.int64)
     else:

@@ -137,6 +137,8 @@ class BeliefTables(_Shared):
     terms: Tensor
     """Shape (exits, columns, bins + 1): what each bin adds to the log-odds; the last is for no
     answer."""
+    shifts: Tensor
+    """Shape (steps, classes): what the class of X's answer adds to X as a state."""
 
     @property
     def reads_columns(self) -> bool:
@@ -263,6 +265,10 @@ def _belief_tables(fitted: BeliefModel, policy: WalkPolicy, classes: Sequence[st
     leans = np.zeros((len(belief.offsets), len(classes)))
     for k, own in enumerate(belief.offsets):
         leans[k] = [own.get(known.get(name, -1), 0.0) for name in classes]
+    shifts = np.zeros((len(steps), len(classes)))
+    for s, step in enumerate(steps):
+        added = dict(zip(fitted.classes, belief.shifts.get(step, ()), strict=False))
+        shifts[s] = [added.get(name, 0.0) for name in classes]
     levels = np.zeros((len(belief.levels), max(len(level) for level in belief.levels)))
     for k, level in enumerate(belief.levels):
         levels[k, : len(level)] = belief.extras[k].levels if k in belief.extras else level
@@ -305,6 +311,7 @@ def _belief_tables(fitted: BeliefModel, policy: WalkPolicy, classes: Sequence[st
         onward=torch.from_numpy(onward),
         term_bounds=torch.from_numpy(term_bounds),
         terms=torch.from_numpy(terms),
+        shifts=torch.from_numpy(shifts),
     )
 
 
