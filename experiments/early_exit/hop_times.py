@@ -1,14 +1,13 @@
-"""Where the time of a hop goes: its segments, its ramp, its decision, its launch and its wait.
+"""Where the time of an exit goes: its segments, its ramp, its decision, and the rest.
 
     PYTHONPATH=src python experiments/early_exit/hop_times.py [mpnet smollm2] [--sizes 1 8]
 
-Networks of real sizes with random weights, bf16, CUDA graphs, 256 tokens; a threshold at one exit
-after a quarter of the layers, where every second row stops (of one row, none). In microseconds:
-*segments*, *ramp* and *decision* are many in one graph, so that launches do not count; *full* and
-*exits* are whole calls of the network and of a runner, with graphs whole and in two parts, and
-*added* is by how much the runner takes longer where no row stops. Then, on the clock of the host,
-medians of the moments of a call: inputs copied, first hop launched, its decision seen, second hop
-launched, call returned, device done. Needs a GPU and Triton.
+Networks of real sizes with random weights, bf16, CUDA graphs, 256 tokens; thresholds at one, two
+and four exits, where every second row stops at each (of one row, none). In microseconds:
+*segments*, those of a quarter of the network, *ramp* and *decision* are many in one graph, so that
+launches do not count; *full* and *exits* are whole calls of the network and of a runner, *launch*
+is how long the host takes to launch the runner's graphs, and *added* is by how much a call takes
+longer for each exit asked where no row stops. Needs a GPU and Triton.
 
 ``--eager``: without graphs, where the host's launches take the time: what a call with the exit
 takes longer where no row stops, by the median of pairs of calls, and the host's time for each part
@@ -26,18 +25,19 @@ import numpy as np
 import torch
 
 from ttamer import torch as exits
-from ttamer.torch import graphs
 from ttamer.torch.decide import Decider
 from ttamer.torch.decide_cpu import CpuDecider
-from ttamer.torch.devices import take
+from ttamer.torch.devices import rows_of, take
 from ttamer.torch.graphs import GraphRunner, captured, full_graph
 from ttamer.torch.launching import Launcher
 from ttamer.torch.profiling import extra_time, full_run, in_sequence
 from ttamer.torch.runner import Runner
 from ttamer.torch.tuning import time_batches
 
-NETWORKS = {"mpnet": (exits.mpnet, 3), "smollm2": (exits.llama, 8)}
-"""How to build each network, and the layers before its exit."""
+NETWORKS = {"mpnet": exits.mpnet, "smollm2": exits.llama}
+"""How to build each network."""
+COUNTS = (1, 2, 4)
+"""The numbers of exits with thresholds."""
 CUDA = torch.device("cuda")
 MANY = 20
 """How many ramps or decisions are one graph."""
@@ -45,51 +45,84 @@ TURNS = 9
 """How often whole calls of all kinds are timed, in turns."""
 
 
-def tables_for(network, at, limit):
-    """Return a threshold at one exit; no other ramp is run."""
-    limits = np.full(len(network.names), np.nan)
-    limits[at], limits[-1] = limit, 0.0
-    return exits.threshold_tables(limits)
-
-
 @torch.inference_mode()
-def measure(network, at, size):
+def measure(network, size):
     """Return the times of one network at one batch size."""
     ids = torch.randint(5, 30000, (size, 256), device="cuda")
     value = (ids, torch.ones_like(ids, dtype=torch.bool))
-    hidden = value
-    for segment in list(network.segments)[: at + 1]:
-        hidden = segment(hidden)
-    ramp = network.exits[at]
-    logits = ramp(hidden)
-    some = float(logits.float().softmax(-1).amax(-1).quantile(0.5)) if size > 1 else 1.1
-    ways = {}
-    for least, name in ((1000, "one graph"), (3, "two")):
-        graphs.MIN_SPLIT = least
-        ways[f"full, {name}"] = full_graph(network, value)
-        ways[f"exits, {name}"] = GraphRunner(network, tables_for(network, at, some), value)
+    layers = len(network.segments)
+    ways = {"full": full_graph(network, value)}
+    same, runners = [], {}
+    for count in COUNTS:
+        places = [round(layers * (k + 1) / (count + 1)) - 1 for k in range(count)]
+        some = tables_for(network, {place: middle(network, place, value) for place in places})
+        none = tables_for(network, dict.fromkeys(places, 1.1))
+        ways[f"exits {count}"] = GraphRunner(network, some, value)
+        runners[count] = GraphRunner(network, none, value)
+        same.append(agree(ways[f"exits {count}"], Runner(network, some), value))
     timings = [{name: time_batches(run, [value] * 40).mean for name, run in ways.items()}
                for _ in range(TURNS)]  # fmt: skip
     found = {name: float(np.median([each[name] for each in timings])) for name in ways}
-    runner = ways["exits, two"]
-    none = GraphRunner(network, tables_for(network, at, 1.1), value)
-    found["added"] = extra_time(waited(none, value), waited(ways["full, two"], value), CUDA)
-    answers = runner(value)
-    exit_, asked = answers.exit.clone(), answers.asked.clone()
-    plain = Runner(network, tables_for(network, at, some))(value)
-    same = torch.equal(exit_, plain.exit) and torch.equal(asked, plain.asked)
+    for count, runner in runners.items():
+        more = extra_time(waited(runner, value), waited(ways["full"], value), CUDA)
+        found[f"added {count}"] = more / count
+    runner = ways[f"exits {COUNTS[-1]}"]
+    found["launch"] = launch_time(runner._graphs[size])
+    at = layers // 4 - 1
+    hidden = through(network, value, at)
+    ramp = network.exits[at]
+    logits = ramp(hidden)
     decider, carry = runner._decider, runner._carry
     rows = torch.arange(size, device="cuda")
+
+    def decide():
+        for _ in range(MANY):
+            decider.observe(carry, at, rows, logits, awaited=False, first=True)
+
     parts = {
         "segments": captured(lambda: through(network, value, at)),
         "ramp": captured(lambda: [ramp(hidden) for _ in range(MANY)]),
-        "decision": captured(
-            lambda: [decider.observe(carry, at, rows, logits, first=True) for _ in range(MANY)]
-        ),
+        "decision": captured(decide),
     }
     times = {name: in_sequence([part], CUDA)[0] for name, part in parts.items()}
     times = {name: took / (1 if name == "segments" else MANY) for name, took in times.items()}
-    return {**times, **found}, moments(none, value), same
+    return {**times, **found}, all(same)
+
+
+def tables_for(network, limits):
+    """Return thresholds at some exits; no other ramp is run."""
+    every = np.full(len(network.names), np.nan)
+    every[-1] = 0.0
+    for place, limit in limits.items():
+        every[place] = limit
+    return exits.threshold_tables(every)
+
+
+def middle(network, place, value):
+    """Return the confidence of an exit that half of the rows have; of one row, more than it has."""
+    if rows_of(value) == 1:
+        return 1.1
+    logits = network.exits[place](through(network, value, place))
+    return float(logits.float().softmax(-1).amax(-1).quantile(0.5))
+
+
+def agree(runner, plain, value):
+    """Return whether two runners take the same decisions."""
+    answers = runner(value)
+    found = answers.exit.clone(), answers.asked.clone()
+    wanted = plain(value)
+    return torch.equal(found[0], wanted.exit) and torch.equal(found[1], wanted.asked)
+
+
+def launch_time(launch):
+    """Return the median time that the host takes to launch a graph on an idle device."""
+    times = []
+    for _ in range(50):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        launch()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
 
 
 @torch.inference_mode()
@@ -100,7 +133,7 @@ def eager(network, at, size):
     hidden = through(network, value, at)
     ramp = network.exits[at]
     logits = ramp(hidden)
-    half = float(logits.float().softmax(-1).amax(-1).quantile(0.5)) if size > 1 else 1.1
+    half = middle(network, at, value)
     full = waited(full_run(network, value), value)
     found = {"full": many(full, 12)}
     found["layer"] = found["full"] / len(network.segments)
@@ -111,7 +144,7 @@ def eager(network, at, size):
         ("half, no trim", half, {"trim": None}),
     ):
         try:
-            runner = Runner(network, tables_for(network, at, limit))
+            runner = Runner(network, tables_for(network, {at: limit}))
             kept, network.trim = network.trim, changes.get("trim", network.trim)
             for part in vars(runner._decider).values():
                 if isinstance(part, Launcher):
@@ -122,7 +155,7 @@ def eager(network, at, size):
             network.trim = kept
         except Exception as error:
             print(f"{name}: {type(error).__name__}: {error}"[:300], flush=True)
-    other = Runner(network, tables_for(network, at, half))
+    other = Runner(network, tables_for(network, {at: half}))
     other._decider = Decider(other._decider.tables, CUDA)
     ours, theirs = runner(value), other(value)
     same = torch.equal(ours.exit, theirs.exit) and torch.equal(ours.asked, theirs.asked)
@@ -135,7 +168,7 @@ def parts_of(network, runner, at, hidden, logits):
     decider, ramp, size = runner._decider, network.exits[at], len(logits)
     carry = decider.start(size, logits.shape[1], logits.dtype)
     rows, some = torch.arange(size, device="cuda"), torch.arange((size + 1) // 2, device="cuda")
-    tables = tables_for(network, at, 1.1)
+    tables = tables_for(network, {at: 1.1})
     host, cpu = CpuDecider(tables, torch.device("cpu")), torch.arange(size)
     state = host.start(size, logits.shape[1], logits.dtype)
     static = tuple(each.clone() for each in hidden)
@@ -207,36 +240,6 @@ def waited(run, value):
     return call
 
 
-def moments(runner, value):
-    """Return medians of the moments of a call, from its beginning."""
-    marks = []
-    now = time.perf_counter
-
-    def marked(work):
-        def call(*args):
-            got = work(*args)
-            marks.append(now())
-            return got
-
-        return call
-
-    filled = graphs._fill
-    graphs._fill = marked(filled)
-    runner._hop = marked(runner._hop)
-    runner._decider.wait = marked(runner._decider.wait)
-    every = []
-    for _ in range(150):
-        marks.clear()
-        begun = now()
-        runner(value)
-        marks.append(now())
-        torch.cuda.synchronize()
-        marks.append(now())
-        every.append(np.array(marks) - begun)
-    graphs._fill = filled
-    return np.median(every[50:], axis=0)
-
-
 def main() -> None:
     """Print one line per network and batch size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -246,20 +249,18 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     for name in args.networks:
-        build, layers = NETWORKS[name]
-        network = build(classes=2).eval().cuda().bfloat16()
+        network = NETWORKS[name](classes=2).eval().cuda().bfloat16()
         for size in args.sizes:
             if args.eager:
                 shown = ", ".join(
                     f"{key} {1e6 * value:.0f}"
-                    for key, value in eager(network, layers - 1, size).items()
+                    for key, value in eager(network, len(network.segments) // 4 - 1, size).items()
                 )
                 print(f"{name} {size}: {shown}", flush=True)
                 continue
-            times, when, same = measure(network, layers - 1, size)
+            times, same = measure(network, size)
             shown = ", ".join(f"{key} {1e6 * value:.0f}" for key, value in times.items())
-            clock = ", ".join(f"{1e6 * value:.0f}" for value in when)
-            print(f"{name} {size}: {shown}; moments {clock}; as without graphs: {same}", flush=True)
+            print(f"{name} {size}: {shown}; decides as without graphs: {same}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Hops and groups, with work done again in place of graphs replayed: there is no GPU here."""
+"""Steps and groups, with work done again in place of graphs replayed: there is no GPU here."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ from support.exit_networks import adding_network, by_session, evidence, fitted
 from ttamer.errors import ArgumentError
 from ttamer.torch import graphs
 from ttamer.torch import runner as running
+from ttamer.torch.branching import NONE
 from ttamer.torch.decide_triton import TritonDecider
-from ttamer.torch.graphs import GraphRunner, full_graph
+from ttamer.torch.graphs import Case, GraphRunner, full_graph
 from ttamer.torch.networks.decoders import llama
 from ttamer.torch.runner import Regrouping, Runner
 from ttamer.torch.tables import threshold_tables
@@ -20,19 +23,46 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")
 
 @pytest.fixture
 def replayed(monkeypatch):
-    """Let capturing run the work as a warm-up and a capture do, and replaying run it again."""
-    capturing = []
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
+    """Let capturing run the work, replaying run it again, and the host choose the branches."""
     monkeypatch.setattr(running, "decider_for", TritonDecider)
 
-    def captured(work, pool=None):  # noqa: ARG001
+    def capture(work, pool=None):  # noqa: ARG001
         work()
-        capturing.append(True)
-        work()
-        capturing.pop()
-        return work
+        return SimpleNamespace(replay=work, instantiate=int)
 
-    monkeypatch.setattr(graphs, "captured", captured)
+    def computed(runner, segments, value):  # noqa: ARG001
+        found = tuple(part.clone() for part in graphs._each(graphs._through(segments, value)))
+        found = found if isinstance(value, tuple) else found[0]
+
+        def again():
+            graphs._fill(found, graphs._through(segments, value))
+
+        return SimpleNamespace(replay=again), found
+
+    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(GraphRunner, "_computed", computed)
+    monkeypatch.setattr(graphs, "BranchingGraph", Emulated)
+
+
+class Emulated:
+    """Steps of branches, chosen as the device chooses them; remembers which have run."""
+
+    def __init__(self, first, steps, result, *, unit):
+        self.steps, self.result, self.unit = [[first], *steps], result, unit
+        self.ran = set()
+
+    def __call__(self):
+        case = 0
+        for k, branches in enumerate(self.steps):
+            self.ran.add((k, case))
+            for graph in branches[case].graphs:
+                graph.replay()
+            if branches[case].cases is None:
+                return
+            due, alive = divmod(int(self.result), self.unit)
+            case = int(branches[case].cases[due, alive])
+            if case == NONE:
+                return
 
 
 def same(one, two):
@@ -82,9 +112,7 @@ def test_a_batch_that_does_not_fit_is_refused():
 
 
 @pytest.mark.usefixtures("replayed")
-@pytest.mark.parametrize("split", [1, 9])
-def test_the_whole_network_as_graphs(monkeypatch, split):
-    monkeypatch.setattr(graphs, "MIN_SPLIT", split)
+def test_the_whole_network_as_a_graph():
     network, (inputs, _) = adding_network().eval(), evidence(6, seed=1)
     other = evidence(6, seed=2)[0]
     run = full_graph(network, inputs)
@@ -92,16 +120,16 @@ def test_the_whole_network_as_graphs(monkeypatch, split):
 
 
 @pytest.mark.usefixtures("replayed")
-def test_the_first_segment_of_a_long_hop_is_a_graph_of_its_own(monkeypatch):
-    made = []
-    captured = graphs.captured
-    monkeypatch.setattr(graphs, "captured", lambda *work: made.append(1) or captured(*work))
-    runner = GraphRunner(
-        adding_network(), threshold_tables([np.nan, np.nan, 2.0, 0.0]), evidence(4, seed=0)[0]
-    )
-    runner(evidence(4, seed=1)[0])
-    assert [key[:2] for key in runner._hops] == [(-1, 2), (2, 3)]
-    assert len(made) == 2 + 1
+def test_steps_lead_from_one_exit_to_the_next_and_skip_those_that_no_row_asks():
+    tables = threshold_tables([np.nan, np.nan, 2.0, 0.0])
+    runner = GraphRunner(adding_network(), tables, evidence(4, seed=0)[0])
+    cases, follow = runner._planned(4)
+    assert cases[0] == [Case(4, True)]
+    assert set(cases[1]) == {Case(size, True) for size in (1, 2, 4)}  # every row asks the last
+    last = len(tables.exit_of) - 1
+    assert [cases[1][int(follow[0][0][last, alive])].size for alive in (1, 2, 3, 4)] == [1, 2, 4, 4]
+    assert int(follow[0][0][last + 1, 0]) == NONE
+    assert follow[1] == [None] * len(cases[1])
 
 
 def test_without_a_gpu_there_are_no_graphs():
@@ -110,9 +138,7 @@ def test_without_a_gpu_there_are_no_graphs():
 
 
 @pytest.mark.usefixtures("replayed")
-@pytest.mark.parametrize("split", [1, 9])
-def test_values_of_several_tensors_are_regrouped_together(monkeypatch, split):
-    monkeypatch.setattr(graphs, "MIN_SPLIT", split)
+def test_values_of_several_tensors_are_regrouped_together():
     config = LlamaConfig(
         vocab_size=99, hidden_size=24, num_hidden_layers=4, num_attention_heads=3,
         num_key_value_heads=3, intermediate_size=32,
@@ -133,4 +159,5 @@ def test_values_of_several_tensors_are_regrouped_together(monkeypatch, split):
         one, two = plain((ids[rows], mask[rows])), runner((ids[rows], mask[rows]))
         assert torch.equal(one.exit, two.exit)
         torch.testing.assert_close(one.logits, two.logits, rtol=1e-5, atol=1e-6)
-    assert {key[2:] for key in runner._hops if key[3] < key[2]}  # some were regrouped
+    cases, ran = runner._planned(12)[0], runner._graphs[12].ran
+    assert any(cases[k][case].size < 12 for k, case in ran)  # some were regrouped

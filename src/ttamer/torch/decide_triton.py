@@ -63,7 +63,8 @@ class TritonDecider(Decider):
         self._exits32 = torch.tensor(tables.exit_of, dtype=torch.int32, device=device)
         self._word = torch.full((1,), PENDING, dtype=torch.int64, pin_memory=pinned)
         self._seen = memoryview(cast("Any", self._word.numpy()))
-        self._unread = torch.zeros(1, dtype=torch.int64, device=device)
+        self.result = torch.zeros(1, dtype=torch.int64, device=device)
+        """What the host would read, where it does not wait."""
         self._listed: dict[int, tuple[Tensor, Tensor]] = {}
         self._fixed, self._blocks = self._arguments()
         self._decide, self._list = Launcher(_decide), Launcher(_list)
@@ -109,17 +110,18 @@ class TritonDecider(Decider):
         *,
         awaited: bool = True,
         first: bool = False,
+        lists: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Record the logits of one exit for some rows, and update the rows that were due there.
 
         A row of -1 is padding. ``awaited``: :meth:`wait` follows. ``first``: no exit was asked
-        before.
+        before. ``lists``: where survivors are listed, in place of :meth:`lists`.
         """
         carry = cast("TritonCarry", carry)
         size, classes = logits.shape
-        positions, following = self.lists(size)
+        positions, following = self.lists(size) if lists is None else lists
         # A result that is not awaited must not arrive while the next one is.
-        word = self._word if awaited else self._unread
+        word = self._word if awaited else self.result
         stride = logits.stride(1)
         together = size <= BLOCK
         self.expect()
@@ -179,16 +181,20 @@ class TritonDecider(Decider):
 
     def lists(self, size: int) -> tuple[Tensor, Tensor]:
         """Return the buffers that list the survivors of ``size`` rows: positions, and rows."""
+        if size not in self._listed:
+            self._listed[size] = self.new_lists(size)
+        return self._listed[size]
+
+    def new_lists(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return new buffers that can list the survivors of up to ``size`` rows."""
         if size > MAX_ROWS:
             raise ArgumentError(
                 f"at most {MAX_ROWS} rows are decided together, not {size}: use smaller batches"
             )
-        if size not in self._listed:
-            self._listed[size] = (
-                torch.zeros(size, dtype=torch.int64, device=self._device),
-                torch.zeros(size, dtype=torch.int64, device=self._device),
-            )
-        return self._listed[size]
+        return (
+            torch.zeros(size, dtype=torch.int64, device=self._device),
+            torch.zeros(size, dtype=torch.int64, device=self._device),
+        )
 
     def wait(self) -> tuple[int, int]:
         """Wait for the device; return how many rows continue, and the exit some ask next."""

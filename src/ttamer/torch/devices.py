@@ -27,14 +27,18 @@ def device_of(network: nn.Module) -> torch.device:
 
 
 def autocast(
-    device: torch.device, precision: Precision
+    device: torch.device, precision: Precision, *, cached: bool = True
 ) -> contextlib.AbstractContextManager[object]:
-    """Return the context that computes in a precision; weights are not converted."""
+    """Return the context that computes in a precision; weights are not converted.
+
+    ``cached``: keep converted copies of the weights until the context ends, which a CUDA graph
+    would outlive.
+    """
     if precision == "fp32":
         return contextlib.nullcontext()
     if precision != "bf16":
         raise ArgumentError(f'precision must be "fp32" or "bf16", not {precision!r}')
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=cached)
 
 
 def to_device(value: Value, device: torch.device) -> Value:
@@ -68,7 +72,16 @@ def take(value: Value, rows: torch.Tensor) -> Value:
 
 def _taken(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Return some rows of a tensor."""
+    ordered = in_memory_order(tensor)
+    taken = ordered.index_select(0, rows)
+    return taken if ordered is tensor else taken.permute(0, 3, 1, 2)
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Return images whose channels come last in memory as a view with them last; others as is.
+
+    Rows selected in another order would be converted back by the next convolution.
+    """
     if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
-        # Selected in the order of memory: otherwise the next convolution would convert them back.
-        return tensor.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
-    return tensor.index_select(0, rows)
+        return tensor.permute(0, 2, 3, 1)
+    return tensor

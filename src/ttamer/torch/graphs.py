@@ -1,22 +1,25 @@
 """Running with CUDA graphs, for networks where launching kernels takes longer than running them.
 
-A *hop* takes a group of rows from one exit to the next where some of them are due: regrouping,
-the segments between, the ramp, and the decision, captured once as a graph and replayed as one
-launch. Groups have one of a few sizes; a smaller group is padded with rows that are ignored.
-The first segment of a long hop is a graph of its own: the device works on it while the host
-launches the rest, which takes longer the more kernels a graph has.
+A policy is one graph for each number of rows that a batch begins with. Its steps lead from one exit
+that the policy may ask to the next: the segments between, the ramp, the decision, and regrouping.
+A step has a branch for every size of the group that may arrive there, and for whether a row is due
+at its exit. The decision chooses the next branch on the device, so that the host launches once and
+never waits. A smaller group is padded with rows that are ignored.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
 import torch
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.decide_triton import TritonDecider
-from ttamer.torch.devices import autocast, device_of, rows_of, take, to_device
+from ttamer.torch.branching import NONE, Branch, BranchingGraph, replace_memsets
+from ttamer.torch.decide_triton import STEP, TritonDecider
+from ttamer.torch.devices import autocast, device_of, in_memory_order, rows_of, to_device
 from ttamer.torch.runner import Answers, Runner, group_sizes
 
 if TYPE_CHECKING:
@@ -36,14 +39,22 @@ START = -1
 """The exit before the first one."""
 WARM_UPS = 2
 """How often work runs before it is captured."""
-MIN_SPLIT = 3
-"""The number of segments from which on the first one is a graph of its own."""
+
+
+class Case(NamedTuple):
+    """A group that arrives at a step."""
+
+    size: int
+    """The number of rows, with padding."""
+    asks: bool
+    """Whether some row is due at the exit of the step."""
 
 
 class GraphRunner(Runner):
-    """A runner that replays captured hops, for batches of up to a fixed size, on one stream.
+    """A runner whose policy runs as one CUDA graph, for batches of up to a fixed size.
 
-    The next call overwrites what it returned: copy what must be kept.
+    The next call overwrites what it returned: copy what must be kept. A call returns before the
+    device is done, as PyTorch's operations do.
 
     Args:
         network: The network, on a GPU.
@@ -55,7 +66,8 @@ class GraphRunner(Runner):
         sizes: The group sizes; by default powers of two and the numbers half way between.
 
     Raises:
-        ArgumentError: There is no GPU, or Triton is not installed.
+        ArgumentError: There is no GPU, Triton is not installed, or the driver is older than
+            CUDA 12.8.
 
     Example::
 
@@ -83,21 +95,34 @@ class GraphRunner(Runner):
         on_gpu = self._device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
         self._sizes = group_sizes(batch) if sizes is None else sorted({*sizes, batch})
-        with torch.inference_mode(), autocast(self._device, precision):
+        with torch.inference_mode(), autocast(self._device, precision, cached=False):
             value = to_device(example, self._device)
             logits = network.full(value)
             self._carry = self._decider.start(batch, logits.shape[1], logits.dtype)
-            self._rows = {size: torch.arange(size, device=self._device) for size in self._sizes}
-            self._whole: dict[int, int] = {}  # sizes whose rows are numbered, with their count
-            self._inputs = {size: _like(value, size) for size in self._sizes}
-            self._values: dict[tuple[int, int], Any] = {}
-            self._hops: dict[tuple[int, int, int, int], Callable[[], None]] = {}
-            self._pays: dict[tuple[int, int, int, int], bool] = {}
+        self._inputs = {size: _like(value, size) for size in self._sizes}
+        self._rows = {size: torch.arange(size, device=self._device) for size in self._sizes}
+        self._counts = {size: size for size in self._sizes}
+        self._graphs: dict[int, Callable[[], None]] = {}
 
     @property
     def batch(self) -> int:
         """The largest number of rows of a batch."""
         return self._sizes[-1]
+
+    @torch.inference_mode()
+    def __call__(self, inputs: Value) -> Answers:
+        """Run one batch.
+
+        Args:
+            inputs: What the first block takes, on any device.
+
+        Returns:
+            The answers, in the order of the inputs; the next call overwrites them.
+
+        Raises:
+            ArgumentError: The batch is empty, or larger than the example.
+        """
+        return self._run(to_device(inputs, self._device))
 
     def _run(self, value: Any) -> Answers:
         count = rows_of(value)
@@ -105,24 +130,17 @@ class GraphRunner(Runner):
             raise ArgumentError(
                 f"the batch has {count} rows; the graphs are for 1 to {self.batch}: split it"
             )
-        decider = cast("TritonDecider", self._decider)
         size = self._fitting(count)
+        if size not in self._graphs:
+            with autocast(self._device, self.precision, cached=False):
+                self._graphs[size] = self._built(size)
         _fill(self._inputs[size], value)
-        if self._whole.get(size) != count:
-            _number(self._rows[size], count)
-            self._whole[size] = count
-        at, due, last = START, self._reached[0], len(self.network.exits) - 1
-        came = size
-        while True:
-            self._hop(at, due, came, size)
-            if due == last:
-                break
-            at, came = due, size
-            self.waits += 1
-            alive, due = decider.wait()
-            if not alive:
-                break
-            size = self._regrouped(at, due, size, alive)
+        if self._counts[size] != count:
+            rows = self._rows[size]
+            torch.arange(size, out=rows)
+            rows[count:] = -1
+            self._counts[size] = count
+        self._graphs[size]()
         carry = self._carry
         parts: tuple[Tensor, ...] = (
             carry.answer, carry.owner, carry.asked, carry.confidence, carry.prediction,
@@ -135,151 +153,169 @@ class GraphRunner(Runner):
         """Return the smallest group size that holds some rows."""
         return self._sizes[bisect_left(self._sizes, rows)]
 
+    def _built(self, size: int) -> Callable[[], None]:
+        """Capture the branches of all steps for batches of one size, and join them."""
+        decider = cast("TritonDecider", self._decider)
+        cases, tables = self._planned(size)
+        value, rows, start = self._inputs[size], self._rows[size], START
+        steps = []
+        for k, end in enumerate(self._reached):
+            segments = list(self.network.segments)[start + 1 : end + 1]
+            lists = decider.new_lists(size)
+            # A single row is not regrouped: the next step reads what this one computes.
+            grouped = size > 1 and k + 1 < len(self._reached)
+            kept = _like(_through(segments, value), size) if grouped else None
+            computed: dict[int, tuple[Any, Any]] = {}
+            branches = []
+            for case, table in zip(cases[k], tables[k], strict=True):
+                if case.size not in computed:
+                    computed[case.size] = self._computed(segments, _first(value, case.size))
+                graph, found = computed[case.size]
+                group = _Group(found, rows[: case.size], kept, lists)
+                work = partial(self._ask, end, group, start == START) if case.asks else group.move
+                branches.append(Branch((graph, capture(work, self._pool)), table))
+            steps.append(branches)
+            value, rows, start = kept if grouped else found, lists[1], end
+        return BranchingGraph(steps[0][0], steps[1:], decider.result, unit=STEP)
+
+    def _computed(self, segments: Sequence[Any], value: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+        """Capture segments; return the graph, and the value that its replays overwrite."""
+        out: dict[str, Any] = {}
+
+        def work() -> None:
+            out["value"] = _through(segments, value)
+
+        return capture(work, self._pool), out["value"]
+
+    def _ask(self, exit_: int, group: _Group, first: bool) -> None:
+        """Ask an exit, decide, and regroup the rows that continue."""
+        logits = self.network.exits[exit_](group.value)
+        cast("TritonDecider", self._decider).observe(
+            self._carry, exit_, group.rows, logits, awaited=False, first=first, lists=group.lists
+        )
+        group.regroup()
+
+    def _planned(self, size: int) -> tuple[list[list[Case]], list[list[Tensor | None]]]:
+        """Return the cases of each step, and for each the table of the cases that follow."""
+        cases: list[list[Case]] = [[Case(size, True)]]
+        tables: list[list[Tensor | None]] = []
+        for k, at in enumerate(self._reached[:-1]):
+            found: dict[Case, int] = {}
+            tables.append([])
+            for case in cases[k]:
+                table = np.full((len(self.network.exits) + 1, size + 1), NONE, np.int32)
+                for due in self._reached[k + 1 :]:
+                    for alive in range(1, case.size + 1):
+                        group = self._regrouped(at, due, case.size, alive)
+                        following = Case(group, due == self._reached[k + 1])
+                        table[due, alive] = found.setdefault(following, len(found))
+                tables[k].append(torch.from_numpy(table).to(self._device))
+            cases.append(list(found))
+        tables.append([None] * len(cases[-1]))
+        return cases, tables
+
     def _regrouped(self, at: int, due: int, size: int, alive: int) -> int:
         """Return the size of the group that goes on."""
         smaller = self._fitting(alive)
-        if smaller >= size:
-            return size
-        key = (at, due, size, smaller)
-        if key not in self._pays:
-            self._pays[key] = self.regrouping.pays(*key)
-        if not self._pays[key]:
-            return size
-        self._whole.pop(smaller, None)
-        return smaller
-
-    def _hop(self, start: int, end: int, came: int, size: int) -> None:
-        """Replay a hop of a group that comes from one of another size; capture it where new."""
-        key = (start, end, came, size)
-        decider = cast("TritonDecider", self._decider)
-        if key not in self._hops:
-            # Warming up decides too: the state is restored afterwards.
-            lists = decider.lists(came)
-            state = [*vars(self._carry).values(), self._rows[came], *lists]
-            known = [part.clone() for part in state]
-            self._hops[key] = self._captured(*key)
-            for part, before in zip(state, known, strict=True):
-                part.copy_(before)
-        decider.expect()
-        self._hops[key]()
-
-    def _captured(self, start: int, end: int, came: int, size: int) -> Callable[[], None]:
-        """Capture a hop, in two graphs where it is long."""
-        split = end - start >= MIN_SPLIT
-        middle = start + 1 if split else end
-        return captured_in_two(
-            (lambda: self._begin(start, middle, came, size)) if split else None,
-            lambda value: self._finish(
-                self._begin(start, middle, came, size) if value is None else value,
-                start, middle, end, size,
-            ),
-            self._pool,
-        )  # fmt: skip
-
-    def _begin(self, start: int, middle: int, came: int, size: int) -> Any:
-        """Regroup, and run the segments up to one of them."""
-        decider = cast("TritonDecider", self._decider)
-        value = self._inputs[size] if start == START else self._values[start, came]
-        if size < came:
-            positions, following = decider.lists(came)
-            value = take(value, positions[:size])
-            self._rows[size].copy_(following[:size])
-        return self._through(value, start, middle)
-
-    def _finish(self, value: Any, start: int, middle: int, end: int, size: int) -> None:
-        """Run the other segments, the ramp and the decision."""
-        value = self._through(value, middle, end)
-        logits = self.network.exits[end](value)
-        last = end == len(self.network.exits) - 1
-        cast("TritonDecider", self._decider).observe(
-            self._carry, end, self._rows[size], logits, awaited=not last, first=start == START
-        )
-        if last:
-            return
-        if (end, size) in self._values:
-            _copy(self._values[end, size], value)
-        elif torch.cuda.is_current_stream_capturing():
-            self._values[end, size] = _kept(value)  # a replay writes there again
-
-    def _through(self, value: Any, start: int, end: int) -> Any:
-        """Run the segments after one exit up to another."""
-        for segment in list(self.network.segments)[start + 1 : end + 1]:
-            value = segment(value)
-        return value
+        pays = smaller < size and self.regrouping.pays(at, due, size, smaller)
+        return smaller if pays else size
 
 
-def captured(work: Callable[[], object], pool: Any = None) -> Callable[[], None]:
-    """Capture work as a CUDA graph, and return a function that replays it.
+class _Group(NamedTuple):
+    """The rows that arrive at an exit, and where those that continue are written."""
+
+    value: Any
+    """What the segments have computed for them."""
+    rows: Tensor
+    """Their positions in the batch; -1 for padding."""
+    kept: Any
+    """The buffer that the next step reads, or ``None`` where it reads ``value``."""
+    lists: tuple[Tensor, Tensor]
+    """The positions in the group, and in the batch, of the rows that continue."""
+
+    def regroup(self) -> None:
+        """Write the rows that continue to the buffer, the first ones first."""
+        if self.kept is not None:
+            order = self.lists[0][: len(self.rows)]
+            for target, tensor in zip(_each(self.kept), _each(self.value), strict=True):
+                part = in_memory_order(target[: len(order)])
+                torch.index_select(in_memory_order(tensor), 0, order, out=part)
+
+    def move(self) -> None:
+        """Write all rows to the buffer: none is due at this exit."""
+        self.lists[1][: len(self.rows)].copy_(self.rows)
+        if self.kept is not None:
+            _fill(self.kept, self.value)
+
+
+def capture(work: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """Capture work as a CUDA graph that can be replayed, or become a part of another graph.
 
     Graphs that never run at the same time can share a pool of memory.
     """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.stream(stream):
         for _ in range(WARM_UPS):
             work()
+        torch.cuda.synchronize()
+        graph.capture_begin(*([] if pool is None else [pool]))
+        try:
+            work()
+        finally:
+            graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        work()
+    replace_memsets(graph)
+    return graph
+
+
+def captured(work: Callable[[], object], pool: Any = None) -> Callable[[], None]:
+    """Capture work as a CUDA graph, and return a function that replays it."""
+    graph = capture(work, pool)
+    graph.instantiate()
     return graph.replay
-
-
-def captured_in_two(
-    begin: Callable[[], Any] | None, finish: Callable[[Any], object], pool: Any = None
-) -> Callable[[], None]:
-    """Capture work that begins with what may be a graph of its own, whose value it goes on with.
-
-    The value may share its memory with what later graphs of the pool use in between: the two are
-    always replayed one after the other.
-    """
-    if begin is None:
-        return captured(lambda: finish(None), pool)
-    out: dict[str, Any] = {}
-    first = captured(lambda: out.__setitem__("value", begin()), pool)
-    first()
-    second = captured(lambda: finish(out["value"]), pool)
-
-    def replay() -> None:
-        first()
-        second()
-
-    return replay
 
 
 def full_graph(
     network: EarlyExit, example: Value, *, precision: Precision = "fp32"
 ) -> Callable[[Any], Tensor]:
-    """Return the network without ramps as graphs, for batches like the example."""
+    """Return the network without ramps as a graph, for batches like the example."""
     device = device_of(network)
     out: dict[str, Tensor] = {}
-    first, *others, head = network.backbone()
+    kept = _like(to_device(example, device), rows_of(example))
 
-    def finish(value: Any) -> None:
-        value = first(kept) if value is None else value
-        for segment in others:
-            value = segment(value)
-        out["logits"] = head(value)
+    def work() -> None:
+        out["logits"] = network.full(kept)
 
-    with torch.inference_mode(), autocast(device, precision):
-        kept = _like(to_device(example, device), rows_of(example))
-        begin = (lambda: first(kept)) if len(others) + 1 >= MIN_SPLIT else None
-        pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        replay = captured_in_two(begin, finish, pool)
+    with torch.inference_mode(), autocast(device, precision, cached=False):
+        replay = captured(work)
 
     @torch.inference_mode()
     def run(value: Value) -> Tensor:
-        _fill(kept, value)
+        _fill(kept, to_device(value, device))
         replay()
         return out["logits"]
 
     return run
 
 
+def _through(segments: Sequence[Any], value: Any) -> Any:
+    """Run segments one after another."""
+    for segment in segments:
+        value = segment(value)
+    return value
+
+
 def _each(value: Any) -> tuple[Tensor, ...]:
     """Return the tensors of a value."""
     return (value,) if isinstance(value, torch.Tensor) else tuple(value)
+
+
+def _first(value: Any, size: int) -> Any:
+    """Return the first rows of a value."""
+    parts = tuple(tensor[:size] for tensor in _each(value))
+    return parts[0] if isinstance(value, torch.Tensor) else parts
 
 
 def _like(value: Any, size: int) -> Any:
@@ -296,26 +332,7 @@ def _like(value: Any, size: int) -> Any:
     return parts[0] if isinstance(value, torch.Tensor) else parts
 
 
-def _kept(value: Any) -> Any:
-    """Return a value whose tensors can be written to: those that repeat a row are copied."""
-    parts = tuple(part.clone() if 0 in part.stride() else part for part in _each(value))
-    return parts[0] if isinstance(value, torch.Tensor) else parts
-
-
-def _copy(target: Any, source: Any) -> None:
-    """Copy a value into a buffer of its size; what was passed on as it is, is there already."""
-    for kept, tensor in zip(_each(target), _each(source), strict=True):
-        if kept.data_ptr() != tensor.data_ptr():
-            kept.copy_(tensor)
-
-
 def _fill(target: Any, value: Any) -> None:
     """Copy a value into the first rows of a buffer."""
     for kept, tensor in zip(_each(target), _each(value), strict=True):
         (kept if len(kept) == len(tensor) else kept[: len(tensor)]).copy_(tensor)
-
-
-def _number(rows: Tensor, count: int) -> None:
-    """Number the rows of a group that holds a whole batch, with -1 for padding."""
-    torch.arange(len(rows), out=rows)
-    rows[count:] = -1

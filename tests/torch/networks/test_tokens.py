@@ -27,7 +27,7 @@ from ttamer.torch.decide import scores_of
 from ttamer.torch.devices import autocast, take
 from ttamer.torch.networks.decoders import exits_on_gpt2, exits_on_llama, gpt2, llama
 from ttamer.torch.networks.encoders import bert, exits_on_bert, exits_on_mpnet, mpnet
-from ttamer.torch.networks.pooling_triton import pool_tokens
+from ttamer.torch.networks.pooling_triton import classify, pool_tokens
 from ttamer.torch.networks.tokens import Pooled, pooled
 from ttamer.torch.runner import Runner
 from ttamer.torch.tables import threshold_tables
@@ -408,3 +408,34 @@ def test_one_kernel_pools_as_operations_do(rows, tokens, width, pool):
     mask = torch.arange(tokens) < lengths
     found = pool_tokens(hidden, mask, mean=pool == "mean")
     torch.testing.assert_close(found, pooled(hidden, mask, pool), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "width", "classes"), [(1, 3, 1), (5, 24, 2), (3, 64, 10)])
+@pytest.mark.parametrize("tanh", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_one_kernel_classifies_as_layers_do(rows, width, classes, tanh, dtype):
+    torch.manual_seed(0)
+    vectors, last = torch.randn(rows, width).to(dtype), torch.nn.Linear(width, classes).to(dtype)
+    with torch.inference_mode():
+        wanted = last(vectors.tanh() if tanh else vectors)
+        found = classify(vectors, last.weight, last.bias, tanh=tanh)
+        bare = classify(vectors, last.weight, None, tanh=tanh)
+    least = 1e-6 if dtype == torch.float32 else 2**-8  # sums of numbers near 1 are rounded
+    torch.testing.assert_close(found, wanted, rtol=2 * least, atol=least)
+    torch.testing.assert_close(bare + last.bias, wanted, rtol=2 * least, atol=2 * least)
+
+
+@pytest.mark.parametrize("pool", ["mean", "last"])
+def test_an_exit_in_few_kernels_answers_as_its_layers_do(pool):
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3)]
+    many = [torch.nn.Linear(8, 99)]  # too many classes for one kernel
+    for exit_ in (
+        Pooled(pool, *layers),
+        Pooled(pool, *layers[:1], layers[-1]),
+        Pooled(pool, *many),
+    ):
+        vectors = torch.randn(5, 8)
+        with torch.inference_mode():
+            found = exit_.eval()._in_few_kernels(vectors)
+            torch.testing.assert_close(found, exit_.layers(vectors))

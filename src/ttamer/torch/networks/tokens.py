@@ -136,7 +136,23 @@ class Pooled(nn.Module):
 
     def forward(self, value: Tokens) -> Tensor:
         """Return logits of shape (batch, classes)."""
-        return cast("Tensor", self.layers(pooled(value[0], value[1], self.pool)))
+        vectors = pooled(value[0], value[1], self.pool)
+        if not self.training and _one_kernel(vectors):
+            return self._in_few_kernels(vectors)
+        return cast("Tensor", self.layers(vectors))
+
+    def _in_few_kernels(self, vectors: Tensor) -> Tensor:
+        """Return logits, with the last layer and the tanh before it in one kernel."""
+        from ttamer.torch.networks.pooling_triton import MAX_CLASSES, classify
+
+        layers = [layer for layer in self.layers if not isinstance(layer, nn.Dropout)]
+        last = layers.pop()
+        if not isinstance(last, nn.Linear) or last.out_features > MAX_CLASSES:
+            return cast("Tensor", self.layers(vectors))
+        tanh = bool(layers) and isinstance(layers[-1], nn.Tanh)
+        for layer in layers[:-1] if tanh else layers:
+            vectors = layer(vectors)
+        return classify(vectors, last.weight, last.bias, tanh=tanh)
 
     def extra_repr(self) -> str:
         """Show the pooling where PyTorch prints modules."""
