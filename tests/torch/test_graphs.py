@@ -1,5 +1,6 @@
 """Steps and groups, with work done again in place of graphs replayed: there is no GPU here."""
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from support.cuda_driver import put_in_place
 from support.exit_networks import adding_network, by_session, evidence, fitted
 from ttamer.errors import ArgumentError
-from ttamer.torch import graphs
+from ttamer.torch import branching, graphs
 from ttamer.torch import runner as running
 from ttamer.torch.branching import NONE
 from ttamer.torch.decide_triton import TritonDecider
@@ -23,12 +25,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")
 
 @pytest.fixture
 def replayed(monkeypatch):
-    """Let capturing run the work, replaying run it again, and the host choose the branches."""
+    """Let capturing run the work, replaying run it again, and Python run the branches."""
     monkeypatch.setattr(running, "decider_for", TritonDecider)
 
     def capture(work, pool=None):  # noqa: ARG001
         work()
-        return SimpleNamespace(replay=work, instantiate=int)
+        return graph_of(work)
 
     def computed(runner, segments, value):  # noqa: ARG001
         found = tuple(part.clone() for part in graphs._each(graphs._through(segments, value)))
@@ -37,32 +39,18 @@ def replayed(monkeypatch):
         def again():
             graphs._fill(found, graphs._through(segments, value))
 
-        return SimpleNamespace(replay=again), found
+        return graph_of(again), found
 
     monkeypatch.setattr(graphs, "capture", capture)
     monkeypatch.setattr(GraphRunner, "_computed", computed)
-    monkeypatch.setattr(graphs, "BranchingGraph", Emulated)
+    return put_in_place(monkeypatch, branching)
 
 
-class Emulated:
-    """Steps of branches, chosen as the device chooses them; remembers which have run."""
-
-    def __init__(self, first, steps, result, *, unit):
-        self.steps, self.result, self.unit = [[first], *steps], result, unit
-        self.ran = set()
-
-    def __call__(self):
-        case = 0
-        for k, branches in enumerate(self.steps):
-            self.ran.add((k, case))
-            for graph in branches[case].graphs:
-                graph.replay()
-            if branches[case].cases is None:
-                return
-            due, alive = divmod(int(self.result), self.unit)
-            case = int(branches[case].cases[due, alive])
-            if case == NONE:
-                return
+def graph_of(work):
+    """Return what stands for a captured graph."""
+    graph = SimpleNamespace(replay=work, instantiate=int)
+    graph.raw_cuda_graph = lambda: graph
+    return graph
 
 
 def same(one, two):
@@ -132,13 +120,31 @@ def test_steps_lead_from_one_exit_to_the_next_and_skip_those_that_no_row_asks():
     assert follow[1] == [None] * len(cases[1])
 
 
+def test_a_call_is_two_launches_and_no_wait(replayed):
+    policy = fitted("full", skip=False).at(0.97)
+    inputs = evidence(24, seed=9)[0]
+    runner = GraphRunner(adding_network(), policy, inputs)
+    runner(inputs)
+    assert (replayed.launches, runner.waits) == (2, 0)
+
+
+def test_old_drivers_and_missing_bindings_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    with pytest.raises(ArgumentError, match="pip install cuda-bindings, or use Runner"):
+        branching._driver.__wrapped__()
+    old = SimpleNamespace(cuDriverGetVersion=lambda: (0, 12040))
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=old))
+    with pytest.raises(ArgumentError, match=r"12\.8 or later, and this one is of 12\.4"):
+        branching._driver.__wrapped__()
+
+
 def test_without_a_gpu_there_are_no_graphs():
     with pytest.raises(ArgumentError, match="CUDA graphs need a GPU and Triton"):
         GraphRunner(adding_network(), fitted("full", skip=True).at(0.9), evidence(4, seed=0)[0])
 
 
-@pytest.mark.usefixtures("replayed")
-def test_values_of_several_tensors_are_regrouped_together():
+def test_values_of_several_tensors_are_regrouped_together(replayed):
     config = LlamaConfig(
         vocab_size=99, hidden_size=24, num_hidden_layers=4, num_attention_heads=3,
         num_key_value_heads=3, intermediate_size=32,
@@ -159,5 +165,7 @@ def test_values_of_several_tensors_are_regrouped_together():
         one, two = plain((ids[rows], mask[rows])), runner((ids[rows], mask[rows]))
         assert torch.equal(one.exit, two.exit)
         torch.testing.assert_close(one.logits, two.logits, rtol=1e-5, atol=1e-6)
-    cases, ran = runner._planned(12)[0], runner._graphs[12].ran
-    assert any(cases[k][case].size < 12 for k, case in ran)  # some were regrouped
+    cases = runner._planned(12)[0]
+    # The handles of the first graph that is built, for batches of 12; some were regrouped.
+    ran = {(k, case) for k, case in replayed.ran if k < len(cases) - 1}
+    assert any(cases[k + 1][case].size < 12 for k, case in ran)

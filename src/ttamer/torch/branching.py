@@ -89,16 +89,15 @@ class BranchingGraph:
         self, first: Branch, steps: Sequence[Sequence[Branch]], result: Tensor, *, unit: int
     ) -> None:
         cuda = _driver()
-        self._first, self._steps = first, steps  # their memory is used by every launch
+        self._parts = (first, steps)  # their memory is used by every launch
         self._result, self._unit = result, unit
-        self._launched = None
-        for part in first.graphs:
-            part.instantiate()
+        self._kernels = _kernels(torch.cuda.current_device())
+        graph = self._new_graph()
+        self._put(graph, first, None)
+        self._launched = [self._ready(graph)]
         if not steps:
             return
-        self._kernels = _kernels(torch.cuda.current_device())
-        graph = _done(cuda.cuGraphCreate(0))
-        weakref.finalize(self, cuda.cuGraphDestroy, graph)
+        graph = self._new_graph()
         context = _done(cuda.cuCtxGetCurrent())
         handles = [
             _done(cuda.cuGraphConditionalHandleCreate(graph, context, NONE, 1)) for _ in steps
@@ -115,16 +114,25 @@ class BranchingGraph:
             following = handles[k + 1] if k + 1 < len(handles) else None
             for body, branch in zip(params.conditional.phGraph_out, branches, strict=True):
                 self._put(body, branch, following)
-        self._launched = _done(cuda.cuGraphInstantiate(graph, 0))
-        weakref.finalize(self, cuda.cuGraphExecDestroy, self._launched)
+        self._launched.append(self._ready(graph))
 
     def __call__(self) -> None:
         """Launch everything on the current stream."""
-        for part in self._first.graphs:
-            part.replay()
-        if self._launched is not None:
-            stream = torch.cuda.current_stream().cuda_stream
-            _done(_driver().cuGraphLaunch(self._launched, stream))
+        stream = torch.cuda.current_stream().cuda_stream
+        for graph in self._launched:
+            _done(_driver().cuGraphLaunch(graph, stream))
+
+    def _new_graph(self) -> Any:
+        """Return an empty graph, which lives as long as this."""
+        graph = _done(_driver().cuGraphCreate(0))
+        weakref.finalize(self, _driver().cuGraphDestroy, graph)
+        return graph
+
+    def _ready(self, graph: Any) -> Any:
+        """Return a graph made ready for launches, which lives as long as this."""
+        found = _done(_driver().cuGraphInstantiate(graph, 0))
+        weakref.finalize(self, _driver().cuGraphExecDestroy, found)
+        return found
 
     def _put(self, graph: Any, branch: Branch, handle: Any) -> None:
         """Add a branch to a graph, with the kernel that sets the next switch."""

@@ -83,7 +83,7 @@ class Profile:
     asking: tuple[tuple[float, ...], ...]
     """Per exit and batch size: its ramp, the decision and the wait; for the head, its own time."""
     regroup: float
-    """The time of regrouping once."""
+    """The time of regrouping once; 0 with graphs, where it is part of asking an exit."""
     device: str
     """The name of the GPU, or ``"cpu"``."""
     precision: str
@@ -220,7 +220,8 @@ def profile(
                 table[0].append(parts.segments())
             if size in sizes:
                 table[1].append(parts.asking(precision))
-        regroup = parts.regrouping()  # of the largest
+        # Of the largest batch; with graphs it is part of every exit asked.
+        regroup = 0.0 if graphs else parts.regrouping()
     segments, asking = (tuple(zip(*rows, strict=True)) for rows in table)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return Profile(network.names, sizes, groups, segments, asking, regroup, name, precision, graphs)
