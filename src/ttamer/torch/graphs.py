@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -204,21 +205,21 @@ class GraphRunner(Runner):
             tables.append([])
             for case in cases[k]:
                 table = np.full((len(self.network.exits) + 1, size + 1), NONE, np.int32)
+                sizes = self._sizes[: self._sizes.index(case.size) + 1]
                 for due in self._reached[k + 1 :]:
-                    for alive in range(1, case.size + 1):
-                        group = self._regrouped(at, due, case.size, alive)
+                    for fewer, smaller in pairwise([0, *sizes]):  # rows that fit this size
+                        group = self._regrouped(at, due, case.size, smaller)
                         following = Case(group, due == self._reached[k + 1])
-                        table[due, alive] = found.setdefault(following, len(found))
+                        number = found.setdefault(following, len(found))
+                        table[due, fewer + 1 : smaller + 1] = number
                 tables[k].append(torch.from_numpy(table).to(self._device))
             cases.append(list(found))
         tables.append([None] * len(cases[-1]))
         return cases, tables
 
-    def _regrouped(self, at: int, due: int, size: int, alive: int) -> int:
-        """Return the size of the group that goes on."""
-        smaller = self._fitting(alive)
-        pays = smaller < size and self.regrouping.pays(at, due, size, smaller)
-        return smaller if pays else size
+    def _regrouped(self, at: int, due: int, size: int, smaller: int) -> int:
+        """Return the size of the group that goes on, of rows that fit a smaller one."""
+        return smaller if self.regrouping.pays(at, due, size, smaller) else size
 
 
 class _Group(NamedTuple):
