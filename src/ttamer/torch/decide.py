@@ -197,6 +197,12 @@ class Decider:
         every = torch.arange(len(carry.owner), device=self._device)
         return carry.logits[carry.owner.clamp_min(0), every]
 
+    def collect(self, carry: Carry) -> tuple[Tensor, ...]:
+        """Return what answers are made of: logits, owners, exits asked, confidences, classes."""
+        return (
+            self.answers(carry), carry.owner, carry.asked, carry.confidence, carry.prediction,
+        )  # fmt: skip
+
     def regroup(self, carry: Carry, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """Return the positions that form a smaller group, and its rows, without waiting.
 

@@ -11,6 +11,7 @@ waiting for an event. Sizes of tables are plain arguments, so that policies shar
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -21,7 +22,7 @@ import triton.language as tl
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.decide import Carry, Decider
-from ttamer.torch.launching import Launcher
+from ttamer.torch.launching import ALIGNMENT, Launcher
 from ttamer.torch.tables import BeliefTables
 
 if TYPE_CHECKING:
@@ -52,6 +53,21 @@ class TritonCarry(Carry):
 
     answer: Tensor
     """Shape (B, classes): the logits returned."""
+    packed: Tensor
+    """The memory of what answers are made of. uint8."""
+
+
+Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+"""Names, types and shapes of tensors that lie in one piece of memory."""
+
+
+def _unpacked(packed: Tensor, sizes: list[int], layout: Layout) -> dict[str, Tensor]:
+    """Return the tensors that lie in a piece of memory, each in so many bytes."""
+    found = {}
+    for part, (name, kind, shape) in zip(packed.split(sizes), layout, strict=True):
+        count = math.prod(shape)
+        found[name] = part.view(kind)[:count].view(shape)
+    return found
 
 
 class TritonDecider(Decider):
@@ -68,38 +84,41 @@ class TritonDecider(Decider):
         self._listed: dict[int, tuple[Tensor, Tensor]] = {}
         self._fixed, self._blocks = self._arguments()
         self._decide, self._list = Launcher(_decide), Launcher(_list)
-        self._kept: dict[str, Tensor] = {}
-        self._kept_for: tuple[int, int, torch.dtype] | None = None
+        self._layouts: dict[tuple[Any, ...], tuple[list[int], Layout]] = {}
 
     def start(self, rows: int, classes: int, dtype: torch.dtype) -> TritonCarry:
-        """Return the state of a batch, whose first exit overwrites what is there.
+        """Allocate the state of a batch; its first exit overwrites what is there.
 
-        What answers are made of is new; the rest is used again by the next batch of this size.
+        What answers are made of lies in one piece of memory, so that it is copied at once.
         """
         self._check(classes)
         exits, device = self.tables.exits, self._device
-        key = (rows, classes, dtype)
-        if key != self._kept_for:
-            self._kept = {
-                "place": torch.empty(rows, dtype=torch.int64, device=device),
-                "best": torch.empty(rows, dtype=torch.int64, device=device),
-                "odds": torch.zeros((rows, exits), dtype=torch.float64, device=device),
-                "lean": torch.zeros((rows, exits), dtype=torch.float64, device=device),
-                "logits": torch.empty((exits, rows, classes), dtype=dtype, device=device),
-            }
-            self._kept_for = key
+        layout = (
+            ("answer", dtype, (rows, classes)),
+            ("owner", torch.int64, (rows,)),
+            ("asked", torch.int64, (rows,)),
+            ("confidence", torch.float32, (rows, exits)),
+            ("prediction", torch.int32, (rows, exits)),
+        )
+        sizes = [-(-math.prod(shape) * kind.itemsize // ALIGNMENT) * ALIGNMENT
+                 for _, kind, shape in layout]  # fmt: skip
+        packed = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        self._layouts[rows, classes, dtype] = (sizes, layout)
         return TritonCarry(
-            owner=torch.empty(rows, dtype=torch.int64, device=device),
-            asked=torch.empty(rows, dtype=torch.int64, device=device),
-            confidence=torch.empty((rows, exits), dtype=torch.float32, device=device),
-            prediction=torch.empty((rows, exits), dtype=torch.int32, device=device),
-            answer=torch.empty((rows, classes), dtype=dtype, device=device),
-            **self._kept,
+            place=torch.empty(rows, dtype=torch.int64, device=device),
+            best=torch.empty(rows, dtype=torch.int64, device=device),
+            odds=torch.zeros((rows, exits), dtype=torch.float64, device=device),
+            lean=torch.zeros((rows, exits), dtype=torch.float64, device=device),
+            logits=torch.empty((exits, rows, classes), dtype=dtype, device=device),
+            packed=packed,
+            **_unpacked(packed, sizes, layout),
         )
 
-    def answers(self, carry: Carry) -> Tensor:
-        """Return the logits of the owners, shape (B, classes)."""
-        return cast("TritonCarry", carry).answer
+    def collect(self, carry: Carry) -> tuple[Tensor, ...]:
+        """Return copies of what answers are made of."""
+        carry = cast("TritonCarry", carry)
+        key = (*carry.answer.shape, carry.answer.dtype)
+        return tuple(_unpacked(carry.packed.clone(), *self._layouts[key]).values())
 
     def observe(
         self,

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator, Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from ttamer.fitted.ladder import FittedPolicy
+    from ttamer.torch.asking import Asking
     from ttamer.torch.devices import Precision
     from ttamer.torch.early_exit import EarlyExit, Value
     from ttamer.torch.tables import Tables
@@ -234,7 +235,8 @@ class Runner:
             tables = tables_of(policy, network.names, classes if classes else _classes(network))
         self._decider = decider_for(tables, self._device)
         self._reached = tables.reached
-        self._sized: tuple[int, list[int], Tensor] | None = None
+        self._asking = asking_for(self._decider)
+        self._sized: dict[int, tuple[list[int], Tensor]] = {}
         self._pays: dict[tuple[int, int, int, int], bool] = {}
         self._untrimmed = 0
         self.waits = 0
@@ -385,10 +387,10 @@ class Runner:
     def _run(self, value: Any) -> Answers:
         """Run a batch that is on the device, regrouping its survivors."""
         count = rows_of(value)
-        if self._sized is None or self._sized[0] != count:
+        if count not in self._sized:
             every = torch.arange(count, device=self._device)
-            self._sized = (count, group_sizes(count), every)
-        _, sizes, rows = self._sized
+            self._sized[count] = (group_sizes(count), every)
+        sizes, rows = self._sized[count]
         last = len(self.network.exits) - 1
         carry: Carry | None = None
         due = self._reached[0]
@@ -398,14 +400,8 @@ class Runner:
             value = segment(value)
             if k < due:
                 continue
-            logits = ramp(value)
-            first = carry is None
-            if carry is None:
-                carry = self._decider.start(count, logits.shape[1], logits.dtype)
-            if not count:
-                break
-            self._decider.observe(carry, k, rows, logits, awaited=k < last, first=first)
-            if k == last:
+            carry = self._asked(k, ramp, value, rows, carry, count, awaited=k < last)
+            if not count or k == last:
                 break
             self.waits += 1
             alive, due = self._decider.going(carry, rows)
@@ -416,6 +412,21 @@ class Runner:
                 positions, rows = self._decider.regroup(carry, rows, size)
                 value = self._trimmed(take(value, positions))
         return self._answers(cast("Carry", carry))  # some exit is always due
+
+    def _asked(
+        self, exit_: int, ramp: nn.Module, value: Any, rows: Tensor, carry: Carry | None,
+        count: int, *, awaited: bool,
+    ) -> Carry:  # fmt: skip
+        """Run a ramp, decide, and return the state of the batch; ``None`` before its first exit."""
+        first = carry is None
+        if self._asking is not None and count:
+            return self._asking.ask(exit_, ramp, value, rows, count, awaited=awaited, first=first)
+        logits = ramp(value)
+        if carry is None:
+            carry = self._decider.start(count, logits.shape[1], logits.dtype)
+        if count:
+            self._decider.observe(carry, exit_, rows, logits, awaited=awaited, first=first)
+        return carry
 
     def _regroups(self, after: int, due: int, rows: int, alive: int) -> bool:
         """Return whether regrouping pays, by the rule, which is asked once for each case."""
@@ -442,13 +453,7 @@ class Runner:
 
     def _answers(self, carry: Carry) -> Answers:
         """Return the answers of a batch; those of rows that have stopped do not change."""
-        return Answers(
-            logits=self._decider.answers(carry),
-            exit=carry.owner,
-            asked_bits=carry.asked,
-            raw_confidence=carry.confidence,
-            raw_prediction=carry.prediction,
-        )
+        return Answers(*self._decider.collect(carry))
 
 
 def _rows(answers: Answers, rows: Tensor) -> Answers:
@@ -465,6 +470,16 @@ def decider_for(tables: Tables, device: torch.device) -> Decider:
 
         return TritonDecider(tables, device)
     return Decider(tables, device)
+
+
+def asking_for(decider: Decider) -> Asking | None:
+    """Return how a GPU is asked with few launches; ``None`` for other devices."""
+    if type(decider) in (Decider, CpuDecider):
+        return None
+    from ttamer.torch.asking import Asking
+    from ttamer.torch.decide_triton import TritonDecider
+
+    return Asking(decider) if isinstance(decider, TritonDecider) else None
 
 
 def _event(device: torch.device) -> Any:

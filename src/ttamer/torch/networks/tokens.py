@@ -127,6 +127,9 @@ class Layer(nn.Module):
 class Pooled(nn.Module):
     """Logits from one vector per input, pooled from its tokens."""
 
+    reads = 2
+    """The number of tensors of a value that are read: hidden states and mask."""
+
     def __init__(self, pool: Pool, *layers: nn.Module) -> None:
         super().__init__()
         if pool not in POOLS:
