@@ -24,8 +24,9 @@ MAX_CLASSES = 32
 
 WIDTH_BLOCK = 32
 """The numbers of a vector that one program computes."""
-TOKEN_BLOCK = 64
-"""The tokens that are read at once."""
+MIN_TOKENS, MAX_TOKENS = 16, 256
+"""The fewest and the most tokens that are read at once: a program that waits for few reads in turn
+takes longer."""
 
 
 def pool_tokens(hidden: Tensor, mask: Tensor, *, mean: bool) -> Tensor:
@@ -33,11 +34,12 @@ def pool_tokens(hidden: Tensor, mask: Tensor, *, mean: bool) -> Tensor:
     rows, tokens, width = hidden.shape
     hidden, mask = hidden.contiguous(), mask.contiguous()
     out = torch.empty((rows, width), dtype=hidden.dtype, device=hidden.device)
+    block = min(max(triton.next_power_of_2(tokens), MIN_TOKENS), MAX_TOKENS)
     _launch_pool(
         (rows, -(-width // WIDTH_BLOCK), 1),
         (hidden, mask.view(torch.uint8), out, tokens, width),
-        (mean, WIDTH_BLOCK, TOKEN_BLOCK),
-        (hidden.dtype, hidden.device, width, mean),
+        (mean, WIDTH_BLOCK, block),
+        (hidden.dtype, hidden.device, width, mean, block),
     )
     return out
 
