@@ -64,7 +64,9 @@ ROWS = {1: 200, 8: 640, 32: 960}
 SHARES = {"graphs": 1.0, "compiled": 0.75, "eager": 0.5, "int8": 1.0}
 """The share of these by engine; in fp32 on a GPU, half of it."""
 REPEATS = 2
-"""How often the batches are timed, after one pass that is not."""
+"""How often the batches are timed."""
+WARM_UPS = 8
+"""The batches that are run before with graphs, which are all captured at once; else all are."""
 CANDIDATES = 2
 """Policies timed for each level of error."""
 INT8_ROWS = 400
@@ -458,15 +460,17 @@ class Bench:
 
     def timed(self, run, batches):
         """Return times, and joules per row where the GPU counts them."""
-        before = joules_so_far()
         if not torch.cuda.is_available():
             run(batches[0])
             return tuning.time_batches(run, batches, repeats=1, warm_ups=0), None
-        took = tuning.time_batches(run, batches, repeats=REPEATS)
+        for batch in batches if not self.graphs else batches[:WARM_UPS]:
+            run(batch)
+        torch.cuda.synchronize()
+        before = joules_so_far()
+        took = tuning.time_batches(run, batches, repeats=REPEATS, warm_ups=0)
         if before is None:
             return took, None
-        rows = sum(map(rows_of, batches)) * (REPEATS + max(1, 5 // len(batches)))
-        return took, (joules_so_far() - before) / rows
+        return took, (joules_so_far() - before) / (REPEATS * sum(map(rows_of, batches)))
 
 
 def in_turns(runs, batches):
