@@ -96,6 +96,8 @@ def main() -> None:
     with ProcessPoolExecutor(args.workers, context, keep_to, (cores,)) as pool:
         for job in [pool.submit(int) for _ in range(args.workers)]:
             job.result()  # started before anything is timed
+        while args.after is not None and not args.after.exists():
+            time.sleep(0.1)
         complete = measure_all(plan, device, pool, started + args.seconds)
     if not complete:
         raise SystemExit("not everything is measured: run again for the rest")
@@ -118,6 +120,7 @@ def parsed(line: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--worker-cores", type=int, nargs="+", help="where policies are fitted")
     parser.add_argument("--trace", type=Path, help="fit to this trace in place of the own one")
     parser.add_argument("--plan", type=Path, help="a file of command lines")
+    parser.add_argument("--after", type=Path, help="begin when this file is there")
     args = parser.parse_args(line)
     if args.plan is None and None in (args.folder, args.inputs, args.out):
         parser.error("give a folder with --inputs and --out, or --plan")
