@@ -6,9 +6,10 @@ First bf16 with CUDA graphs, one row per network and batch size: the full networ
 second; then per rule and allowance its speed-up (mean times) and how many points more it errs than
 the network, with a standard error; at +1, p50 and p99, millijoules per row (full, ours), operations
 as a share of the network's and exits asked; and the share of both bounds that is reached. Then the
-other engines, batches run together by ``stream``, and the aims: which settings miss them. Last, the
-network cut after its first exit that errs at most so much more on the rows fitted to, by the times
-of its segments: what a policy must beat.
+other engines, batches run together by ``stream``, what an exit adds by the profile (its ramp, the
+decision and the wait), and the aims: which settings miss them. Last, the network cut after the
+first exit that errs at most so much more on the rows fitted to, by the times of its segments: what
+a policy must beat.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main() -> None:
     for name, report in reports.items():
         print(f"{name}: {report['device']}, torch {report['torch']}")
     print("\n".join(["", *first_table(reports), "", *other_table(reports), ""]))
-    print("\n".join([*streams(reports), "", *aims(reports), ""]))
+    print("\n".join([*streams(reports), "", *asking_table(reports), "", *aims(reports), ""]))
     for name, report in reports.items():
         print("\n".join(f"{name} {line}" for line in cuts(report)))
         if args.all:
@@ -106,6 +107,22 @@ def other_table(reports: dict[str, dict]) -> list[str]:
             cells = [shown, *map(" / ".join, (
                 full, *speed.values(), *more, *bound))]  # fmt: skip
             lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def asking_table(reports: dict[str, dict]) -> list[str]:
+    """Return what asking an exit adds beside what a segment takes, batch sizes side by side."""
+    lines = ["| µs, 1 / 8 / 32 / 128 | a segment | an exit that is asked adds |", "|---|---|---|"]
+    for name, report in reports.items():
+        for key, profile in report["profiles"].items():
+            columns = [profile["groups"].index(size) for size in profile["sizes"]]
+            segments = [np.median([row[at] for row in profile["segments"]]) for at in columns]
+            asking = [np.median(each) for each in zip(*profile["asking"][:-1], strict=True)]
+            shown = [" / ".join(f"{1e6 * each:,.0f}" for each in some)
+                     for some in (segments, asking)]  # fmt: skip
+            precision, engine = key.split()
+            title = f"{name}, {precision}, {ENGINES.get(engine, engine)}"
+            lines.append(f"| {title} | {' | '.join(shown)} |")
     return lines
 
 
