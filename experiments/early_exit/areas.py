@@ -68,10 +68,11 @@ def main() -> None:
     parser.add_argument("traces", nargs="+", metavar="TRACE")
     parser.add_argument("--folder", type=Path, help="of traces that are not the package's")
     parser.add_argument("--splits", type=int, default=8, help="random halves of each trace")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first split")
     add_options(parser)
     args = parser.parse_args()
     folder = None if args.folder is None else str(args.folder)
-    cases = product(range(args.splits), args.traces, TARGETS)
+    cases = product(range(args.first, args.first + args.splits), args.traces, TARGETS)
     found = run(compared, [(name, target, k, folder) for k, name, target in cases], args)
     print(f"| ttamer / best threshold | {' | '.join(TARGETS)} |\n|---|{'---|' * len(TARGETS)}")
     for name in args.traces:

@@ -8,8 +8,7 @@ exit, the chances that this answer and each later one are wrong are estimated fr
 holds: confidence, margin, entropy, class and agreement of every exit so far, and X. The gain of
 going on is then regressed on these chances, backward over the exits and for each tradeoff
 (Longstaff and Schwartz, 2001). Answers are those that ttamer returns. Printed: the area of ttamer
-and of this rule over that of the best threshold, which is chosen on the test rows. Exits are judged
-by their confidences, so ttamer is fitted without margins.
+and of this rule over that of the best threshold, which is chosen on the test rows.
 """
 
 from __future__ import annotations
@@ -55,11 +54,13 @@ def main() -> None:
     parser.add_argument("traces", nargs="*", default=TRACES, metavar="TRACE")
     parser.add_argument("--folder", type=Path, help="of traces that are not the package's")
     parser.add_argument("--splits", type=int, default=8, help="random halves of each trace")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first split")
     add_options(parser)
     args = parser.parse_args()
     cases = list(product(args.traces, TARGETS))
     folder = None if args.folder is None else str(args.folder)
-    jobs = [(*case, number, folder) for number in range(args.splits) for case in cases]
+    numbers = range(args.first, args.first + args.splits)
+    jobs = [(*case, number, folder) for number in numbers for case in cases]
     found = run(compared, jobs, args)
     print("| trace | against | ttamer | with prospects | difference |\n|---|---|---|---|---|")
     for name, target in cases:
@@ -75,7 +76,7 @@ def compared(name: str, target: str, number: int, folder: str | None = None) -> 
     known, test = split(trace, number)
     found = ExitAreas(test)
     best = found.best_threshold(known)
-    ladder = tt.fit(dataclasses.replace(known, extras={}))
+    ladder = tt.fit(known)
     points = with_prospects(known, test, ladder)
     return [found.of(ladder) / best, found.of_points(*points.T) / best]
 
@@ -86,8 +87,11 @@ def with_prospects(known: Trace, test: Trace, ladder: tt.FittedLadder) -> Number
     belief, steps = model.belief, model.steps
     if list(steps) != [tuple(range(k + 1)) for k in range(len(known.names))]:
         raise SystemExit("the rule is for exits that are all asked in their order")
-    inside = CrossFit(known, steps, 0).estimates()
-    seen = belief.evidence(test.confidence, model.predictions(test))
+    judged, extras = known, {node: own.names for node, own in belief.extras.items()}
+    if belief.columns == {"margin"}:  # in place of confidences
+        judged, extras = dataclasses.replace(known, confidence=known.extras["margin"]), {}
+    inside = CrossFit(judged, steps, 0, extras=extras).estimates()
+    seen = belief.evidence(test.confidence, model.predictions(test), extras=test.extras)
     outside = [np.stack(each, axis=1) for each in
                zip(*(belief.least(seen, step) for step in steps), strict=True)]  # fmt: skip
     lost, lost_new = (

@@ -17,6 +17,9 @@ answer is its *owner*. Recall is inside X. The least of several noisy estimates 
 so the more there are; so without class terms an answer given by several nodes is scored once, by
 the one of them with the lowest error: the others carry a weight that excludes them where it agrees.
 
+As the state of a policy X is shifted, so that it is in the order of what there is to gain: by
+signals, and on the exits of a network by the class that its answer predicts.
+
 X is kept as log-odds, and everything it is computed from is a multiple of ``WEIGHT_RESOLUTION`` of
 limited size: products and sums of such numbers are exact in double precision, in any order. So a
 session in Python, a batch in NumPy and a kernel on a GPU compute the same X and decide alike.

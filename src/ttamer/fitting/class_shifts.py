@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.fitting.offsets import dispersion, rounded
+from ttamer.fitting.offsets import MAX_ODDS, MIN_WEIGHT, WEIGHT_RIDGE, dispersion, rounded
 from ttamer.stats.logistic import fit_by_class
 
 if TYPE_CHECKING:
@@ -29,12 +29,6 @@ __all__ = ["fit_class_shifts"]
 
 CLASS_RIDGE = 10.0
 """The penalty on the squared shift of each class."""
-WEIGHT_RIDGE = 1.0
-"""The penalty on the squared distance from 1 of the weight of X."""
-MIN_WEIGHT = 0.3
-"""A lower weight of X counts as this one, so that no shift is divided by nearly 0."""
-MAX_ODDS = 8.0
-"""Shifts are fitted to X within this many log-odds of 0."""
 MAX_SHIFT = 4.0
 """No shift is larger than this in absolute value."""
 NEARNESS = 0.7

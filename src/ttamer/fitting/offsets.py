@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from ttamer.trace.trace import Losses
 
 __all__ = [
+    "MAX_ODDS",
     "MIN_INFORMATION",
+    "MIN_WEIGHT",
     "NEWTON_ROUNDS",
     "OFFSET_RIDGE",
+    "WEIGHT_RIDGE",
     "dispersion",
     "is_clear",
     "limited_step",
@@ -33,6 +36,12 @@ MAX_OFFSET_RIDGE = 1e4
 """The largest penalty on the squared offset of a bin."""
 MIN_INFORMATION = 1e-9
 """A bin without rows counts as if it had this much information."""
+WEIGHT_RIDGE = 1.0
+"""The penalty on the squared distance from 1 of the weight of log-odds that a shift is added to."""
+MIN_WEIGHT = 0.3
+"""A lower weight of X counts as this one, so that no shift is divided by nearly 0."""
+MAX_ODDS = 8.0
+"""Shifts are fitted to X within this many log-odds of 0."""
 NEWTON_ROUNDS = 25
 """The number of Newton steps."""
 MIN_DISPERSION = 1e-3

@@ -24,8 +24,11 @@ import numpy as np
 from ttamer.fitted.belief import Evidence, Signals, signal_names, signal_values
 from ttamer.fitted.quantiser import Quantiser
 from ttamer.fitting.offsets import (
+    MAX_ODDS,
     MIN_INFORMATION,
+    MIN_WEIGHT,
     OFFSET_RIDGE,
+    WEIGHT_RIDGE,
     dispersion,
     is_clear,
     offsets_by_code,
@@ -53,12 +56,6 @@ COMMON_RIDGE = 0.5
 """The penalty on the squared offset of each bin that all columns share."""
 STIFFNESS = 3.0
 """The penalty on the squared bend of these offsets at each bin."""
-WEIGHT_RIDGE = 1.0
-"""The penalty on the squared distance from 1 of the weight of each column's log-odds."""
-MIN_WEIGHT = 0.3
-"""A lower weight of X counts as this one, so that no shift is divided by nearly 0."""
-MAX_ODDS = 8.0
-"""Shifts are fitted to X within this many log-odds of 0."""
 MAX_STEPS = 48
 """Shifts are fitted to at most this many steps, the shortest ones."""
 MAX_CELLS = 1 << 21
