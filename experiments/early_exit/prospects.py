@@ -8,7 +8,9 @@ exit, the chances that this answer and each later one are wrong are estimated fr
 holds: confidence, margin, entropy, class and agreement of every exit so far, and X. The gain of
 going on is then regressed on these chances, backward over the exits and for each tradeoff
 (Longstaff and Schwartz, 2001). Answers are those that ttamer returns. Printed: the area of ttamer
-and of this rule over that of the best threshold, which is chosen on the test rows.
+and of this rule over that of the best threshold, which is chosen on the test rows; and what bounds
+every decision: the error of the network itself, the area of stopping with hindsight where its
+answer is returned, and with hindsight of what is right.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.float64]
 
 TRACES = ("vgg11-cifar10", "vgg13-cifar10", "vgg16-cifar10")
+COLUMNS = ("ttamer", "with prospects", "network", "hindsight of its answer", "hindsight")
 RIDGE = 20.0
 """The penalty on the squared weights of the chances, whose features have a spread of 1."""
 GAIN_RIDGE = 3.0
@@ -62,15 +65,15 @@ def main() -> None:
     numbers = range(args.first, args.first + args.splits)
     jobs = [(*case, number, folder) for number in numbers for case in cases]
     found = run(compared, jobs, args)
-    print("| trace | against | ttamer | with prospects | difference |\n|---|---|---|---|---|")
+    print(f"| trace | against | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}")
     for name, target in cases:
         each = np.array([own for job, own in found.items() if job[:2] == (name, target)])
-        ours, rule = each.T if each.size else np.empty((2, 0))
-        print(f"| {name} | {target} | {mean(ours)} | {mean(rule)} | {mean(rule - ours, '+.3f')} |")
+        means = [mean(own) for own in each.reshape(-1, len(COLUMNS)).T]
+        print(f"| {name} | {target} | {' | '.join(means)} |")
 
 
 def compared(name: str, target: str, number: int, folder: str | None = None) -> list[float]:
-    """Return the areas of ttamer and of the rule over that of the best threshold."""
+    """Return the areas of ``COLUMNS`` over that of the best threshold."""
     trace = load(name, None if folder is None else Path(folder))
     trace = trace.with_spec(dataclasses.replace(trace.spec, target=TARGETS[target]))
     known, test = split(trace, number)
@@ -78,7 +81,18 @@ def compared(name: str, target: str, number: int, folder: str | None = None) -> 
     best = found.best_threshold(known)
     ladder = tt.fit(known)
     points = with_prospects(known, test, ladder)
-    return [found.of(ladder) / best, found.of_points(*points.T) / best]
+    wrong, differs = test.loss_shares(), test.prediction != test.prediction[:, [-1]]
+    hindsights = (found.of_points(*with_hindsight(test, own).T) for own in (differs, wrong))
+    areas = (found.of(ladder), found.of_points(*points.T), wrong[:, -1].mean(), *hindsights)
+    return [float(area) / best for area in areas]
+
+
+def with_hindsight(test: Trace, lost: NDArray[np.bool_]) -> Numbers:
+    """Return costs and errors where each row stops at the exit that is best for a tradeoff."""
+    costs = np.cumsum(test.costs, axis=1) / full_cost(test.spec, test)
+    wrong, rows = test.loss_shares(), np.arange(len(test))
+    stops = [(w * lost + (1 - w) * costs).argmin(axis=1) for w in np.linspace(0, 1, 101)]
+    return np.array([[costs[rows, at].mean(), wrong[rows, at].mean()] for at in stops])
 
 
 def with_prospects(known: Trace, test: Trace, ladder: tt.FittedLadder) -> Numbers:
