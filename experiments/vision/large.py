@@ -17,8 +17,8 @@ backbone. ``--seconds`` for all networks together decides for how long. The weig
 7 bits and written to DIR/NAME-large-packed.npz; the trace on the 10,000 test images is of these.
 ``restore`` writes DIR/NAME-large and the inputs for experiments/early_exit/tables.py from them.
 ``ramps`` trains the first ramps of such networks further, alone: that takes a fraction of the time,
-for only the first layers run. It writes them to DIR/NAME-large-ramps.npz too, which ``restore``
-takes beside the packed files.
+for only the first layers run. Those that are then right more often on images held out are kept, and
+written to DIR/NAME-large-ramps.npz too, which ``restore`` takes beside the packed files.
 Needs Pillow, PyTorch, and PYTHONPATH=src:experiments/text.
 """
 
@@ -432,6 +432,13 @@ class Study:
         (args.out / f"{name}-large.json").write_text(json.dumps(notes, indent=1) + "\n")
         self.finished[name] = network
 
+    @staticmethod
+    def put_back(exits: list[nn.Module], old: list[nn.Module | None]) -> None:
+        """Give the first exits their old weights, where there are some."""
+        for exit_, weights in zip(exits, old, strict=False):
+            if weights is not None:
+                exit_.load_state_dict(weights.state_dict())
+
     def run_ramps(self, name: str, seconds: float) -> None:
         """Train the first ramps of a network further, on the network as it is."""
         self.name, args, first = name, self.args, PLANS[name].first
@@ -439,7 +446,8 @@ class Study:
         folder = args.out / f"{name}-large"
         network = EarlyExit.from_pretrained(folder, built(name, args.size))
         network = network.to(self.device, memory_format=torch.channels_last)
-        self.say(f"held out: {accuracies(network, self.check(args.size))}")
+        known = accuracies(network, self.check(args.size))
+        self.say(f"held out: {known}")
         blocks, exits = list(network.segments), list(network.exits)
         early = EarlyExit(blocks[: first + 1], exits[:first], exits[first])
 
@@ -449,18 +457,23 @@ class Study:
             parts = Parts(self.fit, args.batch, [args.size] * count, rows)
             return train(early, parts, recipe, progress=self.say)
 
-        before = deepcopy(early.state_dict())
+        before = deepcopy(exits[:first])
         for _ in range(2):  # the first steps take long
             begun = self.passed
             trained(1, 8 * args.batch)
             took = (self.passed - begun) / (8 * args.batch)
-        early.load_state_dict(before)
+        self.put_back(exits, before)
         rows = max(int(PART * len(self.fit.labels)) // args.batch, 1) * args.batch
         left = until - self.passed - (6 if self.device == "cuda" else 1)  # tracing
         count = max(round(left / (rows * took)), 1)
         self.say(f"{1e6 * took:.0f} us a row; {count} parts of {rows}")
         trained(count, rows)
-        self.say(f"held out: {accuracies(network, self.check(args.size))}")
+        found = accuracies(network, self.check(args.size))
+        self.say(f"held out: {found}")
+        better = [found[name] > known[name] for name in network.names]
+        self.put_back(
+            exits, [None if kept else old for old, kept in zip(before, better, strict=False)]
+        )
         path = args.out / f"{name}-large-ramps.npz"
         write_packed(nn.ModuleDict({"exits": nn.ModuleList(exits[:first])}), path.with_suffix(""))
         load_packed(network, [path], some=True)
