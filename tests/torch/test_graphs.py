@@ -1,6 +1,8 @@
 """Steps and groups, with work done again in place of graphs replayed: there is no GPU here."""
 
+import gc
 import sys
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -126,6 +128,37 @@ def test_a_call_is_two_launches_and_no_wait(replayed):
     runner = GraphRunner(adding_network(), policy, inputs)
     runner(inputs)
     assert (replayed.launches, runner.waits) == (2, 0)
+
+
+@pytest.mark.usefixtures("replayed")
+def test_what_graphs_read_lives_as_long_as_the_runner(monkeypatch):
+    made = []
+
+    def remembered(work):
+        def call(*given):
+            found = work(*given)
+            made.extend(weakref.ref(part) for part in graphs._each(found))
+            return found
+
+        return call
+
+    def forgotten(work, pool=None):  # noqa: ARG001
+        work()
+        return graph_of(int)  # as a graph, it does not keep what it was captured from
+
+    monkeypatch.setattr(TritonDecider, "new_lists", remembered(TritonDecider.new_lists))
+    monkeypatch.setattr(graphs, "_like", remembered(graphs._like))
+    monkeypatch.setattr(graphs, "capture", forgotten)
+    monkeypatch.setattr(
+        GraphRunner, "_computed",
+        lambda _, segments, value: (graph_of(int), graphs._through(segments, value)),
+    )  # fmt: skip
+    inputs = evidence(24, seed=9)[0]
+    runner = GraphRunner(adding_network(), fitted("full", skip=False).at(0.97), inputs)
+    runner(inputs)
+    gc.collect()
+    assert len(made) > 2 * len(runner.reached)
+    assert all(part() is not None for part in made)
 
 
 def test_old_drivers_and_missing_bindings_are_named(monkeypatch):

@@ -9,6 +9,7 @@ never waits. A smaller group is padded with rows that are ignored.
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
 from functools import partial
 from itertools import pairwise
@@ -104,6 +105,7 @@ class GraphRunner(Runner):
         self._rows = {size: torch.arange(size, device=self._device) for size in self._sizes}
         self._counts = {size: size for size in self._sizes}
         self._graphs: dict[int, Callable[[], None]] = {}
+        self._buffers: list[Any] = []  # what graphs read and write, beside what they allocate
 
     @property
     def batch(self) -> int:
@@ -156,6 +158,7 @@ class GraphRunner(Runner):
 
     def _built(self, size: int) -> Callable[[], None]:
         """Capture the branches of all steps for batches of one size, and join them."""
+        release_memory()
         decider = cast("TritonDecider", self._decider)
         cases, tables = self._planned(size)
         value, rows, start = self._inputs[size], self._rows[size], START
@@ -166,6 +169,7 @@ class GraphRunner(Runner):
             # A single row is not regrouped: the next step reads what this one computes.
             grouped = size > 1 and k + 1 < len(self._reached)
             kept = _like(_through(segments, value), size) if grouped else None
+            self._buffers.append((kept, lists))
             computed: dict[int, tuple[Any, Any]] = {}
             branches = []
             for case, table in zip(cases[k], tables[k], strict=True):
@@ -252,7 +256,8 @@ class _Group(NamedTuple):
 def capture(work: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph:
     """Capture work as a CUDA graph that can be replayed, or become a part of another graph.
 
-    Graphs that never run at the same time can share a pool of memory.
+    Graphs that never run at the same time can share a pool of memory. Nothing that work reads may
+    be freed while the graph is in use.
     """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
@@ -269,6 +274,12 @@ def capture(work: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGrap
     torch.cuda.current_stream().wait_stream(stream)
     replace_memsets(graph)
     return graph
+
+
+def release_memory() -> None:
+    """Release the memory of graphs that are gone, which an allocation in a capture cannot do."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def captured(work: Callable[[], object], pool: Any = None) -> Callable[[], None]:
@@ -289,6 +300,7 @@ def full_graph(
     def work() -> None:
         out["logits"] = network.full(kept)
 
+    release_memory()
     with torch.inference_mode(), autocast(device, precision, cached=False):
         replay = captured(work)
 

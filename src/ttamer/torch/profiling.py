@@ -233,6 +233,7 @@ class _Parts:
     def __init__(self, network: EarlyExit, value: Any, *, graphs: bool) -> None:
         self._network = network
         self._graphs = graphs
+        self._pool: Any = None  # of graphs that run one after another
         self._size = rows_of(value)
         self._device = device_of(network)
         self._values = [value]
@@ -287,9 +288,12 @@ class _Parts:
         """Return work as it will run: captured as a graph, or as it is."""
         if not self._graphs:
             return work
-        from ttamer.torch.graphs import captured
+        from ttamer.torch.graphs import captured, release_memory
 
-        return captured(work)
+        if self._pool is None:
+            release_memory()
+            self._pool = torch.cuda.graph_pool_handle()
+        return captured(work, self._pool)
 
 
 def in_sequence(parts: Sequence[Callable[[], object]], device: torch.device) -> tuple[float, ...]:
