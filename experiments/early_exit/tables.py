@@ -343,6 +343,8 @@ class Bench:
                 break
             start = time.perf_counter()
             yield self.lines(batch, *found[batch])
+            gc.collect()  # graphs of this batch size, and then their memory
+            torch.cuda.empty_cache()
             print(f"batch {batch}: {time.perf_counter() - start:.1f} s", flush=True)
 
     def lines(self, batch, found, limits):
