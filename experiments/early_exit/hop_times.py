@@ -25,10 +25,11 @@ import numpy as np
 import torch
 
 from ttamer import torch as exits
+from ttamer.torch.capturing import captured
 from ttamer.torch.decide import Decider
 from ttamer.torch.decide_cpu import CpuDecider
 from ttamer.torch.devices import rows_of, take
-from ttamer.torch.graphs import GraphRunner, captured, full_graph
+from ttamer.torch.graphs import GraphRunner, full_graph
 from ttamer.torch.launching import Launcher
 from ttamer.torch.profiling import extra_time, full_run, in_sequence
 from ttamer.torch.runner import Runner

@@ -209,7 +209,7 @@ class Bench:
                 decider.observe(carry, exit_, rows, logits)
 
             if self.graphs:
-                from ttamer.torch.graphs import captured
+                from ttamer.torch.capturing import captured
 
                 decide = captured(decide)
             once = timed(decide, device)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from support.exit_networks import adding_network, evidence, fitted
-from ttamer.torch import asking
 from ttamer.torch import runner as running
+from ttamer.torch.asking import PAGE, Asking
 from ttamer.torch.decide_triton import TritonDecider
 from ttamer.torch.networks.tokens import Pooled
 from ttamer.torch.runner import Runner
@@ -25,7 +25,7 @@ def graphs(monkeypatch):
         return work
 
     monkeypatch.setattr(running, "decider_for", TritonDecider)
-    monkeypatch.setattr(asking.Capture, "__call__", captured)
+    monkeypatch.setattr(Asking, "_captured", captured)
     return found
 
 
@@ -62,7 +62,7 @@ def test_shapes_that_are_seen_once_are_not_captured(graphs):
 
 
 def test_ramps_that_cannot_be_captured_run_as_they_are(graphs, monkeypatch):
-    monkeypatch.setattr(asking.Capture, "__call__", lambda *_: None)
+    monkeypatch.setattr(Asking, "_captured", lambda *_: None)
     network, policy = network_and_policy()
     runner = Runner(network, policy)
     plain = Runner(network, policy)
@@ -75,7 +75,7 @@ def test_ramps_that_cannot_be_captured_run_as_they_are(graphs, monkeypatch):
 def test_only_what_a_ramp_reads_is_copied(graphs):
     tables = fitted("full", skip=True, exits=3)
     decider = Runner(adding_network(3), tables.at(0.97))._decider
-    asked = asking.Asking(decider)
+    asked = Asking(decider)
     ramp = Pooled("mean", torch.nn.Linear(4, 4))
     rows = torch.arange(2)
     with torch.inference_mode():
@@ -89,15 +89,15 @@ def test_only_what_a_ramp_reads_is_copied(graphs):
 
 
 def test_memory_that_graphs_read_is_shared_and_keeps_the_order_of_images():
-    asked = asking.Asking(None)
+    asked = Asking(None)
     large = torch.zeros(4, 3, 5, 5).to(memory_format=torch.channels_last)
     (one,) = asked._placed((large,))
     two = asked._placed((large[:2], torch.zeros(2, dtype=torch.bool)))
     assert one.is_contiguous(memory_format=torch.channels_last)
     assert one.data_ptr() == two[0].data_ptr()
-    assert two[1].data_ptr() % asking.PAGE == two[0].data_ptr() % asking.PAGE
+    assert two[1].data_ptr() % PAGE == two[0].data_ptr() % PAGE
     assert [tuple(each.shape) for each in two] == [(2, 3, 5, 5), (2,)]
 
 
 def test_without_a_gpu_nothing_is_captured():
-    assert asking.Capture()(lambda: 0, lambda: 0) is None
+    assert Asking(None)._captured(lambda: 0, lambda: 0) is None

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from support.cuda_driver import put_in_place
 from support.exit_networks import adding_network, by_session, evidence, fitted
 from ttamer.errors import ArgumentError
-from ttamer.torch import branching, graphs
+from ttamer.torch import branching, capturing, graphs
 from ttamer.torch import runner as running
 from ttamer.torch.branching import NONE
 from ttamer.torch.decide_triton import TritonDecider
@@ -30,7 +30,7 @@ def replayed(monkeypatch):
     """Let capturing run the work, replaying run it again, and Python run the branches."""
     monkeypatch.setattr(running, "decider_for", TritonDecider)
 
-    def capture(work, pool=None):  # noqa: ARG001
+    def capture(work, pool=None, *, warm_up=None):  # noqa: ARG001
         work()
         return graph_of(work)
 
@@ -44,6 +44,7 @@ def replayed(monkeypatch):
         return graph_of(again), found
 
     monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(capturing, "capture", capture)
     monkeypatch.setattr(GraphRunner, "_computed", computed)
     return put_in_place(monkeypatch, branching)
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ttamer.torch.capturing import captured
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
@@ -31,8 +33,6 @@ MAX_GRAPHS = 512
 """The largest number of exits and shapes that are captured."""
 PAGE = 512
 """Tensors begin at multiples of this many bytes."""
-WARM_UPS = 2
-"""How often a ramp runs before it is captured."""
 
 
 class Asking:
@@ -45,7 +45,7 @@ class Asking:
         self._graphs: dict[Hashable, Callable[[], None] | None] = {}
         self._seen: dict[Hashable, int] = {}
         self._memory: Tensor | None = None
-        self._capture = Capture()
+        self._pool: Any = None  # of graphs that are never replayed at the same time
 
     def ask(
         self, exit_: int, ramp: nn.Module, value: Any, rows: Tensor, count: int,
@@ -65,7 +65,7 @@ class Asking:
             given: Any = (*self._inputs[shape], *parts[len(read) :])
             if isinstance(value, torch.Tensor):
                 given = given[0]
-            self._graphs[key] = self._capture(
+            self._graphs[key] = self._captured(
                 lambda: ramp(given),
                 lambda: self._run(exit_, ramp, given, rows, count, awaited=awaited, first=first),
             )
@@ -77,6 +77,21 @@ class Asking:
         self._decider.expect()
         graph()
         return self._carries[count]
+
+    def _captured(
+        self, warm_up: Callable[[], object], work: Callable[[], object]
+    ) -> Callable[[], None] | None:
+        """Capture work without running it; return ``None`` where that is not possible."""
+        if not torch.cuda.is_available():
+            return None
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            with _uncached():
+                return captured(work, self._pool, warm_up=warm_up)
+        except Exception as error:  # whatever a ramp does that a capture does not allow
+            LOG.info("an exit is not captured: %s: %s", type(error).__name__, error)
+            return None
 
     def _placed(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return tensors like these in memory that all graphs share: one is replayed at a time."""
@@ -102,45 +117,6 @@ class Asking:
         carry = self._carries[count]
         self._decider.observe(carry, exit_, rows, logits, awaited=awaited, first=first)
         return carry
-
-
-class Capture:
-    """Captures work as CUDA graphs that are never replayed at the same time."""
-
-    def __init__(self) -> None:
-        self._pool: Any = None
-        self._stream: Any = None
-
-    def __call__(
-        self, warm: Callable[[], object], work: Callable[[], object]
-    ) -> Callable[[], None] | None:
-        """Capture work without running it; return ``None`` where that is not possible.
-
-        ``warm`` is the part of it that may run before.
-        """
-        if not torch.cuda.is_available():
-            return None
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        try:
-            with torch.cuda.stream(self._stream), _uncached():
-                for _ in range(WARM_UPS):
-                    warm()
-                torch.cuda.synchronize()
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    work()
-                finally:
-                    graph.capture_end()
-        except Exception as error:  # whatever a ramp does that a capture does not allow
-            LOG.info("an exit is not captured: %s: %s", type(error).__name__, error)
-            return None
-        finally:
-            torch.cuda.current_stream().wait_stream(self._stream)
-        return graph.replay
 
 
 def _uncached() -> contextlib.AbstractContextManager[object]:

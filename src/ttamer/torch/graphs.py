@@ -9,7 +9,6 @@ never waits. A smaller group is padded with rows that are ignored.
 
 from __future__ import annotations
 
-import gc
 from bisect import bisect_left
 from functools import partial
 from itertools import pairwise
@@ -19,7 +18,8 @@ import numpy as np
 import torch
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.branching import NONE, Branch, BranchingGraph, replace_memsets
+from ttamer.torch.branching import NONE, Branch, BranchingGraph
+from ttamer.torch.capturing import capture, captured, release_memory
 from ttamer.torch.decide_triton import STEP, TritonDecider
 from ttamer.torch.devices import autocast, device_of, in_memory_order, rows_of, to_device
 from ttamer.torch.runner import Answers, Runner, group_sizes
@@ -35,12 +35,10 @@ if TYPE_CHECKING:
     from ttamer.torch.runner import Regrouping
     from ttamer.torch.tables import Tables
 
-__all__ = ["GraphRunner", "captured", "full_graph"]
+__all__ = ["GraphRunner", "full_graph"]
 
 START = -1
 """The exit before the first one."""
-WARM_UPS = 2
-"""How often work runs before it is captured."""
 
 
 class Case(NamedTuple):
@@ -251,42 +249,6 @@ class _Group(NamedTuple):
         self.lists[1][: len(self.rows)].copy_(self.rows)
         if self.kept is not None:
             _fill(self.kept, self.value)
-
-
-def capture(work: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph:
-    """Capture work as a CUDA graph that can be replayed, or become a part of another graph.
-
-    Graphs that never run at the same time can share a pool of memory. Nothing that work reads may
-    be freed while the graph is in use.
-    """
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UPS):
-            work()
-        torch.cuda.synchronize()
-        graph.capture_begin(*([] if pool is None else [pool]))
-        try:
-            work()
-        finally:
-            graph.capture_end()
-    torch.cuda.current_stream().wait_stream(stream)
-    replace_memsets(graph)
-    return graph
-
-
-def release_memory() -> None:
-    """Release the memory of graphs that are gone, which an allocation in a capture cannot do."""
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def captured(work: Callable[[], object], pool: Any = None) -> Callable[[], None]:
-    """Capture work as a CUDA graph, and return a function that replays it."""
-    graph = capture(work, pool)
-    graph.instantiate()
-    return graph.replay
 
 
 def full_graph(

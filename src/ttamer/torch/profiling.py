@@ -288,7 +288,7 @@ class _Parts:
         """Return work as it will run: captured as a graph, or as it is."""
         if not self._graphs:
             return work
-        from ttamer.torch.graphs import captured, release_memory
+        from ttamer.torch.capturing import captured, release_memory
 
         if self._pool is None:
             release_memory()

@@ -1,0 +1,70 @@
+"""Capturing work as CUDA graphs."""
+
+from __future__ import annotations
+
+import gc
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ttamer.torch.branching import replace_memsets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["capture", "captured", "release_memory"]
+
+WARM_UPS = 2
+"""How often work runs before it is captured."""
+
+
+def capture(
+    work: Callable[[], object], pool: Any = None, *, warm_up: Callable[[], object] | None = None
+) -> torch.cuda.CUDAGraph:
+    """Capture work as a CUDA graph that can be replayed, or become a part of another graph.
+
+    Graphs that never run at the same time can share a pool of memory. Nothing that work reads may
+    be freed while the graph is in use. ``warm_up`` runs before in place of work that must not.
+    """
+    pool = torch.cuda.graph_pool_handle() if pool is None else pool
+    stream = _stream(torch.cuda.current_device())
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    try:
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                (warm_up or work)()
+            torch.cuda.synchronize()
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+    finally:
+        torch.cuda.current_stream().wait_stream(stream)
+    if find_spec("cuda") is not None and find_spec("cuda.bindings") is not None:
+        replace_memsets(graph)
+    return graph
+
+
+def captured(
+    work: Callable[[], object], pool: Any = None, *, warm_up: Callable[[], object] | None = None
+) -> Callable[[], None]:
+    """Capture work as :func:`capture` does, and return a function that replays it."""
+    graph = capture(work, pool, warm_up=warm_up)
+    graph.instantiate()
+    return graph.replay
+
+
+def release_memory() -> None:
+    """Release the memory of graphs that are gone, which an allocation in a capture cannot do."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+@cache
+def _stream(device: int) -> Any:
+    """Return the stream of a device that work is captured on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
