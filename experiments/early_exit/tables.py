@@ -365,7 +365,7 @@ class Bench:
         for level, policies, rule in zip(LEVELS, found, limits, strict=True):
             if rule is not None:
                 runner = self.threshold(rule)
-                error = errors_of(rule, held)
+                error = errors_of(rule, held, len(labels))
                 lines.append(self.line("threshold", level, runner, full, test, labels, error))
             runners = [self.runner(each.policy, test[0]) for each in policies]
             times = [self.timed(run, known)[0].mean for run in runners]
@@ -375,7 +375,8 @@ class Bench:
                 continue
             chosen = policies[int(np.argmin(times))]
             runner = runners[int(np.argmin(times))]
-            error = errors_of(chosen.policy, held.restrict(chosen.policy.fitted.spec.names))
+            fewer = held.restrict(chosen.policy.fitted.spec.names)
+            error = errors_of(chosen.policy, fewer, len(labels))
             lines.append(self.line("ours", level, runner, full, test, labels, error))
         if batch in WINDOWS and self.graphs and lines[-1]["rule"] == "ours":
             lines += self.streamed(lines[-1], runner, test) if "bound" in lines[-1] else []
@@ -604,13 +605,21 @@ def thresholds(trace):
     return found
 
 
-def errors_of(rule, trace) -> dict:
-    """Return the error of a rule, and its difference to the network's with a standard error."""
-    wrong = trace.wrong().astype(float)
-    its = wrong[np.arange(len(trace)), rule.play(trace).answer]
+def errors_of(rule, trace, timed=0) -> dict:
+    """Return the error of a rule, and its difference to the network's with a standard error.
+
+    For the first rows, those that are timed, also what a runner should come to: the error, and the
+    exits asked.
+    """
+    wrong, played = trace.wrong().astype(float), rule.play(trace)
+    its = wrong[np.arange(len(trace)), played.answer]
     more = its - wrong[:, -1]
-    return {"error": float(its.mean()), "more": float(more.mean()),
-            "more_se": float(more.std() / np.sqrt(len(trace)))}  # fmt: skip
+    found = {"error": float(its.mean()), "more": float(more.mean()),
+             "more_se": float(more.std() / np.sqrt(len(trace)))}  # fmt: skip
+    if timed:
+        found["error_by_trace"] = float(its[:timed].mean())
+        found["asked_by_trace"] = float(played.asked[:timed].sum(axis=1).mean())
+    return found
 
 
 def show(precision: str, engine: str, line: dict) -> None:

@@ -45,8 +45,10 @@ MANY_RAMPS = 12
 """The largest number of ramps in the set of all."""
 MAX_TIME_SHARE = 0.97
 """The share of the network's time below which a policy counts as faster; more is noise."""
-TRADEOFFS = 48
+TRADEOFFS = 60
 """The number of tradeoffs that policies are fitted for."""
+PRICES = (0.001, 3.0)
+"""The least and the largest number of errors that the whole network costs at a tradeoff."""
 
 
 @dataclass(frozen=True)
@@ -331,8 +333,8 @@ def timing_of(seconds: Sequence[float] | NDArray[np.float64], rows: float) -> Ti
 
 
 def _tradeoffs() -> list[float]:
-    """Return tradeoffs for which the whole network costs from 0.01 to 3 errors."""
-    prices = np.geomspace(0.01, 3.0, TRADEOFFS)
+    """Return tradeoffs from cautious to fast."""
+    prices = np.geomspace(*PRICES, TRADEOFFS)
     return sorted(float(1 / (1 + price)) for price in prices)
 
 
