@@ -38,11 +38,11 @@ KERNELS = b"""
 extern "C" __device__ void cudaGraphSetConditional(unsigned long long handle, unsigned int value);
 
 extern "C" __global__ void choose(
-    unsigned long long handle, const long long *result, const int *cases, long long step,
-    long long width)
+    unsigned long long handle, const long long *result, const int *cases, unsigned int unit,
+    unsigned int width)
 {
-    long long found = *result;
-    cudaGraphSetConditional(handle, cases[(found / step) * width + found % step]);
+    unsigned int found = *result;
+    cudaGraphSetConditional(handle, cases[(found / unit) * width + found % unit]);
 }
 
 extern "C" __global__ void fill(
@@ -151,8 +151,8 @@ class BranchingGraph:
             (ctypes.c_uint64, int(handle)),
             (ctypes.c_void_p, self._result.data_ptr()),
             (ctypes.c_void_p, cases.data_ptr()),
-            (ctypes.c_int64, self._unit),
-            (ctypes.c_int64, cases.shape[1]),
+            (ctypes.c_uint32, self._unit),
+            (ctypes.c_uint32, cases.shape[1]),
         )
         return _kernel_node(graph, before, self._kernels["choose"], words)
 
