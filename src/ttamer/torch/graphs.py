@@ -54,7 +54,8 @@ class GraphRunner(Runner):
     """A runner whose policy runs as one CUDA graph, for batches of up to a fixed size.
 
     The next call overwrites what it returned: copy what must be kept. A call returns before the
-    device is done, as PyTorch's operations do.
+    device is done, as PyTorch's operations do; calls from several threads or on several streams
+    must not overlap.
 
     Args:
         network: The network, on a GPU.
