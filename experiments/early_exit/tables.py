@@ -116,6 +116,7 @@ def parsed(line: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--precisions", nargs="+", default=["bf16", "fp32"])
     parser.add_argument("--rows", type=int, default=10**9, help="most rows of the inputs")
     parser.add_argument("--share", type=float, default=1.0, help="of the rows that are timed")
+    parser.add_argument("--cpu-rows", type=int, default=CPU_ROWS, help="rows timed on a CPU")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--worker-cores", type=int, nargs="+", help="where policies are fitted")
     parser.add_argument("--trace", type=Path, help="fit to this trace in place of the own one")
@@ -265,6 +266,7 @@ class Bench:
 
     def __init__(self, args, device, precision, engine, pool, done):
         self.precision, self.engine, self.pool = precision, engine, pool
+        self.cpu_rows = args.cpu_rows
         self.share = args.share * SHARES[self.engine] * (1.0 if precision == "bf16" else 0.5)
         self.done = done
         self.graphs = self.engine in ("graphs", "compiled")
@@ -351,7 +353,7 @@ class Bench:
         """Return the lines of one batch size: the network, thresholds, and ours."""
         rows = max(int(self.share * ROWS.get(batch, 1536)), CPU_ROWS)
         if not torch.cuda.is_available():
-            rows = CPU_ROWS
+            rows = self.cpu_rows
         known, _ = self.cut(0, rows // 2, batch)
         test, labels = self.cut(self.half, rows, batch)
         self.example = test[0]
