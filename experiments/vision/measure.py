@@ -132,6 +132,7 @@ class Bench:
             start = time.perf_counter()
             found = recommend(
                 self.network, self.trace, self.known, batch=self.batch, more_error=level,
+                caution=0.0,  # as for thresholds
                 classes=CLASSES, graphs=self.graphs, measured=self.profile,
             )  # fmt: skip
             seconds = time.perf_counter() - start

@@ -84,7 +84,7 @@ def test_graphs_answer_as_a_plain_runner_does(regrouping, tradeoff):
 @pytest.mark.usefixtures("replayed")
 def test_graphs_decide_as_sessions_do():
     policy = fitted("full", skip=False).at(0.97)
-    inputs = evidence(24, seed=9)[0]
+    inputs = evidence(12, seed=9)[0]
     answers = GraphRunner(adding_network(), policy, inputs)(inputs)
     names = adding_network().names
     for row, (asked, answer, _) in enumerate(by_session(policy, names, answers)):
@@ -125,7 +125,7 @@ def test_steps_lead_from_one_exit_to_the_next_and_skip_those_that_no_row_asks():
 
 def test_a_call_is_two_launches_and_no_wait(replayed):
     policy = fitted("full", skip=False).at(0.97)
-    inputs = evidence(24, seed=9)[0]
+    inputs = evidence(3, seed=9)[0]
     runner = GraphRunner(adding_network(), policy, inputs)
     runner(inputs)
     assert (replayed.launches, runner.waits) == (2, 0)
@@ -154,7 +154,7 @@ def test_what_graphs_read_lives_as_long_as_the_runner(monkeypatch):
         GraphRunner, "_computed",
         lambda _, segments, value: (graph_of(int), graphs._through(segments, value)),
     )  # fmt: skip
-    inputs = evidence(24, seed=9)[0]
+    inputs = evidence(3, seed=9)[0]
     runner = GraphRunner(adding_network(), fitted("full", skip=False).at(0.97), inputs)
     runner(inputs)
     gc.collect()
