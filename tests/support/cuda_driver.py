@@ -8,27 +8,35 @@ import torch
 
 
 class Graph:
-    """Nodes in the order they run in; what they depend on comes before them."""
+    """Nodes, each of which runs after those that it depends on."""
 
     def __init__(self):
         self.nodes = []
 
-    def add(self, before, run):
+    def add(self, before, run, *, memset=None):
         for node in before:
             assert any(node is known for known in self.nodes)
-        node = SimpleNamespace(run=run)
+        node = SimpleNamespace(graph=self, before=list(before), run=run, memset=memset)
         self.nodes.append(node)
         return 0, node
 
     def run(self):
-        for node in list(self.nodes):
-            node.run()
+        done = []
+        while len(done) < len(self.nodes):
+            ready = [node for node in self.nodes
+                     if node not in done and all(each in done for each in node.before)]  # fmt: skip
+            assert ready, "nodes depend on each other, or on one that is gone"
+            for node in ready:
+                node.run()
+            done += ready
 
 
 class CudaDriver:
     """The functions of ``cuda.bindings.driver`` that branching graphs call."""
 
-    CUgraphNodeType = SimpleNamespace(CU_GRAPH_NODE_TYPE_CONDITIONAL=13)
+    CUgraphNodeType = SimpleNamespace(
+        CU_GRAPH_NODE_TYPE_KERNEL=0, CU_GRAPH_NODE_TYPE_MEMSET=2, CU_GRAPH_NODE_TYPE_CONDITIONAL=13
+    )
     CUgraphConditionalNodeType = SimpleNamespace(CU_GRAPH_COND_TYPE_SWITCH=2)
 
     def __init__(self):
@@ -61,8 +69,43 @@ class CudaDriver:
         handle = len(self.values)
         self.values.append(default)
         # A handle has its default value at every launch.
-        graph.nodes.append(SimpleNamespace(run=lambda: self.values.__setitem__(handle, default)))
+        graph.add([], lambda: self.values.__setitem__(handle, default))
         return 0, handle
+
+    def cuDriverGetVersion(self):
+        return 0, 13000
+
+    def cuGraphGetNodes(self, graph, count=0):
+        return 0, graph.nodes[:count], len(graph.nodes)
+
+    def cuGraphNodeGetType(self, node):
+        kinds = self.CUgraphNodeType
+        if node.memset is None:
+            return 0, kinds.CU_GRAPH_NODE_TYPE_KERNEL
+        return 0, kinds.CU_GRAPH_NODE_TYPE_MEMSET
+
+    def cuGraphMemsetNodeGetParams(self, node):
+        return 0, node.memset
+
+    def cuGraphNodeGetDependencies(self, node, count=0):
+        return 0, node.before[:count], None, len(node.before)
+
+    def cuGraphNodeGetDependentNodes(self, node, count=0):
+        after = [each for each in node.graph.nodes if node in each.before]
+        return 0, after[:count], None, len(after)
+
+    def cuGraphAddDependencies(self, graph, before, after, edges, count):
+        assert (edges, count) == (None, len(before))
+        for one, other in zip(before, after, strict=True):
+            assert one in graph.nodes
+            other.before.append(one)
+        return (0,)
+
+    def cuGraphDestroyNode(self, node):
+        node.graph.nodes.remove(node)
+        for each in node.graph.nodes:
+            each.before = [one for one in each.before if one is not node]
+        return (0,)
 
     def cuGraphAddNode(self, graph, before, edges, count, params):
         assert (edges, count) == (None, len(before))
@@ -106,11 +149,19 @@ def choose(driver, handle, result, cases, unit, width):
     driver.values[handle] = table[due * width + alive]
 
 
+def fill(driver, target, value, element, width, height, pitch):  # noqa: ARG001
+    """Fill memory, as the kernel does."""
+    for at in range(width * height):
+        place = target + at // width * pitch + at % width
+        byte = value >> 8 * (at % width % element) & 0xFF
+        ctypes.c_uint8.from_address(place).value = byte
+
+
 def put_in_place(monkeypatch, branching):
     """Let branching graphs use a new stand-in, and return it."""
     driver = CudaDriver()
     monkeypatch.setattr(branching, "_driver", lambda: driver)
-    monkeypatch.setattr(branching, "_kernels", lambda device: {"choose": choose})
+    monkeypatch.setattr(branching, "_kernels", lambda device: {"choose": choose, "fill": fill})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     return driver

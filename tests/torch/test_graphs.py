@@ -10,13 +10,14 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from support.cuda_driver import put_in_place
+from support.cuda_driver import Graph, put_in_place
 from support.exit_networks import adding_network, by_session, evidence, fitted
 from ttamer.errors import ArgumentError
 from ttamer.torch import branching, capturing, graphs
 from ttamer.torch import runner as running
 from ttamer.torch.branching import NONE
 from ttamer.torch.decide_triton import TritonDecider
+from ttamer.torch.devices import tensors_of
 from ttamer.torch.graphs import Case, GraphRunner, full_graph
 from ttamer.torch.networks.decoders import llama
 from ttamer.torch.runner import Regrouping, Runner
@@ -35,7 +36,7 @@ def replayed(monkeypatch):
         return graph_of(work)
 
     def computed(runner, segments, value):  # noqa: ARG001
-        found = tuple(part.clone() for part in graphs._each(graphs._through(segments, value)))
+        found = tuple(part.clone() for part in tensors_of(graphs._through(segments, value)))
         found = found if isinstance(value, tuple) else found[0]
 
         def again():
@@ -138,7 +139,7 @@ def test_what_graphs_read_lives_as_long_as_the_runner(monkeypatch):
     def remembered(work):
         def call(*given):
             found = work(*given)
-            made.extend(weakref.ref(part) for part in graphs._each(found))
+            made.extend(weakref.ref(part) for part in tensors_of(found))
             return found
 
         return call
@@ -167,10 +168,28 @@ def test_old_drivers_and_missing_bindings_are_named(monkeypatch):
     with pytest.raises(ArgumentError, match="pip install cuda-bindings, or use Runner"):
         branching._driver.__wrapped__()
     old = SimpleNamespace(cuDriverGetVersion=lambda: (0, 12040))
-    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=old))
+    monkeypatch.setattr(branching, "_driver", lambda: old)
     with pytest.raises(ArgumentError, match=r"12\.8 or later, and this one is of 12\.4"):
-        branching._driver.__wrapped__()
+        branching.BranchingGraph(None, [], None, unit=1)
+
+
+@pytest.mark.parametrize(("element", "height"), [(1, 1), (4, 2)])
+def test_memsets_become_kernels_between_the_same_nodes(replayed, element, height):
+    memory = torch.zeros(24, dtype=torch.uint8)
+    graph = Graph()
+    ran = []
+    _, first = graph.add([], lambda: ran.append(("first", memory.tolist())))
+    memset = SimpleNamespace(
+        dst=memory.data_ptr(), value=0x0403_0201, elementSize=element, width=8 // element,
+        height=height, pitch=12,
+    )  # fmt: skip
+    _, node = graph.add([first], lambda: ran.append("memset"), memset=memset)
+    graph.add([node], lambda: ran.append(("last", memory.tolist())))
+    branching.replace_memsets(SimpleNamespace(raw_cuda_graph=lambda: graph))
+    replayed.cuGraphLaunch(graph, 0)
+    row = [1] * 8 if element == 1 else [1, 2, 3, 4] * 2
+    filled = [*row, 0, 0, 0, 0, *(row if height == 2 else [0] * 8), 0, 0, 0, 0]
+    assert ran == [("first", [0] * 24), ("last", filled)]
 
 
 def test_without_a_gpu_there_are_no_graphs():

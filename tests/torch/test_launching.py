@@ -1,5 +1,6 @@
 """Kernels that were launched before are launched directly, where that is the same kernel."""
 
+import pytest
 import torch
 
 from ttamer.torch.launching import Launcher
@@ -58,16 +59,10 @@ def test_addresses_that_are_aligned_otherwise_are_left_to_triton():
     assert kernel.ways == [False, False, False, True, False]
 
 
-def test_interpreted_kernels_are_launched_as_they_are():
-    kernel = Kernel(compiles=False)
-    launch = Launcher(kernel)
-    for _ in range(3):
-        launch(GRID, (torch.zeros(4),), CONSTANTS, "key")
-    assert kernel.ways == [False] * 3
-
-
-def test_a_version_that_takes_other_arguments_launches_as_before():
-    kernel = Kernel(old=True)
+@pytest.mark.parametrize(
+    "kernel", [Kernel(compiles=False), Kernel(old=True)], ids=["interpreted", "other arguments"]
+)
+def test_kernels_that_cannot_be_launched_directly_are_left_to_triton(kernel):
     launch = Launcher(kernel)
     for _ in range(3):
         launch(GRID, (torch.zeros(4),), CONSTANTS, "key")

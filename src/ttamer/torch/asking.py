@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ttamer.torch.capturing import captured
+from ttamer.torch.devices import tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -52,7 +53,7 @@ class Asking:
         *, awaited: bool, first: bool,
     ) -> TritonCarry:  # fmt: skip
         """Ask one exit for some rows of a batch of ``count``, and return the state of the batch."""
-        parts = (value,) if isinstance(value, torch.Tensor) else tuple(value)
+        parts = tensors_of(value)
         read = parts[: getattr(ramp, "reads", len(parts))]
         shape = tuple((part.shape, part.dtype) for part in read)
         key = (exit_, shape, rows.data_ptr(), count, first, awaited)

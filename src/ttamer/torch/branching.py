@@ -89,6 +89,7 @@ class BranchingGraph:
         self, first: Branch, steps: Sequence[Sequence[Branch]], result: Tensor, *, unit: int
     ) -> None:
         cuda = _driver()
+        _check_version()
         self._parts = (first, steps)  # their memory is used by every launch
         self._result, self._unit = result, unit
         self._kernels = _kernels(torch.cuda.current_device())
@@ -236,13 +237,17 @@ def _driver() -> Any:
             "CUDA graphs need NVIDIA's bindings, which come with PyTorch for CUDA from 2.11 on: "
             "pip install cuda-bindings, or use Runner"
         ) from None
-    version = _done(driver.cuDriverGetVersion())
+    return driver
+
+
+def _check_version() -> None:
+    """Refuse drivers without switch nodes."""
+    version = _done(_driver().cuDriverGetVersion())
     if version < MIN_DRIVER:
         raise ArgumentError(
             f"CUDA graphs need a driver of CUDA 12.8 or later, and this one is of "
             f"{version // 1000}.{version % 1000 // 10}: update it, or use Runner"
         )
-    return driver
 
 
 @cache

@@ -22,6 +22,7 @@ from ttamer.torch.tables import BeliefTables
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ttamer.torch.asking import Asking
     from ttamer.torch.tables import Tables
 
 __all__ = ["NO_ANSWER", "STOP", "Carry", "Decider", "Scores", "confidence_of", "scores_of"]
@@ -71,6 +72,10 @@ class Decider:
         self.tables = tables.to(device)
         self._device = device
         self._exit_of = torch.tensor([*tables.exit_of, STOP], device=device)  # the last: stopped
+
+    def asking(self) -> Asking | None:
+        """Return how exits are asked with few launches, where this decider can be captured."""
+        return None
 
     def start(self, rows: int, classes: int, dtype: torch.dtype) -> Carry:
         """Return the state before any exit is asked."""

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from ttamer.errors import ArgumentError
+from ttamer.torch.asking import Asking
 from ttamer.torch.decide import Carry, Decider
 from ttamer.torch.launching import ALIGNMENT, Launcher
 from ttamer.torch.tables import BeliefTables
@@ -85,6 +86,10 @@ class TritonDecider(Decider):
         self._fixed, self._blocks = self._arguments()
         self._decide, self._list = Launcher(_decide), Launcher(_list)
         self._layouts: dict[tuple[Any, ...], tuple[list[int], Layout]] = {}
+
+    def asking(self) -> Asking:
+        """Return how exits are asked with few launches."""
+        return Asking(self)
 
     def start(self, rows: int, classes: int, dtype: torch.dtype) -> TritonCarry:
         """Allocate the state of a batch; its first exit overwrites what is there.

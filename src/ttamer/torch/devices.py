@@ -14,7 +14,17 @@ if TYPE_CHECKING:
 
     from ttamer.torch.early_exit import Value
 
-__all__ = ["Precision", "autocast", "device_of", "rows_of", "take", "to_device", "wait"]
+__all__ = [
+    "Precision",
+    "autocast",
+    "device_of",
+    "in_memory_order",
+    "rows_of",
+    "take",
+    "tensors_of",
+    "to_device",
+    "wait",
+]
 
 Precision = Literal["fp32", "bf16"]
 """What a network computes in: single precision, or PyTorch's mixed precision with bfloat16."""
@@ -61,6 +71,11 @@ def wait(device: torch.device | None = None) -> None:
 def rows_of(value: Value) -> int:
     """Return how many rows a value holds."""
     return len(value) if isinstance(value, torch.Tensor) else len(value[0])
+
+
+def tensors_of(value: Value) -> tuple[torch.Tensor, ...]:
+    """Return the tensors of a value."""
+    return (value,) if isinstance(value, torch.Tensor) else tuple(value)
 
 
 def take(value: Value, rows: torch.Tensor) -> Value:

@@ -21,7 +21,14 @@ from ttamer.errors import ArgumentError
 from ttamer.torch.branching import NONE, Branch, BranchingGraph
 from ttamer.torch.capturing import capture, captured, release_memory
 from ttamer.torch.decide_triton import STEP, TritonDecider
-from ttamer.torch.devices import autocast, device_of, in_memory_order, rows_of, to_device
+from ttamer.torch.devices import (
+    autocast,
+    device_of,
+    in_memory_order,
+    rows_of,
+    tensors_of,
+    to_device,
+)
 from ttamer.torch.runner import Answers, Runner, group_sizes
 
 if TYPE_CHECKING:
@@ -241,7 +248,7 @@ class _Group(NamedTuple):
         """Write the rows that continue to the buffer, the first ones first."""
         if self.kept is not None:
             order = self.lists[0][: len(self.rows)]
-            for target, tensor in zip(_each(self.kept), _each(self.value), strict=True):
+            for target, tensor in zip(tensors_of(self.kept), tensors_of(self.value), strict=True):
                 part = in_memory_order(target[: len(order)])
                 torch.index_select(in_memory_order(tensor), 0, order, out=part)
 
@@ -283,14 +290,9 @@ def _through(segments: Sequence[Any], value: Any) -> Any:
     return value
 
 
-def _each(value: Any) -> tuple[Tensor, ...]:
-    """Return the tensors of a value."""
-    return (value,) if isinstance(value, torch.Tensor) else tuple(value)
-
-
 def _first(value: Any, size: int) -> Any:
     """Return the first rows of a value."""
-    parts = tuple(tensor[:size] for tensor in _each(value))
+    parts = tuple(tensor[:size] for tensor in tensors_of(value))
     return parts[0] if isinstance(value, torch.Tensor) else parts
 
 
@@ -304,11 +306,11 @@ def _like(value: Any, size: int) -> Any:
             kept = kept.to(memory_format=torch.channels_last)
         return kept
 
-    parts = tuple(buffer(tensor) for tensor in _each(value))
+    parts = tuple(buffer(tensor) for tensor in tensors_of(value))
     return parts[0] if isinstance(value, torch.Tensor) else parts
 
 
 def _fill(target: Any, value: Any) -> None:
     """Copy a value into the first rows of a buffer."""
-    for kept, tensor in zip(_each(target), _each(value), strict=True):
+    for kept, tensor in zip(tensors_of(target), tensors_of(value), strict=True):
         (kept if len(kept) == len(tensor) else kept[: len(tensor)]).copy_(tensor)

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ttamer.fitted.ladder import FittedPolicy
-    from ttamer.torch.asking import Asking
     from ttamer.torch.devices import Precision
     from ttamer.torch.early_exit import EarlyExit, Value
     from ttamer.torch.tables import Tables
@@ -235,7 +234,7 @@ class Runner:
             tables = tables_of(policy, network.names, classes if classes else _classes(network))
         self._decider = decider_for(tables, self._device)
         self._reached = tables.reached
-        self._asking = asking_for(self._decider)
+        self._asking = self._decider.asking()
         self._sized: dict[int, tuple[list[int], Tensor]] = {}
         self._pays: dict[tuple[int, int, int, int], bool] = {}
         self._untrimmed = 0
@@ -470,16 +469,6 @@ def decider_for(tables: Tables, device: torch.device) -> Decider:
 
         return TritonDecider(tables, device)
     return Decider(tables, device)
-
-
-def asking_for(decider: Decider) -> Asking | None:
-    """Return how a GPU is asked with few launches; ``None`` for other devices."""
-    if type(decider) in (Decider, CpuDecider):
-        return None
-    from ttamer.torch.asking import Asking
-    from ttamer.torch.decide_triton import TritonDecider
-
-    return Asking(decider) if isinstance(decider, TritonDecider) else None
 
 
 def _event(device: torch.device) -> Any:
