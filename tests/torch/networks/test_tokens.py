@@ -375,7 +375,18 @@ def test_decoders_need_no_mask_where_the_kernel_is_causal():
         _, network = build("llama", attn_implementation=implementation)
         layer = network.segments[1]
         value = network.segments[0](tokens())
-        assert (layer._mask(*value[:2]) is None) == plain
+        assert (layer._mask(value) is None) == plain
+
+
+@pytest.mark.parametrize("kind", LIKE_BERT)
+def test_layers_of_an_encoder_share_the_scores_of_padding(kind):
+    """They are computed once, with the embeddings, and stay with their rows."""
+    _, network = build(kind)
+    value = network.segments[0](tokens(width=8, padding=3))
+    scores = value[2]
+    assert torch.equal(scores == 0, value[1])
+    assert scores[~value[1]].max() < -1e29
+    assert network.segments[1](value)[2] is scores
 
 
 @pytest.mark.parametrize("kind", KINDS)

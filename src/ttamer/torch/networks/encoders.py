@@ -20,6 +20,7 @@ from ttamer.torch.networks.tokens import (
     Layer,
     Pooled,
     build_model,
+    scores_of_padding,
     transformers,
     trim_padding,
 )
@@ -227,8 +228,9 @@ class _BertEmbed(Embed):
         super().__init__(longest=model.config.max_position_embeddings)
         self.embeddings = model.embeddings
 
-    def embed(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG002 - padding is last
-        return (self.embeddings(input_ids=ids),)
+    def embed(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        hidden = self.embeddings(input_ids=ids)
+        return hidden, scores_of_padding(mask, hidden.dtype)
 
 
 class _Bias(nn.Module):
@@ -262,7 +264,8 @@ class _MPNetEmbed(Embed):
     def embed(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         kept = mask.long()
         positions = kept.cumsum(dim=1) * kept + self._padding
-        return (self.embeddings(input_ids=ids, position_ids=positions),)
+        hidden = self.embeddings(input_ids=ids, position_ids=positions)
+        return hidden, scores_of_padding(mask, hidden.dtype)
 
 
 class _MPNetLayer(Layer):

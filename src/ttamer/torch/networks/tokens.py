@@ -30,6 +30,7 @@ __all__ = [
     "Pooled",
     "build_model",
     "pooled",
+    "scores_of_padding",
     "transformers",
 ]
 
@@ -88,7 +89,10 @@ class Embed(nn.Module, ABC):
 
 
 class Layer(nn.Module):
-    """One layer of transformers, on hidden states and their mask."""
+    """One layer of transformers, on hidden states and their mask.
+
+    Where it is not causal, it reads the scores of padding after these: the layers share them.
+    """
 
     def __init__(self, layer: nn.Module, *, causal: bool) -> None:
         super().__init__()
@@ -100,28 +104,34 @@ class Layer(nn.Module):
 
     def forward(self, value: Tokens) -> Tokens:
         """Attend to tokens that are not padding; where causal, to none that comes later."""
-        found = self.layer(value[0], attention_mask=self._mask(*value[:2]), **self.arguments(value))
+        found = self.layer(value[0], attention_mask=self._mask(value), **self.arguments(value))
         # Some layers return tuples.
         return (found[0] if isinstance(found, tuple) else found, *value[1:])
 
-    def _mask(self, hidden: Tensor, mask: Tensor) -> Tensor | None:
+    def _mask(self, value: Tokens) -> Tensor | None:
         """Return what is added to the scores, or ``None`` where the kernel itself is causal."""
-        seen = mask[:, None, None, :]
-        if self.causal:
-            # Padding comes last, so no token attends to it, and its own outputs are not read.
-            if self._kernel == "sdpa":
-                return None
-            length = mask.shape[1]
-            seen = seen & mask.new_ones(length, length).tril()
-        # Added to the scores: a form that both kinds of attention of transformers take. Not the
-        # lowest number: in bf16 that is minus infinity, and a row of padding alone would be NaN.
-        unseen = max(torch.finfo(hidden.dtype).min, -1e30)
-        scores = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
-        return scores.masked_fill(~seen, unseen)
+        if not self.causal:
+            return value[2][:, None, None, :]
+        # Padding comes last, so no token attends to it, and its own outputs are not read.
+        if self._kernel == "sdpa":
+            return None
+        hidden, mask = value[:2]
+        seen = mask[:, None, None, :] & mask.new_ones(mask.shape[1], mask.shape[1]).tril()
+        return scores_of_padding(seen, hidden.dtype)
 
     def arguments(self, value: Tokens) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
         """Return what else the layer is called with."""
         return {}
+
+
+def scores_of_padding(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what is added to attention scores: 0 for tokens that are seen, little for others.
+
+    A form that both kinds of attention of transformers take. Not the lowest number: in bf16 that
+    is minus infinity, and a row of padding alone would be NaN.
+    """
+    scores = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return scores.masked_fill_(~seen, max(torch.finfo(dtype).min, -1e30))
 
 
 class Pooled(nn.Module):
