@@ -6,11 +6,14 @@ import ast
 import importlib
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from ttamer.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -133,3 +136,46 @@ def test_every_command_is_in_the_readme():
     readme = (ROOT / "README.md").read_text("utf-8")
     assert listed
     assert [name for name in listed if f"ttamer {name}" not in readme] == []
+
+
+def commands_shown(page: Path) -> list[list[str]]:
+    """The ``ttamer`` commands in blocks of shell, and on lines that are indented as code."""
+    text = page.read_text("utf-8")
+    shell = "".join(re.findall(r"^ *```(?:sh|bash|console)\n(.*?)^ *```", text, re.DOTALL | re.M))
+    shell = shell.replace("\\\n", " ")
+    lines = [line.strip() for line in shell.splitlines()]
+    lines += [line.strip() for line in re.findall(r"^    (?:\S.*)$", text, re.MULTILINE)]
+    found = [shlex.split(line, comments=True) for line in lines if line.startswith("ttamer ")]
+    return [words[1 : words.index("&") if "&" in words else None] for words in found]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: f"{page.parent.name}-{page.name}")
+def test_commands_of_a_page_are_accepted(page, capsys):
+    for words in commands_shown(page):
+        try:
+            build_parser().parse_args(words)
+        except SystemExit:
+            pytest.fail(f"ttamer {' '.join(words)}: {capsys.readouterr().err}")
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: f"{page.parent.name}-{page.name}")
+def test_options_that_a_page_mentions_exist(page):
+    (subparsers,) = (
+        action for action in build_parser()._actions if isinstance(action.choices, dict)
+    )
+    for command, rest in re.findall(r"`ttamer ([a-z]+) ([^`]*)`", page.read_text("utf-8")):
+        parser = subparsers.choices[command]
+        chosen = (a.choices for a in parser._actions if isinstance(a.choices, dict))
+        nested = [each for parsers in chosen for each in parsers.values()]
+        known = {
+            option
+            for each in [parser, *nested]
+            for action in each._actions
+            for option in action.option_strings
+        }
+        assert set(re.findall(r"(?<!\S)\[?(--[a-z0-9-]+)", rest)) <= known, (command, rest)
+
+
+def test_pages_show_commands():
+    shown = [words[0] for page in GUIDES for words in commands_shown(page)]
+    assert {"fit", "serve", "report", "collect", "import"} <= set(shown)

@@ -436,6 +436,22 @@ def test_report_writes_one_page(trace_files):
     assert "Mine" in page.read_text()
 
 
+def test_one_trace_is_halved_to_fit_and_to_measure(trace_files):
+    options = ("--cascade", trace_files / "cascade.toml", "--families", "ttamer", "--json")
+    halved = json.loads(succeed("frontier", trace_files / "fit.csv", *options, "--resamples", "0"))
+    assert (halved["fit_rows"], halved["test_rows"]) == (150, 150)
+    for given in (["--fit", "a.csv"], ["a.csv", "--test", "b.csv"], []):
+        assert "give one TRACE, which is halved" in refuse("frontier", *given, *options)
+
+
+def test_warnings_are_one_line_each(trace_files):
+    answering_trace(40).write(trace_files / "short.npz")
+    done = run("fit", trace_files / "short.npz", "-o", trace_files / "p.ttamer", "--json")
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Warning: the trace has 40 rows; below 100")
+
+
 def test_bench_compares_over_a_folder(trace_files):
     out = trace_files / "bench.json"
     done = run(

@@ -10,7 +10,8 @@ import argparse
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, NoReturn
+import warnings
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ttamer._version import __version__
 from ttamer.cli import (
@@ -36,7 +37,7 @@ from ttamer.cli import (
 from ttamer.cli.output import check_output, paint
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["main"]
 
@@ -113,7 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         check_output(args)
-        code = args.run(args)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning(warnings.showwarning)
+            code = args.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
@@ -127,6 +130,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{paint('ttamer: error:', 'red', sys.stderr)} {text}", file=sys.stderr)
         return 2
     return int(code or 0)
+
+
+def _show_warning(otherwise: Callable[..., None]) -> Callable[..., None]:
+    """Return what prints the library's warnings as one line, and others as ``otherwise`` does."""
+    from ttamer.errors import TraceWarning
+
+    def show(message: Warning | str, category: type[Warning], *place: object, **where: Any) -> None:
+        if not issubclass(category, TraceWarning):
+            otherwise(message, category, *place, **where)
+            return
+        text = " ".join(str(message).split())
+        print(f"{paint('Warning:', 'bold', sys.stderr)} {text}", file=sys.stderr)
+
+    return show
 
 
 def _one_line(error: Exception) -> str:

@@ -19,7 +19,8 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "frontier",
         help="compare ttamer with thresholds, chains and other rules in use today",
-        description="Fit every family on one trace, measure it on another, and compare.",
+        description="Fit every family on some rows, measure it on others, and compare: one "
+        "trace, halved at random, or two (--fit and --test).",
         allow_abbrev=False,
     )
     add_comparison_options(parser)
@@ -31,8 +32,10 @@ def add_comparison_options(parser: Any) -> None:
     """Add the options of a comparison; ``ttamer report`` has them too."""
     from ttamer.cli.traces import add_reading_options
 
-    parser.add_argument("--fit", required=True, metavar="TRACE", help="rows to fit on")
-    parser.add_argument("--test", required=True, metavar="TRACE", help="rows to measure on")
+    parser.add_argument("trace", nargs="?",
+                        help="rows to fit on and to measure on: halved at random")  # fmt: skip
+    parser.add_argument("--fit", metavar="TRACE", help="rows to fit on")
+    parser.add_argument("--test", metavar="TRACE", help="rows to measure on")
     add_reading_options(parser)
     parser.add_argument("--families", metavar="A,B",
                         help="the families to compare (default: all that suit)")  # fmt: skip
@@ -62,11 +65,10 @@ def run(args: argparse.Namespace) -> None:
 def compare(args: argparse.Namespace) -> tuple[Frontier, FittedLadder, Trace]:
     """Return the frontier that the options ask for, the default fit, and the rows measured."""
     from ttamer.cli.output import progress_line
-    from ttamer.cli.traces import read
     from ttamer.evaluation.frontiers import frontier
     from ttamer.fitting.plans import fit
 
-    fit_trace, test_trace = read(args.fit, args), read(args.test, args)
+    fit_trace, test_trace = _two_traces(args)
     progress = progress_line(quiet=args.json)
     names = args.families.split(",") if args.families else None
     ladder = fit(fit_trace, progress=progress)
@@ -76,6 +78,20 @@ def compare(args: argparse.Namespace) -> tuple[Frontier, FittedLadder, Trace]:
     )  # fmt: skip
     progress("")
     return result, ladder, test_trace
+
+
+def _two_traces(args: argparse.Namespace) -> tuple[Trace, Trace]:
+    """Return the rows to fit on and those to measure on: two files, or the halves of one."""
+    from ttamer.cli.traces import read
+    from ttamer.errors import ArgumentError
+
+    if args.trace is not None and args.fit is None and args.test is None:
+        return read(args.trace, args).split(0.5, seed=0)
+    if args.trace is not None or args.fit is None or args.test is None:
+        raise ArgumentError(
+            "give one TRACE, which is halved at random, or --fit TRACE and --test TRACE"
+        )
+    return read(args.fit, args), read(args.test, args)
 
 
 def frontier_text(result: Frontier, test_trace: Trace) -> str:

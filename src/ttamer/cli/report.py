@@ -17,8 +17,9 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
         help="the comparison as one page with figures",
-        description="Fit on one trace, measure on another, and write one HTML page that opens "
-        "offline; its figures are written beside it as PNG and SVG.",
+        description="Fit on some rows, measure on others (one trace, halved at random, or "
+        "--fit and --test), and write one HTML page that opens offline; its figures are written "
+        "beside it as PNG and SVG.",
         allow_abbrev=False,
     )
     add_comparison_options(parser)
