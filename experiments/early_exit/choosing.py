@@ -1,0 +1,118 @@
+"""Which policies and thresholds tables.py times: fitted by other processes to measured times."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import ttamer as tt
+from ttamer.baselines import FAMILIES
+from ttamer.torch import tuning
+
+LEVELS = (0.0, 0.01)
+"""Errors allowed above the network's own."""
+CAUTION = tuning.CAUTION
+"""The standard errors to spare, as many as ``recommend`` keeps."""
+SETS = 3
+"""Sets of ramps, for each batch size and level, that other engines fit to."""
+
+
+def choose(pool, trace, measured, sets, candidates):
+    """Return, per batch size, the best policies for each level, and a threshold for each."""
+    specs = [measured.costs(batch).spec(skip=True) for batch in measured.sizes]
+    rules = [pool.submit(thresholds, trace.with_spec(spec)) for spec in specs]
+    ranked = search(pool, trace, measured, sets)
+    return {
+        batch: ([ranked[batch, level][:candidates] for level in LEVELS], rule.result())
+        for batch, rule in zip(measured.sizes, rules, strict=True)
+    }
+
+
+def search(pool, trace, measured, sets):
+    """Return, per batch size and level, the policies found, the lowest predicted time first.
+
+    Sets of ramps grow by one ramp at a time, as in ``tuning.search``, for all batch sizes and
+    levels at once; all ramps are tried too. The best sets are noted in ``sets``; where there are
+    some, only they, and all ramps, are fitted to.
+    """
+    batches, every = measured.sizes, range(len(measured.names) - 1)
+    found = {(batch, level): {} for batch in batches for level in LEVELS}
+    fits = {}
+
+    def fit_all(keys):
+        jobs = {key: pool.submit(fastest, trace, measured, *key) for key in set(keys) - set(fits)}
+        fits.update({key: job.result() for key, job in jobs.items()})
+
+    def note(batch, level, ramps):
+        best = fits[batch, ramps][LEVELS.index(level)]
+        if best is not None and best.ramps:
+            found[batch, level].setdefault(best.ramps, (best, ramps))
+        return float("inf") if best is None else best.seconds
+
+    known = {batch: {tuning.many_ramps(len(every))} for batch in batches}
+    brief = all(str(batch) in sets for batch in batches)
+    if brief:
+        for batch in batches:
+            known[batch] |= {tuple(ramps) for ramps in sets[str(batch)]}
+    else:
+        kept = dict.fromkeys(found, ())
+        for _ in range(min(tuning.MAX_RAMPS, len(every))):
+            grown = {key: [tuple(sorted((*some, ramp))) for ramp in every if ramp not in some]
+                     for key, some in kept.items()}  # fmt: skip
+            fit_all((key[0], ramps) for key, several in grown.items() for ramps in several)
+            for key, several in grown.items():
+                kept[key] = min(several, key=lambda ramps, key=key: note(*key, ramps))
+    fit_all((batch, ramps) for batch in batches for ramps in known[batch])
+    for batch, level in found:
+        for ramps in known[batch]:
+            note(batch, level, ramps)
+    ranked = {key: sorted(some.values(), key=lambda pair: pair[0].seconds)
+              for key, some in found.items()}  # fmt: skip
+    if not brief:
+        for batch in batches:
+            best = [pair[1] for level in LEVELS for pair in ranked[batch, level][:SETS]]
+            sets[str(batch)] = [list(ramps) for ramps in dict.fromkeys(best)]
+    return {key: [pair[0] for pair in some] for key, some in ranked.items()}
+
+
+def fastest(trace, measured, batch, ramps):
+    """Return the policy with the lowest predicted time for each level, or ``None``."""
+    own = float(trace.wrong()[:, -1].mean())
+    every = tuning.fitted_for(trace, measured, batch, ramps)
+    return [
+        min(
+            (each for each in every if each.error + CAUTION * each.spread <= own + level),
+            key=lambda each: each.seconds,
+            default=None,
+        )
+        for level in LEVELS
+    ]
+
+
+def thresholds(trace):
+    """Return the cheapest threshold within each allowance, or ``None`` where there is none."""
+    rules = [setting.rule for setting in FAMILIES["threshold"].fit(trace)]
+    errors = [errors_of(rule, trace) for rule in rules]
+    costs = [tt.evaluate(rule, trace, resamples=0).cost for rule in rules]
+    found = []
+    for level in LEVELS:
+        able = [(cost, k) for k, (cost, error) in enumerate(zip(costs, errors, strict=True))
+                if error["more"] + CAUTION * error["more_se"] <= level]  # fmt: skip
+        found.append(rules[min(able)[1]] if able else None)
+    return found
+
+
+def errors_of(rule, trace, timed=0) -> dict:
+    """Return the error of a rule, and its difference to the network's with a standard error.
+
+    For the first rows, those that are timed, also what a runner should come to: the error, and the
+    exits asked.
+    """
+    wrong, played = trace.wrong().astype(float), rule.play(trace)
+    its = wrong[np.arange(len(trace)), played.answer]
+    more = its - wrong[:, -1]
+    found = {"error": float(its.mean()), "more": float(more.mean()),
+             "more_se": float(more.std() / np.sqrt(len(trace)))}  # fmt: skip
+    if timed:
+        found["error_by_trace"] = float(its[:timed].mean())
+        found["asked_by_trace"] = float(played.asked[:timed].sum(axis=1).mean())
+    return found
