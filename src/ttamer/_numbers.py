@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -25,17 +26,18 @@ def as_float(value: Any) -> float:
     Raises:
         TypeError: For text, and for everything else that is not one number.
 
-    >>> as_float(np.array(0.5)), as_float(2)
-    (0.5, 2.0)
+    >>> as_float(np.array(0.5)), as_float(np.array([0.5])), as_float(2)
+    (0.5, 0.5, 2.0)
     >>> as_float("0.5")
     Traceback (most recent call last):
     TypeError: a number is needed, not str
     """
-    if not isinstance(value, str | bytes | bytearray):
-        try:
-            return float(value)
-        except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several numbers
-            pass
+    if type(value) is float:
+        return value
+    with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # several numbers
+        one = value.item() if hasattr(value, "item") else value
+        if not isinstance(one, str | bytes | bytearray):
+            return float(one)
     raise TypeError(f"a number is needed, not {type(value).__name__}")
 
 

@@ -21,6 +21,7 @@ from support.examples import examples
 from support.traces import answering_trace, passing_trace, small_traces
 from ttamer import ArgumentError, CascadeSpec, ObservationError, fit
 from ttamer.fitted.mixture import Mixture
+from ttamer.runtime.calling import Call, _Attempts
 from ttamer.runtime.cascade import Cascade, CascadeFailed
 
 NEVER = 30.0  # seconds that no test waits for
@@ -337,6 +338,14 @@ def test_a_slow_call_is_made_again_and_the_first_answer_counts(how, released):
     assert (outcome.answer, outcome.cost, outcome.asked[0].calls) == ("call 2", 2.0, 2)
 
 
+@pytest.mark.parametrize("hedge", [None, 2.0])
+def test_a_wait_that_ends_early_makes_no_second_call(hedge):
+    """Timers may fire a clock tick before their time."""
+    attempts = _Attempts(Call(says(1.0), "x", timeout=1.0, hedge=hedge))
+    assert attempts.is_over()
+    assert isinstance(attempts.error, TimeoutError)
+
+
 @BOTH
 def test_a_fast_call_is_not_hedged(how):
     assert go(make(says(0.95), hedge=NEVER), how).cost == 1.0
@@ -386,11 +395,13 @@ def test_plain_and_async_nodes_work_together(how):
     assert (outcome.path, outcome.answer) == (("a", "b", "c"), "x")
 
 
-def test_a_plain_function_that_returns_something_to_await_is_awaited():
+@pytest.mark.parametrize("timeouts", [None, NEVER])
+@BOTH
+def test_a_plain_function_that_returns_something_to_await_is_awaited(how, timeouts):
     async def later(value):
         return value, 0.95
 
-    outcome = go(make(lambda value: later(value)), "arun")
+    outcome = go(make(lambda value: later(value), timeouts=timeouts), how)
     assert outcome.answer == "x"
 
 

@@ -61,6 +61,20 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     assert path.read_bytes() == line * 2
 
 
+def test_lines_that_cannot_be_flushed_are_not_kept(tmp_path, monkeypatch):
+    def broken(_handle: int) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    with JsonLines(tmp_path / "log", sync_lines=1) as file:
+        file.append(json_line(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", broken)
+            with pytest.raises(OSError, match="input/output error"):
+                file.append(json_line(2))
+        file.append(json_line(2))
+        assert rows(file) == [1, 2]
+
+
 def test_what_json_has_no_form_for_is_refused():
     with pytest.raises(ValueError, match="not JSON compliant"):
         json_line(float("nan"))

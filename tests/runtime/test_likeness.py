@@ -112,6 +112,8 @@ def test_pairs_of_one_group_are_on_one_side():
         ([0.5] * 20, [True] * 20, None, "20 are equal"),
         ([0.5] * 20, [True] * 19, None, "19 labels"),
         ([0.5] * 20, [True, False] * 10, [3] * 20, "two groups"),
+        ([0.5, 95.0] * 10, [True, False] * 10, None, r"score 1 .* is 95; .* from -1 to 1"),
+        ([0.5] * 19 + [float("nan")], [True, False] * 10, None, "score 19 .* is nan"),
     ],
 )
 def test_pairs_that_teach_nothing_are_refused(scores, equal, groups, said):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from functools import cache
 
 import numpy as np
@@ -149,6 +150,89 @@ def test_limits_hold_in_a_batch():
     trace, ladder = make_trace(), fitted()
     found = check_same(ladder[-1], Nodes(trace).of("together"), np.arange(40), max_cost=3.0)
     assert found.cost.max() <= 3.0
+
+
+@pytest.fixture
+def never():
+    """An event that is set at the end of the test, so that no thread stays."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.mark.parametrize("kind", ["single", "together"])
+@pytest.mark.parametrize("limits", [{}, {"max_cost": 9.0}])
+def test_a_node_without_an_answer_in_time_counts_as_no_answer(never, kind, limits):
+    trace = make_trace("fixed")
+
+    def hang(node, _row, reply):
+        if node == "a":
+            never.wait(30)
+        return reply
+
+    nodes = Nodes(trace, hang).of(kind)
+    cascade = Cascade(fitted("full", "fixed")[-1], nodes, timeouts={"a": 0.05}, **limits)
+    found = cascade.run_batch(np.arange(3))
+    assert set(found.by) <= {"b", "c"}
+    assert found.asked[:, 0].all()
+    assert found.cost.tolist() == [cascade.run(row).cost for row in range(3)]
+
+
+def test_second_calls_are_made_and_paid(never):
+    trace, policy = make_trace("fixed"), fitted("none", "fixed")[0]
+    second = threading.Event()
+
+    def slow(row):
+        if second.is_set():
+            return nodes["a"](row)
+        second.set()
+        never.wait(30)
+        return "late", 0.0
+
+    nodes = Nodes(trace).of("single")
+    cascade = Cascade(policy, {**nodes, "a": slow}, hedge={"a": 0.02})
+    once = Cascade(policy, nodes).run_batch([0])
+    found = cascade.run_batch([0])
+    assert found.answers == once.answers
+    assert found.cost[0] == once.cost[0] + 1.0
+
+
+def test_replies_in_a_tuple_are_replies_and_not_columns():
+    """As columns, two replies with numbers for predictions would be read the other way round."""
+    nodes = {name: batched(lambda rows: tuple((int(row), 0.5) for row in rows)) for name in NAMES}
+    found = check_same(fitted("none")[0], nodes, [0, 2])
+    assert found.predictions == [0, 2]
+
+
+def test_columns_of_different_lengths_are_not_used():
+    """The rows are then called one by one."""
+
+    def node(rows):
+        answers = [f"row {row}" for row in rows]
+        return {
+            "prediction": np.zeros(len(rows), int),
+            "confidence": np.full(len(rows), 0.9),
+            "answer": answers if len(rows) == 1 else answers[1:],
+        }
+
+    found = check_same(fitted("none")[0], dict.fromkeys(NAMES, batched(node)), np.arange(3))
+    assert found.answers == ["row 0", "row 1", "row 2"]
+
+
+def test_a_failed_call_of_a_limited_batch_leaves_the_others():
+    trace = make_trace("fixed")
+    calls = []
+
+    def first(rows):
+        calls.append(list(rows))
+        if 5 in rows and len(rows) > 1:
+            raise RuntimeError("broken")
+        return [Nodes(trace).reply("a", row) for row in rows]
+
+    nodes = {**Nodes(trace).of("single"), "a": batched(first, size=4)}
+    Cascade(fitted("none", "fixed")[0], nodes).run_batch(list(range(8)))
+    assert calls[0] == [0, 1, 2, 3]
+    assert sorted({row for call in calls[1:] for row in call}) == [4, 5, 6, 7]
 
 
 def test_signals_are_arrays():

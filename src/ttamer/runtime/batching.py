@@ -2,7 +2,8 @@
 
 Rows leave as soon as the policy stops for them. The decisions are those of :meth:`Cascade.run`, row
 by row: a fitted policy decides for all rows over arrays; rows on which a node fails, and policies
-with limits on cost or time, are decided by sessions, and still share their calls.
+with limits on cost or time or with hedged calls, are decided by sessions, and still share their
+calls.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from ttamer.fitted.models import BeliefModel, ConfidenceModel
 from ttamer.policy.expected_walk import STOP
 from ttamer.runtime.calling import Call, CallResult, call
 from ttamer.runtime.outcome import CascadeFailed
-from ttamer.runtime.reply import Unusable, error_text, reply_of, rows_of
+from ttamer.runtime.reply import Unusable, are_columns, error_text, plain_list, reply_of, rows_of
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.trace import BELIEF_FIELDS
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -88,7 +89,7 @@ def run_batch(
     start = time.monotonic()
     run = _Run(cascade, inputs, signals)
     policy = cascade.policy
-    limited = cascade.max_cost is not None or cascade.deadline is not None
+    limited = cascade.max_cost is not None or cascade.deadline is not None or cascade.hedge
     left = np.arange(run.count)
     if isinstance(policy, FittedPolicy | Mixture) and not limited and run.count:
         left = np.array(sorted(run.decide_together(policy)), np.intp)
@@ -144,20 +145,14 @@ class _Run:
             return self.inputs[rows]
         return [self.inputs[row] for row in rows]
 
-    def call(self, node: str, rows: NDArray[np.intp]) -> tuple[Any, float]:
-        """Call a node that answers for several inputs; return its replies and the seconds."""
-        batched = self.cascade.batched[node]
-        start = time.monotonic()
-        limit = batched.size or len(rows)
-        returned: Any
-        if limit >= len(rows):
-            returned = batched(self.take(rows))
-        else:
-            returned = []
-            for at in range(0, len(rows), limit):
-                part = rows[at : at + limit]
-                returned += rows_of(batched(self.take(part)), len(part))
-        return returned, time.monotonic() - start
+    def parts(self, node: str, rows: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
+        """Yield the rows of each call of a node that answers for several inputs."""
+        size = self.cascade.batched[node].size or len(rows)
+        yield from (rows[at : at + size] for at in range(0, len(rows), size))
+
+    def call(self, node: str, rows: NDArray[np.intp], timeout: float | None) -> CallResult:
+        """Call a node that answers for several inputs, once."""
+        return call(Call(self.cascade.batched[node], self.take(rows), timeout))
 
     # Fitted policies, over arrays
 
@@ -223,18 +218,41 @@ class _Run:
     def _ask(self, node: int, rows: NDArray[np.intp], codes: ClassCodes) -> set[int]:
         """Call a node for some rows and keep its replies; return the rows on which it failed."""
         name = self.spec.names[node]
+        timeout = self.cascade.timeouts.get(name)
         if name in self.cascade.batched:
-            try:
-                returned, _ = self.call(name, rows)
-                if self._keep_columns(node, rows, returned, codes):
-                    return set()
-                replies: Sequence[Any] = rows_of(returned, len(rows))
-            except Exception:  # whatever a user's function raises: each row is called on its own
-                return set(rows.tolist())
-            results = [CallResult(each, None, 1, 1, 0.0) for each in replies]
-        else:
-            function = self.cascade.nodes[name]
-            results = [call(Call(function, self.value(row))) for row in rows]
+            parts = self.parts(name, rows)
+            return set().union(*(self._ask_part(node, part, timeout, codes) for part in parts))
+        function = self.cascade.nodes[name]
+        results = [call(Call(function, self.value(row), timeout)) for row in rows]
+        return self._keep(node, rows, results, codes)
+
+    def _ask_part(
+        self, node: int, rows: NDArray[np.intp], timeout: float | None, codes: ClassCodes
+    ) -> set[int]:
+        """Make one call for several rows and keep the replies; return the rows that failed."""
+        result = self.call(self.spec.names[node], rows, timeout)
+        if _is_late(result, timeout):
+            return self._keep(node, rows, [result] * len(rows), codes)
+        try:
+            if result.error is not None:
+                raise result.error  # noqa: TRY301
+            if self._keep_columns(node, rows, result.returned, codes):
+                return set()
+            replies = rows_of(result.returned, len(rows))
+        except Exception:  # whatever a user's function raises: each row is called on its own
+            return set(rows.tolist())
+        results = [CallResult(each, None, 1, 1, 0.0) for each in replies]
+        return self._keep(node, rows, results, codes)
+
+    def _keep(
+        self,
+        node: int,
+        rows: NDArray[np.intp],
+        results: Sequence[CallResult],
+        codes: ClassCodes,
+    ) -> set[int]:
+        """Keep the replies of a node, one for each row; return the rows on which it failed."""
+        name = self.spec.names[node]
         failed = set()
         for row, result in zip(rows.tolist(), results, strict=True):
             self.results.setdefault(row, {})[name] = result
@@ -257,7 +275,7 @@ class _Run:
         self, node: int, rows: NDArray[np.intp], returned: Any, codes: ClassCodes
     ) -> bool:
         """Keep replies that came as arrays; return whether they did, and are all usable."""
-        if isinstance(returned, tuple) and len(returned) in (2, 3):
+        if are_columns(returned) and len(returned) in (2, 3):
             names = ("prediction", "confidence", "answer")
             returned = dict(zip(names, returned, strict=False))
         if not isinstance(returned, Mapping) or not {"prediction", "confidence"} <= set(returned):
@@ -275,22 +293,22 @@ class _Run:
         numbers = [columns[name] for name in ("confidence", *BELIEF_FIELDS) if name in columns]
         if any(column.dtype.kind not in "biuf" for column in numbers):
             return False
-        if "cost" in columns:
-            if (
-                columns["cost"].dtype.kind not in "biuf"
-                or not (np.isfinite(columns["cost"]) & (columns["cost"] >= 0)).all()
-            ):
-                return False
-            self.own_cost[rows, node] = columns["cost"]
         predictions = columns["prediction"]
+        plain = predictions.tolist()
+        shown = plain_list(returned["answer"]) if "answer" in returned else plain
+        if len(shown) != len(rows):
+            return False
+        if "cost" in columns:
+            cost = columns["cost"]
+            if cost.dtype.kind not in "biuf" or not (np.isfinite(cost) & (cost >= 0)).all():
+                return False
+            self.own_cost[rows, node] = cost
         self.coded[rows, node] = codes.encode(predictions)
         self.confidence[rows, node] = confidence
         for name in set(BELIEF_FIELDS) & set(columns):
-            self.extras[name][rows, node] = columns[name]
-        answers = returned.get("answer", predictions)
+            values = columns[name]
+            self.extras[name][rows, node] = np.where(np.isfinite(values), values, np.nan)
         given = self.given[node]
-        plain = predictions.tolist()
-        shown = plain if answers is predictions else list(answers)
         given.update(zip(rows.tolist(), zip(shown, plain, strict=True), strict=True))
         return True
 
@@ -394,12 +412,32 @@ class _Run:
             else:
                 results[row] = call(request)
         for name, rows in together.items():
-            try:
-                returned, seconds = self.call(name, np.array(rows, np.intp))
-                replies = rows_of(returned, len(rows))
-            except Exception:  # whatever a user's function raises: each row is called on its own
-                results |= {row: call(requests[row]) for row in rows}
-                continue
-            for row, reply in zip(rows, replies, strict=True):
-                results[row] = CallResult(reply, None, 1, 1, seconds / len(rows))
+            for part in self.parts(name, np.array(rows, np.intp)):
+                results |= self._round_of(name, part, requests)
         return results
+
+    def _round_of(
+        self, name: str, rows: NDArray[np.intp], requests: Mapping[int, Call]
+    ) -> dict[int, CallResult]:
+        """Make one call of a node for several rows."""
+        limits = (requests[row].timeout for row in rows.tolist())
+        timeout = min((limit for limit in limits if limit is not None), default=None)
+        result = self.call(name, rows, timeout)
+        if _is_late(result, timeout):
+            return dict.fromkeys(rows.tolist(), result)
+        try:
+            if result.error is not None:
+                raise result.error  # noqa: TRY301
+            replies = rows_of(result.returned, len(rows))
+        except Exception:  # whatever a user's function raises: each row is called on its own
+            return {row: call(requests[row]) for row in rows.tolist()}
+        share = result.seconds / len(rows)
+        return {
+            row: CallResult(reply, None, 1, 1, share)
+            for row, reply in zip(rows.tolist(), replies, strict=True)
+        }
+
+
+def _is_late(result: CallResult, timeout: float | None) -> bool:
+    """Return whether a call ended at its time limit: its rows are not called one by one then."""
+    return timeout is not None and isinstance(result.error, TimeoutError)

@@ -31,6 +31,7 @@ __all__ = [
     "call",
     "call_async",
     "is_async",
+    "result_of",
 ]
 
 MAX_COLLECTED = 1024
@@ -132,6 +133,8 @@ class _Attempts:
         self.start = time.monotonic()
         self.end = None if request.timeout is None else self.start + request.timeout
         self.hedge = None if request.hedge is None else self.start + request.hedge
+        if self.hedge is not None and self.end is not None and self.hedge >= self.end:
+            self.hedge = None
         self.made = self.failed = self.unpaid = 0
         self.error: Exception | None = None
 
@@ -142,7 +145,8 @@ class _Attempts:
 
     def is_over(self) -> bool:
         """Return whether the time is up; if not, it is time for the second call."""
-        if self.end is not None and time.monotonic() >= self.end:
+        # A wait may end a little before its time, and no second call is due then.
+        if self.end is not None and (self.hedge is None or time.monotonic() >= self.end):
             self.error = TimeoutError(f"no answer in {self.end - self.start:.4g} s")
             return True
         self.hedge = None
@@ -169,13 +173,13 @@ def call(request: Call) -> CallResult:
     if request.timeout is None and request.hedge is None:
         attempts.made = 1
         try:
-            return attempts.result(request.function(request.value), good=True)
+            return attempts.result(_returned(request), good=True)
         except Exception as error:  # whatever a user's function raises
             attempts.fail(error)
             return attempts.result()
     results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
     while True:
-        _thread(request, lambda *result: results.put(result))
+        _thread(lambda: _returned(request), lambda *result: results.put(result))
         attempts.made += 1
         while True:
             try:
@@ -247,18 +251,31 @@ async def _in_thread(request: Call) -> Any:
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, returned, error)
 
-    _thread(request, notify)
+    _thread(lambda: request.function(request.value), notify)
     returned = await future
     return await returned if inspect.isawaitable(returned) else returned
 
 
-def _thread(request: Call, notify: Callable[[Any, BaseException | None], None]) -> None:
+def _returned(request: Call) -> Any:
+    """Call the function; what it returns to be awaited is awaited in a loop of its own."""
+    returned = request.function(request.value)
+    return asyncio.run(result_of(returned)) if inspect.isawaitable(returned) else returned
+
+
+async def result_of(awaitable: Any) -> Any:
+    """Await anything that can be awaited, as a coroutine."""
+    return await awaitable
+
+
+def _thread(
+    function: Callable[[], Any], notify: Callable[[Any, BaseException | None], None]
+) -> None:
     """Call the function in a thread that does not keep the interpreter from ending."""
     context = contextvars.copy_context()
 
     def work() -> None:
         try:
-            returned = context.run(request.function, request.value)
+            returned = context.run(function)
         except BaseException as error:  # passed on to the waiting thread
             notify(None, error)
         else:

@@ -131,9 +131,11 @@ class Cascade:
         """The nodes that answer for several inputs at once."""
         self.max_cost = _limit(max_cost, "max_cost")
         self.deadline = _limit(deadline, "deadline")
-        self._timeouts = _by_node(timeouts, spec.names, "timeouts")
+        self.timeouts = _by_node(timeouts, spec.names, "timeouts")
+        """Seconds for one call, for each node that has a limit."""
+        self.hedge = _by_node(hedge, spec.names, "hedge")
+        """Seconds until the second call, for each node that has one."""
         self._retries = _by_node(retries, spec.names, "retries")
-        self._hedge = _by_node(hedge, spec.names, "hedge")
         self._is_async = any(map(is_async, self.nodes.values()))
         if max_cost is not None:
             policy.session(max_cost=max_cost, key="")  # refused now if no node can be asked
@@ -214,7 +216,8 @@ class Cascade:
         The decisions are those of :meth:`run`, row by row, with the number of a row as its key.
         A node marked by :func:`~ttamer.runtime.batched` gets the rows as they are taken from
         ``inputs``: an array for an array, a frame for a frame, else a list. Other nodes are called
-        row by row. A row on which a node fails goes on without it, as in :meth:`run`.
+        row by row. A row on which a node fails goes on without it, as in :meth:`run`. The time
+        limit of a node holds for the call of a batch; only nodes called row by row are hedged.
 
         Args:
             inputs: An array, a pandas frame or a sequence, one row for each input.
@@ -315,10 +318,10 @@ class Cascade:
         for attempt in range(1 + int(self._retries.get(node, 0))):
             if attempt and limits.forbid((paid + 1) * price, retrying=True):
                 break
-            hedge = self._hedge.get(node)
+            hedge = self.hedge.get(node)
             if hedge is not None and limits.exceeds((paid + 2) * price):
                 hedge = None
-            timeout = limits.least(self._timeouts.get(node))
+            timeout = limits.least(self.timeouts.get(node))
             result = yield Call(self.nodes[node], value, timeout, hedge, node, turn, asked)
             calls += result.calls
             paid += result.paid

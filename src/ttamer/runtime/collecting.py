@@ -14,7 +14,7 @@ import numpy as np
 
 from ttamer._display.progress import shown
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.runtime.calling import Batched, EventLoop
+from ttamer.runtime.calling import Batched, EventLoop, result_of
 from ttamer.runtime.reply import Reply, Unusable, reply_of, rows_of
 from ttamer.trace.checks import check_classes
 from ttamer.trace.classes import ClassCodes
@@ -242,7 +242,7 @@ class Calls:
 
     def _called(self, node: Any, value: Any) -> Any:
         returned = node(value)
-        return self.loop.run(_await(returned)) if inspect.isawaitable(returned) else returned
+        return self.loop.run(result_of(returned)) if inspect.isawaitable(returned) else returned
 
     def _failed(self, name: str, error: Exception, where: str) -> str:
         what = str(error) if isinstance(error, Unusable) else f"raised {type(error).__name__}"
@@ -339,10 +339,6 @@ def _make_finite(values: NDArray[np.float64]) -> int:
         low, high = (0.0, 0.0) if bad.all() else (values[~bad].min(), values[~bad].max())
         values[bad] = np.where(values[bad] == np.inf, high, low)
     return int(bad.sum())
-
-
-async def _await(awaitable: Any) -> Any:
-    return await awaitable
 
 
 def with_labels(

@@ -44,8 +44,8 @@ ComparisonKind = Literal[
 Pair = tuple[str, str]
 """Two texts that are compared."""
 PairScore = Callable[[Sequence[Pair]], Awaitable[Sequence[float]]]
-"""From pairs of texts to how alike each is: the cosine of two embeddings, or another number that
-grows with likeness."""
+"""From pairs of texts to how alike each is: the cosine of two embeddings, or another number from
+-1 to 1 that grows with likeness."""
 ALIAS_SEPARATOR = "|"
 """What separates the aliases in a label, with ``contains`` and ``embedding``."""
 MAX_PATTERN_TEXT = 20_000

@@ -110,11 +110,11 @@ class JsonLines:
         try:
             while left:
                 left = left[os.write(self._handle, left) :]
-            self.size += len(lines)
-            self._unsynced += lines.count(b"\n")
-            if self._sync_lines is not None and self._unsynced >= self._sync_lines:
+            unsynced = self._unsynced + lines.count(b"\n")
+            if self._sync_lines is not None and unsynced >= self._sync_lines:
                 os.fsync(self._handle)
-                self._unsynced = 0
+                unsynced = 0
+            self.size, self._unsynced = self.size + len(lines), unsynced
         except OSError:
             with suppress(OSError):
                 os.truncate(self._handle, self.size)

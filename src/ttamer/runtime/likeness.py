@@ -102,7 +102,7 @@ def fit_threshold(
     0.7
 
     Args:
-        scores: How alike each pair is, shape (n,).
+        scores: How alike each pair is, from -1 to 1, shape (n,).
         equal: Whether each pair is equal, shape (n,).
         groups: Where each pair comes from, such as the number of its row, shape (n,): pairs of one
             group are on the same side when the agreement is counted. By default each is its own.
@@ -112,7 +112,8 @@ def fit_threshold(
         with the other.
 
     Raises:
-        ArgumentError: If there are fewer than 20 pairs, or all are equal, or none is.
+        ArgumentError: If there are fewer than 20 pairs, or all are equal, or none is, or a score is
+            not from -1 to 1.
     """
     values, labels = np.asarray(scores, np.float64), np.asarray(equal, bool)
     if len(values) != len(labels):
@@ -121,6 +122,12 @@ def fit_threshold(
         raise ArgumentError(
             f"a threshold needs at least {MIN_PAIRS} labelled pairs, equal and unequal ones; there "
             f"are {len(values)}, of which {int(labels.sum())} are equal"
+        )
+    if not (np.abs(values) <= 1).all():
+        odd = int(np.flatnonzero(~(np.abs(values) <= 1))[0])
+        raise ArgumentError(
+            f"score {odd} (counting from 0) is {values[odd]:g}; scores are from -1 to 1, as "
+            "cosines are: scale others to that range"
         )
     _, place = np.unique(np.arange(len(values)) if groups is None else groups, return_inverse=True)
     if place.max() == 0:

@@ -30,7 +30,16 @@ from ttamer.errors import TraceError
 from ttamer.trace.classes import class_text
 from ttamer.trace.trace import BELIEF_FIELDS, EXTRA_FIELDS
 
-__all__ = ["Reply", "Unusable", "columns_of", "error_text", "reply_of", "rows_of"]
+__all__ = [
+    "Reply",
+    "Unusable",
+    "are_columns",
+    "columns_of",
+    "error_text",
+    "plain_list",
+    "reply_of",
+    "rows_of",
+]
 
 _NAMES = ("prediction", "confidence", "answer", "cost", *EXTRA_FIELDS)
 _NO_EXTRAS = (math.nan,) * len(EXTRA_FIELDS)
@@ -132,10 +141,10 @@ def rows_of(returned: Any, count: int) -> list[Any]:
     """
     replies: list[Any]
     if isinstance(returned, Mapping):
-        columns = [_plain(column) for column in returned.values()]
+        columns = [plain_list(column) for column in returned.values()]
         replies = [dict(zip(returned, row, strict=True)) for row in zip(*columns, strict=True)]
-    elif isinstance(returned, tuple) and all(isinstance(each, np.ndarray) for each in returned):
-        replies = list(zip(*map(_plain, returned), strict=True))
+    elif are_columns(returned):
+        replies = list(zip(*map(plain_list, returned), strict=True))
     else:
         replies = list(returned)
     if len(replies) != count:
@@ -143,7 +152,17 @@ def rows_of(returned: Any, count: int) -> list[Any]:
     return replies
 
 
-def _plain(column: Any) -> list[Any]:
+def are_columns(returned: Any) -> bool:
+    """Return whether a batched callable returned columns as a tuple of NumPy arrays.
+
+    >>> are_columns((np.array(["cat"]), np.array([0.9]))), are_columns((("cat", 0.9), ("dog", 0.8)))
+    (True, False)
+    """
+    return isinstance(returned, tuple) and all(isinstance(each, np.ndarray) for each in returned)
+
+
+def plain_list(column: Any) -> list[Any]:
+    """Return a column as a list of plain objects, not of NumPy's."""
     return column.tolist() if isinstance(column, np.ndarray) else list(column)
 
 
