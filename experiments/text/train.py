@@ -169,7 +169,10 @@ def build(model: str, data: Path, *, tiny: bool) -> EarlyExit:
     network = kind(config_kind(**config), **options)
     if not tiny:
         network.load_state_dict(unpack(data / f"{model}-weights.npz"))
-    return with_exits(network, classes=len(CLASSES), **({"pool": "mean"} if encoder else {}))
+    built = {"pool": "mean"} if encoder else {}
+    if model == "minilm":  # its layers do not learn with their exits
+        built["ramps"] = "dense"
+    return with_exits(network, classes=len(CLASSES), **built)
 
 
 @contextlib.contextmanager

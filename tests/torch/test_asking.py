@@ -7,7 +7,7 @@ from support.exit_networks import adding_network, evidence, fitted
 from ttamer.torch import runner as running
 from ttamer.torch.asking import PAGE, Asking
 from ttamer.torch.decide_triton import TritonDecider
-from ttamer.torch.networks.tokens import Pooled
+from ttamer.torch.networks.ramps import Ramp
 from ttamer.torch.runner import Runner
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")
@@ -76,7 +76,7 @@ def test_only_what_a_ramp_reads_is_copied(graphs):
     tables = fitted("full", skip=True, exits=3)
     decider = Runner(adding_network(3), tables.at(0.97))._decider
     asked = Asking(decider)
-    ramp = Pooled("mean", torch.nn.Linear(4, 4))
+    ramp = Ramp(torch.nn.Linear(4, 4), pool="mean")
     rows = torch.arange(2)
     with torch.inference_mode():
         for _ in range(3):
@@ -85,7 +85,7 @@ def test_only_what_a_ramp_reads_is_copied(graphs):
     assert len(graphs) == 1
     (kept,) = asked._inputs.values()
     assert torch.equal(kept[0], value[0])
-    assert len(kept) == ramp.reads == 2
+    assert len(kept) == len(ramp.reads) == 2
 
 
 def test_memory_that_graphs_read_is_shared_and_keeps_the_order_of_images():

@@ -54,7 +54,8 @@ class Asking:
     ) -> TritonCarry:  # fmt: skip
         """Ask one exit for some rows of a batch of ``count``, and return the state of the batch."""
         parts = tensors_of(value)
-        read = parts[: getattr(ramp, "reads", len(parts))]
+        reads = getattr(ramp, "reads", range(len(parts)))
+        read = tuple(parts[at] for at in reads)
         shape = tuple((part.shape, part.dtype) for part in read)
         key = (exit_, shape, rows.data_ptr(), count, first, awaited)
         if key not in self._graphs:
@@ -63,7 +64,8 @@ class Asking:
                 return self._run(exit_, ramp, value, rows, count, awaited=awaited, first=first)
             if shape not in self._inputs:
                 self._inputs[shape] = self._placed(read)
-            given: Any = (*self._inputs[shape], *parts[len(read) :])
+            placed = dict(zip(reads, self._inputs[shape], strict=True))
+            given: Any = tuple(placed.get(at, part) for at, part in enumerate(parts))
             if isinstance(value, torch.Tensor):
                 given = given[0]
             self._graphs[key] = self._captured(

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.early_exit import EarlyExit
-from ttamer.torch.networks.tokens import POOLS, pooled
+from ttamer.torch.networks.ramps import POOLS, Ramp, linear_layers
 from ttamer.torch.networks.vgg import pooled_ramp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ttamer.torch.early_exit import Value
-    from ttamer.torch.networks.tokens import Pool
+    from ttamer.torch.networks.ramps import Pool
 
 __all__ = ["attach"]
 
@@ -98,8 +98,9 @@ def attach(
                 ramps.append(None)
                 continue
             classes = expected.shape[1]
-            built = _default_ramp(value[0], classes, name) if ramp is None else ramp(value[0])
-            ramps.append(_Ramp(built, pool, chain.mask).to(expected.device))
+            layers = _layers(value[0], classes, name) if ramp is None else (ramp(value[0]),)
+            read = pool if value[0].ndim == 3 else None
+            ramps.append(Ramp(*layers, pool=read, mask=chain.mask).to(expected.device))
         exits = [name.replace(".", "_") for name in names if name in wanted]
         network = EarlyExit(blocks, ramps, _Rest(chain, model), names=[*exits, "full"]).eval()
         _check(network, model, inputs, keys)
@@ -210,36 +211,14 @@ class _Rest(nn.Module):
             return _logits(_call(self._model[0], inputs, chain.keys))
 
 
-class _Ramp(nn.Module):
-    """A ramp on the hidden state alone, tokens pooled first."""
-
-    def __init__(self, layers: nn.Module, pool: Pool, mask: int | None) -> None:
-        super().__init__()
-        self.layers = layers
-        self._pool = pool
-        self._mask = mask
-
-    def forward(self, value: tuple[Tensor, ...]) -> Tensor:
-        """Return logits of shape (batch, classes)."""
-        hidden = value[0]
-        if hidden.ndim == 3:
-            if self._mask is None:
-                mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
-            else:
-                mask = value[self._mask].bool()
-            hidden = pooled(hidden, mask, self._pool)
-        logits: Tensor = self.layers(hidden)
-        return logits
-
-
-def _default_ramp(hidden: Tensor, classes: int, name: str) -> nn.Module:
-    """Return a ramp for the output of a block."""
+def _layers(hidden: Tensor, classes: int, name: str) -> tuple[nn.Module, ...]:
+    """Return the layers of a ramp for the output of a block."""
     if hidden.ndim == 2:
-        return nn.Linear(hidden.shape[1], classes)
+        return (nn.Linear(hidden.shape[1], classes),)
     if hidden.ndim == 3:
-        return nn.Sequential(nn.LayerNorm(hidden.shape[2]), nn.Linear(hidden.shape[2], classes))
+        return linear_layers(hidden.shape[2], classes)
     if hidden.ndim == 4 and hidden.shape[2] == hidden.shape[3]:
-        return pooled_ramp(hidden.shape[1], hidden.shape[2], classes)
+        return (pooled_ramp(hidden.shape[1], hidden.shape[2], classes),)
     raise ArgumentError(
         f"{name} returns shape {tuple(hidden.shape)}; ramps are built for (batch, width), (batch, "
         "tokens, width) and (batch, channels, side, side): give ramp=, a function that returns a "

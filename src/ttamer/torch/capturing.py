@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ttamer.torch.branching import replace_memsets
+from ttamer.torch.counting import counters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,7 @@ def capture(
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     try:
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), counters_of(pool):
             for _ in range(WARM_UPS):
                 (warm_up or work)()
             torch.cuda.synchronize()

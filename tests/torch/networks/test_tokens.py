@@ -27,8 +27,6 @@ from ttamer.torch.decide import scores_of
 from ttamer.torch.devices import autocast, take
 from ttamer.torch.networks.decoders import exits_on_gpt2, exits_on_llama, gpt2, llama
 from ttamer.torch.networks.encoders import bert, exits_on_bert, exits_on_mpnet, mpnet
-from ttamer.torch.networks.pooling_triton import classify, pool_tokens
-from ttamer.torch.networks.tokens import Pooled, pooled
 from ttamer.torch.runner import Runner
 from ttamer.torch.tables import threshold_tables
 from ttamer.torch.tracing import trace_of
@@ -252,9 +250,19 @@ def test_one_layer_has_the_head_alone():
 def test_a_model_without_pooler_gets_a_head_of_its_own():
     model = BertModel(bert_config(), add_pooling_layer=False)
     network = exits_on_bert(model, classes=2)
-    assert [type(layer) for layer in network.exits[-1].layers] == [
-        *(nn.Linear, nn.Tanh, nn.Dropout, nn.Linear)
-    ]
+    assert [type(layer) for layer in network.exits[-1].layers] == [nn.LayerNorm, nn.Linear]
+
+
+@pytest.mark.parametrize("kind", ["bert-first", "mpnet-mean"])
+def test_ramps_like_the_head_of_bert(kind):
+    model, network = build(kind)
+    family, _, pool = kind.partition("-")
+    exits_on = exits_on_bert if family == "bert" else exits_on_mpnet
+    dense = exits_on(model, classes=2, pool=pool, ramps="dense")
+    kinds = [nn.Linear, nn.Tanh, nn.Dropout, nn.Linear]
+    assert [type(layer) for layer in next(dense.ramps()).layers] == kinds
+    assert [type(layer) for layer in next(network.ramps()).layers] == [nn.LayerNorm, nn.Linear]
+    assert (network.config["ramps"], dense.config["ramps"]) == ("linear", "dense")
 
 
 def test_other_models_are_refused():
@@ -267,8 +275,8 @@ def test_other_models_are_refused():
         bert(bert_config(is_decoder=True), classes=2)
     with pytest.raises(ArgumentError, match='"first" or "mean" for an encoder, not \'last\''):
         bert(bert_config(), classes=2, pool="last")
-    with pytest.raises(ArgumentError, match="first, mean, last, not 'max'"):
-        Pooled("max")
+    with pytest.raises(ArgumentError, match='"linear" or "dense", not \'deep\''):
+        mpnet(mpnet_config(), classes=2, ramps="deep")
 
 
 @pytest.mark.parametrize(
@@ -406,47 +414,3 @@ def test_texts_of_any_length_leave_a_batch_as_they_are_done(kind):
         kept = int(mask[row].sum())
         alone = runner((ids[row : row + 1, :kept], mask[row : row + 1, :kept]))
         torch.testing.assert_close(answers.logits[row], alone.logits[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("rows", "tokens", "width"), [(1, 5, 3), (4, 70, 33), (3, 300, 64)])
-@pytest.mark.parametrize("pool", ["mean", "last"])
-def test_one_kernel_pools_as_operations_do(rows, tokens, width, pool):
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(rows, tokens, width, generator=generator)
-    lengths = torch.randint(0, tokens + 1, (rows, 1), generator=generator)
-    lengths[0] = tokens
-    lengths[1:3] = torch.tensor([[0], [1]])[: rows - 1]
-    mask = torch.arange(tokens) < lengths
-    found = pool_tokens(hidden, mask, mean=pool == "mean")
-    torch.testing.assert_close(found, pooled(hidden, mask, pool), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(("rows", "width", "classes"), [(1, 3, 1), (5, 24, 2), (3, 64, 10)])
-@pytest.mark.parametrize("tanh", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_one_kernel_classifies_as_layers_do(rows, width, classes, tanh, dtype):
-    torch.manual_seed(0)
-    vectors, last = torch.randn(rows, width).to(dtype), torch.nn.Linear(width, classes).to(dtype)
-    with torch.inference_mode():
-        wanted = last(vectors.tanh() if tanh else vectors)
-        found = classify(vectors, last.weight, last.bias, tanh=tanh)
-        bare = classify(vectors, last.weight, None, tanh=tanh)
-    least = 1e-6 if dtype == torch.float32 else 2**-8  # sums of numbers near 1 are rounded
-    torch.testing.assert_close(found, wanted, rtol=2 * least, atol=least)
-    torch.testing.assert_close(bare + last.bias, wanted, rtol=2 * least, atol=2 * least)
-
-
-@pytest.mark.parametrize("pool", ["mean", "last"])
-def test_an_exit_in_few_kernels_answers_as_its_layers_do(pool):
-    torch.manual_seed(0)
-    layers = [torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3)]
-    many = [torch.nn.Linear(8, 99)]  # too many classes for one kernel
-    for exit_ in (
-        Pooled(pool, *layers),
-        Pooled(pool, *layers[:1], layers[-1]),
-        Pooled(pool, *many),
-    ):
-        vectors = torch.randn(5, 8)
-        with torch.inference_mode():
-            found = exit_.eval()._in_few_kernels(vectors)
-            torch.testing.assert_close(found, exit_.layers(vectors))

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.early_exit import EarlyExit
+from ttamer.torch.networks.ramps import Ramp
 from ttamer.torch.networks.tokens import (
     Embed,
     Layer,
-    Pooled,
     build_model,
     transformers,
     trim_padding,
@@ -209,8 +209,8 @@ def _with_exits(
     """Return the network of a decoder's layers, with a norm and a linear layer at each exit."""
     width = model.config.hidden_size
 
-    def ramp(normed: nn.Module) -> Pooled:
-        return Pooled("last", normed, nn.Linear(width, classes))
+    def ramp(normed: nn.Module) -> Ramp:
+        return Ramp(normed, nn.Linear(width, classes), pool="last")
 
     ramps = [None, *(ramp(new_norm()) for _ in layers[1:])]
     names = [*(f"{prefix}{k}" for k in range(1, len(layers))), "full"]

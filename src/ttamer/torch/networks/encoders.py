@@ -1,9 +1,10 @@
 """Encoders with an exit after every layer: BERT, models built like it such as MiniLM, and MPNet.
 
-The layers are those of transformers. A ramp is built like BERT's head: one vector for the input, a
-linear layer with tanh, dropout, and a linear layer to the classes (as in DeeBERT, Xin et al. 2020).
-MPNet has relative positions: an attention bias that all layers share. Inputs are pairs (ids, mask);
-see ``ttamer.torch.networks.tokens``.
+The layers are those of transformers. A ramp takes one vector for the input, and is a norm and a
+linear layer, or like BERT's head (as in DeeBERT, Xin et al. 2020): a linear layer with tanh comes
+before. That is for backbones that stay as they are; where layers learn together with their exits,
+it only takes time. MPNet has relative positions: an attention bias that all layers share.
+Inputs are pairs (ids, mask); see ``ttamer.torch.networks.tokens``.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from torch import Tensor, nn
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.early_exit import EarlyExit
+from ttamer.torch.networks.ramps import Ramp, dense_layers, linear_layers
 from ttamer.torch.networks.tokens import (
     Embed,
     Layer,
-    Pooled,
     build_model,
     scores_of_padding,
     transformers,
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["bert", "exits_on_bert", "exits_on_mpnet", "mpnet"]
 
+Layers = Literal["linear", "dense"]
+"""The layers of a ramp: a norm and a linear layer, or those of BERT's head."""
+
 
 def bert(
     config: Any = None,
@@ -40,6 +44,7 @@ def bert(
     classes: int,
     weights: str | os.PathLike[str] | None = None,
     pool: Literal["first", "mean"] = "first",
+    ramps: Layers = "linear",
 ) -> EarlyExit:
     """Return BERT with an exit after every layer.
 
@@ -49,6 +54,8 @@ def bert(
         weights: A directory with a ``BertModel``, in place of a config.
         pool: The vector of an input: its first token, as in BERT, or the mean of all tokens, as in
             MiniLM.
+        ramps: "linear", a norm and a linear layer on the vector, or "dense", like BERT's head, with
+            one more linear layer and tanh: for a backbone that is not trained with its exits.
 
     Returns:
         The network with exits.
@@ -71,11 +78,15 @@ def bert(
     # BERT's pooler is for the first token; a mean needs none, and MiniLM's is not trained.
     kind = transformers().BertModel
     model = build_model(kind, config, weights, add_pooling_layer=pool == "first")
-    return exits_on_bert(model, classes=classes, pool=pool)
+    return exits_on_bert(model, classes=classes, pool=pool, ramps=ramps)
 
 
 def exits_on_bert(
-    model: Any, *, classes: int, pool: Literal["first", "mean"] = "first"
+    model: Any,
+    *,
+    classes: int,
+    pool: Literal["first", "mean"] = "first",
+    ramps: Layers = "linear",
 ) -> EarlyExit:
     """Put a ramp after every layer of a ``transformers.BertModel``, and a head on the last.
 
@@ -83,6 +94,8 @@ def exits_on_bert(
         model: The encoder; its weights are shared.
         classes: The number of classes.
         pool: The vector of an input: its first token, or the mean of all tokens.
+        ramps: "linear", a norm and a linear layer on the vector, or "dense", like BERT's head, with
+            one more linear layer and tanh: for a backbone that is not trained with its exits.
 
     Returns:
         The network with exits.
@@ -110,7 +123,9 @@ def exits_on_bert(
     if model.config.is_decoder:
         raise ArgumentError("the model must be an encoder, and its config has is_decoder")
     layers = [Layer(layer, causal=False) for layer in model.encoder.layer]
-    return _with_exits(_BertEmbed(model), layers, model, classes=classes, pool=pool, family="bert")
+    return _with_exits(
+        _BertEmbed(model), layers, model, classes=classes, pool=pool, ramps=ramps, family="bert"
+    )
 
 
 def mpnet(
@@ -119,6 +134,7 @@ def mpnet(
     classes: int,
     weights: str | os.PathLike[str] | None = None,
     pool: Literal["first", "mean"] = "mean",
+    ramps: Layers = "linear",
 ) -> EarlyExit:
     """Return MPNet with an exit after every layer.
 
@@ -127,6 +143,8 @@ def mpnet(
         classes: The number of classes.
         weights: A directory with an ``MPNetModel``, in place of a config.
         pool: The vector of an input: the mean of all tokens, as in all-mpnet, or the first token.
+        ramps: "linear", a norm and a linear layer on the vector, or "dense", like BERT's head, with
+            one more linear layer and tanh: for a backbone that is not trained with its exits.
 
     Returns:
         The network with exits.
@@ -148,11 +166,15 @@ def mpnet(
     """
     kind = transformers().MPNetModel
     model = build_model(kind, config, weights, add_pooling_layer=pool == "first")
-    return exits_on_mpnet(model, classes=classes, pool=pool)
+    return exits_on_mpnet(model, classes=classes, pool=pool, ramps=ramps)
 
 
 def exits_on_mpnet(
-    model: Any, *, classes: int, pool: Literal["first", "mean"] = "mean"
+    model: Any,
+    *,
+    classes: int,
+    pool: Literal["first", "mean"] = "mean",
+    ramps: Layers = "linear",
 ) -> EarlyExit:
     """Put a ramp after every layer of a ``transformers.MPNetModel``, and a head on the last.
 
@@ -160,6 +182,8 @@ def exits_on_mpnet(
         model: The encoder; its weights are shared.
         classes: The number of classes.
         pool: The vector of an input: the mean of all tokens, or the first token.
+        ramps: "linear", a norm and a linear layer on the vector, or "dense", like BERT's head, with
+            one more linear layer and tanh: for a backbone that is not trained with its exits.
 
     Returns:
         The network with exits.
@@ -186,7 +210,9 @@ def exits_on_mpnet(
         )
     embed = _MPNetEmbed(model)
     layers = [_MPNetLayer(layer, embed.bias) for layer in model.encoder.layer]
-    return _with_exits(embed, layers, model, classes=classes, pool=pool, family="mpnet")
+    return _with_exits(
+        embed, layers, model, classes=classes, pool=pool, ramps=ramps, family="mpnet"
+    )
 
 
 def _with_exits(
@@ -196,31 +222,38 @@ def _with_exits(
     *,
     classes: int,
     pool: Literal["first", "mean"],
+    ramps: Layers,
     family: str,
 ) -> EarlyExit:
-    """Return the network of an encoder's layers, with ramps like BERT's head."""
+    """Return the network of an encoder's layers."""
     if pool not in ("first", "mean"):
         raise ArgumentError(f'pool must be "first" or "mean" for an encoder, not {pool!r}')
+    if ramps not in ("linear", "dense"):
+        raise ArgumentError(f'ramps must be "linear" or "dense", not {ramps!r}')
     width = model.config.hidden_size
     dropout = model.config.hidden_dropout_prob
 
-    def ramp() -> list[nn.Module]:
-        return [nn.Linear(width, width), nn.Tanh(), nn.Dropout(dropout), nn.Linear(width, classes)]
+    def dense() -> tuple[nn.Module, ...]:
+        return dense_layers(width, classes, dropout=dropout)
 
-    ramps = [None, *(Pooled(pool, *ramp()) for _ in layers[1:])]
-    last = ramp()
+    def built() -> tuple[nn.Module, ...]:
+        return dense() if ramps == "dense" else linear_layers(width, classes)
+
+    every = [None, *(Ramp(*built(), pool=pool) for _ in layers[1:])]
     if pool == "first" and model.pooler is not None:
         # The layers of BERT's pooler after its pooling, with their weights.
-        last[:2] = [model.pooler.dense, model.pooler.activation]
+        head = Ramp(model.pooler.dense, model.pooler.activation, *dense()[2:], pool=pool)
+    else:
+        head = Ramp(*built(), pool=pool)
     names = [*(f"layer{k}" for k in range(1, len(layers))), "full"]
     config = {
         "family": family,
         "config": model.config.to_diff_dict(),
         "classes": classes,
         "pool": pool,
+        "ramps": ramps,
     }
-    head = Pooled(pool, *last)
-    return EarlyExit([embed, *layers], ramps, head, names=names, config=config, trim=trim_padding)
+    return EarlyExit([embed, *layers], every, head, names=names, config=config, trim=trim_padding)
 
 
 class _BertEmbed(Embed):

@@ -1,4 +1,4 @@
-"""Shared parts of transformer networks with exits: embeddings, layers, pooling and loading.
+"""Shared parts of transformer networks with exits: embeddings, layers and loading.
 
 Inputs are a pair: token ids, shape (batch, tokens), and a mask of the same shape, true for tokens
 and false for padding, which comes last. Layers pass on hidden states of shape (batch, tokens,
@@ -11,9 +11,8 @@ from __future__ import annotations
 import importlib
 import json
 from abc import ABC, abstractmethod
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,23 +22,8 @@ from ttamer.errors import ArgumentError, MissingExtra
 if TYPE_CHECKING:
     import os
 
-__all__ = [
-    "Embed",
-    "Layer",
-    "Pool",
-    "Pooled",
-    "build_model",
-    "pooled",
-    "scores_of_padding",
-    "transformers",
-]
+__all__ = ["Embed", "Layer", "build_model", "scores_of_padding", "transformers", "trim_padding"]
 
-Pool = Literal["first", "mean", "last"]
-"""The vector of an input: its first token, the mean of its tokens, or its last token."""
-HAS_TRITON = find_spec("triton") is not None
-"""Whether kernels can be written in Triton here."""
-POOLS = ("first", "mean", "last")
-"""The ways of pooling."""
 WIDTHS = 16
 """Texts are cut to a multiple of this many tokens: kernels run fastest on few, even widths."""
 Tokens = tuple[Tensor, ...]
@@ -132,76 +116,6 @@ def scores_of_padding(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """
     scores = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
     return scores.masked_fill_(~seen, max(torch.finfo(dtype).min, -1e30))
-
-
-class Pooled(nn.Module):
-    """Logits from one vector per input, pooled from its tokens."""
-
-    reads = 2
-    """The number of tensors of a value that are read: hidden states and mask."""
-
-    def __init__(self, pool: Pool, *layers: nn.Module) -> None:
-        super().__init__()
-        if pool not in POOLS:
-            raise ArgumentError(f"pool must be one of {', '.join(POOLS)}, not {pool!r}")
-        self.pool = pool
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, value: Tokens) -> Tensor:
-        """Return logits of shape (batch, classes)."""
-        vectors = pooled(value[0], value[1], self.pool)
-        if not self.training and _one_kernel(vectors):
-            return self._in_few_kernels(vectors)
-        return cast("Tensor", self.layers(vectors))
-
-    def _in_few_kernels(self, vectors: Tensor) -> Tensor:
-        """Return logits, with the last layer and the tanh before it in one kernel."""
-        from ttamer.torch.networks.pooling_triton import MAX_CLASSES, classify
-
-        layers = [layer for layer in self.layers if not isinstance(layer, nn.Dropout)]
-        last = layers.pop()
-        if not isinstance(last, nn.Linear) or last.out_features > MAX_CLASSES:
-            return cast("Tensor", self.layers(vectors))
-        tanh = bool(layers) and isinstance(layers[-1], nn.Tanh)
-        for layer in layers[:-1] if tanh else layers:
-            vectors = layer(vectors)
-        return classify(vectors, last.weight, last.bias, tanh=tanh)
-
-    def extra_repr(self) -> str:
-        """Show the pooling where PyTorch prints modules."""
-        return repr(self.pool)
-
-
-def pooled(hidden: Tensor, mask: Tensor, pool: Pool) -> Tensor:
-    """Return one vector per input: that of its first or last token, or their mean.
-
-    >>> hidden = torch.tensor([[[1.0], [3.0], [8.0]]])
-    >>> mask = torch.tensor([[True, True, False]])
-    >>> [pooled(hidden, mask, pool).item() for pool in POOLS]
-    [1.0, 2.0, 3.0]
-    """
-    if pool != "first" and _one_kernel(hidden):
-        from ttamer.torch.networks.pooling_triton import pool_tokens
-
-        return pool_tokens(hidden, mask, mean=pool == "mean")
-    if pool == "mean":
-        kept = mask.unsqueeze(-1)
-        return (hidden * kept).sum(dim=1) / kept.sum(dim=1).clamp_min(1)
-    if pool == "first":
-        return hidden[:, 0]
-    positions = torch.arange(mask.shape[1], device=mask.device)
-    last = torch.where(mask, positions, 0).amax(dim=1)
-    return hidden[torch.arange(len(hidden), device=hidden.device), last]
-
-
-def _one_kernel(hidden: Tensor) -> bool:
-    """Return whether a kernel pools these: on a GPU with Triton, where nothing is learned."""
-    return (
-        hidden.is_cuda
-        and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-        and HAS_TRITON
-    )
 
 
 def trim_padding(value: Tokens) -> Tokens:

@@ -1,0 +1,265 @@
+"""An exit on a GPU in one kernel, written in Triton: pooling, a norm, and a linear layer.
+
+An exit is small, and its kernels wait for each other: at small batches their number is its time.
+Many programs pool a part of a row each; the last of them to arrive classifies the row. Numbers are
+rounded to the precision of PyTorch's operations where these round them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import nn
+
+from ttamer.torch.counting import counters
+from ttamer.torch.launching import Launcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ttamer.torch.networks.ramps import Pool
+
+__all__ = ["MAX_CLASSES", "classify", "is_norm", "pool_tokens"]
+
+MAX_CLASSES = 32
+"""The most classes of :func:`classify`, which computes one after another."""
+
+WIDTH_BLOCK = 32
+"""The numbers of a vector that one program pools."""
+MIN_TOKENS, MAX_TOKENS = 16, 256
+"""The fewest and the most tokens that are read at once: a program that waits for few reads in turn
+takes longer."""
+NO_NORM, LAYER_NORM, RMS_NORM = (tl.constexpr(k) for k in range(3))
+
+
+def is_norm(layer: nn.Module) -> bool:
+    """Return whether a layer is a norm of whole vectors that :func:`classify` computes."""
+    if not isinstance(layer, nn.LayerNorm | nn.RMSNorm):
+        return False
+    return layer.weight is not None and len(layer.normalized_shape) == 1
+
+
+def pool_tokens(hidden: Tensor, mask: Tensor | None, pool: Pool) -> Tensor:
+    """Return one vector per input, as :func:`ttamer.torch.networks.ramps.pooled` does."""
+    if pool == "first":
+        return hidden[:, 0]
+    rows, tokens, width = hidden.shape
+    hidden, seen = hidden.contiguous(), _readable(mask, hidden)
+    out = torch.empty((rows, width), dtype=hidden.dtype, device=hidden.device)
+    constants = (width, pool == "mean", mask is not None, WIDTH_BLOCK, _token_block(tokens))
+    _launch_pool(
+        (rows, -(-width // WIDTH_BLOCK), 1), (hidden, seen, out, tokens), constants,
+        (hidden.dtype, seen.dtype, hidden.device, constants),
+    )  # fmt: skip
+    return out
+
+
+def classify(
+    hidden: Tensor,
+    mask: Tensor | None,
+    last: nn.Linear,
+    *,
+    pool: Pool,
+    norm: nn.Module | None = None,
+    tanh: bool = False,
+) -> Tensor:
+    """Return logits of tokens, pooled: of the norm of the vectors, if given, or of their tanh."""
+    rows, tokens, width = hidden.shape
+    device, arrived = hidden.device, None
+    if pool == "mean":
+        arrived = counters(rows, device)
+        if arrived is None:
+            hidden, mask, pool = pool_tokens(hidden, mask, pool).unsqueeze(1), None, "first"
+            tokens = 1
+    kind = hidden.dtype
+    if torch.is_autocast_enabled(device.type):
+        kind = torch.get_autocast_dtype(device.type)
+    hidden, seen = hidden.contiguous(), _readable(mask, hidden)
+    out = torch.empty((rows, last.out_features), dtype=kind, device=device)
+    weight = last.weight.contiguous()
+    scale: Tensor = weight if norm is None else norm.weight  # type: ignore[assignment]
+    shift: Tensor | None = getattr(norm, "bias", None)
+    bias = last.bias
+    constants = (
+        width,
+        _norm_kind(norm),
+        _eps(norm),
+        shift is not None,
+        tanh,
+        bias is not None,
+        last.out_features,
+        triton.next_power_of_2(width),
+        mask is not None,
+        _token_block(tokens),
+    )
+    given = (
+        hidden, seen, scale, scale if shift is None else shift, weight,
+        weight if bias is None else bias, out,
+    )  # fmt: skip
+    key = (kind, *(each.dtype for each in given), device, pool, constants)
+    if arrived is not None:
+        vectors = torch.empty((rows, width), dtype=hidden.dtype, device=device)
+        grid = (rows, -(-width // WIDTH_BLOCK), 1)
+        _launch_mean(grid, (*given, tokens, vectors, arrived), (*constants, WIDTH_BLOCK), key)
+    else:
+        token = (pool == "last",)
+        _launch_token((rows, 1, 1), (*given, tokens), (*constants, *token), key)
+    return out
+
+
+def _readable(mask: Tensor | None, hidden: Tensor) -> Tensor:
+    """Return a mask as kernels read it; without one, what stands in its place."""
+    if mask is None:
+        return hidden
+    mask = mask.contiguous()
+    return mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+
+
+def _token_block(tokens: int) -> int:
+    """Return how many tokens are read at once."""
+    return int(min(max(triton.next_power_of_2(tokens), MIN_TOKENS), MAX_TOKENS))
+
+
+def _norm_kind(norm: nn.Module | None) -> int:
+    """Return the number of a kind of norm."""
+    if norm is None:
+        return int(NO_NORM.value)
+    return int((LAYER_NORM if isinstance(norm, nn.LayerNorm) else RMS_NORM).value)
+
+
+def _eps(norm: nn.Module | None) -> float:
+    """Return what a norm adds to the mean square."""
+    eps = getattr(norm, "eps", 0.0)
+    return torch.finfo(torch.float32).eps if eps is None else float(eps)
+
+
+@triton.jit
+def _mean_of(
+    start, mask, column, inside, tokens, width,
+    MASKED: tl.constexpr, WIDTH_BLOCK: tl.constexpr, TOKEN_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return the mean over the tokens of some columns of one row."""
+    total = tl.zeros((WIDTH_BLOCK,), tl.float32)
+    count = tl.zeros((TOKEN_BLOCK,), tl.int32)
+    for first in range(0, tokens, TOKEN_BLOCK):
+        token = first + tl.arange(0, TOKEN_BLOCK)
+        kept = token < tokens
+        if MASKED:
+            kept = tl.load(mask + token, mask=kept, other=0) != 0
+        count += kept.to(tl.int32)
+        where = start + token[:, None] * width + column[None, :]
+        part = tl.load(where, mask=kept[:, None] & inside[None, :], other=0.0)
+        total += tl.sum(part.to(tl.float32), axis=0)
+    return total / tl.maximum(tl.sum(count, axis=0), 1).to(tl.float32)
+
+
+@triton.jit
+def _last_of(mask, tokens, MASKED: tl.constexpr, TOKEN_BLOCK: tl.constexpr):
+    """Return the position of the last token of one row that is not padding, or 0."""
+    last = tokens - 1
+    if MASKED:
+        found = tl.zeros((TOKEN_BLOCK,), tl.int32)
+        for first in range(0, tokens, TOKEN_BLOCK):
+            token = first + tl.arange(0, TOKEN_BLOCK)
+            kept = tl.load(mask + token, mask=token < tokens, other=0) != 0
+            found = tl.where(kept, token, found)
+        last = tl.max(found, axis=0)
+    return last
+
+
+@triton.jit
+def _logits_of(
+    vector, column, inside, row, scale, shift, weight, bias, out, width,
+    NORM: tl.constexpr, EPS: tl.constexpr, SHIFT: tl.constexpr, TANH: tl.constexpr,
+    BIAS: tl.constexpr, CLASSES: tl.constexpr,
+):  # fmt: skip
+    """Write the logits of one row."""
+    kind = out.dtype.element_ty
+    if NORM != NO_NORM:
+        if NORM == LAYER_NORM:
+            vector = tl.where(inside, vector - tl.sum(vector, axis=0) / width, 0.0)
+        vector = vector * tl.rsqrt(tl.sum(vector * vector, axis=0) / width + EPS)
+        vector = vector * tl.load(scale + column, mask=inside, other=0.0).to(tl.float32)
+        if SHIFT:
+            vector += tl.load(shift + column, mask=inside, other=0.0).to(tl.float32)
+    if TANH:
+        vector = 2.0 * tl.sigmoid(2.0 * vector) - 1.0
+    vector = vector.to(kind).to(tl.float32)
+    for k in tl.static_range(CLASSES):
+        factors = tl.load(weight + k * width + column, mask=inside, other=0.0)
+        total = tl.sum(vector * factors.to(kind).to(tl.float32), axis=0)
+        if BIAS:
+            total += tl.load(bias + k).to(kind).to(tl.float32)
+        tl.store(out + row * CLASSES + k, total.to(kind))
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _pool(
+    hidden, mask, out, tokens, width: tl.constexpr, IS_MEAN: tl.constexpr, MASKED: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr, TOKEN_BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * WIDTH_BLOCK + tl.arange(0, WIDTH_BLOCK)
+    inside = column < width
+    start = hidden + row * tokens * width
+    if IS_MEAN:
+        answer = _mean_of(start, mask + row * tokens, column, inside, tokens, width,
+                          MASKED, WIDTH_BLOCK, TOKEN_BLOCK)  # fmt: skip
+    else:
+        last = _last_of(mask + row * tokens, tokens, MASKED, TOKEN_BLOCK)
+        answer = tl.load(start + last * width + column, mask=inside, other=0.0)
+    tl.store(out + row * width + column, answer.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _classify_token(
+    hidden, mask, scale, shift, weight, bias, out, tokens, width: tl.constexpr,
+    NORM: tl.constexpr, EPS: tl.constexpr, SHIFT: tl.constexpr, TANH: tl.constexpr,
+    BIAS: tl.constexpr, CLASSES: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    TOKEN_BLOCK: tl.constexpr, IS_LAST: tl.constexpr,
+):  # fmt: skip
+    """Classify a row by its first or last token."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    start = hidden + row * tokens * width
+    if IS_LAST:
+        start += _last_of(mask + row * tokens, tokens, MASKED, TOKEN_BLOCK) * width
+    vector = tl.load(start + column, mask=inside, other=0.0).to(tl.float32)
+    _logits_of(vector, column, inside, row, scale, shift, weight, bias, out, width,
+               NORM, EPS, SHIFT, TANH, BIAS, CLASSES)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _classify_mean(
+    hidden, mask, scale, shift, weight, bias, out, tokens, vectors, arrived, width: tl.constexpr,
+    NORM: tl.constexpr, EPS: tl.constexpr, SHIFT: tl.constexpr, TANH: tl.constexpr,
+    BIAS: tl.constexpr, CLASSES: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    TOKEN_BLOCK: tl.constexpr, WIDTH_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Pool a part of a row; the last program of the row to arrive classifies it."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * WIDTH_BLOCK + tl.arange(0, WIDTH_BLOCK)
+    inside = column < width
+    start = hidden + row * tokens * width
+    part = _mean_of(start, mask + row * tokens, column, inside, tokens, width,
+                    MASKED, WIDTH_BLOCK, TOKEN_BLOCK)  # fmt: skip
+    tl.store(vectors + row * width + column, part.to(vectors.dtype.element_ty), mask=inside)
+    tl.debug_barrier()  # all threads of this program have stored their part
+    before = tl.atomic_add(arrived + row, 1, sem="acq_rel")
+    if before == tl.num_programs(1) - 1:
+        tl.store(arrived + row, 0)
+        every = tl.arange(0, BLOCK)
+        # Read where all multiprocessors see the same: in the second cache.
+        vector = tl.load(
+            vectors + row * width + every, mask=every < width, other=0.0, cache_modifier=".cg"
+        ).to(tl.float32)
+        _logits_of(vector, every, every < width, row, scale, shift, weight, bias, out, width,
+                   NORM, EPS, SHIFT, TANH, BIAS, CLASSES)  # fmt: skip
+
+
+_launch_pool = Launcher(_pool)
+_launch_token, _launch_mean = Launcher(_classify_token), Launcher(_classify_mean)

@@ -1,0 +1,123 @@
+"""Ramps: kernels compute what PyTorch's operations do, here by Triton's interpreter."""
+
+import pytest
+import torch
+from torch import nn
+
+from ttamer.errors import ArgumentError
+from ttamer.torch import counting
+from ttamer.torch.counting import counters, counters_of
+from ttamer.torch.networks.ramps import POOLS, Ramp, dense_layers, linear_layers, pooled
+from ttamer.torch.networks.ramps_triton import MAX_CLASSES, classify, is_norm, pool_tokens
+
+SHAPES = ((1, 5, 3), (4, 70, 33), (3, 300, 64), (2, 1, 100), (5, 17, 48))
+CPU = torch.device("cpu")
+
+
+def value_of(rows, tokens, width, *, seed=0, dtype=torch.float32):
+    """Return hidden states and a mask: rows of all tokens, of none, of one, and of some."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(rows, tokens, width, generator=generator) + 0.5
+    lengths = torch.randint(0, tokens + 1, (rows, 1), generator=generator)
+    lengths[0] = tokens
+    lengths[1:3] = torch.tensor([[0], [1]])[: rows - 1]
+    return hidden.to(dtype), torch.arange(tokens) < lengths
+
+
+def ramp_of(kind, pool, width, classes, dtype):
+    """Return a ramp whose weights are all random."""
+    norms = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+    before = {
+        "none": (),
+        "dense": dense_layers(width, classes, dropout=0.5)[:-1],
+        "two": (nn.Linear(width, width), nn.ReLU()),
+        "unbiased": (nn.LayerNorm(width, bias=False),),
+    }
+    layers = (norms[kind](width),) if kind in norms else before[kind]
+    last = nn.Linear(width, classes, bias=kind != "unbiased")
+    ramp = Ramp(*layers, last, pool=pool)
+    for parameter in ramp.parameters():
+        nn.init.normal_(parameter, mean=0.3, std=width**-0.5)
+    return ramp.to(dtype).eval()
+
+
+@pytest.mark.parametrize(("rows", "tokens", "width"), SHAPES)
+@pytest.mark.parametrize("pool", POOLS)
+def test_one_kernel_pools_as_operations_do(rows, tokens, width, pool):
+    hidden, mask = value_of(rows, tokens, width)
+    for given in (mask, mask.long(), None):
+        found = pool_tokens(hidden, given, pool)
+        torch.testing.assert_close(found, pooled(hidden, given, pool), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["none", "layer", "rms", "dense", "two", "unbiased"])
+@pytest.mark.parametrize("pool", POOLS)
+def test_kernels_answer_as_the_layers_of_a_ramp_do(pool, kind, dtype):
+    # Triton's interpreter cuts numbers off where GPUs round them.
+    least = 4e-6 if dtype == torch.float32 else 2**-4
+    for seed, (rows, tokens, width) in enumerate(SHAPES):
+        torch.manual_seed(seed)
+        ramp = ramp_of(kind, pool, width, classes=seed + 1, dtype=dtype)
+        hidden, mask = value_of(rows, tokens, width, seed=seed, dtype=dtype)
+        with torch.inference_mode():
+            for given in (mask, None):
+                found = ramp._in_few_kernels(hidden, given)
+                wanted = ramp.layers(pooled(hidden.float(), given, pool).to(dtype))
+                assert found.dtype == wanted.dtype
+                torch.testing.assert_close(found, wanted, rtol=least, atol=least)
+
+
+def test_autocast_decides_the_type_of_logits():
+    hidden, mask = value_of(3, 20, 40)
+    ramp = ramp_of("layer", "mean", 40, 2, torch.float32)
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        found, wanted = ramp._in_few_kernels(hidden, mask), ramp((hidden, mask))
+    assert found.dtype == wanted.dtype == torch.bfloat16
+    torch.testing.assert_close(found, wanted, rtol=2**-7, atol=2**-7)
+
+
+def test_more_classes_or_rows_than_kernels_take(monkeypatch):
+    hidden, mask = value_of(5, 9, 8)
+    many = Ramp(*linear_layers(8, MAX_CLASSES + 1), pool="mean").eval()
+    few = Ramp(*linear_layers(8, 2), pool="mean").eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(many._in_few_kernels(hidden, mask), many((hidden, mask)))
+        monkeypatch.setattr(counting, "MAX_COUNTERS", 4)
+        torch.testing.assert_close(few._in_few_kernels(hidden, mask), few((hidden, mask)))
+
+
+def test_counters_are_left_at_zero_and_have_one_owner():
+    hidden, mask = value_of(5, 9, 80)
+    last = nn.Linear(80, 2)
+    with torch.inference_mode():
+        first = classify(hidden, mask, last, pool="mean")
+        with counters_of("other"):
+            other = counters(5, CPU)
+            assert torch.equal(classify(hidden, mask, last, pool="mean"), first)
+            assert counters(5, CPU) is other
+        assert torch.equal(classify(hidden, mask, last, pool="mean"), first)
+    assert counters(5, CPU) is not other
+    assert not other.any()
+    assert not counters(5, CPU).any()
+
+
+def test_norms_without_weights_are_left_to_pytorch():
+    assert is_norm(nn.LayerNorm(4))
+    assert is_norm(nn.RMSNorm(4))
+    assert not is_norm(nn.LayerNorm(4, elementwise_affine=False))
+    assert not is_norm(nn.LayerNorm((2, 4)))
+    assert not is_norm(nn.Linear(4, 4))
+
+
+def test_the_last_token_counts_where_padding_comes_first():
+    hidden, mask = value_of(4, 9, 8)
+    flipped = mask.flip(1)
+    assert torch.equal(pool_tokens(hidden, flipped, "last"), pooled(hidden, flipped, "last"))
+
+
+def test_ways_of_pooling_are_checked():
+    with pytest.raises(ArgumentError, match="first, mean, last, not 'max'"):
+        Ramp(nn.Linear(4, 2), pool="max")
+    assert Ramp(nn.Linear(4, 2)).reads == Ramp(nn.Linear(4, 2), pool="first").reads == (0,)
+    assert Ramp(nn.Linear(4, 2), pool="last", mask=3).reads == (0, 3)
