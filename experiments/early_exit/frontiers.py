@@ -2,7 +2,7 @@
 
     python experiments/early_exit/frontiers.py vision   [--out docs/img] [--json FILE]
     python experiments/early_exit/frontiers.py language [--out docs/img] [--json FILE]
-    python experiments/early_exit/frontiers.py large --traces DIR   # of experiments/vision/large.py
+    python experiments/early_exit/frontiers.py large --traces DIR   # of vision/large_train.py
 
 Every trace is cut in halves by ``numpy.random.default_rng(0).permutation``: the first is fitted to,
 the second measured on. Each is played twice: against the label, and against the backbone, whose own

@@ -73,7 +73,7 @@ class Batches:
         for rows in order.to(labels.device).split(self._size):
             batch = normalised(pixels[rows])
             if self._augment:
-                batch = _erased(shifted(flipped(batch)))
+                batch = erased(shifted(flipped(batch)))
             yield batch.contiguous(memory_format=torch.channels_last), labels[rows]
 
 
@@ -104,7 +104,8 @@ def shifted(batch: torch.Tensor) -> torch.Tensor:
     ].permute(0, 3, 1, 2)
 
 
-def _erased(batch: torch.Tensor) -> torch.Tensor:
+def erased(batch: torch.Tensor) -> torch.Tensor:
+    """Return images with a square of 8 x 8 pixels set to the mean, each its own."""
     count, _, side, _ = batch.shape
     corner = torch.randint(0, side - ERASED + 1, (2, count, 1), device=batch.device)
     line = torch.arange(side, device=batch.device)
