@@ -70,10 +70,18 @@ def read_inputs(path: Path, device: str, dtype: torch.dtype):
 
 def compile_parts(network: exits.EarlyExit) -> None:
     """Compile every block and ramp on its own: blocks of one kind share their code."""
-    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1024
     for part in [*network.segments, *network.exits]:
-        for block in part if type(part) is torch.nn.Sequential else [part]:
+        for block in blocks_of(part):
             block.compile()
+
+
+def blocks_of(part: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the blocks of a sequence of blocks; another part is one."""
+    inner = list(part.children())
+    if type(part) is torch.nn.Sequential and all(any(each.children()) for each in inner):
+        return [block for each in inner for block in blocks_of(each)]
+    return [part]
 
 
 class Bench:
@@ -145,7 +153,9 @@ class Bench:
         chosen = self.chosen(batch, full, found)
         rules = []
         for level, rule in zip(LEVELS, limits, strict=True):
-            rules += [("threshold", level, rule, self.threshold(rule))] if rule else []
+            if rule is not None:
+                same = next((each[-1] for each in rules if each[2] is rule), None)
+                rules.append(("threshold", level, rule, same or self.threshold(rule)))
         for level, each in zip(LEVELS, chosen, strict=True):
             rules += [("ours", level, *each)] if each else []
         test = self.cut(self.half, full, batch)
