@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ import ttamer as tt
 from support.three_models import three_models
 from support.traces import answering_trace
 from ttamer import datasets
+from ttamer.cli import main
 from ttamer.cli.demo import three_numbers
 from ttamer.evaluation.frontiers import frontier
 
@@ -57,8 +59,6 @@ def test_help_names_every_command():
 
 
 def test_an_argument_too_many_is_refused_by_its_command(capsys):
-    from ttamer.cli import main
-
     with pytest.raises(SystemExit):
         main(["fit", "trace.csv", "cascade.toml"])
     refused = capsys.readouterr().err
@@ -378,6 +378,69 @@ def test_fit_then_evaluate(trace_files):
     assert 2 <= len(costs) <= 9
 
 
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """A fit without costs by row, its rows and others, and what was printed."""
+    folder = tmp_path_factory.mktemp("fitted")
+    for seed, name in ((0, "fit"), (1, "test")):
+        answering_trace(300, seed=seed).write(folder / f"{name}.npz")
+    policy = folder / "policy.ttamer"
+    shown = run("fit", folder / "fit.npz", "-o", policy, "--states", "4").stdout
+    return SimpleNamespace(folder=folder, policy=policy, ladder=tt.load(policy), shown=shown)
+
+
+def test_fit_and_evaluate_name_the_best_model_and_show_the_same_policies(fitted, capsys):
+    trace = answering_trace(300, seed=0)
+    errors = trace.wrong().mean(axis=0)
+    best = trace.names[int(errors.argmin())]
+    cost = dict(zip(trace.names, trace.costs.mean(axis=0), strict=True))[best]
+    assert f"Best single model, {best}: cost {cost:.4g} per input, error {errors.min():.2%}" in (
+        fitted.shown
+    )
+    assert main(["evaluate", str(fitted.policy), str(fitted.folder / "test.npz")]) == 0
+    shown = capsys.readouterr().out
+    tradeoffs = [
+        re.findall(r"^ .*% .* ([\d.]+)$", text.split("\nof full")[0], re.MULTILINE)
+        for text in (fitted.shown.split("What to expect")[0], shown)
+    ]
+    assert len(tradeoffs[0]) > 2
+    assert set(tradeoffs[1]) <= set(tradeoffs[0])
+    test = answering_trace(300, seed=1)
+    result = tt.evaluate(fitted.ladder.default(), test)
+    assert (
+        f"The default of serving: cost {result.cost:.4g} per input, error {result.error:.2%}"
+        in shown
+    )
+    for name, wrong in zip(test.names, test.wrong().mean(axis=0), strict=True):
+        assert re.search(rf"^  {name} .* {wrong:.2%}$", shown, re.MULTILINE)
+
+
+def test_evaluate_in_json_has_the_default_and_each_node_alone(fitted, capsys):
+    trace = str(fitted.folder / "test.npz")
+    assert main(["evaluate", str(fitted.policy), trace, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    test = answering_trace(300, seed=1)
+    result = tt.evaluate(fitted.ladder.default(), test)
+    assert (facts["default"]["cost"], facts["default"]["error"]) == (result.cost, result.error)
+    assert [each["error"] for each in facts["alone"].values()] == test.wrong().mean(axis=0).tolist()
+
+
+def test_evaluate_warns_of_the_rows_that_were_fitted_to(fitted, capsys):
+    for rows, is_warned in (("fit", True), ("test", False)):
+        assert main(["evaluate", str(fitted.policy), str(fitted.folder / f"{rows}.npz")]) == 0
+        assert ("fitted to these rows" in capsys.readouterr().err) == is_warned
+
+
+def test_fit_warns_where_every_node_is_free(tmp_path, capsys):
+    trace = answering_trace(200)
+    free = tt.CascadeSpec.of(dict.fromkeys(trace.names, 0.0))
+    rows = tt.Trace.from_arrays(free, trace.confidence, correct=~trace.wrong())
+    rows.write(tmp_path / "free.npz")
+    output = str(tmp_path / "free.ttamer")
+    assert main(["fit", str(tmp_path / "free.npz"), "-o", output, "--states", "3"]) == 0
+    assert "Warning: every node costs 0" in capsys.readouterr().err
+
+
 def test_fit_as_the_paper_has_it_and_in_batches(trace_files):
     cascade = ("--cascade", trace_files / "cascade.toml", "--json")
     out = ("-o", trace_files / "p.ttamer")
@@ -436,12 +499,13 @@ def test_report_writes_one_page(trace_files):
     assert "Mine" in page.read_text()
 
 
-def test_one_trace_is_halved_to_fit_and_to_measure(trace_files):
+def test_one_trace_is_halved_to_fit_and_to_measure(trace_files, capsys):
     options = ("--cascade", trace_files / "cascade.toml", "--families", "ttamer", "--json")
     halved = json.loads(succeed("frontier", trace_files / "fit.csv", *options, "--resamples", "0"))
     assert (halved["fit_rows"], halved["test_rows"]) == (150, 150)
     for given in (["--fit", "a.csv"], ["a.csv", "--test", "b.csv"], []):
-        assert "give one TRACE, which is halved" in refuse("frontier", *given, *options)
+        assert main(["frontier", *given, "--json"]) == 2
+        assert "give one TRACE, which is halved" in capsys.readouterr().err
 
 
 def test_warnings_are_one_line_each(trace_files):
@@ -477,6 +541,9 @@ def test_collect_asks_python_callables(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "3 rows" in done.stdout
+    assert re.search(r"long +\S+ +100.00%", done.stdout)
+    cascade = trace.with_suffix(".toml")
+    assert f"Next: ttamer fit {trace} --cascade {cascade}" in done.stdout
     read = tt.Trace.read(trace, trace.with_suffix(".toml"))
     assert read.names == ("short", "long")
     assert read.wrong().tolist() == [[False, True]] * 3

@@ -543,7 +543,11 @@ def test_what_the_command_writes_goes_straight_through_fit(served, prompts, tmp_
     trace, policy = str(tmp_path / "trace.parquet"), str(tmp_path / "fitted.ttamer")
     cascade = str(served.cascade)
     assert main(["collect", cascade, "--prompts", prompts, "-o", trace]) == 0
-    assert "30 rows" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "30 rows" in shown
+    assert f"Next: ttamer fit {trace}" in shown
+    wrong = tt.Trace.read(trace).wrong().mean(axis=0)
+    assert all(f"{share:.2%}" in shown for share in wrong)
     assert served.upstreams["small"].requests[0]["max_tokens"] == 256
     assert served.upstreams["small"].requests[0]["temperature"] == 0
     assert main(["fit", trace, "--cascade", cascade, "-o", policy, "--json"]) == 0
@@ -566,6 +570,13 @@ def test_the_users_cascade_is_not_written_over(served, prompts, tmp_path, capsys
         str(tmp_path / name) for name in ("mine.csv", "mine.csv.answers.jsonl")
     ]
     assert mine.read_text("utf-8").startswith("# my notes")
+
+
+def test_a_field_of_labels_that_no_prompt_has_is_refused(served, prompts, tmp_path, capsys):
+    arguments = ["collect", str(served.cascade), "--prompts", prompts, "--label", "answer"]
+    assert main([*arguments, "-o", str(tmp_path / "trace.csv")]) == 2
+    assert f"--label answer: no prompt of {prompts} has that field" in capsys.readouterr().err
+    assert served.upstreams["small"].requests == []
 
 
 def test_failures_in_the_command(served, prompts, tmp_path, capsys):

@@ -13,6 +13,7 @@ import pytest
 
 import ttamer as tt
 from support.traces import answering_trace
+from ttamer.serve.bill import NodeBill
 from ttamer.serve.record import RequestRecord
 from ttamer.serve.status import PAGE, PAGE_HEADERS, Frontier, Rung, Status, frontier_of, summed
 
@@ -74,6 +75,29 @@ def test_nodes_that_are_free():
     status = Status({"a": 0.0})
     serve(status, asked("a"), by="a")
     assert shown(status)["bill"]["saved"] is None
+
+
+def test_with_prices_by_token_the_mean_cost_of_calls_is_compared():
+    status = Status({"small": 0.0, "large": 0.0}, priced_by_token=["small", "large"])
+    fitted = dataclasses.replace(POINT, node_costs={"small": 1.5, "large": 30.0})
+    serve(status, asked("small"), by="small")
+    data = status.to_dict(fitted, version="ab")
+    assert [node["cost"] for node in data["nodes"]] == [1.0, 30.0]
+    assert (data["bill"]["dearest"], data["bill"]["always_dearest"]) == ("large", 30.0)
+    assert data["bill"]["saved"] == pytest.approx(1 - 1 / 30)
+    serve(status, asked("small"), asked("large"), by="large")
+    serve(status, asked("large", "timeout"), code=502, cost=500.0)
+    data = status.to_dict(fitted, version="ab")
+    assert data["nodes"][1]["cost"] == 20.0
+    guess = SimpleNamespace(node="large", cost=90.0, error=None)
+    bill = {"large": NodeBill(1, 90.0, 90.0, None)}
+    status.finished(RequestRecord("id", "/v1/x", 200, 0.2, asked=(guess,), cost=90.0, bill=bill))
+    assert status.to_dict(fitted, version="ab")["nodes"][1]["cost"] == 20.0
+
+
+def test_a_fit_has_the_cost_of_each_node(ladder):
+    costs = frontier_of(ladder, ladder.at(0.9)).node_costs
+    assert dict(costs) == dict(zip(ladder.spec.names, ladder.rungs.node_costs, strict=True))
 
 
 def test_the_live_mean_forgets():

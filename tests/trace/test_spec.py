@@ -30,6 +30,11 @@ after = "small.v2"
 """
 
 
+def test_a_node_with_prices_by_token_needs_no_cost():
+    toml = "[[node]]\nname = 'a'\ncost_per_token = {input = 0.1, output = 0.4}"
+    assert CascadeSpec.from_toml(toml).nodes[0].cost == 0.0
+
+
 def test_a_file_holds_everything(tmp_path):
     path = tmp_path / "cascade.toml"
     path.write_text(TREE, "utf-8")

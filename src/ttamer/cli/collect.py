@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
+DEFAULT_LABEL = "label"
+"""The field of prompts that holds the reference answer, unless another is named."""
+
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser."""
@@ -33,7 +36,7 @@ def add_to(commands: Any) -> None:
     upstreams = parser.add_argument_group("with a cascade.toml")
     upstreams.add_argument("--prompts", metavar="FILE",
                            help="JSON lines, CSV, or text with one prompt per line")  # fmt: skip
-    upstreams.add_argument("--label", default="label", metavar="FIELD",
+    upstreams.add_argument("--label", default=DEFAULT_LABEL, metavar="FIELD",
                            help="the field of the reference answer (default label)")  # fmt: skip
     upstreams.add_argument("--endpoint", default="chat/completions",
                            choices=("chat/completions", "completions", "classify"),
@@ -78,6 +81,7 @@ def run(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from ttamer.cli.output import as_json, number, table
+    from ttamer.fitted.mixture import shown_error
     from ttamer.trace.files import suffix_of
 
     suffix_of(args.output)  # checked before any model is called
@@ -97,17 +101,44 @@ def run(args: argparse.Namespace) -> None:
         trace.spec.to_file(cascade)
         written.append(str(cascade))
     costs = dict(zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True))
+    errors = _errors(trace)
     if args.json:
         facts = {"rows": len(trace), "costs": costs, "left_out": dict(trace.left_out)}
+        facts |= {"errors": errors} if errors else {}
         print(as_json({**facts, "notes": list(trace.notes), "written": written}))
         return
     print(f"{len(trace)} rows\n")
-    print(table(["node", "mean cost"], [[name, number(cost)] for name, cost in costs.items()]))
+    head = ["node", "mean cost", *([trace.measure] if errors else [])]
+    print(table(head, [
+        [name, number(cost), *([shown_error(errors[name], trace.measure)] if errors else [])]
+        for name, cost in costs.items()
+    ]))  # fmt: skip
+    if errors and trace.spec.target == "last":
+        print(f"\n  {trace.measure}: against {trace.names[-1]}, which is right by definition")
     for reason, count in trace.left_out.items():
         print(f"\n  {count} prompts left out: {reason}")
     for note in trace.notes:
         print(f"\n  {note}")
     print(f"\n  written to {' and '.join(written)}")
+    needed = f" --cascade {cascade}" if suffix_of(args.output) == ".csv" else ""
+    if errors:
+        print(f"\nNext: ttamer fit {args.output}{needed}")
+    else:
+        print(
+            "\nNo answer is known to be right, which a fit needs: give --labels FILE, or write "
+            f'target = "last" under [cascade] in {cascade}: then the last node is right'
+        )
+
+
+def _errors(trace: Trace) -> dict[str, float]:
+    """Return the error of each node, where it is known which answers are right."""
+    from ttamer.errors import TraceError
+
+    try:
+        errors = trace.losses().mean(axis=0)
+    except TraceError:
+        return {}
+    return dict(zip(trace.names, errors.tolist(), strict=True))
 
 
 def _kept(args: argparse.Namespace) -> tuple[Path, Path]:
@@ -156,6 +187,8 @@ def _from_upstreams(args: argparse.Namespace) -> Trace:
         endpoint=args.endpoint,
         request={} if args.endpoint == "classify" else request,
     )
+    if args.label != DEFAULT_LABEL and all(prompt.label is None for prompt in prompts):
+        raise ArgumentError(f"--label {args.label}: no prompt of {args.prompts} has that field")
     progress = progress_line(quiet=args.json)
     journal, answers = _kept(args)
     trace = collect_upstreams(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import argparse
 
+    from ttamer.evaluation.results import Result
     from ttamer.fitted.ladder import FittedPolicy
     from ttamer.fitted.mixture import Mixture
+    from ttamer.trace.spec import Target
+    from ttamer.trace.trace import Trace
 
 __all__ = ["add_to"]
 
@@ -18,15 +22,16 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "evaluate",
         help="how a saved policy does on a trace",
-        description="Replay a fitted policy on a trace: error and cost with intervals, and "
-        "which nodes answered.",
+        description="Replay a fitted policy on a trace: error and cost with intervals, which "
+        "nodes answered, and what each node does alone.",
         allow_abbrev=False,
     )
     parser.add_argument("policy", help="a .ttamer file made by ttamer fit")
     parser.add_argument("trace", help="rows to measure on: a Parquet, CSV or NPZ file")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--tradeoff", type=float, metavar="L",
-                       help="one policy of the ladder (default: all of them)")  # fmt: skip
+                       help="one policy of the ladder (default: those that ttamer fit "
+                       "prints, and the default of serving)")  # fmt: skip
     which.add_argument("--budget", type=float, metavar="C",
                        help="the mixture that costs C per input in expectation")  # fmt: skip
     which.add_argument("--mistake-cost", type=float, metavar="M",
@@ -49,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     from ttamer.errors import ArgumentError
     from ttamer.evaluation.results import evaluate
     from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-    from ttamer.fitted.mixture import Mixture
+    from ttamer.fitted.mixture import Mixture, shown_error
 
     loaded = load(args.policy)
     if not isinstance(loaded, FittedLadder | FittedPolicy | Mixture):
@@ -59,6 +64,7 @@ def run(args: argparse.Namespace) -> None:
         )
     args.cascade = loaded.spec
     trace = read(args.trace, args)
+    default = None
     policies: list[FittedPolicy | Mixture]
     if isinstance(loaded, FittedPolicy | Mixture):
         policies = [loaded]
@@ -68,51 +74,93 @@ def run(args: argparse.Namespace) -> None:
         policies = [loaded.for_latency(p95=args.p95)]
     elif args.budget is not None:
         policies = [loaded.for_budget(args.budget)]
+    elif args.tradeoff is not None:
+        policies = [loaded.at(args.tradeoff)]
     else:
-        policies = list(loaded) if args.tradeoff is None else [loaded.at(args.tradeoff)]
-    from ttamer.fitted.mixture import shown_error
-
+        policies = list(loaded)
+        if loaded.rungs is not None and loaded.rungs.node_errors is not None:
+            default = loaded.default()
+        if loaded.rungs is not None and not args.json:
+            policies = [loaded[rung] for rung in loaded.rungs.corners]
+    _warn_of_same_rows(policies[0], trace)
     results = [evaluate(policy, trace, target=args.target) for policy in policies]
+    usual = None if default is None else evaluate(default, trace, target=args.target)
+    alone = _alone(trace, args.target)
     if args.json:
-        facts = [
-            {**_named(policy), **result.to_dict()}
-            for policy, result in zip(policies, results, strict=True)
-        ]
-        print(as_json({"rows": len(trace), "policies": facts}))
+        facts: dict[str, Any] = {
+            "rows": len(trace),
+            "policies": [
+                {**_named(policy), **result.to_dict()}
+                for policy, result in zip(policies, results, strict=True)
+            ],
+        }
+        if default is not None and usual is not None:
+            facts["default"] = {**_named(default), **usual.to_dict()}
+        print(as_json({**facts, "alone": alone}))
         return
-    rows = [
-        [number(r.cost), f"{r.relative_cost:.1%}",
-         *(number(t) for t in (r.latency, r.latency_p95) if t is not None),
-         shown_error(r.error, r.measure),
-         " to ".join(shown_error(end, r.measure) for end in r.error_interval),
-         f"{r.recalled:.1%}", f"{r.recall_helped:.1%}",
-         f"{r.recall_hurt:.1%}", _short(policy)]
-        for policy, r in zip(policies, results, strict=True)
-    ]  # fmt: skip
     print(f"{len(trace)} rows\n")
+    rows = [_cells(p, r) for p, r in zip(policies, results, strict=True)]
+    timed = ["latency", "95% within"] if results[0].latency is not None else []
     measure = results[0].measure
-    timed = results[0].latency is not None
-    head = [
-        "cost",
-        "of full",
-        *(["latency", "95% within"] if timed else []),
-        measure,
-        "95%",
-        "recalled",
-        "helped",
-        "hurt",
-        "tradeoff",
-    ]
+    head = ["cost", "of full", *timed, measure, "95%", "recalled", "helped", "hurt", "tradeoff"]
     print(table(head, list({tuple(row[:-1]): row for row in rows}.values())))
     print("\nof full: as a share of the full model's cost, or of the most expensive model's;")
     print("recalled: an earlier answer was returned; helped, hurt: that was better, worse.")
-    if len(results) == 1:
-        shares = results[0]
-        print()
-        print(table(["node", "asked", "answered"], [
-            [name, f"{shares.asked[name]:.1%}", f"{shares.answered[name]:.1%}"]
-            for name in trace.names
-        ]))  # fmt: skip
+    if default is not None and usual is not None:
+        low, high = (shown_error(end, measure) for end in usual.error_interval)
+        print(
+            f"\nThe default of serving: cost {number(usual.cost)} per input, {measure} "
+            f"{shown_error(usual.error, measure)} ({low} to {high}); expected: {default.described}"
+        )
+    shares = results[0] if len(results) == 1 else None
+    print("\nEach node, and its answers alone:\n" if shares else "\nEach node alone:\n")
+    print(table(["node", *(["asked", "answered"] if shares else []), "cost", measure], [
+        [name,
+         *([f"{shares.asked[name]:.1%}", f"{shares.answered[name]:.1%}"] if shares else []),
+         number(facts["cost"]), shown_error(facts["error"], measure)]
+        for name, facts in alone.items()
+    ]))  # fmt: skip
+
+
+def _cells(policy: FittedPolicy | Mixture, result: Result) -> list[str]:
+    """Return the row of a policy in the table."""
+    from ttamer.cli.output import number
+    from ttamer.fitted.mixture import shown_error
+
+    return [
+        number(result.cost),
+        f"{result.relative_cost:.1%}",
+        *(number(t) for t in (result.latency, result.latency_p95) if t is not None),
+        shown_error(result.error, result.measure),
+        " to ".join(shown_error(end, result.measure) for end in result.error_interval),
+        f"{result.recalled:.1%}",
+        f"{result.recall_helped:.1%}",
+        f"{result.recall_hurt:.1%}",
+        _short(policy),
+    ]
+
+
+def _alone(trace: Trace, target: Target | None) -> dict[str, dict[str, float]]:
+    """Return what each node's answer costs by itself, and its error."""
+    costs = trace.spec.answer_costs(trace.costs.mean(axis=0))
+    errors = trace.losses(target).mean(axis=0).tolist()
+    return {
+        name: {"cost": float(cost), "error": error}
+        for name, cost, error in zip(trace.names, costs, errors, strict=True)
+    }
+
+
+def _warn_of_same_rows(policy: FittedPolicy | Mixture, trace: Trace) -> None:
+    """Print a warning where the policy was fitted to these rows."""
+    from ttamer.fitted.mixture import Mixture
+
+    fitted = (policy.cheap if isinstance(policy, Mixture) else policy).fitted
+    if trace.digest == fitted.trace_digest:
+        print(
+            "Warning: the policy was fitted to these rows, so that errors are too low; measure it "
+            "on others, or take the estimates of ttamer fit, which are cross-fitted",
+            file=sys.stderr,
+        )
 
 
 def _named(policy: FittedPolicy | Mixture) -> dict[str, Any]:

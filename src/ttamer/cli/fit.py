@@ -118,14 +118,15 @@ def run(args: argparse.Namespace) -> None:
     _show(ladder)
     print("\nWhat to expect on new rows, by cross-fitting; of full: as a share of the full model's")
     print("cost, or of the most expensive model's.")
+    _show_best_node(ladder)
     if args.mistake_cost is None:
         print(f"As accurate as the best single model: {chosen.described} (the default of serving)")
     else:
         print(f"At {args.mistake_cost:g} per mistake: {chosen.described}")
     if chosen.single_node is not None:
         print(
-            f"Warning: this policy only ever asks {chosen.single_node!r}; with another "
-            "--mistake-cost or --budget a second model is asked",
+            f"Warning: this policy only ever asks {chosen.single_node!r}; other policies of the "
+            "table ask a second model: choose one by --mistake-cost, or by a budget",
             file=sys.stderr,
         )
     print("Then:")
@@ -164,6 +165,26 @@ def _fitted(args: argparse.Namespace, progress: Callable[[str], None]) -> Fitted
     if args.cascade is None:
         raise ArgumentError("--stream needs --cascade FILE")
     return fit_file(args.trace, args.cascade, **options)
+
+
+def _show_best_node(ladder: FittedLadder) -> None:
+    """Print which node is the most accurate, and a warning where all are free."""
+    from ttamer.cli.output import number
+    from ttamer.fitted.mixture import shown_error
+
+    rungs, measure = ladder.require_rungs(), ladder.fitted.measure
+    if rungs.node_errors is None or rungs.node_costs is None:
+        return
+    best = int(rungs.node_errors.argmin())
+    error = shown_error(float(rungs.node_errors[best]), measure)
+    cost = number(float(rungs.node_costs[best]))
+    print(f"Best single model, {ladder.spec.names[best]}: cost {cost} per input, {measure} {error}")
+    if not rungs.node_costs.any():
+        print(
+            "Warning: every node costs 0, so that there is nothing to save: write what a call "
+            "costs into the cascade, or into columns <node>.cost",
+            file=sys.stderr,
+        )
 
 
 def _show(ladder: FittedLadder) -> None:

@@ -303,7 +303,8 @@ def choose_plan(
         found = []
         for number, plan in enumerate(plans, start=1):
             found.append(held_out(trace, plan, weights, options))
-            what = f"{plan.belief}, {plan.order}, {plan.states} states"
+            what = f"{plan.belief}, {plan.order}"
+            what += f", {plan.states} states" if plan.states else ""
             options.report(f"tried {number} of {len(plans)}: {what}")
         chosen = _chosen(plans, [each.objective for each in found])
         best, held = plans[chosen], found[chosen]

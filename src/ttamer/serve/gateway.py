@@ -159,7 +159,8 @@ class Gateway:
         self.tracing = NO_TRACING if serve.otel is None else Tracing.to(serve.otel)
         self.trace_log: TraceLog | None = None
         costs = {node.name: node.cost for node in settings.spec.nodes}
-        self.status = Status(costs, settings.spec.name or CASCADE)
+        by_token = [n for n, node in settings.nodes.items() if node.cost_per_token is not None]
+        self.status = Status(costs, settings.spec.name or CASCADE, priced_by_token=by_token)
         self.names = tuple(dict.fromkeys([settings.spec.name or CASCADE, CASCADE]))
         """The model names of the cascade."""
         if taken := set(self.names) & set(settings.spec.names):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.serve.pages import load_page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ttamer.fitted.mixture import Mixture
     from ttamer.serve.accounts import Account
@@ -46,6 +46,8 @@ class Frontier:
 
     rungs: tuple[Rung, ...]
     operating: Rung
+    node_costs: Mapping[str, float] = field(default_factory=dict)
+    """What an answer of each node alone cost in the fit, where the artefact has it."""
 
 
 def frontier_of(artefact: FittedLadder | FittedPolicy, policy: FittedPolicy | Mixture) -> Frontier:
@@ -60,7 +62,15 @@ def frontier_of(artefact: FittedLadder | FittedPolicy, policy: FittedPolicy | Mi
         low, high = (_estimated(each) for each in (policy.cheap, policy.expensive))
         operating = _mixed(low, high, policy.share)
     distinct = {(round(r.cost, 9), round(r.error, 9)): r for r in reversed(rungs.values())}
-    return Frontier(tuple(reversed(distinct.values())), operating)
+    return Frontier(tuple(reversed(distinct.values())), operating, _node_costs(artefact))
+
+
+def _node_costs(artefact: FittedLadder | FittedPolicy) -> dict[str, float]:
+    """Return the mean cost of each node's answer by itself, where the artefact has it."""
+    rungs = artefact.rungs if isinstance(artefact, FittedLadder) else None
+    if rungs is None or rungs.node_costs is None:
+        return {}
+    return dict(zip(artefact.spec.names, rungs.node_costs.tolist(), strict=True))
 
 
 def _rungs(artefact: FittedLadder | FittedPolicy) -> dict[float, Rung]:
@@ -102,6 +112,14 @@ class _Traffic:
 
 
 @dataclass
+class _Calls:
+    """The calls of one node whose cost is known exactly."""
+
+    count: int = 0
+    spent: float = 0.0
+
+
+@dataclass
 class _KeyTraffic:
     """The traffic of one API key."""
 
@@ -112,6 +130,9 @@ class _KeyTraffic:
 class Status:
     """The data of the page, counted as requests finish.
 
+    ``costs`` are those of one call of each node; for the nodes in ``priced_by_token`` the mean cost
+    of their calls takes its place, and before the first of them the mean cost in the fit.
+
     >>> status = Status({"small": 1.0, "large": 12.5})
     >>> status.event("start", "two nodes")
     """
@@ -121,8 +142,10 @@ class Status:
         costs: Mapping[str, float],
         name: str = "cascade",
         clock: Callable[[], float] = time.time,
+        priced_by_token: Collection[str] = (),
     ) -> None:
         self._costs = dict(costs)
+        self._calls = {node: _Calls() for node in priced_by_token}
         self._name = name
         self._clock = clock
         self._since = clock()
@@ -150,6 +173,12 @@ class Status:
                 node.asked += 1
                 node.failed += one.error is not None
                 node.spent += _finite(one.cost)
+            calls = self._calls.get(one.node)
+            billed = record.bill.get(one.node)
+            is_exact = one.error is None and (billed is None or not billed.estimated)
+            if calls is not None and is_exact:
+                calls.count += 1
+                calls.spent += _finite(one.cost)
         answered = self._nodes.get(record.by or "")
         if answered is not None:
             answered.answered += 1
@@ -186,8 +215,9 @@ class Status:
         ``drift`` is the status of the auditor, ``None`` where nothing is audited; ``admin`` is
         whether the page's buttons can post to ``/admin``; ``accounts`` are those of the API keys.
         """
-        most_expensive = max(self._costs, key=self._costs.__getitem__)
-        always = self._costs[most_expensive] * self._decided
+        costs = {name: self._cost(name, frontier) for name in self._costs}
+        most_expensive = max(costs, key=costs.__getitem__)
+        always = costs[most_expensive] * self._decided
         return {
             "name": self._name,
             "version": version,
@@ -202,7 +232,7 @@ class Status:
                 "waiting": waiting,
             },
             "nodes": [
-                {"name": name, "cost": self._costs[name], **vars(traffic)}
+                {"name": name, "cost": costs[name], **vars(traffic)}
                 for name, traffic in self._nodes.items()
             ],
             "bill": {
@@ -225,6 +255,15 @@ class Status:
             "drift": None if drift is None else dict(drift),
             "admin": admin,
         }
+
+    def _cost(self, name: str, frontier: Frontier) -> float:
+        """Return what one call of a node costs, in the mean where it depends on tokens."""
+        calls = self._calls.get(name)
+        if calls is None:
+            return self._costs[name]
+        if calls.count:
+            return calls.spent / calls.count
+        return frontier.node_costs.get(name, self._costs[name])
 
 
 def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

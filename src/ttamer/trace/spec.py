@@ -669,6 +669,8 @@ class CascadeSpec:
             place = f"[[node]] {number}"
             if not isinstance(table, dict):
                 raise CascadeError(f"{place} must be a table with name and cost")
+            if "cost_per_token" in table:  # the tokens of a call are its cost
+                table = {"cost": 0.0, **table}
             for key in ("name", "cost"):
                 if key not in table:
                     named = f" ({table['name']!r})" if "name" in table else ""
