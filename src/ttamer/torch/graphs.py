@@ -20,11 +20,11 @@ import torch
 from ttamer.errors import ArgumentError
 from ttamer.torch.branching import NONE, Branch, BranchingGraph
 from ttamer.torch.capturing import capture, captured, release_memory
+from ttamer.torch.copying_triton import copy_rows
 from ttamer.torch.decide_triton import STEP, TritonDecider
 from ttamer.torch.devices import (
     autocast,
     device_of,
-    in_memory_order,
     rows_of,
     tensors_of,
     to_device,
@@ -172,7 +172,7 @@ class GraphRunner(Runner):
         for k, end in enumerate(self._reached):
             segments = list(self.network.segments)[start + 1 : end + 1]
             lists = decider.new_lists(size)
-            # A single row is not regrouped: the next step reads what this one computes.
+            # A single row is not regrouped: the next step reads the same row.
             grouped = size > 1 and k + 1 < len(self._reached)
             kept = _like(_through(segments, value), size) if grouped else None
             self._buffers.append((kept, lists))
@@ -183,10 +183,16 @@ class GraphRunner(Runner):
                     computed[case.size] = self._computed(segments, _first(value, case.size))
                 graph, found = computed[case.size]
                 group = _Group(found, rows[: case.size], kept, lists)
-                work = partial(self._ask, end, group, start == START) if case.asks else group.move
-                branches.append(Branch((graph, capture(work, self._pool)), table))
+                parts = [graph]
+                if case.asks:
+                    work = partial(self._ask, end, group, start == START)
+                    parts.append(capture(work, self._pool))
+                elif grouped:
+                    parts.append(capture(group.move, self._pool))
+                branches.append(Branch(tuple(parts), table))
             steps.append(branches)
-            value, rows, start = kept if grouped else found, lists[1], end
+            value, rows = (kept, lists[1]) if grouped else (found, rows)
+            start = end
         return BranchingGraph(steps[0][0], steps[1:], decider.result, unit=STEP)
 
     def _computed(self, segments: Sequence[Any], value: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -247,16 +253,16 @@ class _Group(NamedTuple):
     def regroup(self) -> None:
         """Write the rows that continue to the buffer, the first ones first."""
         if self.kept is not None:
-            order = self.lists[0][: len(self.rows)]
-            for target, tensor in zip(tensors_of(self.kept), tensors_of(self.value), strict=True):
-                part = in_memory_order(target[: len(order)])
-                torch.index_select(in_memory_order(tensor), 0, order, out=part)
+            count = len(self.rows)
+            positions, following = (each[:count] for each in self.lists)
+            self._copy(following, positions=positions)
 
     def move(self) -> None:
         """Write all rows to the buffer: none is due at this exit."""
-        self.lists[1][: len(self.rows)].copy_(self.rows)
-        if self.kept is not None:
-            _fill(self.kept, self.value)
+        self._copy(self.rows, listed=self.lists[1])
+
+    def _copy(self, rows: Tensor, **options: Tensor) -> None:
+        copy_rows(tensors_of(self.value), tensors_of(self.kept), rows, **options)
 
 
 def full_graph(
