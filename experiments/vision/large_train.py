@@ -6,7 +6,7 @@
         --seconds 170 45 --ramp-seconds 20 10
 
 ``--start`` is a file that ``large_begin.py`` wrote, or a folder with packed networks to train
-further. Everything is trained together, first on small images, where an image takes a third of the
+further. Everything is trained together, first on small images, where one takes less than half the
 time, then on large ones. Each step asks the head and a few ramps, drawn at random; a share of the
 ramps' gradients reaches the backbone. Rate and size follow the clock and not the steps: a run
 beside others on one GPU ends in time, and with a rate of zero. A run that was cut short goes on
@@ -79,7 +79,7 @@ class Plan:
     """The highest rate of stochastic gradient descent."""
     batch: int = 125
     """Images per step."""
-    sizes: tuple[tuple[float, int], ...] = ((0.5, 128), (1.0, 224))
+    sizes: tuple[tuple[float, int], ...] = ((0.5, 144), (1.0, 224))
     """Shares of the time, and the sides of the images until then."""
     ramps: int = 4
     """Ramps that a step asks."""
