@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -77,12 +78,19 @@ class Batches:
             yield batch.contiguous(memory_format=torch.channels_last), labels[rows]
 
 
-def normalised(pixels: torch.Tensor) -> torch.Tensor:
+def normalised(
+    pixels: torch.Tensor,
+    mean: tuple[float, ...] = MEAN,
+    spread: tuple[float, ...] = SPREAD,
+) -> torch.Tensor:
     """Return bytes as numbers of mean 0 and spread 1."""
-    mean, spread = (
-        torch.tensor(each, device=pixels.device).view(1, 3, 1, 1) for each in (MEAN, SPREAD)
-    )
-    return (pixels.float() / 255 - mean) / spread
+    return (pixels.float() / 255 - _colours(mean, pixels.device)) / _colours(spread, pixels.device)
+
+
+@cache
+def _colours(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """Return a number for each colour; a copy to the device waits for it, so there is only one."""
+    return torch.tensor(values, device=device).view(1, 3, 1, 1)
 
 
 def flipped(batch: torch.Tensor) -> torch.Tensor:

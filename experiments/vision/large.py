@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from cifar import CLASSES, Images, erased, flipped, shifted
+from cifar import CLASSES, Images, erased, flipped, normalised, shifted
 from torch import nn
 from torch.nn.functional import interpolate, relu
 
@@ -78,12 +78,6 @@ def built(name: str, size: int) -> EarlyExit:
     return vgg(int(name.removeprefix("vgg")), size=size, ramps="convolutional")
 
 
-def normalised(pixels: torch.Tensor) -> torch.Tensor:
-    """Return bytes as numbers in the scale of ImageNet's."""
-    mean, spread = (torch.tensor(v, device=pixels.device).view(1, 3, 1, 1) for v in (MEAN, SPREAD))
-    return (pixels.float() / 255 - mean) / spread
-
-
 def resized(images: torch.Tensor, size: int) -> torch.Tensor:
     """Return images of another size, channels last."""
     large = interpolate(images, size=(size, size), mode="bilinear", align_corners=False)
@@ -92,7 +86,7 @@ def resized(images: torch.Tensor, size: int) -> torch.Tensor:
 
 def enlarged(pixels: torch.Tensor, size: int) -> torch.Tensor:
     """Return bytes as normalised images of a larger size, channels last."""
-    return resized(normalised(pixels), size)
+    return resized(normalised(pixels, MEAN, SPREAD), size)
 
 
 class Batches:
@@ -123,8 +117,8 @@ class Shuffled:
             every = torch.randperm(len(self.images.labels), device=self.left.device)
             self.left = torch.cat([self.left, every])
         rows, self.left = self.left[: self.batch], self.left[self.batch :]
-        images = erased(shifted(flipped(normalised(self.images.pixels[rows]))))
-        return resized(images, size), self.images.labels[rows]
+        images = normalised(self.images.pixels[rows], MEAN, SPREAD)
+        return resized(erased(shifted(flipped(images))), size), self.images.labels[rows]
 
 
 def training_images(path: Path, rows: int) -> tuple[Images, Images]:
