@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.devices import autocast, device_of, rows_of, take, to_device
+from ttamer.torch.devices import autocast, device_of, inputs_and_labels, rows_of, take, to_device
 
 ROWS = torch.tensor([4, 0, 2])
 
@@ -44,6 +44,22 @@ def test_values_are_tensors_or_tuples_of_them():
     ):
         with pytest.raises(ArgumentError, match=f"a tuple of tensors, not {name}"):
             to_device(bad, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("batch", "found"),
+    [
+        ({"input_ids": torch.zeros(1), "labels": torch.zeros(1)}, "a dict of input_ids, labels"),
+        ((torch.zeros(1),) * 3, "a tuple of Tensor, Tensor, Tensor"),
+        ([torch.zeros(1), [0]], "a list of Tensor, list"),
+        (torch.zeros(2, 3), "not Tensor"),
+    ],
+)
+def test_a_batch_of_a_loader_is_inputs_and_labels(batch, found):
+    with pytest.raises(ArgumentError, match=rf"must be \(inputs, labels\).*{found}"):
+        inputs_and_labels(batch)
+    inputs, labels = inputs_and_labels([(torch.zeros(1), torch.zeros(1)), torch.ones(1)])
+    assert (len(inputs), labels.tolist()) == (2, [1.0])
 
 
 def test_a_network_is_where_its_weights_are():

@@ -26,7 +26,9 @@ from support.exit_networks import (
 from support.traces import answering_trace
 from ttamer.baselines import FAMILIES
 from ttamer.errors import ArgumentError
+from ttamer.fitted.mixture import Mix
 from ttamer.fitting.plans import fit
+from ttamer.torch import attach
 from ttamer.torch import runner as running
 from ttamer.torch.decide_triton import TritonDecider
 from ttamer.torch.early_exit import EarlyExit
@@ -614,6 +616,23 @@ def test_a_policy_for_separate_models():
     network = EarlyExit(blocks, blocks[:2], blocks[2], names=trace.names)
     with pytest.raises(ArgumentError, match="separate models"):
         Runner(network, policy)
+
+
+def test_an_attached_network_has_the_classes_of_its_ramps():
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 3))
+    network = attach(model, ["0", "2"], torch.randn(2, 4, generator=generator))
+    rows = torch.randn(200, 4, generator=generator)
+    trace = trace_of(network, [(rows, model(rows).argmax(dim=1))])
+    policy = fit(trace, belief="calibrated", states=3).at(0.9)
+    assert Runner(network, policy)(rows).logits.shape == (200, 3)
+
+
+def test_a_ladder_and_a_mixture_are_refused():
+    ladder = fitted("calibrated")
+    for several in (ladder, ladder.mixed(Mix(0, len(ladder) - 1, 0.5))):
+        with pytest.raises(ArgumentError, match=r"one fitted policy, not a .*ladder.at\(tradeoff"):
+            Runner(adding_network(), several)
 
 
 def test_a_head_whose_classes_cannot_be_counted():

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.devices import autocast, device_of, to_device
+from ttamer.torch.devices import autocast, device_of, inputs_and_labels, to_device
 from ttamer.torch.early_exit import EarlyExit
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def combine_exits(
     network.eval()
     device = device_of(network)
     found, right = [], []
-    for inputs, labels in loader:
+    for batch in loader:
+        inputs, labels = inputs_and_labels(batch)
         with torch.inference_mode(), autocast(device, precision):
             every = torch.stack([_log(logits) for logits in network(to_device(inputs, device))])
         found.append(every.cpu())

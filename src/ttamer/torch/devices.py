@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
@@ -19,6 +20,8 @@ __all__ = [
     "autocast",
     "device_of",
     "in_memory_order",
+    "inputs_and_labels",
+    "require_value",
     "rows_of",
     "take",
     "tensors_of",
@@ -55,11 +58,34 @@ def to_device(value: Value, device: torch.device) -> Value:
     """Return a value on a device."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
+    require_value(value)
+    return tuple(tensor.to(device, non_blocking=True) for tensor in value)
+
+
+def require_value(value: object) -> None:
+    """Refuse inputs that are not tensors."""
+    if isinstance(value, torch.Tensor):
+        return
     if not isinstance(value, tuple | list) or not all(isinstance(t, torch.Tensor) for t in value):
         raise ArgumentError(
             f"inputs must be a tensor, or a tuple of tensors, not {type(value).__name__}"
         )
-    return tuple(tensor.to(device, non_blocking=True) for tensor in value)
+
+
+def inputs_and_labels(batch: object) -> tuple[Value, torch.Tensor]:
+    """Return the two parts of a loader's batch, or refuse one that has others."""
+    if isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], torch.Tensor):
+        inputs, labels = batch
+        return inputs, labels
+    found = type(batch).__name__
+    if isinstance(batch, tuple | list):
+        found = f"a {found} of {', '.join(type(part).__name__ for part in batch)}"
+    elif isinstance(batch, Mapping):
+        found = f"a {found} of {', '.join(map(str, batch))}"
+    raise ArgumentError(
+        "a batch of a loader must be (inputs, labels), the inputs a tensor or a tuple of tensors "
+        f"and the labels a tensor, such as ((ids, mask), labels), not {found}"
+    )
 
 
 def wait(device: torch.device | None = None) -> None:

@@ -481,10 +481,12 @@ def _event(device: torch.device) -> Any:
 
 
 def _classes(network: EarlyExit) -> int:
-    """Return the number of classes: the width of the head's last linear layer."""
-    layers = [m for m in network.exits[-1].modules() if isinstance(m, torch.nn.Linear)]
-    if not layers:
-        raise ArgumentError(
-            "the head has no linear layer to count classes by: name them with classes="
-        )
-    return int(layers[-1].out_features)
+    """Return the number of classes: the width of the last linear layer of the head, or of a ramp.
+
+    The head of an attached network calls the model that it is a part of, and has no layers.
+    """
+    for each in reversed(network.exits):
+        layers = [m for m in each.modules() if isinstance(m, torch.nn.Linear)]
+        if layers:
+            return int(layers[-1].out_features)
+    raise ArgumentError("no exit has a linear layer to count classes by: name them with classes=")

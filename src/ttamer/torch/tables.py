@@ -24,6 +24,7 @@ import torch
 
 from ttamer.errors import ArgumentError
 from ttamer.fitted.belief import CERTAIN_LOGIT, context_of
+from ttamer.fitted.ladder import FittedPolicy
 from ttamer.fitted.models import BeliefModel, ConfidenceModel
 from ttamer.policy.walk import WalkPolicy
 from ttamer.trace.trace import BELIEF_FIELDS
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ttamer.fitted.belief import Belief
-    from ttamer.fitted.ladder import FittedPolicy
 
 __all__ = ["BeliefTables", "PlainTables", "Tables", "tables_of", "threshold_tables"]
 
@@ -175,6 +175,11 @@ def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str]
     The policy may be for some of the exits only: the others are never asked. ``classes`` are the
     names of the network's classes as in the trace, or their number if the trace has numbers.
     """
+    if not isinstance(policy, FittedPolicy):
+        raise ArgumentError(
+            f"a network runs one fitted policy, not a {type(policy).__name__}: take "
+            "ladder.at(tradeoff) of a ladder, or .cheap or .expensive of a mixture"
+        )
     fitted, solved = policy.fitted, policy.policy
     names = fitted.spec.names
     places = [list(exits).index(name) for name in names if name in exits]

@@ -10,7 +10,7 @@ import torch
 from ttamer.errors import TraceError
 from ttamer.torch.costs import count_flops
 from ttamer.torch.decide import scores_of
-from ttamer.torch.devices import autocast, device_of, rows_of, take, to_device
+from ttamer.torch.devices import autocast, device_of, inputs_and_labels, rows_of, take, to_device
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def trace_of(
     found: list[list[Tensor]] = []
     labels: list[Tensor] = []
     done = 0
-    for inputs, label in loader:
+    for batch in loader:
+        inputs, label = inputs_and_labels(batch)
         value = to_device(inputs, device)
         if spec is None and rows_of(value):
             first = torch.zeros(1, dtype=torch.int64, device=device)

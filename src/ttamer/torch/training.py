@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError
-from ttamer.torch.devices import autocast, device_of, to_device
+from ttamer.torch.devices import autocast, device_of, inputs_and_labels, to_device
 
 if TYPE_CHECKING:
     import os
@@ -232,7 +232,8 @@ class _Learner:
         """Train for one epoch and return its mean loss."""
         device = device_of(self.network)
         total = torch.zeros((), device=device)
-        for number, (inputs, labels) in enumerate(loader):
+        for number, batch in enumerate(loader):
+            inputs, labels = inputs_and_labels(batch)
             done = (self.epoch * self.batches + number + 1) / (self.recipe.epochs * self.batches)
             for group in self.optimiser.param_groups:
                 group["lr"] = self.recipe.rate * self.recipe.factor(min(done, 1.0))

@@ -18,7 +18,7 @@ import torch
 
 from ttamer.errors import ArgumentError
 from ttamer.fitting.plans import fit
-from ttamer.torch.devices import rows_of, wait
+from ttamer.torch.devices import require_value, rows_of, wait
 from ttamer.torch.profiling import full_run, profile, runner_for
 from ttamer.torch.runner import group_sizes
 
@@ -96,6 +96,8 @@ class Recommendation:
     >>> found = Recommendation(lambda value: value, None, None, 0.05, 0.05, fast, slow, ())
     >>> found.speed_up
     2.0
+    >>> found
+    Recommendation(the network itself: 2.00 times as fast, error 5.00% instead of 5.00%)
     """
 
     run: Callable[[Any], Tensor]
@@ -114,6 +116,13 @@ class Recommendation:
     """The times of the network itself."""
     tried: tuple[Candidate, ...]
     """The policies that were timed."""
+
+    def __repr__(self) -> str:
+        what = "the network itself" if self.policy is None else str(self.policy)
+        return (
+            f"Recommendation({what}: {self.speed_up:.2f} times as fast, error {self.error:.2%} "
+            f"instead of {self.full_error:.2%})"
+        )
 
     @property
     def speed_up(self) -> float:
@@ -168,6 +177,7 @@ def recommend(
         logits = found.run(batch)
     """
     report = progress or (lambda _: None)
+    require_value(inputs)
     cut = [part for part in _split(inputs, batch) if rows_of(part) == batch]
     if not cut:
         raise ArgumentError(
