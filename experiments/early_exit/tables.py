@@ -48,8 +48,8 @@ from choosing import choose
 ORDER = (("bf16", "graphs"), ("fp32", "graphs"), ("bf16", "compiled"), ("bf16", "eager"),
          ("fp32", "eager"), ("fp32", "compiled"))  # fmt: skip
 """Precisions and engines on a GPU, the most used ones first."""
-MAX_TRIES = 4
-"""How often work on a setting, of which there are two steps, is begun."""
+MAX_TRIES = 3
+"""How often a step of the work on a setting may have begun before another: there are two steps."""
 
 
 def main() -> None:
