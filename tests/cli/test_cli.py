@@ -457,6 +457,8 @@ def test_a_cascade_kept_in_the_file_is_used(trace_files):
     assert facts["rows"] == 300
     assert tt.load(trace_files / "p.ttamer").spec == answering_trace(10).spec
     assert "give --cascade FILE" in refuse("fit", trace_files / "fit.csv", *out)
+    answering_trace(10).write(trace_files / "fit.csv.gz")
+    assert "give --cascade FILE" in refuse("fit", trace_files / "fit.csv.gz", *out)
 
 
 def test_evaluate_refuses_a_policy_without_confidences(problem_file, trace_files):
@@ -493,10 +495,11 @@ def test_report_writes_one_page(trace_files):
     done = run(
         "report", "--fit", trace_files / "fit.csv", "--test", trace_files / "test.csv",
         "--cascade", trace_files / "cascade.toml", "-o", page,
-        "--families", "ttamer,paper,threshold", "--resamples", "20", "--title", "Mine",
+        "--families", "paper, threshold", "--resamples", "20", "--title", "Mine",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Mine" in page.read_text()
+    assert 'data-family="ttamer"' in page.read_text()  # it is always there
 
 
 def test_one_trace_is_halved_to_fit_and_to_measure(trace_files, capsys):

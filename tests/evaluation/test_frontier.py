@@ -136,6 +136,36 @@ def test_bench_runs_over_a_folder(tmp_path):
     json.dumps([each.to_dict() for each in done], allow_nan=False)
 
 
+def test_gzipped_traces_are_found_and_named_without_both_suffixes(tmp_path):
+    trace = chain_trace(40)
+    trace.write(tmp_path / "log.csv.gz")
+    trace.spec.to_file(tmp_path / "log.toml")
+    assert find_traces(tmp_path) == [(tmp_path / "log.csv.gz", tmp_path / "log.toml")]
+    (done,) = bench(tmp_path, families=["threshold"], resamples=0)
+    assert done.name == "log"
+
+
+def test_bench_splits_verified_answers():
+    trace = answering_trace(200)
+    nodes = [dataclasses.replace(node, verify_cost=0.5) for node in trace.spec.nodes]
+    trace = trace.with_spec(dataclasses.replace(trace.spec, nodes=tuple(nodes)))
+    done = bench_trace("made", trace, families=["always-first", "always-best"], resamples=5)
+    assert [each.rival for each in done.comparisons] == ["always-best"]
+
+
+def test_families_that_never_err_are_equal():
+    trace = answering_trace(100)
+    right = np.ones_like(trace.confidence, dtype=bool)
+    perfect = dataclasses.replace(trace, prediction=None, label=None, correct=right)
+    done = bench_trace("made", perfect, families=["threshold", "always-best"], resamples=5)
+    assert [(each.gain, each.verdict) for each in done.comparisons] == [(0.0, "tie")]
+
+
+def test_a_bench_needs_a_family_that_can_be_deployed():
+    with pytest.raises(ArgumentError, match="oracle uses the labels"):
+        bench_trace("made", answering_trace(100), families=["oracle"], resamples=5)
+
+
 def test_a_folder_without_traces_or_cascades_is_refused(tmp_path):
     with pytest.raises(ArgumentError, match="not a folder"):
         find_traces(tmp_path / "nowhere")

@@ -421,3 +421,20 @@ def test_a_report_on_losses_is_in_mean_loss(tmp_path, capsys):
     for command in (["evaluate", str(file), str(tmp_path / "trace.npz")], ["inspect", str(file)]):
         main(command)
         assert "mean loss" in capsys.readouterr().out
+
+
+def test_verified_answers_are_nodes_of_the_report(tmp_path):
+    trace = answering_trace(200)
+    first, *others = trace.spec.nodes
+    nodes = (dataclasses.replace(first, verify_cost=0.5), *others)
+    front, ladder, rows = measured(
+        trace.with_spec(dataclasses.replace(trace.spec, nodes=nodes)), ["ttamer", "always-best"]
+    )
+    page, *_ = write_report(front, ladder, rows, tmp_path / "report.html", png=False)
+    assert f"{trace.names[0]} (verified)" in page.read_text()
+
+
+def test_where_all_is_free_there_is_nothing_to_save():
+    trace = answering_trace(200)
+    front, *_ = measured(trace.with_spec(trace.spec.with_costs(dict.fromkeys(trace.names, 0.0))))
+    assert draw_frontier(front, arrow="ttamer").axes

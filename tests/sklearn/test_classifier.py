@@ -8,6 +8,7 @@ from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
+from sklearn.model_selection import KFold
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -72,6 +73,16 @@ def test_a_model_is_judged_on_rows_it_did_not_learn_from(digits):
     assert deep.fit(x, y).score(x, y) == 1.0
     cascade = CascadeClassifier([("deep", deep)], costs={"deep": 1.0}, cv=3, fit_options=QUICK)
     assert cascade.fit(x, y).trace_.wrong().mean() > 0.1
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "generator"])
+def test_all_models_answer_the_same_rows_in_the_same_order(digits, kind):
+    """A splitter that shuffles gives other folds each time; a generator gives them once."""
+    x, y = digits[0][:300], digits[1][:300]
+    folds = KFold(3, shuffle=True)
+    cv = folds if kind == "shuffled" else folds.split(x)
+    cascade = CascadeClassifier(MODELS, costs=COSTS, cv=cv, fit_options=QUICK).fit(x, y)
+    assert cascade.trace_.wrong().mean(axis=0).max() < 0.3
 
 
 def test_models_fitted_before_are_used_as_they_are(digits):

@@ -60,6 +60,14 @@ def test_wrong_against_the_last_node():
     assert none.wrong("last").tolist() == [[True, False]]
 
 
+def test_with_mistakes_a_last_node_without_an_answer_makes_every_answer_the_worst():
+    spec = CascadeSpec.of({"a": 1.0, "b": 4.0}, target="last", mistakes={"x": {"*": 20.0}})
+    answers = [["x", "y"], ["y", "x"], ["x", None], ["y", None], [None, None]]
+    trace = Trace.from_arrays(spec, np.zeros((5, 2)), prediction=answers)
+    assert trace.losses()[:, 0].tolist() == [1.0, 20.0, 20.0, 20.0, 20.0]
+    assert not trace.losses()[:, 1].any()
+
+
 def test_the_cascade_sets_which_target():
     spec = CascadeSpec.of({"a": 1.0, "b": 4.0}, target="last")
     trace = Trace.from_arrays(spec, [[0, 0]], prediction=[["x", "y"]], label=["x"])

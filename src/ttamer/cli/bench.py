@@ -38,12 +38,14 @@ def run(args: argparse.Namespace) -> None:
     """Run and print one table."""
     from pathlib import Path
 
+    from ttamer.cli.frontier import named_families
     from ttamer.cli.output import as_json, progress_line
     from ttamer.evaluation.benchmark import bench
 
     progress = progress_line(quiet=args.json)
-    names = args.families.split(",") if args.families else None
-    done = bench(args.folder, families=names, resamples=args.resamples, progress=progress)
+    done = bench(
+        args.folder, families=named_families(args), resamples=args.resamples, progress=progress
+    )
     progress("")
     text = as_json([each.to_dict() for each in done])
     if args.output:

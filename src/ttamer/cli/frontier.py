@@ -8,10 +8,9 @@ if TYPE_CHECKING:
     import argparse
 
     from ttamer.evaluation.frontiers import Frontier
-    from ttamer.fitted.ladder import FittedLadder
     from ttamer.trace.trace import Trace
 
-__all__ = ["add_comparison_options", "add_to", "compare", "frontier_text"]
+__all__ = ["add_comparison_options", "add_to", "frontier_text", "named_families", "two_traces"]
 
 
 def add_to(commands: Any) -> None:
@@ -48,9 +47,19 @@ def run(args: argparse.Namespace) -> None:
     """Compare and print."""
     from pathlib import Path
 
-    from ttamer.cli.output import as_json
+    from ttamer.cli.output import as_json, progress_line
+    from ttamer.evaluation.frontiers import frontier
+    from ttamer.fitting.plans import fit
 
-    result, _, test_trace = compare(args)
+    names = named_families(args)
+    fit_trace, test_trace = two_traces(args)
+    progress = progress_line(quiet=args.json)
+    ladder = fit(fit_trace, progress=progress) if names is None or "ttamer" in names else None
+    result = frontier(
+        fit_trace, test_trace, families=names, ladder=ladder, resamples=args.resamples,
+        progress=progress,
+    )  # fmt: skip
+    progress("")
     text = as_json(result.to_dict())
     if args.output:
         Path(args.output).write_text(text + "\n", "utf-8")
@@ -62,25 +71,12 @@ def run(args: argparse.Namespace) -> None:
             print(f"\n  written to {args.output}")
 
 
-def compare(args: argparse.Namespace) -> tuple[Frontier, FittedLadder, Trace]:
-    """Return the frontier that the options ask for, the default fit, and the rows measured."""
-    from ttamer.cli.output import progress_line
-    from ttamer.evaluation.frontiers import frontier
-    from ttamer.fitting.plans import fit
-
-    fit_trace, test_trace = _two_traces(args)
-    progress = progress_line(quiet=args.json)
-    names = args.families.split(",") if args.families else None
-    ladder = fit(fit_trace, progress=progress)
-    result = frontier(
-        fit_trace, test_trace, families=names, ladder=ladder, resamples=args.resamples,
-        progress=progress,
-    )  # fmt: skip
-    progress("")
-    return result, ladder, test_trace
+def named_families(args: argparse.Namespace) -> list[str] | None:
+    """Return the families that the options name; ``None`` for all that suit."""
+    return [name.strip() for name in args.families.split(",")] if args.families else None
 
 
-def _two_traces(args: argparse.Namespace) -> tuple[Trace, Trace]:
+def two_traces(args: argparse.Namespace) -> tuple[Trace, Trace]:
     """Return the rows to fit on and those to measure on: two files, or the halves of one."""
     from ttamer.cli.traces import read
     from ttamer.errors import ArgumentError

@@ -31,11 +31,23 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Compare and draw."""
-    from ttamer.cli.frontier import compare, frontier_text
-    from ttamer.cli.output import as_json
+    from ttamer.cli.frontier import frontier_text, named_families, two_traces
+    from ttamer.cli.output import as_json, progress_line
+    from ttamer.evaluation.frontiers import frontier
+    from ttamer.fitting.plans import fit
     from ttamer.reporting import write_report
 
-    result, ladder, test_trace = compare(args)
+    names = named_families(args)
+    if names is not None:
+        names = list(dict.fromkeys(["ttamer", *names]))  # the page is about its policies
+    fit_trace, test_trace = two_traces(args)
+    progress = progress_line(quiet=args.json)
+    ladder = fit(fit_trace, progress=progress)
+    result = frontier(
+        fit_trace, test_trace, families=names, ladder=ladder, resamples=args.resamples,
+        progress=progress,
+    )  # fmt: skip
+    progress("")
     paths = write_report(result, ladder, test_trace, args.output, title=args.title)
     if args.json:
         print(as_json({**result.to_dict(), "written": [str(path) for path in paths]}))

@@ -32,10 +32,11 @@ def add_reading_options(parser: Any) -> None:
 def read(path: str, args: argparse.Namespace) -> Trace:
     """Read a trace by the options; print on stderr what was left out or decided."""
     from ttamer.errors import ArgumentError
+    from ttamer.trace.files import suffix_of
     from ttamer.trace.spec import CascadeSpec
     from ttamer.trace.trace import Trace
 
-    if args.cascade is None and Path(path).suffix.lower() == ".csv":
+    if args.cascade is None and suffix_of(path) in (".csv", ".csv.gz"):
         raise ArgumentError(f"{path}: a CSV file keeps no cascade: give --cascade FILE")
     cascade = args.cascade
     if isinstance(cascade, CascadeSpec):  # a policy's own: its log has one column per node

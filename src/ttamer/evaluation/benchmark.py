@@ -20,19 +20,18 @@ from ttamer.evaluation.families import uses_labels
 from ttamer.evaluation.frontiers import frontier
 from ttamer.fitted.replay import paid
 from ttamer.stats.envelope import area_under
+from ttamer.trace.files import SUFFIXES, suffix_of
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from ttamer.evaluation.frontiers import Frontier
 
 __all__ = ["PairwiseComparison", "TraceBench", "bench", "bench_trace", "find_traces"]
-
-SUFFIXES = (".parquet", ".csv", ".npz")
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,8 @@ def bench(
     The cascade of ``yelp.parquet`` is ``yelp.toml``, or else ``cascade.toml``.
 
     Args:
-        folder: The folder of the traces: files ending in ``.parquet``, ``.csv`` or ``.npz``.
+        folder: The folder of the traces: files ending in ``.parquet``, ``.csv``, ``.csv.gz`` or
+            ``.npz``.
         families: The names of the families; by default our own fits and all baselines. The first
             is compared with each of the others; families that use the labels are not compared.
         resamples: Bootstrap resamples for the intervals; 0 gives intervals of no width.
@@ -111,7 +111,7 @@ def bench(
         trace = Trace.read(path, cascade)
         done.append(
             bench_trace(
-                path.stem, trace, families=names, resamples=resamples, seed=seed, progress=tell
+                _name(path), trace, families=names, resamples=resamples, seed=seed, progress=tell
             )
         )
     return done
@@ -123,8 +123,8 @@ def find_traces(folder: str | os.PathLike[str]) -> list[tuple[Path, Path]]:
     if not place.is_dir():
         raise ArgumentError(f"{place} is not a folder: give one that holds traces")
     found = []
-    for path in sorted(p for p in place.iterdir() if p.suffix in SUFFIXES):
-        own, shared = path.with_suffix(".toml"), place / "cascade.toml"
+    for path in sorted(p for p in place.iterdir() if p.name.lower().endswith(SUFFIXES)):
+        own, shared = path.with_name(f"{_name(path)}.toml"), place / "cascade.toml"
         cascade = own if own.exists() else shared
         if not cascade.exists():
             raise TraceError(f"{path}: has no cascade beside it: write {own.name} or cascade.toml")
@@ -132,6 +132,11 @@ def find_traces(folder: str | os.PathLike[str]) -> list[tuple[Path, Path]]:
     if not found:
         raise ArgumentError(f"{place} holds no traces: none ends in {', '.join(SUFFIXES)}")
     return found
+
+
+def _name(path: Path) -> str:
+    """Return the name of a trace: that of its file without the suffix."""
+    return path.name[: -len(suffix_of(path))]
 
 
 def bench_trace(
@@ -166,6 +171,7 @@ def bench_trace(
     >>> [each.rival for each in result.comparisons]
     ['always-best']
     """
+    trace = trace.with_verification()
     order = np.random.default_rng(0).permutation(len(trace))
     half = len(trace) // 2
     fit_trace, test_trace = trace.take(order[:half]), trace.take(order[half:])
@@ -177,17 +183,30 @@ def _compare(
     result: Frontier, trace: Trace, *, resamples: int, seed: int
 ) -> tuple[PairwiseComparison, ...]:
     """Compare the first family with each other one, on the same resamples of the test rows."""
-    first, *rivals = [family for family in result.families if not uses_labels(family)]
+    deployable = [family for family in result.families if not uses_labels(family)]
+    if not deployable:
+        raise ArgumentError(
+            f"a bench compares families that can be deployed, and {', '.join(result.families)} "
+            "uses the labels: name another one too"
+        )
+    first, *rivals = deployable
     rows = RowBootstrap.of(len(trace), resamples=resamples, seed=seed)
     sums = {family: _row_tables(result, trace, family) for family in (first, *rivals)}
     areas = {family: _areas(tables, rows) for family, tables in sums.items()}
     comparisons = []
     for rival in rivals:
-        gain = 1 - result.area(first) / result.area(rival)
-        spread = 1 - areas[first] / areas[rival]
+        gain = float(_gain(result.area(first), result.area(rival)))
+        spread = _gain(areas[first], areas[rival])
         low, high = interval(spread) if resamples else (gain, gain)
         comparisons.append(PairwiseComparison(rival, gain, (float(low), float(high))))
     return tuple(sorted(comparisons, key=lambda each: each.gain))
+
+
+def _gain(mine: ArrayLike, theirs: ArrayLike) -> NDArray[np.float64]:
+    """Return how much smaller areas are, as shares of the others; 0 where both are 0."""
+    one, other = np.asarray(mine, np.float64), np.asarray(theirs, np.float64)
+    share = np.divide(one, other, out=np.full(one.shape, np.inf), where=other > 0)
+    return 1 - np.where(one == other, 1.0, share)
 
 
 def _row_tables(

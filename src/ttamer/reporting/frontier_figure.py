@@ -251,7 +251,7 @@ class _Drawing:
             return
         cost = self.frontier.cost_at(self.arrow, self.more_error)
         price = self.frontier.reference.cost
-        if cost is None or cost > 0.97 * price:
+        if cost is None or cost > 0.97 * price or not price:
             return
         colour = self.colours[self.arrow]
         end = cost / self.unit

@@ -149,6 +149,7 @@ def recommend(
     >>> recommend(found, test_rows).against
     'lingua alone'
     """
+    test_trace = test_trace.with_verification()
     if family not in frontier.families:
         raise ArgumentError(
             f"the frontier has no family {family!r}; it has {', '.join(frontier.families)}"

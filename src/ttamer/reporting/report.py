@@ -138,6 +138,7 @@ def write_report(
     >>> paths[0].name, paths[1].name
     ('report.html', 'frontier.png')
     """
+    test_trace = test_trace.with_verification()
     if len(test_trace) != frontier.test_rows:
         raise ArgumentError(
             f"the frontier was measured on {frontier.test_rows} rows, and the trace has "

@@ -164,10 +164,12 @@ class CascadeEstimator(_BaseComposition):
     def _fit(self, rows: Any, target: NDArray[Any]) -> None:
         """Fit the models and the policy."""
         names = self._check_parameters()
-        replies, order, seconds = [], np.arange(len(target)), {}
+        folds = self._parts(rows, target)
+        order = np.concatenate([left for _, left in folds])
+        replies, seconds = [], {}
         self.models_ = []
         for name, model in self.models:
-            found, order, fastest = self._answers(name, model, rows, target)
+            found, fastest = self._answers(name, model, rows, target, folds)
             found = self._with_confidence(name, found, rows, target, order)
             replies.append(found)
             seconds[name] = fastest * MICROSECONDS
@@ -195,16 +197,26 @@ class CascadeEstimator(_BaseComposition):
             return ladder.for_budget(self.budget).cheap
         return _within_one_standard_error(ladder, trace)
 
+    def _parts(self, rows: Any, target: NDArray[Any]) -> list[tuple[Any, Any]]:
+        """Return the rows to learn from and those to answer, the same for all models.
+
+        A splitter that shuffles gives other folds each time it is asked.
+        """
+        if not self.prefit:
+            return list(self._folds(rows, target))
+        parts = np.array_split(np.arange(len(target)), PREFIT_PARTS)
+        return [(None, part) for part in parts if len(part)]
+
     def _answers(
-        self, name: str, model: Any, rows: Any, target: NDArray[Any]
-    ) -> tuple[Replies, NDArray[np.intp], float]:
-        """Return a model's replies to rows it did not learn from, which, and seconds per row."""
-        if self.prefit:
-            parts = np.array_split(np.arange(len(target)), PREFIT_PARTS)
-            folds: Iterable[tuple[Any, Any]] = ((None, part) for part in parts if len(part))
-        else:
-            folds = self._folds(rows, target)
-        found, places, fastest = [], [], np.inf
+        self,
+        name: str,
+        model: Any,
+        rows: Any,
+        target: NDArray[Any],
+        folds: list[tuple[Any, Any]],
+    ) -> tuple[Replies, float]:
+        """Return a model's replies to rows it did not learn from, and the seconds per row."""
+        found, fastest = [], np.inf
         for learnt, left in folds:
             fold = model
             if learnt is not None:
@@ -213,14 +225,13 @@ class CascadeEstimator(_BaseComposition):
             start = time.perf_counter()
             found.append(self._replies(name, fold, part))
             fastest = min(fastest, (time.perf_counter() - start) / len(left))
-            places.append(left)
         joined = Replies(
             *(
                 np.concatenate([getattr(each, field.name) for each in found])
                 for field in dataclasses.fields(Replies)
             )
         )
-        return joined, np.concatenate(places), fastest
+        return joined, fastest
 
     def _check_parameters(self) -> list[str]:
         """Return the names of the models; refuse parameters that cannot be used."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ttamer.trace.trace import OnBad, Trace
 
 __all__ = [
+    "SUFFIXES",
     "open_layout",
     "open_source",
     "read_batches",
@@ -35,7 +36,8 @@ __all__ = [
     "write_trace",
 ]
 
-_SUFFIXES = (".parquet", ".csv", ".csv.gz", ".npz")
+SUFFIXES = (".parquet", ".csv", ".csv.gz", ".npz")
+"""The suffixes of trace files."""
 
 
 class Source(Protocol):
@@ -281,7 +283,7 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
     '.csv.gz'
     """
     name = Path(path).name.lower()
-    for suffix in _SUFFIXES:
+    for suffix in SUFFIXES:
         if name.endswith(suffix):
             return suffix
-    raise TraceError(f"{path}: the suffix must be one of {', '.join(_SUFFIXES)}")
+    raise TraceError(f"{path}: the suffix must be one of {', '.join(SUFFIXES)}")

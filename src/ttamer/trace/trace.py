@@ -26,7 +26,7 @@ from ttamer._numbers import number, percent
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.trace.checks import check_classes
 from ttamer.trace.classes import ClassCodes
-from ttamer.trace.mistakes import mistake_table
+from ttamer.trace.mistakes import largest_mistake, mistake_table
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.verification import split_nodes
 
@@ -421,8 +421,8 @@ class Trace:
         Args:
             target: ``"label"``: the losses of the trace, or what the mistakes cost. ``"last"``: by
                 how much an answer loses more than the last node's, and 0 where it loses less; with
-                a table of mistakes, what they cost if the last node is right. By default the
-                cascade's own target.
+                a table of mistakes, what they cost if the last node is right, and the largest of
+                them where it has no answer. By default the cascade's own target.
 
         Returns:
             Shape (T, n): truth values, or finite numbers that are not negative.
@@ -466,6 +466,7 @@ class Trace:
         table = mistake_table(self.spec.mistakes, self.classes)
         costs = np.asarray(table[right[:, np.newaxis], self.prediction])
         if target == "last":
+            costs[unknown] = largest_mistake(self.spec.mistakes)  # no answer equals no answer
             costs[:, -1] = 0.0
         return costs
 
