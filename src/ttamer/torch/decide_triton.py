@@ -1,8 +1,8 @@
-"""Decisions on a GPU in one or two small kernels, written in Triton.
+"""Decisions on a GPU in one small kernel, written in Triton.
 
 :class:`TritonDecider` decides as :class:`ttamer.torch.decide.Decider` does, on the same tables.
-Each program computes the next place of a few rows from their logits. Where one program holds all
-rows, it also counts and lists those that continue; otherwise a second kernel does.
+Each program computes the next place of a few rows from their logits. The last program to arrive
+counts and lists those that continue.
 
 What the host needs, how many rows continue and the exit they ask next, is one number. The kernel
 writes it directly into pinned memory of the host, which looks there until it arrives: faster than
@@ -84,7 +84,8 @@ class TritonDecider(Decider):
         """What the host would read, where it does not wait."""
         self._listed: dict[int, tuple[Tensor, Tensor]] = {}
         self._fixed, self._blocks = self._arguments()
-        self._decide, self._list = Launcher(_decide), Launcher(_list)
+        self._decide = Launcher(_decide)
+        self._arrived = torch.zeros(1, dtype=torch.int32, device=device)  # programs; left at zero
         self._layouts: dict[tuple[Any, ...], tuple[list[int], Layout]] = {}
 
     def asking(self) -> Asking:
@@ -147,7 +148,8 @@ class TritonDecider(Decider):
         # A result that is not awaited must not arrive while the next one is.
         word = self._word if awaited else self.result
         stride = logits.stride(1)
-        together = size <= BLOCK
+        # What the last program lists; 0 where one program holds all rows.
+        listed = 0 if size <= BLOCK else max(MIN_LIST, triton.next_power_of_2(size))
         self.expect()
         self._decide(
             (-(-size // BLOCK), 1, 1),
@@ -155,19 +157,11 @@ class TritonDecider(Decider):
                 logits, logits.stride(0), stride, rows, size, exit_, int(first), self.tables.first,
                 carry.place, carry.owner, carry.best, carry.confidence, carry.prediction,
                 carry.odds, carry.lean, carry.asked, carry.logits, carry.answer,
-                len(carry.owner), *self._fixed, word, positions, following,
+                len(carry.owner), *self._fixed, word, positions, following, self._arrived,
             ),
-            (classes, triton.next_power_of_2(classes), *self._blocks, together, STEP, BLOCK),
-            (logits.dtype, carry.logits.dtype, stride, classes, together),
+            (classes, triton.next_power_of_2(classes), *self._blocks, listed, STEP, BLOCK),
+            (logits.dtype, carry.logits.dtype, stride, classes, listed),
         )  # fmt: skip
-        if not together:
-            block = max(MIN_LIST, triton.next_power_of_2(size))
-            self._list(
-                (1, 1, 1),
-                (carry.place, self._exits32, rows, size, word, positions, following),
-                (self.tables.exits, STEP, block),
-                block,
-            )
 
     def _arguments(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return what the kernel reads of the tables, and the constants it is compiled with."""
@@ -267,18 +261,6 @@ def _counted(
     tl.store(following + target, tl.where(alive, row, -1), mask=valid)
 
 
-@triton.jit(do_not_specialize=["size"])
-def _list(
-    place_, exit_of, rows, size, word, positions, following,
-    EXITS: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    at = tl.arange(0, BLOCK)
-    valid = at < size
-    row = tl.load(rows + at, mask=valid, other=-1)
-    place = tl.load(place_ + row, mask=valid & (row >= 0), other=-1)
-    _counted(place, valid, row, at, exit_of, word, positions, following, EXITS, STEP)
-
-
 @triton.jit(do_not_specialize=[
     "row_stride", "size", "exit_", "is_first", "first", "capacity",
     "BOUNDS", "BINS", "STATES", "EDGES", "TERMS",
@@ -288,10 +270,11 @@ def _decide(
     place_, owner_, best_, confidence_, prediction_, odds_, lean_, asked_, logits_, answer_,
     capacity, exit_of, bounds, own_, onward, levels, leans, context, others, edges,
     term_bounds, terms, shifts, BOUNDS, BINS, STATES, EDGES, TERMS, word, positions, following,
+    arrived,
     CLASSES: tl.constexpr, CLASS_BLOCK: tl.constexpr, EXITS: tl.constexpr,
     BOUND_BLOCK: tl.constexpr, EDGE_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     BELIEF: tl.constexpr, COLUMNS: tl.constexpr, TERM_BLOCK: tl.constexpr,
-    LIST: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
+    LIST_BLOCK: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = at < size
@@ -418,6 +401,19 @@ def _decide(
     tl.store(
         answer_ + row[:, None] * CLASSES + column[None, :], answer, mask=inside & done[:, None]
     )
-    if LIST:
+    if LIST_BLOCK == 0:
         place = tl.where(due, following_place, place)
         _counted(place, valid, row, at, exit_of, word, positions, following, EXITS, STEP)
+    else:
+        tl.debug_barrier()  # all threads of this program have stored their places
+        before = tl.atomic_add(arrived, 1, sem="acq_rel")
+        if before == tl.num_programs(0) - 1:
+            tl.store(arrived, 0)
+            every = tl.arange(0, LIST_BLOCK)
+            rows_ = tl.load(rows + every, mask=every < size, other=-1)
+            # Read where all multiprocessors see the same: in the second cache.
+            places = tl.load(place_ + rows_, mask=rows_ >= 0, other=-1, cache_modifier=".cg")
+            _counted(
+                places, every < size, rows_, every, exit_of, word, positions, following, EXITS,
+                STEP,
+            )  # fmt: skip
