@@ -1,15 +1,16 @@
 """Print what tables.py measured as tables for README.md.
 
-    python experiments/early_exit/show_tables.py experiments/early_exit/results/*.json [--all]
+    python experiments/early_exit/show_tables.py experiments/early_exit/results/table-*.json [--all]
 
 First bf16 with CUDA graphs, one row per network and batch size: the full network's p50 and rows per
 second; then per rule and allowance its speed-up (mean times) and how many points more it errs than
 the network, with a standard error; at +1, p50 and p99, millijoules per row (full, ours), operations
-as a share of the network's and exits asked; and the share of both bounds that is reached. Then the
+as a share of the network's and exits asked; and the share of the bound that is reached. Then the
 other engines, batches run together by ``stream``, what an exit adds by the profile (its ramp, the
-decision and the wait), and the aims: which settings miss them. Last, the network cut after the
-first exit that errs at most so much more on the rows fitted to, by the times of its segments: what
-a policy must beat.
+decision and the wait), and the aims: how many settings hold them, and which do not, for texts and
+for images; how far decisions are from a replay of the trace; and the network cut after the first
+exit that errs at most so much more on the rows fitted to, by the times of its segments: what a
+policy must beat.
 """
 
 from __future__ import annotations
@@ -20,14 +21,23 @@ from pathlib import Path
 
 import numpy as np
 
+LEVELS = (0.0, 0.01)
+"""Allowances."""
 MIN_SHARE = 0.9
 """The share of the bound that is aimed at."""
-NAMES = {"mpnet-imdb": "MPNet", "smollm2-imdb": "SmolLM2"}
+NAMES = {
+    "mpnet-imdb": "MPNet", "smollm2-imdb": "SmolLM2", "vgg16-large": "VGG-16",
+    "vgg13-large": "VGG-13", "vgg11-large": "VGG-11", "resnet18-large": "ResNet-18",
+}  # fmt: skip
 """Networks by the names of files; others are named after theirs."""
+TEXTS = ("MPNet", "SmolLM2")
+"""The networks that aims for the speed-up are for."""
 ENGINES = {"graphs": "graphs", "compiled": "`torch.compile`, graphs", "eager": "eager"}
 """Engines as they are shown."""
 AIMS = {1: 1.3, 8: 1.3, 32: 1.4, 128: 1.4}
 """The speed-up that is aimed at, at +1, by batch size."""
+RULES = (("threshold", 0.0), ("threshold", 0.01), ("ours", 0.0), ("ours", 0.01))
+"""The columns of rules."""
 
 
 def main() -> None:
@@ -37,16 +47,34 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="every rule, with p50 and p99")
     args = parser.parse_args()
     stems = [path.stem.removeprefix("table-") for path in args.files]
-    reports = {NAMES.get(stem, stem): json.loads(path.read_text("utf-8"))
-               for stem, path in zip(stems, args.files, strict=True)}  # fmt: skip
+    named = {NAMES.get(stem, stem): json.loads(path.read_text("utf-8"))
+             for stem, path in zip(stems, args.files, strict=True)}  # fmt: skip
+    order = sorted(named, key=lambda name: [*NAMES.values(), name].index(name))
+    reports = {name: named[name] for name in order}
     for name, report in reports.items():
         print(f"{name}: {report['device']}, torch {report['torch']}")
-    print("\n".join(["", *first_table(reports), "", *other_table(reports), ""]))
-    print("\n".join([*streams(reports), "", *asking_table(reports), "", *aims(reports), ""]))
-    for name, report in reports.items():
-        print("\n".join(f"{name} {line}" for line in cuts(report)))
-        if args.all:
-            print("\n".join(["", f"**{name}**", "", *every(report), ""]))
+    for table in (first_table, other_table, streams, asking_table):
+        print("\n".join(["", *table(reports)]))
+    for kind in (True, False):
+        some = {name: report for name, report in reports.items() if (name in TEXTS) == kind}
+        if some:
+            print("\n".join(["", ", ".join(some), *aims(some), *decisions(some), *cuts(some)]))
+    for name, report in reports.items() if args.all else ():
+        print("\n".join(["", f"**{name}**", "", *every(report)]))
+
+
+def settings_of(report: dict) -> dict[tuple[str, str, int], dict]:
+    """Return the lines by rule and allowance, by precision, engine and batch size."""
+    found: dict[tuple[str, str, int], dict] = {}
+    for x in report["lines"]:
+        key = x["precision"], x["engine"], x["batch"]
+        found.setdefault(key, {})[x["rule"], x.get("more_error")] = x
+    return {key: found[key] for key in sorted(found, key=lambda key: (order_of(key), key[2]))}
+
+
+def order_of(key: tuple) -> tuple[bool, int]:
+    """Return where a precision and an engine come."""
+    return key[0] != "bf16", [*ENGINES, key[1]].index(key[1])
 
 
 def first_table(reports: dict[str, dict]) -> list[str]:
@@ -54,17 +82,17 @@ def first_table(reports: dict[str, dict]) -> list[str]:
     lines = [
         "| bf16, CUDA graphs | batch | full: p50 ms, rows/s | threshold, +0 | threshold, +1 | "
         "**ours, +0** | **ours, +1** | p50, p99 ms at +1 | mJ per row: full, ours at +1 | "
-        "operations, exits asked at +1 | of the bound, +0, +1 | with the rest |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "operations, exits asked at +1 | of the bound, +0, +1 |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, report in reports.items():
         shown = name
-        for batch in batches_of(report, "bf16", "graphs"):
-            here = setting(report, "bf16", "graphs", batch)
+        for (*key, batch), here in settings_of(report).items():
+            if key != ["bf16", "graphs"]:
+                continue
             full = here["full", None]
             shown = shown and f"{name}, {full['error']:.2%}"
-            rules = (("threshold", 0.0), ("threshold", 0.01), ("ours", 0.0), ("ours", 0.01))
-            cells = [found(here.get(rule), bold=rule[0] == "ours") for rule in rules]
+            cells = [found(here.get(rule), bold=rule[0] == "ours") for rule in RULES]
             ours = here.get(("ours", 0.01), {})
             if "bound" in ours:
                 cells.append(f"{digits(1e3 * ours['p50'])}, {digits(1e3 * ours['p99'])}")
@@ -72,7 +100,7 @@ def first_table(reports: dict[str, dict]) -> list[str]:
                 cells.append(f"{ours['operations']:.0%}, {ours['exits_asked']:.2f}")
             else:
                 cells += ["-", "-", "-"]
-            cells += [shares(here, "bound"), shares(here, "bound_besides")]
+            cells.append(", ".join(share(here.get(("ours", level))) for level in LEVELS))
             lines.append(
                 f"| {shown} | {batch} | {digits(1e3 * full['p50'])}, "
                 f"{full['rows_per_second']:,.0f} | {' | '.join(cells)} |"
@@ -89,39 +117,50 @@ def other_table(reports: dict[str, dict]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, report in reports.items():
-        last = last_run(report)
-        runs = dict.fromkeys((x["precision"], x["engine"], x.get("run", last))
-                             for x in report["lines"])  # fmt: skip
-        for *key, run in runs:
-            batches = batches_of(report, *key, run=run)
-            settings = [setting(report, *key, batch) for batch in batches]
-            speed = {rule: [gain(each.get(rule)) for each in settings]
-                     for rule in (("threshold", 0.0), ("threshold", 0.01),
-                                  ("ours", 0.0), ("ours", 0.01))}  # fmt: skip
-            more = [[f"{100 * each.get(('ours', level), {}).get('more', 0.0):+.2f}"
-                     for each in settings] for level in (0.0, 0.01)]  # fmt: skip
-            bound = [[share(each.get(("ours", level))) for each in settings]
-                     for level in (0.0, 0.01)]  # fmt: skip
-            full = [digits(1e3 * each["full", None]["p50"]) for each in settings]
-            sizes = "" if batches == [1, 8, 32, 128] else f" ({' / '.join(map(str, batches))})"
-            if key == ["bf16", "graphs"]:
+        found = settings_of(report)
+        for key in dict.fromkeys(key[:2] for key in found):
+            if key == ("bf16", "graphs"):
                 continue
+            some = {batch: here for (*other, batch), here in found.items() if tuple(other) == key}
+            sizes = "" if [*some] == [1, 8, 32, 128] else f" ({' / '.join(map(str, some))})"
+            cells = [[digits(1e3 * here["full", None]["p50"]) for here in some.values()]]
+            cells += [[gain(here.get(rule)) for here in some.values()] for rule in RULES]
+            for show in (points, share):
+                cells += [[show(here.get(("ours", level))) for here in some.values()]
+                          for level in LEVELS]  # fmt: skip
             shown = f"{name}, {key[0]}, {ENGINES.get(key[1], key[1])}{sizes}"
-            shown += "" if run == last else f"; run {run}"
-            cells = [shown, *map(" / ".join, (
-                full, *speed.values(), *more, *bound))]  # fmt: skip
-            lines.append(f"| {' | '.join(cells)} |")
+            lines.append(f"| {' | '.join([shown, *map(' / '.join, cells)])} |")
+    return lines
+
+
+def streams(reports: dict[str, dict]) -> list[str]:
+    """Return a line per window of batches that are run together, bf16 with CUDA graphs."""
+    lines = [
+        "| rows/s, ms | network, batch by batch | network, windows | ours, batch by batch | "
+        "**ours, `stream`** |",
+        "|---|---|---|---|---|",
+    ]
+    for name, report in reports.items():
+        settings = settings_of(report)
+        for (*key, batch), here in settings.items():
+            for (rule, level), x in here.items():
+                if not rule.startswith("stream") or key != ["bf16", "graphs"]:
+                    continue
+                small = int(rule.rpartition(" ")[2])
+                single = settings.get((*key, small), {})
+                cells = [rate(single.get(("full", None))), rate(here.get(("full", None))),
+                         rate(single.get(("ours", level))), rate(x)]  # fmt: skip
+                count = batch // small
+                lines.append(f"| {name}, {count} batches of {small} | {' | '.join(cells)} |")
     return lines
 
 
 def asking_table(reports: dict[str, dict]) -> list[str]:
-    """Return what asking an exit adds in the last run beside what a segment takes."""
+    """Return what asking an exit adds beside what a segment takes."""
     lines = ["| µs, 1 / 8 / 32 / 128 | a segment | an exit that is asked adds |", "|---|---|---|"]
     for name, report in reports.items():
-        last = last_run(report)
-        for key, profile in report["profiles"].items():
-            if not batches_of(report, *key.split(), run=last):
-                continue
+        for key in sorted(report["profiles"], key=lambda key: order_of(key.split())):
+            profile = report["profiles"][key]
             columns = [profile["groups"].index(size) for size in profile["sizes"]]
             segments = [np.median([row[at] for row in profile["segments"]]) for at in columns]
             asking = [np.median(each) for each in zip(*profile["asking"][:-1], strict=True)]
@@ -134,61 +173,96 @@ def asking_table(reports: dict[str, dict]) -> list[str]:
 
 
 def aims(reports: dict[str, dict]) -> list[str]:
-    """Return the settings of the last run that miss an aim, and the ranges of its errors."""
-    counted, missed, slow, beaten, far = 0, [], [], [], []
-    errors: dict[float, list[float]] = {0.0: [], 0.01: []}
+    """Return in how many settings each aim is held, the settings that miss it, and ranges."""
+    missed: dict[str, list[str]] = {text: [] for text in (
+        "below 90% of the bound", "slower than the network", "below the speed-up aimed at",
+        "slower than one threshold", "more error than allowed", "by more than 2 standard errors",
+    )}  # fmt: skip
+    counts: dict[str, list[int]] = {}
+    gains: dict[tuple[str, float], list[float]] = {}
+    itself, errors = [], {level: [] for level in LEVELS}
     for name, report in reports.items():
-        last = last_run(report)
-        for key in dict.fromkeys((x["precision"], x["engine"]) for x in report["lines"]):
-            for batch in batches_of(report, *key, run=last):
-                here = setting(report, *key, batch)
-                for level in (0.0, 0.01):
-                    shown = f"{name} {' '.join(key)} {batch} +{100 * level:.0f}"
-                    ours = here.get(("ours", level))
-                    if ours is None:
-                        continue
-                    rival = here.get(("threshold", level))
-                    if rival and rival["speed_up"] > ours["speed_up"]:
-                        beaten.append(f"{shown}: {rival['speed_up']:.2f}, ours "
-                                      f"{ours['speed_up']:.2f}")  # fmt: skip
-                    if "bound" not in ours:
-                        continue
-                    counted += 1
-                    errors[level].append(100 * ours["more"])
-                    reached = ours["speed_up"] / ours["bound"]
-                    besides = ours["speed_up"] / ours["bound_besides"]
-                    if reached < MIN_SHARE:
-                        missed.append(f"{shown}: {reached:.1%} (with the rest {besides:.1%})")
-                    if ours["speed_up"] < 1:
-                        slow.append(f"{shown}: {ours['speed_up']:.2f}")
-                    if level > 0 and ours["speed_up"] < AIMS.get(batch, 1.0):
-                        far.append(f"{shown}: {ours['speed_up']:.2f}")
-    lines = [f"{counted} settings of ours with exits in the last run"]
-    for text, some in (("below 90% of the bound", missed), ("slower than the network", slow),
-                       ("below the speed-up aimed at", far),
-                       ("slower than one threshold", beaten)):  # fmt: skip
-        lines.append(f"{text}: {len(some)}" + (f": {'; '.join(some)}" if some else ""))
+        for (*key, batch), here in settings_of(report).items():
+            for level in LEVELS:
+                shown = f"{name} {' '.join(key)} {batch} +{100 * level:.0f}"
+                ours, rival = here.get(("ours", level)), here.get(("threshold", level))
+                if ours is None:
+                    continue
+                if rival and rival["speed_up"] > ours["speed_up"]:
+                    texts = f"{rival['speed_up']:.2f}, ours {ours['speed_up']:.2f}"
+                    missed["slower than one threshold"].append(f"{shown}: {texts}")
+                if "bound" not in ours:
+                    itself.append(shown)
+                    continue
+                errors[level].append(100 * ours["more"])
+                gains.setdefault((" ".join(key), level), []).append(ours["speed_up"])
+                reached, besides = (ours["speed_up"] / ours[k] for k in ("bound", "bound_besides"))
+                held = counts.setdefault(f"{name} {' '.join(key)}", [0, 0])
+                held[0] += reached >= MIN_SHARE
+                held[1] += 1
+                for text, miss, how in (
+                    ("below 90% of the bound", reached < MIN_SHARE,
+                     f"{reached:.1%} (with the rest {besides:.1%})"),
+                    ("slower than the network", ours["speed_up"] < 1, f"{ours['speed_up']:.2f}"),
+                    ("below the speed-up aimed at",
+                     level > 0 and name in TEXTS and ours["speed_up"] < AIMS.get(batch, 1.0),
+                     f"{ours['speed_up']:.2f}"),
+                    ("more error than allowed", ours["more"] > level, found(ours)),
+                    ("by more than 2 standard errors",
+                     ours["more"] > level + 2 * ours["more_se"], found(ours)),
+                ):  # fmt: skip
+                    missed[text] += [f"{shown}: {how}"] if miss else []
+    total = sum(len(some) for some in errors.values())
+    lines = [f"{total} settings of ours with exits; the network itself in {len(itself)}: "
+             f"{'; '.join(itself)}"]  # fmt: skip
+    lines += [f"{text}: {len(some)}" + (f": {'; '.join(some)}" if some else "")
+              for text, some in missed.items()]  # fmt: skip
+    lines.append(
+        "90% of the bound held: " + ", ".join(f"{k} {a}/{b}" for k, (a, b) in counts.items())
+    )
+    lines += [f"speed-up {key} +{100 * level:.0f}: {min(some):.2f} to {max(some):.2f}"
+              for (key, level), some in gains.items()]  # fmt: skip
     lines += [f"points more at +{100 * level:.0f}: {min(some):+.2f} to {max(some):+.2f}"
               for level, some in errors.items() if some]  # fmt: skip
     return lines
 
 
-def last_run(report: dict) -> int:
-    """Return the number of the last run; lines without a number are of it."""
-    return max((x.get("run", 0) for x in report["lines"]), default=0)
+def decisions(reports: dict[str, dict]) -> list[str]:
+    """Return by engine how far answers and exits asked are from a replay of the trace."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for report in reports.values():
+        for x in report["lines"]:
+            if "asked_by_trace" in x:
+                rows = x["rows"] * (x["error_of_timed"] - x["error_by_trace"])
+                found.setdefault(f"{x['precision']} {x['engine']}", []).append(
+                    (abs(rows), abs(x["exits_asked"] - x["asked_by_trace"]))
+                )
+    return [
+        f"replay, {key}: of {len(some)} lines {sum(asked < 1e-6 for _, asked in some)} ask as the "
+        f"trace; at most {max(rows for rows, _ in some):.0f} rows' answers and "
+        f"{max(asked for _, asked in some):.3f} exits a row apart"
+        for key, some in found.items()
+    ]
 
 
-def batches_of(report: dict, precision: str, engine: str, run: int | None = None) -> list[int]:
-    """Return the batch sizes of a precision and an engine, of all runs or of one."""
-    return sorted({x["batch"] for x in report["lines"]
-                   if (x["precision"], x["engine"]) == (precision, engine)
-                   and run in (None, x.get("run", run))})  # fmt: skip
-
-
-def setting(report: dict, precision: str, engine: str, batch: int) -> dict:
-    """Return the lines of a setting, by rule and allowance."""
-    return {(x["rule"], x.get("more_error")): x for x in report["lines"]
-            if (x["precision"], x["engine"], x["batch"]) == (precision, engine, batch)}  # fmt: skip
+def cuts(reports: dict[str, dict]) -> list[str]:
+    """Return the network cut after one exit, bf16 with CUDA graphs at 32."""
+    lines = []
+    for name, report in reports.items():
+        profile = report["profiles"].get("bf16 graphs")
+        if profile is None or 32 not in profile["sizes"]:
+            continue
+        known, test = (np.array(report["exits"]["bf16 graphs"][half]) for half in ("fit", "test"))
+        group = profile["groups"].index(32)
+        times = np.cumsum([row[group] for row in profile["segments"]])
+        times += profile["asking"][-1][profile["sizes"].index(32)]
+        for level in LEVELS:
+            k = int(np.argmax(known <= known[-1] + level + 1e-12))
+            lines.append(
+                f"{name}, +{100 * level:.0f}: cut after {profile['names'][k]}: "
+                f"{times[-1] / times[k]:.2f} times, {test[k]:.2%} (full {test[-1]:.2%})"
+            )
+    return lines
 
 
 def digits(number: float) -> str:
@@ -201,16 +275,15 @@ def gain(line: dict | None) -> str:
     return "-" if line is None else f"{line['speed_up']:.2f}"
 
 
+def points(line: dict | None) -> str:
+    """Return how many points more a rule errs."""
+    return "-" if line is None or "more" not in line else f"{100 * line['more']:+.2f}"
+
+
 def share(line: dict | None) -> str:
     """Return the share of the bound that a line reaches."""
     known = line is not None and "bound" in line
     return f"{line['speed_up'] / line['bound']:.0%}" if known else "-"
-
-
-def shares(here: dict, bound: str) -> str:
-    """Return the shares of a bound that ours reaches, at each allowance."""
-    some = (here.get(("ours", level), {}) for level in (0.0, 0.01))
-    return ", ".join(f"{x['speed_up'] / x[bound]:.0%}" if bound in x else "-" for x in some)
 
 
 def energy(line: dict) -> str:
@@ -220,50 +293,11 @@ def energy(line: dict) -> str:
     return f"{1e3 * line['full_joules']:.0f}, {1e3 * line['joules']:.0f}"
 
 
-def streams(reports: dict[str, dict]) -> list[str]:
-    """Return a line per window of batches that are run together, bf16 with CUDA graphs."""
-    lines = [
-        "| rows/s, ms | network, batch by batch | network, windows | ours, batch by batch | "
-        "**ours, `stream`** |",
-        "|---|---|---|---|---|",
-    ]
-    for name, report in reports.items():
-        for x in report["lines"]:
-            key = x["precision"], x["engine"]
-            if not x["rule"].startswith("stream") or key != ("bf16", "graphs"):
-                continue
-            small = int(x["rule"].rpartition(" ")[2])
-            single, whole = (setting(report, *key, size) for size in (small, x["batch"]))
-            cells = [rate(single.get(("full", None))), rate(whole.get(("full", None))),
-                     rate(single.get(("ours", x["more_error"]))), rate(x)]  # fmt: skip
-            count = x["batch"] // small
-            lines.append(f"| {name}, {count} batches of {small} | {' | '.join(cells)} |")
-    return lines
-
-
 def rate(line: dict | None) -> str:
     """Return the throughput and the time of a call."""
     if line is None:
         return "-"
     return f"{line['rows_per_second']:,.0f}, {digits(1e3 * line['p50'])}"
-
-
-def cuts(report: dict) -> list[str]:
-    """Return the error and the speed-up of the network cut after one exit, by batch size."""
-    lines = []
-    for key, profile in report["profiles"].items():
-        known, test = (np.array(report["exits"][key][half]) for half in ("fit", "test"))
-        for at, size in enumerate(profile["sizes"]):
-            group = profile["groups"].index(size)
-            times = np.cumsum([row[group] for row in profile["segments"]])
-            times += profile["asking"][-1][at]
-            for level in (0.0, 0.01):
-                k = int(np.argmax(known <= known[-1] + level + 1e-12))
-                lines.append(
-                    f"{key}, batch {size}, +{100 * level:.0f}: cut after {profile['names'][k]}: "
-                    f"{times[-1] / times[k]:.2f} times, {test[k]:.2%} (full {test[-1]:.2%})"
-                )
-    return lines
 
 
 def found(line: dict | None, *, bold: bool = False) -> str:
