@@ -14,6 +14,7 @@ from turns import in_turns
 import ttamer as tt
 from ttamer import torch as exits
 from ttamer.torch.devices import take, wait
+from ttamer.torch.networks.ramps import Ramp
 from ttamer.torch.profiling import full_run, runner_for
 from ttamer.torch.runner import group_sizes
 from ttamer.torch.tuning import MAX_TIME_SHARE
@@ -69,9 +70,13 @@ def read_inputs(path: Path, device: str, dtype: torch.dtype):
 
 
 def compile_parts(network: exits.EarlyExit) -> None:
-    """Compile every block and ramp on its own: blocks of one kind share their code."""
+    """Compile every block and ramp on its own: blocks of one kind share their code.
+
+    Ramps on tokens are few kernels already, written by hand.
+    """
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1024
-    for part in [*network.segments, *network.exits]:
+    ramps = [ramp for ramp in network.exits if not (isinstance(ramp, Ramp) and ramp.pool)]
+    for part in [*network.segments, *ramps]:
         for block in blocks_of(part):
             block.compile()
 
