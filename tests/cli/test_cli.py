@@ -448,6 +448,12 @@ def test_fit_as_the_paper_has_it_and_in_batches(trace_files):
     assert paper["plan"]["belief"] == "none"
     stream = json.loads(succeed("fit", trace_files / "fit.csv", *cascade, *out, "--stream"))
     assert stream["rows"] == 300
+    lines = (trace_files / "fit.csv").read_text().splitlines()
+    torn = trace_files / "torn.csv"
+    torn.write_text("\n".join([*lines, "," * lines[0].count(",")]))
+    command = ("fit", torn, *cascade, *out, "--stream", "--belief", "none")
+    assert "--skip-bad" in refuse(*command)
+    assert json.loads(succeed(*command, "--skip-bad"))["rows"] == 300
 
 
 def test_a_cascade_kept_in_the_file_is_used(trace_files):

@@ -58,6 +58,15 @@ def test_a_frugalml_table_and_a_long_csv_become_traces(tmp_path, capsys):
     assert "1 rows left out" in shown.err
 
 
+def test_a_gzipped_output_is_split_and_named_as_others_are(tmp_path):
+    log = tmp_path / "log.pickle"
+    apparate_log(log, own=[True] * 400)
+    out = str(tmp_path / "trace.csv.gz")
+    assert main(["import", "apparate", str(log), "-o", out, "--test-share", "0.5"]) == 0
+    for name in ("trace.csv.gz", "trace.test.csv.gz"):
+        assert len(Trace.read(tmp_path / name, tmp_path / "trace.toml")) == 200
+
+
 def test_a_share_outside_its_range_is_refused(tmp_path, capsys):
     log = tmp_path / "log.pickle"
     apparate_log(log, own=[True] * 400)

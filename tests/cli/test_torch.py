@@ -18,6 +18,9 @@ def tiny():
 
 def nothing():
     return 3
+
+def broken():
+    raise RuntimeError("there are no weights")
 """
 
 
@@ -47,6 +50,7 @@ def test_a_network_of_ones_own_is_profiled(capsys):
         (["nope"], "there is no network 'nope'; use one of vgg11"),
         (["my_networks:missing"], "my_networks:missing cannot be imported"),
         (["no_such_module:x"], "no_such_module:x cannot be imported"),
+        (["my_networks:broken"], "unexpected RuntimeError: there are no weights"),
         (["my_networks:nothing"], "returned int; it must return an EarlyExit"),
         (["my_networks:tiny", "--device", "cuda:77"], "--device cuda:77: cannot be used"),
         (["my_networks:tiny", "--device", "toaster"], "--device toaster: cannot be used"),

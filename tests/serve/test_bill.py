@@ -310,6 +310,16 @@ def test_a_rate_refills():
     account.admit()
 
 
+def test_a_rate_below_one_a_minute_admits_requests():
+    now = [0.0]
+    account = Account("web", rate=0.5, clock=lambda: now[0])
+    account.admit()
+    with pytest.raises(RateExceeded, match="retry in 120 s"):
+        account.admit()
+    now[0] = 120.0
+    account.admit()
+
+
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize("keep", [False, True])
 def test_the_usage_of_a_stream_is_found_however_it_is_cut(size, keep):

@@ -286,6 +286,10 @@ def test_the_command_prints_thresholds_for_the_cascade(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "prefix = {tokens = 1, " in out
     assert "after its last node the policy returns an earlier answer on " in out
+    line = tt.Problem.line([0.0, 1.0], [0.1], [[0.5, 0.5]])
+    tt.save(tt.solve(line, 0.5), tmp_path / "policy.ttamer")
+    assert main(args) == 2
+    assert "no policy for confidences: make one by ttamer fit" in capsys.readouterr().err
 
 
 def test_streams_wait_for_as_few_tokens_as_show_the_decision():

@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> None:
 
     from ttamer.cli.output import as_json, number, table
     from ttamer.fitted.mixture import shown_error
-    from ttamer.trace.files import suffix_of
+    from ttamer.trace.files import beside, suffix_of
 
-    suffix_of(args.output)  # checked before any model is called
+    suffix = suffix_of(args.output)  # checked before any model is called
     of_cascade = args.models[0].endswith(".toml")
     trace = _from_upstreams(args) if of_cascade else _from_callables(args)
     trace.write(args.output)
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
             answers.unlink(missing_ok=True)
         else:
             written.append(str(answers))
-    cascade = Path(args.output).with_suffix(".toml")
+    cascade = beside(args.output, ".toml")
     if not of_cascade or cascade.resolve() != Path(args.models[0]).resolve():
         trace.spec.to_file(cascade)
         written.append(str(cascade))
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> None:
     for note in trace.notes:
         print(f"\n  {note}")
     print(f"\n  written to {' and '.join(written)}")
-    needed = f" --cascade {cascade}" if suffix_of(args.output) == ".csv" else ""
+    needed = f" --cascade {cascade}" if suffix in (".csv", ".csv.gz") else ""
     if errors:
         print(f"\nNext: ttamer fit {args.output}{needed}")
     else:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ttamer.fitted.ladder import FittedLadder, FittedPolicy
     from ttamer.fitted.mixture import Mixture
     from ttamer.fitting.options import FitKeywords
+    from ttamer.trace.trace import OnBad
 
 __all__ = ["add_to"]
 
@@ -161,10 +162,15 @@ def _fitted(args: argparse.Namespace, progress: Callable[[str], None]) -> Fitted
     if args.ray:
         from ttamer.ray import fit_parquet
 
+        if args.skip_bad:
+            raise ArgumentError(
+                "--skip-bad does not work with --ray: leave such rows out of the file"
+            )
         return fit_parquet(args.trace, args.cascade, address=args.ray, **options)
     if args.cascade is None:
         raise ArgumentError("--stream needs --cascade FILE")
-    return fit_file(args.trace, args.cascade, **options)
+    on_bad: OnBad = "skip" if args.skip_bad else "refuse"
+    return fit_file(args.trace, args.cascade, on_bad=on_bad, **options)
 
 
 def _show_best_node(ladder: FittedLadder) -> None:

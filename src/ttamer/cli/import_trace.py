@@ -53,18 +53,20 @@ def run(args: argparse.Namespace) -> None:
     """Import, split, write, and print the commands that come next."""
     from ttamer.cli.output import as_json
     from ttamer.errors import ArgumentError
+    from ttamer.trace.files import beside, suffix_of
 
     if not 0 <= args.test_share < 1:
         raise ArgumentError(f"--test-share must be from 0 to below 1, not {args.test_share:g}")
-    trace = _read(args)
     output = Path(args.output)
+    suffix = suffix_of(output)  # checked before the log is read
+    trace = _read(args)
     parts = {output: trace}
     if args.test_share:
         fit, test = trace.split(1 - args.test_share, seed=args.seed)
-        parts = {output: fit, output.with_name(f"{output.stem}.test{output.suffix}"): test}
+        parts = {output: fit, beside(output, f".test{suffix}"): test}
     for path, part in parts.items():
         part.write(path)
-    cascade = output.with_suffix(".toml")
+    cascade = beside(output, ".toml")
     trace.spec.to_file(cascade)
     if args.json:
         rows = {str(path): len(part) for path, part in parts.items()}

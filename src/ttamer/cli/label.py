@@ -48,12 +48,12 @@ def run(args: argparse.Namespace) -> None:
     from ttamer.errors import ArgumentError
     from ttamer.serve.label_choice import LabelPlan
     from ttamer.serve.labelling import Labelling, read_answers
-    from ttamer.trace.files import suffix_of
+    from ttamer.trace.files import beside, suffix_of
     from ttamer.trace.trace import Trace
 
     source = Path(args.trace)
-    target = Path(args.output or source.with_name(f"{source.stem}.labelled{source.suffix}"))
-    suffix_of(str(target))
+    target = Path(args.output or beside(source, f".labelled{suffix_of(source)}"))
+    cascade = beside(target, ".toml")
     if target.resolve() == source.resolve():
         raise ArgumentError(f"--output is {args.output!r}, the trace itself; choose another file")
     plan = LabelPlan(Trace.read(source), within=args.within, uniform=args.uniform)
@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> None:
         if labelling.right:
             trace = labelling.trace()
             trace.write(target)
-            trace.spec.to_file(target.with_suffix(".toml"))
-            written = [str(target), str(target.with_suffix(".toml")), *written]
+            trace.spec.to_file(cascade)
+            written = [str(target), str(cascade), *written]
             notes = trace.notes[-1:]
     if args.json:
         print(as_json({**facts, "notes": list(notes), "written": written}))

@@ -97,13 +97,14 @@ def check_output(args: argparse.Namespace) -> None:
 
 
 def as_json(data: Any) -> str:
-    """Return JSON; infinities as ``"inf"`` and ``"-inf"``, as in problem.json.
+    """Return JSON; infinities as ``"inf"`` and ``"-inf"``, as in problem.json, and NaN as null.
 
-    >>> print(as_json({"losses": [0.5, float("inf")]}))
+    >>> print(as_json({"losses": [0.5, float("inf"), float("nan")]}))
     {
      "losses": [
       0.5,
-      "inf"
+      "inf",
+      null
      ]
     }
     """
@@ -126,6 +127,8 @@ def _plain(item: Any) -> Any:
         return [_plain(value) for value in item]
     if hasattr(item, "tolist"):
         return _plain(item.tolist())
+    if isinstance(item, float) and math.isnan(item):
+        return None
     if isinstance(item, float) and not math.isfinite(item):
         return "inf" if item > 0 else "-inf"
     return item

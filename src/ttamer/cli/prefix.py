@@ -37,13 +37,19 @@ def run(args: argparse.Namespace) -> None:
 
     from ttamer.artefact.files import load
     from ttamer.cli.output import as_json, table
-    from ttamer.fitted.ladder import FittedLadder
+    from ttamer.errors import ArgumentError
+    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+    from ttamer.fitted.mixture import Mixture
     from ttamer.serve.prefixes import fit_prefixes, read_first_logprobs, recalled_answers
     from ttamer.trace.trace import Trace
 
     policy: Any = load(args.artefact)
     if isinstance(policy, FittedLadder):
         policy = policy.default() if args.tradeoff is None else policy.at(args.tradeoff)
+    elif args.tradeoff is not None:
+        raise ArgumentError(f"--tradeoff chooses from a ladder, and {args.artefact} is none")
+    if not isinstance(policy, FittedPolicy | Mixture):
+        raise ArgumentError(f"{args.artefact} is no policy for confidences: make one by ttamer fit")
     trace = Trace.read(args.trace)
     first = read_first_logprobs(f"{args.trace}.answers.jsonl", trace.names)
     found = fit_prefixes(policy, trace, first, max_changed=args.max_changed)

@@ -68,11 +68,12 @@ def run_profile(args: argparse.Namespace) -> None:
         torch.set_num_threads(args.threads)
     try:
         device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        network, example = _network(args.network)
-        network = network.to(device)
+        torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # no such device
-        first = str(error).splitlines()[0]
+        first = next(iter(str(error).splitlines()), type(error).__name__)
         raise ArgumentError(f"--device {args.device}: cannot be used: {first}") from None
+    network, example = _network(args.network)
+    network = network.to(device)
     progress = progress_line(quiet=args.json)
     measured = profile(
         network,

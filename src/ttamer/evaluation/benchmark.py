@@ -20,7 +20,7 @@ from ttamer.evaluation.families import uses_labels
 from ttamer.evaluation.frontiers import frontier
 from ttamer.fitted.replay import paid
 from ttamer.stats.envelope import area_under
-from ttamer.trace.files import SUFFIXES, suffix_of
+from ttamer.trace.files import SUFFIXES, beside
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -111,7 +111,12 @@ def bench(
         trace = Trace.read(path, cascade)
         done.append(
             bench_trace(
-                _name(path), trace, families=names, resamples=resamples, seed=seed, progress=tell
+                beside(path, "").name,
+                trace,
+                families=names,
+                resamples=resamples,
+                seed=seed,
+                progress=tell,
             )
         )
     return done
@@ -124,7 +129,7 @@ def find_traces(folder: str | os.PathLike[str]) -> list[tuple[Path, Path]]:
         raise ArgumentError(f"{place} is not a folder: give one that holds traces")
     found = []
     for path in sorted(p for p in place.iterdir() if p.name.lower().endswith(SUFFIXES)):
-        own, shared = path.with_name(f"{_name(path)}.toml"), place / "cascade.toml"
+        own, shared = beside(path, ".toml"), place / "cascade.toml"
         cascade = own if own.exists() else shared
         if not cascade.exists():
             raise TraceError(f"{path}: has no cascade beside it: write {own.name} or cascade.toml")
@@ -132,11 +137,6 @@ def find_traces(folder: str | os.PathLike[str]) -> list[tuple[Path, Path]]:
     if not found:
         raise ArgumentError(f"{place} holds no traces: none ends in {', '.join(SUFFIXES)}")
     return found
-
-
-def _name(path: Path) -> str:
-    """Return the name of a trace: that of its file without the suffix."""
-    return path.name[: -len(suffix_of(path))]
 
 
 def bench_trace(

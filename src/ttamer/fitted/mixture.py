@@ -178,11 +178,6 @@ def policy_card(kind: str, policy: FittedPolicy | Mixture) -> str:
     return card(title, notes=notes, head=["node", "cost"], rows=rows)
 
 
-def _mean(values: NDArray[np.float64], mix: Mix) -> float:
-    """Return the mean of a mix, given each rung's value."""
-    return float((1 - mix.share) * values[mix.cheap] + mix.share * values[mix.expensive])
-
-
 @dataclass(frozen=True, eq=False)
 class Mixture:
     """Two policies of a ladder, and the share of inputs that the more expensive one decides.

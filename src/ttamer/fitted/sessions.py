@@ -264,11 +264,11 @@ class ConfidenceSession(_ModelSession):
         del prediction, margin, entropy
         node = self._require_next()
         try:
-            state = self._model.quantiser.state(node, confidence)
+            value = as_float(confidence)
         except TypeError:
             raise self._refusal(confidence) from None
-        self.unclear += confidence != confidence
-        self._inner.observe(state)
+        self.unclear += value != value
+        self._inner.observe(self._model.quantiser.state(node, value))
         self._asked.append(node)
 
     def prefers_next(self) -> bool:
@@ -361,8 +361,8 @@ class BeliefSession(_ModelSession):
         """
         node = self._require_next()
         try:
-            value = float(0.0 + confidence)  # a number, and not the text of one
-        except (TypeError, ValueError, OverflowError):
+            value = as_float(confidence)
+        except TypeError:
             raise self._refusal(confidence) from None
         model, scorer = self._model, self._model.scorer
         try:

@@ -31,7 +31,7 @@ from ttamer.fitting.plans import (
     with_latency_price,
     with_rungs,
 )
-from ttamer.trace.trace import Trace
+from ttamer.trace.trace import OnBad, Trace
 
 if TYPE_CHECKING:
     import os
@@ -65,6 +65,8 @@ SAMPLE_ROWS = 50_000
 def fit_file(
     path: str | os.PathLike[str],
     cascade: CascadeSpec | str | os.PathLike[str],
+    *,
+    on_bad: OnBad = "refuse",
     **options: Unpack[FitKeywords],
 ) -> FittedLadder:
     """Fit a trace file of any length, reading it in batches.
@@ -72,6 +74,7 @@ def fit_file(
     Args:
         path: A Parquet, CSV or NPZ file.
         cascade: The cascade, or the path of a ``cascade.toml``.
+        on_bad: As for :meth:`ttamer.Trace.read`.
         **options: The fields of :class:`~ttamer.fitting.FitOptions`, but ``hold_out``.
 
     Returns:
@@ -95,7 +98,10 @@ def fit_file(
     """
     from ttamer.trace.files import read_batches
 
-    return fit_batches(lambda: read_batches(path, cascade, rows=BATCH_ROWS), **options)
+    def batches() -> Iterable[Trace]:
+        return read_batches(path, cascade, rows=BATCH_ROWS, on_bad=on_bad)
+
+    return fit_batches(batches, **options)
 
 
 def fit_batches(

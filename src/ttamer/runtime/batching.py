@@ -373,8 +373,7 @@ class _Run:
         for row in rows.tolist():
             self.asked[row], self.cost[row] = False, 0.0
             signals = {name: float(values[row]) for name, values in self.signals.items()} or None
-            key: Any = row
-            steps = self.cascade.steps(self.value(row), key, None, signals)
+            steps = self.cascade.steps(self.value(row), row, None, signals)
             self._advance(running, row, steps, None)
         while running:
             results = self._round({row: request for row, (_, request) in running.items()})

@@ -147,7 +147,7 @@ class Cascade:
         self,
         value: Any,
         *,
-        key: str | None = None,
+        key: str | int | None = None,
         deadline: float | None = None,
         signals: Mapping[str, float] | None = None,
     ) -> Outcome:
@@ -183,7 +183,7 @@ class Cascade:
         self,
         value: Any,
         *,
-        key: str | None = None,
+        key: str | int | None = None,
         deadline: float | None = None,
         signals: Mapping[str, float] | None = None,
     ) -> Outcome:
@@ -253,7 +253,7 @@ class Cascade:
     def steps(
         self,
         value: Any,
-        key: str | None,
+        key: str | int | None,
         deadline: float | None,
         signals: Mapping[str, float] | None,
     ) -> Generator[Call, CallResult, Outcome]:

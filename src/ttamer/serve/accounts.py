@@ -17,9 +17,8 @@ import os
 import struct
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from hashlib import blake2b
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import CascadeError
@@ -35,6 +34,11 @@ __all__ = ["Account", "BudgetSpent", "KeyRefused", "Ledger", "RateExceeded"]
 
 MAX_ACCOUNTS = 4096
 """The most accounts in a ledger; a key counts once for each length of its period."""
+_NAME_BYTES = 16
+"""An entry of a ledger begins with this many bytes of the hash of its name."""
+_COUNTS = struct.Struct("=qdddqq")
+"""The counts of an entry, in the order of their fields."""
+_ENTRY_BYTES = _NAME_BYTES + _COUNTS.size
 
 
 class KeyRefused(HttpError):
@@ -83,6 +87,30 @@ class _Counts:
     refused_budget: int = 0
     refused_rate: int = 0
 
+    def read(self, memory: mmap.mmap, place: int) -> None:
+        """Take the counts at a place of a ledger."""
+        (
+            self.window,
+            self.spent,
+            self.tokens,
+            self.refilled,
+            self.refused_budget,
+            self.refused_rate,
+        ) = _COUNTS.unpack_from(memory, place)
+
+    def write(self, memory: mmap.mmap, place: int) -> None:
+        """Put the counts at a place of a ledger."""
+        _COUNTS.pack_into(
+            memory,
+            place,
+            self.window,
+            self.spent,
+            self.tokens,
+            self.refilled,
+            self.refused_budget,
+            self.refused_rate,
+        )
+
 
 class Account:
     """The spending of one API key.
@@ -114,7 +142,7 @@ class Account:
 
     def _open(self) -> None:
         """Begin to count in this period."""
-        self._counts = _Counts(self._window_now(), 0.0, self._rate or 0.0, self._clock())
+        self._counts = _Counts(self._window_now(), 0.0, self._burst, self._clock())
         self._access: AbstractContextManager[object] = nullcontext()
         """Inside, no other process changes the counts."""
         self._is_shared = False
@@ -126,10 +154,15 @@ class Account:
             return
         self._turn()
         own = self._counts
-        self._counts = _Counts(own.window, 0.0, self._rate or 0.0, own.refilled)
+        self._counts = _Counts(own.window, 0.0, self._burst, own.refilled)
         self._access = self._ledger.entry(f"{self.name}\0{self._period!r}", self._counts)
         self._is_shared = True
         self.book(own.spent)
+
+    @property
+    def _burst(self) -> float:
+        """The most requests at once: those of a minute, and at least one where there are fewer."""
+        return 0.0 if self._rate is None else max(1.0, self._rate)
 
     def change(self, *, budget: float | None, period: float, rate: float | None) -> None:
         """Change the limits; what was spent in a period of the same length still counts."""
@@ -139,7 +172,7 @@ class Account:
             self._open()
         self._share()
         with self._access:
-            self._counts.tokens = min(self._counts.tokens, rate or 0.0)
+            self._counts.tokens = min(self._counts.tokens, self._burst)
 
     @property
     def spent(self) -> float:
@@ -167,7 +200,7 @@ class Account:
         with self._access:
             counts, now = self._counts, self._clock()
             refill = max(0.0, now - counts.refilled) * self._rate / 60
-            counts.tokens, counts.refilled = min(self._rate, counts.tokens + refill), now
+            counts.tokens, counts.refilled = min(self._burst, counts.tokens + refill), now
             if counts.tokens >= 1:
                 counts.tokens -= 1
                 return
@@ -261,8 +294,8 @@ class Ledger:
         self._flock, self._lock, self._unlock = fcntl.flock, fcntl.LOCK_EX, fcntl.LOCK_UN
         # A descriptor of its own: the lock belongs to it.
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        os.ftruncate(self._file, MAX_ACCOUNTS * _ENTRY.size)
-        self._memory = mmap.mmap(self._file, MAX_ACCOUNTS * _ENTRY.size)
+        os.ftruncate(self._file, MAX_ACCOUNTS * _ENTRY_BYTES)
+        self._memory = mmap.mmap(self._file, MAX_ACCOUNTS * _ENTRY_BYTES)
 
     def entry(self, name: str, counts: _Counts) -> AbstractContextManager[object]:
         """Return access to the counts of a name: those in the file, or these where it has none.
@@ -279,21 +312,20 @@ class Ledger:
         """
         digest = blake2b(name.encode(), digest_size=_NAME_BYTES).digest()
         with self:
-            for place in range(0, len(self._memory), _ENTRY.size):
+            for place in range(0, len(self._memory), _ENTRY_BYTES):
                 found = self._memory[place : place + _NAME_BYTES]
                 if found == digest:
                     break
                 if found == bytes(_NAME_BYTES):
-                    entry = _Entry(self, self._memory, place, counts)
-                    entry.write()
+                    counts.write(self._memory, place + _NAME_BYTES)
                     self._memory[place : place + _NAME_BYTES] = digest
-                    return entry
+                    break
             else:
                 raise CascadeError(
                     f"[[serve.key]]: with several workers there are at most {MAX_ACCOUNTS} keys; "
                     "remove some, or restart where many were replaced"
                 )
-        return _Entry(self, self._memory, place, counts)
+        return _Entry(self, self._memory, place + _NAME_BYTES, counts)
 
     def __enter__(self) -> None:
         self._flock(self._file, self._lock)
@@ -305,32 +337,16 @@ class Ledger:
         os.close(self._file)
 
 
-_NAME_BYTES = 16
-_NAMES = tuple(field.name for field in fields(_Counts))
-_VALUES = struct.Struct(
-    "=" + "".join({"int": "q", "float": "d"}[str(field.type)] for field in fields(_Counts))
-)
-_values_of = attrgetter(*_NAMES)
-_ENTRY = struct.Struct(f"={_NAME_BYTES}s{_VALUES.size}s")
-
-
 class _Entry:
     """The counts of one account in a ledger."""
 
     def __init__(self, ledger: Ledger, memory: mmap.mmap, place: int, counts: _Counts) -> None:
-        self._ledger, self._memory, self._counts = ledger, memory, counts
-        self._place = place + _NAME_BYTES
+        self._ledger, self._memory, self._place, self._counts = ledger, memory, place, counts
 
     def __enter__(self) -> None:
         self._ledger.__enter__()
-        values = _VALUES.unpack_from(self._memory, self._place)
-        for name, value in zip(_NAMES, values, strict=True):
-            setattr(self._counts, name, value)
+        self._counts.read(self._memory, self._place)
 
     def __exit__(self, *_: object) -> None:
-        self.write()
+        self._counts.write(self._memory, self._place)
         self._ledger.__exit__()
-
-    def write(self) -> None:
-        """Write the counts."""
-        _VALUES.pack_into(self._memory, self._place, *_values_of(self._counts))

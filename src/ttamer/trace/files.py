@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SUFFIXES",
+    "beside",
     "open_layout",
     "open_source",
     "read_batches",
@@ -287,3 +288,12 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
         if name.endswith(suffix):
             return suffix
     raise TraceError(f"{path}: the suffix must be one of {', '.join(SUFFIXES)}")
+
+
+def beside(path: str | os.PathLike[str], ending: str) -> Path:
+    """Return a file beside a trace: the name of the trace without its suffix, then ``ending``.
+
+    >>> beside("log.csv.gz", ".toml").name
+    'log.toml'
+    """
+    return Path(path).with_name(Path(path).name[: -len(suffix_of(path))] + ending)
