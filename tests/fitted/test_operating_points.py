@@ -68,11 +68,15 @@ def test_a_mistake_cost_is_a_tradeoff_without_units():
     assert mistake * policy.error + policy.cost <= min(objective) + 0.02 * full
     assert ladder.for_mistake_cost(1e9).tradeoff < 1
     assert ladder.for_mistake_cost(1e-9).tradeoff > 0
-    for bad in (0, -1, float("nan"), float("inf")):
+    for bad in (0, -1, float("nan"), float("inf"), "5", True):
         with pytest.raises(ArgumentError, match="must be a finite number above 0"):
             ladder.for_mistake_cost(bad)
         with pytest.raises(ArgumentError, match=r"price is .* above 0"):
             ladder.for_mistake_cost(full, price=bad)
+    with pytest.raises(ArgumentError, match="cost is '5'; it must be a number"):
+        ladder.for_budget("5")
+    with pytest.raises(ArgumentError, match=r"evaluate one of them, such as ladder.default\(\)"):
+        tt.evaluate(ladder, trace)
 
 
 def test_an_input_that_costs_more_has_the_policy_of_a_cheaper_mistake():

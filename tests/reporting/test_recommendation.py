@@ -69,6 +69,14 @@ def test_it_names_our_family_when_that_is_cheapest():
     assert advice.reference_unasked == pytest.approx(0.7)
 
 
+def test_a_rival_that_saves_nothing_is_not_named(monkeypatch):
+    advice = advice_for({"ttamer": [range(300)], "always-last": [range(1000)]})
+    assert advice.notes == ("No other rule measured here costs less than large alone.",)
+    monkeypatch.setattr(Resampled, "cannot_tell", lambda *_: True)
+    advice = advice_for({"ttamer": [range(300)], "always-last": [range(1000)]})
+    assert advice.notes[1] == "These rows are too few to be certain of the saving."
+
+
 def test_it_names_the_other_family_when_ours_loses():
     advice = advice_for({"ttamer": [range(600)], "chain": [range(300)]})
     assert advice.outcome == "loses"

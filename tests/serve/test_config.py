@@ -146,7 +146,7 @@ def test_what_is_wrong_with_serve_is_reported(line, said):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("tiemout = 1", "unknown key 'tiemout'; allowed are upstream, model"),
+        ("tiemout = 1", "unknown key 'tiemout'; did you mean 'timeout'?"),
         ("max_rate = 0", "above 0"),
         ("max_wait = 1", "needs max_concurrent or max_rate"),
         ('headers = {host = "x"}', "which the gateway sets itself"),

@@ -75,8 +75,11 @@ def test_a_fit_to_few_rows_warns():
     def rows(count):
         return Trace(SPEC, rng.random((count, 2)), correct=rng.random((count, 2)) < 0.5)
 
-    with pytest.warns(TraceWarning, match="the trace has 99 rows; below 100 the error and cost"):
+    with pytest.warns(
+        TraceWarning, match="the trace has 99 rows; below 100 the error and cost"
+    ) as found:
         fit(rows(99), belief="none")
+    assert found[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit(rows(100), belief="none")

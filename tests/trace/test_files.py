@@ -339,9 +339,10 @@ def test_bad_values_are_refused_by_name(tmp_path, suffixes, columns, says):
 def test_missing_columns(tmp_path, suffix):
     path = tmp_path / f"t.{suffix}"
     write(path, without("b.confidence") | {"b.confidance": [0.1] * 3})
-    with pytest.raises(
-        TraceError, match=r"'b.confidence' is missing; .* understood: 'b.confidance'"
-    ):
+    with pytest.raises(TraceError, match=r"'b.confidence' is missing: rename 'b.confidance'"):
+        Trace.read(path, AB)
+    write(path, without("b.confidence") | {"sure": [0.1] * 3})
+    with pytest.raises(TraceError, match=r"'b.confidence' is missing; .* understood: 'sure'"):
         Trace.read(path, AB)
     write(path, without("b.prediction"))
     with pytest.raises(
@@ -349,8 +350,12 @@ def test_missing_columns(tmp_path, suffix):
     ):
         Trace.read(path, AB)
     write(path, {"x": [1]})
-    with pytest.raises(TraceError, match=r"there is no column <node>.confidence; the file has 'x'"):
+    with pytest.raises(TraceError, match=r"there is no column <node>.confidence; there are 'x'"):
         Trace.read(path)
+    write(path, {"a.confidence;b.confidence": ["0.1;0.2"]})
+    for cascade in (AB, None):
+        with pytest.raises(TraceError, match=r"one column, .* separated by ';'; separate"):
+            Trace.read(path, cascade)
     write(path, {".confidence": [1]})
     with pytest.raises(TraceError, match=r"no column <node>.confidence"):
         Trace.read(path)

@@ -124,6 +124,17 @@ def test_what_cannot_be_used_is_named(maker, change, message):
         Trace.from_frame(maker({**COLUMNS, **change}), costs=COSTS)
 
 
+def test_costs_that_are_no_mapping_are_refused():
+    with pytest.raises(ArgumentError, match=r"costs must be a mapping .* not list"):
+        Trace.from_frame(pd.DataFrame(COLUMNS), costs=[1.0, 2.0])
+
+
+def test_a_label_of_another_name_is_named():
+    frame = pd.DataFrame(COLUMNS).rename(columns={"label": "truth"})
+    with pytest.raises(TraceError, match=r"has no label: .* \(columns not used: 'truth', 'id'\)"):
+        Trace.from_frame(frame, costs=COSTS).wrong()
+
+
 def test_bad_rows_are_skipped_and_counted():
     frame = pl.DataFrame({**COLUMNS, "small.confidence": [0.9, None, 0.7]})
     trace = Trace.from_frame(frame, costs=COSTS, on_bad="skip")

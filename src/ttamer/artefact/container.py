@@ -116,7 +116,7 @@ def _status(path: str | os.PathLike[str]) -> os.stat_result:
 def _read(file: BinaryIO, size: int) -> Contents:
     start = file.read(PREFIX.size)
     if start[: len(MAGIC)] != MAGIC[: len(start)] or not size:
-        raise ArtefactDamaged("is not a ttamer file")
+        raise ArtefactDamaged("is not a ttamer file, which ttamer fit and ttamer.save write")
     if size < PREFIX.size + DIGEST:
         raise ArtefactDamaged(f"is cut short: {size} bytes are too few for any policy")
     _, version, length = PREFIX.unpack(start)

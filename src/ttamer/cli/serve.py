@@ -76,6 +76,10 @@ def run(args: argparse.Namespace) -> None:
         check_certificate(*certificate)
     elif args.tls_key is not None:
         raise ArgumentError("--tls-key needs --tls-cert; add it")
+    if args.cascade.endswith(".ttamer"):
+        raise ArgumentError(
+            f"{args.cascade} is a policy, and the cascade comes first: ttamer serve CASCADE POLICY"
+        )
     settings = read_settings(args.cascade)
     if args.policy is None:
         if args.probe is None:

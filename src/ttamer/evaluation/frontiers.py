@@ -99,6 +99,8 @@ class Frontier:
     ('lingua', 1)
     >>> found.cost_at("threshold", more_error=0.05) < found.reference.cost
     True
+    >>> found
+    Frontier(2 families, 14694 rows; lingua alone: cost 630.9, error 10.42%)
     """
 
     points: tuple[Point, ...]
@@ -114,6 +116,13 @@ class Frontier:
     """The replay of each setting on the test rows, by family."""
     same_rows: bool = False
     """Whether it was fitted and measured on the same rows: errors are then too low."""
+
+    def __repr__(self) -> str:
+        alone, measure = self.reference, self.measure
+        return (
+            f"Frontier({len(self.families)} families, {self.test_rows} rows; {alone.node} alone: "
+            f"cost {number(alone.cost)}, {measure} {shown_error(alone.error, measure)})"
+        )
 
     @property
     def measure(self) -> Measure:

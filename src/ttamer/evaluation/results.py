@@ -12,7 +12,7 @@ import numpy as np
 
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.bootstrap import Interval, draw_counts, interval
-from ttamer.fitted.ladder import FittedPolicy
+from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.fitted.mixture import Mixture
 from ttamer.fitted.replay import full_cost, latency_of, paid
 
@@ -102,7 +102,7 @@ def evaluate(
         Error and cost with intervals, and the share of rows that each node was asked on.
 
     Raises:
-        ArgumentError: If the trace has no rows.
+        ArgumentError: If the trace has no rows, or the rule is a ladder of many policies.
         TraceError: If the trace lacks what the target needs.
 
     >>> from ttamer import datasets, fit
@@ -113,6 +113,11 @@ def evaluate(
     """
     if len(trace) == 0:
         raise ArgumentError("the trace has no rows to evaluate on")
+    if isinstance(rule, FittedLadder):
+        raise ArgumentError(
+            "a ladder holds many policies: evaluate one of them, such as ladder.default() or "
+            "ladder.at(tradeoff)"
+        )
     trace = trace.with_verification()
     policy = rule.cheap if isinstance(rule, Mixture) else rule
     if isinstance(policy, FittedPolicy) and trace.names == policy.spec.names:

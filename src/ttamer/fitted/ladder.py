@@ -16,7 +16,7 @@ import numpy as np
 
 from ttamer._display.drawing import draw_curves
 from ttamer._display.notebook import card
-from ttamer._numbers import number
+from ttamer._numbers import is_number, number
 from ttamer.errors import ArgumentError
 from ttamer.fitted.alone import alone
 from ttamer.fitted.cautious import Cautious, cautious_model, cautious_problem
@@ -444,7 +444,7 @@ class FittedLadder(Ladder):
             ArgumentError: The cost or the price is not positive and finite.
         """
         for name, value in (("mistake_cost", cost), ("price", price)):
-            if isinstance(value, bool) or not (isfinite(value) and value > 0):
+            if not is_number(value) or not (isfinite(value) and value > 0):
                 raise ArgumentError(f"{name} is {value!r}; it must be a finite number above 0")
         wanted = log(cost * self.fitted.loss_unit / self.fitted.full_cost) - log(price)
         inside = [policy for policy in self if 0 < policy.tradeoff < 1] or list(self)
@@ -530,6 +530,8 @@ class FittedLadder(Ladder):
         Raises:
             ArgumentError: No policy is that cheap, or the ladder has no estimates.
         """
+        if not is_number(cost):
+            raise ArgumentError(f"cost is {cost!r}; it must be a number")
         return self.mixed(self.require_rungs().for_budget(cost), seed=seed)
 
     def for_latency(self, *, p95: float) -> FittedPolicy:
@@ -747,8 +749,9 @@ class FittedLadder(Ladder):
             return HeldOut.of(self, on, against=node)
         if self.held is None:
             raise ArgumentError(
-                "a promise needs rows the ladder was not fitted to: fit with hold_out=0.2, or give "
-                "some to test on (on=trace)"
+                "a promise needs rows the ladder was not fitted to: hold some out of the fit "
+                "(hold_out=0.2; ttamer fit --hold-out 0.2), or give others (on=trace; ttamer "
+                "certify POLICY TRACE)"
             )
         return self.held if node is None else self.held.compared_with(node)
 

@@ -158,8 +158,8 @@ class HeldOut:
             raise ArgumentError("the trace has no rows to hold out")
         if trace.digest == ladder.fitted.trace_digest:
             raise ArgumentError(
-                "these are the rows the ladder was fitted to: a promise needs others; fit with "
-                "hold_out=0.2, or give held-out rows"
+                "these are the rows the ladder was fitted to: a promise needs others; hold some "
+                "out of the fit (hold_out=0.2; ttamer fit --hold-out 0.2), or give other rows"
             )
         if trace.measure != ladder.fitted.measure:
             raise ArgumentError(

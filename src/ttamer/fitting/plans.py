@@ -327,7 +327,7 @@ def _plans(trace: Trace, options: FitOptions) -> list[Plan]:
             f"{note}, and this one has {len(trace.names)}: the belief is 'calibrated', which uses "
             "each node's own confidence alone and is less accurate; name fewer nodes",
             TraceWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     kept: list[Plan] = []
     if full:

@@ -352,8 +352,7 @@ class _Words:
         if outcome != "nothing":
             lines += self._mixing()
         if outcome == "wins" and self.rival is not None:
-            close = "; these rows cannot tell the two apart" if self.close else ""
-            lines.append(f"Next comes {self.rival}: {less(self.savings[self.rival])}{close}.")
+            lines += self._next(self.rival)
         if outcome == "loses" and self.close:
             lines.append("These rows are too few to tell the two apart with confidence.")
         if outcome in ("ties", "loses") and self.rival is not None:
@@ -372,6 +371,16 @@ class _Words:
             short = least - self.frontier.reference.error
             more = difference(short, self.frontier)
             lines.append(f"The best {self.family} reaches is {more} more {self.frontier.measure}.")
+        return lines
+
+    def _next(self, rival: str) -> list[str]:
+        """Return how the best of the other families does."""
+        if self.savings[rival] >= MIN_SAVING:
+            close = "; these rows cannot tell the two apart" if self.close else ""
+            return [f"Next comes {rival}: {less(self.savings[rival])}{close}."]
+        lines = [f"No other rule measured here costs less than {self.alone}."]
+        if self.close:
+            lines.append("These rows are too few to be certain of the saving.")
         return lines
 
     def _mixing(self) -> list[str]:

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
@@ -384,9 +385,9 @@ def _checked(kind: type[Any], given: Mapping[str, Any], place: str) -> dict[str,
     values = {}
     for key, value in given.items():
         if key not in checks:
-            raise CascadeError(
-                f"{place}: has an unknown key {key!r}; allowed are {', '.join(checks)}"
-            )
+            alike = get_close_matches(key, checks, n=1, cutoff=0.75)
+            advice = f"did you mean {alike[0]!r}?" if alike else f"allowed are {', '.join(checks)}"
+            raise CascadeError(f"{place}: has an unknown key {key!r}; {advice}")
         try:
             values[key] = checks[key](value)
         except InvalidValue as error:
@@ -889,13 +890,13 @@ def settings_from(spec: CascadeSpec) -> Settings:
     nodes = {}
     for position, node in enumerate(spec.nodes, start=1):
         place = f"[[node]] {position} ({node.name!r})"
-        if "upstream" not in node.options:
+        options = {key: value for key, value in node.options.items() if key not in CLUSTER_KEYS}
+        values = {"model": node.name} | _checked(NodeSettings, options, place)
+        if "upstream" not in values:
             raise CascadeError(
                 f"{place}: lacks upstream, the base URL of an OpenAI-compatible server; "
                 'write upstream = "http://..."'
             )
-        options = {key: value for key, value in node.options.items() if key not in CLUSTER_KEYS}
-        values = {"model": node.name} | _checked(NodeSettings, options, place)
         nodes[node.name] = NodeSettings(name=node.name, cost=node.cost, **values)
         _check_confidence(nodes[node.name], values, spec.names, place)
         for option, needed in (("key_header", "key_env"), ("proxy_auth_env", "proxy")):

@@ -140,10 +140,10 @@ def check_for_fit(trace: Trace) -> None:
             f"the trace has {len(trace)} rows; below {MIN_RELIABLE_ROWS} the error and cost of a "
             "policy on new rows are hardly known: collect more",
             TraceWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     for text in label_warnings(trace):
-        warnings.warn(f"the trace: {text}", TraceWarning, stacklevel=3)
+        warnings.warn(f"the trace: {text}", TraceWarning, stacklevel=4)
 
 
 def label_warnings(trace: Trace) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ signal.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Layout", "columns_of", "infer_spec", "plan"]
 
+SEPARATORS = (";", "\t", "|")
+"""Marks that separate columns in other tables; in a CSV file here a comma does."""
 _FIELDS = ("confidence", "prediction", "correct", "loss", "score", "cost", *EXTRA_FIELDS)
 
 
@@ -79,7 +82,7 @@ def plan(
     >>> layout.columns, layout.notes
     (('a.confidence', 'label'), ("columns not used: 'id'",))
     """
-    _check_no_repeats(columns, place)
+    _check_names(columns, place)
     fields: dict[str, dict[int, str]] = {name: {} for name in _FIELDS}
     signals, strangers, unused = {}, [], []
     for column in columns:
@@ -100,12 +103,12 @@ def plan(
     for name in ("confidence", "prediction", "correct", "loss", "score"):
         lacking = [f"{n}.{name}" for i, n in enumerate(spec.names) if i not in fields[name]]
         if lacking and (name == "confidence" or fields[name]):
-            hint = f" (not understood: {shown(unused)})" if unused else ""
+            alike = get_close_matches(lacking[0], unused, n=1, cutoff=0.75)
+            hint = f": rename {alike[0]!r}" if alike else f"; there are {shown(columns, 12)}"
+            if unused and not alike:
+                hint += f" (not understood: {shown(unused)})"
             every = "" if name == "confidence" else f", and {name} is needed for all nodes or none"
-            raise TraceError(
-                f"{place}: the column {lacking[0]!r} is missing{every}; the file has "
-                f"{shown(columns, 12)}{hint}"
-            )
+            raise TraceError(f"{place}: the column {lacking[0]!r} is missing{every}{hint}")
     if fields["loss"] and fields["score"]:
         raise TraceError(
             f"{place}: has columns of losses and of scores; a score is one minus a loss: keep one"
@@ -119,7 +122,13 @@ def plan(
     return Layout(place, spec, label, ordered, signals, (*notes, *found))
 
 
-def _check_no_repeats(columns: Sequence[str], place: str) -> None:
+def _check_names(columns: Sequence[str], place: str) -> None:
+    """Refuse columns that are there twice, and a header whose columns were not separated."""
+    if len(columns) == 1 and (found := [mark for mark in SEPARATORS if mark in columns[0]]):
+        raise TraceError(
+            f"{place}: has one column, {shown(columns)}: it seems to be separated by {found[0]!r}; "
+            "separate the columns by commas"
+        )
     repeated = [name for i, name in enumerate(columns) if name in columns[:i]]
     if repeated:
         raise TraceError(
@@ -137,7 +146,7 @@ def infer_spec(
     >>> spec.costs.tolist(), note
     ([1.0, 1.0], "no cascade was given: the nodes are 'b', 'a', each at cost 1")
     """
-    _check_no_repeats(columns, place)
+    _check_names(columns, place)
     names = [
         column.removesuffix(".confidence")
         for column in columns
@@ -145,7 +154,7 @@ def infer_spec(
     ]
     if not any(names):
         raise TraceError(
-            f"{place}: there is no column <node>.confidence; the file has {shown(columns, 12)}"
+            f"{place}: there is no column <node>.confidence; there are {shown(columns, 12)}"
         )
     try:
         spec = CascadeSpec.of({name: mean_costs.get(name, 1.0) for name in names})

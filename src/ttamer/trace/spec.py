@@ -50,6 +50,7 @@ import json
 import math
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -64,7 +65,7 @@ from ttamer.trace.verification import joined_nodes, split_nodes
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -271,13 +272,18 @@ class CascadeSpec:
             The cascade.
 
         Raises:
-            ArgumentError: If ``passing`` has a name that ``costs`` lacks.
+            ArgumentError: If ``costs`` is no mapping, or ``passing`` has a name that it lacks.
             CascadeError: If a cost, the order or the target cannot be used.
 
         >>> exits = CascadeSpec.of({"e1": 3.0, "e2": 3.0}, order="skip", passing={"e1": 2.5})
         >>> exits.passing.tolist(), exits.has_passing
         ([2.5, 0.0], True)
         """
+        if not isinstance(costs, Mapping):
+            raise ArgumentError(
+                "costs must be a mapping from the names of nodes to costs, such as "
+                f'{{"small": 1.0, "large": 12.5}}, not {type(costs).__name__}'
+            )
         past = dict(passing or {})
         nodes = tuple(CascadeNode(n, c, passing=past.pop(n, None)) for n, c in costs.items())
         if past:

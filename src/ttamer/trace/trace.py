@@ -372,10 +372,12 @@ class Trace:
             return ~self.correct
         if self.prediction is None or self.label is None:
             lacks = " and ".join(n for n in ("prediction", "label") if getattr(self, n) is None)
+            unused = [note for note in self.notes if note.startswith("columns not used")]
             raise TraceError(
                 f'target "label" needs to know which answers are right; the trace has no {lacks}: '
                 "add columns <node>.correct, or <node>.prediction and label"
                 + ("" if self.prediction is None else ', or set target = "last"')
+                + "".join(f" ({note})" for note in unused)
             )
         unknown = np.flatnonzero(self.label < 0)
         if unknown.size:
