@@ -1,93 +1,168 @@
 """Where the time of an exit goes: its segments, its ramp, its decision, and the rest.
 
-    PYTHONPATH=src python experiments/early_exit/hop_times.py [mpnet smollm2] [--sizes 1 8]
+    PYTHONPATH=src python experiments/early_exit/hop_times.py [mpnet smollm2 vgg16] [--sizes 1 8]
 
-Networks of real sizes with random weights, bf16, CUDA graphs, 256 tokens; thresholds at one, two
-and four exits, where every second row stops at each (of one row, none). In microseconds:
-*segments*, those of a quarter of the network, *ramp* and *decision* are many in one graph, so that
-launches do not count; *full* and *exits* are whole calls of the network and of a runner, *launch*
-is how long the host takes to launch the runner's graphs, and *added* is by how much a call takes
-longer for each exit asked where no row stops. Needs a GPU and Triton.
+Networks of real sizes with random weights, bf16, CUDA graphs, texts of 256 tokens or images of 32
+pixels; thresholds at one, two and four exits. ``--only`` chooses what is measured, in microseconds:
+
+- *parts*: the *segments* of a quarter of the network, the *ramp*, the *decision* and copies of the
+  rows that continue, many in one graph, so that launches do not count;
+- *added*: by how much a call takes longer for each exit asked where no row stops;
+- *differ*: how many rows are decided otherwise than without graphs, where every second row stops at
+  each exit (of one row, none);
+- *calls*: whole calls of the network (*full*) and of such a runner (*exits*), and how long the host
+  takes to launch its graphs.
+
+``--ramps dense`` is for encoders: ramps like BERT's head. ``--check`` compares kernels with
+PyTorch's operations. Needs a GPU and Triton.
 
 ``--eager``: without graphs, where the host's launches take the time: what a call with the exit
-takes longer where no row stops, by the median of pairs of calls, and the host's time for each part
-of it: the ramp (and as a graph, its inputs copied), the decision (as Triton launches it, and on the
-host by NumPy), what is waited for, the state and the answers of a batch, regrouping, and padding
-cut off.
+takes longer where no row stops, by the median of pairs of calls (*uncaptured*: without the small
+graph of an exit), and the host's time for each part of it: the ramp (and as a graph, its inputs
+copied), the decision (and on the host by NumPy), what is waited for, the state and the answers of a
+batch, regrouping, and padding cut off.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 
 import numpy as np
 import torch
+from torch import nn
 
 from ttamer import torch as exits
+from ttamer.torch import asking
 from ttamer.torch.capturing import captured
+from ttamer.torch.copying_triton import copy_rows
 from ttamer.torch.decide import Decider
 from ttamer.torch.decide_cpu import CpuDecider
-from ttamer.torch.devices import rows_of, take
+from ttamer.torch.devices import rows_of, take, tensors_of
 from ttamer.torch.graphs import GraphRunner, full_graph
-from ttamer.torch.launching import Launcher
+from ttamer.torch.networks.ramps import Ramp, dense_layers, pooled
 from ttamer.torch.profiling import extra_time, full_run, in_sequence
 from ttamer.torch.runner import Runner
 from ttamer.torch.tuning import time_batches
 
-NETWORKS = {"mpnet": exits.mpnet, "smollm2": exits.llama}
+NETWORKS = {
+    "mpnet": partial(exits.mpnet, classes=2),
+    "smollm2": partial(exits.llama, classes=2),
+    "vgg16": partial(exits.vgg, 16),
+}
 """How to build each network."""
-COUNTS = (1, 2, 4)
-"""The numbers of exits with thresholds."""
+ONLY = ("parts", "added", "differ", "calls")
+"""What can be measured with graphs."""
 CUDA = torch.device("cuda")
 MANY = 20
 """How many ramps or decisions are one graph."""
 TURNS = 9
 """How often whole calls of all kinds are timed, in turns."""
+LAUNCHES = 100
+"""How often a kernel is compared with itself."""
+CHECKED = (
+    (1, 256, 768, "mean", "layer"),
+    (128, 256, 768, "mean", "layer"),
+    (33, 300, 576, "last", "rms"),
+    (7, 19, 100, "mean", "none"),
+    (8, 256, 768, "first", "dense"),
+    (8, 256, 768, "mean", "dense"),
+)
+"""The rows, tokens, width, pooling and layers of ramps that are compared."""
+
+
+def inputs_of(name, size):
+    """Return a batch for a network."""
+    if name == "vgg16":
+        return torch.randn(size, 3, 32, 32, device="cuda", dtype=torch.bfloat16)
+    ids = torch.randint(5, 30000, (size, 256), device="cuda")
+    return ids, torch.ones_like(ids, dtype=torch.bool)
 
 
 @torch.inference_mode()
-def measure(network, size):
-    """Return the times of one network at one batch size."""
-    ids = torch.randint(5, 30000, (size, 256), device="cuda")
-    value = (ids, torch.ones_like(ids, dtype=torch.bool))
-    layers = len(network.segments)
-    ways = {"full": full_graph(network, value)}
-    same, runners = [], {}
-    for count in COUNTS:
+def measure(network, value, counts, only):
+    """Return the times of one network at one batch size in seconds, and rows that differ."""
+    layers, full = len(network.segments), full_graph(network, value)
+    ways, found, differ = {"full": full}, {}, {}
+    for count in counts:
         places = [round(layers * (k + 1) / (count + 1)) - 1 for k in range(count)]
-        some = tables_for(network, {place: middle(network, place, value) for place in places})
-        none = tables_for(network, dict.fromkeys(places, 1.1))
-        ways[f"exits {count}"] = GraphRunner(network, some, value)
-        runners[count] = GraphRunner(network, none, value)
-        same.append(agree(ways[f"exits {count}"], Runner(network, some), value))
-    timings = [{name: time_batches(run, [value] * 40).mean for name, run in ways.items()}
-               for _ in range(TURNS)]  # fmt: skip
-    found = {name: float(np.median([each[name] for each in timings])) for name in ways}
-    for count, runner in runners.items():
-        more = extra_time(waited(runner, value), waited(ways["full"], value), CUDA)
-        found[f"added {count}"] = more / count
-    runner = ways[f"exits {COUNTS[-1]}"]
-    found["launch"] = launch_time(runner._graphs[size])
-    at = layers // 4 - 1
+        if "added" in only:
+            none = GraphRunner(network, tables_for(network, dict.fromkeys(places, 1.1)), value)
+            more = extra_time(waited(none, value), waited(full, value), CUDA)
+            found[f"added {count}"] = more / count
+        if {"differ", "calls"} & set(only):
+            some = tables_for(network, {place: middle(network, place, value) for place in places})
+            runner = ways[f"exits {count}"] = GraphRunner(network, some, value)
+            differ[count] = differing(runner, Runner(network, some), value)
+    if "calls" in only:
+        timings = [{name: time_batches(run, [value] * 40).mean for name, run in ways.items()}
+                   for _ in range(TURNS)]  # fmt: skip
+        found |= {name: float(np.median([each[name] for each in timings])) for name in ways}
+        found["launch"] = launch_time(runner._graphs[rows_of(value)])
+    parts = parts_in_graphs(network, value) if "parts" in only else {}
+    return {**parts, **found}, differ
+
+
+def parts_in_graphs(network, value):
+    """Return the times of segments, a ramp, a decision, and copies of rows."""
+    at = len(network.segments) // 4 - 1
     hidden = through(network, value, at)
     ramp = network.exits[at]
     logits = ramp(hidden)
-    decider, carry = runner._decider, runner._carry
-    rows = torch.arange(size, device="cuda")
+    decider = Runner(network, tables_for(network, {at: 1.1}))._decider
+    carry = decider.start(len(logits), logits.shape[1], logits.dtype)
+    rows = torch.arange(len(logits), device="cuda")
+    half = torch.where(rows < (len(rows) + 1) // 2, rows, -1)
+    sources = tensors_of(hidden)
+    targets = tuple(torch.empty(each.shape, dtype=each.dtype, device="cuda") for each in sources)
 
-    def decide():
-        for _ in range(MANY):
-            decider.observe(carry, at, rows, logits, awaited=False, first=True)
+    def select():
+        for source, target in zip(sources, targets, strict=True):
+            torch.index_select(source, 0, rows, out=target)
 
-    parts = {
-        "segments": captured(lambda: through(network, value, at)),
-        "ramp": captured(lambda: [ramp(hidden) for _ in range(MANY)]),
-        "decision": captured(decide),
+    works = {
+        "ramp": lambda: ramp(hidden),
+        "decision": lambda: decider.observe(carry, at, rows, logits, awaited=False, first=True),
+        "half copied": lambda: copy_rows(sources, targets, half, positions=rows),
+        "all selected": select,
     }
-    times = {name: in_sequence([part], CUDA)[0] for name, part in parts.items()}
-    times = {name: took / (1 if name == "segments" else MANY) for name, took in times.items()}
-    return {**times, **found}, all(same)
+
+    def many_of(work):
+        for _ in range(MANY):
+            work()
+
+    times = {"segments": in_sequence([captured(lambda: through(network, value, at))], CUDA)[0]}
+    for name, work in works.items():
+        times[name] = in_sequence([captured(partial(many_of, work))], CUDA)[0] / MANY
+    return times
+
+
+@torch.inference_mode()
+def check():
+    """Print by how much ramps in kernels differ from PyTorch's operations, and from themselves."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for rows, tokens, width, pool, kind in CHECKED:
+            hidden = torch.randn(rows, tokens, width, device="cuda", dtype=dtype)
+            lengths = torch.randint(1, tokens + 1, (rows, 1), device="cuda")
+            mask = torch.arange(tokens, device="cuda") < lengths
+            before = {"layer": (nn.LayerNorm(width),), "rms": (nn.RMSNorm(width),), "none": (),
+                      "dense": dense_layers(width, 2, dropout=0.1)[:-1]}[kind]  # fmt: skip
+            ramp = Ramp(*before, nn.Linear(width, 2), pool=pool).cuda().to(dtype).eval()
+            wanted = ramp.layers(pooled(hidden.float(), mask, pool).to(dtype))
+            first = ramp((hidden, mask))
+            again = torch.zeros((), dtype=torch.int64, device="cuda")
+
+            def repeat(ramp=ramp, value=(hidden, mask), first=first, again=again):
+                for _ in range(LAUNCHES):
+                    again.add_((ramp(value) != first).sum())
+
+            repeat()
+            for _ in range(3):
+                captured(repeat)()
+            apart = float((first.float() - wanted.float()).abs().max())
+            print(f"{dtype} {rows} {tokens} {width} {pool} {kind}: {apart:.2g} of "
+                  f"{float(wanted.abs().max()):.2g}; {int(again)} change", flush=True)  # fmt: skip
 
 
 def tables_for(network, limits):
@@ -100,19 +175,23 @@ def tables_for(network, limits):
 
 
 def middle(network, place, value):
-    """Return the confidence of an exit that half of the rows have; of one row, more than it has."""
+    """Return a confidence that about half of the rows have; of one row, more than it has."""
     if rows_of(value) == 1:
         return 1.1
     logits = network.exits[place](through(network, value, place))
-    return float(logits.float().softmax(-1).amax(-1).quantile(0.5))
+    ordered = logits.float().softmax(-1).amax(-1).sort().values
+    count = len(ordered)
+    gaps = ordered[count // 4 + 1 : -(count // 4) or None] - ordered[count // 4 : -(count // 4) - 1]
+    after = count // 4 + int(gaps.argmax())  # the widest gap: rounding changes no decision
+    return float(ordered[after : after + 2].mean())
 
 
-def agree(runner, plain, value):
-    """Return whether two runners take the same decisions."""
+def differing(runner, plain, value):
+    """Return how many rows two runners decide otherwise."""
     answers = runner(value)
-    found = answers.exit.clone(), answers.asked.clone()
+    exit_, asked = answers.exit.clone(), answers.asked.clone()
     wanted = plain(value)
-    return torch.equal(found[0], wanted.exit) and torch.equal(found[1], wanted.asked)
+    return int(((exit_ != wanted.exit) | (asked != wanted.asked).any(dim=1)).sum())
 
 
 def launch_time(launch):
@@ -127,41 +206,32 @@ def launch_time(launch):
 
 
 @torch.inference_mode()
-def eager(network, at, size):
+def eager(network, at, value, only):
     """Return the times of one network at one batch size without graphs."""
-    ids = torch.randint(5, 30000, (size, 256), device="cuda")
-    value = (ids, torch.ones_like(ids, dtype=torch.bool))
     hidden = through(network, value, at)
-    ramp = network.exits[at]
-    logits = ramp(hidden)
+    logits = network.exits[at](hidden)
     half = middle(network, at, value)
     full = waited(full_run(network, value), value)
     found = {"full": many(full, 12)}
     found["layer"] = found["full"] / len(network.segments)
-    for name, limit, changes in (
-        ("added", 1.1, {}),
-        ("added, launched by Triton", 1.1, {"direct": False}),
-        ("half", half, {}),
-        ("half, no trim", half, {"trim": None}),
+    for name, limit, graphs in (
+        ("added", 1.1, asking.MAX_GRAPHS),
+        ("added, uncaptured", 1.1, 0),
+        ("half", half, asking.MAX_GRAPHS),
+        ("half, uncaptured", half, 0),
     ):
-        try:
-            runner = Runner(network, tables_for(network, {at: limit}))
-            kept, network.trim = network.trim, changes.get("trim", network.trim)
-            for part in vars(runner._decider).values():
-                if isinstance(part, Launcher):
-                    part._direct = changes.get("direct", True)
-            call = waited(runner, value)
-            pairs = sorted(many(call, 4) - many(full, 4) for _ in range(15))
-            found[name] = pairs[len(pairs) // 2]
-            network.trim = kept
-        except Exception as error:
-            print(f"{name}: {type(error).__name__}: {error}"[:300], flush=True)
+        asking.MAX_GRAPHS, kept = graphs, asking.MAX_GRAPHS
+        runner = Runner(network, tables_for(network, {at: limit}))
+        call = waited(runner, value)
+        many(call, 3)
+        pairs = sorted(many(call, 3) - many(full, 3) for _ in range(11))
+        found[name] = pairs[len(pairs) // 2]
+        asking.MAX_GRAPHS = kept
     other = Runner(network, tables_for(network, {at: half}))
     other._decider = Decider(other._decider.tables, CUDA)
-    ours, theirs = runner(value), other(value)
-    same = torch.equal(ours.exit, theirs.exit) and torch.equal(ours.asked, theirs.asked)
-    print("as PyTorch's operations decide:", same, flush=True)
-    return {**found, **parts_of(network, runner, at, hidden, logits)}
+    differ = {1: differing(runner, other, value)}
+    parts = parts_of(network, runner, at, hidden, logits) if "parts" in only else {}
+    return {**found, **parts}, differ
 
 
 def parts_of(network, runner, at, hidden, logits):
@@ -244,24 +314,34 @@ def waited(run, value):
 def main() -> None:
     """Print one line per network and batch size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("networks", nargs="*", default=list(NETWORKS))
+    parser.add_argument("networks", nargs="*", default=["mpnet", "smollm2"])
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4], help="of exits")
+    parser.add_argument("--only", nargs="+", choices=ONLY, default=ONLY)
+    parser.add_argument("--ramps", choices=("linear", "dense"), help="of mpnet")
     parser.add_argument("--eager", action="store_true", help="without graphs")
+    parser.add_argument("--check", action="store_true", help="compare kernels first")
     args = parser.parse_args()
     torch.manual_seed(0)
+    if args.check:
+        check()
     for name in args.networks:
-        network = NETWORKS[name](classes=2).eval().cuda().bfloat16()
+        options = {"ramps": args.ramps} if args.ramps and name == "mpnet" else {}
+        network = NETWORKS[name](**options).eval().cuda().bfloat16()
         for size in args.sizes:
-            if args.eager:
-                shown = ", ".join(
-                    f"{key} {1e6 * value:.0f}"
-                    for key, value in eager(network, len(network.segments) // 4 - 1, size).items()
-                )
-                print(f"{name} {size}: {shown}", flush=True)
+            value = inputs_of(name, size)
+            try:
+                if args.eager:
+                    at = len(network.segments) // 4 - 1
+                    times, differ = eager(network, at, value, args.only)
+                else:
+                    times, differ = measure(network, value, args.counts, args.only)
+            except Exception as error:  # the others are still measured
+                print(f"{name} {size}: {type(error).__name__}: {error}"[:500], flush=True)
                 continue
-            times, same = measure(network, size)
-            shown = ", ".join(f"{key} {1e6 * value:.0f}" for key, value in times.items())
-            print(f"{name} {size}: {shown}; decides as without graphs: {same}", flush=True)
+            shown = [f"{key} {1e6 * value:.1f}" for key, value in times.items()]
+            shown += [f"differ {key} {value}" for key, value in differ.items()]
+            print(f"{name} {args.ramps or ''} {size}: {', '.join(shown)}", flush=True)
 
 
 if __name__ == "__main__":
