@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["PART_SUFFIX", "atomic_write", "sync"]
+__all__ = ["PART_SUFFIX", "atomic_write", "lines_of", "sync"]
 
 PART_SUFFIX = ".part"
 """The suffix of a file that is being written; one found after a crash may be deleted."""
@@ -58,6 +58,18 @@ def atomic_write(
             sync(target.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def lines_of(text: str) -> list[str]:
+    r"""Return the lines of a text that was read from a file: they end with line feeds alone.
+
+    ``str.splitlines`` also splits at other characters that texts of users may hold, such as U+2028,
+    which JSON allows inside a string.
+
+    >>> lines_of("one\u2028still one\ntwo\n")
+    ['one\u2028still one', 'two']
+    """
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def sync(path: str | os.PathLike[str]) -> None:

@@ -321,5 +321,9 @@ def test_errors_say_what_to_do(tmp_path):
     with pytest.raises(ArgumentError, match="segment_rows"):
         AuditLog(tmp_path, SPEC, segment_rows=0)
     (tmp_path / "00000001.journal").write_text("[1, 2]\n")
+    damaged = AuditLog(tmp_path, SPEC)
     with pytest.raises(TraceError, match="line 1 is not a row"):
-        AuditLog(tmp_path, SPEC).__enter__()
+        damaged.__enter__()
+    (tmp_path / "00000001.journal").unlink()
+    with AuditLog(tmp_path, SPEC):  # nothing holds the lock
+        pass

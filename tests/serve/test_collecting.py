@@ -494,9 +494,24 @@ def test_prompts_in_every_form(tmp_path):
     assert read_prompts(tmp_path / "p.txt", endpoint="classify")[0].body == {"input": "One?"}
 
 
+@pytest.mark.parametrize("name", ["p.jsonl", "p.csv", "p.txt"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_only_line_feeds_end_a_line_and_a_byte_order_mark_is_no_text(tmp_path, name, mark):
+    texts = ["one\u2028line", "of\x85the\x0cfile"]
+    lines = {
+        "p.jsonl": [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts],
+        "p.csv": ["prompt", *texts],
+        "p.txt": texts,
+    }[name]
+    (tmp_path / name).write_text(mark + "\n".join(lines), "utf-8")
+    found = read_prompts(tmp_path / name, endpoint="completions")
+    assert [prompt.body["prompt"] for prompt in found] == texts
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
+        ("p.csv", "prompt\n" + "x" * 200_000, "line 2: is not CSV .*give long prompts as JSON"),
         ("p.jsonl", "", "no prompts"),
         ("p.jsonl", "{", "line 1: is not JSON"),
         ("p.jsonl", '{"prompt": "x"}\n[]', "line 2: is not an object"),

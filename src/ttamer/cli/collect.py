@@ -211,6 +211,7 @@ def _from_upstreams(args: argparse.Namespace) -> Trace:
 def _from_callables(args: argparse.Namespace) -> Trace:
     from pathlib import Path
 
+    from ttamer._files import lines_of
     from ttamer.cli.output import progress_line
     from ttamer.errors import ArgumentError
     from ttamer.runtime.collecting import collect
@@ -218,8 +219,8 @@ def _from_callables(args: argparse.Namespace) -> Trace:
     models = dict(_model(text) for text in args.models)
     if args.inputs is None:
         raise ArgumentError("--inputs FILE is needed: the inputs to call the models on")
-    inputs = Path(args.inputs).read_text("utf-8").splitlines()
-    labels = Path(args.labels).read_text("utf-8").splitlines() if args.labels else None
+    inputs = lines_of(Path(args.inputs).read_text("utf-8-sig"))
+    labels = lines_of(Path(args.labels).read_text("utf-8-sig")) if args.labels else None
     progress = progress_line(quiet=args.json)
     trace = collect(
         inputs,

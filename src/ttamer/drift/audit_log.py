@@ -195,6 +195,15 @@ class AuditLog:
     def __enter__(self) -> Self:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _locked(self.folder)
+        try:
+            self._recover()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def _recover(self) -> None:
+        """Remove what a crash left unfinished, and take the rows of the journal."""
         for unfinished in self.folder.glob(f".*{PART_SUFFIX}"):
             unfinished.unlink()
         self._index = 1 + max((each.number for each in segments(self.folder)), default=0)
@@ -206,22 +215,21 @@ class AuditLog:
             else:
                 self._index = int(found[1])
         self._open_journal()
-        try:
-            self._waiting = [self._parsed(line, number) for number, line in self._journal.lines()]
-        except TraceError:
-            self._journal.close()
-            raise
+        self._waiting = [self._parsed(line, number) for number, line in self._journal.lines()]
         self.recovered = len(self._waiting)
-        return self
 
     def __exit__(self, *_: object) -> None:
         try:
             self.flush()
         finally:
-            self._journal.close()
-            if self._lock >= 0:
-                os.close(self._lock)
-            self._lock = -1
+            self._close()
+
+    def _close(self) -> None:
+        """Close the journal, and let other processes write the log."""
+        self._journal.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
 
     @property
     def waiting(self) -> int:

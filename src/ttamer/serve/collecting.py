@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import io
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from ttamer._files import atomic_write
+from ttamer._files import atomic_write, lines_of
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.comparison import ALIAS_SEPARATOR
 from ttamer.runtime.jsonl import json_line
@@ -127,7 +128,7 @@ def read_prompts(
         )
     file = Path(path)
     try:
-        text = file.read_text("utf-8")
+        text = file.read_text("utf-8-sig")  # spreadsheets put a mark before the first letter
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -144,14 +145,22 @@ def read_prompts(
 
 def _rows(file: Path, text: str, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if file.suffix == ".csv":
-        table = csv.DictReader(text.splitlines(keepends=True), restval="")
-        if "prompt" not in (table.fieldnames or ()):
-            raise TraceError(f"{file}: has no column prompt; name the columns in the first line")
-        kept = ("prompt", label)  # other columns are ignored
-        for row in table:
-            yield f"{file}: line {table.line_num}", {k: row[k] for k in kept if k in row}
+        table = csv.DictReader(io.StringIO(text, newline=""), restval="")
+        try:
+            if "prompt" not in (table.fieldnames or ()):
+                raise TraceError(
+                    f"{file}: has no column prompt; name the columns in the first line"
+                )
+            kept = ("prompt", label)  # other columns are ignored
+            for row in table:
+                yield f"{file}: line {table.line_num}", {k: row[k] for k in kept if k in row}
+        except csv.Error as error:
+            raise TraceError(
+                f"{file}: line {table.line_num + 1}: is not CSV that can be read ({error}); give "
+                "long prompts as JSON lines"
+            ) from None
         return
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(lines_of(text), start=1):
         place = f"{file}: line {number}"
         if not line.strip():
             continue

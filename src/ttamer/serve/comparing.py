@@ -15,6 +15,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ttamer._files import lines_of
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.agreement import Agreement
 from ttamer.runtime.comparison import ALIAS_SEPARATOR, Comparer, Comparison
@@ -301,7 +302,7 @@ def _read_pairs(path: str | os.PathLike[str], rows: Sequence[KeptAnswers]) -> li
     by_key = {KeptRow(row.prompt, None, row.answers).key: n for n, row in enumerate(rows)}
     found: list[_Labelled] = []
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
+        lines = lines_of(Path(path).read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: cannot be read: {error}") from None
     for number, line in enumerate(lines, start=1):

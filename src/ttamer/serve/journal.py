@@ -64,9 +64,13 @@ class Journal:
 
     def __enter__(self) -> Self:
         self._file.open()
-        for number, line in self._file.lines():
-            key, entry = self._parsed(line, number)
-            self._entries[key] = entry
+        try:
+            for number, line in self._file.lines():
+                key, entry = self._parsed(line, number)
+                self._entries[key] = entry
+        except TraceError:
+            self._file.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

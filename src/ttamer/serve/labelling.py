@@ -21,6 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ttamer._files import lines_of
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.jsonl import JsonLines, json_line
 from ttamer.serve.confidence import question_text
@@ -76,7 +77,7 @@ def read_answers(path: str | os.PathLike[str], names: Sequence[str]) -> list[Kep
     '2 + 2?'
     """
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
+        lines = lines_of(Path(path).read_text("utf-8"))
     except OSError as error:
         raise TraceError(
             f"{path}: cannot be read: {error.strerror or error}; ttamer collect writes it beside "

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._files import lines_of
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.stats.bounds import binomial_upper
 
@@ -130,7 +131,7 @@ def read_first_logprobs(
         TraceError: If the file cannot be read or is not valid.
     """
     try:
-        rows = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
+        rows = [json.loads(line) for line in lines_of(Path(path).read_text("utf-8"))]
         return [
             {name: [float(log) for log in row["first"][name]] for name in names
              if name in row["first"]}
