@@ -23,7 +23,7 @@ import triton.language as tl
 from ttamer.errors import ArgumentError
 from ttamer.torch.asking import Asking
 from ttamer.torch.decide import Carry, Decider
-from ttamer.torch.launching import ALIGNMENT, Launcher
+from ttamer.torch.launching import ALIGNMENT, Launcher, block_for
 from ttamer.torch.tables import BeliefTables
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class TritonDecider(Decider):
         word = self._word if awaited else self.result
         stride = logits.stride(1)
         # What the last program lists; 0 where one program holds all rows.
-        listed = 0 if size <= BLOCK else max(MIN_LIST, triton.next_power_of_2(size))
+        listed = 0 if size <= BLOCK else block_for(size, MIN_LIST)
         self.expect()
         self._decide(
             (-(-size // BLOCK), 1, 1),
@@ -159,7 +159,7 @@ class TritonDecider(Decider):
                 carry.odds, carry.lean, carry.asked, carry.logits, carry.answer,
                 len(carry.owner), *self._fixed, word, positions, following, self._arrived,
             ),
-            (classes, triton.next_power_of_2(classes), *self._blocks, listed, STEP, BLOCK),
+            (classes, block_for(classes), *self._blocks, listed, STEP, BLOCK),
             (logits.dtype, carry.logits.dtype, stride, classes, listed),
         )  # fmt: skip
 
@@ -181,15 +181,14 @@ class TritonDecider(Decider):
             shape.edges.shape[1] if believed else 1,
             shape.term_bounds.shape[2] if reads else 0,
         )  # fmt: skip
-        power = triton.next_power_of_2
         blocks = (
             tables.exits,
-            max(MIN_BOUNDS, power(tables.bounds.shape[1])),
-            max(MIN_EDGES, power(shape.edges.shape[1])) if believed else 1,
+            block_for(tables.bounds.shape[1], MIN_BOUNDS),
+            block_for(shape.edges.shape[1], MIN_EDGES) if believed else 1,
             shape.context.shape[1] if believed else 1,
             believed,
             reads,
-            max(MIN_TERMS, power(shape.term_bounds.shape[2])) if reads else 1,
+            block_for(shape.term_bounds.shape[2], MIN_TERMS) if reads else 1,
         )
         return fixed, blocks
 

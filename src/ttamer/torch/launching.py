@@ -15,10 +15,21 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-__all__ = ["Launcher"]
+__all__ = ["Launcher", "block_for"]
 
 ALIGNMENT = 16
 """Triton compiles for addresses that are multiples of this many bytes, and for others."""
+
+
+def block_for(count: int, at_least: int = 1) -> int:
+    """Return the size of a block of numbers in a kernel: a power of two.
+
+    Triton's own function for this takes microseconds, which count at every launch.
+
+    >>> [block_for(count) for count in (1, 2, 3, 768)], block_for(3, at_least=128)
+    ([1, 2, 4, 1024], 128)
+    """
+    return max(1 << (count - 1).bit_length(), at_least)
 
 
 class Launcher:

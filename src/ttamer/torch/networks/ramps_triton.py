@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import nn
 
 from ttamer.torch.counting import counters
-from ttamer.torch.launching import Launcher
+from ttamer.torch.launching import Launcher, block_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,7 +91,7 @@ def classify(
         tanh,
         bias is not None,
         last.out_features,
-        triton.next_power_of_2(width),
+        block_for(width),
         mask is not None,
         _token_block(tokens),
     )
@@ -120,7 +120,7 @@ def _readable(mask: Tensor | None, hidden: Tensor) -> Tensor:
 
 def _token_block(tokens: int) -> int:
     """Return how many tokens are read at once."""
-    return int(min(max(triton.next_power_of_2(tokens), MIN_TOKENS), MAX_TOKENS))
+    return min(block_for(tokens, MIN_TOKENS), MAX_TOKENS)
 
 
 def _norm_kind(norm: nn.Module | None) -> int:
