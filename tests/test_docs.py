@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from ttamer.baselines import FAMILIES
 from ttamer.cli import build_parser
+from ttamer.evaluation.families import BY_NAME, OURS, SUMMARIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -179,3 +181,9 @@ def test_options_that_a_page_mentions_exist(page):
 def test_pages_show_commands():
     shown = [words[0] for page in GUIDES for words in commands_shown(page)]
     assert {"fit", "serve", "report", "collect", "import"} <= set(shown)
+
+
+def test_every_family_is_explained():
+    assert set(SUMMARIES) == {*OURS, *BY_NAME, *FAMILIES}
+    page = (ROOT / "docs" / "how-to-choose.md").read_text("utf-8")
+    assert [name for name, line in SUMMARIES.items() if f"| `{name}` | {line} |" not in page] == []

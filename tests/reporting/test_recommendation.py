@@ -9,6 +9,7 @@ import pytest
 
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.bootstrap import MAX_BLOCKS, Resampled
+from ttamer.evaluation.families import SUMMARIES
 from ttamer.evaluation.frontiers import Frontier, Point, frontier
 from ttamer.evaluation.results import measure
 from ttamer.fitted.replay import Played
@@ -120,7 +121,7 @@ def test_a_loser_that_is_better_over_all_costs_is_reported_so():
     assert advice.outcome == "loses"
     assert advice.notes[-1].startswith("Over all costs ttamer errs less: ")
     advice = advice_for({"ttamer": [expensive], "chain": [range(500)]})
-    assert (advice.outcome, advice.notes) == ("loses", ())
+    assert (advice.outcome, advice.notes) == ("loses", (f"The rule chain {SUMMARIES['chain']}.",))
 
 
 def test_it_reports_when_ours_does_not_reach_the_reference():
@@ -130,7 +131,10 @@ def test_it_reports_when_ours_does_not_reach_the_reference():
         "At the accuracy of large alone, chain costs 60% less: use chain; ttamer does not reach "
         "that accuracy."
     )
-    assert advice.notes == ("The best ttamer reaches is 10 points more error.",)
+    assert advice.notes == (
+        f"The rule chain {SUMMARIES['chain']}.",
+        "The best ttamer reaches is 10 points more error.",
+    )
 
 
 def test_it_reports_when_nothing_is_cheaper():

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ttamer.fitted.replay import Family
     from ttamer.trace.trace import Trace
 
-__all__ = ["OURS", "FitFamily", "fit_all", "uses_labels"]
+__all__ = ["OURS", "SUMMARIES", "FitFamily", "fit_all", "uses_labels"]
 
 
 class FitFamily:
@@ -86,6 +86,27 @@ OURS: dict[str, Family] = {
     "ttamer": FitFamily("ttamer"),
     "paper": FitFamily("paper", belief="none"),
 }
+
+SUMMARIES: dict[str, str] = {
+    "ttamer": "stops, goes on and returns the answer by calibrated beliefs about all answers",
+    "paper": "is the paper as written: one minus the confidence is the loss of an answer",
+    "paper-literal": "is the paper word for word, where the last node is right by definition",
+    "always-first": "asks the first node alone",
+    "always-last": "asks the last node alone",
+    "always-best": "asks the node alone that errs least on the rows fitted to",
+    "threshold": "stops at the first node whose confidence reaches one number",
+    "threshold-per-exit": "stops at the first node whose confidence reaches a number of its own",
+    "entropy": "stops at the first node whose entropy is at most one number",
+    "margin": "stops at the first node whose margin over the second class reaches one number",
+    "patience": "stops once some nodes in a row, two for instance, have given the same answer",
+    "calibrated": "stops at the first node whose calibrated chance of being right reaches a number",
+    "chain": "asks some of the nodes in order, each with a threshold on its calibrated chance",
+    "no-recall": "goes on by calibrated chances, and returns the answer of the last node asked",
+    "frugalml": "asks one node, and for each class that it predicts perhaps another (FrugalML)",
+    "routing": "asks the node whose answer is worth most, one step ahead (cascade routing)",
+    "oracle": "uses the labels: the cheapest way to a right answer, a bound that no rule reaches",
+}
+"""What each family does, to be read after its name."""
 
 
 def fit_all(

@@ -120,6 +120,8 @@ class Page:
     rows: Sequence[tuple[str, str | None, Sequence[Cell]]]
     """For each family: its name, its colour, its cells."""
     left_out: Sequence[tuple[str, str]]
+    summaries: Sequence[tuple[str, str]]
+    """What each family does."""
     provenance: Sequence[tuple[str, str]]
     pick_caption: str = ""
     pick_head: Sequence[str] = ()
@@ -279,11 +281,16 @@ def _pick(page: Page, pick: Pick) -> str:
 def _table(page: Page) -> str:
     head = "".join(f'<th scope="col">{text(name)}</th>' for name in page.head)
     rows = "".join(_row(page, *row) for row in page.rows)
-    left_out = "".join(f"<li><b>{text(name)}</b> {text(why)}</li>" for name, why in page.left_out)
+    left_out, summaries = (
+        "".join(f"<li><b>{text(name)}</b> {text(line)}</li>" for name, line in lines)
+        for lines in (page.left_out, page.summaries)
+    )
     return (
         f'<section class="card wide" id="families">\n<h2>All families</h2>\n<table>\n'
         f"<caption>{text(page.table_caption)}</caption>\n"
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n"
+        + f"<details><summary>What each rule does</summary>\n"
+        f'<ul class="left-out">{summaries}</ul></details>\n'
         + (f'<h3>Left out</h3>\n<ul class="left-out">{left_out}</ul>\n' if left_out else "")
         + "</section>"
     )

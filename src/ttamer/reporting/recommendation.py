@@ -16,7 +16,7 @@ import numpy as np
 
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.bootstrap import Resampled
-from ttamer.evaluation.families import uses_labels
+from ttamer.evaluation.families import SUMMARIES, uses_labels
 from ttamer.fitted.mixture import shown_error
 from ttamer.reporting.style import less, number, points
 from ttamer.stats.envelope import lower_envelope
@@ -353,6 +353,8 @@ class _Words:
             lines += self._mixing()
         if outcome == "wins" and self.rival is not None:
             lines += self._next(self.rival)
+        if outcome in ("loses", "unreached") and self.rival in SUMMARIES:
+            lines.append(f"The rule {self.rival} {SUMMARIES[self.rival]}.")
         if outcome == "loses" and self.close:
             lines.append("These rows are too few to tell the two apart with confidence.")
         if outcome in ("ties", "loses") and self.rival is not None:

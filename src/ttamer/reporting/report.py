@@ -10,7 +10,7 @@ import numpy as np
 from ttamer._display.progress import shown
 from ttamer._version import __version__
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.families import uses_labels
+from ttamer.evaluation.families import SUMMARIES, uses_labels
 from ttamer.fitted.mixture import shown_error
 from ttamer.policy.index import IndexPolicy
 from ttamer.reporting.frontier_figure import draw_frontier, family_colours, point_name
@@ -158,6 +158,7 @@ def write_report(
         head=("family", "same", *_margins(frontier)[1:], "mean"),
         rows=_rows(frontier, advice),
         left_out=list(frontier.left_out.items()),
+        summaries=[(name, SUMMARIES[name]) for name in frontier.families if name in SUMMARIES],
         provenance=_provenance(frontier, ladder, test_trace),
         pick_caption=(
             f"The policies of {family} on its frontier, measured on {frontier.test_rows:,} rows; "
