@@ -82,7 +82,10 @@ def test_a_request_without_a_limit_gets_the_tokens_that_can_be_paid_for(run_gate
     tokens = {"cost_per_token": {"output": 1.0}}
     gateway = run_gateway(2, serve={"max_cost": 12.0}, node={"small": tokens})
     assert ask(gateway).status_code == 200
-    assert gateway.served.upstreams["small"].requests[0]["max_tokens"] == 11
+    small = gateway.served.upstreams["small"]
+    assert small.requests[0]["max_tokens"] == 11
+    assert ask(gateway, n=3).status_code == 200
+    assert small.requests[1]["max_tokens"] == 3  # for each of three answers
 
 
 def test_a_node_that_can_cost_too_much_is_passed_over(run_gateway):

@@ -236,6 +236,29 @@ def test_unlikely_first_tokens_leave_the_decision_to_the_whole_answer(run_gatewa
         response.read()
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        '"no object"',
+        '{"delta": {"tool_calls": 3}}',
+        '{"delta": {"tool_calls": [{"function": {"name": 3}}]}}',
+        '{"delta": {"tool_calls": [{"index": 1000000000}]}}',
+    ],
+)
+def test_a_stream_of_something_else_is_a_failed_node(run_gateway, choice):
+    gateway = run_gateway(2, node=EARLY)
+    answering(gateway.served)
+    small = gateway.served.upstreams["small"]
+    small.raw, small.raw_type = (
+        b'data: {"choices": [%s]}\n\n' % choice.encode(),
+        "text/event-stream",
+    )
+    with stream(gateway) as response:
+        assert response.headers["x-ttamer-answered-by"] == "large"
+        response.read()
+    assert gateway.log[-1]["failed"] == {"small": "garbage"}
+
+
 def test_a_relayed_prefix_shows_no_log_probabilities_unless_requested(run_gateway):
     gateway = run_gateway(2, node=EARLY)
     gateway.served.upstreams["small"].answer = lambda *_: ("A is the answer", SURE)

@@ -31,7 +31,17 @@ if TYPE_CHECKING:
     from ttamer.serve.accounts import Account
     from ttamer.serve.config import NodeSettings
 
-__all__ = ["Bill", "Charge", "LimitReached", "NodeBill", "StreamUsage", "Tariff", "Usage"]
+__all__ = [
+    "Bill",
+    "Charge",
+    "LimitReached",
+    "NodeBill",
+    "StreamUsage",
+    "Tariff",
+    "Usage",
+    "answers_of",
+    "output_limit",
+]
 
 PART_TOKENS = 4096
 """The tokens counted for an image, a sound or a file in a request, besides its bytes."""
@@ -131,8 +141,17 @@ def output_limit(body: Mapping[str, Any]) -> int | None:
     """
     limits = [body.get(name) for name in OUTPUT_LIMITS]
     given = [limit for limit in limits if isinstance(limit, int) and limit >= 0]
-    copies = [n for n in (body.get("n"), body.get("best_of")) if isinstance(n, int) and n > 1]
-    return max(given) * max(copies, default=1) if given else None
+    return max(given) * answers_of(body) if given else None
+
+
+def answers_of(body: Mapping[str, Any]) -> int:
+    """Return the number of answers to a request that are paid for.
+
+    >>> answers_of({"n": 4}), answers_of({})
+    (4, 1)
+    """
+    wanted = (body.get("n"), body.get("best_of"))
+    return max((n for n in wanted if isinstance(n, int)), default=1)
 
 
 class Charge:

@@ -286,8 +286,8 @@ class HttpClient:
 
     async def _connect(self, origin: Origin) -> _Connection:
         self._opening += 1
-        context = self._context(origin.route.ca_file) if origin.is_tls else None
         try:
+            context = self._context(origin.route.ca_file) if origin.is_tls else None
             if origin.route.proxy is not None:
                 return await self._connect_by_proxy(origin, origin.route.proxy, context)
             _, connection = await asyncio.get_running_loop().create_connection(

@@ -49,6 +49,8 @@ STREAM_TYPES = {EVENTS: "text/event-stream; charset=utf-8", JSON: "application/j
 """The content types that are relayed, and what the client receives for each."""
 COMMENT = b": waiting\n\n"
 """An event without data, which clients ignore."""
+MAX_TOOL_CALLS = 1024
+"""The most tool calls of one answer."""
 CHUNK_FIELDS = ("id", "object", "created", "model", "choices", "usage")
 """The fields of an event that are relayed; others may describe the upstream."""
 
@@ -250,6 +252,8 @@ class _Assembled:
 def _add_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
     """Add a part of a tool call to the calls so far."""
     number = int(part.get("index") or 0)
+    if not 0 <= number < MAX_TOOL_CALLS:
+        raise ValueError(f"a tool call has the index {number}")
     while len(calls) <= number:
         calls.append({"type": "function", "function": {"name": "", "arguments": ""}})
     calls[number] |= {key: part[key] for key in ("id", "type") if part.get(key)}
@@ -473,8 +477,8 @@ class CascadeStream:
         except UpstreamFailed as error:
             failed = error if isinstance(error, NodeFailed) else NodeFailed(error)
             return CallResult(None, failed, 1, int(failed.paid), time.monotonic() - start)
-        except (ValueError, RecursionError):
-            garbage = NodeFailed(UpstreamFailed(name, "garbage", "returned text that is not JSON"))
+        except (ValueError, RecursionError, TypeError, AttributeError):
+            garbage = NodeFailed(UpstreamFailed(name, "garbage", "returned no chat completion"))
             return CallResult(None, garbage, 1, 1, time.monotonic() - start)
         answer = await self.gateway.matched(self.request, answer)
         return CallResult(answer, None, 1, 1, time.monotonic() - start)

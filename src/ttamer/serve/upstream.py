@@ -30,7 +30,16 @@ from ttamer.serve.anthropic import (
     chat_from_message,
     message_body,
 )
-from ttamer.serve.bill import Bill, Charge, LimitReached, StreamUsage, Tariff, Usage, output_limit
+from ttamer.serve.bill import (
+    Bill,
+    Charge,
+    LimitReached,
+    StreamUsage,
+    Tariff,
+    Usage,
+    answers_of,
+    output_limit,
+)
 from ttamer.serve.client import (
     ConnectFailed,
     HttpClient,
@@ -430,7 +439,9 @@ class Upstream:
             longest = encode(self.adapted({**body, field: _MANY_TOKENS}))
             affordable = tariff.affordable(longest, bill.left)
             if affordable is not None:
-                limit = body[field] = max(1, min(affordable, _MANY_TOKENS))
+                answers = answers_of(body)  # the limit is for each of them
+                body[field] = max(1, min(affordable // answers, _MANY_TOKENS))
+                limit = answers * body[field]
         content = encode(self.adapted(body))
         return content, tariff.most(content, limit)
 
