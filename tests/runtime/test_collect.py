@@ -59,7 +59,6 @@ def test_measured_costs_are_real_times():
 
     trace = collect(["a", "b"], {"quick": short, "slow": slow})
     assert (trace.cost[:, 1] >= 0.01).all()
-    assert (trace.cost[:, 0] < trace.cost[:, 1]).all()
     assert np.allclose(trace.spec.costs, trace.cost.mean(axis=0))
 
 

@@ -156,6 +156,18 @@ def test_afterwards_the_network_evaluates_and_everything_can_be_trained_again():
         assert all(parameter.requires_grad for parameter in network.parameters())
 
 
+def test_what_was_frozen_is_frozen_again_also_after_an_error():
+    network = build()
+    first, *others = network.parameters()
+    first.requires_grad_(False)
+    nothing = [(torch.full((4, 6), float("nan")), torch.zeros(4, dtype=torch.int64))]
+    with pytest.raises(ArgumentError, match="the loss of epoch 1 is nan"):
+        train(network, nothing, Recipe("ramps", epochs=1, rate=0.1))
+    assert not first.requires_grad
+    assert all(parameter.requires_grad for parameter in others)
+    assert not any(module.training for module in network.modules())
+
+
 def test_norms_and_biases_have_no_weight_decay():
     network = build()
     for parameter in network.parameters():

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ttamer._files import atomic_write
+from ttamer._files import atomic_write, lines_of
 from ttamer.errors import ArgumentError
 from ttamer.serve.channel import CALL_SECONDS, answering, call
 
@@ -157,7 +157,7 @@ def added_up(texts: Sequence[str]) -> str:
     """
     values: dict[str, float | None] = {}
     for text in texts:
-        for line in text.splitlines():
+        for line in lines_of(text):
             if line.startswith("#"):
                 values.setdefault(line, None)
                 continue

@@ -186,7 +186,7 @@ class EarlyExit(nn.Module):
 
 
 def fold_batch_norm(network: EarlyExit) -> EarlyExit:
-    """Fold every batch normalisation into the convolution before it.
+    """Fold batch normalisations into convolutions, where one follows the other in a sequence.
 
     Args:
         network: The trained network; it is not changed.

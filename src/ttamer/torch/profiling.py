@@ -48,7 +48,7 @@ MIN_SECONDS = 0.005
 MAX_REPEATS = 200
 """The largest number of repetitions in one timing."""
 SLOW = 0.2
-"""From so many seconds on, work is timed twice only, and not repeated."""
+"""Work that takes this many seconds or more is timed twice only, and not repeated."""
 PROBED = 3
 """The number of exits at which whole calls are timed to learn what asking adds besides a ramp."""
 

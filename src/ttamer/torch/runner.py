@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 __all__ = ["Answers", "Regrouping", "Runner", "decider_for", "group_sizes"]
 
 MAX_IN_VAIN = 8
-"""After so many groups without padding to cut off, only some are looked at."""
+"""After this many groups without padding to cut off, only some are looked at."""
 TRIM_EVERY = 16
-"""One of so many groups is looked at then."""
+"""One group in this many is looked at then."""
 
 
 @dataclass(frozen=True)

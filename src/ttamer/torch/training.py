@@ -136,7 +136,8 @@ def train(
     """Train one part of a network in place.
 
     Args:
-        network: The network; it is in evaluation mode afterwards.
+        network: The network; it is in evaluation mode afterwards, whether training succeeds or not,
+            and parameters that were frozen are frozen again.
         loader: Batches of (inputs, labels), read once per epoch; it must have a length, as
             PyTorch's loaders do.
         recipe: What to train and how.
@@ -167,19 +168,24 @@ def train(
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and not path.parent.is_dir():
         raise ArgumentError(f"{path}: the folder {path.parent} does not exist; create it first")
-    learner = _Learner(network, recipe, len(loader))
-    if path is not None and path.exists():
-        learner.resume(path)
-    for epoch in range(learner.epoch, recipe.epochs):
-        torch.manual_seed(recipe.seed * 100_003 + epoch)
-        loss = learner.run_epoch(loader)
-        if progress is not None:
-            progress(f"{recipe.part}: epoch {epoch + 1} of {recipe.epochs}, loss {loss:.4f}")
-        if path is not None:
-            learner.save(path)
-    for parameter in network.parameters():
-        parameter.requires_grad_(True)
-    network.eval()
+    frozen = [parameter for parameter in network.parameters() if not parameter.requires_grad]
+    try:
+        learner = _Learner(network, recipe, len(loader))
+        if path is not None and path.exists():
+            learner.resume(path)
+        for epoch in range(learner.epoch, recipe.epochs):
+            torch.manual_seed(recipe.seed * 100_003 + epoch)
+            loss = learner.run_epoch(loader)
+            if progress is not None:
+                progress(f"{recipe.part}: epoch {epoch + 1} of {recipe.epochs}, loss {loss:.4f}")
+            if path is not None:
+                learner.save(path)
+    finally:
+        for parameter in network.parameters():
+            parameter.requires_grad_(True)
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        network.eval()
     return learner.losses
 
 

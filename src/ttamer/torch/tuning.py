@@ -256,7 +256,7 @@ def search(
 
 
 def many_ramps(count: int) -> tuple[int, ...]:
-    """Return all ramps of so many, or a dozen spread evenly: a policy asks those that pay.
+    """Return all ramps of this number, or a dozen spread evenly: a policy asks those that pay.
 
     >>> many_ramps(4), many_ramps(24)[:3]
     ((0, 1, 2, 3), (1, 3, 5))
@@ -334,7 +334,7 @@ def time_batches(
 
 
 def timing_of(seconds: Sequence[float] | NDArray[np.float64], rows: float) -> Timing:
-    """Return the timing of batches of so many rows, the slowest hundredth left out of the mean."""
+    """Return the timing of batches of some rows each, without the slowest hundredth."""
     usual = float(np.sort(seconds)[: max(1, int(0.99 * len(seconds)))].mean())
     return Timing(
         p50=float(np.quantile(seconds, 0.5)),
