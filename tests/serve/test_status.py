@@ -52,10 +52,13 @@ def test_traffic_and_bill():
     serve(status, code=429)
     data = shown(status, running=2, waiting=3, rows_lost=4)
     assert data["nodes"] == [
-        {"name": "small", "cost": 1.0, "asked": 3, "answered": 1, "failed": 2, "spent": 3.0},
-        {"name": "middle", "cost": 4.0, "asked": 0, "answered": 0, "failed": 0, "spent": 0.0},
-        {"name": "large", "cost": 20.0, "asked": 1, "answered": 1, "failed": 0, "spent": 20.0},
-    ]
+        {"name": "small", "cost": 1.0, "asked": 3, "answered": 1, "failed": 2, "spent": 3.0,
+         "failures": {"timeout": 2}},
+        {"name": "middle", "cost": 4.0, "asked": 0, "answered": 0, "failed": 0, "spent": 0.0,
+         "failures": {}},
+        {"name": "large", "cost": 20.0, "asked": 1, "answered": 1, "failed": 0, "spent": 20.0,
+         "failures": {}},
+    ]  # fmt: skip
     assert data["requests"] == {
         "all": 4, "decided": 3, "refused": 1, "failed": 1, "running": 2, "waiting": 3,
     }  # fmt: skip

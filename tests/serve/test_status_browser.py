@@ -28,7 +28,7 @@ from ttamer.drift.sampling import AuditSampler
 from ttamer.drift.settings import LoopSettings
 from ttamer.fitting.plans import fit
 from ttamer.serve.accounts import Account
-from ttamer.serve.record import RequestRecord
+from ttamer.serve.record import FAILURES, RequestRecord
 from ttamer.serve.status import PAGE, PAGE_HEADERS, Status, frontier_of, summed
 
 if TYPE_CHECKING:
@@ -428,9 +428,9 @@ def test_in_a_browser_all_is_shown_and_nothing_overflows(chromium, site, frontie
         assert seen["headline"].startswith("1,304 requests decided, ")
         assert seen["headline"].endswith("% cheaper than always asking large")
         assert seen["nodes"] == [
-            ["small", "1,304", "700", "1", "1,304"],
-            ["middle", "444", "420", "24", "1,776"],
-            ["large", "184", "183", "1", "3,680"],
+            ["small", "failed: 1 no response in time", "1,304", "700", "1", "1,304"],
+            ["middle", "failed: 24 no response in time", "444", "420", "24", "1,776"],
+            ["large", "failed: 1 no response in time", "184", "183", "1", "3,680"],
         ]
         assert seen["bars"][1] == pytest.approx([420 / 1304, 0, 24 / 1304], abs=0.01)
         names = ['"Asked"', '"Answered"', '"Failed"', '"Cost"']
@@ -981,3 +981,8 @@ def test_in_a_browser_what_was_done_is_looked_at_at_once(chromium, site, answer,
     note(performance.now() - then < 1000);
     """
     assert handled(chromium, site, hands) == [True]
+
+
+def test_the_page_has_words_for_every_failure():
+    named = re.search(r"const FAILED_BY = \{(.*?)\};", PAGE.decode(), re.DOTALL)
+    assert sorted(re.findall(r"(\w+): \"", named[1])) == sorted(FAILURES)

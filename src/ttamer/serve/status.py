@@ -8,13 +8,14 @@ Where ``/admin`` is enabled, its buttons post to ``admin/drift/...`` with an adm
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.serve.pages import load_page
+from ttamer.serve.record import failure_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -109,6 +110,8 @@ class _Traffic:
     answered: int = 0
     failed: int = 0
     spent: float = 0.0
+    failures: dict[str, int] = field(default_factory=dict)
+    """The number of failures of each kind."""
 
 
 @dataclass
@@ -171,7 +174,10 @@ class Status:
             node = self._nodes.get(one.node)
             if node is not None:
                 node.asked += 1
-                node.failed += one.error is not None
+                if one.error is not None:
+                    node.failed += 1
+                    kind = failure_kind(one.error)
+                    node.failures[kind] = node.failures.get(kind, 0) + 1
                 node.spent += _finite(one.cost)
             calls = self._calls.get(one.node)
             billed = record.bill.get(one.node)
@@ -232,7 +238,7 @@ class Status:
                 "waiting": waiting,
             },
             "nodes": [
-                {"name": name, "cost": costs[name], **vars(traffic)}
+                {"name": name, "cost": costs[name], **asdict(traffic)}
                 for name, traffic in self._nodes.items()
             ],
             "bill": {
@@ -302,7 +308,7 @@ def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **first,
         "since": min(part["since"] for part in parts),
         "requests": requests,
-        "nodes": _named_sums(parts, "nodes", ("asked", "answered", "failed", "spent")),
+        "nodes": _node_sums(parts),
         "bill": bill,
         "keys": _key_sums(parts),
         "rows_lost": sum(part["rows_lost"] for part in parts),
@@ -313,6 +319,18 @@ def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             key=lambda each: each["worker"],
         ),
     }
+
+
+def _node_sums(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Add up the traffic of each node, and its failures by their kind."""
+    nodes = _named_sums(parts, "nodes", ("asked", "answered", "failed", "spent"))
+    for node in nodes:
+        kinds: Counter[str] = Counter()
+        for part in parts:
+            for each in part["nodes"]:
+                kinds.update(each["failures"] if each["name"] == node["name"] else {})
+        node["failures"] = dict(kinds)
+    return nodes
 
 
 def _key_sums(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
