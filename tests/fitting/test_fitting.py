@@ -226,6 +226,9 @@ def test_a_tree_is_fitted_as_a_tree():
         ({"order": "random"}, "order"),
         ({"states": 0}, "states"),
         ({"smoothing": -1}, "smoothing"),
+        ({"folds": 1}, "folds is 1; it must be a whole number from 2"),
+        ({"folds": 2.5}, "folds is 2.5"),
+        ({"seed": -1}, "seed is -1; it must be a whole number from 0"),
         ({"tradeoffs": []}, "tradeoffs"),
         ({"tradeoffs": [2]}, "tradeoff"),
     ],
@@ -337,6 +340,10 @@ def test_an_empty_trace_cannot_be_evaluated():
     policy = fit(chain_trace(100), states=3)[0]
     with pytest.raises(ArgumentError, match="no rows"):
         evaluate(policy, chain_trace(100).take(np.array([], int)))
+    with pytest.raises(ArgumentError, match="resamples is -1"):
+        evaluate(policy, chain_trace(100), resamples=-1)
+    with pytest.raises(ArgumentError, match="an evaluation needs a Trace, not list"):
+        evaluate(policy, [0.5])
 
 
 def test_problem_of_names_nodes_in_the_order_of_asking():

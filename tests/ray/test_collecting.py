@@ -58,6 +58,11 @@ def test_the_trace_is_the_local_one_even_where_an_actor_dies(cluster_collect, tm
     assert done[-1] == (230, 230)
 
 
+def test_progress_is_shown_where_it_is_true(cluster_collect, capsys):
+    cluster_collect(TEXTS[:10], {"large": ray_models.Large}, costs={"large": 1.0}, progress=True)
+    assert "10 of 10 inputs" in capsys.readouterr().err
+
+
 def test_a_column_of_parquet_files_is_a_list_of_inputs(tmp_path):
     from ttamer.ray import collect_parquet
 

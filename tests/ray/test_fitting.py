@@ -159,6 +159,15 @@ def test_what_a_local_fit_refuses_is_refused_in_the_same_words(fit_parquet, tmp_
     assert text == refusal(streaming.fit_file, path, trace.spec)
     assert "no label is ever predicted" in text
 
+    # Where answers have losses, labels are not compared.
+    write(
+        label=label + 4,
+        classes=(*trace.classes, "w", "x", "y", "z"),
+        loss=trace.wrong().astype(float),
+    )
+    options = {"belief": "calibrated", "states": 4}
+    assert fit_parquet(path, trace.spec, **options).fitted.rows == 3000
+
     # A label that is missing, in the middle of the file.
     gap = label.copy()
     gap[2222] = -1

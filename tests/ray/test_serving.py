@@ -192,6 +192,16 @@ def test_a_model_that_fails_reports_why(model, kind):
     assert found.kind == kind
 
 
+def test_what_a_plain_model_returns_to_be_awaited_is_awaited():
+    from ttamer.ray.replicas import Replica
+
+    replica = Replica(
+        "node = [{name = 'a', cost = 1, model = 'support.ray_models:returns_awaitable'}]", "a"
+    )
+    found = asyncio.run(replica.ask("/classify", {"input": "text"}, 30.0, {}))
+    assert (found.text, found.confidence) == ("text", 0.5)
+
+
 def test_the_margin_that_a_model_returns_reaches_the_policy():
     from ttamer.ray.replicas import Replica
 

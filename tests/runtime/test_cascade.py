@@ -529,6 +529,7 @@ def test_one_cascade_runs_many_inputs_at_once():
 
 REFUSED = {
     "no callable": (lambda p: Cascade(p, {"a": says(1)}), "no callable for 'b', 'c'; the policy's"),
+    "no policy": (lambda p: Cascade(p.spec, {}), "one policy, not a CascadeSpec: give ladder"),
     "no node": (lambda p: Cascade(p, dict.fromkeys("abcd", says(1))), "'d' is no node"),
     "odd timeout": (lambda p: _with(p, timeouts={"z": 1.0}), "timeouts names 'z'"),
     "bad timeout": (lambda p: _with(p, timeouts=-1.0), "timeouts for 'a' is -1.0"),

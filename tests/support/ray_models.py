@@ -41,7 +41,7 @@ class Small(Model):
 
 
 class Large(Model):
-    """Dear, and seldom wrong."""
+    """Expensive, and seldom wrong."""
 
     name, skill = "large", 0.95
 
@@ -140,3 +140,12 @@ def with_margin():
         return {"prediction": "A", "confidence": 0.5, "margin": 0.25}
 
     return model
+
+
+def returns_awaitable():
+    """A plain model that returns something to await."""
+
+    async def later(text: str) -> tuple[str, float]:
+        return text, 0.5
+
+    return lambda text: later(text)

@@ -146,6 +146,11 @@ def test_files_that_cannot_be_read(tmp_path):
         CascadeSpec.from_dict([1])
 
 
+def test_a_byte_order_mark_is_skipped(tmp_path):
+    (tmp_path / "cascade.toml").write_text("\ufeff" + NODE, "utf-8")
+    assert len(CascadeSpec.from_file(tmp_path / "cascade.toml")) == 1
+
+
 def test_a_circle_further_down_is_found_too():
     nodes = [CascadeNode("a", 1, "b"), CascadeNode("b", 1, "c"), CascadeNode("c", 1, "b")]
     with pytest.raises(CascadeError, match="circle"):

@@ -15,6 +15,7 @@ from ttamer.evaluation.bootstrap import Interval, draw_counts, interval
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.fitted.mixture import Mixture
 from ttamer.fitted.replay import full_cost, latency_of, paid
+from ttamer.trace.checks import require_trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -102,7 +103,8 @@ def evaluate(
         Error and cost with intervals, and the share of rows that each node was asked on.
 
     Raises:
-        ArgumentError: If the trace has no rows, or the rule is a ladder of many policies.
+        ArgumentError: If the trace has no rows, the rule is a ladder of many policies, or
+            ``resamples`` is negative.
         TraceError: If the trace lacks what the target needs.
 
     >>> from ttamer import datasets, fit
@@ -111,6 +113,9 @@ def evaluate(
     >>> result.rows
     14694
     """
+    require_trace(trace, "an evaluation")
+    if resamples < 0:
+        raise ArgumentError(f"resamples is {resamples}; it must be 0 or more")
     if len(trace) == 0:
         raise ArgumentError("the trace has no rows to evaluate on")
     if isinstance(rule, FittedLadder):

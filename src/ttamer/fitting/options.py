@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypedDict
 
+import numpy as np
+
 from ttamer.errors import ArgumentError
 from ttamer.fitted.quantiser import MAX_STATES, METHODS
 
@@ -61,7 +63,7 @@ class FitOptions:
     tradeoffs: Iterable[float] | None = None
     """The tradeoffs to solve for, from 0 to 1; by default a range that spans the frontier."""
     folds: int = 5
-    """The number of folds of cross-validation."""
+    """The number of folds of cross-validation, at least 2."""
     seed: int = 0
     """The seed of the folds, and of the choice of rows held out."""
     hold_out: float = 0.0
@@ -84,6 +86,11 @@ class FitOptions:
         states = self.states
         if states is not None and (not isinstance(states, int) or not 1 <= states <= MAX_STATES):
             raise ArgumentError(f"states must be from 1 to {MAX_STATES}, not {states!r}")
+        for name, value, least in (("folds", self.folds, 2), ("seed", self.seed, 0)):
+            if not isinstance(value, int | np.integer) or value < least:
+                raise ArgumentError(
+                    f"{name} is {value!r}; it must be a whole number from {least} on"
+                )
         if not 0 <= self.smoothing < math.inf:
             raise ArgumentError(
                 f"smoothing must be finite and not negative, not {self.smoothing!r}"

@@ -11,7 +11,7 @@ What a state loses is the ``belief``:
 - ``"calibrated"``: the share of wrong answers that the node gave in that state, made monotone and
   shrunk towards the node's own error.
 - ``"full"`` (the default): a state is the chance to be wrong of the best answer in hand, given
-  everything seen so far (belief.py, belief_fitting.py). On short traces it must first win against
+  everything seen so far (fitted/belief.py, beliefs.py). On short traces it must first win against
   ``"calibrated"`` in cross-validation.
 """
 
@@ -495,7 +495,7 @@ def _losses(counts: Counts, node: int, belief: BeliefKind, unit: float) -> NDArr
 def _orders(spec: CascadeSpec, order: Order) -> tuple[Literal["fixed", "skip", "any"], ...]:
     if spec.has_passing and order == "any":
         raise ArgumentError(
-            'order is "any", and these nodes are exits of one network (they say passing), which '
+            'order is "any", and these nodes are exits of one network (they have passing), which '
             'runs one way: use "skip", or "fixed" to ask every exit'
         )
     if order == "auto" and spec.has_passing:

@@ -21,7 +21,7 @@ __all__ = ["check_tradeoff", "check_tradeoffs", "weigh_losses"]
 
 
 def check_tradeoff(tradeoff: float) -> float:
-    """Return the tradeoff as a float, or say why it is none.
+    """Return the tradeoff as a float; refuse what is not a number from 0 to 1.
 
     >>> check_tradeoff(0.7)
     0.7
@@ -39,7 +39,7 @@ def check_tradeoff(tradeoff: float) -> float:
 
 
 def check_tradeoffs(tradeoffs: Iterable[float]) -> NDArray[np.float64]:
-    """Return distinct tradeoffs in increasing order, or say what is wrong with them.
+    """Return distinct tradeoffs in increasing order; refuse what is not a number from 0 to 1.
 
     >>> check_tradeoffs([1, 0.5, 0.5]).tolist()
     [0.5, 1.0]

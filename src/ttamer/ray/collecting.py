@@ -166,7 +166,7 @@ class _Work:
         order: Order = "auto",
         target: Target | None = None,
         on_error: OnBad = "refuse",
-        progress: Callable[[int, int | None], None] | None = None,
+        progress: Callable[[int, int | None], None] | bool | None = None,
     ) -> None:
         self._options = local.Collection.of(
             nodes,
@@ -238,21 +238,21 @@ class _Work:
         """Return the trace of all chunks."""
         log = self._options.log()
         done = 0
-        for chunk in data.iter_rows():
-            replies: list[Answers] = [
-                pickle.loads(chunk[f"answers {number}"])  # noqa: S301 - pickled here
-                for number in range(len(self._nodes))
-            ]
-            failed = [(at, number, text) for number, (_, fail) in enumerate(replies) if fail
-                      for at, text in [fail]]  # fmt: skip
-            if failed:  # the one that a local collection meets first
-                raise TraceError(min(failed)[2])
-            labels = pickle.loads(chunk["labels"])  # noqa: S301 - pickled here
-            for row, label in enumerate(labels):
-                log.add([answers[row] for answers, _ in replies], label, done + row)
-            done += len(labels)
-            if self._progress is not None:
-                self._progress(done, self._rows)
+        with local.reporting(self._progress, self._rows) as report:
+            for chunk in data.iter_rows():
+                replies: list[Answers] = [
+                    pickle.loads(chunk[f"answers {number}"])  # noqa: S301 - pickled here
+                    for number in range(len(self._nodes))
+                ]
+                failed = [(at, number, text) for number, (_, fail) in enumerate(replies) if fail
+                          for at, text in [fail]]  # fmt: skip
+                if failed:  # the one that a local collection meets first
+                    raise TraceError(min(failed)[2])
+                labels = pickle.loads(chunk["labels"])  # noqa: S301 - pickled here
+                for row, label in enumerate(labels):
+                    log.add([answers[row] for answers, _ in replies], label, done + row)
+                done += len(labels)
+                report(done)
         return log.trace(self._options.spec, measured=self._options.measured, done=done)
 
 

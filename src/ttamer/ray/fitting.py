@@ -290,5 +290,5 @@ class _Agreements:
 
     def check(self) -> None:
         """Refuse a file in which no label was ever predicted."""
-        if self._piece is not None and not self._piece.layout.flags:
+        if self._piece is not None and self._piece.layout.compares_classes:
             self._agreement.check(self._codes.classes, self._piece.layout.place)

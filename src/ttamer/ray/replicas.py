@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -167,6 +168,8 @@ class Replica:
         value = question_text(body)
         try:
             returned = await (model(value) if is_async(model) else asyncio.to_thread(model, value))
+            if inspect.isawaitable(returned):
+                returned = await returned
             reply = reply_of(returned)
         except Unusable as error:
             return Failed("garbage", str(error))

@@ -116,6 +116,11 @@ class Cascade:
         deadline: float | None = None,
         hedge: float | Mapping[str, float] | None = None,
     ) -> None:
+        if not hasattr(policy, "session"):
+            raise ArgumentError(
+                f"a cascade runs one policy, not a {type(policy).__name__}: give "
+                "ladder.default(), ladder.at(tradeoff), or another policy of a ladder"
+            )
         spec = policy.spec
         missing = [name for name in spec.names if name not in nodes]
         odd = [name for name in nodes if name not in spec.names]

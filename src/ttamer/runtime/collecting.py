@@ -7,6 +7,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Calls", "Collection", "Log", "collect", "with_labels"]
+__all__ = ["Calls", "Collection", "Log", "collect", "reporting", "with_labels"]
 
 
 def collect(
@@ -89,7 +90,7 @@ def collect(
     log = work.log()
     total = len(inputs) if isinstance(inputs, Sized) else None
     done = 0
-    with EventLoop() as loop, shown(progress is True) as bar:
+    with EventLoop() as loop, reporting(progress, total) as report:
         calls = work.calls(loop)
         for part in _blocks(with_labels(inputs, labels), work.block):
             values = [value for value, _ in part]
@@ -97,13 +98,26 @@ def collect(
             for row, (_, label) in enumerate(part):
                 log.add([answers[row] for answers in rows], label, done + row)
             done += len(part)
+            report(done)
+    if not done:
+        raise TraceError("there are no inputs to ask about; bring at least one")
+    return log.trace(work.spec, measured=work.measured, done=done)
+
+
+@contextmanager
+def reporting(
+    progress: Callable[[int, int | None], None] | bool | None, total: int | None
+) -> Iterator[Callable[[int], None]]:
+    """Give what is called with the number of inputs done; ``True`` shows it until the end."""
+    with shown(progress is True) as bar:
+
+        def report(done: int) -> None:
             if bar is not None:
                 bar(f"{done} inputs" if total is None else f"{done} of {total} inputs")
             elif callable(progress):
                 progress(done, total)
-    if not done:
-        raise TraceError("there are no inputs to ask about; bring at least one")
-    return log.trace(work.spec, measured=work.measured, done=done)
+
+        yield report
 
 
 @dataclass(frozen=True)

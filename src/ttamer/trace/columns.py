@@ -68,6 +68,11 @@ class Layout:
         return tuple(self.fields["correct"].values())
 
     @property
+    def compares_classes(self) -> bool:
+        """Whether an answer is right where its class is the label's: no column has it otherwise."""
+        return not (self.flags or self.fields["loss"] or self.fields["score"])
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """All columns used."""
         return (*self.numbers, *self.classes, *self.flags)

@@ -160,7 +160,7 @@ def read_source(source: Source, layout: Layout, on_bad: OnBad) -> Trace:
 
 
 def _check_classes(agreement: Agreement, layout: Layout, classes: Sequence[str]) -> None:
-    if not layout.flags and not layout.fields["loss"] and not layout.fields["score"]:
+    if layout.compares_classes:
         agreement.check(classes, layout.place)
     warn_of_spaces(classes, layout.place)
 

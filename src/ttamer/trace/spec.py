@@ -597,7 +597,7 @@ class CascadeSpec:
             CascadeError: If it cannot be read, or is not well formed; names the table and the key.
         """
         try:
-            text = Path(path).read_text("utf-8")
+            text = Path(path).read_text("utf-8-sig")  # editors may put a mark before the first
         except OSError as error:
             raise CascadeError(f"{path}: cannot be read: {error.strerror or error}") from None
         except UnicodeDecodeError:
