@@ -533,6 +533,12 @@ def test_prompts_that_cannot_be(tmp_path, name, text, said):
 def test_prompts_that_cannot_be_read(tmp_path):
     with pytest.raises(TraceError, match="cannot be read"):
         read_prompts(tmp_path / "gone.jsonl")
+    (tmp_path / "p.json").write_text('[{"prompt": "2 + 2?"}]', "utf-8")
+    with pytest.raises(TraceError, match=r"p.json: JSON is read as JSON lines, from .*\.jsonl"):
+        read_prompts(tmp_path / "p.json")
+    (tmp_path / "p.csv").write_text("question,label\n2 + 2?,4\n", "utf-8")
+    with pytest.raises(TraceError, match="first line names question, label; call the column"):
+        read_prompts(tmp_path / "p.csv")
     (tmp_path / "p.txt").write_bytes(b"\xff")
     with pytest.raises(TraceError, match="UTF-8"):
         read_prompts(tmp_path / "p.txt")
@@ -592,6 +598,25 @@ def test_a_field_of_labels_that_no_prompt_has_is_refused(served, prompts, tmp_pa
     assert main([*arguments, "-o", str(tmp_path / "trace.csv")]) == 2
     assert f"--label answer: no prompt of {prompts} has that field" in capsys.readouterr().err
     assert served.upstreams["small"].requests == []
+
+
+def test_a_command_that_is_stopped_reports_what_is_kept(
+    served, prompts, tmp_path, capsys, monkeypatch
+):
+    def stopped(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ttamer.serve.collecting.collect_upstreams", stopped)
+    trace = str(tmp_path / "trace.csv")
+    assert main(["collect", str(served.cascade), "--prompts", prompts, "-o", trace]) == 130
+    assert f"stopped: the answers so far are kept in {trace}.journal" in capsys.readouterr().err
+
+
+def test_too_many_calls_are_reported_with_what_helps(served, prompts, tmp_path, capsys):
+    served.upstreams["small"].mode, served.upstreams["small"].status = "error", 429
+    trace = str(tmp_path / "trace.csv")
+    assert main(["collect", str(served.cascade), "--prompts", prompts, "-o", trace]) == 2
+    assert "fix the cause (429: a lower concurrency, or retries" in capsys.readouterr().err
 
 
 def test_failures_in_the_command(served, prompts, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -86,7 +87,16 @@ def run(args: argparse.Namespace) -> None:
 
     suffix = suffix_of(args.output)  # checked before any model is called
     of_cascade = args.models[0].endswith(".toml")
-    trace = _from_upstreams(args) if of_cascade else _from_callables(args)
+    try:
+        trace = _from_upstreams(args) if of_cascade else _from_callables(args)
+    except KeyboardInterrupt:
+        if of_cascade:
+            print(
+                f"\nstopped: the answers so far are kept in {_kept(args)[0]}, and the same command "
+                "asks only for those that are missing",
+                file=sys.stderr,
+            )
+        raise
     trace.write(args.output)
     written = [args.output]
     if of_cascade:

@@ -79,7 +79,8 @@ def run(args: argparse.Namespace) -> None:
     print(", ".join(nodes if len(nodes) < 15 else (*nodes[:3], "...", nodes[-1])))
     print(f"cost: {facts['cost'].partition(';')[0]}")
     print(f"\n{frontier_text(result, test_trace)}")
-    print(f"\nThe report, to open in a browser: {page}")
+    print("\nThe same for a log of yours: ttamer report LOG --cascade cascade.toml")
+    print(f"The report, to open in a browser: {page}")
 
 
 def measure_others(trace: str) -> Frontier:

@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"As accurate as the best single model: {chosen.described} (the default of serving)")
     else:
         print(f"At {args.mistake_cost:g} per mistake: {chosen.described}")
-    if chosen.single_node is not None:
+    if chosen.single_node is not None and nodes > 1:
         print(
             f"Warning: this policy only ever asks {chosen.single_node!r}; other policies of the "
             "table ask a second model: choose one by --mistake-cost, or by a budget",

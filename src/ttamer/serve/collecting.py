@@ -148,8 +148,10 @@ def _rows(file: Path, text: str, label: str) -> Iterator[tuple[str, dict[str, An
         table = csv.DictReader(io.StringIO(text, newline=""), restval="")
         try:
             if "prompt" not in (table.fieldnames or ()):
+                found = ", ".join(table.fieldnames or ())
                 raise TraceError(
-                    f"{file}: has no column prompt; name the columns in the first line"
+                    f"{file}: has no column prompt, and its first line names {found or 'none'}; "
+                    "call the column of the prompts prompt"
                 )
             kept = ("prompt", label)  # other columns are ignored
             for row in table:
@@ -160,6 +162,11 @@ def _rows(file: Path, text: str, label: str) -> Iterator[tuple[str, dict[str, An
                 "long prompts as JSON lines"
             ) from None
         return
+    if file.suffix == ".json":
+        raise TraceError(
+            f"{file}: JSON is read as JSON lines, from a file called .jsonl: write one object per "
+            "line"
+        )
     for number, line in enumerate(lines_of(text), start=1):
         place = f"{file}: line {number}"
         if not line.strip():
@@ -534,6 +541,11 @@ class _FailureCount:
         return self.count >= MAX_FAILURES
 
 
+def _busy_hint(reasons: str) -> str:
+    """Return what helps against an upstream that refuses calls because there are too many."""
+    return " (429: a lower concurrency, or retries, of the node)" if "status 429" in reasons else ""
+
+
 def _labels(
     settings: Settings, prompts: Sequence[Prompt], *, needed: bool
 ) -> list[str] | list[str | None] | None:
@@ -613,8 +625,8 @@ async def _trace(
         reasons = "; ".join(f"{reason}: {count}" for reason, count in counts.items())
         raise TraceError(
             f"{sum(left_out.values())} of {len(collection.prompts)} prompts lack an answer "
-            f"({reasons}); fix the cause and run the same command again, which asks only these, "
-            "or skip them with --skip-bad"
+            f"({reasons}); fix the cause{_busy_hint(reasons)} and run the same command again, "
+            "which asks only these, or skip them with --skip-bad"
         )
     right = None if labels is None else [labels[row] for row in rows]
     kept = [

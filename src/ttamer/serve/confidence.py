@@ -80,14 +80,14 @@ def answer_text(response: Mapping[str, Any], path: str | None = None) -> str:
     if path is not None:
         value = _at(response, path)
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise Unreadable(f"there is no text at answer = {path!r}")
+            raise Unreadable(f"returned no text at answer = {path!r}")
         return str(value)
     choice = _choice_of(response)
     message = choice.get("message")
     if not isinstance(message, dict):
         if isinstance(choice.get("text"), str):
             return str(choice["text"])
-        raise Unreadable("there is no text in choices.0")
+        raise Unreadable("returned no text in choices.0")
     calls = message.get("tool_calls") or [{"function": message.get("function_call")}]
     if isinstance(calls, list):
         functions = [call.get("function") for call in calls if isinstance(call, dict)]
@@ -249,7 +249,7 @@ def _alternatives(response: Mapping[str, Any], *, first: bool) -> list[list[floa
             continue
         top = entry.get("top_logprobs")
         if not isinstance(top, list) or not top:
-            raise Unreadable("there are no top_logprobs: the upstream must support them")
+            raise Unreadable("returned no top_logprobs: the upstream must support them")
         likely = [each for each in top if isinstance(each, dict)]
         found.append([math.exp(_log(each.get("logprob"))) for each in likely])
         if first:
@@ -338,7 +338,7 @@ def field_value(response: Mapping[str, Any], path: str) -> float:
     """
     number = _number(_at(response, path))
     if not math.isfinite(number):
-        raise Unreadable(f"there is no number at field = {path!r}")
+        raise Unreadable(f"returned no number at field = {path!r}")
     return number
 
 
@@ -356,7 +356,7 @@ def _at(response: Any, path: str) -> Any:
 def _choice_of(response: Mapping[str, Any]) -> dict[str, Any]:
     choices = response.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise Unreadable("there are no choices")
+        raise Unreadable("returned no choices")
     return choices[0]
 
 
@@ -379,7 +379,7 @@ def token_entries(response: Mapping[str, Any]) -> list[dict[str, Any]]:
             if log is not None
         ]
     raise Unreadable(
-        "there are no log-probabilities: the upstream must support logprobs, or the node needs "
+        "returned no log-probabilities: the upstream must support logprobs, or the node needs "
         'another confidence ("agreement", "verifier", "self-report", "none")'
     )
 
