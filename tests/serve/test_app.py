@@ -373,7 +373,7 @@ def test_pages_of_allowed_origins_may_ask_from_a_browser(run_gateway):
     body = {"model": "ttamer", "messages": [{"role": "user", "content": "Which?"}]}
     asked = {
         "access-control-request-method": "POST",
-        "access-control-request-headers": "authorization, x-ttamer-budget, cookie",
+        "access-control-request-headers": "authorization, anthropic-version, x-api-key, cookie",
     }
     for origin, is_allowed in {"https://app.example": True, "https://evil.example": False}.items():
         for reply in (
@@ -385,7 +385,8 @@ def test_pages_of_allowed_origins_may_ask_from_a_browser(run_gateway):
             allowed = reply.headers.get("access-control-allow-origin")
             assert allowed == (origin if is_allowed else None)
     preflight = httpx.options(url, headers={"origin": "https://app.example", **asked})
-    assert preflight.headers["access-control-allow-headers"] == "authorization, x-ttamer-budget"
+    allowed = preflight.headers["access-control-allow-headers"]
+    assert allowed == "authorization, anthropic-version, x-api-key"
 
 
 def test_without_cors_no_page_may_ask(run_gateway):

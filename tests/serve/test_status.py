@@ -214,6 +214,16 @@ def test_the_data_of_workers_are_summed():
     assert found == {"worker": 0, **shown(both, running=2, rows_lost=4)}
 
 
+def test_what_is_spent_on_embeddings_is_in_no_mean_of_workers_either():
+    status = Status(COSTS)
+    serve(status, asked("small"), by="small")
+    status.paid(RequestRecord("id", "/v1/embeddings", 200, 0.1, cost=5.0))
+    alone = shown(status)["bill"]
+    assert (alone["spent"], alone["mean"], alone["saved"]) == (6.0, 1.0, 0.95)
+    both = summed([{"worker": number, **shown(status)} for number in range(2)])["bill"]
+    assert (both["spent"], both["mean"], both["saved"]) == (12.0, 1.0, 0.95)
+
+
 def test_workers_without_traffic_are_summed():
     parts = [{"worker": number, **shown(Status(COSTS))} for number in range(2)]
     assert summed(parts)["bill"]["mean"] is None

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 __all__ = ["App", "make_app"]
 
 _LABEL, _EMBEDDING = compile_schema(LABEL), compile_schema(EMBEDDING)
-_ALLOWED_HEADER = re.compile(r"authorization|content-type|x-[a-z0-9-]{1,64}|openai-[a-z]{1,32}")
+_ALLOWED_HEADER = re.compile(
+    r"authorization|content-type|x-[a-z0-9-]{1,64}|openai-[a-z]{1,32}|anthropic-[a-z-]{1,64}"
+)
 """The request headers that a page of an allowed origin may set."""
 
 

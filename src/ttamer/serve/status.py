@@ -285,7 +285,13 @@ def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first = parts[0]
     requests = _added([part["requests"] for part in parts])
     bills = [part["bill"] for part in parts]
-    spent, always = (sum(bill[name] for bill in bills) for name in ("spent", "always_dearest"))
+    always = sum(bill["always_dearest"] for bill in bills)
+    # Of requests that nodes decided: what was spent otherwise, as on embeddings, saves nothing.
+    spent = sum(
+        bill["mean"] * part["requests"]["decided"]
+        for part, bill in zip(parts, bills, strict=True)
+        if bill["mean"] is not None
+    )
     recent = [
         (bill["recent_mean"], min(RECENT, part["requests"]["decided"]))
         for part, bill in zip(parts, bills, strict=True)
@@ -294,7 +300,7 @@ def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     weight = sum(count for _, count in recent)
     bill = {
         **first["bill"],
-        "spent": spent,
+        "spent": sum(each["spent"] for each in bills),
         "estimated": sum(each["estimated"] for each in bills),
         "mean": spent / requests["decided"] if requests["decided"] else None,
         "recent_mean": sum(mean * n for mean, n in recent) / weight if weight else None,
