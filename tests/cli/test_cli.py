@@ -324,7 +324,7 @@ def test_the_demo_of_a_network_begins_with_three_numbers_and_reports_what_to_use
     for line in near:
         assert re.fullmatch(r"  and within [\d.]+ points? of it at [\d.]+% of its cost", line)
     written = html.unescape(
-        re.sub("</?em>", "", Path(page.split(": ")[1].strip()).read_text("utf-8"))
+        re.sub("</?em>", "", Path(page.rpartition(": ")[2].strip()).read_text("utf-8"))
     )
     assert advice.removeprefix("What to use: ").partition(". ")[0] in written
 
