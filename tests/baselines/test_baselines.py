@@ -315,7 +315,7 @@ def test_frugalml_needs_predictions_and_models_that_can_be_asked_alone():
 
 
 def test_an_unknown_family_is_refused_with_the_names_there_are():
-    with pytest.raises(ArgumentError, match="no baseline 'treshold'; there are always-first"):
+    with pytest.raises(ArgumentError, match="no family 'treshold'; there are always-first"):
         fit_families(make(SURE, RIGHT), ["treshold"])
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +12,8 @@ from ttamer.serve.openai import (
     CHAT_COMPLETIONS,
     CLASSIFICATIONS,
     COMPLETIONS,
+    chunks,
     completion,
-    events,
     model_list,
 )
 from ttamer.serve.request import RequestContext
@@ -53,17 +51,11 @@ def test_an_answer_is_rewritten_as_ours():
     assert "usage" not in body
 
 
-def read(chunks):
-    *parts, done = [chunk.removeprefix(b"data: ").strip() for chunk in chunks]
-    assert done == b"[DONE]"
-    return [json.loads(part) for part in parts]
-
-
 @given(text=st.text(max_size=300))
 def test_a_stream_is_the_answer_in_pieces(text):
     request = parse({**CHAT, "stream": True}, CHAT_COMPLETIONS)
     body = completion(request, outcome(chat_response(content=text)))
-    parts = [part["choices"][0] for part in read(events(request, body))]
+    parts = [part["choices"][0] for part in chunks(request, body)]
     assert "".join(part["delta"].get("content") or "" for part in parts) == text
     assert [part["finish_reason"] for part in parts][:-1] == [None] * (len(parts) - 1)
     assert parts[-1]["finish_reason"] == "stop"
@@ -73,14 +65,14 @@ def test_calls_of_tools_stream_too():
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     request = parse({**CHAT, "stream": True}, CHAT_COMPLETIONS)
     body = completion(request, outcome(chat_response(content=None, tool_calls=calls)))
-    deltas = [part["choices"][0]["delta"] for part in read(events(request, body))]
+    deltas = [part["choices"][0]["delta"] for part in chunks(request, body)]
     assert {"tool_calls": [{"index": 0, **calls[0]}]} in deltas
 
 
 def test_a_text_streams():
     request = parse({"model": "m", "prompt": ["p"], "stream": True}, COMPLETIONS)
     response = {"choices": [{"text": "some text", "finish_reason": "length"}]}
-    parts = read(events(request, completion(request, outcome(response))))
+    parts = list(chunks(request, completion(request, outcome(response))))
     assert "".join(part["choices"][0]["text"] for part in parts) == "some text"
     assert parts[-1]["choices"][0]["finish_reason"] == "length"
 

@@ -27,7 +27,7 @@ from ttamer.baselines.threshold import (
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from ttamer.fitted.replay import Family, Setting
     from ttamer.trace.trace import Trace
@@ -56,19 +56,25 @@ FAMILIES: dict[str, Family] = {family.name: family for family in _EVERY}
 
 
 def fit_families(
-    trace: Trace, names: Iterable[str] | None = None
+    trace: Trace,
+    names: Iterable[str] | None = None,
+    *,
+    families: Mapping[str, Family] = FAMILIES,
+    progress: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, list[Setting]], dict[str, str]]:
-    """Fit baselines to a trace.
+    """Fit families to a trace.
 
     Args:
         trace: The rows to fit on.
-        names: The baselines to fit; by default all of ``FAMILIES``.
+        names: The families to fit; by default all.
+        families: The families by name; by default the baselines.
+        progress: Called with a line of text for each family.
 
     Returns:
         The settings of each by name, and why others were left out.
 
     Raises:
-        ArgumentError: If there is no baseline of a name.
+        ArgumentError: If there is no family of a name.
 
     >>> from ttamer.trace.spec import CascadeSpec
     >>> from ttamer.trace.trace import Trace
@@ -83,15 +89,17 @@ def fit_families(
     >>> left_out
     {'patience': 'it compares predictions, and the trace has none'}
     """
-    names = list(FAMILIES) if names is None else list(names)
+    names = list(families) if names is None else list(names)
     for name in names:
-        if name not in FAMILIES:
-            raise ArgumentError(f"there is no baseline {name!r}; there are {', '.join(FAMILIES)}")
+        if name not in families:
+            raise ArgumentError(f"there is no family {name!r}; there are {', '.join(families)}")
     settings: dict[str, list[Setting]] = {}
     left_out: dict[str, str] = {}
-    for name in names:
+    for number, name in enumerate(names, start=1):
+        if progress:
+            progress(f"fitting {name} ({number} of {len(names)})")
         try:
-            settings[name] = FAMILIES[name].fit(trace)
+            settings[name] = families[name].fit(trace)
         except Unsuitable as reason:
             left_out[name] = str(reason)
     return settings, left_out

@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer.baselines import FAMILIES, Unsuitable
+from ttamer.baselines import FAMILIES, Unsuitable, fit_families
 from ttamer.errors import ArgumentError
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.models import ConfidenceModel
@@ -50,6 +51,19 @@ class FitFamily:
 def _settings(ladder: FittedLadder) -> list[Setting]:
     """Return the policies of a ladder as settings of a family."""
     return [Setting({"tradeoff": policy.tradeoff}, policy) for policy in ladder]
+
+
+@dataclass(eq=False)
+class _Made:
+    """The policies of a fit that has been made already."""
+
+    name: str
+    ladder: FittedLadder
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Return its policies as settings."""
+        del trace
+        return _settings(self.ladder)
 
 
 class LiteralFamily:
@@ -122,23 +136,9 @@ def fit_all(
     """
     every = {**OURS, **FAMILIES}
     names = list(every) if names is None else list(names)
-    every |= BY_NAME
-    for name in names:
-        if name not in every:
-            raise ArgumentError(f"there is no family {name!r}; there are {', '.join(every)}")
-    settings: dict[str, list[Setting]] = {}
-    left_out: dict[str, str] = {}
-    for number, name in enumerate(names, start=1):
-        if progress:
-            progress(f"fitting {name} ({number} of {len(names)})")
-        if name == "ttamer" and ladder is not None:
-            settings[name] = _settings(ladder)
-            continue
-        try:
-            settings[name] = every[name].fit(trace)
-        except Unsuitable as reason:
-            left_out[name] = str(reason)
-    return settings, left_out
+    if ladder is not None:
+        every["ttamer"] = _Made("ttamer", ladder)
+    return fit_families(trace, names, families={**every, **BY_NAME}, progress=progress)
 
 
 def uses_labels(family: str) -> bool:

@@ -36,7 +36,6 @@ __all__ = [
     "classification",
     "completion",
     "event_of",
-    "events",
     "model",
     "model_list",
 ]
@@ -183,19 +182,12 @@ def classification(outcome: Outcome, answer: NodeAnswer, request_id: str) -> dic
     }
 
 
-def events(request: RequestContext, body: Mapping[str, Any]) -> Iterator[bytes]:
-    """Return a complete answer as server-sent events.
+def chunks(request: RequestContext, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Return the data of the events of a complete answer.
 
     For each choice the role, then the text in chunks, then the finish reason; then the usage if
     requested.
     """
-    for chunk in chunks(request, body):
-        yield event_of(chunk)
-    yield DONE
-
-
-def chunks(request: RequestContext, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return the data of the events of a complete answer."""
     endpoint = request.endpoint
     head = {
         "id": body["id"],
