@@ -559,6 +559,10 @@ def test_collect_asks_python_callables(tmp_path):
     gone = refuse("collect", "x=models:nothing", "--inputs", tmp_path / "inputs.txt", "-o", trace,
                   cwd=tmp_path)  # fmt: skip
     assert "nothing" in gone
+    (tmp_path / "inputs.txt").write_bytes(b"\xff")
+    odd = refuse("collect", "short=models:short", "--inputs", tmp_path / "inputs.txt", "-o", trace,
+                 cwd=tmp_path)  # fmt: skip
+    assert "is not text in UTF-8" in odd
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,8 @@ def test_bad_calls_are_refused():
         frontier(trace, answering_trace(50))
     with pytest.raises(ArgumentError, match="no rows"):
         frontier(trace, trace.take(np.array([], int)))
+    with pytest.raises(ArgumentError, match="resamples is -1"):
+        frontier(trace, trace, families=["always-first"], resamples=-1)
 
 
 def test_comparisons_distinguish_wins_from_ties():

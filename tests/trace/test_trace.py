@@ -175,6 +175,11 @@ def test_split_is_the_permutation_it_returns():
     assert trace.split(0.3, seed=7)[0].digest == fit.digest
 
 
+def test_a_split_needs_a_seed_that_numpy_takes():
+    with pytest.raises(ArgumentError, match="seed is -1; it must be 0 or more"):
+        pair().split(0.5, -1)
+
+
 def test_a_split_leaves_both_parts_something():
     for fraction in (0.001, 0.999):
         fit, test = pair().split(fraction, seed=0)

@@ -219,9 +219,6 @@ def _from_upstreams(args: argparse.Namespace) -> Trace:
 
 
 def _from_callables(args: argparse.Namespace) -> Trace:
-    from pathlib import Path
-
-    from ttamer._files import lines_of
     from ttamer.cli.output import progress_line
     from ttamer.errors import ArgumentError
     from ttamer.runtime.collecting import collect
@@ -229,8 +226,8 @@ def _from_callables(args: argparse.Namespace) -> Trace:
     models = dict(_model(text) for text in args.models)
     if args.inputs is None:
         raise ArgumentError("--inputs FILE is needed: the inputs to call the models on")
-    inputs = lines_of(Path(args.inputs).read_text("utf-8-sig"))
-    labels = lines_of(Path(args.labels).read_text("utf-8-sig")) if args.labels else None
+    inputs = _lines(args.inputs)
+    labels = _lines(args.labels) if args.labels else None
     progress = progress_line(quiet=args.json)
     trace = collect(
         inputs,
@@ -241,6 +238,19 @@ def _from_callables(args: argparse.Namespace) -> Trace:
     )
     progress("")
     return trace
+
+
+def _lines(path: str) -> list[str]:
+    """Return the lines of a text file."""
+    from pathlib import Path
+
+    from ttamer._files import lines_of
+    from ttamer.errors import ArgumentError
+
+    try:
+        return lines_of(Path(path).read_text("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise ArgumentError(f"{path}: is not text in UTF-8") from None
 
 
 def _model(text: str) -> tuple[str, Callable[[Any], Any]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer.errors import ArgumentError
 from ttamer.fitted.replay import paid
 from ttamer.stats.envelope import cost_at_error, error_at_cost
 
@@ -47,6 +48,8 @@ def draw_counts(
     >>> draw_counts(np.array([2, 1]), 3, np.random.default_rng(0)).sum(axis=1).tolist()
     [3, 3, 3]
     """
+    if resamples < 0:
+        raise ArgumentError(f"resamples is {resamples}; it must be 0 or more")
     total = int(counts.sum())
     return generator.multinomial(total, counts / total, size=resamples)
 

@@ -114,8 +114,6 @@ def evaluate(
     14694
     """
     require_trace(trace, "an evaluation")
-    if resamples < 0:
-        raise ArgumentError(f"resamples is {resamples}; it must be 0 or more")
     if len(trace) == 0:
         raise ArgumentError("the trace has no rows to evaluate on")
     if isinstance(rule, FittedLadder):

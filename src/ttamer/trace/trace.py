@@ -625,7 +625,7 @@ class Trace:
             The first part and the other rows, each with at least one row.
 
         Raises:
-            ArgumentError: If the fraction is not between 0 and 1.
+            ArgumentError: If the fraction is not between 0 and 1, or the seed is negative.
             TraceError: If the trace has fewer than 2 rows.
 
         >>> from ttamer.trace.spec import CascadeSpec
@@ -635,6 +635,8 @@ class Trace:
         """
         if not 0 < fraction < 1:
             raise ArgumentError(f"fraction is {fraction}; it must lie between 0 and 1")
+        if seed < 0:
+            raise ArgumentError(f"seed is {seed}; it must be 0 or more")
         require_rows(self, 2, "a split")
         order = np.random.default_rng(seed).permutation(len(self))
         count = min(max(round(fraction * len(self)), 1), len(self) - 1)
