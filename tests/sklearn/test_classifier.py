@@ -17,6 +17,7 @@ from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import check_estimator
 
 import ttamer as tt
+from ttamer.errors import ArgumentError
 from ttamer.sklearn import CascadeClassifier
 
 QUICK = {"belief": "calibrated", "order": "any", "states": 4, "folds": 2, "tradeoffs": [0.3, 0.9]}
@@ -95,6 +96,19 @@ def test_models_fitted_before_are_used_as_they_are(digits):
     assert cascade.trace_.wrong()[:, 1].mean() == pytest.approx(
         1 - models[1][1].score(x[600:], y[600:])
     )
+
+
+def test_models_that_are_not_fitted_are_named(digits):
+    x, y, *_ = digits
+    names = ", ".join(repr(name) for name, _ in MODELS)
+    with pytest.raises(ArgumentError, match=f"prefit is True, and {names} is not fitted"):
+        CascadeClassifier(MODELS, costs=COSTS, prefit=True).fit(x, y)
+
+
+def test_costs_that_are_no_mapping_are_refused(digits):
+    x, y, *_ = digits
+    with pytest.raises(ArgumentError, match=r'costs is \[1, 2\]; it must be "time" or a mapping'):
+        CascadeClassifier(MODELS, costs=[1, 2]).fit(x, y)
 
 
 def test_costs_by_time_are_measured(digits):

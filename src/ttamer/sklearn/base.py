@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from ttamer.runtime.cascade import Cascade
 from ttamer.trace.spec import CascadeSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
@@ -243,7 +244,7 @@ class CascadeEstimator(_BaseComposition):
             )
         names = [name for name, _ in models]
         self._validate_names(names)
-        if isinstance(self.costs, str):
+        if not isinstance(self.costs, Mapping):
             if self.costs != "time":
                 raise ArgumentError(f'costs is {self.costs!r}; it must be "time" or a mapping')
         elif set(self.costs) != set(names):

@@ -88,6 +88,13 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         assert_all_finite(target, input_name="y")
         check_classification_targets(target)
         self._check_parameters()
+        if unfitted := [
+            name for name, model in self.models if self.prefit and not hasattr(model, "classes_")
+        ]:
+            raise ArgumentError(
+                f"prefit is True, and {', '.join(map(repr, unfitted))} is not fitted: fit it "
+                "first, or leave prefit out"
+            )
         known = [model.classes_ for _, model in self.models] if self.prefit else []
         self.classes_ = np.unique(np.concatenate([target, *known]))
         if len(self.classes_) < 2:
