@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import xml.etree.ElementTree as ET  # our own drawings
 
 import numpy as np
@@ -55,13 +56,14 @@ def shown(trace, ladder):
         "outcome": outcome,
         "batch outcome": tt.Cascade(policy, many).run_batch(["<b>"] * 3),
         "frontier": tt.frontier(trace, trace, families=families, ladder=None, resamples=0),
+        "result": tt.evaluate(policy, trace, resamples=10),
         "solved policy": tt.solve(solved, 0.5),
         "solved ladder": tt.solve_ladder(solved, [0, 0.5, 1]),
     }
 
 
 KINDS = ("trace", "ladder", "policy", "mixture", "session", "explanation", "outcome")
-KINDS += ("batch outcome", "frontier", "solved policy", "solved ladder")
+KINDS += ("batch outcome", "frontier", "result", "solved policy", "solved ladder")
 DRAWN = ("trace", "ladder", "session", "outcome", "frontier", "solved policy", "solved ladder")
 
 
@@ -117,3 +119,12 @@ def test_losses_are_shown_where_answers_have_them(trace):
     found = tt.frontier(graded, graded, families=families, resamples=0)._repr_html_()
     assert "mean loss, all costs" in found
     assert "mean loss of" in found
+
+
+def test_a_result_shows_its_error_and_cost_with_intervals(shown):
+    result = shown["result"]
+    page = result._repr_html_()
+    low, high = result.error_interval
+    assert f"error {result.error:.2%}, 95% interval {low:.2%} to {high:.2%}" in page
+    timed = dataclasses.replace(result, latency=2.0, latency_p95=5.0)
+    assert "latency 2 in the mean, 95% within 5" in timed._repr_html_()

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._display.notebook import card
+from ttamer._numbers import number, percent
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.bootstrap import Interval, draw_counts, interval
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-from ttamer.fitted.mixture import Mixture
+from ttamer.fitted.mixture import Mixture, shown_error
 from ttamer.fitted.replay import full_cost, latency_of, paid
 from ttamer.trace.checks import require_trace
 
@@ -70,6 +72,27 @@ class Result:
     """The mean time per row, where the trace has latencies: nodes are asked one after another."""
     latency_p95: float | None = None
     """The time that 95% of rows do not exceed."""
+
+    def _repr_html_(self) -> str:
+        error, *ends = (
+            shown_error(value, self.measure) for value in (self.error, *self.error_interval)
+        )
+        low, high = map(number, self.cost_interval)
+        notes = [
+            f"{self.measure} {error}, 95% interval {ends[0]} to {ends[1]}",
+            f"cost {number(self.cost)} per input, 95% interval {low} to {high}; "
+            f"{percent(self.relative_cost)} of the full model's",
+        ]
+        if self.latency is not None and self.latency_p95 is not None:
+            notes.append(
+                f"latency {number(self.latency)} in the mean, 95% within {number(self.latency_p95)}"
+            )
+        rows = [
+            [name, percent(share), percent(self.answered[name])]
+            for name, share in self.asked.items()
+        ]
+        head = ["node", "asked", "answered"]
+        return card(f"Measured on {self.rows:,} rows", notes=notes, head=head, rows=rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values.
