@@ -112,7 +112,6 @@ class Learner:
         self.optimiser = torch.optim.SGD(
             [{"params": weights}, {"params": others, "weight_decay": 0.0}],
             lr=plan.rate, momentum=0.9, nesterov=True, weight_decay=WEIGHT_DECAY,
-            fused=self.device.type == "cuda",
         )  # fmt: skip
 
     def step(self, images: torch.Tensor, labels: torch.Tensor, rate: float) -> torch.Tensor:
