@@ -13,6 +13,7 @@ import ttamer as tt
 from support.shifting import SPEC, rows_of, stream_of
 from ttamer.cli import replay as command
 from ttamer.datasets import streams
+from ttamer.drift import LoopSettings, serving_of
 from ttamer.drift.decisions import decide
 from ttamer.drift.replay import ARMS, replay_stream
 from ttamer.errors import ArgumentError, TTamerError
@@ -154,3 +155,36 @@ def test_streams_have_the_stated_change(name):
     with resources.as_file(folder / f"{name}.parquet") as path:
         assert path.stat().st_size < 2_000_000
     assert streams.load(name, target="last").rows.spec.target == "last"
+
+
+def graded(rows: int, seed: int) -> tt.Trace:
+    """Return rows of two nodes with losses from 0 to 10."""
+    generator = np.random.default_rng(seed)
+    sure = generator.random((rows, 2))
+    loss = np.array([8.0, 2.0]) * (1 - sure) + generator.random((rows, 2))
+    spec = tt.CascadeSpec.of({"small": 1.0, "large": 5.0}, order="fixed", max_loss=10.0)
+    return tt.Trace(spec, sure, loss=loss)
+
+
+def test_mean_losses_are_in_the_unit_of_the_losses():
+    settings = LoopSettings(at_most=3.0)
+    fitted = tt.fit(graded(600, 0), belief="calibrated", states=6)
+    serving = serving_of(fitted, graded(400, 1), settings)
+    stream = graded(500, 2)
+    found = replay_stream(serving, stream, settings)
+    plain = tt.evaluate(serving.policy, stream, resamples=0)
+    assert found.arms["fixed"].lost.mean() == pytest.approx(plain.error)
+    assert found.arms["fallback"].lost.mean() == pytest.approx(stream.losses()[:, -1].mean())
+    assert found.to_dict(block=250)["measure"] == "mean loss"
+
+
+def test_the_command_shows_mean_losses_without_percent(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    for name, rows in (("fit", graded(1000, 0)), ("stream", graded(500, 2))):
+        rows.write(tmp_path / f"{name}.npz")
+    run(tmp_path / "stream.npz", "--fit", tmp_path / "fit.npz", "--error", "3",
+        "--plot", tmp_path / "p.svg")  # fmt: skip
+    out = capsys.readouterr().out
+    assert "promised mean loss at most 3" in out
+    assert "%" not in out
+    assert (tmp_path / "p.svg").stat().st_size > 5_000

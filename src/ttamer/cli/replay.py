@@ -178,31 +178,36 @@ def _opened(
 
 def _show(replayed: ReplayResult, shift: int | None, block: int) -> None:
     from ttamer.cli.output import number, table
+    from ttamer.fitted.mixture import shown_error
 
-    settings = replayed.settings
+    settings, measure = replayed.settings, replayed.measure
     arms = list(replayed.arms)
-    shown = f"promised {settings.kind} at most {settings.at_most:.2%}"
+    kind = settings.kind
+    noun = measure if kind == "error" else kind
+    shown = f"promised {noun} at most {shown_error(settings.at_most, measure)}"
     print(
         f"{len(replayed)} rows, {int(replayed.audited.sum())} audited at "
         f"{number(replayed.audit_cost)} per row of the stream; {shown}"
         + ("" if shift is None else f"; the stream changes at row {shift}")
     )
-    kind = settings.kind
-    for what in (kind, "cost"):
-        print(f"\n{what}")
+    for what, title in ((kind, noun), ("cost", "cost")):
+        print(f"\n{title}")
         rows = [
             [f"{each['begin']} to {each['end']}"]
-            + [f"{each[a][what]:.2%}" if what == kind else number(each[a][what]) for a in arms]
+            + [
+                shown_error(each[arm][what], measure) if what == kind else number(each[arm][what])
+                for arm in arms
+            ]
             for each in [*replayed.blocks(block), replayed.between(0, len(replayed))]
         ]
         print(table(["rows", *(HEADS[arm] for arm in arms)], rows))
     print("\nphases of the loop")
     rows = [
         [f"{each['begin']} to {each['end']}", each["serving"], str(each["audited"]),
-         f"{each['adapted'][kind]:.2%}", number(each["adapted"]["cost"])]
+         shown_error(each["adapted"][kind], measure), number(each["adapted"]["cost"])]
         for each in replayed.phases()
     ]  # fmt: skip
-    print(table(["rows", "served by", "audited", kind, "cost"], rows))
+    print(table(["rows", "served by", "audited", noun, "cost"], rows))
     print("\nevents")
     for event in replayed.events:
         print(f"  {event}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttamer.errors import MissingExtra
+from ttamer.fitted.mixture import shown_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,21 +71,24 @@ def draw_replay(
         raise MissingExtra("matplotlib", "plot") from None
     figure = Figure(figsize=(8.6, 5.6), layout="constrained") if onto is None else onto
     above, below = figure.subplots(2, 1, sharex=True)
-    settings = replayed.settings
+    settings, measure = replayed.settings, replayed.measure
+    factor = 100.0 if measure == "error" else 1.0  # errors are shown in percent
+    promised = factor * settings.at_most
     for name, arm in reversed(replayed.arms.items()):
         label, colour, width = LOOKS[name]
         row, lost = _smoothed(arm.lost, smooth)
         _, cost = _smoothed(arm.cost, smooth)
         if name != "fallback" or np.any(lost):
-            above.plot(row, 100 * lost, color=colour, lw=width)
+            above.plot(row, factor * lost, color=colour, lw=width)
         below.plot(row, cost, color=colour, lw=width, label=label)
-    above.axhline(100 * settings.at_most, color=INK, lw=1, ls="--")
+    above.axhline(promised, color=INK, lw=1, ls="--")
     above.annotate(
-        f"promised: {settings.at_most:.1%}", (1.0, 100 * settings.at_most),
+        f"promised: {shown_error(settings.at_most, measure, digits=1)}", (1.0, promised),
         xycoords=("axes fraction", "data"), xytext=(-2, 3), textcoords="offset points",
         fontsize=8, color=INK, ha="right",
     )  # fmt: skip
-    above.set_ylabel(f"{settings.kind}, %", color=INK)
+    noun = measure if settings.kind == "error" else settings.kind
+    above.set_ylabel(f"{noun}, %" if measure == "error" else noun, color=INK)
     below.set_ylabel("cost per row", color=INK)
     below.set_xlabel(f"row of the stream (means over the {smooth} rows before)", color=INK)
     for axis in (above, below):

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ttamer.drift.decisions import Decisions
     from ttamer.drift.loop import CertifiedServing, Event
     from ttamer.drift.settings import LoopSettings
     from ttamer.fitted.ladder import FittedLadder
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Measure, Trace
 
 __all__ = ["ARMS", "Arm", "ReplayResult", "replay_stream"]
 
@@ -50,7 +51,7 @@ class Arm:
     """
 
     lost: NDArray[np.float64]
-    """Shape (T,): 1 where wrong; for a drop, minus 1 where the node compared with is wrong."""
+    """Shape (T,): 1 where wrong, or the loss; for a drop, minus that of the node compared with."""
     cost: NDArray[np.float64]
     """Shape (T,): the cost without audits."""
 
@@ -76,6 +77,8 @@ class ReplayResult:
     events: tuple[Event, ...]
     """The events of the loop."""
     settings: LoopSettings
+    measure: Measure = "error"
+    """What the losses of arms are: errors, or mean losses in the unit of the losses."""
 
     def __len__(self) -> int:
         return len(self.audited)
@@ -118,8 +121,8 @@ class ReplayResult:
             end: The row after the last.
 
         Returns:
-            ``begin``, ``end`` and, by arm, the mean error (or drop) and the mean cost per row, in
-            the cascade's units.
+            ``begin``, ``end`` and, by arm, the mean error (or drop), or the mean loss, and the
+            mean cost per row, in the cascade's units.
         """
         part = slice(begin, end)
         found: dict[str, Any] = {"begin": begin, "end": end}
@@ -160,12 +163,14 @@ class ReplayResult:
 
         Returns:
             Counts, the promise, and the results of :meth:`between` for the whole stream, of
-            :meth:`phases` and of :meth:`blocks`, with the events.
+            :meth:`phases` and of :meth:`blocks`, with the events; ``measure`` only where it is the
+            mean loss.
 
         Raises:
             ArgumentError: Where ``block`` is below 1.
         """
         return {
+            **({} if self.measure == "error" else {"measure": self.measure}),
             "rows": len(self),
             "audited": int(self.audited.sum()),
             "audit_cost": self.audit_cost,
@@ -225,7 +230,13 @@ def replay_stream(
     audited = np.array([sampler.draw(row, now=0.0).audited for row in range(count)])
     loop = Loop(serving, settings, refit=refit)
     node = stream.spec.index_of(settings.against or stream.names[-1])
-    bound = Bound(settings.kind, settings.at_most, node)
+    unit = stream.spec.loss_bound if stream.is_graded else None
+    bound = Bound(settings.kind, settings.at_most, node, unit)
+
+    def lost_by(done: Decisions) -> NDArray[np.float64]:
+        """Return the loss of each row, in the unit of the losses."""
+        return (bound.excess(done) + bound.share) * (1.0 if unit is None else unit)
+
     thresholds = None
     if thresholds_from is not None:
         thresholds = RetunedThresholds(thresholds_from, bound, window=settings.refit_rows)
@@ -235,11 +246,11 @@ def replay_stream(
         numbers = np.arange(begin, min(begin + BATCH_ROWS, count))
         rows = stream.take(numbers)
         done = decide(loop.policy, rows, numbers.tolist())
-        lost["adapted"][numbers] = bound.excess(done) + bound.at_most
+        lost["adapted"][numbers] = lost_by(done)
         cost["adapted"][numbers] = done.cost
         if thresholds is not None:
             tuned = decide(thresholds.rule, rows)
-            lost["retuned"][numbers] = bound.excess(tuned) + bound.at_most
+            lost["retuned"][numbers] = lost_by(tuned)
             cost["retuned"][numbers] = tuned.cost
         seen = np.flatnonzero(audited[numbers])
         if seen.size:
@@ -254,9 +265,9 @@ def replay_stream(
     for name in ARMS[1:]:
         if name in plain:
             done = decide(plain[name], stream)
-            arms[name] = Arm(bound.excess(done) + bound.at_most, done.cost)
+            arms[name] = Arm(lost_by(done), done.cost)
         elif thresholds is not None:
             arms[name] = Arm(lost[name], cost[name])
     every = paid(np.ones((count, len(stream.spec)), bool), stream)
     extra = float((np.maximum(every - arms["adapted"].cost, 0) * audited).mean())
-    return ReplayResult(arms, audited, extra, tuple(loop.events), settings)
+    return ReplayResult(arms, audited, extra, tuple(loop.events), settings, stream.measure)
