@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import weakref
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 
 from support.exit_networks import adding_network, evidence
 from ttamer.errors import ArgumentError
-from ttamer.torch import profiling
+from ttamer.torch import capturing, profiling
 from ttamer.torch.early_exit import fold_batch_norm
 from ttamer.torch.networks.vgg import vgg
 from ttamer.torch.profiling import Profile, full_run, profile, runner_for, timed
@@ -186,3 +188,20 @@ def test_folding_changes_no_answer(depth):
         for mine, theirs in zip(network(inputs), fold_batch_norm(network)(inputs), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     assert any(isinstance(m, torch.nn.BatchNorm2d) for m in network.modules())
+
+
+def test_one_graph_of_a_pool_is_there_when_the_next_is_captured(monkeypatch):
+    captures = []
+
+    def captured(work, _):
+        assert not captures or captures[-1]() is not None
+        replay = partial(work)
+        captures.append(weakref.ref(replay))
+        return replay
+
+    monkeypatch.setattr(capturing, "captured", captured)
+    monkeypatch.setattr(capturing, "release_memory", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
+    value = evidence(2, seed=0, exits=2)[0]
+    parts = profiling._Parts(adding_network(2), value, graphs=True)
+    assert len(parts.segments()) == len(parts.segments()) == 2

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -234,6 +234,7 @@ class _Parts:
         self._network = network
         self._graphs = graphs
         self._pool: Any = None  # of graphs that run one after another
+        self._latest: Any = None  # the pool is gone with the last of its graphs
         self._size = rows_of(value)
         self._device = device_of(network)
         self._values = [value]
@@ -293,7 +294,8 @@ class _Parts:
         if self._pool is None:
             release_memory()
             self._pool = torch.cuda.graph_pool_handle()
-        return captured(work, self._pool)
+        self._latest = captured(work, self._pool)
+        return cast("Callable[[], object]", self._latest)
 
 
 def in_sequence(parts: Sequence[Callable[[], object]], device: torch.device) -> tuple[float, ...]:
