@@ -1,5 +1,5 @@
 """A stand-in for the CUDA driver: graphs are built as with the driver, and run by Python."""
-# ruff: noqa: N802, N815 - functions are named as the driver names them
+# ruff: noqa: N802 - functions are named as the driver names them
 
 import ctypes
 from types import SimpleNamespace
@@ -12,6 +12,9 @@ class Graph:
 
     def __init__(self):
         self.nodes = []
+
+    def __int__(self):
+        return id(self)
 
     def add(self, before, run, *, memset=None):
         for node in before:
@@ -34,27 +37,20 @@ class Graph:
 class CudaDriver:
     """The functions of ``cuda.bindings.driver`` that branching graphs call."""
 
-    CUgraphNodeType = SimpleNamespace(
-        CU_GRAPH_NODE_TYPE_KERNEL=0, CU_GRAPH_NODE_TYPE_MEMSET=2, CU_GRAPH_NODE_TYPE_CONDITIONAL=13
-    )
-    CUgraphConditionalNodeType = SimpleNamespace(CU_GRAPH_COND_TYPE_SWITCH=2)
+    CUgraphNodeType = SimpleNamespace(CU_GRAPH_NODE_TYPE_KERNEL=0, CU_GRAPH_NODE_TYPE_MEMSET=2)
 
     def __init__(self):
-        self.values = []  # by handle
-        self.ran = set()  # pairs of handle and case
+        self.ready = {}  # graphs that can be launched, by their numbers
+        self.uploaded = set()
+        self.next = None  # the graph that runs when the present one is done
+        self.ran = set()  # pairs: the address of a step's graphs, and the case
         self.launches = 0
 
     def CUgraph(self, captured):
         return captured
 
-    def CUgraphNodeParams(self):
-        return SimpleNamespace(conditional=SimpleNamespace())
-
     def CUDA_KERNEL_NODE_PARAMS(self):
         return SimpleNamespace()
-
-    def cuCtxGetCurrent(self):
-        return 0, "context"
 
     def cuGraphCreate(self, flags):  # noqa: ARG002
         return 0, Graph()
@@ -62,15 +58,9 @@ class CudaDriver:
     def cuGraphDestroy(self, graph):  # noqa: ARG002
         return (0,)
 
-    cuGraphExecDestroy = cuGraphDestroy
-
-    def cuGraphConditionalHandleCreate(self, graph, context, default, flags):
-        assert (context, flags) == ("context", 1)
-        handle = len(self.values)
-        self.values.append(default)
-        # A handle has its default value at every launch.
-        graph.add([], lambda: self.values.__setitem__(handle, default))
-        return 0, handle
+    def cuGraphExecDestroy(self, graph):
+        del self.ready[int(graph)]
+        return (0,)
 
     def cuDriverGetVersion(self):
         return 0, 13000
@@ -107,20 +97,6 @@ class CudaDriver:
             each.before = [one for one in each.before if one is not node]
         return (0,)
 
-    def cuGraphAddNode(self, graph, before, edges, count, params):
-        assert (edges, count) == (None, len(before))
-        bodies = [Graph() for _ in range(params.conditional.size)]
-        params.conditional.phGraph_out = bodies
-        handle = params.conditional.handle
-
-        def switch():
-            case = self.values[handle]
-            if case < len(bodies):
-                self.ran.add((handle, case))
-                bodies[case].run()
-
-        return graph.add(before, switch)
-
     def cuGraphAddChildGraphNode(self, graph, before, count, child):
         assert count == len(before)
         return graph.add(before, child.replay)
@@ -132,21 +108,34 @@ class CudaDriver:
         return graph.add(before, lambda: params.func(self, *words))
 
     def cuGraphInstantiate(self, graph, flags):
-        assert flags == 0
+        assert flags == 4
+        self.ready[int(graph)] = graph
         return 0, graph
+
+    def cuGraphUpload(self, graph, stream):
+        assert stream == 0
+        self.uploaded.add(int(graph))
+        return (0,)
 
     def cuGraphLaunch(self, graph, stream):
         assert stream == 0
         self.launches += 1
-        graph.run()
+        while graph is not None:
+            self.next = None
+            graph.run()
+            graph = self.next
         return (0,)
 
 
-def choose(driver, handle, result, cases, unit, width):
-    """Set a switch, as the kernel does."""
+def follow(driver, result, cases, unit, width, graphs):
+    """Launch the next graph, as the kernel does."""
     due, alive = divmod(ctypes.c_int64.from_address(result).value, unit)
-    table = (ctypes.c_int32 * ((due + 1) * width)).from_address(cases)
-    driver.values[handle] = table[due * width + alive]
+    case = ctypes.c_int32.from_address(cases + 4 * (due * width + alive)).value
+    if case >= 0:
+        driver.ran.add((graphs, case))
+        number = ctypes.c_int64.from_address(graphs + 8 * case).value
+        assert number in driver.uploaded
+        driver.next = driver.ready[number]
 
 
 def fill(driver, target, value, element, width, height, pitch):  # noqa: ARG001
@@ -161,7 +150,9 @@ def put_in_place(monkeypatch, branching):
     """Let branching graphs use a new stand-in, and return it."""
     driver = CudaDriver()
     monkeypatch.setattr(branching, "_driver", lambda: driver)
-    monkeypatch.setattr(branching, "_kernels", lambda device: {"choose": choose, "fill": fill})
+    monkeypatch.setattr(branching, "_unused", [])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(branching, "_kernels", lambda device: {"follow": follow, "fill": fill})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     return driver

@@ -15,7 +15,7 @@ from support.exit_networks import adding_network, by_session, evidence, fitted
 from ttamer.errors import ArgumentError
 from ttamer.torch import branching, capturing, graphs
 from ttamer.torch import runner as running
-from ttamer.torch.branching import NONE
+from ttamer.torch.branching import NONE, Branch
 from ttamer.torch.decide_triton import TritonDecider
 from ttamer.torch.devices import tensors_of
 from ttamer.torch.graphs import Case, GraphRunner, full_graph
@@ -124,12 +124,12 @@ def test_steps_lead_from_one_exit_to_the_next_and_skip_those_that_no_row_asks():
     assert follow[1] == [None] * len(cases[1])
 
 
-def test_a_call_is_two_launches_and_no_wait(replayed):
+def test_a_call_is_one_launch_and_no_wait(replayed):
     policy = fitted("full", skip=False).at(0.97)
     inputs = evidence(3, seed=9)[0]
     runner = GraphRunner(adding_network(), policy, inputs)
     runner(inputs)
-    assert (replayed.launches, runner.waits) == (2, 0)
+    assert (replayed.launches, runner.waits) == (1, 0)
 
 
 @pytest.mark.usefixtures("replayed")
@@ -163,13 +163,28 @@ def test_what_graphs_read_lives_as_long_as_the_runner(monkeypatch):
     assert all(part() is not None for part in made)
 
 
+def test_graphs_are_destroyed_once_the_device_is_done_with_them(replayed, monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(len(replayed.ready)))
+    cases, result = torch.zeros(2, 2, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    first, last = Branch((graph_of(int),), cases), Branch((graph_of(int),), None)
+    graph = branching.BranchingGraph(first, [[last, last]], result, unit=2)
+    graph()
+    assert replayed.ran
+    del graph
+    assert len(replayed.ready) == 3
+    branching.destroy_unused()
+    branching.destroy_unused()
+    assert (replayed.ready, waited) == ({}, [3])
+
+
 def test_old_drivers_and_missing_bindings_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda", None)
     with pytest.raises(ArgumentError, match="pip install cuda-bindings, or use Runner"):
         branching._driver.__wrapped__()
-    old = SimpleNamespace(cuDriverGetVersion=lambda: (0, 12040))
+    old = SimpleNamespace(cuDriverGetVersion=lambda: (0, 11080))
     monkeypatch.setattr(branching, "_driver", lambda: old)
-    with pytest.raises(ArgumentError, match=r"12\.8 or later, and this one is of 12\.4"):
+    with pytest.raises(ArgumentError, match=r"12\.0 or later, and this one is of 11\.8"):
         branching.BranchingGraph(None, [], None, unit=1)
 
 
@@ -219,6 +234,6 @@ def test_values_of_several_tensors_are_regrouped_together(replayed):
         assert torch.equal(one.exit, two.exit)
         torch.testing.assert_close(one.logits, two.logits, rtol=1e-5, atol=1e-6)
     cases = runner._planned(12)[0]
-    # The handles of the first graph that is built, for batches of 12; some were regrouped.
-    ran = {(k, case) for k, case in replayed.ran if k < len(cases) - 1}
-    assert any(cases[k + 1][case].size < 12 for k, case in ran)
+    steps = [each.data_ptr() for each in reversed(runner._graphs[12]._kept[2:])]
+    ran = {(steps.index(step), case) for step, case in replayed.ran if step in steps}
+    assert any(cases[k][case].size < 12 for k, case in ran)  # some were regrouped

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ttamer.torch.branching import replace_memsets
+from ttamer.torch.branching import destroy_unused, replace_memsets
 from ttamer.torch.counting import counters_of
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def captured(
 def release_memory() -> None:
     """Release the memory of graphs that are gone, which an allocation in a capture cannot do."""
     gc.collect()
+    destroy_unused()
     torch.cuda.empty_cache()
 
 

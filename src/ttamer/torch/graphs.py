@@ -75,7 +75,7 @@ class GraphRunner(Runner):
 
     Raises:
         ArgumentError: There is no GPU, Triton is not installed, or the driver is older than
-            CUDA 12.8.
+            CUDA 12.0.
 
     Example::
 
