@@ -8,6 +8,7 @@ from torch import nn
 from support.exit_networks import pair_network
 from ttamer.torch.costs import Costs, count_flops
 from ttamer.torch.early_exit import EarlyExit
+from ttamer.torch.networks import ramps
 from ttamer.torch.networks.vgg import vgg
 
 
@@ -76,3 +77,11 @@ def test_a_network_without_ramps_is_one_network_too(skip):
     spec = Costs(("full",), (3.0,), (1.0,), "flops").spec(skip=skip)
     assert spec.is_network
     assert spec.costs.tolist() == [1.0]
+
+
+def test_ramps_are_counted_where_kernels_would_run_them(monkeypatch):
+    monkeypatch.setattr(ramps, "_in_kernels", lambda _: not torch.is_grad_enabled())
+    ramp = ramps.Ramp(*ramps.linear_layers(6, 2), pool="mean")
+    network = EarlyExit([nn.Identity()], [], ramp)
+    costs = count_flops(network, (torch.zeros(5, 4, 6), torch.ones(5, 4, dtype=torch.bool)))
+    assert costs.ramps == (2 * 6 * 2,)

@@ -98,12 +98,13 @@ def count_flops(network: EarlyExit, inputs: Value) -> Costs:
     segments, ramps = [], []
     value = inputs
     # The plain kernel of attention consists of matrix products, which are counted.
-    with _evaluating(network), torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
+    with _evaluating(network), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         for segment, ramp in zip(network.segments, network.exits, strict=True):
             with FlopCounterMode(display=False) as counter:
                 value = segment(value)
             segments.append(counter.get_total_flops() / rows)
-            with FlopCounterMode(display=False) as counter:
+            # With gradients, a ramp consists of operations on a GPU, too, not of a kernel of ours.
+            with FlopCounterMode(display=False) as counter, torch.enable_grad():
                 ramp(value)
             ramps.append(counter.get_total_flops() / rows)
     return Costs(network.names, tuple(segments), tuple(ramps), "flops")
