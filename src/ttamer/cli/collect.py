@@ -81,8 +81,8 @@ def run(args: argparse.Namespace) -> None:
     """Call the models, write the trace, and print what was collected."""
     from pathlib import Path
 
-    from ttamer.cli.output import as_json, number, table
-    from ttamer.fitted.mixture import shown_error
+    from ttamer.cli.output import as_json
+    from ttamer.cli.traces import errors_of, node_table
     from ttamer.trace.files import beside, suffix_of
 
     suffix = suffix_of(args.output)  # checked before any model is called
@@ -111,20 +111,14 @@ def run(args: argparse.Namespace) -> None:
         trace.spec.to_file(cascade)
         written.append(str(cascade))
     costs = dict(zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True))
-    errors = _errors(trace)
+    errors = errors_of(trace)
     if args.json:
         facts = {"rows": len(trace), "costs": costs, "left_out": dict(trace.left_out)}
         facts |= {"errors": errors} if errors else {}
         print(as_json({**facts, "notes": list(trace.notes), "written": written}))
         return
     print(f"{len(trace)} rows\n")
-    head = ["node", "mean cost", *([trace.measure] if errors else [])]
-    print(table(head, [
-        [name, number(cost), *([shown_error(errors[name], trace.measure)] if errors else [])]
-        for name, cost in costs.items()
-    ]))  # fmt: skip
-    if errors and trace.spec.target == "last":
-        print(f"\n  {trace.measure}: against {trace.names[-1]}, which is right by definition")
+    print(node_table(trace))
     for reason, count in trace.left_out.items():
         print(f"\n  {count} prompts left out: {reason}")
     for note in trace.notes:
@@ -138,17 +132,6 @@ def run(args: argparse.Namespace) -> None:
             "\nNo answer is known to be right, which a fit needs: give --labels FILE, or write "
             f'target = "last" under [cascade] in {cascade}: then the last node is right'
         )
-
-
-def _errors(trace: Trace) -> dict[str, float]:
-    """Return the error of each node, where it is known which answers are right."""
-    from ttamer.errors import TraceError
-
-    try:
-        errors = trace.losses().mean(axis=0)
-    except TraceError:
-        return {}
-    return dict(zip(trace.names, errors.tolist(), strict=True))
 
 
 def _kept(args: argparse.Namespace) -> tuple[Path, Path]:

@@ -1,4 +1,4 @@
-"""``ttamer import``: logs of other projects as a trace and its cascade.toml."""
+"""``ttamer import``: other logs as a trace and its cascade.toml."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["add_to"]
 
 FORMATS = {
+    "answers": "answers in free text: <node>.answer, label, costs or tokens (JSON lines, CSV)",
     "apparate": "Apparate's pickle of conf and acc per ramp (never run: plain data only)",
     "frugalml": "FrugalML's table of services, with its list of prices",
     "long-csv": "one line per input and exit: sample, exit, confidence, ...",
@@ -24,8 +25,9 @@ def add_to(commands: Any) -> None:
     """Add the commands to the parser."""
     parser = commands.add_parser(
         "import",
-        help="a log of another project as a trace",
-        description="Write a log of another project as a trace, and its cascade.toml beside it.",
+        help="a log of answers in free text, or of another project, as a trace",
+        description="Write a log of answers in free text, or of another project, as a trace, and "
+        "its cascade.toml beside it.",
         allow_abbrev=False,
     )
     which = parser.add_subparsers(title="formats", metavar="FORMAT", required=True)
@@ -37,6 +39,10 @@ def add_to(commands: Any) -> None:
         if name == "frugalml":
             one.add_argument("--prices", required=True, metavar="FILE",
                              help="the CSV of prices per 10,000 calls")  # fmt: skip
+        elif name == "answers":
+            one.add_argument("--cascade", metavar="FILE", required=True,
+                             help="a cascade.toml: names and costs of the nodes, and under [serve] "
+                             "how answers are compared")  # fmt: skip
         else:
             one.add_argument("--cascade", metavar="FILE",
                              help="a cascade.toml: names and costs of the exits")  # fmt: skip
@@ -52,6 +58,7 @@ def add_to(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Import, split, write, and print the commands that come next."""
     from ttamer.cli.output import as_json
+    from ttamer.cli.traces import node_table
     from ttamer.errors import ArgumentError
     from ttamer.trace.files import beside, suffix_of
 
@@ -67,11 +74,14 @@ def run(args: argparse.Namespace) -> None:
     for path, part in parts.items():
         part.write(path)
     cascade = beside(output, ".toml")
-    trace.spec.to_file(cascade)
+    if args.format != "answers" or cascade.resolve() != Path(args.cascade).resolve():
+        trace.spec.to_file(cascade)
     if args.json:
         rows = {str(path): len(part) for path, part in parts.items()}
         print(as_json({"rows": rows, "cascade": str(cascade), "notes": list(trace.notes)}))
         return
+    if args.format == "answers":
+        print(f"{node_table(trace)}\n")
     for path, part in parts.items():
         print(f"  {path}: {len(part)} rows of {', '.join(trace.names)}")
     print(f"  {cascade}: names and costs; edit the costs where the log has none")
@@ -86,7 +96,11 @@ def _read(args: argparse.Namespace) -> Trace:
     from ttamer.trace.importers import import_apparate, import_frugalml, import_long_csv
 
     on_bad: Any = "skip" if args.skip_bad else "refuse"
-    if args.format == "frugalml":
+    if args.format == "answers":
+        from ttamer.serve import import_answers
+
+        trace = import_answers(args.log, args.cascade, on_bad=on_bad)
+    elif args.format == "frugalml":
         trace = import_frugalml(args.log, args.prices, on_bad=on_bad)
     elif args.format == "apparate":
         trace = import_apparate(args.log, args.cascade, on_bad=on_bad)

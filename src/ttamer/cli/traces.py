@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ttamer.trace.trace import Trace
 
-__all__ = ["add_reading_options", "read"]
+__all__ = ["add_reading_options", "errors_of", "node_table", "read"]
 
 
 def add_reading_options(parser: Any) -> None:
@@ -47,3 +47,30 @@ def read(path: str, args: argparse.Namespace) -> Trace:
     for note in trace.notes:
         print(f"{Path(path).name}: {note}", file=sys.stderr)
     return trace.with_verification()
+
+
+def errors_of(trace: Trace) -> dict[str, float]:
+    """Return the error of each node, where it is known which answers are right."""
+    from ttamer.errors import TraceError
+
+    try:
+        errors = trace.losses().mean(axis=0)
+    except TraceError:
+        return {}
+    return dict(zip(trace.names, errors.tolist(), strict=True))
+
+
+def node_table(trace: Trace) -> str:
+    """Return the mean cost of each node, and its error where that is known."""
+    from ttamer.cli.output import number, table
+    from ttamer.fitted.mixture import shown_error
+
+    errors, costs = errors_of(trace), trace.costs.mean(axis=0).tolist()
+    head = ["node", "mean cost", *([trace.measure] if errors else [])]
+    text = table(head, [
+        [name, number(cost), *([shown_error(errors[name], trace.measure)] if errors else [])]
+        for name, cost in zip(trace.names, costs, strict=True)
+    ])  # fmt: skip
+    if errors and trace.spec.target == "last":
+        text += f"\n\n  {trace.measure}: against {trace.names[-1]}, which is right by definition"
+    return text

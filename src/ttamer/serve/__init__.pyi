@@ -8,5 +8,6 @@ from ttamer.serve.config import Settings as Settings
 from ttamer.serve.config import read_settings as read_settings
 from ttamer.serve.config import settings_from as settings_from
 from ttamer.serve.gateway import Gateway as Gateway
+from ttamer.serve.logged_answers import import_answers as import_answers
 from ttamer.serve.trace_log import log_files as log_files
 from ttamer.serve.trace_log import read_rows as read_rows

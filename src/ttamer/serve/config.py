@@ -24,7 +24,7 @@ from ttamer.errors import ArgumentError, CascadeError
 from ttamer.runtime.comparison import Comparison, ComparisonKind
 from ttamer.serve.confidence import MAX_PREFIX
 from ttamer.serve.prompt_signals import SIGNALS
-from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.spec import CascadeNode, CascadeSpec
 from ttamer.trace.verification import SUFFIX
 
 if TYPE_CHECKING:
@@ -45,8 +45,10 @@ __all__ = [
     "ServeSettings",
     "Settings",
     "TokenCost",
+    "comparison_of",
     "read_settings",
     "settings_from",
+    "token_cost_of",
 ]
 
 Confidence = Literal[
@@ -908,6 +910,22 @@ def settings_from(spec: CascadeSpec) -> Settings:
             )
         _check_limits(nodes[node.name], serve, place)
     return Settings(spec, serve, nodes)
+
+
+def comparison_of(spec: CascadeSpec) -> Comparison:
+    """Return how the answers of a cascade are compared; it may lack upstreams."""
+    given = {key: value for key, value in spec.serve.items() if key == "compare"}
+    rule: Comparison = _checked(ServeSettings, given, "[serve]").get("compare", Comparison())
+    return rule
+
+
+def token_cost_of(node: CascadeNode) -> TokenCost | None:
+    """Return the prices of a node's tokens, if there are any; it may lack an upstream."""
+    given = {key: value for key, value in node.options.items() if key == "cost_per_token"}
+    prices: TokenCost | None = _checked(NodeSettings, given, f"the node {node.name!r}").get(
+        "cost_per_token"
+    )
+    return prices
 
 
 def _serve_settings(spec: CascadeSpec) -> ServeSettings:

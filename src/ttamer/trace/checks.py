@@ -178,8 +178,8 @@ def label_warnings(trace: Trace) -> tuple[str, ...]:
             names = f"{trace.names[one]!r} and {trace.names[two]!r}"
             found.append(
                 f"no two nodes give the same answer on more than {agreement:.1%} of rows ({names})"
-                "; free text is seldom equal word for word: shorten the answers, or compare them "
-                "by another rule (compare in [serve])"
+                "; free text is seldom equal word for word: bring answers into one form by a rule "
+                "(compare in [serve]), as ttamer collect and ttamer import answers do"
             )
     if trace.is_graded:
         return tuple(found)  # no loss is too large
@@ -192,6 +192,6 @@ def label_warnings(trace: Trace) -> tuple[str, ...]:
         found.append(
             f"every node is wrong on most rows; the best, {trace.names[best]!r}, on "
             f"{errors[best]:.1%}: check that labels and answers are written alike, and how they "
-            "are compared (compare in [serve])"
+            "were compared (compare in [serve], when answers were collected or imported)"
         )
     return tuple(found)

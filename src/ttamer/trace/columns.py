@@ -112,6 +112,8 @@ def plan(
             hint = f": rename {alike[0]!r}" if alike else f"; there are {shown(columns, 12)}"
             if unused and not alike:
                 hint += f" (not understood: {shown(unused)})"
+            if name == "confidence" and not fields[name] and not alike:
+                hint += "; where a node gives no confidence, write 0 on every row"
             every = "" if name == "confidence" else f", and {name} is needed for all nodes or none"
             raise TraceError(f"{place}: the column {lacking[0]!r} is missing{every}{hint}")
     if fields["loss"] and fields["score"]:

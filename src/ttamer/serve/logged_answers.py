@@ -1,0 +1,291 @@
+"""A log of free-text answers as a trace: the models are not asked again.
+
+Answers are compared with labels and with one another by ``compare`` of the cascade, as
+:func:`ttamer.serve.collect_upstreams` and the gateway do, and tokens are priced by its
+``cost_per_token``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import dataclasses
+import io
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ttamer._files import lines_of
+from ttamer.errors import CascadeError, TraceError
+from ttamer.runtime.comparison import ALIAS_SEPARATOR, Comparer, Comparison
+from ttamer.serve.config import TokenCost, comparison_of, token_cost_of
+from ttamer.trace.spec import CascadeNode, CascadeSpec
+from ttamer.trace.trace import Trace
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ttamer.trace.trace import OnBad
+
+__all__ = ["import_answers"]
+
+MAX_SHOWN = 60
+"""The number of characters of an answer in a message."""
+
+
+def import_answers(
+    path: str | os.PathLike[str],
+    cascade: CascadeSpec | str | os.PathLike[str],
+    *,
+    on_bad: OnBad = "refuse",
+) -> Trace:
+    r"""Read a log of answers in free text.
+
+    One row per input has ``<node>.answer`` for every node, and where known ``label`` (in JSON lines
+    also a list of aliases), ``<node>.confidence``, ``<node>.cost``, or ``<node>.input_tokens`` and
+    ``<node>.output_tokens``. A node without confidences gets ``confidence = "none"``.
+
+    Args:
+        path: JSON lines (.jsonl, .ndjson) or CSV.
+        cascade: The nodes in order, with their costs, and how answers are compared: a cascade or
+            the path of a ``cascade.toml``. No upstream is needed.
+        on_bad: "refuse" raises an error for a row with a number that cannot be used; "skip" drops
+            and counts such rows.
+
+    Returns:
+        The trace.
+
+    Raises:
+        CascadeError: If the cascade compares by embeddings, which takes a server.
+        TraceError: If the file or a row cannot be used, or no answer equals any label.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     log = Path(folder, "log.csv")
+    ...     _ = log.write_text("small.answer,large.answer,label\nIt is B.,(C),B\nA,A.,A\n")
+    ...     trace = import_answers(log, CascadeSpec.from_toml('''
+    ...         serve = {compare = "choice"}
+    ...         node = [{name = "small", cost = 1}, {name = "large", cost = 9}]'''))
+    >>> trace.wrong().tolist()
+    [[False, True], [False, False]]
+    """
+    spec = cascade if isinstance(cascade, CascadeSpec) else CascadeSpec.from_file(cascade)
+    rule = comparison_of(spec)
+    if rule.kind == "embedding":
+        raise CascadeError(
+            '[serve]: compare = "embedding" takes a server, which only ttamer collect asks; choose '
+            "another compare for the log"
+        )
+    rows = list(_rows(Path(path)))
+    if not rows:
+        raise TraceError(f"{path}: holds no rows")
+    columns = {name for _, row in rows for name in row}
+    nodes = [_Column(node, columns, str(path)) for node in spec.nodes]
+    left_out: dict[str, int] = {}
+    kept = []
+    for place, row in rows:
+        try:
+            kept.append(([node.read(row) for node in nodes], _label(row.get("label"), rule)))
+        except TraceError as error:
+            if on_bad == "refuse":
+                raise TraceError(
+                    f"{place}: {error}; correct it, or skip such rows with on_bad='skip' (they are "
+                    "counted)"
+                ) from None
+            left_out[str(error)] = left_out.get(str(error), 0) + 1
+    if not kept:
+        raise TraceError(f"{path}: all of its rows were left out")
+    notes = [
+        f'no column {node.name}.confidence: its confidence is "none", as the gateway\'s should be'
+        for node in nodes
+        if node.confidence is None
+    ]
+    quiet = {node.name for node in nodes if node.confidence is None}
+    spec = dataclasses.replace(
+        spec,
+        nodes=tuple(
+            dataclasses.replace(node, options={**node.options, "confidence": "none"})
+            if node.name in quiet
+            else node
+            for node in spec.nodes
+        ),
+    )
+    return _compared(spec, rule, kept, left_out, notes, str(path))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reply:
+    """What one node answered on one row."""
+
+    text: str
+    confidence: float
+    cost: float
+
+
+class _Column:
+    """Where a row has the reply of one node."""
+
+    def __init__(self, node: CascadeNode, columns: set[str], path: str) -> None:
+        self.name, self.fixed = node.name, node.cost
+        if f"{node.name}.answer" not in columns:
+            found = ", ".join(sorted(columns))
+            raise TraceError(
+                f"{path}: the column '{node.name}.answer' is missing; there are {found}"
+            )
+        self.confidence = self._known("confidence", columns)
+        self.cost = self._known("cost", columns)
+        self.price: TokenCost | None = token_cost_of(node)
+        self.tokens = [self._known(f"{kind}_tokens", columns) for kind in ("input", "output")]
+        if self.cost is None and self.price is not None and None in self.tokens:
+            raise TraceError(
+                f"{path}: the cascade prices the tokens of {node.name!r}, and the log has no "
+                f"columns '{node.name}.input_tokens' and '{node.name}.output_tokens', nor "
+                f"'{node.name}.cost'"
+            )
+
+    def _known(self, field: str, columns: set[str]) -> str | None:
+        column = f"{self.name}.{field}"
+        return column if column in columns else None
+
+    def read(self, row: Mapping[str, Any]) -> _Reply:
+        """Return the reply on a row."""
+        answer = row.get(f"{self.name}.answer")
+        confidence = 0.0 if self.confidence is None else _number(row, self.confidence)
+        if self.cost is not None:
+            cost = _number(row, self.cost, least=0.0)
+        elif self.price is None:
+            cost = self.fixed
+        else:
+            used = [_number(row, str(column), least=0.0) for column in self.tokens]
+            cost = self.fixed + self.price.input * used[0] + self.price.output * used[1]
+        return _Reply("" if answer is None else str(answer), confidence, cost)
+
+
+def _number(row: Mapping[str, Any], column: str, *, least: float = -math.inf) -> float:
+    value = row.get(column)
+    try:
+        number = float(value) if isinstance(value, str | int | float) else math.nan
+    except ValueError:
+        number = math.nan
+    if isinstance(value, bool) or not (math.isfinite(number) and number >= least):
+        allowed = "a finite number" if least < 0 else "a number from 0"
+        raise TraceError(f"{column} is {value!r}; it must be {allowed}")
+    return number
+
+
+def _label(value: Any, rule: Comparison) -> str | None:
+    """Return the text of a label, aliases joined; ``None`` where there is none."""
+    if isinstance(value, list):
+        if rule.kind != "contains":
+            raise TraceError('label is a list of aliases, which only compare = "contains" takes')
+        value = ALIAS_SEPARATOR.join(map(str, value))
+    return None if value is None or not str(value).strip() else str(value)
+
+
+def _compared(
+    spec: CascadeSpec,
+    rule: Comparison,
+    kept: Sequence[tuple[Sequence[_Reply], str | None]],
+    left_out: Mapping[str, int],
+    notes: Sequence[str],
+    path: str,
+) -> Trace:
+    """Return the trace of answers that are compared by the rule."""
+    replies, texts = [each for each, _ in kept], [label for _, label in kept]
+    predictions = [
+        [rule.prediction(reply.text) if reply.text else None for reply in row] for row in replies
+    ]
+    labels = correct = None
+    if any(text is not None for text in texts):
+        if None in texts:
+            raise TraceError(
+                f"{path}: {texts.count(None)} of {len(texts)} rows have no label; label all of "
+                "them, or none"
+            )
+        if rule.is_transitive:
+            labels = [rule.label(str(text)) for text in texts]
+            if None in labels:
+                raise TraceError(
+                    f"{path}: the label {texts[labels.index(None)]!r} has no content under "
+                    f'compare = "{rule}"; change it, or the comparison'
+                )
+        else:
+            correct = [
+                [bool(reply.text) and rule.is_right(reply.text, str(text)) for reply in row]
+                for row, text in zip(replies, texts, strict=True)
+            ]
+        _check_matches(rule, predictions, labels, correct, texts, path)
+    if not rule.is_transitive:
+        predictions = asyncio.run(_matched(Comparer(rule), predictions))
+    return Trace.from_arrays(
+        spec,
+        [[reply.confidence for reply in row] for row in replies],
+        prediction=predictions,
+        label=labels,
+        correct=correct,
+        cost=[[reply.cost for reply in row] for row in replies],
+        left_out=left_out,
+        notes=tuple(notes),
+    )
+
+
+def _check_matches(
+    rule: Comparison,
+    predictions: Sequence[Sequence[str | None]],
+    labels: Sequence[str | None] | None,
+    correct: Sequence[Sequence[bool]] | None,
+    texts: Sequence[str | None],
+    path: str,
+) -> None:
+    """Refuse a log in which no answer is right."""
+    given = {each for row in predictions for each in row} - {None}
+    if given & set(labels or ()) or any(map(any, correct or ())):
+        return
+    first = str(predictions[0][0])
+    shown = first if len(first) <= MAX_SHOWN else f"{first[:MAX_SHOWN]}..."
+    raise TraceError(
+        f'{path}: no answer equals any label under compare = "{rule}": the first label is '
+        f"{texts[0]!r} and the first answer {shown!r}; choose another compare under [serve]"
+    )
+
+
+async def _matched(
+    comparer: Comparer, predictions: Sequence[Sequence[str | None]]
+) -> list[list[str | None]]:
+    """Return the predictions of each row, equal ones written alike."""
+    return [await comparer.matched_all(row) for row in predictions]
+
+
+def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the fields of each row."""
+    try:
+        text = file.read_text("utf-8-sig")
+    except OSError as error:
+        raise TraceError(f"{file}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{file}: is not text in UTF-8") from None
+    if file.suffix == ".csv":
+        table = csv.DictReader(io.StringIO(text, newline=""), restval=None)
+        try:
+            for row in table:
+                found = {name: cell or None for name, cell in row.items() if name is not None}
+                yield f"{file}: line {table.line_num}", found
+        except csv.Error as error:
+            raise TraceError(f"{file}: is not CSV that can be read ({error})") from None
+        return
+    if file.suffix not in (".jsonl", ".ndjson"):
+        raise TraceError(f"{file}: the suffix must be one of .jsonl, .ndjson, .csv")
+    for number, line in enumerate(lines_of(text), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise TraceError(
+                f"{file}: line {number}: is not JSON; write one object per line"
+            ) from None
+        if not isinstance(row, dict):
+            raise TraceError(f"{file}: line {number}: is not an object; write one object per line")
+        yield f"{file}: line {number}", row

@@ -1,0 +1,156 @@
+"""A log of answers in free text becomes the trace that collecting them would have given."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from ttamer.cli import main
+from ttamer.errors import CascadeError, TraceError
+from ttamer.serve import import_answers
+from ttamer.trace import CascadeSpec, Trace
+
+CITIES = ("Paris", "Rome", "Oslo")
+CASCADE = """
+[serve]
+compare = "contains"
+
+[[node]]
+name = "small"
+cost_per_token = {input = 0.1, output = 0.4}
+
+[[node]]
+name = "large"
+cost = 30.0
+"""
+
+
+def spec(compare: str = "contains") -> CascadeSpec:
+    return CascadeSpec.from_toml(CASCADE.replace("contains", compare))
+
+
+def row(**changes):
+    reply = {"small.answer": "It is Paris.", "small.input_tokens": 20, "small.output_tokens": 5}
+    return {**reply, "large.answer": "Paris", "large.confidence": 0.9, "label": "Paris", **changes}
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(*rows, name="log.jsonl"):
+        path = tmp_path / name
+        path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+        return path
+
+    return write
+
+
+def test_answers_are_compared_by_the_cascade_s_rule_and_tokens_are_priced(written):
+    log = written(
+        row(),
+        row(**{"small.answer": "Rome!", "label": ["Paris", "City of Light"]}),
+        row(**{"small.answer": None}),
+    )
+    trace = import_answers(log, spec())
+    assert trace.wrong().tolist() == [[False, False], [True, False], [True, False]]
+    assert trace.prediction[0, 0] == trace.prediction[0, 1]
+    assert trace.prediction[1, 0] != trace.prediction[1, 1]
+    assert trace.prediction[2, 0] == -1
+    np.testing.assert_allclose(trace.costs, [[4.0, 30.0]] * 3)
+    assert trace.confidence.tolist() == [[0.0, 0.9]] * 3
+
+
+def test_a_node_without_confidences_is_served_without(written):
+    trace = import_answers(written(row(), row()), spec())
+    assert [node.options.get("confidence") for node in trace.spec.nodes] == ["none", None]
+    (note,) = trace.notes
+    assert note.startswith("no column small.confidence")
+
+
+def test_labels_under_a_rule_that_gives_classes(written):
+    log = written(*(row(**{"small.answer": f"(B) {city}", "label": "B"}) for city in CITIES))
+    trace = import_answers(log, spec("choice"))
+    assert trace.wrong()[:, 0].tolist() == [False] * 3
+    assert trace.label is not None
+
+
+def test_the_last_node_may_be_the_label(written):
+    log = written(*({**row(), "label": None} for _ in range(3)))
+    last = CascadeSpec.from_toml('[cascade]\ntarget = "last"\n' + CASCADE)
+    assert import_answers(log, last).wrong().tolist() == [[False, False]] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"large.confidence": None}, "large.confidence is None; it must be a finite number"),
+        ({"large.confidence": True}, "large.confidence is True"),
+        ({"small.input_tokens": -1}, "small.input_tokens is -1; it must be a number from 0"),
+        ({"small.output_tokens": "many"}, "small.output_tokens is 'many'"),
+    ],
+)
+def test_rows_that_cannot_be_used_are_named_or_skipped(written, change, said):
+    log = written(row(), row(**change), row())
+    with pytest.raises(TraceError, match=rf"log.jsonl: line 2: {said}"):
+        import_answers(log, spec())
+    trace = import_answers(log, spec(), on_bad="skip")
+    assert (len(trace), sum(trace.left_out.values())) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "compare", "said"),
+    [
+        ([{"large.answer": "x"}], "exact", "'small.answer' is missing; there are large.answer"),
+        ([row(label="Bern")], "contains", "no answer equals any label under"),
+        ([row(label="Bern")], "exact", "the first label is 'Bern' and the first answer"),
+        ([row(), {**row(), "label": None}], "exact", "1 of 2 rows have no label"),
+        ([row(label=["a", "b"])], "exact", "a list of aliases"),
+        ([row(label="no letter")], "choice", "has no content under"),
+        ([{"small.answer": "a", "large.answer": "b"}], "exact", "prices the tokens of 'small'"),
+        ([row(**{"large.confidence": "x"})], "exact", "line 1: large.confidence is 'x'"),
+        ([[1]], "exact", "line 1: is not an object"),
+        ([], "exact", "holds no rows"),
+    ],
+)
+def test_logs_that_cannot_be_used(written, rows, compare, said):
+    with pytest.raises(TraceError, match=said):
+        import_answers(written(*rows), spec(compare))
+
+
+def test_files_that_cannot_be_used(tmp_path, written):
+    with pytest.raises(TraceError, match="cannot be read"):
+        import_answers(tmp_path / "none.jsonl", spec())
+    with pytest.raises(TraceError, match="the suffix must be one of"):
+        import_answers(written(row(), name="log.json"), spec())
+    (tmp_path / "bad.jsonl").write_text("{", "utf-8")
+    with pytest.raises(TraceError, match="line 1: is not JSON"):
+        import_answers(tmp_path / "bad.jsonl", spec())
+    (tmp_path / "bad.csv").write_bytes(b"\xff")
+    with pytest.raises(TraceError, match="UTF-8"):
+        import_answers(tmp_path / "bad.csv", spec())
+    with pytest.raises(TraceError, match="all of its rows were left out"):
+        import_answers(written(row(**{"large.confidence": "x"})), spec(), on_bad="skip")
+    with pytest.raises(CascadeError, match="takes a server"):
+        import_answers(written(row()), spec("embedding"))
+
+
+def test_the_command_writes_what_a_fit_reads(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    lines = ["small.answer,small.cost,large.answer,label"]
+    for _ in range(120):
+        city, other = rng.choice(CITIES, 2)
+        answer = city if rng.random() < 0.7 else other
+        lines.append(f'"It is {answer}, I think",0.5,{city},{city}')
+    (tmp_path / "log.csv").write_text("\r\n".join(lines), "utf-8-sig")
+    (tmp_path / "cascade.toml").write_text(CASCADE, "utf-8")
+    trace, cascade = str(tmp_path / "trace.npz"), str(tmp_path / "cascade.toml")
+    command = ["import", "answers", str(tmp_path / "log.csv"), "--cascade", cascade, "-o", trace]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    wrong = Trace.read(trace).wrong().mean(axis=0)
+    assert 0.1 < wrong[0] < 0.4
+    assert all(f"{share:.2%}" in shown for share in wrong)
+    assert f"Next: ttamer fit {trace}" in shown
+    assert main(["fit", trace, "-o", str(tmp_path / "policy.ttamer"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 120
