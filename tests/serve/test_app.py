@@ -101,6 +101,48 @@ def test_a_request_may_choose_within_limits(run_gateway, name, cheap, dear, way)
     assert bill(cheap) < bill(dear)
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_whole_numbers_may_have_a_decimal_point(run_gateway, is_stream):
+    gateway = run_gateway(2, node={"small": {"confidence": "margin"}})
+    more = {"n": 2.0, "max_tokens": 5.0, "logprobs": True, "top_logprobs": 1.0}
+    reply = post(gateway, ask("q", **more, stream=is_stream))
+    assert reply.status_code == 200, reply.text
+    sent = gateway.served.upstreams["small"].requests[0]
+    assert [type(sent[name]) for name in ("n", "max_tokens", "top_logprobs")] == [int] * 3
+
+
+MALFORMED = {
+    "tools": ("/chat/completions", {"tools": [3]}, "tools.0"),
+    "calls": (
+        "/chat/completions",
+        {"messages": [{"role": "assistant", "tool_calls": ["x"]}]},
+        "messages.0.tool_calls.0",
+    ),
+    "stop": ("/chat/completions", {"stop": True}, "stop"),
+    "effort": ("/responses", {"input": "q", "reasoning": "high"}, "reasoning"),
+    "part": (
+        "/responses",
+        {"input": [{"role": "user", "content": [{"type": ["input_text"]}]}]},
+        "input.0.content.0",
+    ),
+    "role": ("/responses", {"input": [{"role": 3, "content": "q"}]}, "messages.0.role"),
+    "result": (
+        "/messages",
+        {"max_tokens": 1, "messages": [{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "a", "content": 5}]}]},
+        "messages.0.content.0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "fields", "place"), MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_request_is_refused_before_a_node_is_asked(gateway, path, fields, place):
+    reply = post(gateway, {**ASK, **fields}, path)
+    assert reply.status_code == 400, reply.text
+    assert place in reply.json()["error"]["message"]
+    assert not any(upstream.requests for upstream in gateway.served.upstreams.values())
+
+
 REFUSED_CHOICES = {
     "not allowed": ({"x-ttamer-budget": "5"}, {}, "choice_not_allowed"),
     "too low": ({"x-ttamer-tradeoff": "0.2"}, {}, "choice_not_allowed"),

@@ -71,7 +71,8 @@ def message_body(chat: Mapping[str, Any]) -> dict[str, Any]:
         ]
         choice = chat.get("tool_choice")
         if isinstance(choice, dict):
-            name = (choice.get("function") or {}).get("name")
+            function = choice.get("function")
+            name = function.get("name") if isinstance(function, dict) else None
             body["tool_choice"] = {"type": "tool", "name": name}
         elif choice in ("auto", "none", "required"):
             body["tool_choice"] = {"type": "any" if choice == "required" else choice}
@@ -100,10 +101,12 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     blocks = [_part(part) for part in parts if part.get("text") != ""]
     for call in calls or ():
         function = call.get("function") or {}
-        try:
-            given = json.loads(function.get("arguments") or "{}")
-        except (ValueError, RecursionError):
-            given = {}
+        given = function.get("arguments") or {}
+        if isinstance(given, str):
+            try:
+                given = json.loads(given)
+            except (ValueError, RecursionError):
+                given = {}
         name = function.get("name")
         blocks.append({"type": "tool_use", "id": call.get("id"), "name": name, "input": given})
     return {"role": role, "content": blocks}
@@ -113,7 +116,8 @@ def _part(part: Mapping[str, Any]) -> dict[str, Any]:
     """Return a part of a message: a text, or an image as data or by its address."""
     if part.get("type") != "image_url":
         return {"type": "text", "text": str(part.get("text", ""))}
-    address = str((part.get("image_url") or {}).get("url", ""))
+    image = part.get("image_url")
+    address = str(image.get("url", "") if isinstance(image, dict) else image)
     head, comma, data = address.partition(",")
     if comma and head.startswith("data:") and head.endswith(";base64"):
         kind = head.removeprefix("data:").removesuffix(";base64")

@@ -76,6 +76,8 @@ def _text(content: Any, place: str) -> str:
     """Return a text, or the texts of blocks."""
     if isinstance(content, str):
         return content
+    if not isinstance(content, list | None):
+        raise Untranslatable(f"{place}: content must be text or a list of blocks", param=place)
     parts = [_part(block, f"{place}.{n}") for n, block in enumerate(content or ())]
     if any(part["type"] != "text" for part in parts):
         raise Untranslatable(f"{place}: only text is supported here", param=place)

@@ -70,6 +70,12 @@ class Endpoint:
         return f"/v1{self.path}"
 
     @cached_property
+    def whole_numbers(self) -> frozenset[str]:
+        """The fields that are whole numbers."""
+        fields = self.schema["properties"].items()
+        return frozenset(name for name, field in fields if "integer" in field.get("type", ()))
+
+    @cached_property
     def upstream_path(self) -> str:
         """The path below the base URL of upstreams."""
         return "/chat/completions" if self.is_translated else self.path

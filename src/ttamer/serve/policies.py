@@ -14,6 +14,7 @@ import signal
 from collections import OrderedDict
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from decimal import ROUND_FLOOR, Context
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,12 +78,7 @@ def on_grid(name: str, value: float) -> float:
     """
     if name == "tradeoff" or value <= 0:
         return value
-    digits = _DIGITS[name]
-    shift = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
-    rounded = float(f"{value:.{digits}g}")
-    if rounded <= value:
-        return rounded
-    return float(f"{math.floor(value * shift) / shift:.{digits}g}")
+    return float(Context(prec=_DIGITS[name], rounding=ROUND_FLOOR).create_decimal(repr(value)))
 
 
 class ChoiceNotAllowed(HttpError):

@@ -102,7 +102,13 @@ class RequestContext:
         """
         check(data, endpoint.validator)
         translation = TRANSLATIONS.get(endpoint.path)
-        body = dict(data) if translation is None else translation.chat(data)
+        if translation is None:
+            body, form = dict(data), endpoint
+        else:
+            body, form = translation.chat(data), openai.CHAT_COMPLETIONS
+            check(body, form.validator)  # the schemas of other formats leave much open
+        for name in form.whole_numbers & body.keys():  # JSON has one number for 2 and 2.0
+            body[name] = None if body[name] is None else int(body[name])
         model = body.pop("model", openai.CASCADE)
         chosen = body.pop("ttamer", None)
         choice = None

@@ -89,7 +89,7 @@ def _messages(item: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
 
 def _part(part: Any, place: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind in _PARTS:
+    if isinstance(kind, str) and kind in _PARTS:
         return {"type": "text", "text": str(part.get(_PARTS[kind], ""))}
     if kind == "input_image" and isinstance(part.get("image_url"), str):
         image = {"url": part["image_url"], **({"detail": part["detail"]} if "detail" in part

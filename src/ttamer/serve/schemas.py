@@ -253,7 +253,19 @@ _SAMPLING: Schema = {
         "type": ["object", "null"],
         "properties": {"include_usage": {"type": ["boolean", "null"]}},
     },
+    "stop": {
+        "anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}]
+    },
     "ttamer": _CHOICE,
+}
+_TOOL_CALL: Schema = {
+    "type": "object",
+    "properties": {
+        "function": {
+            "type": ["object", "null"],
+            "properties": {"arguments": {"type": ["string", "object", "null"]}},
+        }
+    },
 }
 _MESSAGE: Schema = {
     "type": "object",
@@ -269,6 +281,7 @@ _MESSAGE: Schema = {
                 {"type": "array", "items": {"type": "object"}},
             ]
         },
+        "tool_calls": {"type": ["array", "null"], "items": _TOOL_CALL},
     },
 }
 
@@ -290,6 +303,10 @@ CHAT: Schema = {
         "logprobs": {"type": ["boolean", "null"]},
         "top_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
         "max_completion_tokens": {"type": ["integer", "null"], "minimum": 1},
+        "tools": {
+            "type": ["array", "null"],
+            "items": {"type": "object", "properties": {"function": {"type": "object"}}},
+        },
         **_SAMPLING,
     },
 }
@@ -351,6 +368,7 @@ RESPONSE: Schema = {
         "store": {"type": ["boolean", "null"]},
         "tools": {"type": ["array", "null"], "items": {"type": "object"}},
         "text": {"type": ["object", "null"]},
+        "reasoning": {"type": ["object", "null"]},
         "temperature": _SAMPLING["temperature"],
         "top_p": _SAMPLING["top_p"],
         "stream": _SAMPLING["stream"],
