@@ -415,6 +415,18 @@ def test_fit_and_evaluate_name_the_best_model_and_show_the_same_policies(fitted,
         assert re.search(rf"^  {name} .* {wrong:.2%}$", shown, re.MULTILINE)
 
 
+def test_inspect_shows_the_models_the_default_and_policies_of_the_fit(fitted, capsys):
+    assert main(["inspect", str(fitted.policy)]) == 0
+    shown = capsys.readouterr().out
+    best = next(line for line in fitted.shown.splitlines() if line.startswith("Best single"))
+    assert best.removeprefix("Best single model, ") in shown
+    assert f"default          {fitted.ladder.default().described}" in shown
+    assert not re.search(r"^  (recall|edges|values) ", shown, re.MULTILINE)
+    points = re.findall(r"^  ([\d.]+) +(\S+%) +\S+$", shown, re.MULTILINE)
+    assert len(points) > 2
+    assert set(points) <= set(re.findall(r"^  (\S+) +\S+% +(\S+%)", fitted.shown, re.MULTILINE))
+
+
 def test_evaluate_in_json_has_the_default_and_each_node_alone(fitted, capsys):
     trace = str(fitted.folder / "test.npz")
     assert main(["evaluate", str(fitted.policy), trace, "--json"]) == 0

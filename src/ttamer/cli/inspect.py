@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
+INNER = ("moves", "recall", "nodes", "states", "edges", "tradeoffs", "values", "rungs")
+"""Facts about the problem that a fit solves, over states of its own; --json has them."""
 MAX_ROWS = 9
 """The most policies in the table of a frontier."""
 
@@ -36,11 +38,38 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(as_json(facts))
     else:
-        rows = [[name.replace("_", " "), _cell(value)] for name, value in facts.items()]
+        facts = {**_fitted(artefact.policy), **facts}
+        rows = [
+            [name.replace("_", " "), _cell(value) or "-"]
+            for name, value in facts.items()
+            if not ("cascade" in facts and name in INNER)
+        ]
         width = max(len(name) for name, _ in rows)
         print(f"{args.file}: OK\n")
         print("\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows))
         print(_frontier(artefact.policy), end="")
+
+
+def _fitted(policy: Any) -> dict[str, Any]:
+    """Return what a fit is for: its nodes with their costs, and what serves by default."""
+    from ttamer.cli.output import number
+    from ttamer.fitted import FittedLadder, FittedPolicy, Mixture
+    from ttamer.fitted.mixture import described
+
+    if not isinstance(policy, FittedLadder | FittedPolicy | Mixture):
+        return {}
+    alone = {node.name: number(node.cost) for node in policy.spec.nodes}
+    facts: dict[str, Any] = {"cascade": alone}
+    if not isinstance(policy, FittedLadder):
+        return facts
+    facts["policies"] = len(policy)
+    rungs, measure = policy.rungs, policy.fitted.measure
+    if rungs is not None and rungs.node_errors is not None:
+        facts["default"] = policy.default().described
+        if rungs.node_costs is not None:
+            each = zip(alone, rungs.node_costs.tolist(), rungs.node_errors.tolist(), strict=True)
+            facts["cascade"] = {name: described(cost, error, measure) for name, cost, error in each}
+    return facts
 
 
 def _frontier(policy: Any) -> str:
@@ -64,7 +93,10 @@ def _frontier(policy: Any) -> str:
         loss, shown, full = "loss", "{:.4g}", 1.0
         unit = "best if a loss of 1 costs"
         head = f"As the expected cost grows from {{}} to {{}}: {loss}"
-    corners = lower_envelope(costs, errors).tolist()
+    if isinstance(policy, FittedLadder) and policy.rungs is not None:
+        corners = list(policy.rungs.corners)  # as ttamer fit prints them
+    else:
+        corners = lower_envelope(costs, errors).tolist()
     last = len(corners) - 1
     some = corners
     if last >= MAX_ROWS:
@@ -84,6 +116,8 @@ def _frontier(policy: Any) -> str:
 def _cell(value: Any) -> str:
     from ttamer.cli.output import number
 
+    if value is None:
+        return "-"
     if isinstance(value, float):
         return number(value)
     if isinstance(value, dict):

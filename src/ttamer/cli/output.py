@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import combining, east_asian_width
 
 from ttamer._display.progress import ProgressReport
 from ttamer.errors import ArgumentError
@@ -33,15 +34,27 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
       small   100%
       large     4%
     """
-    widths = [max(len(str(row[i])) for row in (head, *rows)) for i in range(len(head))]
+    widths = [max(_width(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = []
     for row in (head, *rows):
+        spaces = [" " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
         first, *rest = [
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            f"{space}{cell}" if i else f"{cell}{space}"
+            for i, (cell, space) in enumerate(zip(row, spaces, strict=True))
         ]
         lines.append("  " + "  ".join([first, *rest]).rstrip())
     return "\n".join([paint(lines[0], "bold"), *lines[1:]])
+
+
+def _width(text: str) -> int:
+    """Return how many columns of a terminal a text takes.
+
+    >>> _width("größe"), _width("模型")
+    (5, 4)
+    """
+    return sum(
+        0 if combining(mark) else 2 if east_asian_width(mark) in "WF" else 1 for mark in text
+    )
 
 
 def paint(text: str, style: str, stream: Any = None) -> str:
