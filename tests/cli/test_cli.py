@@ -548,7 +548,7 @@ def test_bench_compares_over_a_folder(trace_files):
     assert "not a folder" in refuse("bench", trace_files / "nowhere", "--json")
 
 
-def test_collect_asks_python_callables(tmp_path):
+def test_collect_asks_python_callables(tmp_path, capsys):
     (tmp_path / "models.py").write_text(
         "def short(text): return (text[:1], 0.5)\n"
         "def long(text): return (text[:2], len(text) / 9)\n"
@@ -568,6 +568,15 @@ def test_collect_asks_python_callables(tmp_path):
     read = tt.Trace.read(trace, trace.with_suffix(".toml"))
     assert read.names == ("short", "long")
     assert read.wrong().tolist() == [[False, True]] * 3
+    assert "cost: seconds per call" in done.stdout
+    (tmp_path / "fewer.txt").write_text("a\n")
+    for models, labels, said in (
+        (("a=json:loads", "a=json:dumps"), "labels.txt", "two models are called 'a'"),
+        (("a=json:loads", "b=json:dumps"), "fewer.txt", "has 1 lines and"),
+    ):
+        options = ["--inputs", str(tmp_path / "inputs.txt"), "--labels", str(tmp_path / labels)]
+        assert main(["collect", *models, *options, "-o", str(trace)]) == 2
+        assert said in capsys.readouterr().err
     gone = refuse("collect", "x=models:nothing", "--inputs", tmp_path / "inputs.txt", "-o", trace,
                   cwd=tmp_path)  # fmt: skip
     assert "nothing" in gone

@@ -119,6 +119,8 @@ def run(args: argparse.Namespace) -> None:
         return
     print(f"{len(trace)} rows\n")
     print(node_table(trace))
+    if not of_cascade:
+        print("\n  cost: seconds per call, unless a callable returns its own")
     for reason, count in trace.left_out.items():
         print(f"\n  {count} prompts left out: {reason}")
     for note in trace.notes:
@@ -206,11 +208,21 @@ def _from_callables(args: argparse.Namespace) -> Trace:
     from ttamer.errors import ArgumentError
     from ttamer.runtime.collecting import collect
 
-    models = dict(_model(text) for text in args.models)
+    named = [_model(text) for text in args.models]
+    models = dict(named)
+    if len(models) < len(named):
+        names = [name for name, _ in named]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ArgumentError(f"two models are called {repeated!r}; give each a name of its own")
     if args.inputs is None:
         raise ArgumentError("--inputs FILE is needed: the inputs to call the models on")
     inputs = _lines(args.inputs)
     labels = _lines(args.labels) if args.labels else None
+    if labels is not None and len(labels) != len(inputs):
+        raise ArgumentError(
+            f"{args.labels} has {len(labels)} lines and {args.inputs} {len(inputs)}; there must be "
+            "one label for each input"
+        )
     progress = progress_line(quiet=args.json)
     trace = collect(
         inputs,
