@@ -121,12 +121,18 @@ class Shuffled:
         return resized(erased(shifted(flipped(images))), size), self.images.labels[rows]
 
 
+def held_out_rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows held out, the same in every run, and the rows to train on."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    held = min(HELD_OUT, count // 5)
+    return order[:held], order[held:]
+
+
 def training_images(path: Path, rows: int) -> tuple[Images, Images]:
-    """Return the images to train on, and those held out: the same ones in every run."""
+    """Return images to train on, and those held out, fewer of both where rows are few."""
     fit = Images.read(path, "train")
-    order = torch.randperm(len(fit.labels), generator=torch.Generator().manual_seed(0))[:rows]
-    held = min(HELD_OUT, len(order) // 5)
-    return fit.take(order[held:]), fit.take(order[:held])
+    held, others = held_out_rows(len(fit.labels))
+    return fit.take(others[:rows]), fit.take(held[: max(rows // 5, 1)])
 
 
 def test_images(path: Path, rows: int) -> Images:
