@@ -96,7 +96,8 @@ def wait(device: torch.device | None = None) -> None:
 
 def rows_of(value: Value) -> int:
     """Return how many rows a value holds."""
-    return len(value) if isinstance(value, torch.Tensor) else len(value[0])
+    first = value if isinstance(value, torch.Tensor) else value[0]
+    return first.shape[0]
 
 
 def tensors_of(value: Value) -> tuple[torch.Tensor, ...]:

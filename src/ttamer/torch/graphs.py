@@ -319,4 +319,5 @@ def _like(value: Any, size: int) -> Any:
 def _fill(target: Any, value: Any) -> None:
     """Copy a value into the first rows of a buffer."""
     for kept, tensor in zip(tensors_of(target), tensors_of(value), strict=True):
-        (kept if len(kept) == len(tensor) else kept[: len(tensor)]).copy_(tensor)
+        rows = tensor.shape[0]  # len() of a tensor takes longer
+        (kept if kept.shape[0] == rows else kept[:rows]).copy_(tensor)
