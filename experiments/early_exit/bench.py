@@ -167,8 +167,7 @@ class Bench:
         alone, *timed = self.timed((full, *(each[-1] for each in rules)), test)
         held = self.held.with_spec(self.profile.costs(batch).spec(skip=True))
         lines = [{"batch": batch, "rule": "full", "error": float(held.wrong()[:, -1].mean()),
-                  **alone.times.to_dict(), "speed_up": 1.0, "rows": batch * len(test),
-                  "joules": alone.joules}]  # fmt: skip
+                  **alone.times.to_dict(), "speed_up": 1.0, "rows": batch * len(test)}]  # fmt: skip
         for (rule, level, policy, runner), its in zip(rules, timed, strict=True):
             names = policy.fitted.spec.names if rule == "ours" else held.names
             errors = errors_of(policy, held.restrict(names), batch * len(test))
@@ -281,5 +280,5 @@ class Bench:
             "speed_up": mean / its.times.mean, "bound": whole / needed,
             "bound_besides": mean / (needed + max(mean - whole, 0.0)),
             "operations": done / rows / ops[-1], "exits_asked": asked / rows, "rows": rows,
-            "full_mean": mean, "joules": its.joules, "full_joules": alone.joules,
+            "full_mean": mean,
         }  # fmt: skip

@@ -4,8 +4,9 @@
 
 First bf16 with CUDA graphs, one row per network and batch size: the full network's p50 and rows per
 second; then per rule and allowance its speed-up (mean times) and how many points more it errs than
-the network, with a standard error; at +1, p50 and p99, millijoules per row (full, ours), operations
-as a share of the network's and exits asked; and the share of the bound that is reached. Then the
+the network, with a standard error; at +1, p50 and p99, operations as a share of the network's and
+exits asked; and the share of the bound that is reached. A star
+marks what was measured when switch nodes chose the branches of a graph. Then the
 other engines, batches run together by ``stream``, what an exit adds by the profile (its ramp, the
 decision and the wait), and the aims: how many settings hold them, and which do not, for texts and
 for images; how far decisions are from a replay of the trace; and the network cut after the first
@@ -36,6 +37,8 @@ ENGINES = {"graphs": "graphs", "compiled": "`torch.compile`, graphs", "eager": "
 """Engines as they are shown."""
 AIMS = {1: 1.3, 8: 1.3, 32: 1.4, 128: 1.4}
 """The speed-up that is aimed at, at +1, by batch size."""
+SWITCHES = "switch nodes"
+"""``branches`` of lines that were measured before graphs were launched on the device."""
 RULES = (("threshold", 0.0), ("threshold", 0.01), ("ours", 0.0), ("ours", 0.01))
 """The columns of rules."""
 
@@ -81,9 +84,9 @@ def first_table(reports: dict[str, dict]) -> list[str]:
     """Return one line per network and batch size, bf16 with CUDA graphs."""
     lines = [
         "| bf16, CUDA graphs | batch | full: p50 ms, rows/s | threshold, +0 | threshold, +1 | "
-        "**ours, +0** | **ours, +1** | p50, p99 ms at +1 | mJ per row: full, ours at +1 | "
+        "**ours, +0** | **ours, +1** | p50, p99 ms at +1 | "
         "operations, exits asked at +1 | of the bound, +0, +1 |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, report in reports.items():
         shown = name
@@ -92,17 +95,17 @@ def first_table(reports: dict[str, dict]) -> list[str]:
                 continue
             full = here["full", None]
             shown = shown and f"{name}, {full['error']:.2%}"
+            mark = "*" if full.get("branches") == SWITCHES else ""
             cells = [found(here.get(rule), bold=rule[0] == "ours") for rule in RULES]
             ours = here.get(("ours", 0.01), {})
             if "bound" in ours:
                 cells.append(f"{digits(1e3 * ours['p50'])}, {digits(1e3 * ours['p99'])}")
-                cells.append(energy(ours))
                 cells.append(f"{ours['operations']:.0%}, {ours['exits_asked']:.2f}")
             else:
-                cells += ["-", "-", "-"]
+                cells += ["-", "-"]
             cells.append(", ".join(share(here.get(("ours", level))) for level in LEVELS))
             lines.append(
-                f"| {shown} | {batch} | {digits(1e3 * full['p50'])}, "
+                f"| {shown} | {batch}{mark} | {digits(1e3 * full['p50'])}, "
                 f"{full['rows_per_second']:,.0f} | {' | '.join(cells)} |"
             )
             shown = ""
@@ -117,18 +120,19 @@ def other_table(reports: dict[str, dict]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, report in reports.items():
-        found = settings_of(report)
-        for key in dict.fromkeys(key[:2] for key in found):
-            if key == ("bf16", "graphs"):
-                continue
-            some = {batch: here for (*other, batch), here in found.items() if tuple(other) == key}
+        found: dict[tuple, dict] = {}
+        for (*key, batch), here in settings_of(report).items():
+            if key != ["bf16", "graphs"]:
+                found.setdefault((*key, here["full", None].get("branches")), {})[batch] = here
+        for key, some in found.items():
             sizes = "" if [*some] == [1, 8, 32, 128] else f" ({' / '.join(map(str, some))})"
             cells = [[digits(1e3 * here["full", None]["p50"]) for here in some.values()]]
             cells += [[gain(here.get(rule)) for here in some.values()] for rule in RULES]
             for show in (points, share):
                 cells += [[show(here.get(("ours", level))) for here in some.values()]
                           for level in LEVELS]  # fmt: skip
-            shown = f"{name}, {key[0]}, {ENGINES.get(key[1], key[1])}{sizes}"
+            mark = "*" if key[2] == SWITCHES else ""
+            shown = f"{name}, {key[0]}, {ENGINES.get(key[1], key[1])}{mark}{sizes}"
             lines.append(f"| {' | '.join([shown, *map(' / '.join, cells)])} |")
     return lines
 
@@ -167,7 +171,8 @@ def asking_table(reports: dict[str, dict]) -> list[str]:
             shown = [" / ".join(f"{1e6 * each:,.0f}" for each in some)
                      for some in (segments, asking)]  # fmt: skip
             precision, engine = key.split()
-            title = f"{name}, {precision}, {ENGINES.get(engine, engine)}"
+            sizes = "" if len(columns) == 4 else f" ({' / '.join(map(str, profile['sizes']))})"
+            title = f"{name}, {precision}, {ENGINES.get(engine, engine)}{sizes}"
             lines.append(f"| {title} | {' | '.join(shown)} |")
     return lines
 
@@ -284,13 +289,6 @@ def share(line: dict | None) -> str:
     """Return the share of the bound that a line reaches."""
     known = line is not None and "bound" in line
     return f"{line['speed_up'] / line['bound']:.0%}" if known else "-"
-
-
-def energy(line: dict) -> str:
-    """Return the millijoules per row of the network and of a rule."""
-    if line["joules"] is None:
-        return "-"
-    return f"{1e3 * line['full_joules']:.0f}, {1e3 * line['joules']:.0f}"
 
 
 def rate(line: dict | None) -> str:

@@ -8,12 +8,12 @@ answers and the measured times of the first half, the few best are timed on it, 
 of the second half, in batches of one length. An allowance is held, by cross-fitting on the first
 half, with two standard errors to spare, by ours and by thresholds. For every batch size, precision
 and engine one line per rule, all timed in turns with the network itself: error, its difference to
-the network's with a standard error (same rows), p50, p99, rows per second, joules per row where the
-GPU counts them, exits asked, share of the operations, speed-up, and two bounds: the speed-up by the
-times of the segments alone for the rows that continue in each batch, without ramps, decisions and
-regrouping; and the same with the time that a call takes besides its segments (inputs copied, the
-launch, the head, the wait), which the network itself has too. In bf16 with CUDA graphs, batches of
-8 and 32 are also run by ``stream``, several together, at the times of a whole window.
+the network's with a standard error (same rows), p50, p99, rows per second, exits asked, share of
+the operations, speed-up, and two bounds: the speed-up by the times of the segments alone for the
+rows that continue in each batch, without ramps, decisions and regrouping; and the same with the
+time that a call takes besides its segments (inputs copied, the launch, the head, the wait), which
+the network itself has too. In bf16 with CUDA graphs, batches of 8 and 32 are also run by
+``stream``, several together, at the times of a whole window.
 
 The network itself is timed for 0.6 seconds at each batch size, and the others with the same
 batches: at least 16 of them, 96 of single rows; at most 2,048 rows.
@@ -208,7 +208,7 @@ class Setting:
         self.report["exits"][self.name] = bench.exits()
         print(f"loaded, traced: {time.perf_counter() - start:.1f} s", flush=True)
         start = time.perf_counter()
-        bench.measure_parts(self.missing)
+        bench.measure_parts(self.args.batches)
         self.report["profiles"][self.name] = asdict(bench.profile)
         print(f"profile: {time.perf_counter() - start:.1f} s", flush=True)
         self.found = thread.submit(self.fitted, pool)
