@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import httpx2 as httpx
 import openai
 import pytest
 from pydantic import BaseModel
@@ -110,6 +111,70 @@ def test_tools_are_translated_both_ways(opened, is_stream):
 def test_what_needs_the_providers_state_or_tools_is_refused(more):
     with pytest.raises(HttpError, match="not supported"):
         chat_body({"model": "ttamer", "input": "q", **more})
+
+
+def chat_response(**message) -> bytes:
+    return json.dumps({"choices": [{"message": {"role": "assistant", **message}}]}).encode()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_refusal_is_one_in_a_response_too(opened, is_stream):
+    gateway, client = opened(node={name: {"confidence": "none"} for name in ("small", "large")})
+    for upstream in gateway.served.upstreams.values():
+        upstream.raw = chat_response(content=None, refusal="I will not.")
+    with client:
+        if is_stream:
+            with client.responses.stream(model="ttamer", input="q") as stream:
+                kinds = [event.type for event in stream]
+                found = stream.get_final_response()
+            assert "response.refusal.delta" in kinds
+            assert "response.refusal.done" in kinds
+        else:
+            found = client.responses.create(model="ttamer", input="q")
+    assert found.output[0].content[0].refusal == "I will not."
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+def test_an_answer_in_parts_is_their_text(opened, path, is_stream):
+    gateway, client = opened(node={name: {"confidence": "none"} for name in ("small", "large")})
+    call = {"id": "c", "function": {"name": "add", "arguments": {"a": 1}}}  # no JSON text
+    for upstream in gateway.served.upstreams.values():
+        upstream.raw = chat_response(content=[{"type": "text", "text": "Bee"}], tool_calls=[call])
+    client.close()
+    body = {"messages": ASK, "input": "q", "max_tokens": 9, "model": "ttamer", "stream": is_stream}
+    reply = httpx.post(f"{gateway.url}/{path}", json=body, timeout=30.0)
+    assert reply.status_code == 200
+    assert "Bee" in reply.text
+    assert "add" in reply.text
+
+
+@pytest.mark.parametrize("calls", [["x"], {"x": 1}, [{"function": "add"}]])
+@pytest.mark.parametrize("path", ["responses", "messages"])
+def test_malformed_calls_of_a_node_are_its_failure(opened, path, calls):
+    gateway, client = opened(serve={"direct": True})
+    gateway.served.upstreams["small"].raw = chat_response(content=None, tool_calls=calls)
+    client.close()
+    body = {"messages": ASK, "input": "q", "max_tokens": 9}
+    for model, status in {"ttamer": 200, "small": 502}.items():
+        reply = httpx.post(f"{gateway.url}/{path}", json={**body, "model": model}, timeout=30.0)
+        assert reply.status_code == status, reply.text
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+def test_a_classifier_in_its_own_format_answers_at_every_door(opened, path, is_stream):
+    node = {"confidence": "field", "field": "score", "answer": "label"}
+    gateway, client = opened(node={"small": node, "large": node})
+    for upstream in gateway.served.upstreams.values():
+        upstream.raw = json.dumps({"label": "Bee", "score": 0.9}).encode()
+    client.close()
+    body = {"messages": ASK, "prompt": "q", "input": "q", "max_tokens": 9, "model": "ttamer"}
+    if path == "completions":
+        del body["messages"]
+    reply = httpx.post(f"{gateway.url}/{path}", json={**body, "stream": is_stream}, timeout=30.0)
+    assert reply.status_code == 200, reply.text
+    assert "Bee" in reply.text
 
 
 def test_images_are_passed_on_within_the_largest_body(opened):

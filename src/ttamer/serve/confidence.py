@@ -33,6 +33,7 @@ __all__ = [
     "likelihoods",
     "lowest_probability",
     "margin_of_tokens",
+    "message_text",
     "probability_of_answer",
     "probability_of_choice",
     "probability_of_whole",
@@ -89,15 +90,15 @@ def answer_text(response: Mapping[str, Any], path: str | None = None) -> str:
             return str(choice["text"])
         raise Unreadable("returned no text in choices.0")
     calls = message.get("tool_calls") or [{"function": message.get("function_call")}]
-    if isinstance(calls, list):
-        functions = [call.get("function") for call in calls if isinstance(call, dict)]
-        made = [_call(each) for each in functions if isinstance(each, dict)]
-        if made:
-            return json.dumps(made, sort_keys=True)
+    if not isinstance(calls, list) or not all(map(_is_call, calls)):
+        raise Unreadable("the tool_calls of choices.0 are not a list of calls")
+    made = [_call(call["function"]) for call in calls if call.get("function")]
+    if made:
+        return json.dumps(made, sort_keys=True)
     if not isinstance(message.get("content"), str | list | None):
         raise Unreadable("the content of choices.0 is not text")
     refusal = message.get("refusal")
-    return _message_text(message.get("content")) or (refusal if isinstance(refusal, str) else "")
+    return message_text(message.get("content")) or (refusal if isinstance(refusal, str) else "")
 
 
 def is_plain_text(response: Mapping[str, Any]) -> bool:
@@ -111,7 +112,11 @@ def is_plain_text(response: Mapping[str, Any]) -> bool:
     if not isinstance(message, dict):
         return bool(choice.get("text"))
     has_calls = bool(message.get("tool_calls") or message.get("function_call"))
-    return not has_calls and bool(_message_text(message.get("content")))
+    return not has_calls and bool(message_text(message.get("content")))
+
+
+def _is_call(call: Any) -> bool:
+    return isinstance(call, dict) and isinstance(call.get("function"), dict | None)
 
 
 def _call(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,7 +282,7 @@ def question_text(body: Mapping[str, Any]) -> str:
     messages = body.get("messages")
     if not isinstance(messages, list):
         return str(body.get("prompt", body.get("input", "")))
-    texts = [_message_text(m.get("content")) for m in messages if isinstance(m, dict)]
+    texts = [message_text(m.get("content")) for m in messages if isinstance(m, dict)]
     return "\n\n".join(text for text in texts if text)
 
 
@@ -421,7 +426,8 @@ def _number(value: Any) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _message_text(content: Any) -> str:
+def message_text(content: Any) -> str:
+    """Return the text of a message: its content, or the texts among the parts of that."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

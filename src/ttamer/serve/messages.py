@@ -11,7 +11,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ttamer.serve.anthropic import STOPS
-from ttamer.serve.openai import event_of
+from ttamer.serve.confidence import message_text
+from ttamer.serve.openai import arguments_text, event_of
 from ttamer.serve.responses import Untranslatable
 
 if TYPE_CHECKING:
@@ -147,13 +148,13 @@ def message_from(body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
     """
     choice = body["choices"][0]
     answer, content = choice["message"], []
-    text = answer.get("content") or answer.get("refusal") or ""
+    text = message_text(answer.get("content")) or answer.get("refusal") or ""
     if text or not answer.get("tool_calls"):
         content.append({"type": "text", "text": text})
     for number, call in enumerate(answer.get("tool_calls") or ()):
         function = call.get("function") or {}
         used = _use(request_id, number, call.get("id"), function.get("name"))
-        content.append(used | {"input": _arguments(function.get("arguments"))})
+        content.append(used | {"input": _arguments(arguments_text(function))})
     stop = _REASONS.get(str(choice.get("finish_reason")), "end_turn")
     return _message(request_id, str(body["model"]), content, stop, body.get("usage"))
 
@@ -186,11 +187,11 @@ def _use(request_id: str, number: int, given: Any, name: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": identity, "name": name or "", "input": {}}
 
 
-def _arguments(text: Any) -> Any:
+def _arguments(text: str) -> Any:
     """Return the arguments of a call as an object."""
     try:
         found = json.loads(text or "{}")
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {}
 
@@ -223,15 +224,15 @@ class MessageEvents:
                 continue
             delta = choice.get("delta") or {}
             self._finish = choice.get("finish_reason") or self._finish
-            if text := delta.get("content") or delta.get("refusal"):
+            if text := message_text(delta.get("content")) or delta.get("refusal"):
                 yield from self._begin("text", {"type": "text", "text": ""})
                 yield self._delta(type="text_delta", text=text)
             for call in delta.get("tool_calls") or ():
                 number, function = int(call.get("index") or 0), call.get("function") or {}
                 block = _use(self._id, number, call.get("id"), function.get("name"))
                 yield from self._begin(number, block)
-                if function.get("arguments"):
-                    yield self._delta(type="input_json_delta", partial_json=function["arguments"])
+                if arguments := arguments_text(function):
+                    yield self._delta(type="input_json_delta", partial_json=arguments)
 
     def _begin(self, block: int | str, content: dict[str, Any]) -> Iterator[bytes]:
         """Yield the events that open a block, and close the one before."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ttamer.serve.confidence import message_text
 from ttamer.serve.schemas import CHAT, CLASSIFY, COMPLETION, MESSAGE, RESPONSE, compile_schema
 from ttamer.trace.verification import SUFFIX
 
@@ -32,6 +33,7 @@ __all__ = [
     "MESSAGES",
     "RESPONSES",
     "Endpoint",
+    "arguments_text",
     "chunks",
     "classification",
     "completion",
@@ -132,10 +134,9 @@ def completion(request: RequestContext, outcome: Outcome) -> dict[str, Any]:
     endpoint, answer = request.endpoint, outcome.answer
     if endpoint is CLASSIFICATIONS:
         return classification(outcome, answer, request.request_id)
-    response = answer.response
     choices = []
     wanted = request.body.get("n") or 1
-    for index, given in enumerate(response["choices"][:wanted]):
+    for index, given in enumerate(_choices(endpoint, answer)[:wanted]):
         choice = {"logprobs": None, **given, "index": index}
         choice["finish_reason"] = choice.get("finish_reason") or "stop"
         if endpoint is not COMPLETIONS:
@@ -149,6 +150,19 @@ def completion(request: RequestContext, outcome: Outcome) -> dict[str, Any]:
         "choices": choices,
     }
     return body | bill_fields(request.bill)
+
+
+def _choices(endpoint: Endpoint, answer: NodeAnswer) -> list[dict[str, Any]]:
+    """Return the choices of a response; of one in another format, its text as the only choice."""
+    name, form = ("text", str) if endpoint is COMPLETIONS else ("message", dict)
+    given = answer.response.get("choices")
+    choices = given if isinstance(given, list) else []
+    found = [
+        each for each in choices if isinstance(each, dict) and isinstance(each.get(name), form)
+    ]
+    if found:
+        return found
+    return [{"text": answer.text} if form is str else {"message": {"content": answer.text}}]
 
 
 def bill_fields(bill: Bill) -> dict[str, Any]:
@@ -215,7 +229,7 @@ def chunks(request: RequestContext, body: Mapping[str, Any]) -> Iterator[dict[st
 def _chat_parts(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     message = choice["message"]
     yield {"delta": {"role": "assistant", "content": ""}}
-    for chunk in _chunks(message.get("content")):
+    for chunk in _chunks(message_text(message.get("content"))):
         yield {"delta": {"content": chunk}}
     others = {k: v for k, v in message.items() if k not in ("role", "content") and v}
     if calls := others.get("tool_calls"):
@@ -231,10 +245,14 @@ def _text_parts(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"text": "", "logprobs": choice["logprobs"]}
 
 
-def _chunks(text: str | None) -> Iterator[str]:
-    if not text:
-        return iter(())
+def _chunks(text: str) -> Iterator[str]:
     return (text[i : i + CHUNK_LENGTH] for i in range(0, len(text), CHUNK_LENGTH))
+
+
+def arguments_text(function: Mapping[str, Any]) -> str:
+    """Return the arguments of a call as JSON text, also where a server gives them as an object."""
+    given = function.get("arguments") or ""
+    return given if isinstance(given, str) else json.dumps(given)
 
 
 def event_of(data: Mapping[str, Any], name: str = "") -> bytes:

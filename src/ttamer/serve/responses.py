@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from ttamer.serve.confidence import message_text
 from ttamer.serve.http import HttpError
-from ttamer.serve.openai import event_of
+from ttamer.serve.openai import arguments_text, event_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -116,9 +117,11 @@ def response_from(body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
     """
     choice = body["choices"][0]
     message, output = choice["message"], []
-    text = message.get("content") or ""
+    text = message_text(message.get("content"))
     if text or not message.get("tool_calls"):
-        output.append(_message(request_id, text, message.get("refusal")))
+        refusal = message.get("refusal")
+        part = _content(str(refusal or text), is_refusal=bool(refusal))
+        output.append(_message(request_id, part))
     for number, call in enumerate(message.get("tool_calls") or ()):
         output.append(_call(request_id, number, call))
     response = _response(request_id, str(body["model"]), output, body.get("usage"))
@@ -160,14 +163,19 @@ def _response(
     }
 
 
-def _message(request_id: str, text: str, refusal: str | None = None) -> dict[str, Any]:
-    content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
+def _content(text: str, *, is_refusal: bool) -> dict[str, Any]:
+    if is_refusal:
+        return {"type": "refusal", "refusal": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _message(request_id: str, part: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": f"msg_{request_id}",
         "type": "message",
         "role": "assistant",
         "status": "completed",
-        "content": [{"type": "refusal", "refusal": refusal}] if refusal else content,
+        "content": [part],
     }
 
 
@@ -178,7 +186,7 @@ def _call(request_id: str, number: int, call: Mapping[str, Any]) -> dict[str, An
         "type": "function_call",
         "call_id": call.get("id") or f"call_{request_id}_{number}",
         "name": function.get("name") or "",
-        "arguments": function.get("arguments") or "",
+        "arguments": arguments_text(function),
         "status": "completed",
     }
 
@@ -190,6 +198,7 @@ class ResponseEvents:
         self._id, self._model = request_id, model
         self._number = 0
         self._text: str | None = None
+        self._is_refusal = False
         self._calls: dict[int, dict[str, Any]] = {}
         self._places: dict[int | None, int] = {}
         self._usage: Any = None
@@ -212,21 +221,26 @@ class ResponseEvents:
         for choice in chunk["choices"]:
             delta = choice.get("delta") or {}
             self._finish = choice.get("finish_reason") or self._finish
-            if delta.get("content"):
-                yield from self._add_text(delta["content"])
+            text = message_text(delta.get("content"))
+            if text or delta.get("refusal"):
+                yield from self._add_text(text or str(delta["refusal"]), refusal=not text)
             for call in delta.get("tool_calls") or ():
                 yield from self._add_call(call)
 
-    def _add_text(self, text: str) -> Iterator[bytes]:
+    def _add_text(self, text: str, *, refusal: bool = False) -> Iterator[bytes]:
         if self._text is None:
-            self._text = ""
+            self._text, self._is_refusal = "", refusal
             self._places[None] = len(self._places)
-            item = {**_message(self._id, ""), "status": "in_progress", "content": []}
+            part = _content("", is_refusal=refusal)
+            item = {**_message(self._id, part), "status": "in_progress", "content": []}
             yield self._event("response.output_item.added", item=item, **self._at(None))
-            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             yield self._event("response.content_part.added", part=part, **self._in_text())
         self._text += text
-        yield self._event("response.output_text.delta", delta=text, logprobs=[], **self._in_text())
+        if self._is_refusal:
+            yield self._event("response.refusal.delta", delta=text, **self._in_text())
+        else:
+            more = self._in_text()
+            yield self._event("response.output_text.delta", delta=text, logprobs=[], **more)
 
     def _add_call(self, call: Mapping[str, Any]) -> Iterator[bytes]:
         number = int(call.get("index") or 0)
@@ -237,10 +251,10 @@ class ResponseEvents:
             self._calls[number]["function"]["name"] = function.get("name") or ""
             item = _call(self._id, number, self._calls[number]) | {"status": "in_progress"}
             yield self._event("response.output_item.added", item=item, **self._at(number))
-        if function.get("arguments"):
-            self._calls[number]["function"]["arguments"] += function["arguments"]
+        if arguments := arguments_text(function):
+            self._calls[number]["function"]["arguments"] += arguments
             yield self._event(
-                "response.function_call_arguments.delta", delta=function["arguments"],
+                "response.function_call_arguments.delta", delta=arguments,
                 item_id=f"fc_{self._id}_{number}", **self._at(number),
             )  # fmt: skip
 
@@ -256,11 +270,14 @@ class ResponseEvents:
             yield from self._add_text("")
         output: list[dict[str, Any]] = [{}] * len(self._places)
         if self._text is not None:
-            item = _message(self._id, self._text)
-            part = item["content"][0]
-            yield self._event(
-                "response.output_text.done", text=self._text, logprobs=[], **self._in_text()
-            )
+            part = _content(self._text, is_refusal=self._is_refusal)
+            item = _message(self._id, part)
+            if self._is_refusal:
+                yield self._event("response.refusal.done", refusal=self._text, **self._in_text())
+            else:
+                yield self._event(
+                    "response.output_text.done", text=self._text, logprobs=[], **self._in_text()
+                )
             yield self._event("response.content_part.done", part=part, **self._in_text())
             yield self._event("response.output_item.done", item=item, **self._at(None))
             output[self._places[None]] = item
