@@ -8,6 +8,8 @@ pixels; thresholds at one, two and four exits. ``--only`` chooses what is measur
 - *parts*: the *segments* of a quarter of the network, the *ramp*, the *decision* and copies of the
   rows that continue, many in one graph, so that launches do not count;
 - *added*: by how much a call takes longer for each exit asked where no row stops;
+- *unreached*: by how much it takes longer for all exits that might follow, where every row stops at
+  the third;
 - *differ*: how many rows are decided otherwise than without graphs, where every second row stops at
   each exit (of one row, none);
 - *calls*: whole calls of the network (*full*) and of such a runner (*exits*), and how long the host
@@ -52,7 +54,7 @@ NETWORKS = {
     "vgg16": partial(exits.vgg, 16),
 }
 """How to build each network."""
-ONLY = ("parts", "added", "differ", "calls")
+ONLY = ("parts", "added", "unreached", "differ", "calls")
 """What can be measured with graphs."""
 CUDA = torch.device("cuda")
 MANY = 20
@@ -89,13 +91,15 @@ def measure(network, value, counts, only):
         places = [round(layers * (k + 1) / (count + 1)) - 1 for k in range(count)]
         if "added" in only:
             none = GraphRunner(network, tables_for(network, dict.fromkeys(places, 1.1)), value)
-            calls = waited(none, value), waited(full, value)
-            more = np.median([extra_time(*calls, CUDA) for _ in range(TURNS)])
-            found[f"added {count}"] = float(more) / count
+            found[f"added {count}"] = longer(none, full, value) / count
         if {"differ", "calls"} & set(only):
             some = tables_for(network, {place: middle(network, place, value) for place in places})
             runner = ways[f"exits {count}"] = GraphRunner(network, some, value)
             differ[count] = differing(runner, Runner(network, some), value)
+    if "unreached" in only:
+        one, more = (dict.fromkeys(range(2, end), 0.0) for end in (3, layers - 1))
+        runners = (GraphRunner(network, tables_for(network, each), value) for each in (more, one))
+        found[f"unreached {len(more) - 1}"] = longer(*runners, value)
     if "calls" in only:
         timings = [{name: time_batches(run, [value] * 40).mean for name, run in ways.items()}
                    for _ in range(TURNS)]  # fmt: skip
@@ -103,6 +107,12 @@ def measure(network, value, counts, only):
         found["launch"] = launch_time(runner._graphs[rows_of(value)])
     parts = parts_in_graphs(network, value) if "parts" in only else {}
     return {**parts, **found}, differ
+
+
+def longer(run, other, value):
+    """Return by how much a call takes longer than another, in turns."""
+    calls = waited(run, value), waited(other, value)
+    return float(np.median([extra_time(*calls, CUDA) for _ in range(TURNS)]))
 
 
 def parts_in_graphs(network, value):
