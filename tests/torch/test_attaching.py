@@ -372,3 +372,60 @@ def test_inputs_of_another_number_are_refused():
         ArgumentError, match="the network takes 1 tensors, as in the example, not 2"
     ):
         network.full((images(), images()))
+
+
+class Pairs(nn.Module):
+    """A block that returns exactly two parts, of which the model unpacks both, as DeBERTa's."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x).tanh(), None
+
+
+class OfPairs(nn.Module):
+    def __init__(self, strict=False):
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(Pairs() for _ in range(3)), nn.Linear(4, CLASSES)
+        self.strict = strict
+
+    def forward(self, inputs):
+        for block in self.blocks:
+            before = inputs
+            inputs, _ = block(inputs)
+            if self.strict and inputs.data_ptr() == before.data_ptr():
+                raise ValueError("too little was computed")
+        return self.head(inputs)
+
+
+def test_outputs_of_blocks_keep_their_number_of_parts():
+    example = torch.randn(4, 4)
+    network = attach(OfPairs(), "blocks", example)
+    assert [logits.shape for logits in network(example)] == [(4, CLASSES)] * 3
+
+
+def test_a_model_that_fails_without_its_blocks_is_named():
+    with pytest.raises(ArgumentError, match="OfPairs cannot run with its blocks apart: ValueError"):
+        attach(OfPairs(strict=True), "blocks", torch.randn(4, 4))
+
+
+def test_a_network_takes_what_it_was_attached_with():
+    example = {"inputs": torch.randn(4, 4)}
+    network = attach(OfPairs(), "blocks", example)
+    more = {"inputs": torch.randn(2, 4), "other": torch.zeros(2)}
+    assert torch.equal(network.full(more), network.full(more["inputs"]))
+    with pytest.raises(ArgumentError, match=r"as in the example \(inputs\), not 0"):
+        network.full({"other": torch.zeros(2)})
+
+
+def test_labels_are_no_inputs():
+    with pytest.raises(ArgumentError, match=r"example holds 'labels'.*leave labels out"):
+        attach(OfPairs(), "blocks", {"inputs": torch.randn(4, 4), "labels": torch.zeros(4)})
+
+
+def test_modules_without_lists_are_named():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with pytest.raises(ArgumentError, match="has no module 1; its modules are '0', '1'"):
+        attach(model, [1], torch.randn(3, 4))

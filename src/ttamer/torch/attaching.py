@@ -37,6 +37,8 @@ CONSTANTS = (type(None), bool, int, float, str, torch.dtype)
 """What a block may get besides tensors."""
 MASK_NAMES = ("attention_mask", "mask")
 """The names of inputs that mark tokens, true or 1, and padding, false or 0."""
+LABEL_NAMES = ("labels", "label", "label_ids")
+"""The names of labels in the batches of transformers."""
 TOLERANCE = 1e-4
 """The largest relative difference of the full output that rounding may cause."""
 
@@ -59,7 +61,8 @@ def attach(
             blocks but the last; or names of blocks of one such list, for an exit after each of
             these; or the names of other modules that run one after another.
         example: At least two inputs: a tensor, a tuple of tensors, or a mapping from the names of
-            the arguments to tensors. The network then takes tensors in this order.
+            the arguments to tensors. The network then takes tensors in this order, and outside of
+            a :class:`Runner` also such a mapping.
         pool: The vector of an input whose blocks return (batch, tokens, width): its first or last
             token, or the mean. Padding is left out where an input is named ``attention_mask``.
         ramp: A function that returns a ramp for the output of a block, given for the example; by
@@ -128,6 +131,8 @@ class _Chain:
     """Per block and value: ("tensor", its position at the first block) or ("constant", value)."""
     outputs: tuple[int | None, ...]
     """Per block, the position of the hidden state in its output; ``None`` for the output itself."""
+    lengths: tuple[int, ...]
+    """Per block, the number of parts of its output."""
     mask: int | None
     """The position of the mask among the model's arguments."""
 
@@ -144,13 +149,17 @@ class _First(nn.Module):
         self.model = model  # registered once, here: the other parts only refer to it
         self._chain = chain
 
-    def forward(self, value: Value) -> tuple[Tensor, ...]:
+    def forward(self, value: Value | Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Return the output of the first block, what later blocks get, and the model's inputs."""
-        inputs = (value,) if isinstance(value, Tensor) else tuple(value)
         chain = self._chain
+        if isinstance(value, Mapping):
+            value = tuple(value[key] for key in chain.keys or () if key in value)
+        inputs = (value,) if isinstance(value, Tensor) else tuple(value)
         if len(inputs) != chain.count:
+            names = "" if chain.keys is None else f" ({', '.join(chain.keys)})"
             raise ArgumentError(
-                f"the network takes {chain.count} tensors, as in the example, not {len(inputs)}"
+                f"the network takes {chain.count} tensors, as in the example{names}, not "
+                f"{len(inputs)}"
             )
         leaves = _first_call(self.model, chain.blocks[0], inputs, chain.keys)
         if any(
@@ -200,13 +209,13 @@ class _Rest(nn.Module):
         chain, hidden = self._chain, value[0]
         inputs = value[1 + len(chain.carried) :]
 
-        def known(at: int | None) -> Callable[..., Any]:
+        def known(at: int | None, length: int) -> Callable[..., Any]:
             # A tuple's other parts, such as attention weights, are unused or the check fails.
-            return lambda *_args, **_kwargs: (
-                hidden if at is None else (*(None,) * at, hidden, *(None,) * 3)
-            )
+            parts = tuple(hidden if k == at else None for k in range(length))
+            return lambda *_args, **_kwargs: hidden if at is None else parts
 
-        replaced = dict(zip(chain.blocks, map(known, chain.outputs), strict=True))
+        known_outputs = map(known, chain.outputs, chain.lengths)
+        replaced = dict(zip(chain.blocks, known_outputs, strict=True))
         with _replaced(replaced):
             return _logits(_call(self._model[0], inputs, chain.keys))
 
@@ -232,6 +241,12 @@ def _inputs(
     """Return the tensors of an example, and their names where it has names."""
     keys: tuple[str, ...] | None = None
     if isinstance(example, Mapping):
+        labels = [key for key in example if key in LABEL_NAMES]
+        if labels:
+            raise ArgumentError(
+                f"example holds {labels[0]!r}, which the network is not given when it runs: leave "
+                "labels out of it"
+            )
         keys, inputs = tuple(example), tuple(example.values())
     else:
         inputs = (example,) if isinstance(example, Tensor) else tuple(example)
@@ -258,9 +273,10 @@ def _names(model: nn.Module, points: str | Sequence[str]) -> tuple[list[str], se
         lists = [
             n for n, m in modules.items() if isinstance(m, nn.ModuleList | nn.Sequential) and n
         ]
+        found = lists or [repr(name) for name, _ in model.named_children()]
         raise ArgumentError(
-            f"{type(model).__name__} has no module {(missing or [''])[0]!r}; lists of blocks are "
-            f"{', '.join(lists[:8]) or 'none'}"
+            f"{type(model).__name__} has no module {(missing or [''])[0]!r}; "
+            f"{'lists of blocks' if lists else 'its modules'} are {', '.join(found[:8]) or 'none'}"
         )
     parents = {points if isinstance(points, str) else name.rpartition(".")[0] for name in names}
     parent = parents.pop()
@@ -436,6 +452,7 @@ def _chain(
         specs=tuple(spec for _, _, spec, _ in calls),
         sources=tuple(sources),
         outputs=tuple(outputs),
+        lengths=tuple(len(out) if isinstance(out, tuple | list) else 1 for *_, out in calls),
         mask=None if mask is None else 1 + len(used) + mask,
     )
 
@@ -502,7 +519,15 @@ def _check(
     for rows in (len(inputs[0]), len(inputs[0]) - 1):
         some = tuple(each[:rows] for each in inputs)
         expected = _logits(_call(model, some, keys))
-        found = network.full(some if len(some) > 1 else some[0])
+        try:
+            found = network.full(some if len(some) > 1 else some[0])
+        except ArgumentError:
+            raise
+        except Exception as error:  # whatever a model does with what its blocks return
+            raise ArgumentError(
+                f"{type(model).__name__} cannot run with its blocks apart: {type(error).__name__}: "
+                f"{error}; choose other points, or build EarlyExit(blocks, ramps, head)"
+            ) from error
         limit = TOLERANCE * (1 + float(expected.abs().max()))
         difference = float((found - expected).abs().max())
         if found.shape != expected.shape or not difference <= limit:
