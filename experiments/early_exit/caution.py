@@ -1,13 +1,14 @@
 """Whether an allowance for error holds on new rows, with standard errors to spare and without.
 
-    PYTHONPATH=src python experiments/early_exit/caution.py [mpnet-imdb smollm2-imdb] [--splits 5]
+    PYTHONPATH=src python experiments/early_exit/caution.py [mpnet-imdb smollm2-imdb] [--traces DIR]
 
-The traces that come with the package, split at random into 5,000 rows to fit and 5,000 to test, and
-the times that tables.py measured (results/table-NAME.json; bf16, CUDA graphs, batches of 32), for
+The traces that come with the package, or those that tables.py wrote beside its results, split at
+random into 5,000 rows to fit and 5,000 to test, and the times that tables.py measured (results/table-NAME.json; bf16, CUDA graphs, batches of 32), for
 the sets of ramps that were best there and for all ramps. Of the policies within the allowance, as
-``exits.recommend`` estimates it, the fastest is chosen. Prints per allowance and caution: points of
-error more than the network on the test rows, mean and standard error over splits; in how many
-splits the allowance holds; and the speed-up predicted.
+``exits.recommend`` estimates it, some of them fitted to the network's answers, the fastest is
+chosen. Prints per allowance and caution: points of error more than the network on the test rows,
+mean and standard error over splits; in how many splits the allowance holds; and the speed-up
+predicted.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=["mpnet-imdb", "smollm2-imdb"])
     parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--traces", type=Path, help="a folder with what tables.py traced")
     args = parser.parse_args()
     for name in args.names:
         path = Path(__file__).parent / "results" / f"table-{name}.json"
@@ -41,7 +43,10 @@ def main() -> None:
             else tuple(value) if isinstance(value, list) else value
             for key, value in stored.items()
         })  # fmt: skip
-        trace = tt.datasets.load(name).restrict(measured.names)
+        trace = tt.datasets.load(name)
+        if args.traces is not None:
+            trace = tt.Trace.read(args.traces / f"table-{name}.bf16.trace.npz")
+        trace = trace.restrict(measured.names)
         sets = [tuple(ramps) for ramps in report["sets"][str(BATCH)]]
         sets.append(tuning.many_ramps(len(measured.names) - 1))
         found = [chosen(trace, measured, sets, seed) for seed in range(args.splits)]
@@ -62,6 +67,7 @@ def chosen(trace, measured, sets, seed) -> dict:
     group = measured.groups.index(BATCH)
     whole = sum(row[group] for row in measured.segments)
     every = [each for ramps in sets for each in tuning.fitted_for(fit, measured, BATCH, ramps)]
+    every += tuning.fitted_for(fit, measured, BATCH, sets[-1], target="last")
     found = {}
     for level in LEVELS:
         for caution in CAUTIONS:

@@ -92,6 +92,31 @@ def test_a_cautious_search_keeps_standard_errors_to_spare(trace):
     assert some.spread == pytest.approx(more.std() / len(more) ** 0.5)
 
 
+def test_policies_are_also_fitted_to_the_answers_of_the_network(trace):
+    measured, ramps = made(0.01), (0, 1, 2)
+    own, agreeing = (
+        tuning.fitted_for(trace, measured, 4, ramps, target=target) for target in (None, "last")
+    )
+    full = trace.with_spec(measured.costs(4).spec(skip=True))
+    right = full.wrong()[:, -1].mean()
+    for each in agreeing:
+        played = each.policy.play(full)
+        error = full.wrong()[np.arange(len(full)), played.answer].mean()
+        changed = full.wrong("last")[np.arange(len(full)), played.answer].mean()
+        assert each.error == pytest.approx(error + each.policy.error - changed)
+    best = min(x.seconds for x in own + agreeing if x.error + 2 * x.spread <= right)
+    assert search(trace, measured, 4, max_error=float(right), caution=2)[0].seconds <= best
+    policy, network, some = (
+        agreeing[len(agreeing) // 2].policy,
+        adding_network(),
+        evidence(50, seed=3),
+    )
+    answers = Runner(network, policy)(some[0])
+    replay = policy.play(trace_of(network, [some]).with_spec(full.spec))
+    assert answers.exit.tolist() == replay.answer.tolist()
+    assert answers.asked.tolist() == replay.asked.tolist()
+
+
 def test_nothing_is_found_where_nothing_is_good_enough(trace):
     assert search(trace, made(0.01), 4, max_error=-1.0) == []
 

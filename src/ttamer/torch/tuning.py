@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ttamer.torch.early_exit import EarlyExit, Value
     from ttamer.torch.profiling import Profile
     from ttamer.torch.runner import Runner
+    from ttamer.trace.spec import Target
     from ttamer.trace.trace import Trace
 
 __all__ = ["Candidate", "Recommendation", "Timing", "predicted", "recommend", "time_batches"]
@@ -227,18 +228,21 @@ def search(
     """Return the policies within an error bound with the lowest predicted times, fastest first.
 
     Sets of ramps grow by one ramp at a time, each time the one that helps most; the set of all
-    ramps is tried too.
+    ramps is tried too. For the largest of them policies are also fitted to the answers of the
+    network itself: they change few of these, so that their errors are known more precisely.
     """
-    found: list[Candidate] = []
+    found: dict[tuple[int, ...], Candidate] = {}
 
-    def fastest(ramps: tuple[int, ...]) -> Candidate | None:
-        """Return the fastest policy for some ramps, and note it where its ramps are new."""
+    def fastest(ramps: tuple[int, ...], target: Target | None = None) -> Candidate | None:
+        """Return the fastest policy for some ramps, and note it where no other asks the same."""
         if progress is not None:
             progress(f"ramps {', '.join(measured.names[k] for k in ramps)}")
-        able = [each for each in fitted_for(trace, measured, batch, ramps)
+        able = [each for each in fitted_for(trace, measured, batch, ramps, target=target)
                 if each.error + caution * each.spread <= max_error]  # fmt: skip
         fast = min(able, key=lambda each: each.seconds, default=None)
-        found.extend([fast] if fast and fast.ramps not in {each.ramps for each in found} else [])
+        if fast is not None:
+            known = found.get(fast.ramps, fast)
+            found[fast.ramps] = min(fast, known, key=lambda each: each.seconds)
         return fast
 
     kept: tuple[int, ...] = ()
@@ -249,10 +253,13 @@ def search(
         if not times:
             break
         kept = min(times, key=lambda ramps: times[ramps])
+    every = many_ramps(len(exits))
     if len(exits) > MAX_RAMPS:
-        fastest(many_ramps(len(exits)))
-    found.sort(key=lambda each: each.seconds)
-    return found[:MAX_TIMED]
+        fastest(every)
+    if trace.prediction is not None and trace.spec.target == "label":
+        for ramps in dict.fromkeys((kept or every, every)):
+            fastest(ramps, "last")
+    return sorted(found.values(), key=lambda each: each.seconds)[:MAX_TIMED]
 
 
 def many_ramps(count: int) -> tuple[int, ...]:
@@ -268,16 +275,27 @@ def many_ramps(count: int) -> tuple[int, ...]:
 
 
 def fitted_for(
-    trace: Trace, measured: Profile, batch: int, ramps: tuple[int, ...]
+    trace: Trace,
+    measured: Profile,
+    batch: int,
+    ramps: tuple[int, ...],
+    *,
+    target: Target | None = None,
 ) -> list[Candidate]:
-    """Fit a ladder for these ramps and the head, and predict the time of each policy."""
-    spec = measured.costs(batch).spec(target=trace.spec.target, skip=True)
+    """Fit a ladder for these ramps and the head, and predict the time of each policy.
+
+    ``target``: what the policies are fitted to, by default the trace's own. Errors are of the
+    trace's own in any case: those on its rows, and what cross-fitting adds to those of the target.
+    """
+    spec = measured.costs(batch).spec(target=target or trace.spec.target, skip=True)
     places = np.array([*ramps, len(spec) - 1])
     fewer = trace.with_spec(spec).restrict([spec.names[k] for k in places])
     ladder = fit(fewer, order="skip", tradeoffs=_tradeoffs())
-    found, wrong, rows = [], fewer.wrong(), np.arange(len(fewer))
+    found, rows = [], np.arange(len(fewer))
+    wrong, fitted = fewer.wrong(trace.spec.target), fewer.wrong()
     for policy, played in zip(ladder, ladder.play_all(fewer), strict=True):
         error = float("inf") if policy.error is None else policy.error
+        error += float(wrong[rows, played.answer].mean() - fitted[rows, played.answer].mean())
         asked = np.zeros((len(fewer), len(spec)), bool)
         asked[:, places] = played.asked
         seconds = predicted(asked, places[played.last], measured, batch)
