@@ -3,8 +3,9 @@
     PYTHONPATH=src python experiments/early_exit/caution.py [mpnet-imdb smollm2-imdb] [--traces DIR]
 
 The traces that come with the package, or those that tables.py wrote beside its results, split at
-random into 5,000 rows to fit and 5,000 to test, and the times that tables.py measured (results/table-NAME.json; bf16, CUDA graphs, batches of 32), for
-the sets of ramps that were best there and for all ramps. Of the policies within the allowance, as
+random into 5,000 rows to fit and 5,000 to test, and the times that tables.py measured
+(results/table-NAME.json; bf16, CUDA graphs, batches of 32), for the sets of ramps that were best
+there and for all ramps. Of the policies within the allowance, as
 ``exits.recommend`` estimates it, some of them fitted to the network's answers, the fastest is
 chosen. Prints per allowance and caution: points of error more than the network on the test rows,
 mean and standard error over splits; in how many splits the allowance holds; and the speed-up
