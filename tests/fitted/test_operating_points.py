@@ -13,6 +13,7 @@ from ttamer import datasets
 from ttamer._numbers import number
 from ttamer.errors import ArgumentError
 from ttamer.fitted.mixture import Rungs
+from ttamer.policy.session import LastAnswerSession
 
 
 def in_unit(trace, unit):
@@ -126,6 +127,60 @@ def test_a_node_that_no_mixture_beats_is_the_default(tmp_path):
     assert turn.answer == "weak"
     with pytest.raises(ArgumentError, match="no node"):
         ladder.alone("none")
+
+
+def test_where_a_node_alone_fails_the_most_accurate_of_the_others_is_asked():
+    ladder = tt.fit(answering_trace(400, order="any"))
+    errors = dict(zip(ladder.spec.names, ladder.rungs.node_errors, strict=True))
+    turn = ladder.alone("large").session()
+    order = []
+    while turn.next is not None:
+        order.append(turn.next)
+        turn.fail()
+    assert order == ["large", *sorted({*errors} - {"large"}, key=errors.__getitem__)]
+    assert order[1] == "middle"
+
+
+@pytest.fixture(scope="module")
+def several():
+    return tt.fit(answering_trace(600, order="any"))
+
+
+def without_large(policy, trace, row):
+    """The nodes asked for a row while the large one is down, the answer, and the last reason."""
+    turn = policy.session()
+    while turn.next is not None:
+        node = trace.names.index(turn.next)
+        if turn.next == "large":
+            turn.fail()
+            why = turn.explain().why
+        else:
+            prediction = trace.classes[trace.prediction[row, node]]
+            turn.observe(confidence=trace.confidence[row, node], prediction=prediction)
+    return turn, why if "large" in turn.asked else ""
+
+
+def test_where_a_node_fails_another_is_asked_if_that_gains(several):
+    trace = answering_trace(200, seed=1, order="any")
+    policy, wrong, reasons = several.at(0.98), [], []
+    for row in range(len(trace)):
+        turn, why = without_large(policy, trace, row)
+        assert "middle" in turn.asked
+        wrong.append(trace.wrong()[row, trace.names.index(turn.answer)])
+        reasons.append(why)
+    assert np.mean(wrong) <= trace.wrong()[:, 1].mean() + 0.02
+    saved = [why for why in reasons if why.endswith("ask 'middle'")]
+    assert len(saved) > 20
+    assert all("asking on saves" in why for why in saved)
+
+
+def test_where_a_node_fails_and_no_other_gains_the_session_stops(several, monkeypatch):
+    gains = LastAnswerSession.gains
+    monkeypatch.setattr(LastAnswerSession, "gains", lambda *at: dict.fromkeys(gains(*at), -1.0))
+    trace = answering_trace(40, seed=1, order="any")
+    turns = [without_large(several.at(0.98), trace, row)[0] for row in range(len(trace))]
+    assert ("small", "large") in {turn.asked for turn in turns}
+    assert all(turn.answer is not None for turn in turns)
 
 
 def test_an_exit_alone_is_reached_through_those_before_it():

@@ -570,3 +570,11 @@ def test_without_recall_what_is_asked_next_has_the_chances_of_the_states():
     while turn.next is not None:
         turn.observe(0)
     assert turn.ahead() == {}
+
+
+def test_without_recall_the_gain_of_one_more_node_is_its_value_if_it_stops_there():
+    turn = tt.solve(LINE, 0.6, recall=False).session()
+    after = 0.6 * (0.7 * 0.05 + 0.3 * 0.5) + 0.4 * 0.2
+    assert turn.gains(0, 1) == {1: pytest.approx(0.6 * 0.5 - after)}
+    assert turn.gains(0, 0)[1] < 0
+    assert turn.gains(1, 0) == {}

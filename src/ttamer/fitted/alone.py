@@ -1,7 +1,8 @@
 """One node by itself as a policy: what every cascade has to be better than.
 
 It asks one node, and those that must be asked before it, and returns its answer; where that node
-fails, the others are asked in their order.
+fails, the others are asked until one answers: separate models by their error, the lowest first, and
+others in their order.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def alone(
     """
     spec, full, tradeoff = model.spec, model.full_cost, 0.5
     first = [v for v in spec.asking_order() if spec.required[node, v]]
-    columns = [*first, *(v for v in spec.asking_order() if v not in first)]
+    others = [v for v in spec.asking_order() if v not in first]
+    if not (spec.is_network or spec.is_tree):
+        others.sort(key=lambda v: float(errors[v]))
+    columns = [*first, *others]
     losses = errors[columns] / model.loss_unit
     costs = [
         spec.step_cost(source, target, spec.costs) / full

@@ -487,7 +487,7 @@ class FittedLadder(Ladder):
         """Return the policy that returns the answer of one node, whatever it is.
 
         Nodes that must be asked before it are asked too. Where the node fails, the others are asked
-        in their order.
+        until one answers: separate models by their error, the lowest first, others in their order.
 
         Args:
             node: The name of a node of the cascade.

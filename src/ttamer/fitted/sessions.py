@@ -308,8 +308,8 @@ class BeliefSession(_ModelSession):
     True
     """
 
-    __slots__ = ("_failed", "_least", "_odds", "_offset", "_owner", "_place", "_predictions",
-                 "_shift", "_unknown")  # fmt: skip
+    __slots__ = ("_failed", "_gain", "_least", "_odds", "_offset", "_owner", "_place",
+                 "_predictions", "_shift", "_unknown")  # fmt: skip
 
     _model: BeliefModel
     _inner: LastAnswerSession
@@ -329,6 +329,7 @@ class BeliefSession(_ModelSession):
         self._owner = -1
         self._least = inf
         self._failed: tuple[int, ...] = ()
+        self._gain = 0.0  # of asking on where the policy would stop after a failure
         self._place = -1
         self._shift = 0.0
         known = model.belief.signals
@@ -384,6 +385,7 @@ class BeliefSession(_ModelSession):
         self._least, self._owner = scorer.least(
             place, self._odds, self._offset, self._predictions, self._failed
         )
+        self._gain = 0.0
         self._inner.observe(self._state_at(place))
 
     def _state_at(self, place: int) -> int:
@@ -445,6 +447,35 @@ class BeliefSession(_ModelSession):
         self._inner.observe(self._state_at(place))
         if self._owner < 0:
             self._inner.go_on()
+        else:
+            self._go_on_without()
+
+    def _go_on_without(self) -> None:
+        """Where the policy stops after a failure, ask the node that gains most, if one does.
+
+        The tables after a node assume its answer, with which the others may be worth nothing. So
+        the gain is that of asking after the nodes that did answer, as if the others were not there.
+        """
+        self._gain = 0.0
+        if self.next is not None or self._model.spec.is_network:
+            return
+        steps, asked, failed = self._model.steps, self._asked, self._failed
+        places = {frozenset(step): place for place, step in enumerate(steps)}
+        answered = frozenset(asked) - frozenset(failed)
+        source = places.get(answered)
+        if source is None:
+            return
+        onward = self._inner.gains(self._place, self._state_at(self._place))
+        gains = {}
+        for target, gain in self._inner.gains(source, self._state_at(source)).items():
+            added = frozenset(steps[target]) - answered
+            reached = places.get(frozenset(asked) | added, -1)
+            if gain > 0 and reached in onward and not added & {*asked}:
+                gains[reached] = gain
+        if gains:
+            best = max(gains, key=lambda place: gains[place])
+            self._gain = gains[best]
+            self._inner.start_at(best)
 
     def ahead(self) -> dict[str | None, float]:
         """Return the chance of each node to be asked right after ``next``."""
@@ -466,6 +497,8 @@ class BeliefSession(_ModelSession):
     def explain(self) -> Explanation:
         """Return why the session stands where it stands."""
         inner = self._inner.explain()
+        if self._gain:
+            inner = dataclasses.replace(inner, index=inner.best - self._gain)
         if not self._asked:
             why = f"there is no answer yet: ask {self.next!r}"
         elif inner.index == inf:

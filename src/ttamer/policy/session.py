@@ -535,6 +535,26 @@ class LastAnswerSession(StateSession):
         """Ask this node first, whatever the policy's choice."""
         self._node, self.next = node, self._names[node]
 
+    def gains(self, place: int, state: int) -> dict[int, float]:
+        """Return what asking one more node after a place gains, weighed, if it stops there.
+
+        Args:
+            place: The number of the node asked last.
+            state: The number of the state in which it was observed.
+
+        Returns:
+            Gains by the number of the node; negative where it costs more than it gains.
+        """
+        problem, tradeoff = self._policy.problem, self._policy.tradeoff
+        best = weigh_losses(problem.nodes[place].losses[state : state + 1], tradeoff)[0]
+        found = {}
+        for way in problem.outgoing[place]:
+            edge, target = problem.edges[way], problem.ends[way][1]
+            row, losses = edge.probabilities[state], problem.nodes[target].losses
+            after = row[row > 0] @ weigh_losses(losses[row > 0], tradeoff)
+            found[target] = float(best - after - (1 - tradeoff) * edge.expected_costs[state])
+        return found
+
     def ahead(self) -> dict[int, float]:
         """Return the chance of each node to be asked right after ``next``; -1 is to stop.
 
