@@ -62,6 +62,7 @@ def test_a_response_streams(opened, model, mode):
     assert kinds[-1] == "response.completed"
     assert kinds.count("response.output_text.delta") >= 1
     assert final.output_text == "B and more"
+    assert final.usage.output_tokens == {"ttamer": 6, "large": 3}[model]
 
 
 def test_structured_output_is_parsed_by_the_client(opened):
@@ -147,6 +148,21 @@ def test_an_answer_in_parts_is_their_text(opened, path, is_stream):
     assert reply.status_code == 200
     assert "Bee" in reply.text
     assert "add" in reply.text
+
+
+@pytest.mark.parametrize("choice", [3, {"delta": "x"}, {"delta": {"tool_calls": ["x"]}}])
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+def test_a_malformed_chunk_ends_a_stream_with_an_error_event(opened, path, choice):
+    gateway, client = opened(serve={"direct": True})
+    client.close()
+    upstream = gateway.served.upstreams["large"]
+    upstream.raw_type = "text/event-stream"
+    chunks = ({"choices": [{"delta": {"content": "B"}}]}, {"choices": [choice]})
+    upstream.raw = b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in chunks)
+    body = {"messages": ASK, "input": "q", "max_tokens": 9, "model": "ttamer", "stream": True}
+    gateway.served.upstreams["small"].mode = "error"
+    reply = httpx.post(f"{gateway.url}/{path}", json=body, timeout=30.0)  # is not cut off
+    assert '"error"' in reply.text.splitlines()[-2]
 
 
 @pytest.mark.parametrize("calls", [["x"], {"x": 1}, [{"function": "add"}]])

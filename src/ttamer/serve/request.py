@@ -119,9 +119,9 @@ class RequestContext:
         if endpoint.chunk:
             stream = bool(body.pop("stream", None))
             options = body.pop("stream_options", None)
-            include_usage = bool(options and options.get("include_usage"))
-        if translation is not None:
-            include_usage = translation.include_usage
+            include_usage = translation is not None or bool(
+                options and options.get("include_usage")
+            )
         return cls(endpoint, model, body, stream, include_usage, choice, **context)
 
     @property

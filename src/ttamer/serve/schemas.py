@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Validator = Callable[[Any], "Violation | None"]
 
 __all__ = ["CHAT", "CLASSIFY", "COMPLETION", "EMBEDDING", "LABEL", "MESSAGE", "RESPONSE",
-           "BadField", "check", "compile_schema"]  # fmt: skip
+           "TOOL_CALL", "BadField", "check", "compile_schema"]  # fmt: skip
 
 Schema = dict[str, Any]
 
@@ -258,7 +258,7 @@ _SAMPLING: Schema = {
     },
     "ttamer": _CHOICE,
 }
-_TOOL_CALL: Schema = {
+TOOL_CALL: Schema = {
     "type": "object",
     "properties": {
         "function": {
@@ -281,7 +281,7 @@ _MESSAGE: Schema = {
                 {"type": "array", "items": {"type": "object"}},
             ]
         },
-        "tool_calls": {"type": ["array", "null"], "items": _TOOL_CALL},
+        "tool_calls": {"type": ["array", "null"], "items": TOOL_CALL},
     },
 }
 

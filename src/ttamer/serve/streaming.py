@@ -27,6 +27,7 @@ from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
 from ttamer.serve import openai
 from ttamer.serve.confidence import Unreadable, answer_text, first_logprobs, token_entries
 from ttamer.serve.node import NodeAnswer
+from ttamer.serve.schemas import TOOL_CALL, compile_schema
 from ttamer.serve.translations import TRANSLATIONS
 from ttamer.serve.upstream import UpstreamFailed
 
@@ -154,8 +155,10 @@ class Relay:
                 data = _data(event)
                 if data is None:
                     continue
-                if "error" in data or not isinstance(data.get("choices"), list):
+                if "error" in data:
                     raise self._fail(UpstreamFailed(self._name, "error", "ended with an error"))
+                if _violation(data) is not None:
+                    raise self._fail(UpstreamFailed(self._name, "garbage", "streams no chunks"))
                 kept = {key: data[key] for key in CHUNK_FIELDS if key in data}
                 if not data["choices"]:
                     kept |= openai.bill_fields(request.bill)
@@ -172,6 +175,16 @@ class Relay:
         """Return the record of the call."""
         error = None if self._failed is None else f"{self._failed.kind}: {self._failed}"
         return NodeCall(self._name, None, None, self.cost, time.monotonic() - self._start, error)
+
+
+_CALL = {"index": {"type": ["integer", "null"], "minimum": 0}, **TOOL_CALL["properties"]}
+_CALLS = {"type": ["array", "null"], "items": {"type": "object", "properties": _CALL}}
+_DELTA = {"type": ["object", "null"], "properties": {"tool_calls": _CALLS}}
+_CHOICES = {"type": "array", "items": {"type": "object", "properties": {"delta": _DELTA}}}
+_violation = compile_schema(
+    {"type": "object", "required": ["choices"], "properties": {"choices": _CHOICES}}
+)
+"""Checks the fields of a chunk that are read."""
 
 
 def _data(event: bytes) -> dict[str, Any] | None:

@@ -42,14 +42,10 @@ class Translation:
     """From the request's id and the node to the events of a stream."""
     error: Callable[[HttpError], dict[str, Any]] | None = None
     """The body of an error; by default OpenAI's."""
-    include_usage: bool = False
-    """Whether the events state the usage."""
 
 
 TRANSLATIONS = {
     RESPONSES.path: Translation(chat_body, response_from, ResponseEvents),
-    MESSAGES.path: Translation(
-        chat_from_request, message_from, MessageEvents, message_error, include_usage=True
-    ),
+    MESSAGES.path: Translation(chat_from_request, message_from, MessageEvents, message_error),
 }
 """The translation of each door, by its path."""
