@@ -238,6 +238,12 @@ def test_bad_options_are_refused(options, words):
         fit(chain_trace(100), **options)
 
 
+def test_numbers_of_numpy_are_options(tmp_path):
+    ladder = fit(chain_trace(100), states=np.int64(2), seed=np.int64(3))
+    tt.save(ladder, tmp_path / "policies.ttamer")
+    assert np.array_equal(tt.load(tmp_path / "policies.ttamer").tradeoffs, ladder.tradeoffs)
+
+
 def test_too_short_a_trace_is_refused():
     with pytest.raises(TraceError, match="10"):
         fit(chain_trace(9))

@@ -505,7 +505,7 @@ def test_a_node_has_a_limit_of_concurrent_calls(small):
 @pytest.mark.parametrize("limit", [{"max_concurrent": 1}, {"max_rate": 1.0}])
 def test_a_call_beyond_a_limit_waits_only_so_long(small, limit):
     small.mode = "slow" if "max_concurrent" in limit else "ok"
-    node = settings(small.url, max_wait=0.0, timeout=0.3, **limit)
+    node = settings(small.url, max_wait=0.0, timeout=2.0, **limit)
     kinds = sorted(getattr(each, "kind", "answer") for each in calls(node, 3, timeout=5.0))
     assert kinds.count("queue") == 2
     assert small.count == 1

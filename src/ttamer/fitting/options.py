@@ -84,7 +84,8 @@ class FitOptions:
                 f"quantise must be one of {', '.join(METHODS)}, not {self.quantise!r}"
             )
         states = self.states
-        if states is not None and (not isinstance(states, int) or not 1 <= states <= MAX_STATES):
+        whole = isinstance(states, int | np.integer)
+        if states is not None and (not whole or not 1 <= states <= MAX_STATES):
             raise ArgumentError(f"states must be from 1 to {MAX_STATES}, not {states!r}")
         for name, value, least in (("folds", self.folds, 2), ("seed", self.seed, 0)):
             if not isinstance(value, int | np.integer) or value < least:
