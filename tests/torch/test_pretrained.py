@@ -12,6 +12,7 @@ from ttamer.errors import ArgumentError
 from ttamer.solvers import solve
 from ttamer.torch import (
     EarlyExit,
+    GraphRunner,
     Runner,
     attach,
     bert,
@@ -62,6 +63,19 @@ def test_a_family_is_built_again_from_its_folder(family, tmp_path):
             assert torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize("build", [bert, mpnet])
+def test_a_folder_that_does_not_record_its_ramps_has_dense_ones(build, tmp_path):
+    small = {bert: BertConfig, mpnet: MPNetConfig}[build](**SMALL)
+    network = build(small, classes=3, ramps="dense").eval()
+    network.save_pretrained(tmp_path)
+    config = dict(network.config)
+    config.pop("ramps")
+    changed(tmp_path, network=config)
+    loaded = EarlyExit.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(network(TOKENS)[0], loaded(TOKENS)[0])
+
+
 def test_other_networks_are_loaded_into_one_built_the_same_way(tmp_path):
     network = adding_network()
     with torch.no_grad():
@@ -99,6 +113,15 @@ def test_the_policy_comes_with_it(tmp_path):
     adding_network().save_pretrained(tmp_path)  # the old policy goes
     with pytest.raises(ArgumentError, match="has no policy"):
         Runner.from_pretrained(tmp_path, adding_network())
+
+
+def test_a_runner_with_graphs_needs_an_example_and_a_gpu(tmp_path):
+    adding_network().save_pretrained(tmp_path, policy=fitted("full").at(0.9))
+    with pytest.raises(ArgumentError, match=r"give example=, or use Runner\.from_pretrained"):
+        GraphRunner.from_pretrained(tmp_path, adding_network())
+    inputs, _ = evidence(4, seed=0)
+    with pytest.raises(ArgumentError, match="CUDA graphs need a GPU and Triton"):
+        GraphRunner.from_pretrained(tmp_path, adding_network(), example=inputs)
 
 
 def test_names_of_classes_come_with_it(tmp_path):

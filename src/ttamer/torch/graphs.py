@@ -32,6 +32,7 @@ from ttamer.torch.devices import (
 from ttamer.torch.runner import Answers, Runner, group_sizes
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
@@ -112,6 +113,52 @@ class GraphRunner(Runner):
         self._counts = {size: size for size in self._sizes}
         self._graphs: dict[int, Callable[[], None]] = {}
         self._buffers: list[Any] = []  # what graphs read and write, beside what they allocate
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        network: EarlyExit | None = None,
+        *,
+        example: Value | None = None,
+        tradeoff: float | None = None,
+        precision: Precision = "fp32",
+        regrouping: Regrouping | None = None,
+        sizes: Sequence[int] | None = None,
+    ) -> GraphRunner:
+        """Return a runner of the network and the policy in a folder, with CUDA graphs.
+
+        Args:
+            folder: A folder that :meth:`EarlyExit.save_pretrained` wrote with a policy.
+            network: A network of the same architecture, on a GPU; not needed for families that are
+                built by name, which are moved to the current GPU.
+            example: A batch of the largest size; it must be given.
+            tradeoff: Which policy of a ladder to run.
+            precision: What the network computes in.
+            regrouping: When survivors are regrouped; by default whenever any row has left.
+            sizes: The group sizes; by default powers of two and the numbers half way between.
+
+        Returns:
+            The runner.
+
+        Raises:
+            ArgumentError: There is no example, the folder has no policy, or a ladder and no
+                tradeoff is given, or there is no GPU.
+        """
+        from ttamer.torch.pretrained import load_runnable
+
+        if example is None:
+            raise ArgumentError(
+                "GraphRunner.from_pretrained needs a batch of the largest size: give example=, or "
+                "use Runner.from_pretrained, which runs without CUDA graphs"
+            )
+        found, policy, classes = load_runnable(folder, network, tradeoff)
+        if network is None and torch.cuda.is_available():
+            found = found.cuda()
+        return cls(
+            found, policy, example, classes=classes, precision=precision, regrouping=regrouping,
+            sizes=sizes,
+        )  # fmt: skip
 
     @property
     def batch(self) -> int:

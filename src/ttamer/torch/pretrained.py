@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ttamer.torch.early_exit import EarlyExit
 
-__all__ = ["Pretrained", "load_pretrained", "save_pretrained"]
+__all__ = ["Pretrained", "load_pretrained", "load_runnable", "save_pretrained"]
 
 FORMAT = 1
 """The version of the folder's format."""
@@ -152,6 +152,21 @@ def load_pretrained(folder: str | os.PathLike[str], network: EarlyExit | None = 
     return Pretrained(network.eval(), policy, None if classes is None else tuple(classes))
 
 
+def load_runnable(
+    folder: str | os.PathLike[str], network: EarlyExit | None, tradeoff: float | None
+) -> tuple[EarlyExit, FittedPolicy, tuple[str, ...] | None]:
+    """Return the network, one policy and the classes of a folder that has a policy."""
+    found = load_pretrained(folder, network)
+    policy = found.policy
+    if policy is None:
+        raise ArgumentError(f"{folder}: has no policy; save one with save_pretrained(policy=)")
+    if isinstance(policy, FittedLadder):
+        if tradeoff is None:
+            raise ArgumentError(f"{folder}: has a ladder of policies; choose one by tradeoff=")
+        policy = policy.at(tradeoff)
+    return found.network, policy, found.classes
+
+
 def _check_policy(policy: FittedPolicy | FittedLadder, network: EarlyExit) -> None:
     """Raise an error unless a policy is for exits of a network."""
     names = policy.fitted.spec.names
@@ -233,6 +248,8 @@ def _build(path: Path, config: Mapping[str, Any] | None) -> EarlyExit:
         if family == "vgg":
             built = exits.vgg(**options)
         else:
+            if family in ("bert", "mpnet"):
+                options.setdefault("ramps", "dense")  # the only ones before they were recorded
             kind = getattr(transformers(), CONFIGS[family])
             built = getattr(exits, family)(kind.from_dict(options.pop("config")), **options)
         if combined:

@@ -267,24 +267,10 @@ class Runner:
         Raises:
             ArgumentError: The folder has no policy, or a ladder and no tradeoff is given.
         """
-        from ttamer.fitted.ladder import FittedPolicy
-        from ttamer.torch.pretrained import load_pretrained
+        from ttamer.torch.pretrained import load_runnable
 
-        found = load_pretrained(folder, network)
-        policy = found.policy
-        if policy is None:
-            raise ArgumentError(f"{folder}: has no policy; save one with save_pretrained(policy=)")
-        if not isinstance(policy, FittedPolicy):
-            if tradeoff is None:
-                raise ArgumentError(f"{folder}: has a ladder of policies; choose one by tradeoff=")
-            policy = policy.at(tradeoff)
-        return Runner(
-            found.network,
-            policy,
-            classes=found.classes,
-            precision=precision,
-            regrouping=regrouping,
-        )
+        found, policy, classes = load_runnable(folder, network, tradeoff)
+        return Runner(found, policy, classes=classes, precision=precision, regrouping=regrouping)
 
     @property
     def reached(self) -> tuple[str, ...]:
