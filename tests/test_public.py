@@ -79,6 +79,11 @@ def test_every_public_name_can_be_had_after_every_module_was_loaded():
         assert isinstance(value, type(sys)) == (name == "datasets"), f"{name} is a module"
     modules = {module.name for module in pkgutil.iter_modules(ttamer.__path__)}
     assert modules & set(NAMES) == {"datasets"}  # a package, and nothing else of that name
+    for package in packages():
+        module = importlib.import_module(package)
+        shadowed = [n for n in module.__all__ if isinstance(getattr(module, n), type(sys))]
+        listed = {"ttamer": ["datasets"], "ttamer.datasets": ["streams"]}
+        assert shadowed == listed.get(package, []), package
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -97,14 +102,19 @@ def test_importing_the_package_loads_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+def packages():
+    """The names of the packages that have public names."""
+    inner = [m.name for m in pkgutil.iter_modules(ttamer.__path__, "ttamer.") if m.ispkg]
+    return [
+        name for name in ("ttamer", *inner) if hasattr(importlib.import_module(name), "__all__")
+    ]
+
+
 def public_callables():
     """Every public function, and every public method of a public class, by its dotted name."""
-    packages = ["ttamer"] + [
-        module.name for module in pkgutil.iter_modules(ttamer.__path__, "ttamer.") if module.ispkg
-    ]
-    for package in packages:
+    for package in packages():
         module = importlib.import_module(package)
-        for name in getattr(module, "__all__", ()):
+        for name in module.__all__:
             value = getattr(module, name)
             if inspect.isfunction(value):
                 yield f"{package}.{name}", value

@@ -65,13 +65,13 @@ from ttamer.runtime.outcome import CascadeFailed as CascadeFailed
 from ttamer.runtime.outcome import Outcome as Outcome
 from ttamer.solvers import solve as solve
 from ttamer.solvers import solve_ladder as solve_ladder
-from ttamer.theory.optima import (
+from ttamer.theory.optimal_values import (
     Optima as Optima,
 )
-from ttamer.theory.optima import (
+from ttamer.theory.optimal_values import (
     offline_optimum as offline_optimum,
 )
-from ttamer.theory.optima import (
+from ttamer.theory.optimal_values import (
     optima as optima,
 )
 from ttamer.trace.spec import CascadeSpec as CascadeSpec

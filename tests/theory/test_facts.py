@@ -14,7 +14,8 @@ from support.examples import examples
 from support.quantecon_line import build_by_state, quantecon_value
 from support.quantecon_line import solve as quantecon_solve
 from support.strategies import costs, problems, tradeoffs
-from ttamer.theory.synthetic import best_threshold, if_stop_experiments
+from ttamer import ArgumentError
+from ttamer.theory.synthetic import best_threshold, experiment, if_stop_experiments
 
 CLOSE = 1e-12
 lines = problems("line", informers=False)
@@ -138,6 +139,11 @@ def test_independent_identical_losses_have_one_index_and_one_threshold_is_optima
     low, high = chain.index_range
     assert high - low > 0.05
     assert chain.excess_with_recall > 1e-4
+
+
+def test_an_experiment_there_is_not_is_refused():
+    with pytest.raises(ArgumentError, match=r"no experiment 'normal'; there are normal\(0.5"):
+        experiment("normal")
 
 
 @settings(deadline=None)

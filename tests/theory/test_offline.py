@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from support.examples import examples
 from support.oracles import cost_of, realisations
 from support.strategies import joint_problems, problems, tradeoffs
 from ttamer import Edge, Problem, ProblemError
-from ttamer.theory import optima as module
+from ttamer.theory import optimal_values as module
 
 CLOSE = 1e-12
 
@@ -158,3 +159,17 @@ def test_a_prophet_passes_infinite_losses():
     )
     found = tt.offline_optimum(Problem("walk", nodes, edges), 0.5)
     assert found == pytest.approx(0.5 * (0.05 + 0.05) + 0.5 * (0.1 + 0.05), abs=CLOSE)
+
+
+def test_joint_states_of_more_nodes_than_an_array_has_axes():
+    count = 70
+    nodes = (*(tt.Node(f"n{k}", [0.5]) for k in range(count - 1)), tt.Node("last", [0.0, 1.0]))
+    names = [node.name for node in nodes]
+    links = pairwise(names[:-1])
+    edges = (
+        Edge(None, "n0", cost=[0.1], probabilities=[1.0]),
+        *(Edge(source, target, cost=[0.01], probabilities=[[1.0]]) for source, target in links),
+        *(Edge(source, "last", cost=[0.2], probabilities=[[0.5, 0.5]]) for source in ("n0", "n68")),
+    )
+    found = tt.offline_optimum(Problem("walk", nodes, edges), 0.5)
+    assert found == pytest.approx(0.5 * (0.3 / 2) + 0.5 * (0.1 / 2 + 0.25), abs=CLOSE)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from ttamer.policy.base import Ladder, Policy
     from ttamer.problem.problem import Problem
-    from ttamer.theory.optima import Optima
+    from ttamer.theory.optimal_values import Optima
 
 __all__ = ["add_to"]
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     from ttamer import Problem, save, solve, solve_ladder
     from ttamer.cli.output import as_json
     from ttamer.errors import ArgumentError
-    from ttamer.theory.optima import optima
+    from ttamer.theory.optimal_values import optima
 
     problem = Problem.from_file(args.problem)
     recall = not args.no_recall

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ttamer.errors import ArgumentError
 from ttamer.problem.problem import Problem
-from ttamer.theory.optima import no_recall_optimum, offline_optimum, online_optimum
+from ttamer.theory.optimal_values import no_recall_optimum, offline_optimum, online_optimum
 
 __all__ = ["Impossibility", "Needle", "impossibility", "needle", "two_nodes"]
 

@@ -118,11 +118,13 @@ def experiment(
         The problem's policy, and the best fixed thresholds.
 
     Raises:
-        ArgumentError: If a size or the tradeoff is out of range.
+        ArgumentError: If there is no such problem, or a size or the tradeoff is out of range.
 
     >>> experiment("uniform(0, 0.5)").excess_with_recall < 1e-12
     True
     """
+    if name not in EXPERIMENTS:
+        raise ArgumentError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
     if nodes < 2 or states < 2:
         raise ArgumentError(f"give at least 2 nodes and 2 states, not {nodes} and {states}")
     losses = (np.arange(states) + 0.5) / states

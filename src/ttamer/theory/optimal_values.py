@@ -198,29 +198,32 @@ def _prophet_of_walk(problem: Problem, tradeoff: float, tree: Sequence[int]) -> 
 def _prophet_by_enumeration(problem: Problem, tradeoff: float, entering: Sequence[int]) -> float:
     """Go over all joint states; ``entering`` has the edge that gives the law of each node."""
     sizes = [len(node.losses) for node in problem.nodes]
-    if math.prod(sizes) > MAX_JOINT_STATES:
+    total = math.prod(sizes)
+    if total > MAX_JOINT_STATES:
         raise ProblemError(
-            f"the offline optimum goes over all joint states of this problem, {math.prod(sizes)}, "
+            f"the offline optimum goes over all joint states of this problem, {total}, "
             f"and at most {MAX_JOINT_STATES} are enumerated: give fewer nodes or states"
         )
-    states = np.indices(sizes).reshape(len(sizes), -1)
-    start = np.zeros(states.shape[1], np.intp)
+    # By division: an array with one axis per node has at most 64 nodes.
+    repeats = total // np.cumprod(sizes)
+    states = np.arange(total) // repeats[:, np.newaxis] % np.array(sizes)[:, np.newaxis]
+    start = np.zeros(total, np.intp)
 
     def at(table: NDArray[np.float64], number: int) -> NDArray[np.float64]:
         given = [start if source < 0 else states[source] for source in problem.sources[number]]
         return np.asarray(table[(*given, states[problem.ends[number][1]])])
 
-    chance = np.ones(states.shape[1])
+    chance = np.ones(total)
     for edge in entering:
         chance *= at(problem.edges[edge].probabilities, edge)
     costs = [(1 - tradeoff) * at(edge.cost_table, k) for k, edge in enumerate(problem.edges)]
     if problem.moves == "walk":
         reach = _reach(problem, costs)
     else:
-        reach = [np.zeros(states.shape[1])] * len(sizes)
+        reach = [np.zeros(total)] * len(sizes)
         for node, required in enumerate(_required(problem)):
             reach[node] = sum((costs[entering[each]] for each in required), reach[node])
-    least = np.full(states.shape[1], np.inf)
+    least = np.full(total, np.inf)
     for node, own in enumerate(problem.nodes):
         np.minimum(least, weigh_losses(own.losses, tradeoff)[states[node]] + reach[node], out=least)
     return float(chance[chance > 0] @ least[chance > 0])
