@@ -136,6 +136,17 @@ def test_a_file_keeps_what_answers_lose(belief, losses, tmp_path):
         again.for_error(0.5, on=plain)
 
 
+def test_a_file_keeps_the_mistakes_of_many_classes(tmp_path):
+    """A header has one list for each pair of classes."""
+    classes = [f"c{k}" for k in range(20)]
+    mistakes = {one: {two: 2.0 for two in classes if two != one} for one in classes}
+    trace = answering_trace(60, classes=3)
+    spec = CascadeSpec.of(dict(zip(trace.names, trace.spec.costs, strict=True)), mistakes=mistakes)
+    ladder = tt.fit(trace.with_spec(spec), belief="calibrated", states=3, tradeoffs=[0.5])
+    tt.save(ladder, tmp_path / "fit.ttamer")
+    assert tt.load(tmp_path / "fit.ttamer").fitted.spec.mistakes == mistakes
+
+
 def test_rows_are_not_held_out_for_promises_that_cannot_be_made(graded):
     endless = graded.with_spec(dataclasses.replace(graded.spec, max_loss=None))
     begun = []

@@ -280,6 +280,11 @@ ATTACKS: dict[str, tuple[str, str, Any]] = {
         "line",
         lambda f: put(deep(100_000), take(f).data),
     ),
+    "17 lists deep": (
+        "the header is nested too deeply, or has too many parts",
+        "line",
+        lambda f: put(deep(17), take(f).data),
+    ),
     "deep behind a tricky string": (
         "the header is nested too deeply, or has too many parts",
         "line",

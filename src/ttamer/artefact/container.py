@@ -20,6 +20,7 @@ import os
 import stat
 import struct
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +63,12 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 MAX_HEADER = 16 * 2**20
 MAX_BYTES = 4 * 2**30
-MAX_CONTAINERS = 128
-"""Lists and objects in a header. It bounds the parser's depth and its memory."""
+MAX_CONTAINERS = 2**17
+"""Lists and objects in a header, which bounds the parser's memory: a list for each pair of classes,
+where mistakes are unequal."""
+MAX_DEPTH = 16
+"""Lists and objects of a header within one another, which bounds the parser's recursion."""
+NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 MAX_DIGITS = 19
 MAX_DIMENSIONS = 3
 
@@ -242,7 +247,8 @@ def _parse(raw: bytes) -> tuple[dict[str, Any], list[Place]]:
         raise ArtefactDamaged("the header is not UTF-8") from None
     # What is left without strings; a parser that recurses must not see what is nested too deeply.
     bare = b"".join(raw.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
-    if bare.count(b"[") + bare.count(b"{") > MAX_CONTAINERS:
+    brackets = bare.translate(None, NO_BRACKETS)
+    if len(brackets) > 2 * MAX_CONTAINERS or _depth(brackets) > MAX_DEPTH:
         raise ArtefactDamaged("the header is nested too deeply, or has too many parts")
     try:
         header = json.loads(
@@ -271,6 +277,11 @@ def _parse(raw: bytes) -> tuple[dict[str, Any], list[Place]]:
     if not places:
         raise ArtefactDamaged("the header names no arrays")
     return header, places
+
+
+def _depth(brackets: bytes) -> int:
+    """Return how many lists and objects are open at once, given all brackets of a text."""
+    return max(accumulate(1 if byte in b"[{" else -1 for byte in brackets), default=0)
 
 
 def _place(name: str, entry: object) -> Place:
