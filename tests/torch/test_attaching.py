@@ -420,6 +420,20 @@ def test_a_network_takes_what_it_was_attached_with():
         network.full({"other": torch.zeros(2)})
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_ramps_compute_in_the_precision_of_the_model(dtype):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, CLASSES)).to(dtype)
+    example = torch.randn(4, 4).to(dtype)
+    network = attach(model, ["0"], example)
+    assert {logits.dtype for logits in network(example)} == {dtype}
+
+
+@pytest.mark.parametrize("example", [None, 3, np.zeros((4, 4))])
+def test_an_example_that_is_no_tensor_is_refused(example):
+    with pytest.raises(ArgumentError, match="example must be a tensor, a tuple of tensors"):
+        attach(OfPairs(), "blocks", example)
+
+
 def test_labels_are_no_inputs():
     with pytest.raises(ArgumentError, match=r"example holds 'labels'.*leave labels out"):
         attach(OfPairs(), "blocks", {"inputs": torch.randn(4, 4), "labels": torch.zeros(4)})

@@ -19,6 +19,7 @@ from ttamer.torch import (
     CombinedExits,
     EarlyExit,
     Runner,
+    attach,
     combine_exits,
     count_flops,
     threshold_tables,
@@ -106,6 +107,15 @@ def test_a_runner_regroups_and_returns_what_the_exits_return(pair):
         every = torch.stack(combined(given))
         wanted = every[answers.exit, torch.arange(len(labels))]
     torch.testing.assert_close(answers.logits, wanted)
+
+
+def test_exits_of_an_attached_network_are_combined_and_run():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, CLASSES)).eval()
+    inputs = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    labels = model(inputs).argmax(1)
+    combined = combine_exits(attach(model, ["0"], inputs), [(inputs, labels)])
+    policy = fit(trace_of(combined, [(inputs, labels)]), tradeoffs=[0.9])[0]
+    assert Runner(combined, policy)(inputs).logits.shape == (200, CLASSES)
 
 
 def test_it_is_saved_and_built_again_by_name(tmp_path):

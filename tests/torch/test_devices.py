@@ -58,8 +58,16 @@ def test_values_are_tensors_or_tuples_of_them():
 def test_a_batch_of_a_loader_is_inputs_and_labels(batch, found):
     with pytest.raises(ArgumentError, match=rf"must be \(inputs, labels\).*{found}"):
         inputs_and_labels(batch)
-    inputs, labels = inputs_and_labels([(torch.zeros(1), torch.zeros(1)), torch.ones(1)])
-    assert (len(inputs), labels.tolist()) == (2, [1.0])
+    inputs, labels = inputs_and_labels([(torch.zeros(1), torch.zeros(1)), torch.ones(1).int()])
+    assert (len(inputs), labels.tolist(), labels.dtype) == (2, [1], torch.int64)
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(3, dtype=torch.int64), torch.zeros(2)])
+def test_labels_are_one_class_number_for_each_input(labels):
+    with pytest.raises(ArgumentError, match=r"2 inputs, and its labels are .*one class number"):
+        inputs_and_labels((torch.zeros(2, 4), labels))
+    table = torch.full((2, 5), 0.2)  # probabilities of classes
+    assert inputs_and_labels((torch.zeros(2, 4), table))[1] is table
 
 
 def test_a_network_is_where_its_weights_are():

@@ -1,11 +1,13 @@
 """Exits on any sequence of modules."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from support.exit_networks import adding_network, evidence, pair_network, pair_of
 from ttamer.errors import ArgumentError
+from ttamer.torch import Recipe, Runner, combine_exits, profile, threshold_tables, trace_of, train
 from ttamer.torch.early_exit import EarlyExit
 
 
@@ -90,3 +92,20 @@ def test_there_is_one_ramp_for_each_block_but_the_last(blocks, ramps):
 def test_each_exit_has_a_name_of_its_own(names):
     with pytest.raises(ArgumentError, match=f"there are 2 exits.* {', '.join(names)}; give each"):
         EarlyExit(layers(2), layers(1), nn.Linear(4, 2), names=names)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, loader: Runner(model, threshold_tables(np.array([0.5, 0.0]))),
+        lambda model, loader: trace_of(model, loader),
+        lambda model, loader: train(model, loader, Recipe("all", epochs=1, rate=0.1)),
+        lambda model, loader: combine_exits(model, loader),
+        lambda model, loader: profile(model, loader[0][0], sizes=(1,)),
+    ],
+    ids=["run", "trace", "train", "combine", "profile"],
+)
+def test_a_model_without_exits_is_refused(use):
+    loader = [(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))]
+    with pytest.raises(ArgumentError, match=r"a Linear has no exits.*with attach\(model, points"):
+        use(nn.Linear(4, 3), loader)

@@ -142,6 +142,8 @@ def test_a_policy_for_other_exits_is_refused(tmp_path):
     network = EarlyExit([nn.Identity()], [], nn.Linear(4, 2), names=["other"])
     with pytest.raises(ArgumentError, match="the policy is for exit1, exit2, exit3, full"):
         network.save_pretrained(tmp_path, policy=fitted("full").at(0.9))
+    with pytest.raises(ArgumentError, match="policy is a str; it must be a fitted policy or lad"):
+        network.save_pretrained(tmp_path, policy="best")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -430,6 +430,25 @@ def test_batches_of_a_window_go_together():
         list(runner.stream([inputs], window=0))
 
 
+def test_batches_of_other_shapes_go_apart_in_their_order():
+    network = EarlyExit([Mean(), nn.Linear(1, 4)], [nn.Linear(1, 3)], nn.Linear(4, 3))
+    runner = Runner(network, threshold_tables(np.array([np.inf, 0.0])))
+    calls = Calls.of(network)
+    batches = [torch.randn(rows, width) for rows, width in ((2, 8), (3, 8), (1, 5), (4, 8))]
+    found = list(runner.stream(batches))
+    assert [len(answers) for answers in found] == [2, 3, 1, 4]
+    assert calls.segments[0] == [5, 1, 4]
+    for answers, batch in zip(found, batches, strict=True):
+        torch.testing.assert_close(answers.logits, runner(batch).logits)
+
+
+class Mean(nn.Module):
+    """A block that takes inputs of any width."""
+
+    def forward(self, value):
+        return value.mean(dim=1, keepdim=True)
+
+
 def test_a_stream_is_not_read_further_than_its_window():
     inputs, _ = evidence(100, seed=8)
     read = []

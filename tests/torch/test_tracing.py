@@ -94,6 +94,12 @@ def test_rows_with_nan_logits_are_left_out_and_counted():
     assert np.array_equal(trace.prediction, want.prediction)
 
 
+def test_where_all_rows_have_nan_logits_there_is_no_trace():
+    inputs, labels = evidence(3, seed=0)
+    with pytest.raises(TraceError, match="NaN logits for each of the 3 inputs"):
+        trace_of(adding_network(), [(inputs * float("nan"), labels)])
+
+
 def test_classes_are_named():
     inputs, labels = evidence(10, seed=0)
     names = ["ant", "bee", "cat", "dog"]

@@ -151,6 +151,7 @@ def test_the_fastest_policy_is_recommended(trace, slow):
     wrong = (torch.cat([found.run(part) for part in inputs.split(4)]).argmax(1) != labels).float()
     assert wrong.mean() <= found.full_error + 0.15
     assert any("ramps exit" in line for line in lines)
+    assert repr(found).startswith(f"Recommendation({', '.join(found.runner.reached)}: 2.00 times")
 
 
 def test_the_network_itself_is_recommended_where_nothing_beats_it(trace, slow):
@@ -167,6 +168,8 @@ def test_the_network_itself_is_recommended_where_nothing_beats_it(trace, slow):
 def test_too_few_inputs_to_time_on_are_refused(trace):
     with pytest.raises(ArgumentError, match="there are 3 inputs to time on"):
         recommend(adding_network(), trace, evidence(3, seed=3)[0], batch=4)
+    with pytest.raises(ArgumentError, match="batch is 0; it must be at least 1"):
+        recommend(adding_network(), trace, evidence(3, seed=3)[0], batch=0)
 
 
 def test_it_profiles_by_itself(trace):

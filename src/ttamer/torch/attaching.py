@@ -103,7 +103,7 @@ def attach(
             classes = expected.shape[1]
             layers = _layers(value[0], classes, name) if ramp is None else (ramp(value[0]),)
             read = pool if value[0].ndim == 3 else None
-            ramps.append(Ramp(*layers, pool=read, mask=chain.mask).to(expected.device))
+            ramps.append(Ramp(*layers, pool=read, mask=chain.mask).to(value[0]))
         exits = [name.replace(".", "_") for name in names if name in wanted]
         network = EarlyExit(blocks, ramps, _Rest(chain, model), names=[*exits, "full"]).eval()
         _check(network, model, inputs, keys)
@@ -249,7 +249,8 @@ def _inputs(
             )
         keys, inputs = tuple(example), tuple(example.values())
     else:
-        inputs = (example,) if isinstance(example, Tensor) else tuple(example)
+        several = isinstance(example, tuple | list)
+        inputs = tuple(example) if several else (example,)  # type: ignore[assignment]
     if not inputs or not all(isinstance(each, Tensor) and each.ndim for each in inputs):
         raise ArgumentError(
             "example must be a tensor, a tuple of tensors, or a mapping from argument names to "

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.devices import autocast, device_of, inputs_and_labels, to_device
-from ttamer.torch.early_exit import EarlyExit
+from ttamer.torch.early_exit import EarlyExit, require_exits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -67,6 +67,7 @@ def combine_exits(
     """
     if target not in ("label", "last"):
         raise ArgumentError(f'target must be "label" or "last", not {target!r}')
+    require_exits(network)
     network.eval()
     device = device_of(network)
     found, right = [], []

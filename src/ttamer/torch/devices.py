@@ -76,7 +76,8 @@ def inputs_and_labels(batch: object) -> tuple[Value, torch.Tensor]:
     """Return the two parts of a loader's batch, or refuse one that has others."""
     if isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], torch.Tensor):
         inputs, labels = batch
-        return inputs, labels
+        require_value(inputs)
+        return inputs, _class_numbers(labels, rows_of(inputs))
     found = type(batch).__name__
     if isinstance(batch, tuple | list):
         found = f"a {found} of {', '.join(type(part).__name__ for part in batch)}"
@@ -86,6 +87,16 @@ def inputs_and_labels(batch: object) -> tuple[Value, torch.Tensor]:
         "a batch of a loader must be (inputs, labels), the inputs a tensor or a tuple of tensors "
         f"and the labels a tensor, such as ((ids, mask), labels), not {found}"
     )
+
+
+def _class_numbers(labels: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return labels as PyTorch's losses take them; a table of probabilities stays as it is."""
+    if len(labels) != rows or (labels.ndim == 1 and labels.is_floating_point()):
+        raise ArgumentError(
+            f"a batch has {rows} inputs, and its labels are {labels.dtype} of shape "
+            f"{tuple(labels.shape)}; give one class number, a whole number, for each input"
+        )
+    return labels.long() if labels.ndim == 1 else labels
 
 
 def wait(device: torch.device | None = None) -> None:

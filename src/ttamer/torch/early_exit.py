@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 
-__all__ = ["EarlyExit", "Value", "fold_batch_norm"]
+__all__ = ["EarlyExit", "Value", "fold_batch_norm", "require_exits"]
 
 Value = Tensor | tuple[Tensor, ...]
 """What blocks pass on: the batch is the first dimension of every tensor in it."""
@@ -183,6 +183,15 @@ class EarlyExit(nn.Module):
         from ttamer.torch.pretrained import load_pretrained
 
         return load_pretrained(folder, network).network
+
+
+def require_exits(network: object) -> None:
+    """Refuse a model without exits; a network that ``torch.compile`` returns has them."""
+    if not all(hasattr(network, name) for name in ("segments", "exits", "names")):
+        raise ArgumentError(
+            f"a {type(network).__name__} has no exits: put them on it with attach(model, points, "
+            "example), or build EarlyExit(blocks, ramps, head)"
+        )
 
 
 def fold_batch_norm(network: EarlyExit) -> EarlyExit:

@@ -18,6 +18,7 @@ import torch
 from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError, MissingExtra
 from ttamer.torch.devices import device_of, rows_of, to_device
+from ttamer.torch.early_exit import require_exits
 
 if TYPE_CHECKING:
     import os
@@ -63,6 +64,7 @@ def export_onnx(
             importlib.import_module(package)
         except ImportError:
             raise MissingExtra(package, "onnx") from None
+    require_exits(network)
     if rows_of(example) < 2:
         raise ArgumentError(f"example has {rows_of(example)} rows; at least 2 are needed")
     path = Path(folder)

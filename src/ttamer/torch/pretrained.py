@@ -78,7 +78,7 @@ def save_pretrained(
         classes: The names of the classes, as in the policy's trace, where they are not numbers.
 
     Raises:
-        ArgumentError: The policy is for other exits.
+        ArgumentError: The policy is for other exits, or no fitted policy or ladder.
 
     >>> import tempfile
     >>> from ttamer.torch import vgg
@@ -169,6 +169,10 @@ def load_runnable(
 
 def _check_policy(policy: FittedPolicy | FittedLadder, network: EarlyExit) -> None:
     """Raise an error unless a policy is for exits of a network."""
+    if not isinstance(policy, FittedPolicy | FittedLadder):
+        raise ArgumentError(
+            f"policy is a {type(policy).__name__}; it must be a fitted policy or ladder"
+        )
     names = policy.fitted.spec.names
     if not set(names) <= set(network.names):
         raise ArgumentError(

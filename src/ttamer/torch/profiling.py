@@ -25,6 +25,7 @@ import torch
 from ttamer.errors import ArgumentError
 from ttamer.torch.costs import Costs
 from ttamer.torch.devices import autocast, device_of, rows_of, take, to_device, wait
+from ttamer.torch.early_exit import require_exits
 from ttamer.torch.runner import Regrouping, Runner, group_sizes
 from ttamer.torch.tables import threshold_tables
 
@@ -192,6 +193,7 @@ def profile(
     >>> profile(network, zeros(2, 4), sizes=(1, 2)).sizes
     (1, 2)
     """
+    require_exits(network)
     network.eval()
     device = device_of(network)
     sizes = tuple(sorted(set(sizes)))

@@ -15,14 +15,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from ttamer.errors import ArgumentError
+from ttamer.torch.combining import CombinedExits
 from ttamer.torch.decide import NO_ANSWER, Carry, Decider
 from ttamer.torch.decide_cpu import CpuDecider
-from ttamer.torch.devices import autocast, device_of, rows_of, take, to_device
+from ttamer.torch.devices import autocast, device_of, rows_of, take, tensors_of, to_device
+from ttamer.torch.early_exit import require_exits
 from ttamer.torch.tables import BeliefTables, PlainTables, tables_of
 
 if TYPE_CHECKING:
@@ -219,6 +222,7 @@ class Runner:
         precision: Precision = "fp32",
         regrouping: Regrouping | None = None,
     ) -> None:
+        require_exits(network)
         self.network = network.eval()
         self.precision: Precision = precision
         self.regrouping = regrouping or Regrouping.always()
@@ -295,7 +299,8 @@ class Runner:
 
         Args:
             batches: The inputs of each batch.
-            window: How many batches run together.
+            window: How many batches run together, where their inputs have the same shape, such as
+                texts of the same width.
 
         Returns:
             The answers of each batch, in order.
@@ -356,8 +361,12 @@ class Runner:
                 yield found, _rows(answers, found)
 
     def _together(self, batches: list[Value]) -> Iterator[Answers]:
+        """Run batches of one shape as one, and yield the answers of each batch, in order."""
+        for _, alike in groupby((to_device(batch, self._device) for batch in batches), _shapes):
+            yield from self._joined(list(alike))
+
+    def _joined(self, moved: list[Any]) -> Iterator[Answers]:
         """Run some batches as one, and yield the answers of each."""
-        moved: list[Any] = [to_device(batch, self._device) for batch in batches]
         sizes = [rows_of(batch) for batch in moved]
         if isinstance(moved[0], torch.Tensor):
             joined: Value = torch.cat(moved)
@@ -441,6 +450,11 @@ class Runner:
         return Answers(*self._decider.collect(carry))
 
 
+def _shapes(value: Value) -> list[torch.Size]:
+    """Return the shapes of a value's tensors, without the batch."""
+    return [tensor.shape[1:] for tensor in tensors_of(value)]
+
+
 def _rows(answers: Answers, rows: Tensor) -> Answers:
     """Return the answers of some rows."""
     return Answers(**{name: part[rows] for name, part in vars(answers).items()})
@@ -471,6 +485,8 @@ def _classes(network: EarlyExit) -> int:
 
     The head of an attached network calls the model that it is a part of, and has no layers.
     """
+    if isinstance(network, CombinedExits):
+        network = network.plain()  # there the ramps are apart from the segments
     for each in reversed(network.exits):
         layers = [m for m in each.modules() if isinstance(m, torch.nn.Linear)]
         if layers:

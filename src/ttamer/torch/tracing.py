@@ -11,6 +11,7 @@ from ttamer.errors import TraceError
 from ttamer.torch.costs import count_flops
 from ttamer.torch.decide import scores_of
 from ttamer.torch.devices import autocast, device_of, inputs_and_labels, rows_of, take, to_device
+from ttamer.torch.early_exit import require_exits
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def trace_of(
         returns NaN logits are left out and counted in ``left_out``.
 
     Raises:
-        TraceError: The loader has no inputs, or a class has no name.
+        TraceError: The loader has no inputs, all logits are NaN, or a class has no name.
 
     >>> from torch import nn
     >>> from ttamer.torch.early_exit import EarlyExit
@@ -61,6 +62,7 @@ def trace_of(
     >>> trace.names, trace.confidence.shape
     (('exit1', 'full'), (10, 2))
     """
+    require_exits(network)
     network.eval()
     device = device_of(network)
     found: list[list[Tensor]] = []
@@ -94,6 +96,11 @@ def trace_of(
             f"{count - 1}: name all classes"
         )
     whole = np.isfinite(confidence).all(axis=1)
+    if not whole.any():
+        raise TraceError(
+            f"an exit returned NaN logits for each of the {done} inputs; check the inputs and the "
+            "weights for NaN"
+        )
     left_out = {} if whole.all() else {"an exit returned NaN logits": int((~whole).sum())}
     return Trace(
         spec,

@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError
 from ttamer.torch.devices import autocast, device_of, inputs_and_labels, to_device
+from ttamer.torch.early_exit import require_exits
 
 if TYPE_CHECKING:
     import os
@@ -160,6 +161,7 @@ def train(
     >>> len(train(network, loader, Recipe("all", epochs=2, rate=0.1)))
     2
     """
+    require_exits(network)
     if not isinstance(loader, Sized):
         raise ArgumentError(
             f"a {type(loader).__name__} has no length and cannot be read twice; make a list of it, "

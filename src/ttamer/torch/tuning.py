@@ -119,7 +119,8 @@ class Recommendation:
     """The policies that were timed."""
 
     def __repr__(self) -> str:
-        what = "the network itself" if self.policy is None else str(self.policy)
+        # Not the policy's own costs and error: these may be of another target.
+        what = "the network itself" if self.runner is None else ", ".join(self.runner.reached)
         return (
             f"Recommendation({what}: {self.speed_up:.2f} times as fast, error {self.error:.2%} "
             f"instead of {self.full_error:.2%})"
@@ -169,7 +170,7 @@ def recommend(
         faster.
 
     Raises:
-        ArgumentError: There is less than one batch of inputs.
+        ArgumentError: There is less than one batch of inputs, or the batch size is less than 1.
 
     Example::
 
@@ -179,6 +180,8 @@ def recommend(
     """
     report = progress or (lambda _: None)
     require_value(inputs)
+    if batch < 1:
+        raise ArgumentError(f"batch is {batch}; it must be at least 1")
     cut = [part for part in _split(inputs, batch) if rows_of(part) == batch]
     if not cut:
         raise ArgumentError(
