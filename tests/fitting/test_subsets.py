@@ -7,9 +7,10 @@ import pytest
 
 from ttamer.artefact import load, save
 from ttamer.fitted.replay import paid
+from ttamer.fitting import subset_search
 from ttamer.fitting.beliefs import build_belief
 from ttamer.fitting.plans import default_tradeoffs, fit
-from ttamer.fitting.subset_search import searches_subsets
+from ttamer.fitting.subset_search import searches_subsets, subset_states
 from ttamer.fitting.subsets import CHOICE_REACH, MAX_ASKED, MAX_POOL, Lattice, average_near
 from ttamer.stats.envelope import area_under
 from ttamer.trace.spec import CascadeSpec
@@ -150,6 +151,29 @@ def test_twenty_models_are_more_than_the_pool_holds():
     assert len(ladder.fitted.spec.names) == 20 > MAX_POOL
     played = ladder[-1].play(trace)
     assert played.asked.sum(axis=1).max() > 1
+
+
+def test_the_pool_is_chosen_on_rows_from_all_of_a_sorted_trace(monkeypatch):
+    monkeypatch.setattr(subset_search, "MAX_SEARCH_ROWS", 200)
+    rng = np.random.default_rng(0)
+    right = rng.uniform(size=(400, MAX_POOL + 1)) < 0.3
+    right[:, -1] = np.arange(400) >= 200  # no use on the first half, the best of all on the second
+    costs = {f"m{v}": 1.0 for v in range(MAX_POOL)} | {"best": 1.5}
+    trace = Trace(CascadeSpec.of(costs, order="any"), rng.uniform(size=right.shape), correct=right)
+    played = fit(trace, states=4, tradeoffs=[0.9])[0].play(trace)
+    assert played.asked[:, -1].all()
+
+
+def test_the_optimism_of_a_search_is_that_with_the_states_given(monkeypatch):
+    given = []
+
+    def spy(rows, states=None):
+        given.append(states)
+        return subset_states(rows, states)
+
+    monkeypatch.setattr(subset_search, "subset_states", spy)
+    fit(models(100, nodes=5), states=5, tradeoffs=[0.5])
+    assert set(given) == {5}
 
 
 def test_models_that_cost_more_where_the_first_is_unsure_are_asked_less_there():

@@ -99,7 +99,7 @@ def build_on_subsets(
     if len(pool) > MAX_POOL:
         pairs = Lattice(costs, pool, 2)
         estimates = dataclasses.replace(fits, steps=pairs.steps).estimates(say)
-        pool = _Search.of(trace, pairs, estimates, tradeoffs, states).pool()
+        pool = _Search.of(trace, pairs, estimates, tradeoffs, states).pool(seed)
     size = subset_size(len(pool), len(trace))
     lattice = Lattice(costs, pool, size, router=bool(names))
     fits = dataclasses.replace(fits, steps=lattice.steps)
@@ -184,6 +184,8 @@ class _Search:
     lattice: Lattice
     rows: StepRows
     tradeoffs: NDArray[np.float64]
+    states: int | None
+    """The number of states of X, where one is given."""
 
     @classmethod
     def of(
@@ -198,16 +200,16 @@ class _Search:
         rows = StepRows.of(
             trace, lattice.steps, estimates, states=subset_states(len(trace), states)
         )
-        return cls(trace, lattice, rows, tradeoffs)
+        return cls(trace, lattice, rows, tradeoffs, states)
 
-    def pool(self) -> list[int]:
+    def pool(self, seed: int) -> list[int]:
         """Return the models that are best in pairs."""
-        few = np.arange(len(self.trace))[:MAX_SEARCH_ROWS]
+        few = np.sort(self._shuffled(seed)[:MAX_SEARCH_ROWS])
         return choose_pool(self._solver(few), self.lattice, self.tradeoffs)
 
     def run(self, seed: int) -> tuple[list[int], list[WalkPolicy]]:
         """Return the places used, and a policy for each tradeoff on the walk between them."""
-        every = np.random.default_rng([seed, 4]).permutation(len(self.trace))
+        every = self._shuffled(seed)
         plans = choose_plans(self._solver(every[:MAX_SEARCH_ROWS]), self.lattice, self.tradeoffs)
         used: Plan = frozenset().union(*plans)
         places = sorted({target for _, target in used})
@@ -222,6 +224,10 @@ class _Search:
             found = solver.policies(self.tradeoffs[which], edges)
             policies.update(zip(which, found, strict=True))
         return places, [policies[k] for k in range(len(self.tradeoffs))]
+
+    def _shuffled(self, seed: int) -> NDArray[np.intp]:
+        """Return the numbers of all rows in random order: those of a file are often sorted."""
+        return np.random.default_rng([seed, 4]).permutation(len(self.trace))
 
     def _solver(
         self,
@@ -276,7 +282,7 @@ def _optimism(
     inside = search.played(places, policies, trace, estimates)
     outside = np.zeros_like(inside)
     for part, rest, without in fits.left_out():
-        other = _Search.of(trace.take(rest), search.lattice, without, tradeoffs, None)
+        other = _Search.of(trace.take(rest), search.lattice, without, tradeoffs, search.states)
         found = other.played(*other.run(fits.seed), trace.take(part), estimates.at(part))
         outside += found * len(part) / len(trace)
     some = np.where(tradeoffs > 0, tradeoffs, 1.0)
