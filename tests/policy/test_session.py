@@ -488,6 +488,13 @@ def test_a_stop_within_rounding_is_explained_as_a_stop():
     assert reported.best <= reported.index
 
 
+@pytest.mark.parametrize("best", [float("nan"), -1.0, -float("inf")])
+def test_a_future_from_a_loss_that_cannot_be_is_refused(best):
+    for policy in (POLICIES["walk"], POLICIES["index"]):
+        with pytest.raises(ArgumentError, match="from 0 up"):
+            policy.future(best=best)
+
+
 def test_off_the_grid_a_line_is_played_by_its_exact_indices():
     line = tt.Problem.line([0.1, 0.5], [0.1, 0.2], [[0.5, 0.5], [[0.6, 0.4], [0.3, 0.7]]])
     walk, index = tt.solve(line, 0.6), tt.solve(line.with_moves("precedence"), 0.6)

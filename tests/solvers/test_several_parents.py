@@ -180,6 +180,20 @@ def test_the_walk_can_be_saved_and_the_policy_names_it(tmp_path):
     assert tt.load(tmp_path / "judge.ttamer").value == policy.value
 
 
+def test_names_with_commas_tell_sets_apart():
+    """The sets {a, b} and {"a, b"} have the same text."""
+    half = [0.5, 0.5]
+    names = ["a", "b", "a, b", "c"]
+    judge = tt.Edge(("a", "b"), "judge", cost=0.1, probabilities=[[half, half], [half, half]])
+
+    def value(names):
+        nodes = tuple(tt.Node(name, [0.0, 1.0]) for name in (*names, "judge"))
+        edges = [tt.Edge(None, name, cost=0.1, probabilities=half) for name in names]
+        return tt.solve(tt.Problem("precedence", nodes, (*edges, judge)), 0.5).value
+
+    assert value(names) == value(["a", "b", "d", "c"])
+
+
 def test_too_many_sets_are_refused_with_the_limit():
     roots = [tt.Edge(None, f"n{i}", cost=0.1, probabilities=[0.5, 0.5]) for i in range(12)]
     last = tt.Edge(

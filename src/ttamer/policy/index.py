@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ttamer.errors import ArgumentError
 from ttamer.policy.base import Policy
 from ttamer.policy.batch import IndexBatch
 from ttamer.policy.expected_forest import expected_forest, forest_future
@@ -116,11 +117,13 @@ class IndexPolicy(Policy):
             The law, in the problem's units.
 
         Raises:
-            ArgumentError: If there is no such node or state, or the cost takes too many
-                distinct values.
+            ArgumentError: If there is no such node or state, the loss is negative or not a
+                number, or the cost takes too many distinct values.
         """
         place = self._place(after)
         state = self._check_state(place, state)
+        if not best >= 0:  # also NaN
+            raise ArgumentError(f"the best loss so far is from 0 up, or inf for none, not {best!r}")
         weighed = weigh_losses(np.array([best]), self.tradeoff)
         if self.problem.is_line:
             columns = np.minimum(self.fallbacks, weighed)

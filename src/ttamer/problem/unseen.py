@@ -22,11 +22,11 @@ import numpy as np
 from ttamer.problem.problem import Edge, Node, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["committed", "mean_losses", "with_leaves"]
+__all__ = ["committed", "free_name", "mean_losses", "with_leaves"]
 
 
 def with_leaves(problem: Problem) -> Problem:
@@ -44,7 +44,7 @@ def with_leaves(problem: Problem) -> Problem:
             continue
         several = len(problem.incoming[problem.ends[number][1]]) > 1
         after = f" after {edge.source or 'the start'}" if several else ""
-        name = _free(f"{edge.target} (unseen{after})", {node.name for node in nodes})
+        name = free_name(f"{edge.target} (unseen{after})", [node.name for node in nodes])
         nodes.append(Node(name, means))
         cost = edge.expected_costs
         rows = np.eye(len(means))
@@ -97,6 +97,6 @@ def _looked_at(edge: Edge) -> Edge:
     return Edge(edge.source, edge.target, cost=cost, probabilities=edge.probabilities)
 
 
-def _free(name: str, taken: set[str]) -> str:
+def free_name(name: str, taken: Collection[str]) -> str:
     """Return the name, with as many primes as make it free."""
-    return name if name not in taken else _free(f"{name}'", taken)
+    return name if name not in taken else free_name(f"{name}'", taken)

@@ -26,6 +26,7 @@ import numpy as np
 from ttamer.errors import ProblemError
 from ttamer.policy.joint import JointPolicy, Step
 from ttamer.problem.problem import Edge, Node, Problem
+from ttamer.problem.unseen import free_name
 from ttamer.solvers.memory import check_memory, table_bytes
 from ttamer.solvers.walk import solve_walk
 
@@ -74,15 +75,16 @@ def _walk_of(problem: Problem) -> tuple[tuple[Step, ...], Problem]:
     numbers: dict[tuple[frozenset[int], int], int] = {}
     steps: list[Step] = []
     names: list[str] = []
+    taken: set[str] = set()
     nodes: list[Node] = []
     edges: list[Edge] = []
     total = 0
-    # (the set before, its last node, its nodes kept, its name, the node asked next)
+    # (the set before, its nodes kept, its name, the node asked next)
     nothing: frozenset[int] = frozenset()
-    waiting: list[tuple[frozenset[int], int, tuple[int, ...], str | None, int]] = [
-        (nothing, -1, (), None, root) for root in following(nothing)
+    waiting: list[tuple[frozenset[int], tuple[int, ...], str | None, int]] = [
+        (nothing, (), None, root) for root in following(nothing)
     ]
-    for asked, _, before, source, node in waiting:  # grows as we go
+    for asked, before, source, node in waiting:  # grows as we go
         now = asked | {node}
         place = numbers.get((now, node))
         if place is None:
@@ -98,11 +100,13 @@ def _walk_of(problem: Problem) -> tuple[tuple[Step, ...], Problem]:
                 )
             steps.append(step)
             others = ", ".join(problem.names[each] for each in sorted(asked))
-            names.append(problem.names[node] + (f" (after {others})" if others else ""))
+            name = problem.names[node] + (f" (after {others})" if others else "")
+            names.append(free_name(name, taken))
+            taken.add(names[place])
             own = after.index(node)
             joint = np.indices(step.sizes)[own].ravel()
             nodes.append(Node(names[place], problem.nodes[node].losses[joint]))
-            waiting += [(now, node, after, names[place], each) for each in following(now)]
+            waiting += [(now, after, names[place], each) for each in following(now)]
         edges.append(
             _edge(problem, edge_into[node], before, steps[place], source, names[place], sizes)
         )
@@ -129,11 +133,9 @@ def _edge(
     rows = np.arange(states.shape[1]) // sizes[step.node]
     table = np.zeros((math.prod(shape), math.prod(step.sizes)))
     table[rows, columns] = edge.probabilities[(*given, states[-1])]
-    cost: float | NDArray[np.float64] = 0.0
     if isinstance(edge.cost, float):
-        cost = edge.cost
-    else:
-        cost = np.zeros(table.shape)
-        per_target = edge.cost.ndim == edge.probabilities.ndim
-        cost[rows, columns] = edge.cost[(*given, states[-1]) if per_target else given]
+        return Edge(source, target, cost=edge.cost, probabilities=table)
+    cost = np.zeros(table.shape)
+    per_target = edge.cost.ndim == edge.probabilities.ndim
+    cost[rows, columns] = edge.cost[(*given, states[-1]) if per_target else given]
     return Edge(source, target, cost=cost, probabilities=table)
