@@ -18,7 +18,18 @@ from transformers import (
 )
 
 from ttamer.errors import ArgumentError
-from ttamer.torch import Recipe, Runner, attach, count_flops, threshold_tables, trace_of, train
+from ttamer.torch import (
+    Recipe,
+    Runner,
+    attach,
+    combine_exits,
+    count_flops,
+    exits_on_bert,
+    profile,
+    threshold_tables,
+    trace_of,
+    train,
+)
 
 CLASSES = 3
 
@@ -416,8 +427,27 @@ def test_a_network_takes_what_it_was_attached_with():
     network = attach(OfPairs(), "blocks", example)
     more = {"inputs": torch.randn(2, 4), "other": torch.zeros(2)}
     assert torch.equal(network.full(more), network.full(more["inputs"]))
-    with pytest.raises(ArgumentError, match=r"as in the example \(inputs\), not 0"):
+    with pytest.raises(ArgumentError, match="inputs are other, and the network also takes in"):
         network.full({"other": torch.zeros(2)})
+
+
+def test_mappings_are_taken_wherever_inputs_are():
+    ids = torch.randint(20, (8, 6), generator=torch.Generator().manual_seed(0))
+    tokens = {"input_ids": ids, "attention_mask": (torch.arange(6) < 4).expand(8, 6).long()}
+    labels = torch.arange(8) % 2
+    attached = attach(bert(), "bert.encoder.layer", tokens)
+    tables = threshold_tables(np.array([0.5, 0.5, 0.0]))
+    for network in (attached, exits_on_bert(bert().bert, classes=CLASSES)):
+        train(network, [{**tokens, "labels": labels}], Recipe("ramps", epochs=1, rate=0.1))
+        combined = combine_exits(network, [(tokens, labels)])
+        assert len(trace_of(combined, [{**tokens, "labels": labels}])) == 8
+        assert count_flops(combined, tokens) == count_flops(network, tuple(tokens.values()))
+        assert profile(network, tokens, sizes=(2,)).sizes == (2,)
+        runner = Runner(combined, tables)
+        expected = runner(tuple(tokens.values())).logits
+        assert torch.equal(runner(dict(reversed(tokens.items()))).logits, expected)
+        assert torch.equal(next(runner.stream([tokens])).logits, expected)
+        assert sum(len(rows) for rows, _ in runner.early(tokens)) == 8
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -5,7 +5,10 @@ import torch
 from torch import nn
 
 from ttamer.errors import ArgumentError
+from ttamer.torch import EarlyExit
 from ttamer.torch.devices import autocast, device_of, inputs_and_labels, rows_of, take, to_device
+
+NETWORK = EarlyExit([nn.Identity()], [], nn.Linear(4, 3), input_names=["ids", "mask"])
 
 ROWS = torch.tensor([4, 0, 2])
 
@@ -49,7 +52,7 @@ def test_values_are_tensors_or_tuples_of_them():
 @pytest.mark.parametrize(
     ("batch", "found"),
     [
-        ({"input_ids": torch.zeros(1), "labels": torch.zeros(1)}, "a dict of input_ids, labels"),
+        ({"ids": torch.zeros(1), "targets": torch.zeros(1)}, "a dict of ids, targets"),
         ((torch.zeros(1),) * 3, "a tuple of Tensor, Tensor, Tensor"),
         ([torch.zeros(1), [0]], "a list of Tensor, list"),
         (torch.zeros(2, 3), "not Tensor"),
@@ -57,17 +60,32 @@ def test_values_are_tensors_or_tuples_of_them():
 )
 def test_a_batch_of_a_loader_is_inputs_and_labels(batch, found):
     with pytest.raises(ArgumentError, match=rf"must be \(inputs, labels\).*{found}"):
-        inputs_and_labels(batch)
-    inputs, labels = inputs_and_labels([(torch.zeros(1), torch.zeros(1)), torch.ones(1).int()])
+        inputs_and_labels(batch, NETWORK)
+    inputs, labels = inputs_and_labels(
+        [(torch.zeros(1), torch.zeros(1)), torch.ones(1).int()], NETWORK
+    )
     assert (len(inputs), labels.tolist(), labels.dtype) == (2, [1], torch.int64)
+
+
+def test_a_mapping_is_taken_by_the_names_of_the_network():
+    ids, mask, labels = torch.arange(2), torch.ones(2), torch.tensor([1, 0])
+    batch = {"mask": mask, "labels": labels, "other": labels, "ids": ids}
+    for given in (batch, (batch, labels)):
+        inputs, found = inputs_and_labels(given, NETWORK)
+        assert [ids is inputs[0], mask is inputs[1], found.tolist()] == [True, True, [1, 0]]
+    assert to_device({"ids": ids}, torch.device("cpu"), ["ids"]) is ids  # one tensor, no tuple
+    with pytest.raises(ArgumentError, match="inputs are ids, and the network also takes mask"):
+        to_device({"ids": ids}, torch.device("cpu"), NETWORK.input_names)
+    with pytest.raises(ArgumentError, match="or a mapping with ids, mask, not None"):
+        to_device(None, torch.device("cpu"), NETWORK.input_names)
 
 
 @pytest.mark.parametrize("labels", [torch.zeros(3, dtype=torch.int64), torch.zeros(2)])
 def test_labels_are_one_class_number_for_each_input(labels):
     with pytest.raises(ArgumentError, match=r"2 inputs, and its labels are .*one class number"):
-        inputs_and_labels((torch.zeros(2, 4), labels))
+        inputs_and_labels((torch.zeros(2, 4), labels), NETWORK)
     table = torch.full((2, 5), 0.2)  # probabilities of classes
-    assert inputs_and_labels((torch.zeros(2, 4), table))[1] is table
+    assert inputs_and_labels((torch.zeros(2, 4), table), NETWORK)[1] is table
 
 
 def test_a_network_is_where_its_weights_are():

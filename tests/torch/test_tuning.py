@@ -137,16 +137,18 @@ def slow(monkeypatch):
 
 def test_the_fastest_policy_is_recommended(trace, slow):
     network, (inputs, labels) = adding_network(), evidence(64, seed=3)
+    network.input_names = ("inputs",)
     slow |= {"ours": 1.0, "full": 2.0}
     lines = []
     found = recommend(
-        network, trace, inputs, batch=4, more_error=0.05, measured=made(0.01), progress=lines.append
-    )
+        network, trace, {"inputs": inputs}, batch=4, more_error=0.05, measured=made(0.01),
+        progress=lines.append,
+    )  # fmt: skip
     assert found.speed_up == 2.0
     assert found.runner is not None
     assert found.policy is found.tried[0].policy
     assert found.error <= found.full_error + 0.05
-    logits = found.run(inputs[:4])
+    logits = found.run({"inputs": inputs[:4]})
     assert torch.equal(logits, found.runner(inputs[:4]).logits)
     wrong = (torch.cat([found.run(part) for part in inputs.split(4)]).argmax(1) != labels).float()
     assert wrong.mean() <= found.full_error + 0.15

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ttamer.errors import ArgumentError
+from ttamer.torch.devices import LABEL_NAMES
 from ttamer.torch.early_exit import EarlyExit
 from ttamer.torch.networks.ramps import POOLS, Ramp, linear_layers
 from ttamer.torch.networks.vgg import pooled_ramp
@@ -28,7 +29,7 @@ from ttamer.torch.networks.vgg import pooled_ramp
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ttamer.torch.early_exit import Value
+    from ttamer.torch.early_exit import Inputs, Value
     from ttamer.torch.networks.ramps import Pool
 
 __all__ = ["attach"]
@@ -37,8 +38,6 @@ CONSTANTS = (type(None), bool, int, float, str, torch.dtype)
 """What a block may get besides tensors."""
 MASK_NAMES = ("attention_mask", "mask")
 """The names of inputs that mark tokens, true or 1, and padding, false or 0."""
-LABEL_NAMES = ("labels", "label", "label_ids")
-"""The names of labels in the batches of transformers."""
 TOLERANCE = 1e-4
 """The largest relative difference of the full output that rounding may cause."""
 
@@ -46,7 +45,7 @@ TOLERANCE = 1e-4
 def attach(
     model: nn.Module,
     points: str | Sequence[str],
-    example: Value | Mapping[str, Tensor],
+    example: Inputs,
     *,
     pool: Pool = "mean",
     ramp: Callable[[Tensor], nn.Module] | None = None,
@@ -61,8 +60,8 @@ def attach(
             blocks but the last; or names of blocks of one such list, for an exit after each of
             these; or the names of other modules that run one after another.
         example: At least two inputs: a tensor, a tuple of tensors, or a mapping from the names of
-            the arguments to tensors. The network then takes tensors in this order, and outside of
-            a :class:`Runner` also such a mapping.
+            the arguments to tensors. The network then takes tensors in this order, or such a
+            mapping.
         pool: The vector of an input whose blocks return (batch, tokens, width): its first or last
             token, or the mean. Padding is left out where an input is named ``attention_mask``.
         ramp: A function that returns a ramp for the output of a block, given for the example; by
@@ -105,7 +104,10 @@ def attach(
             read = pool if value[0].ndim == 3 else None
             ramps.append(Ramp(*layers, pool=read, mask=chain.mask).to(value[0]))
         exits = [name.replace(".", "_") for name in names if name in wanted]
-        network = EarlyExit(blocks, ramps, _Rest(chain, model), names=[*exits, "full"]).eval()
+        network = EarlyExit(
+            blocks, ramps, _Rest(chain, model), names=[*exits, "full"], input_names=keys
+        )
+        network.eval()
         _check(network, model, inputs, keys)
     return network
 
@@ -149,11 +151,9 @@ class _First(nn.Module):
         self.model = model  # registered once, here: the other parts only refer to it
         self._chain = chain
 
-    def forward(self, value: Value | Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def forward(self, value: Value) -> tuple[Tensor, ...]:
         """Return the output of the first block, what later blocks get, and the model's inputs."""
         chain = self._chain
-        if isinstance(value, Mapping):
-            value = tuple(value[key] for key in chain.keys or () if key in value)
         inputs = (value,) if isinstance(value, Tensor) else tuple(value)
         if len(inputs) != chain.count:
             names = "" if chain.keys is None else f" ({', '.join(chain.keys)})"
@@ -236,7 +236,7 @@ def _layers(hidden: Tensor, classes: int, name: str) -> tuple[nn.Module, ...]:
 
 
 def _inputs(
-    example: Value | Mapping[str, Tensor],
+    example: Inputs,
 ) -> tuple[tuple[Tensor, ...], tuple[str, ...] | None]:
     """Return the tensors of an example, and their names where it has names."""
     keys: tuple[str, ...] | None = None

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.devices import autocast, device_of, inputs_and_labels, to_device
+from ttamer.torch.devices import autocast, device_of, inputs_and_labels
 from ttamer.torch.early_exit import EarlyExit, require_exits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ttamer.torch.devices import Precision
-    from ttamer.torch.early_exit import Value
+    from ttamer.torch.early_exit import Batch
 
 __all__ = ["CombinedExits", "combine_exits", "fit_combination"]
 
@@ -38,7 +38,7 @@ MAX_ROUNDS = 60
 
 def combine_exits(
     network: EarlyExit,
-    loader: Iterable[tuple[Value, Tensor]],
+    loader: Iterable[Batch],
     *,
     target: Literal["label", "last"] = "label",
     precision: Precision = "fp32",
@@ -72,9 +72,9 @@ def combine_exits(
     device = device_of(network)
     found, right = [], []
     for batch in loader:
-        inputs, labels = inputs_and_labels(batch)
+        inputs, labels = inputs_and_labels(batch, network)
         with torch.inference_mode(), autocast(device, precision):
-            every = torch.stack([_log(logits) for logits in network(to_device(inputs, device))])
+            every = torch.stack([_log(logits) for logits in network(inputs)])
         found.append(every.cpu())
         right.append(labels.cpu())
     returned = torch.cat(found, dim=1).double() if found else torch.empty(1, 0, 1)
@@ -128,6 +128,7 @@ class CombinedExits(EarlyExit):
             names=network.names,
             config=None if network.config is None else {**network.config, "combined": True},
             trim=None if own is None else lambda value: _joined(own(_hidden(value)), value[-1]),
+            input_names=network.input_names,
         )
 
     def plain(self) -> EarlyExit:
@@ -143,6 +144,7 @@ class CombinedExits(EarlyExit):
             [block.ramp for block in blocks],
             self.exits[-1],
             names=self.names,
+            input_names=self.input_names,
         )
 
     def backbone(self) -> Iterator[nn.Module]:

@@ -15,12 +15,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ttamer.torch.combining import CombinedExits
+from ttamer.torch.devices import by_position, rows_of
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ttamer.torch.early_exit import EarlyExit, Value
+    from ttamer.torch.early_exit import EarlyExit, Inputs
     from ttamer.trace.spec import Target
 
 __all__ = ["Costs", "count_flops"]
@@ -75,7 +76,7 @@ class Costs:
         return CascadeSpec.of(costs, order="skip", target=target, passing=passing)
 
 
-def count_flops(network: EarlyExit, inputs: Value) -> Costs:
+def count_flops(network: EarlyExit, inputs: Inputs) -> Costs:
     """Count the operations of every segment and ramp.
 
     Args:
@@ -94,9 +95,9 @@ def count_flops(network: EarlyExit, inputs: Value) -> Costs:
     """
     if isinstance(network, CombinedExits):
         network = network.plain()  # there the ramps are apart from the segments
-    rows = len(inputs) if isinstance(inputs, torch.Tensor) else len(inputs[0])
+    value = by_position(inputs, network.input_names)
+    rows = rows_of(value)
     segments, ramps = [], []
-    value = inputs
     # The plain kernel of attention consists of matrix products, which are counted.
     with _evaluating(network), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         for segment, ramp in zip(network.segments, network.exits, strict=True):

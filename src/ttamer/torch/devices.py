@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
-    from ttamer.torch.early_exit import Value
+    from ttamer.torch.early_exit import EarlyExit, Inputs, Value
 
 __all__ = [
+    "LABEL_NAMES",
     "Precision",
     "autocast",
+    "by_position",
     "device_of",
     "in_memory_order",
     "inputs_and_labels",
-    "require_value",
     "rows_of",
     "take",
     "tensors_of",
@@ -31,6 +34,9 @@ __all__ = [
 
 Precision = Literal["fp32", "bf16"]
 """What a network computes in: single precision, or PyTorch's mixed precision with bfloat16."""
+
+LABEL_NAMES = ("labels", "label", "label_ids")
+"""The names of labels in the batches of transformers."""
 
 
 def device_of(network: nn.Module) -> torch.device:
@@ -54,38 +60,54 @@ def autocast(
     return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=cached)
 
 
-def to_device(value: Value, device: torch.device) -> Value:
-    """Return a value on a device."""
+def to_device(value: Inputs, device: torch.device, names: Sequence[str] | None = None) -> Value:
+    """Return a value on a device; that of a mapping is in the order of the names."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
-    require_value(value)
-    return tuple(tensor.to(device, non_blocking=True) for tensor in value)
+    found = by_position(value, names)
+    if isinstance(found, torch.Tensor):
+        return found.to(device, non_blocking=True)
+    return tuple(tensor.to(device, non_blocking=True) for tensor in found)
 
 
-def require_value(value: object) -> None:
-    """Refuse inputs that are not tensors."""
-    if isinstance(value, torch.Tensor):
-        return
-    if not isinstance(value, tuple | list) or not all(isinstance(t, torch.Tensor) for t in value):
+def by_position(inputs: Inputs, names: Sequence[str] | None) -> Value:
+    """Return inputs as a value, those of a mapping in the order of the names; refuse others."""
+    if isinstance(inputs, torch.Tensor):
+        return inputs
+    found: Any = inputs
+    if isinstance(inputs, Mapping) and names is not None:
+        missing = [name for name in names if name not in inputs]
+        if missing:
+            raise ArgumentError(
+                f"inputs are {', '.join(map(str, inputs)) or 'empty'}, and the network also takes "
+                f"{', '.join(missing)}: give all of {', '.join(names)}"
+            )
+        found = tuple(inputs[name] for name in names)
+    if not isinstance(found, tuple | list) or not all(isinstance(t, torch.Tensor) for t in found):
+        by_name = "" if names is None else f", or a mapping with {', '.join(names)}"
         raise ArgumentError(
-            f"inputs must be a tensor, or a tuple of tensors, not {type(value).__name__}"
+            f"inputs must be a tensor, or a tuple of tensors{by_name}, not {type(inputs).__name__}"
         )
+    return found[0] if isinstance(inputs, Mapping) and len(found) == 1 else tuple(found)
 
 
-def inputs_and_labels(batch: object) -> tuple[Value, torch.Tensor]:
-    """Return the two parts of a loader's batch, or refuse one that has others."""
+def inputs_and_labels(batch: object, network: EarlyExit) -> tuple[Value, torch.Tensor]:
+    """Return the inputs of a loader's batch on the network's device, and its labels as they are."""
+    if isinstance(batch, Mapping):
+        label = next((name for name in LABEL_NAMES if name in batch), None)
+        if label is not None:
+            batch = (batch, batch[label])
     if isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], torch.Tensor):
-        inputs, labels = batch
-        require_value(inputs)
-        return inputs, _class_numbers(labels, rows_of(inputs))
+        value = to_device(batch[0], device_of(network), network.input_names)
+        return value, _class_numbers(batch[1], rows_of(value))
     found = type(batch).__name__
     if isinstance(batch, tuple | list):
         found = f"a {found} of {', '.join(type(part).__name__ for part in batch)}"
     elif isinstance(batch, Mapping):
         found = f"a {found} of {', '.join(map(str, batch))}"
     raise ArgumentError(
-        "a batch of a loader must be (inputs, labels), the inputs a tensor or a tuple of tensors "
-        f"and the labels a tensor, such as ((ids, mask), labels), not {found}"
+        "a batch of a loader must be (inputs, labels), such as ((ids, mask), labels), or a mapping "
+        f"that has labels, all of them tensors, not {found}"
     )
 
 

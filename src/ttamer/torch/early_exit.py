@@ -7,6 +7,7 @@ as its first dimension, so that rows can leave a batch part way.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +15,22 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ttamer.errors import ArgumentError
+from ttamer.torch.devices import by_position
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 
-__all__ = ["EarlyExit", "Value", "fold_batch_norm", "require_exits"]
+__all__ = ["Batch", "EarlyExit", "Inputs", "Value", "fold_batch_norm", "require_exits"]
 
 Value = Tensor | tuple[Tensor, ...]
 """What blocks pass on: the batch is the first dimension of every tensor in it."""
+Inputs = Value | Mapping[str, Tensor]
+"""What a network takes: a value, or a mapping from the names of its inputs to tensors."""
+Batch = tuple[Inputs, Tensor] | Mapping[str, Tensor]
+"""What a loader gives: inputs and labels, or a mapping that holds both by their names."""
 
 
 class EarlyExit(nn.Module):
@@ -39,6 +45,8 @@ class EarlyExit(nn.Module):
         config: How to build the network again, set by the families that can be built by name.
         trim: Takes a value of which rows were taken, and returns it without what the rows left do
             not need, such as padding; set by the families of text networks.
+        input_names: The names of the tensors that the first block takes, in its order, for inputs
+            in a mapping.
 
     Raises:
         ArgumentError: The numbers of blocks, ramps and names do not fit together, or two exits
@@ -61,6 +69,7 @@ class EarlyExit(nn.Module):
         names: Sequence[str] | None = None,
         config: Mapping[str, Any] | None = None,
         trim: Callable[[Any], Any] | None = None,
+        input_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         if not blocks or len(ramps) != len(blocks) - 1:
@@ -92,38 +101,44 @@ class EarlyExit(nn.Module):
         """How to build the network again, or ``None`` if it belongs to no family."""
         self.trim = trim
         """What a value loses when rows have left, or ``None`` where nothing can be left out."""
+        self.input_names = None if input_names is None else tuple(input_names)
+        """The names of the inputs, or ``None`` where a mapping is not taken."""
 
-    def forward(self, inputs: Value) -> list[Tensor]:
+    def forward(self, inputs: Inputs) -> list[Tensor]:
         """Run all exits.
 
         Args:
-            inputs: What the first block takes.
+            inputs: What the first block takes, or a mapping by its names.
 
         Returns:
             The logits of every exit, the head's last, each of shape (batch, classes).
         """
         logits = []
-        value = inputs
+        value: Any = self._positional(inputs)
         for segment, ramp in zip(self.segments, self.exits, strict=True):
             value = segment(value)
             logits.append(ramp(value))
         return logits
 
-    def full(self, inputs: Value) -> Tensor:
+    def full(self, inputs: Inputs) -> Tensor:
         """Run the network without its ramps.
 
         Args:
-            inputs: What the first block takes.
+            inputs: What the first block takes, or a mapping by its names.
 
         Returns:
             The logits of the head, shape (batch, classes).
         """
-        value: Any = inputs
+        value: Any = self._positional(inputs)
         *segments, head = self.backbone()
         for segment in segments:
             value = segment(value)
         logits: Tensor = head(value)
         return logits
+
+    def _positional(self, inputs: Inputs) -> Value:
+        """Return what the first block takes; other values than mappings as they are."""
+        return by_position(inputs, self.input_names) if isinstance(inputs, Mapping) else inputs
 
     def backbone(self) -> Iterator[nn.Module]:
         """Iterate over the modules of the network without ramps.

@@ -24,6 +24,7 @@ from ttamer.torch.copying_triton import copy_rows
 from ttamer.torch.decide_triton import STEP, TritonDecider
 from ttamer.torch.devices import (
     autocast,
+    by_position,
     device_of,
     rows_of,
     tensors_of,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from ttamer.fitted.ladder import FittedPolicy
     from ttamer.torch.devices import Precision
-    from ttamer.torch.early_exit import EarlyExit, Value
+    from ttamer.torch.early_exit import EarlyExit, Inputs, Value
     from ttamer.torch.runner import Regrouping
     from ttamer.torch.tables import Tables
 
@@ -88,7 +89,7 @@ class GraphRunner(Runner):
         self,
         network: EarlyExit,
         policy: FittedPolicy | Tables,
-        example: Value,
+        example: Inputs,
         *,
         classes: Sequence[str] | None = None,
         precision: Precision = "fp32",
@@ -100,6 +101,7 @@ class GraphRunner(Runner):
         )
         if not isinstance(self._decider, TritonDecider):
             raise ArgumentError("CUDA graphs need a GPU and Triton; use Runner here")
+        example = by_position(example, network.input_names)
         batch = rows_of(example)
         on_gpu = self._device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
@@ -120,7 +122,7 @@ class GraphRunner(Runner):
         folder: str | os.PathLike[str],
         network: EarlyExit | None = None,
         *,
-        example: Value | None = None,
+        example: Inputs | None = None,
         tradeoff: float | None = None,
         precision: Precision = "fp32",
         regrouping: Regrouping | None = None,
@@ -166,11 +168,11 @@ class GraphRunner(Runner):
         return self._sizes[-1]
 
     @torch.inference_mode()
-    def __call__(self, inputs: Value) -> Answers:
+    def __call__(self, inputs: Inputs) -> Answers:
         """Run one batch.
 
         Args:
-            inputs: What the first block takes, on any device.
+            inputs: What the first block takes, or a mapping by its names, on any device.
 
         Returns:
             The answers, in the order of the inputs; the next call overwrites them.
@@ -178,7 +180,7 @@ class GraphRunner(Runner):
         Raises:
             ArgumentError: The batch is empty, or larger than the example.
         """
-        return self._run(to_device(inputs, self._device))
+        return self._run(to_device(inputs, self._device, self.network.input_names))
 
     def _run(self, value: Any) -> Answers:
         count = rows_of(value)
@@ -328,8 +330,8 @@ def full_graph(
         replay = captured(work)
 
     @torch.inference_mode()
-    def run(value: Value) -> Tensor:
-        _fill(kept, to_device(value, device))
+    def run(value: Inputs) -> Tensor:
+        _fill(kept, to_device(value, device, network.input_names))
         replay()
         return out["logits"]
 

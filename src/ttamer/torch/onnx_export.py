@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ttamer.torch.early_exit import EarlyExit, Value
+    from ttamer.torch.early_exit import EarlyExit, Inputs
 
 __all__ = ["export_onnx"]
 
@@ -37,7 +37,7 @@ DIMENSIONS = ("batch", "tokens")
 def export_onnx(
     network: EarlyExit,
     folder: str | os.PathLike[str],
-    example: Value,
+    example: Inputs,
     *,
     tokens: bool = False,
 ) -> None:
@@ -65,12 +65,12 @@ def export_onnx(
         except ImportError:
             raise MissingExtra(package, "onnx") from None
     require_exits(network)
-    if rows_of(example) < 2:
-        raise ArgumentError(f"example has {rows_of(example)} rows; at least 2 are needed")
+    value: Any = to_device(example, device_of(network), network.input_names)
+    if rows_of(value) < 2:
+        raise ArgumentError(f"example has {rows_of(value)} rows; at least 2 are needed")
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     network.eval()
-    value: Any = to_device(example, device_of(network))
     names = DIMENSIONS if tokens else DIMENSIONS[:1]
     with torch.no_grad():
         for k, (segment, ramp) in enumerate(zip(network.segments, network.exits, strict=True)):

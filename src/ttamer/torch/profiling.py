@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from ttamer.fitted.ladder import FittedPolicy
     from ttamer.torch.devices import Precision
-    from ttamer.torch.early_exit import EarlyExit, Value
+    from ttamer.torch.early_exit import EarlyExit, Inputs, Value
     from ttamer.torch.tables import Tables
 
 __all__ = ["Profile", "profile", "timed"]
@@ -163,7 +163,7 @@ class Profile:
 @torch.inference_mode()
 def profile(
     network: EarlyExit,
-    example: Value,
+    example: Inputs,
     *,
     sizes: Sequence[int] = (1, 32, 256),
     precision: Precision = "fp32",
@@ -206,9 +206,9 @@ def profile(
     smallest = min(sizes[0], max(1, sizes[-1] // 16))
     groups = tuple(sorted({*sizes, *group_sizes(sizes[-1], smallest=smallest)}))
     table: tuple[list[tuple[float, ...]], list[tuple[float, ...]]] = ([], [])
-    moved = to_device(example, device)
+    moved = to_device(example, device, network.input_names)
     with autocast(device, precision):
-        batches = [take(moved, torch.arange(size, device=device) % rows_of(example))
+        batches = [take(moved, torch.arange(size, device=device) % rows_of(moved))
                    for size in groups]  # fmt: skip
         if not graphs:
             table[0].extend(in_turns(network, batches, device))
@@ -397,9 +397,9 @@ def full_run(
     device = device_of(network)
 
     @torch.inference_mode()
-    def plain(value: Value) -> Tensor:
+    def plain(value: Inputs) -> Tensor:
         with autocast(device, precision):
-            return network.full(to_device(value, device))
+            return network.full(to_device(value, device, network.input_names))
 
     if not graphs:
         return plain

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from ttamer.fitted.ladder import FittedPolicy
     from ttamer.torch.devices import Precision
-    from ttamer.torch.early_exit import EarlyExit, Value
+    from ttamer.torch.early_exit import EarlyExit, Inputs, Value
     from ttamer.torch.tables import Tables
 
 __all__ = ["Answers", "Regrouping", "Runner", "decider_for", "group_sizes"]
@@ -282,19 +282,19 @@ class Runner:
         return tuple(self.network.names[k] for k in self._reached)
 
     @torch.inference_mode()
-    def __call__(self, inputs: Value) -> Answers:
+    def __call__(self, inputs: Inputs) -> Answers:
         """Run one batch with the lowest latency.
 
         Args:
-            inputs: What the first block takes, on any device.
+            inputs: What the first block takes, or a mapping by its names, on any device.
 
         Returns:
             The answers, in the order of the inputs.
         """
         with autocast(self._device, self.precision):
-            return self._run(to_device(inputs, self._device))
+            return self._run(to_device(inputs, self._device, self.network.input_names))
 
-    def stream(self, batches: Iterable[Value], *, window: int = 8) -> Iterator[Answers]:
+    def stream(self, batches: Iterable[Inputs], *, window: int = 8) -> Iterator[Answers]:
         """Run many batches, several of them together.
 
         Args:
@@ -310,7 +310,7 @@ class Runner:
         """
         if window < 1:
             raise ArgumentError(f"window is {window}; it must be at least 1")
-        waiting: list[Value] = []
+        waiting: list[Inputs] = []
         for batch in batches:
             waiting.append(batch)
             if len(waiting) == window:
@@ -320,18 +320,18 @@ class Runner:
             yield from self._together(waiting)
 
     @torch.inference_mode()
-    def early(self, inputs: Value) -> Iterator[tuple[Tensor, Answers]]:
+    def early(self, inputs: Inputs) -> Iterator[tuple[Tensor, Answers]]:
         """Run one batch to its end, and yield results as soon as they are available.
 
         All work is queued on the device before the first result is waited for.
 
         Args:
-            inputs: What the first block takes, on any device.
+            inputs: What the first block takes, or a mapping by its names, on any device.
 
         Returns:
             Pairs (positions, answers) for the inputs that stop at each exit, in that order.
         """
-        value: Any = to_device(inputs, self._device)
+        value: Any = to_device(inputs, self._device, self.network.input_names)
         count = rows_of(value)
         if not count:
             return
@@ -360,9 +360,11 @@ class Runner:
             if len(found):
                 yield found, _rows(answers, found)
 
-    def _together(self, batches: list[Value]) -> Iterator[Answers]:
+    def _together(self, batches: list[Inputs]) -> Iterator[Answers]:
         """Run batches of one shape as one, and yield the answers of each batch, in order."""
-        for _, alike in groupby((to_device(batch, self._device) for batch in batches), _shapes):
+        names = self.network.input_names
+        moved = (to_device(batch, self._device, names) for batch in batches)
+        for _, alike in groupby(moved, _shapes):
             yield from self._joined(list(alike))
 
     def _joined(self, moved: list[Any]) -> Iterator[Answers]:

@@ -10,7 +10,7 @@ import torch
 from ttamer.errors import TraceError
 from ttamer.torch.costs import count_flops
 from ttamer.torch.decide import scores_of
-from ttamer.torch.devices import autocast, device_of, inputs_and_labels, rows_of, take, to_device
+from ttamer.torch.devices import autocast, device_of, inputs_and_labels, rows_of, take
 from ttamer.torch.early_exit import require_exits
 from ttamer.trace.trace import Trace
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ttamer.torch.devices import Precision
-    from ttamer.torch.early_exit import EarlyExit, Value
+    from ttamer.torch.early_exit import Batch, EarlyExit
     from ttamer.trace.spec import CascadeSpec
 
 __all__ = ["trace_of"]
@@ -28,7 +28,7 @@ __all__ = ["trace_of"]
 
 def trace_of(
     network: EarlyExit,
-    loader: Iterable[tuple[Value, Tensor]],
+    loader: Iterable[Batch],
     *,
     spec: CascadeSpec | None = None,
     classes: Sequence[str] | None = None,
@@ -39,7 +39,8 @@ def trace_of(
 
     Args:
         network: The network; it is in evaluation mode afterwards.
-        loader: Batches of (inputs, labels), where labels are class numbers.
+        loader: Batches of (inputs, labels), where labels are class numbers; or mappings that hold
+            both, as the loaders of transformers give.
         spec: The cascade and its costs; by default the operations counted on the first input, ramps
             included, as shares of the network without ramps.
         classes: Names of the classes; by default their numbers.
@@ -69,8 +70,7 @@ def trace_of(
     labels: list[Tensor] = []
     done = 0
     for batch in loader:
-        inputs, label = inputs_and_labels(batch)
-        value = to_device(inputs, device)
+        value, label = inputs_and_labels(batch, network)
         if spec is None and rows_of(value):
             first = torch.zeros(1, dtype=torch.int64, device=device)
             spec = count_flops(network, take(value, first)).spec()

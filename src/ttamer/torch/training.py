@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError
-from ttamer.torch.devices import autocast, device_of, inputs_and_labels, to_device
+from ttamer.torch.devices import autocast, device_of, inputs_and_labels
 from ttamer.torch.early_exit import require_exits
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ttamer.torch.devices import Precision
-    from ttamer.torch.early_exit import EarlyExit, Value
+    from ttamer.torch.early_exit import Batch, EarlyExit, Value
 
 __all__ = ["Part", "Recipe", "train"]
 
@@ -128,7 +128,7 @@ class Recipe:
 
 def train(
     network: EarlyExit,
-    loader: Iterable[tuple[Value, Tensor]],
+    loader: Iterable[Batch],
     recipe: Recipe,
     *,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -139,8 +139,8 @@ def train(
     Args:
         network: The network; it is in evaluation mode afterwards, whether training succeeds or not,
             and parameters that were frozen are frozen again.
-        loader: Batches of (inputs, labels), read once per epoch; it must have a length, as
-            PyTorch's loaders do.
+        loader: Batches of (inputs, labels), or mappings that hold both, read once per epoch; it
+            must have a length, as PyTorch's loaders do.
         recipe: What to train and how.
         checkpoint: A file written after every epoch. Where it exists, training continues from it.
         progress: Called with one line of text per epoch.
@@ -236,17 +236,17 @@ class _Learner:
                 groups, lr=recipe.rate, weight_decay=recipe.weight_decay
             )
 
-    def run_epoch(self, loader: Iterable[tuple[Value, Tensor]]) -> float:
+    def run_epoch(self, loader: Iterable[Batch]) -> float:
         """Train for one epoch and return its mean loss."""
         device = device_of(self.network)
         total = torch.zeros((), device=device)
         for number, batch in enumerate(loader):
-            inputs, labels = inputs_and_labels(batch)
+            inputs, labels = inputs_and_labels(batch, self.network)
             done = (self.epoch * self.batches + number + 1) / (self.recipe.epochs * self.batches)
             for group in self.optimiser.param_groups:
                 group["lr"] = self.recipe.rate * self.recipe.factor(min(done, 1.0))
             with autocast(device, self.recipe.precision):
-                loss = self._loss(to_device(inputs, device), labels.to(device))
+                loss = self._loss(inputs, labels.to(device))
             self.optimiser.zero_grad(set_to_none=True)
             torch.autograd.backward(loss)
             if self.recipe.clip is not None:

@@ -18,7 +18,7 @@ import torch
 
 from ttamer.errors import ArgumentError
 from ttamer.fitting.plans import fit
-from ttamer.torch.devices import require_value, rows_of, wait
+from ttamer.torch.devices import by_position, rows_of, wait
 from ttamer.torch.profiling import full_run, profile, runner_for
 from ttamer.torch.runner import group_sizes
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ttamer.fitted.ladder import FittedPolicy
     from ttamer.torch.devices import Precision
-    from ttamer.torch.early_exit import EarlyExit, Value
+    from ttamer.torch.early_exit import EarlyExit, Inputs, Value
     from ttamer.torch.profiling import Profile
     from ttamer.torch.runner import Runner
     from ttamer.trace.spec import Target
@@ -135,7 +135,7 @@ class Recommendation:
 def recommend(
     network: EarlyExit,
     trace: Trace,
-    inputs: Value,
+    inputs: Inputs,
     *,
     batch: int,
     more_error: float = 0.0,
@@ -179,7 +179,7 @@ def recommend(
         logits = found.run(batch)
     """
     report = progress or (lambda _: None)
-    require_value(inputs)
+    inputs = by_position(inputs, network.input_names)
     if batch < 1:
         raise ArgumentError(f"batch is {batch}; it must be at least 1")
     cut = [part for part in _split(inputs, batch) if rows_of(part) == batch]

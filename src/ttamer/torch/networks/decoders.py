@@ -18,6 +18,7 @@ from ttamer.errors import ArgumentError
 from ttamer.torch.early_exit import EarlyExit
 from ttamer.torch.networks.ramps import Ramp
 from ttamer.torch.networks.tokens import (
+    INPUT_NAMES,
     Embed,
     Layer,
     build_model,
@@ -216,8 +217,9 @@ def _with_exits(
     names = [*(f"{prefix}{k}" for k in range(1, len(layers))), "full"]
     config = {"family": family, "config": model.config.to_diff_dict(), "classes": classes}
     return EarlyExit(
-        [embed, *layers], ramps, ramp(norm), names=names, config=config, trim=trim_padding
-    )
+        [embed, *layers], ramps, ramp(norm), names=names, config=config, trim=trim_padding,
+        input_names=INPUT_NAMES,
+    )  # fmt: skip
 
 
 class _Gpt2Embed(Embed):

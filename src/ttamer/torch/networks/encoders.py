@@ -18,6 +18,7 @@ from ttamer.errors import ArgumentError
 from ttamer.torch.early_exit import EarlyExit
 from ttamer.torch.networks.ramps import Ramp, dense_layers, linear_layers
 from ttamer.torch.networks.tokens import (
+    INPUT_NAMES,
     Embed,
     Layer,
     build_model,
@@ -253,7 +254,10 @@ def _with_exits(
         "pool": pool,
         "ramps": ramps,
     }
-    return EarlyExit([embed, *layers], every, head, names=names, config=config, trim=trim_padding)
+    return EarlyExit(
+        [embed, *layers], every, head, names=names, config=config, trim=trim_padding,
+        input_names=INPUT_NAMES,
+    )  # fmt: skip
 
 
 class _BertEmbed(Embed):

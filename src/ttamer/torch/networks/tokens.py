@@ -22,8 +22,18 @@ from ttamer.errors import ArgumentError, MissingExtra
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Embed", "Layer", "build_model", "scores_of_padding", "transformers", "trim_padding"]
+__all__ = [
+    "INPUT_NAMES",
+    "Embed",
+    "Layer",
+    "build_model",
+    "scores_of_padding",
+    "transformers",
+    "trim_padding",
+]
 
+INPUT_NAMES = ("input_ids", "attention_mask")
+"""The names of ids and mask in what the tokenizers of transformers return."""
 WIDTHS = 16
 """Texts are cut to a multiple of this many tokens: kernels run fastest on few, even widths."""
 Tokens = tuple[Tensor, ...]
