@@ -304,7 +304,7 @@ def _belief(
     certain_last: bool,
 ) -> Belief:
     levels = integers_of(fields["levels"], "the levels", least=1, most=MAX_STATES)
-    leans = integers_of(fields["leans"], "the leans", least=0, most=max(classes, 0))
+    leans = integers_of(fields["leans"], "the leans", least=0, most=classes)
     if len(levels) != nodes or len(leans) != nodes:
         raise ArtefactDamaged("the belief must have levels and leans for each node")
     keys = _answers(steps, nodes, certain_last=certain_last)
@@ -324,12 +324,8 @@ def _belief(
             raise ArtefactDamaged(f"array {name!r} must hold {size} finite numbers")
         if name != "belief_levels" and array[-1] != 0:
             raise ArtefactDamaged(f"array {name!r} must end with 0")
-        if name in EXACT and (
-            np.abs(array).max(initial=0) > MAX_WEIGHT or (array % WEIGHT_RESOLUTION != 0).any()
-        ):
-            raise ArtefactDamaged(
-                f"array {name!r} must hold multiples of {WEIGHT_RESOLUTION:g} up to {MAX_WEIGHT:g}"
-            )
+        if name in EXACT:
+            _check_exact(arrays, name, (size,))
     bounds = cut(arrays["belief_bounds"][:-1], [count - 1 for count in levels])
     if any((np.diff(own) <= 0).any() for own in bounds):
         raise ArtefactDamaged("the bounds of the belief must increase")

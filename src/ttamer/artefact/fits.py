@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ttamer.problem.problem import Problem
 
 __all__ = [
+    "MAX_ROWS",
     "describe_fit",
     "describe_losses",
     "full_cost_in",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 MAX_ROWS = 2**53
+"""The most rows that a file may state: all smaller counts are exact as numbers of an array."""
 FIELDS = ("names", "after", "order", "target", "columns", "edges", "plan", "trace", "rows")
 
 
@@ -100,21 +102,21 @@ def restore_fit(
 
 def full_cost_in(arrays: Mapping[str, NDArray[Any]], name: str, spec: CascadeSpec) -> float:
     """Return the unit of cost of a fit; files of version 1 have none, and use the cascade's."""
-    stored = arrays.get(name)
-    if stored is None:
-        return spec.full_cost(spec.costs)
-    if stored.shape != (1,) or not (np.isfinite(stored).all() and stored[0] > 0):
-        raise ArtefactDamaged("the full cost of the fit must be one finite number above 0")
-    return float(stored[0])
+    stored = _unit_in(arrays, name, "full cost")
+    return spec.full_cost(spec.costs) if stored is None else stored
 
 
 def loss_scale_in(arrays: Mapping[str, NDArray[Any]], name: str) -> float | None:
     """Return the unit of loss of a fit; without one, answers are right or wrong."""
+    return _unit_in(arrays, name, "loss scale")
+
+
+def _unit_in(arrays: Mapping[str, NDArray[Any]], name: str, what: str) -> float | None:
     stored = arrays.get(name)
     if stored is None:
         return None
     if stored.shape != (1,) or not (np.isfinite(stored).all() and stored[0] > 0):
-        raise ArtefactDamaged("the loss scale of the fit must be one finite number above 0")
+        raise ArtefactDamaged(f"the {what} of the fit must be one finite number above 0")
     return float(stored[0])
 
 

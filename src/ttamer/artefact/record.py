@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttamer.artefact.container import fields_of, integers_of, text_of
+from ttamer.artefact.fits import MAX_ROWS
 from ttamer.errors import ArtefactDamaged
 from ttamer.fitted.cautious import Cautious
 from ttamer.fitted.mixture import Mix, Rungs
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["describe_record", "restore_record"]
 
 MAX_PROMISES = 16
-MAX_ROWS = 2**53
 MAX_SEED = 2**62
 """Seeds are from minus this to this."""
 FIELDS = ("held", "promises")

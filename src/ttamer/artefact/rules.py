@@ -43,7 +43,7 @@ MORE_ARRAYS = {
         "belief_weights",
     ),
 }
-"""What a fit adds, by its field of the header; artefact_fit and artefact_belief check it."""
+"""What a fit adds, by its field of the header; fits.py and beliefs.py check it."""
 OPTIONAL_ARRAYS = {
     "fit": ("fit_full_cost", "fit_loss_scale", "fit_mistakes", "fit_max_loss", "fit_passing"),
     "belief": (

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ttamer.problem.problem import Problem
 
-__all__ = ["Surrogate", "subtree_law", "surrogate_below"]
+__all__ = ["Surrogate", "join_below", "subtree_law", "surrogate_below"]
 
 NEGLIGIBLE = 1e-18
 """The share of a mean that the upper tail of a law may add and still be dropped: below rounding."""
@@ -202,10 +202,14 @@ def surrogate_below(
             continue
         law = subtree_law(problem, tradeoff, node, below[node]).raised(sigma[node])
         below[node] = None
-        parent = problem.ends[problem.incoming[node][0]][0]
-        sibling = below[parent]
-        below[parent] = law if sibling is None else law.minimum_with(sibling)
+        join_below(below, problem.ends[problem.incoming[node][0]][0], law)
     return below[place]
+
+
+def join_below(below: list[Surrogate | None], parent: int, law: Surrogate) -> None:
+    """Add the law of a subtree to those below its parent (-1: the start)."""
+    sibling = below[parent]
+    below[parent] = law if sibling is None else law.minimum_with(sibling)
 
 
 def subtree_law(problem: Problem, tradeoff: float, node: int, below: Surrogate | None) -> Surrogate:

@@ -29,7 +29,7 @@ import numpy as np
 from ttamer.errors import ProblemError
 from ttamer.policy.expected_walk import START
 from ttamer.policy.index import IndexPolicy
-from ttamer.policy.surrogate import Surrogate, subtree_law
+from ttamer.policy.surrogate import Surrogate, join_below, subtree_law
 from ttamer.problem.tradeoff import weigh_losses
 from ttamer.solvers.blas import one_thread
 from ttamer.solvers.walk import NO_SURE_ANSWER, TIE
@@ -68,10 +68,7 @@ def sweep(problem: Problem, tradeoff: float) -> tuple[tuple[NDArray[np.float64],
         below[node] = None
         costs = (1 - tradeoff) * problem.parent_edge(node).expected_costs
         sigma[node] = _settled(law.index(costs), losses)
-        law = law.raised(sigma[node])
-        parent = problem.ends[problem.incoming[node][0]][0]
-        sibling = below[parent]
-        below[parent] = law if sibling is None else law.minimum_with(sibling)
+        join_below(below, problem.ends[problem.incoming[node][0]][0], law.raised(sigma[node]))
     whole = below[START]
     assert whole is not None  # noqa: S101 - a forest has a root
     return tuple(sigma), whole

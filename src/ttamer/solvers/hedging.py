@@ -20,6 +20,7 @@ Ties, cost
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -121,9 +122,7 @@ def _hedged(problem: Problem, tradeoff: float) -> list[NDArray[np.bool_]]:
                 for w, (both, _) in laws.items()
                 for q in (p if w == v else share[w],)
             ]
-            whole = mixed[0]
-            for other in mixed[1:]:
-                whole = whole.minimum_with(other)
+            whole = reduce(Surrogate.minimum_with, mixed)
             values.append(float(whole.expected_minimum(np.array([np.inf]))[0, 0]))
         share[v] = 1.0 if values[0] <= values[1] else 0.0
         unseen[v][0] = share[v] == 0.0

@@ -127,14 +127,12 @@ def solve_walk(
     values = phi[START][0, :, -1]  # the search starts with x = infinity
     if not np.isfinite(values).all():
         raise ProblemError(NO_SURE_ANSWER)
-    is_line = solve_indices is not None and recall and problem.is_line
+    exact = solve_indices if recall and problem.is_line else None
     return [
         WalkPolicy(
             problem=problem,
             tradeoff=float(tradeoffs[i]),
-            line_indices=partial(solve_indices, problem, float(tradeoffs[i]))
-            if solve_indices is not None and is_line
-            else None,
+            line_indices=partial(exact, problem, float(tradeoffs[i])) if exact else None,
             recall=recall,
             value=float(values[i]),
             choices=tuple(table[:, i] for table in choices),

@@ -22,7 +22,7 @@ import numpy as np
 
 from ttamer.errors import ProblemError
 from ttamer.policy.expected_walk import START
-from ttamer.policy.surrogate import Surrogate
+from ttamer.policy.surrogate import Surrogate, join_below
 from ttamer.problem.tradeoff import check_tradeoff, weigh_losses
 from ttamer.solvers import solve
 
@@ -177,7 +177,7 @@ def _prophet_of_forest(problem: Problem, tradeoff: float) -> float:
             law = law.minimum_with(after)
         edge = problem.parent_edge(node)
         law = law.mixed_later(edge.probabilities, (1 - tradeoff) * edge.cost_table)
-        _join(below, problem.ends[problem.incoming[node][0]][0], law)
+        join_below(below, problem.ends[problem.incoming[node][0]][0], law)
     return _mean(below)
 
 
@@ -191,7 +191,7 @@ def _prophet_of_walk(problem: Problem, tradeoff: float, tree: Sequence[int]) -> 
         if after is not None:
             law = law.minimum_with(after)
         edge = tree[node]
-        _join(below, problem.ends[edge][0], law.mixed(problem.edges[edge].probabilities))
+        join_below(below, problem.ends[edge][0], law.mixed(problem.edges[edge].probabilities))
     return _mean(below)
 
 
@@ -266,12 +266,6 @@ def _tree_of(problem: Problem) -> list[int]:
                 "multi-line, tree or forest"
             )
     return tree
-
-
-def _join(below: list[Surrogate | None], parent: int, law: Surrogate) -> None:
-    """Add the law of a subtree to those below its parent."""
-    sibling = below[parent]
-    below[parent] = law if sibling is None else law.minimum_with(sibling)
 
 
 def _mean(below: list[Surrogate | None]) -> float:
