@@ -141,6 +141,11 @@ def test_independent_identical_losses_have_one_index_and_one_threshold_is_optima
     assert chain.excess_with_recall > 1e-4
 
 
+def test_where_nothing_counts_no_threshold_exceeds_the_optimum():
+    found = experiment("uniform(0, 0.5)", nodes=2, states=4, cost=0.0, tradeoff=0.0)
+    assert found.policy.value == found.excess_with_recall == found.excess_without_recall == 0
+
+
 def test_an_experiment_there_is_not_is_refused():
     with pytest.raises(ArgumentError, match=r"no experiment 'normal'; there are normal\(0.5"):
         experiment("normal")

@@ -264,6 +264,7 @@ def attacks(tmp_path) -> dict[str, bytes]:
         "items of a list": b"](K\x01K\x02u.",
         "items without a value": b"}(K\x01u.",
         "tuple keys": dump({(1, 2): 3}),
+        "a key of many digits": dump({"conf": [[0.5]], "acc": [[1]], 1 << 100_000: 1}),
         "memo without end": memo_bomb(),
         "lists that unfold": unfolding_bomb(),
         "deep nesting": deep(1_000_000),

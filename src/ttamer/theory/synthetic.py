@@ -56,12 +56,12 @@ class Experiment:
     @property
     def excess_with_recall(self) -> float:
         """How far the threshold with recall lies above the optimum, as a share of it."""
-        return self.with_recall / self.policy.value - 1
+        return self._excess(self.with_recall)
 
     @property
     def excess_without_recall(self) -> float:
         """How far the threshold without recall lies above the optimum, as a share of it."""
-        return self.without_recall / self.policy.value - 1
+        return self._excess(self.without_recall)
 
     @property
     def index_range(self) -> tuple[float, float]:
@@ -74,6 +74,10 @@ class Experiment:
             reached = reached @ (problem.parent_edge(number).probabilities > 0)
         everything = np.concatenate(values)
         return float(everything.min()), float(everything.max())
+
+    def _excess(self, value: float) -> float:
+        """Compare a value with the optimum, which is 0 only where nothing counts or costs."""
+        return value / self.policy.value - 1 if self.policy.value else 0.0
 
 
 def if_stop_experiments(

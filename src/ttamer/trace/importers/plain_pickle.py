@@ -40,6 +40,7 @@ _NAMES = {
 }
 _DTYPE = re.compile(r"b1|[iu][1248]|f[248]|[SU][0-9]{1,5}")
 _KEYS = (str, int, float, bool, type(None))
+_KEY_BITS = 1024
 _DEPTH = 8
 _OPERATIONS = """
     PROTO FRAME STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE
@@ -207,6 +208,8 @@ def _set_items(target: Any, items: list[Any]) -> Any:
     for key, value in zip(items[::2], items[1::2], strict=True):
         if type(key) not in _KEYS:  # hashing a tuple of tuples without end would end the process
             raise _Refused("it has a dict whose keys are not text or numbers")
+        if type(key) is int and key.bit_length() > _KEY_BITS:  # too long to be shown in a message
+            raise _Refused("it has a dict with a number of hundreds of digits as key")
         target[key] = value
     return target
 
