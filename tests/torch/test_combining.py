@@ -142,10 +142,11 @@ def test_a_threshold_runs_on_combined_exits():
     [
         (told_network(EXITS), [], "label", "has no inputs with finite logits"),
         (told_network(1), [opinions(4, 0)], "label", "no ramps to combine"),
+        (told_network(EXITS), [(opinions(4, 0)[0], torch.arange(4) + 1)], "label", "labels are 1"),
         (told_network(EXITS), [opinions(4, 0)], "network", 'must be "label" or "last"'),
         (CombinedExits(told_network(EXITS), CLASSES), [opinions(4, 0)], "label", "combined alr"),
     ],
-    ids=["empty", "no ramps", "target", "twice"],
+    ids=["empty", "no ramps", "labels", "target", "twice"],
 )
 def test_what_cannot_be_combined_is_refused(network, loader, target, text):
     with pytest.raises(ArgumentError, match=text):

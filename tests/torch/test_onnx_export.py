@@ -11,13 +11,13 @@ from torch import nn
 from transformers import BertConfig
 
 from ttamer.errors import ArgumentError, MissingExtra
-from ttamer.torch import EarlyExit, bert, export_onnx
+from ttamer.torch import EarlyExit, attach, bert, export_onnx
 
 
 def run(path, values):
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
-    return session.run(None, dict(zip(names, values, strict=True)))
+    return session.run(None, {name: values[int(name.split("_")[1])] for name in names})
 
 
 def every_exit(folder, values):
@@ -42,6 +42,45 @@ def test_texts_of_any_length(tmp_path):
     found = every_exit(tmp_path, [ids.numpy(), mask.numpy()])
     for mine, theirs in zip(expected, found, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+class Weighing(nn.Module):
+    """Tokens weighed by a mask of shape (batch, 1, tokens), as blocks of transformers take it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(20, 4)
+        self.layers = nn.ModuleList([Weighed(), Weighed()])
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, ids, mask):
+        hidden = self.embed(ids)
+        weights = mask[:, None].to(hidden.dtype)
+        for layer in self.layers:
+            hidden = layer(hidden, weights)
+        return self.head(hidden[:, 0])
+
+
+class Weighed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, hidden, weights):
+        return hidden + self.linear(weights @ hidden)
+
+
+def test_values_with_tokens_in_other_dimensions_too(tmp_path):
+    torch.manual_seed(0)
+    ids, mask = torch.arange(10).reshape(2, 5), torch.ones(2, 5, dtype=torch.int64)
+    inputs = {"ids": ids, "mask": mask}
+    network = attach(Weighing(), "layers", inputs)
+    export_onnx(network, tmp_path, inputs, tokens=True)
+    ids, mask = torch.arange(21).reshape(3, 7) % 20, torch.ones(3, 7, dtype=torch.int64)
+    mask[1, 4:] = 0
+    found = every_exit(tmp_path, [ids.numpy(), mask.numpy()])
+    for mine, theirs in zip(network((ids, mask)), found, strict=True):
+        np.testing.assert_allclose(mine.detach(), theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):

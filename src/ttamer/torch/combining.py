@@ -57,7 +57,8 @@ def combine_exits(
         A network with the same exits and the same full output.
 
     Raises:
-        ArgumentError: The network has no ramps, the loader has no inputs, or the target is neither.
+        ArgumentError: The network has no ramps, the loader has no inputs, a label is none of
+            its classes, or the target is neither.
 
     >>> layers = [nn.Linear(4, 8), nn.Linear(8, 8)]
     >>> network = EarlyExit(layers, [nn.Linear(8, 3)], nn.Linear(8, 3))
@@ -83,7 +84,13 @@ def combine_exits(
         raise ArgumentError("the loader has no inputs with finite logits; give at least one")
     returned = returned[:, whole]
     wanted = torch.cat(right)[whole] if target == "label" else returned[-1].argmax(dim=1)
-    combined = CombinedExits(network, returned.shape[2])
+    classes = returned.shape[2]
+    if not 0 <= int(wanted.min()) <= int(wanted.max()) < classes:
+        raise ArgumentError(
+            f"labels are {int(wanted.min())} to {int(wanted.max())}, and the network has {classes} "
+            f"classes: number them 0 to {classes - 1}"
+        )
+    combined = CombinedExits(network, classes)
     for k, exit_ in enumerate(cast("Iterator[_Combination]", combined.ramps())):
         weights, terms = fit_combination(returned[: k + 1], wanted)
         with torch.no_grad():

@@ -17,7 +17,7 @@ import torch
 
 from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError, MissingExtra
-from ttamer.torch.devices import device_of, rows_of, to_device
+from ttamer.torch.devices import device_of, rows_of, tensors_of, to_device
 from ttamer.torch.early_exit import require_exits
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["export_onnx"]
 
 DIMENSIONS = ("batch", "tokens")
-"""The names of the dimensions that may vary, in their order in a tensor."""
+"""The names of the dimensions that may vary."""
 
 
 def export_onnx(
@@ -71,31 +71,38 @@ def export_onnx(
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     network.eval()
-    names = DIMENSIONS if tokens else DIMENSIONS[:1]
+    shorter: Any = tuple(each[:, :-1] for each in tensors_of(value)) if tokens else value
+    if isinstance(value, torch.Tensor):
+        shorter = tensors_of(shorter)[0]
     with torch.no_grad():
         for k, (segment, ramp) in enumerate(zip(network.segments, network.exits, strict=True)):
-            following = segment(value)
-            count = 1 if isinstance(following, torch.Tensor) else len(following)
-            outputs = [f"value_{j}" for j in range(count)]
-            _export(segment, value, path / f"segment_{k}.onnx", names, outputs)
-            value = following
-            _export(ramp, value, path / f"exit_{k}.onnx", names, ["logits"])
+            following, shorter_following = segment(value), segment(shorter)
+            outputs = [f"value_{j}" for j in range(len(tensors_of(following)))]
+            shapes = _varying(value, shorter)
+            _export(segment, value, path / f"segment_{k}.onnx", shapes, outputs)
+            value, shorter = following, shorter_following
+            shapes = _varying(value, shorter)
+            _export(ramp, value, path / f"exit_{k}.onnx", shapes, ["logits"])
     with atomic_write(path / "exits.json") as part:
         part.write_text(json.dumps({"names": list(network.names)}, indent=1) + "\n", "utf-8")
 
 
-def _export(
-    module: nn.Module, value: Any, path: Path, names: Sequence[str], outputs: Sequence[str]
-) -> None:
+def _varying(value: Any, shorter: Any) -> Any:
+    """Return the dimensions of each tensor that vary: the batch, and where texts differ, tokens."""
+    batch, tokens = (torch.export.Dim(name) for name in DIMENSIONS)
+
+    def of(tensor: torch.Tensor, other: torch.Tensor) -> dict[int, Any]:
+        sizes = enumerate(zip(tensor.shape, other.shape, strict=False))
+        return {0: batch} | {k: tokens for k, (one, two) in sizes if k and one != two}
+
+    if isinstance(value, torch.Tensor):
+        return of(value, shorter)
+    return tuple(map(of, value, shorter))
+
+
+def _export(module: nn.Module, value: Any, path: Path, shapes: Any, outputs: Sequence[str]) -> None:
     """Write one module as an ONNX file."""
-    dimensions = [torch.export.Dim(name) for name in names]
-
-    def varying(tensor: torch.Tensor) -> dict[int, Any]:
-        return dict(enumerate(dimensions[: tensor.ndim]))
-
-    several = not isinstance(value, torch.Tensor)
-    shapes = tuple(map(varying, value)) if several else varying(value)
-    inputs = [f"input_{j}" for j in range(len(value) if several else 1)]
+    inputs = [f"input_{j}" for j in range(len(tensors_of(value)))]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the exporter's own
@@ -111,7 +118,8 @@ def _export(
                 verbose=False,
             )
     except Exception as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
+        cause = error.__cause__ or error
+        first = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
         raise ArgumentError(
             f"{path.name}: {type(module).__name__} cannot be exported: {first}; a module must be "
             "plain tensor operations, the same for every input"
