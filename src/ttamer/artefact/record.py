@@ -157,18 +157,14 @@ def _rungs(arrays: Mapping[str, NDArray[Any]], count: int, nodes: int) -> Rungs:
     if "record_rungs" not in arrays:
         raise ArtefactDamaged("the record lacks the array 'record_rungs'")
     table = arrays["record_rungs"]
-    if table.shape != (3, count) or not np.isfinite(table).all() or (table < 0).any():
+    if not _from_zero(table, (3, count)):
         raise ArtefactDamaged("the record must have a finite error and cost for each policy")
     alone = {"error": arrays.get("record_nodes"), "cost": arrays.get("record_node_costs")}
     for what, each in alone.items():
-        if each is not None and (
-            each.shape != (nodes,) or not np.isfinite(each).all() or (each < 0).any()
-        ):
+        if each is not None and not _from_zero(each, (nodes,)):
             raise ArtefactDamaged(f"the record must have a finite {what} for each node")
     times = arrays.get("record_latencies")
-    if times is not None and (
-        times.shape != (count, 3) or not np.isfinite(times).all() or (times < 0).any()
-    ):
+    if times is not None and not _from_zero(times, (count, 3)):
         raise ArtefactDamaged("the record must have three finite latencies for each policy")
     return Rungs(table[0], table[1], table[2], alone["error"], alone["cost"], times)
 
@@ -186,10 +182,14 @@ def _cautious(arrays: Mapping[str, NDArray[Any]], line: Sequence[int]) -> Cautio
     if cuts.shape != (count, len(line) - 1) or table.shape != (3, count) or not count:
         raise ArtefactDamaged("a cautious policy has three numbers, and a threshold for each exit")
     tradeoffs = table[0]
-    if not (np.isfinite(table).all() and (table >= 0).all() and (np.diff(tradeoffs) > 0).all()):
+    if not (_from_zero(table, (3, count)) and (np.diff(tradeoffs) > 0).all()):
         raise ArtefactDamaged("the numbers of cautious policies must be finite, from 0 up")
-    whole = np.isfinite(cuts).all() and (cuts == np.rint(cuts)).all() and (cuts >= 0).all()
-    if not whole or (cuts > np.array(line[:-1])).any() or cuts[-1].any() or tradeoffs[-1] != 1:
+    if (
+        not _whole(cuts)
+        or (cuts > np.array(line[:-1])).any()
+        or cuts[-1].any()
+        or tradeoffs[-1] != 1
+    ):
         raise ArtefactDamaged(
             "the thresholds of cautious policies must be whole, and those of the last one 0"
         )
@@ -211,10 +211,19 @@ def _with_cautious(
     )
 
 
+def _from_zero(array: NDArray[Any], shape: tuple[int, ...]) -> bool:
+    """Return whether an array has this shape, and finite numbers from 0 up."""
+    return array.shape == shape and bool((np.isfinite(array) & (array >= 0)).all())
+
+
+def _whole(array: NDArray[Any]) -> bool:
+    """Return whether an array holds whole numbers from 0 up."""
+    return _from_zero(array, array.shape) and bool((array == np.rint(array)).all())
+
+
 def _check_counts(counts: NDArray[Any], rows: int) -> None:
     """Refuse counts that are not whole, or do not add up to the rows."""
-    whole = np.isfinite(counts).all() and (counts >= 0).all() and (counts == np.rint(counts)).all()
-    if not whole or (counts.sum(axis=1) != rows).any():
+    if not _whole(counts) or (counts.sum(axis=1) != rows).any():
         raise ArtefactDamaged("the counts of rows held out must be whole, and add up to the rows")
 
 
@@ -259,7 +268,7 @@ def _held_losses(
     if losses.shape != (corners, rows) or nodes.shape != (len(names), rows):
         raise ArtefactDamaged("the record must have a loss for each corner, node and row held out")
     for each in (losses, nodes):
-        if not (np.isfinite(each).all() and (each >= 0).all() and (each <= bound[0]).all()):
+        if not (_from_zero(each, each.shape) and (each <= bound[0]).all()):
             raise ArtefactDamaged("losses held out must be from 0 to the largest there can be")
     return HeldLosses(
         rows,

@@ -46,9 +46,11 @@ __all__ = ["Pooling", "RowSolver", "smoother", "solve_rows", "width_of"]
 MAX_CELLS = 1 << 25
 """Rows times steps times tradeoffs worked on at once: a quarter of a GiB."""
 WIDTH = 0.22
+"""The smoothing over states: this share of the rows, divided by the fifth root of their number."""
 MIN_WEIGHT = 1e-9
 """The weight of a state without rows in an isotonic regression."""
 FEW_ROWS = 250
+"""With this many rows the smoothing is twice as wide as it would be by their fifth root alone."""
 
 
 def width_of(rows: int) -> float:

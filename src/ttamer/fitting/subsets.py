@@ -158,19 +158,14 @@ def choose_plans(solver: RowSolver, lattice: Lattice, weights: NDArray[np.float6
     The best of many noisy values is too good to be true; one that is best at neighbouring
     tradeoffs too is less so.
     """
-    number = {way[:2]: edge for edge, way in enumerate(lattice.ways)}
-
-    def values(plans: Sequence[Plan]) -> NDArray[np.float64]:
-        return np.array([solver.values(weights, {number[way] for way in p}) for p in plans])
-
     plans = [lattice.chain(subset) for subset in lattice.subsets]
-    found = values(plans)
+    found = _objectives(solver, lattice, weights, plans)
     ranked = np.argsort(average_near(found, weights, CHOICE_REACH), axis=0, kind="stable")
     best = np.unique(ranked[:SHORTLIST])
     wider = [lattice.any_order(lattice.subsets[k]) for k in best if len(lattice.subsets[k]) > 1]
     wider.append(lattice.line())
     plans += wider
-    found = np.concatenate([found, values(wider)])
+    found = np.concatenate([found, _objectives(solver, lattice, weights, wider)])
     return [plans[k] for k in average_near(found, weights, CHOICE_REACH).argmin(axis=0)]
 
 
@@ -192,10 +187,16 @@ def average_near(
 
 def choose_pool(solver: RowSolver, lattice: Lattice, weights: NDArray[np.float64]) -> list[int]:
     """Return the models that are most often in the best pairs, in increasing order."""
-    number = {way[:2]: edge for edge, way in enumerate(lattice.ways)}
-    found = np.array(
-        [solver.values(weights, {number[way] for way in lattice.chain(s)}) for s in lattice.subsets]
-    )
+    chains = [lattice.chain(subset) for subset in lattice.subsets]
+    found = _objectives(solver, lattice, weights, chains)
     best = np.argsort(found, axis=0, kind="stable")[:PAIRS_COUNTED].ravel()
     count = np.bincount([node for k in best for node in lattice.subsets[k]])
     return sorted(np.argsort(-count, kind="stable")[:MAX_POOL].tolist())
+
+
+def _objectives(
+    solver: RowSolver, lattice: Lattice, weights: NDArray[np.float64], plans: Sequence[Plan]
+) -> NDArray[np.float64]:
+    """Return the objective of each plan on the solver's rows, shape (plans, tradeoffs)."""
+    number = {way[:2]: edge for edge, way in enumerate(lattice.ways)}
+    return np.array([solver.values(weights, {number[way] for way in plan}) for plan in plans])
