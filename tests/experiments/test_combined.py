@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from support.exit_networks import measured, told_network  # noqa: E402
+from support.exit_networks import echo_network, measured  # noqa: E402
 from ttamer.torch import combine_exits, trace_of  # noqa: E402
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "early_exit" / "combined.py"
@@ -27,7 +27,7 @@ def test_a_trace_of_combined_exits_is_that_of_the_combined_network(script):
     logits = torch.randn(300, 3, 4, generator=generator)
     labels = torch.randint(4, (300,), generator=generator)
     known = np.arange(200)
-    network = told_network(3)
+    network = echo_network(3)
     spec = measured(3).spec()
     trace = trace_of(network, [(logits, labels)], spec=spec)
     found = script.combined(trace, logits.double().permute(1, 0, 2), trace.label, known)

@@ -124,8 +124,8 @@ def pair_of(inputs: Tensor, classes: int = CLASSES) -> tuple[Tensor, Tensor]:
     return inputs[:, :classes], inputs[:, classes:]
 
 
-class Told(nn.Module):
-    """A ramp that says what the inputs, of shape (batch, exits, classes), tell it to say."""
+class Echo(nn.Module):
+    """A ramp that returns its part of the inputs, of shape (batch, exits, classes)."""
 
     def __init__(self, exit_: int) -> None:
         super().__init__()
@@ -135,9 +135,9 @@ class Told(nn.Module):
         return value[:, self.exit].contiguous()
 
 
-def told_network(exits: int) -> EarlyExit:
+def echo_network(exits: int) -> EarlyExit:
     """Return a network whose logits are its inputs."""
-    ramps = [Told(k) for k in range(exits)]
+    ramps = [Echo(k) for k in range(exits)]
     return EarlyExit([nn.Identity() for _ in ramps], ramps[:-1], ramps[-1])
 
 

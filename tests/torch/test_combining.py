@@ -8,10 +8,10 @@ from torch import nn
 from support.exit_networks import (
     adding_network,
     batches,
+    echo_network,
     evidence,
     pair_network,
     pair_of,
-    told_network,
 )
 from ttamer.errors import ArgumentError
 from ttamer.fitting import fit
@@ -39,7 +39,7 @@ def opinions(rows, seed):
 
 
 def test_independent_exits_count_alike_and_err_less_together():
-    network = told_network(EXITS)
+    network = echo_network(EXITS)
     combined = combine_exits(network, batches(*opinions(4000, 0)))
     weights = [exit_.weights.detach().numpy() for exit_ in combined.ramps()]
     # The log-likelihood ratio of such an exit is its logits: the product is the posterior.
@@ -69,7 +69,7 @@ def test_the_full_output_and_the_costs_do_not_change():
 
 def test_before_it_is_fitted_each_exit_returns_its_own():
     inputs, _ = opinions(20, 0)
-    found = CombinedExits(told_network(EXITS), CLASSES)(inputs)
+    found = CombinedExits(echo_network(EXITS), CLASSES)(inputs)
     for k in range(EXITS - 1):
         assert torch.equal(found[k], torch.log_softmax(inputs[:, k], dim=1))
 
@@ -77,7 +77,7 @@ def test_before_it_is_fitted_each_exit_returns_its_own():
 def test_exits_can_be_fitted_to_the_answers_of_the_network():
     inputs, labels = opinions(3000, 0)
     inputs[:, -1] = inputs[:, 0] + 0.1 * inputs[:, -1]  # the network follows its first exit
-    combined = combine_exits(told_network(EXITS), [(inputs, labels)], target="last")
+    combined = combine_exits(echo_network(EXITS), [(inputs, labels)], target="last")
     first, second = next(iter(list(combined.ramps())[1:])).weights.tolist()
     assert first > 3 * abs(second)
 
@@ -87,7 +87,7 @@ def test_rows_with_nan_are_not_used():
     broken = inputs.clone()
     broken[:3, 1] = float("nan")
     found, wanted = (
-        combine_exits(told_network(EXITS), [(x, y)]).state_dict()
+        combine_exits(echo_network(EXITS), [(x, y)]).state_dict()
         for x, y in ((broken, labels), (inputs[3:], labels[3:]))
     )
     assert all(map(torch.equal, found.values(), wanted.values()))
@@ -130,7 +130,7 @@ def test_it_is_saved_and_built_again_by_name(tmp_path):
 
 def test_a_threshold_runs_on_combined_exits():
     inputs, _ = opinions(50, 0)
-    combined = CombinedExits(told_network(EXITS), CLASSES)
+    combined = CombinedExits(echo_network(EXITS), CLASSES)
     tables = threshold_tables(np.array([0.5, 0.5, 0.0]))
     answers = Runner(combined, tables, classes=[str(k) for k in range(CLASSES)])(inputs)
     sure = inputs[:, 0].softmax(1).amax(1) >= 0.5
@@ -140,11 +140,11 @@ def test_a_threshold_runs_on_combined_exits():
 @pytest.mark.parametrize(
     ("network", "loader", "target", "text"),
     [
-        (told_network(EXITS), [], "label", "has no inputs with finite logits"),
-        (told_network(1), [opinions(4, 0)], "label", "no ramps to combine"),
-        (told_network(EXITS), [(opinions(4, 0)[0], torch.arange(4) + 1)], "label", "labels are 1"),
-        (told_network(EXITS), [opinions(4, 0)], "network", 'must be "label" or "last"'),
-        (CombinedExits(told_network(EXITS), CLASSES), [opinions(4, 0)], "label", "combined alr"),
+        (echo_network(EXITS), [], "label", "has no inputs with finite logits"),
+        (echo_network(1), [opinions(4, 0)], "label", "no ramps to combine"),
+        (echo_network(EXITS), [(opinions(4, 0)[0], torch.arange(4) + 1)], "label", "labels are 1"),
+        (echo_network(EXITS), [opinions(4, 0)], "network", 'must be "label" or "last"'),
+        (CombinedExits(echo_network(EXITS), CLASSES), [opinions(4, 0)], "label", "combined alr"),
     ],
     ids=["empty", "no ramps", "labels", "target", "twice"],
 )

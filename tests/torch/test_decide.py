@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.examples import examples
-from support.exit_networks import by_session, fitted, told_network
+from support.exit_networks import by_session, echo_network, fitted
 from ttamer.errors import ArgumentError
 from ttamer.fitted.belief import Extras
 from ttamer.fitted.ladder import FittedPolicy
@@ -46,7 +46,7 @@ def policies(draw) -> tuple[FittedPolicy, torch.Tensor]:
     fresh = some_logits(generator, 30, exits, classes, broken=0.15)
     alike = draw(st.integers(1, exits))  # exits that agree: among equals the first answers
     logits[:, :alike], fresh[:, :alike] = logits[:, :1].clone(), fresh[:, :1].clone()
-    names = told_network(exits).names
+    names = echo_network(exits).names
     ramps = draw(st.lists(st.sampled_from([0.0, 0.5, 2.0]), min_size=exits, max_size=exits))
     target = draw(st.sampled_from(["label", "last"]))
     spec = Costs(names, (1.0,) * exits, tuple(ramps), "seconds").spec(
@@ -55,7 +55,7 @@ def policies(draw) -> tuple[FittedPolicy, torch.Tensor]:
     # The last exit is mostly right: else there would be no reason to ask on.
     label = logits[:, -1].argmax(dim=1)
     label[generator.random(rows) < 0.2] = 0
-    trace = trace_of(told_network(exits), [(logits, label)], spec=spec)
+    trace = trace_of(echo_network(exits), [(logits, label)], spec=spec)
     columns = trace.extras
     if target == "label" and draw(st.booleans()):  # a log that does not say what was predicted
         trace = Trace(spec, trace.confidence, correct=~trace.wrong())
@@ -116,7 +116,7 @@ def said(logits):
 def test_a_batch_decides_as_sessions_do(drawn, whole):
     policy, logits = drawn
     names = policy.fitted.spec.names
-    network = told_network(len(names))
+    network = echo_network(len(names))
     texts = [str(k) for k in range(logits.shape[2])]
     rule = Regrouping.never() if whole else Regrouping.always()
     answers = Runner(network, policy, classes=texts, regrouping=rule)(logits)
@@ -141,7 +141,7 @@ def test_sessions_and_batches_shift_by_the_class_of_an_answer(skip):
     for own in ({}, shifts):
         belief = dataclasses.replace(model.belief, shifts=own)
         shifted = FittedPolicy.of(policy.policy, dataclasses.replace(model, belief=belief))
-        answers = Runner(told_network(len(names)), shifted, classes=model.classes)(logits)
+        answers = Runner(echo_network(len(names)), shifted, classes=model.classes)(logits)
         asked = [[names[k] for k in row.nonzero()[:, 0]] for row in answers.asked]
         assert asked == [list(row) for row, *_ in by_session(shifted, names, said(logits))]
         decided.append(asked)
@@ -155,8 +155,8 @@ def test_log_odds_are_those_of_sessions_where_margins_and_entropies_are_read(kin
     exits, rows = 3, 150
     logits = some_logits(generator, rows, exits, 3)
     fresh = some_logits(generator, 40, exits, 3, broken=0.2)
-    spec = Costs(told_network(exits).names, (1.0,) * exits, (0.5,) * exits, "seconds").spec()
-    trace = trace_of(told_network(exits), [(logits, logits[:, -1].argmax(dim=1))], spec=spec)
+    spec = Costs(echo_network(exits).names, (1.0,) * exits, (0.5,) * exits, "seconds").spec()
+    trace = trace_of(echo_network(exits), [(logits, logits[:, -1].argmax(dim=1))], spec=spec)
     ladder = build_belief(trace, np.array([0.9]), states=5)
     fitted = with_columns(ladder.fitted, trace.extras, generator)
     tables = tables_of(FittedPolicy.of(ladder[0].policy, fitted), spec.names, 3)
@@ -186,7 +186,7 @@ def test_thresholds_decide_as_a_plain_loop_does(data):
     met = seen.confidence.double().nan_to_num(0.5).flatten().tolist()
     limit = st.sampled_from([*met, float("inf"), -float("inf"), float("nan"), 0.9])
     thresholds = data.draw(st.lists(limit, min_size=exits, max_size=exits))
-    answers = Runner(told_network(exits), threshold_tables(np.array(thresholds)))(logits)
+    answers = Runner(echo_network(exits), threshold_tables(np.array(thresholds)))(logits)
     for row in range(len(logits)):
         asked = []
         for k in range(exits):
@@ -236,10 +236,10 @@ def test_among_equally_good_exits_the_first_answers(belief):
     seen = said(logits).confidence
     pick = torch.where(seen[:, 0] > seen[:, 2], 0, 2)  # the surer exit is right
     label = logits[torch.arange(2500), pick].argmax(dim=1)
-    spec = Costs(told_network(3).names, (1.0,) * 3, (0.0,) * 3, "seconds").spec()
-    trace = trace_of(told_network(3), [(logits, label)], spec=spec)
+    spec = Costs(echo_network(3).names, (1.0,) * 3, (0.0,) * 3, "seconds").spec()
+    trace = trace_of(echo_network(3), [(logits, label)], spec=spec)
     policy = fit(trace, belief=belief, states=4, tradeoffs=[1.0])[0]
-    answers = Runner(told_network(3), policy, classes=["0", "1", "2"])(logits)
+    answers = Runner(echo_network(3), policy, classes=["0", "1", "2"])(logits)
     assert np.array_equal(answers.exit, policy.play(trace).answer)
     assert set(answers.exit[answers.asked[:, 1]].tolist()) == {0, 2}
 
@@ -248,12 +248,12 @@ def test_a_cautious_policy_runs_as_it_is_played():
     generator = np.random.default_rng(1)
     logits = some_logits(generator, 400, 3, 3)
     label = torch.where(torch.arange(400) % 4 > 0, logits[:, 2].argmax(dim=1), 0)
-    spec = Costs(told_network(3).names, (1.0,) * 3, (0.0,) * 3, "seconds").spec()
-    trace = trace_of(told_network(3), [(logits, label)], spec=spec)
+    spec = Costs(echo_network(3).names, (1.0,) * 3, (0.0,) * 3, "seconds").spec()
+    trace = trace_of(echo_network(3), [(logits, label)], spec=spec)
     ladder = fit(trace, belief="full", states=8, tradeoffs=[0.2, 0.5, 0.8])
     for number in range(len(ladder.cautious)):
         policy = ladder.rung(len(ladder) + number)
-        answers = Runner(told_network(3), policy, classes=["0", "1", "2"])(logits)
+        answers = Runner(echo_network(3), policy, classes=["0", "1", "2"])(logits)
         played = policy.play(trace)
         assert np.array_equal(answers.exit, played.answer)
         assert np.array_equal(answers.asked, played.asked)
@@ -269,7 +269,7 @@ def test_logits_for_another_number_of_classes_are_refused():
 def test_as_many_exits_as_there_are_bits():
     logits = torch.zeros(3, 64, 2)
     logits[0, 0, 0] = logits[1, 62, 0] = 9.0
-    answers = Runner(told_network(64), threshold_tables(np.full(64, 0.9)))(logits)
+    answers = Runner(echo_network(64), threshold_tables(np.full(64, 0.9)))(logits)
     assert answers.exit.tolist() == [0, 62, 63]
     assert answers.asked.sum(dim=1).tolist() == [1, 63, 64]
     assert answers.asked[2].all()

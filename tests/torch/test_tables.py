@@ -137,7 +137,7 @@ def test_a_policy_for_separate_models(belief, order):
 
 
 def test_a_policy_that_goes_back_to_an_exit_it_passed():
-    # The cascade says exits, and the fit may ask them in any order: the second is cheap
+    # The cascade has exits, and the fit may ask them in any order: the second is cheap
     # and first, and where it is not sure the first one is asked.
     trace = answering_trace(3000, order="fixed")
     costs = dict(zip(trace.names, (4.0, 1.0, 20.0), strict=True))

@@ -1,4 +1,4 @@
-"""Traces of networks: what every exit says of every input, in one pass."""
+"""Traces of networks: the answer of every exit to every input, in one pass."""
 
 import numpy as np
 import pytest
@@ -11,10 +11,10 @@ from support.exit_networks import (
     Calls,
     adding_network,
     batches,
+    echo_network,
     evidence,
     pair_network,
     pair_of,
-    told_network,
 )
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.torch.costs import Costs, count_flops
@@ -114,7 +114,7 @@ def test_classes_are_named():
 
 def test_a_class_without_predictions_is_known_by_its_labels():
     logits = torch.zeros(3, 2, 2)
-    trace = trace_of(told_network(2), [(logits, torch.tensor([0, 1, 5]))], spec=two_exits())
+    trace = trace_of(echo_network(2), [(logits, torch.tensor([0, 1, 5]))], spec=two_exits())
     assert trace.classes == ("0", "1", "2", "3", "4", "5")
     assert trace.wrong().tolist() == [[False, False], [True, True], [True, True]]
 
@@ -131,7 +131,7 @@ def two_exits():
 )
 def test_without_inputs_there_is_no_trace(loader, spec):
     with pytest.raises(TraceError, match="the loader has no inputs; give at least one"):
-        trace_of(told_network(2), loader, spec=spec)
+        trace_of(echo_network(2), loader, spec=spec)
 
 
 def test_an_empty_batch_among_others_changes_nothing():

@@ -259,8 +259,7 @@ def _inputs(
     if len({len(each) for each in inputs}) > 1 or len(inputs[0]) < 2:
         raise ArgumentError(
             f"the tensors of example have {', '.join(str(len(each)) for each in inputs)} "
-            "rows; give "
-            "the same number, at least 2, to each"
+            "rows; give the same number, at least 2, to each"
         )
     return inputs, keys
 
@@ -481,9 +480,8 @@ def _source(
     if isinstance(leaf, CONSTANTS):
         return ("constant", leaf)
     raise ArgumentError(
-        f"{name} gets a {type(leaf).__name__}, and blocks may get tensors and constants "
-        "only; for a "
-        "cache of keys and values set model.config.use_cache = False"
+        f"{name} gets a {type(leaf).__name__}, and blocks may get tensors and constants only; for "
+        "a cache of keys and values set model.config.use_cache = False"
     )
 
 

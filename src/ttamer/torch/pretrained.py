@@ -241,9 +241,8 @@ def _build(path: Path, config: Mapping[str, Any] | None) -> EarlyExit:
 
     if config is None:
         raise ArgumentError(
-            f"{path}: the network belongs to no family that can be built by name; build "
-            "it as it was "
-            "saved, and give it as network="
+            f"{path}: the network belongs to no family that can be built by name; build it as it "
+            "was saved, and give it as network="
         )
     options = dict(config)
     family, combined = options.pop("family", None), options.pop("combined", False)

@@ -201,7 +201,8 @@ class Runner:
             rule comes from :meth:`ttamer.torch.Profile.regrouping`.
 
     Raises:
-        ArgumentError: The policy is not for the exits or classes of this network.
+        ArgumentError: The policy is not for the exits or classes of this network, or the precision
+            is another.
 
     >>> from torch import nn, zeros
     >>> import numpy as np
@@ -227,6 +228,7 @@ class Runner:
         self.precision: Precision = precision
         self.regrouping = regrouping or Regrouping.always()
         self._device = device_of(network)
+        autocast(self._device, precision)  # refuses others
         if isinstance(policy, PlainTables | BeliefTables):
             tables: Tables = policy
             if tables.exits != len(network.names):

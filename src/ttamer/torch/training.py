@@ -312,14 +312,13 @@ class _Learner:
             rest = {key: stored[key] for key in ("network", "optimiser", "epoch", "losses")}
         except Exception as error:
             raise ArgumentError(
-                f"{path}: not a readable checkpoint ({type(error).__name__}); remove it "
-                "to start again"
+                f"{path}: not a readable checkpoint ({type(error).__name__}); remove it to start "
+                "again"
             ) from error
         if mine != theirs:
             raise ArgumentError(
-                f"{path}: this checkpoint is of {theirs}, and this run is {mine}; use "
-                "another path, "
-                "or remove it to start again"
+                f"{path}: this checkpoint is of {theirs}, and this run is {mine}; use another "
+                "path, or remove it to start again"
             )
         # Compared before anything is loaded: a rejected checkpoint must not change the network.
         ours, other = (

@@ -59,9 +59,8 @@ class Embed(nn.Module, ABC):
         """Check the pair, and return hidden states with a boolean mask."""
         if not isinstance(inputs, tuple | list) or len(inputs) != 2:
             raise ArgumentError(
-                f"inputs must be a pair (ids, mask), not {type(inputs).__name__}; the "
-                "mask is true for "
-                "tokens and false for padding"
+                f"inputs must be a pair (ids, mask), not {type(inputs).__name__}; the mask is true "
+                "for tokens and false for padding"
             )
         ids, mask = inputs
         if ids.ndim != 2 or ids.shape != mask.shape:
@@ -182,7 +181,6 @@ def _load_model(kind: type[Any], path: str | os.PathLike[str], **options: Any) -
     if lacking:
         raise ArgumentError(
             f"{path}: {len(lacking)} weights of {kind.__name__} are missing, the first is "
-            f"{lacking[0]}; "
-            f"{advice}"
+            f"{lacking[0]}; {advice}"
         )
     return model
