@@ -228,7 +228,7 @@ def integers_of(item: object, what: str, *, least: int, most: int) -> list[int]:
 
 
 def text_of(item: object, what: str) -> str:
-    """Return a string that can be written and shown: JSON can smuggle in half characters."""
+    """Return a string that can be written and shown: JSON can hold half characters."""
     try:
         if isinstance(item, str) and item.encode() is not None:
             return item

@@ -166,7 +166,7 @@ def parents_of(item: object) -> list[str | tuple[str, ...]]:
 def describe_losses(
     spec: CascadeSpec, kind: str, described: dict[str, Any], arrays: dict[str, NDArray[Any]]
 ) -> None:
-    """Add what the cascade says of losses to the header and the arrays."""
+    """Add the losses of the cascade to the header and the arrays."""
     pairs = [(label, each) for label, row in spec.mistakes.items() for each in row]
     if pairs:
         described["mistakes"] = [list(pair) for pair in pairs]

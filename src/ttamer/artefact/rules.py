@@ -243,7 +243,7 @@ def _check_choices(problem: Problem, choices: NDArray[Any]) -> None:
     if choices.min() < STOP or choices.max() > last:
         raise ArtefactDamaged(f"a choice is neither {STOP} nor the number of a node, 0 to {last}")
     if (choices[:, START, -1] == STOP).any():
-        raise ArtefactDamaged("a policy stops at the start, before anybody has answered")
+        raise ArtefactDamaged("a policy stops at the start, before any node has answered")
     allowed = np.zeros(last + 2, bool)  # by node; the last one stands for -1
     allowed[STOP] = True
     for place, table in enumerate(cut(choices, _rows(problem), axis=1)):
