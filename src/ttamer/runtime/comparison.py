@@ -48,6 +48,8 @@ PairScore = Callable[[Sequence[Pair]], Awaitable[Sequence[float]]]
 -1 to 1 that grows with likeness."""
 ALIAS_SEPARATOR = "|"
 """What separates the aliases in a label, with ``contains`` and ``embedding``."""
+MAX_SHOWN = 60
+"""The number of characters of a text in a message."""
 MAX_PATTERN_TEXT = 20_000
 """The number of characters at the end of an answer in which a pattern is searched."""
 
@@ -141,6 +143,22 @@ class Comparison:
         }
         given = {name: value for name, value in options.items() if value is not None}
         return self.kind + (f" {json.dumps(given)}" if given else "")
+
+    def unmatched(self, label: str | None, answer: str | None) -> str:
+        """Return the message where no answer equals any label, with the first of each.
+
+        Args:
+            label: The first label.
+            answer: The first answer.
+
+        Returns:
+            What is wrong, and what to do.
+        """
+        return (
+            f'no answer equals any label under compare = "{self}": the first label is '
+            f"{_shown(label)} and the first answer {_shown(answer)}; choose another compare under "
+            "[serve]"
+        )
 
     @property
     def is_transitive(self) -> bool:
@@ -517,3 +535,8 @@ def _has_words(text: str, part: str) -> bool:
 def _joins(left: str, right: str) -> bool:
     """Whether two neighbouring characters are within one word."""
     return left.isalnum() and right.isalnum()
+
+
+def _shown(text: str | None) -> str:
+    """Return a text for a message, cut where it is long."""
+    return repr(text if text is None or len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")

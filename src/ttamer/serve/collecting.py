@@ -64,8 +64,6 @@ __all__ = ["Endpoint", "Journal", "JournalEntry", "Prompt", "collect_upstreams",
 
 Endpoint = Literal["chat/completions", "completions", "classify"]
 """The endpoint of the upstreams that is called."""
-MAX_SHOWN = 60
-"""The most characters of a label or an answer in a message."""
 MAX_FAILURES = 10
 """The number of failures in a row after which a node is not called any more."""
 
@@ -682,10 +680,8 @@ async def _compared(
     given = {each for row in predictions for each in row} - {None}
     if label is not None and given and not given & {*label}:
         raise TraceError(
-            f'no answer equals any label under compare = "{compare}": the first label is '
-            f"{_short(label[0])} and the first answer {_short(predictions[0][0])}; choose another "
-            "compare under [serve], or name a judge (--judge NODE); the answers are kept, and are "
-            "not asked for again"
+            f"{compare.unmatched(label[0], predictions[0][0])}, or name a judge (--judge NODE); "
+            "the answers are kept, and are not asked for again"
         )
     extras = _extras(table, collection.settings.nodes, notes)
     return Trace.from_arrays(
@@ -720,11 +716,6 @@ def _write_answers(path: Path, collection: _Collection, rows: Sequence[int]) -> 
             part.write_bytes(b"".join(lines))
     except OSError as error:
         raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
-
-
-def _short(text: str | None) -> str:
-    """Return a text for a message, cut where it is long."""
-    return repr(text if text is None or len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")
 
 
 def _extras(

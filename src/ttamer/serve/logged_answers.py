@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["import_answers"]
 
-MAX_SHOWN = 60
-"""The number of characters of an answer in a message."""
-
 
 def import_answers(
     path: str | os.PathLike[str],
@@ -243,12 +240,7 @@ def _check_matches(
     given = {each for row in predictions for each in row} - {None}
     if given & set(labels or ()) or any(map(any, correct or ())):
         return
-    first = str(predictions[0][0])
-    shown = first if len(first) <= MAX_SHOWN else f"{first[:MAX_SHOWN]}..."
-    raise TraceError(
-        f'{path}: no answer equals any label under compare = "{rule}": the first label is '
-        f"{texts[0]!r} and the first answer {shown!r}; choose another compare under [serve]"
-    )
+    raise TraceError(f"{path}: {rule.unmatched(texts[0], predictions[0][0])}")
 
 
 async def _matched(

@@ -222,8 +222,8 @@ class Status:
         whether the page's buttons can post to ``/admin``; ``accounts`` are those of the API keys.
         """
         costs = {name: self._cost(name, frontier) for name in self._costs}
-        most_expensive = max(costs, key=costs.__getitem__)
-        always = costs[most_expensive] * self._decided
+        costliest = max(costs, key=costs.__getitem__)
+        always = costs[costliest] * self._decided
         return {
             "name": self._name,
             "version": version,
@@ -246,7 +246,7 @@ class Status:
                 "estimated": self._estimated,
                 "mean": self._spent / self._decided if self._decided else None,
                 "recent_mean": sum(self._recent) / len(self._recent) if self._recent else None,
-                "dearest": most_expensive,
+                "dearest": costliest,
                 "always_dearest": always,
                 "saved": 1 - self._spent / always if always else None,
             },

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["copy_rows"]
 
-MOST = 4
+MAX_TENSORS = 4
 """The largest number of tensors that one kernel copies."""
 BLOCK = 1024
 """The number of words of a row that one program copies."""
@@ -55,8 +55,8 @@ def copy_rows(
             target[:count].copy_(source[:count])
         else:
             torch.index_select(source, 0, positions, out=target[:count])
-    for start in range(0, max(len(pairs), 1), MOST):
-        some = pairs[start : start + MOST]
+    for start in range(0, max(len(pairs), 1), MAX_TENSORS):
+        some = pairs[start : start + MAX_TENSORS]
         _launch(some, rows, positions, listed if start == 0 else None)
 
 
@@ -72,7 +72,7 @@ def _launch(
     ]  # fmt: skip
     for source, target in pairs:
         given += [source, target, source.stride(0), target.shape[1]]
-    for _ in range(MOST - len(pairs)):
+    for _ in range(MAX_TENSORS - len(pairs)):
         given += [rows, rows, 0, 0]
     constants = (len(pairs), positions is not None, listed is not None, BLOCK)
     # Triton compiles for numbers that are 1, and for multiples of 16.

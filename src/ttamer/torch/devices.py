@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 
@@ -22,6 +22,7 @@ __all__ = [
     "Precision",
     "autocast",
     "by_position",
+    "check_precision",
     "device_of",
     "in_memory_order",
     "inputs_and_labels",
@@ -45,6 +46,12 @@ def device_of(network: nn.Module) -> torch.device:
     return torch.device("cpu") if parameter is None else parameter.device
 
 
+def check_precision(precision: Precision) -> None:
+    """Refuse another precision."""
+    if precision not in get_args(Precision):
+        raise ArgumentError(f'precision must be "fp32" or "bf16", not {precision!r}')
+
+
 def autocast(
     device: torch.device, precision: Precision, *, cached: bool = True
 ) -> contextlib.AbstractContextManager[object]:
@@ -53,10 +60,9 @@ def autocast(
     ``cached``: keep converted copies of the weights until the context ends, which a CUDA graph
     would outlive.
     """
+    check_precision(precision)
     if precision == "fp32":
         return contextlib.nullcontext()
-    if precision != "bf16":
-        raise ArgumentError(f'precision must be "fp32" or "bf16", not {precision!r}')
     return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=cached)
 
 

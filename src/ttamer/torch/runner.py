@@ -24,7 +24,15 @@ from ttamer.errors import ArgumentError
 from ttamer.torch.combining import CombinedExits
 from ttamer.torch.decide import NO_ANSWER, Carry, Decider
 from ttamer.torch.decide_cpu import CpuDecider
-from ttamer.torch.devices import autocast, device_of, rows_of, take, tensors_of, to_device
+from ttamer.torch.devices import (
+    autocast,
+    check_precision,
+    device_of,
+    rows_of,
+    take,
+    tensors_of,
+    to_device,
+)
 from ttamer.torch.early_exit import require_exits
 from ttamer.torch.tables import BeliefTables, PlainTables, tables_of
 
@@ -228,7 +236,7 @@ class Runner:
         self.precision: Precision = precision
         self.regrouping = regrouping or Regrouping.always()
         self._device = device_of(network)
-        autocast(self._device, precision)  # refuses others
+        check_precision(precision)
         if isinstance(policy, PlainTables | BeliefTables):
             tables: Tables = policy
             if tables.exits != len(network.names):
