@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from ttamer.trace.classes import ClassCodes
 from ttamer.trace.trace import BELIEF_FIELDS
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -230,19 +231,14 @@ class _Run:
         self, node: int, rows: NDArray[np.intp], timeout: float | None, codes: ClassCodes
     ) -> set[int]:
         """Make one call for several rows and keep the replies; return the rows that failed."""
-        result = self.call(self.spec.names[node], rows, timeout)
-        if _is_late(result, timeout):
-            return self._keep(node, rows, [result] * len(rows), codes)
-        try:
-            if result.error is not None:
-                raise result.error  # noqa: TRY301
-            if self._keep_columns(node, rows, result.returned, codes):
+        name = self.spec.names[node]
+        result = self.call(name, rows, timeout)
+        with suppress(Exception):  # what cannot be kept as columns is read row by row
+            if result.error is None and self._keep_columns(node, rows, result.returned, codes):
                 return set()
-            replies = rows_of(result.returned, len(rows))
-        except Exception:  # whatever a user's function raises: each row is called on its own
-            return set(rows.tolist())
-        results = [CallResult(each, None, 1, 1, 0.0) for each in replies]
-        return self._keep(node, rows, results, codes)
+        single = self.cascade.nodes[name]
+        alone = (Call(single, self.value(row), timeout) for row in rows.tolist())
+        return self._keep(node, rows, _results(result, rows, timeout, alone), codes)
 
     def _keep(
         self,
@@ -422,21 +418,23 @@ class _Run:
         limits = (requests[row].timeout for row in rows.tolist())
         timeout = min((limit for limit in limits if limit is not None), default=None)
         result = self.call(name, rows, timeout)
-        if _is_late(result, timeout):
-            return dict.fromkeys(rows.tolist(), result)
-        try:
-            if result.error is not None:
-                raise result.error  # noqa: TRY301
+        alone = (requests[row] for row in rows.tolist())
+        return dict(zip(rows.tolist(), _results(result, rows, timeout, alone), strict=True))
+
+
+def _results(
+    result: CallResult, rows: NDArray[np.intp], timeout: float | None, alone: Iterable[Call]
+) -> list[CallResult]:
+    """Return the result of each row of one call.
+
+    A call that ended at its time limit is the result of all of them. Where it failed otherwise, or
+    returned no replies, each row is called alone.
+    """
+    if timeout is not None and isinstance(result.error, TimeoutError):
+        return [result] * len(rows)
+    if result.error is None:
+        with suppress(Exception):  # whatever a user's function returned
+            share = result.seconds / len(rows)
             replies = rows_of(result.returned, len(rows))
-        except Exception:  # whatever a user's function raises: each row is called on its own
-            return {row: call(requests[row]) for row in rows.tolist()}
-        share = result.seconds / len(rows)
-        return {
-            row: CallResult(reply, None, 1, 1, share)
-            for row, reply in zip(rows.tolist(), replies, strict=True)
-        }
-
-
-def _is_late(result: CallResult, timeout: float | None) -> bool:
-    """Return whether a call ended at its time limit: its rows are not called one by one then."""
-    return timeout is not None and isinstance(result.error, TimeoutError)
+            return [CallResult(reply, None, 1, 1, share) for reply in replies]
+    return [call(request) for request in alone]
