@@ -33,9 +33,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, get_args
 
-from ttamer.errors import ArgumentError
+from ttamer.errors import ArgumentError, TraceError
 
-__all__ = ["ALIAS_SEPARATOR", "Comparer", "Comparison", "ComparisonKind", "Pair", "PairScore"]
+__all__ = [
+    "ALIAS_SEPARATOR",
+    "Comparer",
+    "Comparison",
+    "ComparisonKind",
+    "Pair",
+    "PairScore",
+    "joined_aliases",
+]
 
 ComparisonKind = Literal[
     "exact", "normalised", "choice", "numeric", "json", "regex", "contains", "embedding"
@@ -412,6 +420,26 @@ class Comparer:
         known = [each for each in predictions if each is not None]
         right = await self.right([(each, label) for each in known])
         return next((each for each, is_right in zip(known, right, strict=True) if is_right), label)
+
+
+def joined_aliases(aliases: Sequence[object], rule: Comparison) -> str:
+    """Return the aliases of a label as one text, which :meth:`Comparison.label` takes.
+
+    Raises:
+        TraceError: If the rule takes one text, or an alias is not text or a number.
+
+    >>> joined_aliases(["Paris", "Paname"], Comparison("contains"))
+    'Paris|Paname'
+    """
+    if rule.kind not in ("contains", "embedding"):
+        raise TraceError(
+            f'the label is a list of aliases, and compare = "{rule}" takes one text; use compare = '
+            '"contains" or "embedding"'
+        )
+    for alias in aliases:
+        if isinstance(alias, bool) or not isinstance(alias, str | int | float):
+            raise TraceError(f"the label has {alias!r} among its aliases; write texts or numbers")
+    return ALIAS_SEPARATOR.join(map(str, aliases))
 
 
 def _aliases(label: str | None) -> list[str]:

@@ -27,7 +27,7 @@ import numpy as np
 
 from ttamer._files import atomic_write, lines_of
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.runtime.comparison import ALIAS_SEPARATOR
+from ttamer.runtime.comparison import joined_aliases
 from ttamer.runtime.jsonl import json_line
 from ttamer.serve.client import HttpClient
 from ttamer.serve.comparing import KeptAnswers, Likeness
@@ -581,12 +581,10 @@ def _labels(
 def _label_text(label: str | tuple[str, ...], compare: Comparison, row: int) -> str | None:
     """Return a label as it is compared; ``None`` for one without content."""
     if isinstance(label, tuple):
-        if compare.kind not in ("contains", "embedding"):
-            raise TraceError(
-                f"prompt {row} (counting from 0): the label is a list of aliases, and compare = "
-                f'"{compare}" takes one text; use compare = "contains" or "embedding"'
-            )
-        label = ALIAS_SEPARATOR.join(label)
+        try:
+            label = joined_aliases(label, compare)
+        except TraceError as error:
+            raise TraceError(f"prompt {row} (counting from 0): {error}") from None
     return compare.label(label)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer._files import lines_of
 from ttamer.errors import CascadeError, TraceError
-from ttamer.runtime.comparison import ALIAS_SEPARATOR, Comparer, Comparison
+from ttamer.runtime.comparison import Comparer, Comparison, joined_aliases
 from ttamer.serve.config import TokenCost, comparison_of, token_cost_of
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 from ttamer.trace.trace import Trace
@@ -175,9 +175,7 @@ def _number(row: Mapping[str, Any], column: str, *, least: float = -math.inf) ->
 def _label(value: Any, rule: Comparison) -> str | None:
     """Return the text of a label, aliases joined; ``None`` where there is none."""
     if isinstance(value, list):
-        if rule.kind != "contains":
-            raise TraceError('label is a list of aliases, which only compare = "contains" takes')
-        value = ALIAS_SEPARATOR.join(map(str, value))
+        value = joined_aliases(value, rule)
     return None if value is None or not str(value).strip() else str(value)
 
 
