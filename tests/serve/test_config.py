@@ -18,6 +18,7 @@ from ttamer.serve.config import (
 from ttamer.trace.spec import CascadeSpec
 
 NODE = '[[node]]\nname = "small"\ncost = 1\nupstream = "http://127.0.0.1:8081/v1"\n'
+TWO_NODES = NODE + NODE.replace("small", "large")
 
 
 def settings(text: str):
@@ -118,6 +119,8 @@ fallback = "http://127.0.0.1:9/v1"
         ("timeout = true", "a number"),
         ('timeout = "1"', "a number"),
         ("tradeoff = 1.5", "from 0 to 1"),
+        ("error = 5", "error is 5; it must be at most 1, as 0.05 for 5%"),
+        ("error_range = [0.0, 2.0]", "error_range is 2; it must be at most 1"),
         ("tradeoff = 0.5\nbudget = 3", "tradeoff and budget"),
         ('allow = "tradeoff"', "a list of"),
         ('allow = ["upstream"]', "a list of"),
@@ -223,6 +226,24 @@ def test_every_setting_is_declared_with_its_check(kind):
 def test_ranges_take_in_the_operating_points_there_can_be():
     serve = ServeSettings()
     assert serve.budget_range == (0.0, math.inf)
+
+
+AUDIT = '[serve.audit]\nshare = 0.1\nreference = "held.parquet"\n'
+
+
+@pytest.mark.parametrize(
+    ("head", "largest"),
+    [("max_loss = 50", 50.0), ("[cascade.mistakes]\nfraud = {'*' = 20}", 20.0)],
+)
+def test_errors_are_mean_losses_where_answers_have_losses(head, largest):
+    def serve(text):
+        return settings_from(CascadeSpec.from_toml(f"[cascade]\n{head}\n{text}\n{TWO_NODES}")).serve
+
+    assert serve("").error_range == (0.0, largest)
+    assert serve("[serve]\nerror = 2.5").error == 2.5
+    assert serve(f"{AUDIT}drop = 2.5").audit.drop == 2.5
+    with pytest.raises(CascadeError, match=f"drop is 51; .* at most {largest:g}, the largest loss"):
+        serve(f"{AUDIT}drop = 51")
 
 
 def test_what_the_trace_log_may_contain():

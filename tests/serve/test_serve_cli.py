@@ -210,28 +210,51 @@ def test_a_probe_prints_what_an_upstream_lacks(make_served, dead_url, capsys):
     assert "connection failed" in dead["error"]
 
 
+PRICE = {"cost_per_token": {"input": 1.0, "output": 0}}
+
+
+def fitted_for(cascade):
+    """A policy for a cascade.toml of two nodes."""
+    rng = np.random.default_rng(0)
+    right = rng.random((200, 2)) < [0.6, 0.9]
+    trace = tt.Trace.from_arrays(
+        tt.CascadeSpec.from_file(cascade),
+        rng.random((200, 2)),
+        prediction=np.where(right, "A", "B"),
+        label=["A"] * 200,
+    )
+    return tt.fit(trace)
+
+
 @pytest.mark.parametrize(
     ("serve", "node", "why"),
     [
         ({"compare": "exact"}, {}, "compare choice, and it is exact now"),
         ({}, {"large": {"confidence": "none"}}, "large: none now"),
+        ({}, {"small": {"cost_per_token": {"input": 2, "output": 3}}}, "2 output 3 now"),
+        ({}, {"small": {"cost_per_token": {}}}, "small: input 1, and it is small: 0 now"),
+        ({}, {"small": {}}, "cost_per_token small: input 1, and it is not set now"),
+        ({}, {"small": PRICE, "large": PRICE}, "large: input 1 now"),
         ({}, {}, None),
     ],
 )
 def test_a_policy_for_other_answers_is_refused_unless_forced(make_served, capsys, serve, node, why):
-    fitted = make_served(2)
-    spec = tt.CascadeSpec.from_file(fitted.cascade)
-    rng = np.random.default_rng(0)
-    right = rng.random((200, 2)) < [0.6, 0.9]
-    trace = tt.Trace.from_arrays(
-        spec, rng.random((200, 2)), prediction=np.where(right, "A", "B"), label=["A"] * 200
-    )
+    node = {"small": PRICE, **node}
+    policy = fitted_for(make_served(2, node={"small": PRICE}).cascade)
     changed = make_served(2, serve=serve, node=node)
-    tt.save(tt.fit(trace), changed.artefact)
+    tt.save(policy, changed.artefact)
     command = ["serve", str(changed.cascade), str(changed.artefact), "--check"]
     assert main(command) == (0 if why is None else 2)
     assert why is None or why in capsys.readouterr().err
     assert main([*command, "--force"]) == 0
+
+
+def test_a_policy_without_prices_of_tokens_is_refused_where_they_have_some(make_served, capsys):
+    policy = fitted_for(make_served(2).cascade)
+    priced = make_served(2, node={"small": PRICE})
+    tt.save(policy, priced.artefact)
+    assert main(["serve", str(priced.cascade), str(priced.artefact), "--check"]) == 2
+    assert "cost_per_token not set, and it is small: input 1 now" in capsys.readouterr().err
 
 
 def test_it_serves_https(served, start, certificate, capsys):

@@ -573,10 +573,10 @@ class AuditSettings:
     keep_days: float | None = setting(number(0, above=True), None)
     reference: str | None = setting(text, None)
     """A trace of rows the policy was not fitted to; with it the drift loop runs."""
-    error: float | None = setting(number(0, 1), None)
-    """The highest share of wrong answers that the loop accepts."""
-    drop: float | None = setting(number(0, 1), None)
-    """The highest share of wrong answers above the last node's that the loop accepts."""
+    error: float | None = setting(number(0), None)
+    """The highest share of wrong answers, or mean loss, that the loop accepts."""
+    drop: float | None = setting(number(0), None)
+    """The highest share of wrong answers, or mean loss, above the last node's."""
     confidence: float = setting(number(0.5, 0.999999), LoopSettings.confidence)
     false_alarms: float = setting(number(0.000001, 0.5), LoopSettings.false_alarms)
     refit_rows: int = setting(integer(MIN_REFIT_ROWS, 10**7), LoopSettings.refit_rows)
@@ -702,14 +702,16 @@ class ServeSettings:
     tradeoff: float | None = setting(number(0, 1), None)
     """The operating point is one of tradeoff, budget, error and mistake_cost."""
     budget: float | None = setting(number(0), None)
-    error: float | None = setting(number(0, 1), None)
+    error: float | None = setting(number(0), None)
+    """At most 1, or the largest loss of the cascade where it has one."""
     mistake_cost: float | None = setting(number(0, above=True), None)
     """The cost of a wrong answer, in the cascade's units."""
     allow: tuple[Choice, ...] = setting(_choices, ())
     """What a request may choose for itself."""
     tradeoff_range: Range = setting(_range(0, 1), (0.0, 1.0))
     budget_range: Range = setting(_range(0), (0.0, math.inf))
-    error_range: Range = setting(_range(0, 1), (0.0, 1.0))
+    error_range: Range = setting(_range(0), (0.0, 1.0))
+    """By default up to 1, or up to the largest loss of the cascade where it has one."""
     direct: bool = setting(flag, False)
     """Whether a request may name a node as its model, which then answers alone."""
     keys_env: str | None = setting(text, None)
@@ -948,7 +950,9 @@ def _serve_settings(spec: CascadeSpec) -> ServeSettings:
             )
         table = _checked(EmbeddingSettings, given, "[serve.embeddings]")
         values["embeddings"] = EmbeddingSettings(**table)
+    values.setdefault("error_range", (0.0, spec.loss_bound or 1.0))
     serve = ServeSettings(**values)
+    _check_errors(serve, spec)
     _check_signals(serve)
     points = [name for name, _ in serve._points()]
     if serve.audit is not None and serve.audit.reference is not None and points:
@@ -961,6 +965,23 @@ def _serve_settings(spec: CascadeSpec) -> ServeSettings:
             f"[serve]: has {' and '.join(points)}, and there is one operating point; keep one"
         )
     return serve
+
+
+def _check_errors(serve: ServeSettings, spec: CascadeSpec) -> None:
+    """Refuse an error above what one answer can lose."""
+    bound = spec.loss_bound
+    limits = [("[serve]", "error", serve.error), ("[serve]", "error_range", serve.error_range[1])]
+    if serve.audit is not None:
+        limits += [("[serve.audit]", name, getattr(serve.audit, name)) for name in ("error", "drop")]
+    for place, name, value in limits:
+        if value is not None and value > (bound or 1.0):
+            allowed = (
+                "1, as 0.05 for 5% of wrong answers; where answers have losses, set mistakes or "
+                "max_loss in [cascade]"
+                if bound is None
+                else f"{bound:g}, the largest loss of [cascade]"
+            )
+            raise CascadeError(f"{place}: {name} is {value:g}; it must be at most {allowed}")
 
 
 def _check_signals(serve: ServeSettings) -> None:

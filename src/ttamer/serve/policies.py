@@ -327,9 +327,9 @@ def check_fitted_for(
         signals: The signals that are computed for each request; by default all that it needs.
 
     Raises:
-        ArtefactError: If a cost, the target, the mistakes, the comparison of answers or the source
-            of a confidence differs (of the last two, an artefact fitted without them has no
-            record), or a signal is missing.
+        ArtefactError: If a cost, the target, the mistakes, the comparison of answers, the source
+            of a confidence or a price of tokens differs (of the last three, an artefact fitted
+            without them has no record), or a signal is missing.
     """
     fitted = artefact.spec
     differences = [
@@ -342,10 +342,12 @@ def check_fitted_for(
     if fitted.mistakes != spec.mistakes:
         now = "there are others" if spec.mistakes else "there are none"
         differences.append(f"{'its own' if fitted.mistakes else 'equal'} mistakes, and {now} now")
-    rules = spec.answer_rules
+    unpriced, plan = {"cost_per_token": "not set"}, artefact.fitted.plan
+    rules = {**unpriced, **spec.answer_rules}
+    fitted_rules = {**unpriced, **plan} if "compare" in plan else plan
     differences += [
         f"{name} {_listed([old])}, and it is {rules[name]} now"
-        for name, old in artefact.fitted.plan.items()
+        for name, old in fitted_rules.items()
         if rules.get(name, old) != old
     ]
     used = getattr(getattr(artefact.fitted, "belief", None), "signals", None)

@@ -238,7 +238,7 @@ _CHOICE: Schema = {
     "properties": {
         "tradeoff": {"type": "number", "minimum": 0, "maximum": 1},
         "budget": {"type": "number", "minimum": 0},
-        "error": {"type": "number", "minimum": 0, "maximum": 1},
+        "error": {"type": "number", "minimum": 0},
     },
     "additionalProperties": False,
     "maxProperties": 1,

@@ -83,6 +83,8 @@ _HEAD_KEYS = ("order", "target", "name", "mistakes", "max_loss", "latency_weight
 _CONFIDENCE_OPTIONS = {"tokens": "all", "samples": 1, "verifier": None, "field": None}
 """Options of a node that its confidence depends on, with their defaults."""
 _NODE_KEYS = ("name", "cost", "after", "passing", "verify_cost")
+_PRICES = "cost_per_token"
+"""The option of a node with the prices of its tokens."""
 
 
 @dataclass(frozen=True)
@@ -356,13 +358,15 @@ class CascadeSpec:
 
     @property
     def answer_rules(self) -> dict[str, str]:
-        """How answers are compared and where confidences come from, in words.
+        """How answers are compared and priced, and where confidences come from, in words.
 
-        Empty where the cascade has neither a ``[serve]`` table nor upstreams. A policy fits the
-        rules that its trace was made with.
+        Without a ``[serve]`` table and upstreams, prices alone. A policy fits the rules that its
+        trace was made with.
         """
+        prices = [f"{n.name}: {_token_prices(n)}" for n in self.nodes if _PRICES in n.options]
+        rules = {_PRICES: ", ".join(prices)} if prices else {}
         if not self.serve and not any("upstream" in node.options for node in self.nodes):
-            return {}
+            return rules
         compare = self.serve.get("compare", "normalised")
         if isinstance(compare, dict) and set(compare) == {"kind"}:
             compare = compare["kind"]
@@ -374,7 +378,7 @@ class CascadeSpec:
                     words.append(f"{key} {node.options[key]}")
             confidence.append(f"{node.name}: {' '.join(words)}")
         text = compare if isinstance(compare, str) else json.dumps(compare, sort_keys=True)
-        return {"compare": text, "confidence": ", ".join(confidence)}
+        return {"compare": text, "confidence": ", ".join(confidence), **rules}
 
     @property
     def is_network(self) -> bool:
@@ -675,7 +679,7 @@ class CascadeSpec:
             place = f"[[node]] {number}"
             if not isinstance(table, dict):
                 raise CascadeError(f"{place} must be a table with name and cost")
-            if "cost_per_token" in table:  # the tokens of a call are its cost
+            if _PRICES in table:  # the tokens of a call are its cost
                 table = {"cost": 0.0, **table}
             for key in ("name", "cost"):
                 if key not in table:
@@ -834,6 +838,19 @@ def _way_back(name: str, nodes: Mapping[str, CascadeNode]) -> list[str]:
             seen.add(way[-1])
             ways += [[*way, parent] for parent in nodes[way[-1]].parents]
     return []
+
+
+def _token_prices(node: CascadeNode) -> str:
+    """Return what the tokens of a node cost, in words; prices of 0 are left out."""
+    given = node.options[_PRICES]
+    if not isinstance(given, Mapping):
+        return str(given)
+    words = [
+        f"{key} {value:.9g}" if isinstance(value, int | float) else f"{key} {value}"
+        for key, value in sorted(given.items())
+        if value != 0
+    ]
+    return " ".join(words) or "0"
 
 
 def _price(value: object, what: str) -> float:
