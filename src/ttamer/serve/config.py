@@ -972,7 +972,8 @@ def _check_errors(serve: ServeSettings, spec: CascadeSpec) -> None:
     bound = spec.loss_bound
     limits = [("[serve]", "error", serve.error), ("[serve]", "error_range", serve.error_range[1])]
     if serve.audit is not None:
-        limits += [("[serve.audit]", name, getattr(serve.audit, name)) for name in ("error", "drop")]
+        audit = {"error": serve.audit.error, "drop": serve.audit.drop}
+        limits += [("[serve.audit]", name, value) for name, value in audit.items()]
     for place, name, value in limits:
         if value is not None and value > (bound or 1.0):
             allowed = (
