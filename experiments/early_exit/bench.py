@@ -169,9 +169,11 @@ class Bench:
         lines = [{"batch": batch, "rule": "full", "error": float(held.wrong()[:, -1].mean()),
                   **alone.times.to_dict(), "speed_up": 1.0, "rows": batch * len(test)}]  # fmt: skip
         for (rule, level, policy, runner), its in zip(rules, timed, strict=True):
-            names = policy.fitted.spec.names if rule == "ours" else held.names
+            names, target = held.names, {}
+            if rule == "ours":
+                names, target = policy.fitted.spec.names, {"target": policy.fitted.spec.target}
             errors = errors_of(policy, held.restrict(names), batch * len(test))
-            lines.append({"batch": batch, "rule": rule, "more_error": level, **errors,
+            lines.append({"batch": batch, "rule": rule, "more_error": level, **target, **errors,
                           "ramps": list(runner.reached), **self.outcome(its, alone)})  # fmt: skip
         lines += [{**lines[0], "rule": "ours", "more_error": level, "recommended": "full"}
                   for level, each in zip(LEVELS, chosen, strict=True) if not each]  # fmt: skip

@@ -14,57 +14,90 @@ CAUTION = tuning.CAUTION
 """The standard errors to spare, as many as ``recommend`` keeps."""
 SETS = 3
 """Sets of ramps, for each batch size and level, that other engines fit to."""
+OWN = "last"
+"""The target that stands for the answers of the network itself."""
 
 
 def choose(pool, trace, measured, sets, candidates):
-    """Return, per batch size, the best policies for each level, and a threshold for each."""
+    """Return, per batch size, the best policies for each level, and a threshold for each.
+
+    The best of those fitted to the network's own answers is always among the policies of +0.
+    """
     specs = [measured.costs(batch).spec(skip=True) for batch in measured.sizes]
     rules = [pool.submit(thresholds, trace.with_spec(spec)) for spec in specs]
     ranked = search(pool, trace, measured, sets)
-    return {
-        batch: ([ranked[batch, level][:candidates] for level in LEVELS], rule.result())
-        for batch, rule in zip(measured.sizes, rules, strict=True)
-    }
+    found = {}
+    for batch, rule in zip(measured.sizes, rules, strict=True):
+        some = [ranked[batch, level][:candidates] for level in LEVELS]
+        own = next((each for each in ranked[batch, 0.0] if fitted_to_own(each)), None)
+        if own is not None and not any(fitted_to_own(each) for each in some[0]):
+            some[0].append(own)
+        found[batch] = some, rule.result()
+    return found
+
+
+def fitted_to_own(candidate) -> bool:
+    """Return whether a policy was fitted to the answers of the network itself."""
+    return candidate.policy.fitted.spec.target == OWN
 
 
 def search(pool, trace, measured, sets):
     """Return, per batch size and level, the policies found, the lowest predicted time first.
 
     Sets of ramps grow by one ramp at a time, as in ``tuning.search``, for all batch sizes and
-    levels at once; all ramps are tried too. The best sets are noted in ``sets``; where there are
-    some, only they, and all ramps, are fitted to.
+    levels at once, and for +0 also with policies fitted to the answers of the network itself; the
+    largest sets, and all ramps, are tried with both. The best sets are noted in ``sets``; where
+    there are some, only they, and all ramps, are fitted to.
     """
     batches, every = measured.sizes, range(len(measured.names) - 1)
     found = {(batch, level): {} for batch in batches for level in LEVELS}
-    fits = {}
+    jobs = {}
 
-    def fit_all(keys):
-        jobs = {key: pool.submit(fastest, trace, measured, *key) for key in set(keys) - set(fits)}
-        fits.update({key: job.result() for key, job in jobs.items()})
+    def begin(batch, ramps, target=None):
+        if (batch, ramps, target) not in jobs:
+            jobs[batch, ramps, target] = pool.submit(fastest, trace, measured, batch, ramps, target)
 
-    def note(batch, level, ramps):
-        best = fits[batch, ramps][LEVELS.index(level)]
-        if best is not None and best.ramps:
-            found[batch, level].setdefault(best.ramps, (best, ramps))
-        return float("inf") if best is None else best.seconds
+    def note(batch, level, ramps, target=None):
+        best = jobs[batch, ramps, target].result()[LEVELS.index(level)]
+        if best is None:
+            return float("inf")
+        key, known = (best.ramps, target), found[batch, level]
+        if best.ramps and (key not in known or best.seconds < known[key][0].seconds):
+            known[key] = best, ramps
+        return best.seconds
 
-    known = {batch: {tuning.many_ramps(len(every))} for batch in batches}
+    whole = tuning.many_ramps(len(every))
+    known = {batch: {whole} for batch in batches}
+    for batch in batches:  # the longest work first
+        begin(batch, whole, OWN)
+        begin(batch, whole)
     brief = all(str(batch) in sets for batch in batches)
     if brief:
         for batch in batches:
             known[batch] |= {tuple(ramps) for ramps in sets[str(batch)]}
     else:
-        kept = dict.fromkeys(found, ())
+        kept = dict.fromkeys(
+            [*((*key, None) for key in found), *((n, 0.0, OWN) for n in batches)], ()
+        )
         for _ in range(min(tuning.MAX_RAMPS, len(every))):
             grown = {key: [tuple(sorted((*some, ramp))) for ramp in every if ramp not in some]
                      for key, some in kept.items()}  # fmt: skip
-            fit_all((key[0], ramps) for key, several in grown.items() for ramps in several)
-            for key, several in grown.items():
-                kept[key] = min(several, key=lambda ramps, key=key: note(*key, ramps))
-    fit_all((batch, ramps) for batch in batches for ramps in known[batch])
+            for (batch, _, target), several in grown.items():
+                for ramps in several:
+                    begin(batch, ramps, target)
+            for (batch, level, target), several in grown.items():
+                times = {ramps: note(batch, level, ramps, target) for ramps in several}
+                kept[batch, level, target] = min(times, key=lambda ramps: times[ramps])
+        for (batch, *_), ramps in kept.items():
+            known[batch].add(ramps)
+    for batch in batches:
+        for ramps in known[batch]:
+            begin(batch, ramps)
+            begin(batch, ramps, OWN)
     for batch, level in found:
         for ramps in known[batch]:
             note(batch, level, ramps)
+            note(batch, level, ramps, OWN)
     ranked = {key: sorted(some.values(), key=lambda pair: pair[0].seconds)
               for key, some in found.items()}  # fmt: skip
     if not brief:
@@ -74,15 +107,13 @@ def search(pool, trace, measured, sets):
     return {key: [pair[0] for pair in some] for key, some in ranked.items()}
 
 
-def fastest(trace, measured, batch, ramps):
+def fastest(trace, measured, batch, ramps, target):
     """Return the policy with the lowest predicted time for each level, or ``None``.
 
-    For all ramps policies are also fitted to the answers of the network itself.
+    ``target``: what it is fitted to, if not the trace's own.
     """
     own = float(trace.wrong()[:, -1].mean())
-    every = tuning.fitted_for(trace, measured, batch, ramps)
-    if ramps == tuning.many_ramps(len(measured.names) - 1):
-        every += tuning.fitted_for(trace, measured, batch, ramps, target="last")
+    every = tuning.fitted_for(trace, measured, batch, ramps, target=target)
     return [
         min(
             (each for each in every if each.error + CAUTION * each.spread <= own + level),

@@ -69,9 +69,10 @@ def main() -> None:
     ):
         for job in [pool.submit(int) for _ in range(args.workers)]:
             job.result()  # started before anything is timed
-        while args.after is not None and not args.after.exists():
-            time.sleep(0.1)
         settings = settings_of(plan, device)
+        while args.after is not None and not args.after.exists():
+            settings[0].load_early()
+            time.sleep(0.1)
         measure_all(settings, pool, thread)
     if any(setting.missing for setting in settings):
         raise SystemExit("not everything is measured: run again for the rest")
@@ -101,7 +102,8 @@ def parsed(line: list[str] | None) -> argparse.Namespace:
 
 
 def keep_to(cores: list[int] | None) -> None:
-    """Keep this process to some cores."""
+    """Keep this process to some cores, and to one thread."""
+    torch.set_num_threads(1)
     if cores:
         os.sched_setaffinity(0, cores)
 
@@ -165,6 +167,7 @@ class Setting:
         self.name = f"{precision} {engine}"
         self.graphs = engine in ("graphs", "compiled")
         self.bench: Bench | None = None
+        self.early = 0
 
     @property
     def missing(self) -> list[int]:
@@ -200,11 +203,22 @@ class Setting:
             return False
         return True
 
+    def load_early(self) -> None:
+        """Load the network while timing has to wait; files that are not complete yet may fail."""
+        if self.bench is None and self.early < MAX_TRIES and self.can_begin():
+            self.early += 1
+            time.sleep(1)
+            try:
+                self.bench = Bench(self.args, self.device, self.precision, self.engine)
+            except Exception as error:
+                print(f"{self.args.folder.name} is not loaded yet: {error}", flush=True)
+
     def prepare(self, pool: ProcessPoolExecutor, thread) -> None:
         """Time the parts, and let policies be fitted."""
         start = time.perf_counter()
         print(f"{self.args.folder.name}, {self.name}", flush=True)
-        bench = self.bench = Bench(self.args, self.device, self.precision, self.engine)
+        bench = self.bench or Bench(self.args, self.device, self.precision, self.engine)
+        self.bench = bench
         self.report["exits"][self.name] = bench.exits()
         print(f"loaded, traced: {time.perf_counter() - start:.1f} s", flush=True)
         start = time.perf_counter()

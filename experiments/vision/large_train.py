@@ -27,7 +27,7 @@ import random
 import time
 import traceback
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ttamer.torch.early_exit import EarlyExit
 
 EXIT_GRADIENT = 0.5
-"""The share of the ramps' gradients that reaches the backbone."""
+"""The share of the ramps' gradients that reaches the backbone, by default."""
 MAX_NORM = 10.0
 """The largest norm of the gradient."""
 WEIGHT_DECAY = 5e-4
@@ -85,6 +85,8 @@ class Plan:
     """Ramps that a step asks."""
     first: int = 2
     """The first ramps, which are trained alone afterwards."""
+    exit_gradient: float = EXIT_GRADIENT
+    """The share of the ramps' gradients that reaches the backbone."""
 
     def size_at(self, progress: float, most: int) -> int:
         """Return the side of the images at a share of the time."""
@@ -92,7 +94,7 @@ class Plan:
 
 
 PLANS = {
-    "vgg16": Plan(0.025),
+    "vgg16": Plan(0.025, first=4),
     "vgg13": Plan(0.03, ramps=3),
     "vgg11": Plan(0.04, ramps=3),
     "resnet18": Plan(0.15, batch=500, ramps=3, first=3),
@@ -135,7 +137,7 @@ class Learner:
         for k, (segment, ramp) in enumerate(zip(self.network.segments, ramps, strict=False)):
             value = segment(value)
             if k in asked:
-                every.append(_apart(ramp, value))
+                every.append(_apart(ramp, value, self.plan.exit_gradient))
         return [*every, self.network.exits[-1](self.network.segments[-1](value))]
 
     def save(self, path: Path) -> None:
@@ -157,7 +159,7 @@ class Learner:
         self.spent, self.steps = state["spent"], state["steps"]
 
 
-def _apart(ramp: nn.Module, value: torch.Tensor) -> torch.Tensor:
+def _apart(ramp: nn.Module, value: torch.Tensor, share: float) -> torch.Tensor:
     """Return a ramp's logits; a share of its gradient reaches the value.
 
     The gradient is multiplied after the ramp's pooling, where there is less of it.
@@ -167,7 +169,7 @@ def _apart(ramp: nn.Module, value: torch.Tensor) -> torch.Tensor:
         value = layers.pop(0)(value)
     value = value.view_as(value)
     if value.requires_grad:
-        value.register_hook(lambda gradient: gradient * EXIT_GRADIENT)
+        value.register_hook(lambda gradient: gradient * share)
     for layer in layers:
         value = layer(value)
     return value
@@ -181,6 +183,7 @@ def learn(
     *,
     checkpoint: Path,
     say: Callable[[str], None],
+    stopped: Callable[[], bool] = lambda: False,
 ) -> list[dict[str, float]]:
     """Train everything until the seconds are spent, and return what was seen on the way."""
     if checkpoint.exists():
@@ -199,6 +202,9 @@ def learn(
         if learner.steps % CHECKED:
             continue
         learner.spent = time.perf_counter() - start
+        if stopped():
+            say(f"stopped at {progress:.0%}")
+            break
         loss = float(total) / count
         if not math.isfinite(loss):
             raise ValueError(f"the loss is {loss} after {learner.steps} steps: lower the rate")
@@ -271,9 +277,14 @@ class Study:
         """Print a line with the time."""
         print(f"[{time.perf_counter() - self.started:5.1f} s] {self.name}: {line}", flush=True)
 
+    def stopped(self) -> bool:
+        """Return whether training is to end."""
+        return self.args.stop is not None and self.args.stop.exists()
+
     def run(self, name: str, seconds: float, ramp_seconds: float) -> None:
         """Train, pack and trace one network."""
-        self.name, args, plan = name, self.args, PLANS[name]
+        self.name, args = name, self.args
+        plan = replace(PLANS[name], exit_gradient=args.exit_gradient)
         network = begun(name, args.size, args.start, self.fit, args.out)
         write_network(network, name, self.test, args.size, args.out)  # should training be cut
         first = accuracies(network, self.held)
@@ -281,13 +292,16 @@ class Study:
         self.say(f"held out, at the start: {first}")
         learner = Learner(network, plan)
         checkpoint = args.out / f"{name}-large.ckpt"
-        seen = learn(learner, self.fit, args.size, seconds, checkpoint=checkpoint, say=self.say)
+        seen = learn(
+            learner, self.fit, args.size, seconds,
+            checkpoint=checkpoint, say=self.say, stopped=self.stopped,
+        )  # fmt: skip
         trained = accuracies(network, self.held)
         self.say(f"held out: {trained}")
         if worth(trained) < worth(first):
             self.say("worse than the start, which is kept")
             network.load_state_dict(before)
-        if ramp_seconds > 0:
+        if ramp_seconds > 0 and not self.stopped():
             learn_ramps(network, self.fit, self.held, plan, ramp_seconds)
             self.say(f"held out, with ramps trained alone: {accuracies(network, self.held)}")
         paths = write_packed(network, args.out / f"{name}-large-packed")
@@ -317,6 +331,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, nargs="+", default=[240.0], help="per network")
     parser.add_argument("--ramp-seconds", type=float, nargs="+", default=[0.0], help="per network")
+    parser.add_argument("--exit-gradient", type=float, default=EXIT_GRADIENT, help="a share")
+    parser.add_argument("--stop", type=Path, help="end training once this file is there, and write")
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--rows", type=int, default=10**9, help="of the images, for a trial")
     args = parser.parse_args()

@@ -97,9 +97,9 @@ def test_a_step_trains_the_head_and_some_ramps_and_the_backbone_by_a_share(large
     first, ramp = network.segments[0], network.exits[0]
     whole, part = (
         torch.autograd.grad(logits.sum(), first[0].weight)[0]
-        for logits in (ramp(first(value)), large.train._apart(ramp, first(value)))
+        for logits in (ramp(first(value)), large.train._apart(ramp, first(value), 0.25))
     )
-    torch.testing.assert_close(part, large.train.EXIT_GRADIENT * whole)
+    torch.testing.assert_close(part, 0.25 * whole)
 
 
 def test_the_clock_decides_sizes_and_the_end_and_a_checkpoint_goes_on(
@@ -127,6 +127,12 @@ def test_the_clock_decides_sizes_and_the_end_and_a_checkpoint_goes_on(
     before = resumed.steps
     large.train.learn(resumed, images, 224, 60, checkpoint=path, say=said.append)
     assert resumed.steps > before
+    before, stopped = resumed.steps, iter([False, True])
+    large.train.learn(
+        resumed, images, 224, 10**4, checkpoint=path, say=said.append, stopped=lambda: next(stopped)
+    )
+    assert resumed.steps <= before + 2
+    assert said[-1].startswith("stopped at")
     other = large.train.Learner(network, large.train.Plan(rate=0.02))
     with pytest.raises(SystemExit, match="another plan"):
         other.resume(path)
