@@ -7,7 +7,9 @@ pixels; thresholds at one, two and four exits. ``--only`` chooses what is measur
 
 - *parts*: the *segments* of a quarter of the network, the *ramp*, the *decision* and copies of the
   rows that continue, many in one graph, so that launches do not count;
-- *added*: by how much a call takes longer for each exit asked where no row stops;
+- *added*: by how much a call takes longer for each exit asked where no row stops, and by least
+  squares over the counts, what a call adds *once* and what it adds *per exit*;
+- *profile*: the same two as ``exits.profile`` finds them, and how long it takes;
 - *unreached*: by how much it takes longer for all exits that might follow, where every row stops at
   the third;
 - *differ*: how many rows are decided otherwise than without graphs, where every second row stops at
@@ -54,7 +56,7 @@ NETWORKS = {
     "vgg16": partial(exits.vgg, 16),
 }
 """How to build each network."""
-ONLY = ("parts", "added", "unreached", "differ", "calls")
+ONLY = ("parts", "added", "profile", "unreached", "differ", "calls")
 """What can be measured with graphs."""
 CUDA = torch.device("cuda")
 MANY = 20
@@ -86,20 +88,27 @@ def inputs_of(name, size):
 def measure(network, value, counts, only):
     """Return the times of one network at one batch size in seconds, and rows that differ."""
     layers, full = len(network.segments), full_graph(network, value)
-    ways, found, differ = {"full": full}, {}, {}
+    ways, found, differ, more = {"full": full}, {}, {}, {}
     for count in counts:
         places = [round(layers * (k + 1) / (count + 1)) - 1 for k in range(count)]
         if "added" in only:
-            none = GraphRunner(network, tables_for(network, dict.fromkeys(places, 1.1)), value)
-            found[f"added {count}"] = longer(none, full, value) / count
+            none = tables_for(network, dict.fromkeys(places, 1.1))
+            runner = GraphRunner(network, none, value, sizes=[rows_of(value)])
+            more[count] = longer(runner, full, value)
+            found[f"added {count}"] = more[count] / count
         if {"differ", "calls"} & set(only):
             some = tables_for(network, {place: middle(network, place, value) for place in places})
             runner = ways[f"exits {count}"] = GraphRunner(network, some, value)
             differ[count] = differing(runner, Runner(network, some), value)
+    if len(more) > 1:
+        each, once = np.polyfit(list(more), list(more.values()), 1)
+        found |= {"once": float(once), "per exit": float(each)}
+    if "profile" in only:
+        found |= profiled(network, value)
     if "unreached" in only:
-        one, more = (dict.fromkeys(range(2, end), 0.0) for end in (3, layers - 1))
-        runners = (GraphRunner(network, tables_for(network, each), value) for each in (more, one))
-        found[f"unreached {len(more) - 1}"] = longer(*runners, value)
+        one, many = (dict.fromkeys(range(2, end), 0.0) for end in (3, layers - 1))
+        runners = (GraphRunner(network, tables_for(network, each), value) for each in (many, one))
+        found[f"unreached {len(many) - 1}"] = longer(*runners, value)
     if "calls" in only:
         timings = [{name: time_batches(run, [value] * 40).mean for name, run in ways.items()}
                    for _ in range(TURNS)]  # fmt: skip
@@ -107,6 +116,15 @@ def measure(network, value, counts, only):
         found["launch"] = launch_time(runner._graphs[rows_of(value)])
     parts = parts_in_graphs(network, value) if "parts" in only else {}
     return {**parts, **found}, differ
+
+
+def profiled(network, value):
+    """Return what a profile finds that a call adds once and per exit, and how long it takes."""
+    start, size = time.perf_counter(), rows_of(value)
+    measured = exits.profile(network, value, sizes=(size,), graphs=True)
+    taken = time.perf_counter() - start
+    each = float(np.median([row[0] for row in measured.asking[:-1]]))
+    return {"profile once": measured.per_call[0], "profile per exit": each, "profile takes": taken}
 
 
 def longer(run, other, value):

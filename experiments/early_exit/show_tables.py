@@ -160,16 +160,18 @@ def streams(reports: dict[str, dict]) -> list[str]:
 
 
 def asking_table(reports: dict[str, dict]) -> list[str]:
-    """Return what asking an exit adds beside what a segment takes."""
-    lines = ["| µs, 1 / 8 / 32 / 128 | a segment | an exit that is asked adds |", "|---|---|---|"]
+    """Return what asking an exit and what a call with exits adds, beside what a segment takes."""
+    titles = ("µs, 1 / 8 / 32 / 128", "a segment", "an exit that is asked adds", "a call adds once")
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for name, report in reports.items():
         for key in sorted(report["profiles"], key=lambda key: order_of(key.split())):
             profile = report["profiles"][key]
             columns = [profile["groups"].index(size) for size in profile["sizes"]]
             segments = [np.median([row[at] for row in profile["segments"]]) for at in columns]
             asking = [np.median(each) for each in zip(*profile["asking"][:-1], strict=True)]
-            shown = [" / ".join(f"{1e6 * each:,.0f}" for each in some)
-                     for some in (segments, asking)]  # fmt: skip
+            once = profile.get("per_call", ())  # earlier files have it in what an exit adds
+            shown = [" / ".join(f"{1e6 * each:,.0f}" for each in some) or "-"
+                     for some in (segments, asking, once)]  # fmt: skip
             precision, engine = key.split()
             sizes = "" if len(columns) == 4 else f" ({' / '.join(map(str, profile['sizes']))})"
             title = f"{name}, {precision}, {ENGINES.get(engine, engine)}{sizes}"

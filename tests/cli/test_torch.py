@@ -5,6 +5,7 @@ import json
 import pytest
 
 from ttamer.cli import main
+from ttamer.torch import profiling
 from ttamer.torch.profiling import Profile
 from ttamer.trace.spec import CascadeSpec
 
@@ -37,11 +38,27 @@ def test_a_network_of_ones_own_is_profiled(capsys):
     assert "my_networks:tiny on cpu, fp32" in out
     assert "reach, 1" in out
     assert "the network, no ramps" in out
+    assert "once per call with exits" in out
     assert Profile.load("p.json").sizes == (1, 2)
     spec = CascadeSpec.from_file("cascade.toml")
     assert (spec.names, spec.order, spec.has_passing) == (("exit1", "full"), "skip", True)
     assert main([*argv, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sizes"] == [1, 2]
+
+
+def test_columns_are_of_the_batch_sizes_that_were_asked_for(monkeypatch, capsys):
+    times = ((0.001, 0.002, 0.004), (0.003, 0.006, 0.009))
+    found = Profile(
+        names=("early", "full"), sizes=(1, 8), groups=(1, 4, 8), segments=times,
+        asking=((0.011, 0.012), (0.013, 0.014)), regroup=0.0, device="a test", precision="fp32",
+        graphs=False, per_call=(0.021, 0.022),
+    )  # fmt: skip
+    monkeypatch.setattr(profiling, "profile", lambda *_, **__: found)
+    assert main(["torch", "profile", "my_networks:tiny", "--device", "cpu"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["early", "1", "11", "4", "12"] in lines
+    assert ["full", "3", "13", "9", "14"] in lines
+    assert ["once", "per", "call", "with", "exits", "21", "22"] in lines
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from support.cuda_driver import Graph, put_in_place
 from support.exit_networks import adding_network, by_session, evidence, fitted
 from ttamer.errors import ArgumentError
-from ttamer.torch import branching, capturing, graphs
+from ttamer.torch import branching, capturing, graphs, profiling
 from ttamer.torch import runner as running
 from ttamer.torch.branching import NONE, Branch
 from ttamer.torch.decide_triton import TritonDecider
@@ -109,6 +109,25 @@ def test_the_whole_network_as_a_graph():
     other = evidence(6, seed=2)[0]
     run = full_graph(network, inputs)
     assert torch.equal(run(other), network.full(other))
+
+
+@pytest.mark.usefixtures("replayed")
+def test_calls_that_are_timed_capture_groups_of_the_full_size_only(monkeypatch):
+    network, (inputs, _) = adding_network(5).eval(), evidence(2, seed=1, exits=5)
+    built, planned = [], GraphRunner._planned
+
+    def plan(runner, size):
+        cases, tables = planned(runner, size)
+        built.append((runner.reached, {case.size for step in cases for case in step}))
+        return cases, tables
+
+    monkeypatch.setattr(GraphRunner, "_planned", plan)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
+    parts = profiling._Parts(network, inputs, profiling._Capturing())
+    for call in parts._calls([0, 2], "fp32"):
+        call()
+    names = ("exit1", "exit3", "full")
+    assert built == [(reached, {2}) for reached in ((names[0], "full"), names[1:], names)]
 
 
 @pytest.mark.usefixtures("replayed")

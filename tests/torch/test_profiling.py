@@ -2,10 +2,12 @@
 
 import dataclasses
 import itertools
+import json
 import weakref
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -50,8 +52,20 @@ def test_regrouping_follows_the_measured_times():
 
 
 def test_a_profile_comes_back_from_its_file(tmp_path):
-    MADE.save(tmp_path / "profile.json")
-    assert Profile.load(tmp_path / "profile.json") == MADE
+    path = tmp_path / "profile.json"
+    stored = dataclasses.replace(MADE, per_call=(0.25, 0.5))
+    stored.save(path)
+    assert Profile.load(path) == stored
+
+
+def test_a_profile_from_a_file_of_an_earlier_version_adds_nothing_per_call(tmp_path):
+    path = tmp_path / "profile.json"
+    MADE.save(path)
+    earlier = json.loads(path.read_text())
+    del earlier["per_call"]
+    path.write_text(json.dumps(earlier))
+    assert Profile.load(path) == MADE
+    assert MADE.per_call == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"names": 3}'])
@@ -74,8 +88,9 @@ def test_every_part_is_timed():
     assert len(measured.segments) == len(measured.asking) == 4
     assert all(len(row) == len(measured.groups) for row in measured.segments)
     assert all(len(row) == 2 for row in measured.asking)
+    assert len(measured.per_call) == 2
     assert min(map(min, measured.segments)) > 0
-    assert lines[0] == "timing batches of 1"
+    assert lines == [f"timing batches of {size}" for size in (4, 2, 1)]
     assert measured.costs(4).full > 0
 
 
@@ -93,14 +108,80 @@ def test_what_asking_adds_is_of_calls_that_are_waited_for(monkeypatch):
     assert ("run", "run") not in set(itertools.pairwise(events))
 
 
-def test_exits_differ_by_their_ramps_in_what_asking_adds(monkeypatch):
-    ramps, extra = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6), iter([0.4, 0.5, 9.0])
-    monkeypatch.setattr(profiling, "in_sequence", lambda *_: ramps)
-    monkeypatch.setattr(profiling, "extra_time", lambda *_: next(extra))
-    measured = profile(adding_network(6), evidence(1, seed=0, exits=6)[0], sizes=(1,))
+def test_exits_differ_by_their_ramps_in_what_asking_adds():
+    ramps = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
     # Besides the ramps 0.3, 0.2 and 8.5 at three exits; the median counts.
-    found = [row[0] for row in measured.asking]
-    assert found == pytest.approx([0.4, 0.5, 0.6, 0.7, 0.8, 0.6])
+    turns = [(1.0, 1.4, 1.5, 10.0, 10.9)]
+    asking, once = profiling.separated(turns, [0, 2, 4], ramps)
+    assert once == 0.0
+    assert asking == pytest.approx((0.4, 0.5, 0.6, 0.7, 0.8, 0.6))
+
+
+def clocked(monkeypatch, *, alone, once, exit_, first=0.0):
+    """Let calls take known microseconds: a runner those of the network, its own, and its exits'."""
+    now, asked = [0.0], []
+
+    def spend(microseconds):
+        now[0] += 1e-6 * microseconds * (1 + 0.01 * now[0])  # everything becomes slower
+
+    def runner(_network, tables, _example, **_):
+        exits = tables.reached[:-1]
+        asked.append(exits)
+        building = [first]  # what the first call compiles or captures
+
+        def call(_):
+            spend(building.pop() if building else 0.0)
+            spend(alone + once + sum(exit_ + k for k in exits))
+
+        return call
+
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(profiling, "full_run", lambda *_, **__: lambda _: spend(alone))
+    monkeypatch.setattr(profiling, "runner_for", runner)
+    network = adding_network(6)
+    for k, ramp in enumerate(network.exits):
+        ramp.register_forward_hook(lambda *_, k=k: spend(k))
+    return network, asked
+
+
+@pytest.mark.parametrize(("once", "exit_"), [(30, 20), (0, 40), (200, 5)])
+def test_what_a_call_adds_once_is_separated_from_what_an_exit_adds(monkeypatch, once, exit_):
+    network, asked = clocked(monkeypatch, alone=900, once=once, exit_=exit_, first=1e6)
+    measured = profile(network, evidence(1, seed=0, exits=6)[0], sizes=(1,))
+    assert asked == [(0,), (2,), (4,), (0, 2, 4)]
+    assert measured.per_call == pytest.approx((1e-6 * once,), rel=0.05, abs=1e-6)
+    found = [1e6 * row[0] for row in measured.asking]
+    assert found == pytest.approx([*(exit_ + k for k in range(5)), 5], rel=0.05, abs=1)
+    assert measured.costs(1).ramps == tuple(row[0] for row in measured.asking)
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [(100, 150, 150, 150)],  # a second exit adds nothing
+        [(100, 150, 150, 140)],  # less than nothing
+        [(100, 150, 150, 400)],  # more than the first with all that a call adds
+        [(100, 101, 101, 103)],  # less than a ramp in all
+        [(100, 90, 90, 90)],
+        [(100, 150), (100, 160)],  # of one exit
+    ],
+)
+def test_what_is_added_is_never_negative_and_its_sum_is_what_one_exit_adds(turns):
+    places = [0, 1][: len(turns[0]) - 2] or [0]
+    asking, once = profiling.separated(turns, places, [8, 8, 5])
+    assert once >= 0
+    assert min(asking) >= 0
+    alone, one = np.median(turns, axis=0)[:2]
+    assert once + asking[0] == pytest.approx(max(one - alone, 0))
+    assert asking[-1] == 5
+
+
+def test_one_exit_is_asked_once(monkeypatch):
+    _, asked = clocked(monkeypatch, alone=900, once=30, exit_=20)
+    measured = profile(adding_network(2), evidence(1, seed=0, exits=2)[0], sizes=(1,))
+    assert asked == [(0,)]
+    assert measured.per_call == (0.0,)
+    assert measured.asking[0] == pytest.approx((50e-6,), rel=0.05)
 
 
 def test_extra_time_is_that_of_work_timed_in_turns(monkeypatch):
@@ -203,5 +284,7 @@ def test_one_graph_of_a_pool_is_there_when_the_next_is_captured(monkeypatch):
     monkeypatch.setattr(capturing, "release_memory", lambda: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
     value = evidence(2, seed=0, exits=2)[0]
-    parts = profiling._Parts(adding_network(2), value, graphs=True)
-    assert len(parts.segments()) == len(parts.segments()) == 2
+    capture = profiling._Capturing()
+    for size in (2, 1):
+        parts = profiling._Parts(adding_network(2), value[:size], capture)
+        assert len(parts.segments()) == len(parts.segments()) == 2

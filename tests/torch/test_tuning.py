@@ -1,5 +1,7 @@
 """Which policy to run: predictions from measured parts, then timings."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -52,6 +54,9 @@ def test_what_a_batch_takes_is_predicted_by_hand():
     group = 0.5 * 4 / some  # 2.13 rows, for which a group of 4 is needed
     assert group > 2
     assert predicted(asked, last, made(0.5), 4) == pytest.approx(1 + 0.5 + some * 3)
+    # What a call adds once counts whatever is asked.
+    more = replace(made(0.5, batch=1), per_call=(0.25,))
+    assert predicted(asked, last, more, 1) == pytest.approx(0.25 + 1 + 0.5 + 0.5 * 3)
 
 
 def test_cheap_ramps_are_used_and_expensive_ones_are_not(trace):

@@ -25,9 +25,10 @@ def add_to(commands: Any) -> None:
     profile = which.add_parser(
         "profile",
         help="time every segment, and what asking every exit adds",
-        description="Time every segment of a network, and what asking each exit adds: its ramp, "
-        "the decision, and the wait for it. The cascade written with --cascade has these costs, so "
-        "that a policy fitted to it asks an exit only where that pays on this machine.",
+        description="Time every segment of a network, what asking each exit adds (its ramp, the "
+        "decision, and the wait for it), and what a call with exits adds once. The cascade written "
+        "with --cascade has the costs of segments and exits, so that a policy fitted to it asks an "
+        "exit only where that pays on this machine.",
         allow_abbrev=False,
     )
     profile.add_argument(
@@ -98,19 +99,21 @@ def _text(name: str, measured: Any) -> str:
     for size in measured.sizes:
         head += [f"reach, {size}", f"ask, {size}"]
     rows = []
+    groups = [measured.groups.index(size) for size in measured.sizes]
     for exit_, reach, ask in zip(measured.names, measured.segments, measured.asking, strict=True):
         cells = [exit_]
-        for k in range(len(measured.sizes)):
-            cells += [number(1e3 * reach[k]), number(1e3 * ask[k])]
+        for k, group in enumerate(groups):
+            cells += [number(1e3 * reach[group]), number(1e3 * ask[k])]
         rows.append(cells)
-    total = ["the network, no ramps"]
-    for size in measured.sizes:
+    total, once = ["the network, no ramps"], ["once per call with exits"]
+    for size, seconds in zip(measured.sizes, measured.per_call, strict=True):
         total += [number(1e3 * size * measured.costs(size).full), ""]
+        once += ["", number(1e3 * seconds)]
     how = f"{measured.device}, {measured.precision}{', CUDA graphs' if measured.graphs else ''}"
     return (
         f"{name} on {how}\n"
         "reach: from the exit before; ask: ramp, decision and wait; for each batch size\n\n"
-        + table(head, [*rows, total])
+        + table(head, [*rows, total, once])
     )
 
 

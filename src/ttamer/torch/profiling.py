@@ -1,11 +1,12 @@
-"""Measured costs: how long each segment takes, and what asking each exit adds.
+"""Measured costs: how long each segment takes, what asking each exit adds, and what a call adds.
 
-Asking an exit adds its ramp, the decision, and the host's wait for it: the extra time of a network
-when every row asks there and none stops. It is measured at a few exits, each beside the network
-without ramps, for both drift; exits differ by the times of their ramps. Segments are timed one
-after another, as they run in the network, without waiting: repeating one alone would leave its
-weights in the caches. A policy that is fitted to these costs therefore asks an exit only where that
-pays on this machine, at this batch size.
+Asking an exit adds its ramp, the decision, and the host's wait for it; a call with exits adds time
+once, whatever it asks. Both come from calls in which no row stops, timed in turns with the network
+without ramps, for all drift: calls that ask one of a few exits, and a call that asks them all.
+Exits differ by the times of their ramps. Segments are timed one after another, as they run in the
+network, without waiting: repeating one alone would leave its weights in the caches. A policy that
+is fitted to these costs therefore asks an exit only where that pays on this machine, at this batch
+size.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ MAX_REPEATS = 200
 SLOW = 0.2
 """Work that takes this many seconds or more is timed twice only, and not repeated."""
 PROBED = 3
-"""The number of exits at which whole calls are timed to learn what asking adds besides a ramp."""
+"""The number of exits asked in whole calls that are timed, each alone and all together."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,12 @@ class Profile:
     """What the network computed in."""
     graphs: bool
     """Whether parts were replayed as CUDA graphs."""
+    per_call: tuple[float, ...] = ()
+    """Per batch size: what a call with exits adds once, whatever it asks; by default zeros."""
+
+    def __post_init__(self) -> None:
+        if not self.per_call:
+            object.__setattr__(self, "per_call", (0.0,) * len(self.sizes))
 
     def costs(self, size: int) -> Costs:
         """Return the costs per input at a batch size that was measured.
@@ -99,7 +106,7 @@ class Profile:
             size: One of ``sizes``.
 
         Returns:
-            The costs in seconds.
+            The costs in seconds, without ``per_call``, which no decision changes.
 
         Raises:
             ArgumentError: The size was not measured.
@@ -151,6 +158,7 @@ class Profile:
             stored = json.loads(Path(path).read_text("utf-8"))
             for name in ("names", "sizes", "groups"):
                 stored[name] = tuple(stored[name])
+            stored["per_call"] = tuple(map(float, stored.get("per_call", ())))
             for name in ("segments", "asking"):
                 stored[name] = tuple(tuple(map(float, row)) for row in stored[name])
             return cls(**stored)
@@ -205,38 +213,67 @@ def profile(
         )
     smallest = min(sizes[0], max(1, sizes[-1] // 16))
     groups = tuple(sorted({*sizes, *group_sizes(sizes[-1], smallest=smallest)}))
-    table: tuple[list[tuple[float, ...]], list[tuple[float, ...]]] = ([], [])
+    reach: dict[int, tuple[float, ...]] = {}
+    ask: dict[int, tuple[float, ...]] = {}
+    per_call: dict[int, float] = {}
+    regroup, capturing = 0.0, _Capturing() if graphs else None
     moved = to_device(example, device, network.input_names)
     with autocast(device, precision):
         batches = [take(moved, torch.arange(size, device=device) % rows_of(moved))
                    for size in groups]  # fmt: skip
         if not graphs:
-            table[0].extend(in_turns(network, batches, device))
-        for size, value in zip(groups, batches, strict=True):
+            reach = dict(zip(groups, in_turns(network, batches, device), strict=True))
+        # The largest first: the others find its memory free.
+        for size, value in reversed(list(zip(groups, batches, strict=True))):
             if progress is not None:
                 progress(f"timing batches of {size}")
             if not graphs and size not in sizes:
                 continue
-            parts = _Parts(network, value, graphs=graphs)
+            parts = _Parts(network, value, capturing)
             if graphs:
-                table[0].append(parts.segments())
+                reach[size] = parts.segments()
             if size in sizes:
-                table[1].append(parts.asking(precision))
-        # Of the largest batch; with graphs it is part of every exit asked.
-        regroup = 0.0 if graphs else parts.regrouping()
-    segments, asking = (tuple(zip(*rows, strict=True)) for rows in table)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return Profile(network.names, sizes, groups, segments, asking, regroup, name, precision, graphs)
+                ask[size], per_call[size] = parts.asking(precision)
+            if size == groups[-1] and not graphs:  # with graphs it is part of every exit asked
+                regroup = parts.regrouping()
+    return Profile(
+        names=network.names,
+        sizes=sizes,
+        groups=groups,
+        segments=tuple(zip(*(reach[size] for size in groups), strict=True)),
+        asking=tuple(zip(*(ask[size] for size in sizes), strict=True)),
+        regroup=regroup,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        precision=precision,
+        graphs=graphs,
+        per_call=tuple(per_call[size] for size in sizes),
+    )
+
+
+class _Capturing:
+    """Graphs of parts, which run one after another and share their memory."""
+
+    def __init__(self) -> None:
+        from ttamer.torch.capturing import release_memory
+
+        release_memory()
+        self._pool = torch.cuda.graph_pool_handle()
+        self._latest: Any = None  # the pool is gone with the last of its graphs
+
+    def __call__(self, work: Callable[[], object]) -> Callable[[], object]:
+        """Capture work, and return a function that replays it."""
+        from ttamer.torch.capturing import captured
+
+        self._latest = captured(work, self._pool)
+        return cast("Callable[[], object]", self._latest)
 
 
 class _Parts:
     """The parts of a network, each with its input for one batch size."""
 
-    def __init__(self, network: EarlyExit, value: Any, *, graphs: bool) -> None:
+    def __init__(self, network: EarlyExit, value: Any, capturing: _Capturing | None) -> None:
         self._network = network
-        self._graphs = graphs
-        self._pool: Any = None  # of graphs that run one after another
-        self._latest: Any = None  # the pool is gone with the last of its graphs
+        self._capturing = capturing
         self._size = rows_of(value)
         self._device = device_of(network)
         self._values = [value]
@@ -249,15 +286,20 @@ class _Parts:
         parts = [self._replayed(partial(segment, value)) for segment, value in pairs]
         return in_sequence(parts, self._device)
 
-    def asking(self, precision: Precision) -> tuple[float, ...]:
-        """Time every ramp, and the network asking one exit, at a few exits, where no row stops."""
-        inputs, exits = self._values[0], list(self._network.exits)
-        options: dict[str, Any] = {"precision": precision, "graphs": self._graphs}
-        pairs = zip(exits, self._values[1:], strict=True)
+    def asking(self, precision: Precision) -> tuple[tuple[float, ...], float]:
+        """Time what asking every exit adds, and what a call adds once."""
+        pairs = zip(self._network.exits, self._values[1:], strict=True)
         parts = [self._replayed(partial(ramp, value)) for ramp, value in pairs]
         ramps = in_sequence(parts, self._device)
-        if len(exits) == 1:
-            return ramps
+        if len(ramps) == 1:
+            return ramps, 0.0
+        places = sorted({round(x) for x in np.linspace(0, len(ramps) - 2, PROBED)})
+        turns = timed_in_turns(self._calls(places, precision), self._device)
+        return separated(turns, places, ramps)
+
+    def _calls(self, places: Sequence[int], precision: Precision) -> list[Callable[[], None]]:
+        """Return the network alone, calls that ask one exit each, and one that asks them all."""
+        inputs, graphs = self._values[0], self._capturing is not None
 
         def waited(run: Callable[[Any], object]) -> Callable[[], None]:
             """Return a whole call that is waited for: a runner does not wait for its last hop."""
@@ -268,15 +310,17 @@ class _Parts:
 
             return call
 
-        alone = waited(full_run(self._network, inputs, **options))
-        rest = []
-        for k in sorted({round(x) for x in np.linspace(0, len(exits) - 2, PROBED)}):
-            only = np.full(len(exits), np.nan)
-            only[k] = np.inf
-            runner = runner_for(self._network, threshold_tables(only), inputs, **options)
-            rest.append(extra_time(waited(runner), alone, self._device) - ramps[k])
-        added = statistics.median(rest)
-        return (*(max(ramp + added, 0.0) for ramp in ramps[:-1]), ramps[-1])
+        calls = [waited(full_run(self._network, inputs, precision=precision, graphs=graphs))]
+        several = [list(places)] if len(places) > 1 else []
+        for asked in (*([k] for k in places), *several):
+            limits = np.full(len(self._network.exits), np.nan)
+            limits[asked] = np.inf  # no row stops, so that all groups are of the full size
+            runner = runner_for(
+                self._network, threshold_tables(limits), inputs, precision=precision,
+                graphs=graphs, sizes=[self._size],
+            )  # fmt: skip
+            calls.append(waited(runner))
+        return calls
 
     def regrouping(self) -> float:
         """Time taking half of the rows out of the first value."""
@@ -289,15 +333,37 @@ class _Parts:
 
     def _replayed(self, work: Callable[[], object]) -> Callable[[], object]:
         """Return work as it will run: captured as a graph, or as it is."""
-        if not self._graphs:
-            return work
-        from ttamer.torch.capturing import captured, release_memory
+        return work if self._capturing is None else self._capturing(work)
 
-        if self._pool is None:
-            release_memory()
-            self._pool = torch.cuda.graph_pool_handle()
-        self._latest = captured(work, self._pool)
-        return cast("Callable[[], object]", self._latest)
+
+def separated(
+    turns: Sequence[Sequence[float]], places: Sequence[int], ramps: Sequence[float]
+) -> tuple[tuple[float, ...], float]:
+    """Return what asking every exit adds, and what a call adds once; none is negative.
+
+    A turn has the seconds of the network alone, of calls that ask one of the exits each, and of a
+    call that asks them all. With m exits, the sum of the former less the latter is m - 1 times
+    what is there without any exit: the network, and what a call adds once. With one exit, all that
+    is added is the exit's.
+
+    >>> separated([(100, 150, 154, 174)], [0, 1], [3, 7, 5])
+    ((20.0, 24.0, 5), 30.0)
+    """
+    *_, head = ramps
+    alone, *calls = zip(*turns, strict=True)
+    ones, together = calls[: len(places)], calls[-1]
+    rest = statistics.median(
+        statistics.median(mine - its for mine, its in zip(one, alone, strict=True)) - ramps[k]
+        for k, one in zip(places, ones, strict=True)
+    )
+    once = 0.0
+    if len(places) > 1:
+        found = statistics.median(
+            (sum(each) - every) / (len(places) - 1) - bare
+            for bare, every, *each in zip(alone, together, *ones, strict=True)
+        )
+        once = min(max(found, 0.0), max(rest + min(ramps[:-1]), 0.0))
+    return (*(max(ramp + rest - once, 0.0) for ramp in ramps[:-1]), head), once
 
 
 def in_sequence(parts: Sequence[Callable[[], object]], device: torch.device) -> tuple[float, ...]:
@@ -379,15 +445,17 @@ def runner_for(
     precision: Precision = "fp32",
     regrouping: Regrouping | None = None,
     graphs: bool = False,
+    sizes: Sequence[int] | None = None,
 ) -> Runner:
-    """Return a runner, with or without CUDA graphs."""
+    """Return a runner, with or without CUDA graphs; ``sizes`` are the group sizes of graphs."""
     if not graphs:
         return Runner(network, policy, classes=classes, precision=precision, regrouping=regrouping)
     from ttamer.torch.graphs import GraphRunner
 
     return GraphRunner(
-        network, policy, example, classes=classes, precision=precision, regrouping=regrouping
-    )
+        network, policy, example, classes=classes, precision=precision, regrouping=regrouping,
+        sizes=sizes,
+    )  # fmt: skip
 
 
 def full_run(
@@ -418,10 +486,17 @@ def extra_time(
     work: Callable[[], object], other: Callable[[], object], device: torch.device
 ) -> float:
     """Return the seconds by which work takes longer than other work, timed in turns."""
-    repeats, timings = _effort(work, device)
-    _once(other, 1, device)
-    pairs = ((_once(work, repeats, device), _once(other, repeats, device)) for _ in range(timings))
-    return statistics.median(mine - its for mine, its in pairs)
+    return statistics.median(mine - its for mine, its in timed_in_turns((work, other), device))
+
+
+def timed_in_turns(
+    works: Sequence[Callable[[], object]], device: torch.device
+) -> list[tuple[float, ...]]:
+    """Return turns, each with the seconds of every work."""
+    for work in works:  # the first call may compile or capture, which says nothing of the others
+        _once(work, 1, device)
+    repeats, timings = _effort(works[0], device)
+    return [tuple(_once(work, repeats, device) for work in works) for _ in range(timings)]
 
 
 def _effort(work: Callable[[], object], device: torch.device) -> tuple[int, int]:

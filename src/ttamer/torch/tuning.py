@@ -79,7 +79,7 @@ class Candidate:
     policy: FittedPolicy
     """The policy."""
     seconds: float
-    """The predicted time per batch."""
+    """The predicted time per batch, with what a call with exits adds once."""
     error: float
     """The error on rows it was not fitted to, by cross-fitting over the trace."""
     ramps: tuple[int, ...]
@@ -315,11 +315,12 @@ def predicted(
     """Return the expected seconds of a batch whose rows behave as those of a trace.
 
     ``asked`` has shape (T, exits); ``last``, the exit asked last, has shape (T,). The time is that
-    of every segment for the rows that continue, plus that of every exit that any row asks.
+    of every segment for the rows that continue, plus that of every exit that any row asks, plus
+    what a call with exits adds once.
     """
     rule, sizes = measured.regrouping(), group_sizes(batch)
     at = measured.sizes.index(batch)
-    total, size = 0.0, batch
+    total, size = measured.per_call[at], batch
     for k in range(len(measured.names)):
         going = float((last >= k).mean())
         if going == 0:
