@@ -127,7 +127,7 @@ def test_calls_that_are_timed_capture_groups_of_the_full_size_only(monkeypatch):
     for call in parts._calls([0, 2], "fp32"):
         call()
     names = ("exit1", "exit3", "full")
-    assert built == [(reached, {2}) for reached in ((names[0], "full"), names[1:], names)]
+    assert built == [(reached, {2}) for reached in (names, (names[0], "full"), names[1:])]
 
 
 @pytest.mark.usefixtures("replayed")

@@ -111,7 +111,7 @@ def test_what_asking_adds_is_of_calls_that_are_waited_for(monkeypatch):
 def test_exits_differ_by_their_ramps_in_what_asking_adds():
     ramps = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
     # Besides the ramps 0.3, 0.2 and 8.5 at three exits; the median counts.
-    turns = [(1.0, 1.4, 1.5, 10.0, 10.9)]
+    turns = [(10.9, 1.4, 1.5, 10.0, 1.0)]
     asking, once = profiling.separated(turns, [0, 2, 4], ramps)
     assert once == 0.0
     assert asking == pytest.approx((0.4, 0.5, 0.6, 0.7, 0.8, 0.6))
@@ -148,7 +148,7 @@ def clocked(monkeypatch, *, alone, once, exit_, first=0.0):
 def test_what_a_call_adds_once_is_separated_from_what_an_exit_adds(monkeypatch, once, exit_):
     network, asked = clocked(monkeypatch, alone=900, once=once, exit_=exit_, first=1e6)
     measured = profile(network, evidence(1, seed=0, exits=6)[0], sizes=(1,))
-    assert asked == [(0,), (2,), (4,), (0, 2, 4)]
+    assert asked == [(0, 2, 4), (0,), (2,), (4,)]
     assert measured.per_call == pytest.approx((1e-6 * once,), rel=0.05, abs=1e-6)
     found = [1e6 * row[0] for row in measured.asking]
     assert found == pytest.approx([*(exit_ + k for k in range(5)), 5], rel=0.05, abs=1)
@@ -158,12 +158,12 @@ def test_what_a_call_adds_once_is_separated_from_what_an_exit_adds(monkeypatch, 
 @pytest.mark.parametrize(
     "turns",
     [
-        [(100, 150, 150, 150)],  # a second exit adds nothing
-        [(100, 150, 150, 140)],  # less than nothing
-        [(100, 150, 150, 400)],  # more than the first with all that a call adds
-        [(100, 101, 101, 103)],  # less than a ramp in all
-        [(100, 90, 90, 90)],
-        [(100, 150), (100, 160)],  # of one exit
+        [(150, 150, 150, 100)],  # a second exit adds nothing
+        [(140, 150, 150, 100)],  # less than nothing
+        [(400, 150, 150, 100)],  # more than the first with all that a call adds
+        [(103, 101, 101, 100)],  # less than a ramp in all
+        [(90, 90, 90, 100)],
+        [(150, 100), (160, 100)],  # of one exit
     ],
 )
 def test_what_is_added_is_never_negative_and_its_sum_is_what_one_exit_adds(turns):
@@ -171,7 +171,7 @@ def test_what_is_added_is_never_negative_and_its_sum_is_what_one_exit_adds(turns
     asking, once = profiling.separated(turns, places, [8, 8, 5])
     assert once >= 0
     assert min(asking) >= 0
-    alone, one = np.median(turns, axis=0)[:2]
+    one, alone = np.median(turns, axis=0)[-2:]
     assert once + asking[0] == pytest.approx(max(one - alone, 0))
     assert asking[-1] == 5
 

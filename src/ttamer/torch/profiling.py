@@ -298,7 +298,7 @@ class _Parts:
         return separated(turns, places, ramps)
 
     def _calls(self, places: Sequence[int], precision: Precision) -> list[Callable[[], None]]:
-        """Return the network alone, calls that ask one exit each, and one that asks them all."""
+        """Return a call that asks some exits, calls that ask one each, and the network alone."""
         inputs, graphs = self._values[0], self._capturing is not None
 
         def waited(run: Callable[[Any], object]) -> Callable[[], None]:
@@ -310,9 +310,9 @@ class _Parts:
 
             return call
 
-        calls = [waited(full_run(self._network, inputs, precision=precision, graphs=graphs))]
+        calls = []
         several = [list(places)] if len(places) > 1 else []
-        for asked in (*([k] for k in places), *several):
+        for asked in (*several, *([k] for k in places)):
             limits = np.full(len(self._network.exits), np.nan)
             limits[asked] = np.inf  # no row stops, so that all groups are of the full size
             runner = runner_for(
@@ -320,7 +320,8 @@ class _Parts:
                 graphs=graphs, sizes=[self._size],
             )  # fmt: skip
             calls.append(waited(runner))
-        return calls
+        alone = full_run(self._network, inputs, precision=precision, graphs=graphs)
+        return [*calls, waited(alone)]
 
     def regrouping(self) -> float:
         """Time taking half of the rows out of the first value."""
@@ -341,17 +342,17 @@ def separated(
 ) -> tuple[tuple[float, ...], float]:
     """Return what asking every exit adds, and what a call adds once; none is negative.
 
-    A turn has the seconds of the network alone, of calls that ask one of the exits each, and of a
-    call that asks them all. With m exits, the sum of the former less the latter is m - 1 times
-    what is there without any exit: the network, and what a call adds once. With one exit, all that
-    is added is the exit's.
+    A turn has the seconds of a call that asks all exits at ``places``, of calls that ask one each,
+    and of the network alone. The sum of the latter calls, less the former, is what is there without
+    exits, the network and what a call adds once, as many times as there are exits, less one. With
+    one exit the first call is left out, and all that is added is the exit's.
 
-    >>> separated([(100, 150, 154, 174)], [0, 1], [3, 7, 5])
+    >>> separated([(174, 150, 154, 100)], [0, 1], [3, 7, 5])
     ((20.0, 24.0, 5), 30.0)
     """
     *_, head = ramps
-    alone, *calls = zip(*turns, strict=True)
-    ones, together = calls[: len(places)], calls[-1]
+    *calls, alone = zip(*turns, strict=True)
+    ones, together = calls[-len(places) :], calls[0]
     rest = statistics.median(
         statistics.median(mine - its for mine, its in zip(one, alone, strict=True)) - ramps[k]
         for k, one in zip(places, ones, strict=True)
@@ -492,7 +493,7 @@ def extra_time(
 def timed_in_turns(
     works: Sequence[Callable[[], object]], device: torch.device
 ) -> list[tuple[float, ...]]:
-    """Return turns, each with the seconds of every work."""
+    """Return turns, each with the seconds of every work; the first is expected to take longest."""
     for work in works:  # the first call may compile or capture, which says nothing of the others
         _once(work, 1, device)
     repeats, timings = _effort(works[0], device)
