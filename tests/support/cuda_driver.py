@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import torch
 
+from ttamer.torch import driver as driver_module
+
 
 class Graph:
     """Nodes, each of which runs after those that it depends on."""
@@ -45,6 +47,7 @@ class CudaDriver:
         self.next = None  # the graph that runs when the present one is done
         self.ran = set()  # pairs: the address of a step's graphs, and the case
         self.launches = 0
+        self.copies = 0
 
     def CUgraph(self, captured):
         return captured
@@ -117,6 +120,14 @@ class CudaDriver:
         self.uploaded.add(int(graph))
         return (0,)
 
+    def cuLaunchKernel(self, kernel, *given):
+        *_, shared, stream, places, extra = given
+        assert (shared, stream, extra) == (0, 0, 0)
+        words = (ctypes.POINTER(ctypes.c_uint64) * 12).from_address(places)
+        kernel(self, *(word.contents.value for word in words))
+        self.copies += 1
+        return (0,)
+
     def cuGraphLaunch(self, graph, stream):
         assert stream == 0
         self.launches += 1
@@ -146,13 +157,25 @@ def fill(driver, target, value, element, width, height, pitch):  # noqa: ARG001
         ctypes.c_uint8.from_address(place).value = byte
 
 
-def put_in_place(monkeypatch, branching):
-    """Let branching graphs use a new stand-in, and return it."""
-    driver = CudaDriver()
-    monkeypatch.setattr(branching, "_driver", lambda: driver)
-    monkeypatch.setattr(branching, "_unused", [])
+def copy(driver, *arguments):  # noqa: ARG001
+    """Copy tensors in words of 16 bytes, as the kernel does."""
+    for source, target, words in zip(*[iter(arguments)] * 3, strict=True):
+        if words:
+            ctypes.memmove(target, source, 16 * words)
+
+
+KERNELS = {"follow": follow, "fill": fill, "copy": copy}
+"""What stands for the kernels."""
+
+
+def put_in_place(monkeypatch, *modules):
+    """Let modules use a new stand-in, and return it."""
+    found = CudaDriver()
+    monkeypatch.setattr(driver_module, "driver", lambda: found)
+    for module in modules:
+        monkeypatch.setattr(module, "driver", lambda: found)
+        monkeypatch.setattr(module, "kernels", lambda device: KERNELS)
+        monkeypatch.setattr(module, "current_stream", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(branching, "_kernels", lambda device: {"follow": follow, "fill": fill})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
-    return driver
+    return found

@@ -14,6 +14,7 @@ from support.cuda_driver import Graph, put_in_place
 from support.exit_networks import adding_network, by_session, evidence, fitted
 from ttamer.errors import ArgumentError
 from ttamer.torch import branching, capturing, graphs, profiling
+from ttamer.torch import driver as driver_module
 from ttamer.torch import runner as running
 from ttamer.torch.branching import NONE, Branch
 from ttamer.torch.decide_triton import TritonDecider
@@ -40,13 +41,17 @@ def replayed(monkeypatch):
         found = found if isinstance(value, tuple) else found[0]
 
         def again():
-            graphs._fill(found, graphs._through(segments, value))
+            for kept, part in zip(
+                tensors_of(found), tensors_of(graphs._through(segments, value)), strict=True
+            ):
+                kept.copy_(part)
 
         return graph_of(again), found
 
     monkeypatch.setattr(graphs, "capture", capture)
     monkeypatch.setattr(capturing, "capture", capture)
     monkeypatch.setattr(GraphRunner, "_computed", computed)
+    monkeypatch.setattr(branching, "_unused", [])
     return put_in_place(monkeypatch, branching)
 
 
@@ -168,7 +173,7 @@ def test_what_graphs_read_lives_as_long_as_the_runner(monkeypatch):
         return graph_of(int)  # as a graph, it does not keep what it was captured from
 
     monkeypatch.setattr(TritonDecider, "new_lists", remembered(TritonDecider.new_lists))
-    monkeypatch.setattr(graphs, "_like", remembered(graphs._like))
+    monkeypatch.setattr(graphs, "like", remembered(graphs.like))
     monkeypatch.setattr(graphs, "capture", forgotten)
     monkeypatch.setattr(
         GraphRunner, "_computed",
@@ -200,10 +205,10 @@ def test_graphs_are_destroyed_once_the_device_is_done_with_them(replayed, monkey
 def test_old_drivers_and_missing_bindings_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda", None)
     with pytest.raises(ArgumentError, match="pip install cuda-bindings, or use Runner"):
-        branching._driver.__wrapped__()
+        driver_module.driver.__wrapped__()
     old = SimpleNamespace(cuDriverGetVersion=lambda: (0, 11080))
-    monkeypatch.setattr(branching, "_driver", lambda: old)
-    with pytest.raises(ArgumentError, match=r"12\.0 or later, and this one is of 11\.8"):
+    monkeypatch.setattr(driver_module, "driver", lambda: old)
+    with pytest.raises(ArgumentError, match=r"12\.1 or later, and this one is of 11\.8"):
         branching.BranchingGraph(None, [], None, unit=1)
 
 
@@ -256,3 +261,13 @@ def test_values_of_several_tensors_are_regrouped_together(replayed):
     steps = [each.data_ptr() for each in reversed(runner._graphs[12]._kept[2:])]
     ran = {(steps.index(step), case) for step, case in replayed.ran if step in steps}
     assert any(cases[k][case].size < 12 for k, case in ran)  # some were regrouped
+
+
+def test_memory_is_released_only_where_little_is_free(monkeypatch):
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    for free, times in ((60, 0), (40, 1)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, 100))
+        capturing.release_memory()
+        assert len(emptied) == times

@@ -1,9 +1,9 @@
 """CUDA graphs that branch on the device: which graph runs next is read from its memory.
 
 The host launches once and does not wait. PyTorch captures graphs without branches; each is made
-ready for launches *from the device*. A small kernel at the end of a branch launches the next one,
-to run when its own is done: it reads the result of a decision and looks the case up in a table. The
-driver's conditional nodes could do the same, but take time also where nothing follows any more.
+ready for launches *from the device*. A small kernel at the end of a branch launches the next one:
+it reads the result of a decision and looks the case up in a table. The driver's conditional nodes
+could do the same, but take time also where nothing follows any more.
 """
 
 from __future__ import annotations
@@ -11,12 +11,20 @@ from __future__ import annotations
 import ctypes
 import weakref
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from ttamer.errors import ArgumentError
+from ttamer.torch.driver import (
+    MAX_BLOCKS,
+    THREADS,
+    check_version,
+    current_stream,
+    done,
+    driver,
+    kernels,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,46 +37,6 @@ NONE = -1
 """The case in which nothing follows."""
 FROM_DEVICE = 4
 """The driver's flag of graphs that are launched from the device."""
-MIN_DRIVER = 12000
-"""The first version of CUDA whose driver launches graphs from the device."""
-THREADS = 256
-"""The threads of a block that fills memory."""
-MAX_BLOCKS = 1024
-"""The most blocks that fill memory; each goes on where the others end."""
-
-KERNELS = b"""
-extern "C" __global__ void follow(
-    const long long *result, const int *cases, unsigned int unit, unsigned int width,
-    const unsigned long long *graphs)
-{
-    unsigned int found = *result;
-    int next = cases[(found / unit) * width + found % unit];
-    if (next >= 0)
-        asm volatile(
-            "{ .param .b64 graph; .param .b64 stream; .param .b32 error;"
-            " st.param.b64 [graph], %0; st.param.b64 [stream], %1;"
-            " call.uni (error), cudaGraphLaunch, (graph, stream); }"
-            :: "l"(graphs[next]), "l"(0x0100000000000000ull) : "memory");
-}
-
-extern "C" __global__ void fill(
-    unsigned char *target, unsigned int value, unsigned int element, unsigned long long width,
-    unsigned long long height, unsigned long long pitch)
-{
-    unsigned long long at = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
-    for (; at < width * height; at += gridDim.x * (unsigned long long)blockDim.x)
-        target[(at / width) * pitch + at % width] = value >> (8 * (at % width % element));
-}
-"""
-"""The kernels that launch the next graph, to run after this one (the stream that stands for that is
-a constant of CUDA), and that fill memory with elements of 1, 2 or 4 bytes."""
-SIZE_LINE = b".address_size 64"
-"""The line of an assembly after which functions are declared."""
-LAUNCH = (
-    b".extern .func (.param .b32 error) cudaGraphLaunch (.param .b64 graph, .param .b64 stream);"
-)
-"""The driver's function that launches a graph from the device."""
-
 
 _unused: list[Any] = []
 
@@ -102,8 +70,7 @@ class BranchingGraph:
     def __init__(
         self, first: Branch, steps: Sequence[Sequence[Branch]], result: Tensor, *, unit: int
     ) -> None:
-        _driver()
-        _check_version()
+        check_version()
         self._result, self._unit = result, unit
         self._kept: list[Any] = [first, steps]  # their memory is used by every launch
         self._ready_graphs: list[Any] = []
@@ -118,17 +85,16 @@ class BranchingGraph:
 
     def __call__(self) -> None:
         """Launch everything on the current stream."""
-        stream = torch.cuda.current_stream().cuda_stream
-        _done(_driver().cuGraphLaunch(self._first, stream))
+        done(driver().cuGraphLaunch(self._first, current_stream(self._result.device.index)))
 
     def _ready(self, branch: Branch, following: Tensor | None) -> Any:
         """Return a branch made ready for launches, with the kernel that launches the next one."""
-        cuda = _driver()
-        graph = _done(cuda.cuGraphCreate(0))
+        cuda = driver()
+        graph = done(cuda.cuGraphCreate(0))
         before: list[Any] = []
         for part in branch.graphs:
             child = cuda.CUgraph(part.raw_cuda_graph())
-            before = [_done(cuda.cuGraphAddChildGraphNode(graph, before, len(before), child))]
+            before = [done(cuda.cuGraphAddChildGraphNode(graph, before, len(before), child))]
         if following is not None:
             cases = cast("Tensor", branch.cases)
             words = (
@@ -138,10 +104,10 @@ class BranchingGraph:
                 (ctypes.c_uint32, cases.shape[1]),
                 (ctypes.c_void_p, following.data_ptr()),
             )
-            follow = _kernels(torch.cuda.current_device())["follow"]
+            follow = kernels(torch.cuda.current_device())["follow"]
             _kernel_node(graph, before, follow, words)
         try:
-            found = _done(cuda.cuGraphInstantiate(graph, FROM_DEVICE))
+            found = done(cuda.cuGraphInstantiate(graph, FROM_DEVICE))
         except RuntimeError as error:
             raise ArgumentError(
                 f"the network cannot be launched from the device ({error}): its graphs may hold "
@@ -150,7 +116,7 @@ class BranchingGraph:
         finally:
             cuda.cuGraphDestroy(graph)
         self._ready_graphs.append(found)
-        _done(cuda.cuGraphUpload(found, torch.cuda.current_stream().cuda_stream))
+        done(cuda.cuGraphUpload(found, current_stream(self._result.device.index)))
         return found
 
 
@@ -159,7 +125,7 @@ def destroy_unused() -> None:
     if _unused:
         torch.cuda.synchronize()
     while _unused:
-        _done(_driver().cuGraphExecDestroy(_unused.pop()))
+        done(driver().cuGraphExecDestroy(_unused.pop()))
 
 
 def replace_memsets(captured: torch.cuda.CUDAGraph) -> None:
@@ -168,13 +134,13 @@ def replace_memsets(captured: torch.cuda.CUDAGraph) -> None:
     Args:
         captured: A graph that was captured with ``keep_graph=True`` and is not instantiated.
     """
-    cuda = _driver()
+    cuda = driver()
     graph = cuda.CUgraph(captured.raw_cuda_graph())
-    count = _done(cuda.cuGraphGetNodes(graph))[1]
-    for node in _done(cuda.cuGraphGetNodes(graph, count))[0]:
-        if _done(cuda.cuGraphNodeGetType(node)) != cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET:
+    count = done(cuda.cuGraphGetNodes(graph))[1]
+    for node in done(cuda.cuGraphGetNodes(graph, count))[0]:
+        if done(cuda.cuGraphNodeGetType(node)) != cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET:
             continue
-        params = _done(cuda.cuGraphMemsetNodeGetParams(node))
+        params = done(cuda.cuGraphMemsetNodeGetParams(node))
         before = _neighbours("cuGraphNodeGetDependencies", node)
         after = _neighbours("cuGraphNodeGetDependentNodes", node)
         width = params.width * params.elementSize
@@ -188,15 +154,15 @@ def replace_memsets(captured: torch.cuda.CUDAGraph) -> None:
             (ctypes.c_uint64, params.pitch),
         )
         blocks = min(-(-width * height // THREADS), MAX_BLOCKS)
-        fill = _kernels(torch.cuda.current_device())["fill"]
+        fill = kernels(torch.cuda.current_device())["fill"]
         instead = _kernel_node(graph, before, fill, words, blocks=blocks, threads=THREADS)
         if after:
-            _done(
+            done(
                 _latest("cuGraphAddDependencies")(
                     graph, [instead] * len(after), after, None, len(after)
                 )
             )
-        _done(cuda.cuGraphDestroyNode(node))
+        done(cuda.cuGraphDestroyNode(node))
 
 
 def _kernel_node(
@@ -209,72 +175,23 @@ def _kernel_node(
     threads: int = 1,
 ) -> Any:
     """Add a kernel to a graph, with its arguments as pairs of type and value."""
-    cuda = _driver()
+    cuda = driver()
     params = cuda.CUDA_KERNEL_NODE_PARAMS()
     params.func = kernel
     params.gridDimX, params.gridDimY, params.gridDimZ = blocks, 1, 1
     params.blockDimX, params.blockDimY, params.blockDimZ = threads, 1, 1
     params.kernelParams = (tuple(value for _, value in words), tuple(kind for kind, _ in words))
-    return _done(cuda.cuGraphAddKernelNode(graph, before, len(before), params))
+    return done(cuda.cuGraphAddKernelNode(graph, before, len(before), params))
 
 
 def _neighbours(function: str, node: Any) -> list[Any]:
     """Return the nodes before or after a node."""
-    call = getattr(_driver(), function)
-    found = _done(call(node))
+    call = getattr(driver(), function)
+    found = done(call(node))
     count = found[-1]
-    return list(_done(call(node, count))[0]) if count else []
+    return list(done(call(node, count))[0]) if count else []
 
 
 def _latest(name: str) -> Any:
     """Return a function with edge data among its arguments: in CUDA 12 it has a suffix."""
-    return getattr(_driver(), f"{name}_v2", None) or getattr(_driver(), name)
-
-
-@cache
-def _driver() -> Any:
-    """Return the bindings of the driver."""
-    try:
-        from cuda.bindings import driver
-    except ImportError:
-        raise ArgumentError(
-            "CUDA graphs need NVIDIA's bindings, which come with PyTorch for CUDA from 2.11 on: "
-            "pip install cuda-bindings, or use Runner"
-        ) from None
-    return driver
-
-
-def _check_version() -> None:
-    """Refuse drivers that cannot launch graphs from the device."""
-    version = _done(_driver().cuDriverGetVersion())
-    if version < MIN_DRIVER:
-        raise ArgumentError(
-            f"CUDA graphs need a driver of CUDA 12.0 or later, and this one is of "
-            f"{version // 1000}.{version % 1000 // 10}: update it, or use Runner"
-        )
-
-
-@cache
-def _kernels(device: int) -> dict[str, Any]:
-    """Compile the kernels for a device."""
-    from cuda.bindings import nvrtc
-
-    major, minor = torch.cuda.get_device_capability(device)
-    program = _done(nvrtc.nvrtcCreateProgram(KERNELS, b"branching.cu", 0, [], []))
-    options = [f"--gpu-architecture=compute_{major}{minor}".encode()]
-    _done(nvrtc.nvrtcCompileProgram(program, len(options), options))
-    code = b" " * _done(nvrtc.nvrtcGetPTXSize(program))
-    _done(nvrtc.nvrtcGetPTX(program, code))
-    cuda = _driver()
-    module = _done(cuda.cuModuleLoadData(code.replace(SIZE_LINE, SIZE_LINE + b"\n" + LAUNCH)))
-    return {
-        name: _done(cuda.cuModuleGetFunction(module, name.encode())) for name in ("follow", "fill")
-    }
-
-
-def _done(found: tuple[Any, ...]) -> Any:
-    """Return what a call of the driver returned, or raise its error."""
-    error, *values = found
-    if int(error):
-        raise RuntimeError(f"CUDA: {error.name}")
-    return values[0] if len(values) == 1 else values
+    return getattr(driver(), f"{name}_v2", None) or getattr(driver(), name)

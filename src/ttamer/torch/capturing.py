@@ -19,6 +19,8 @@ __all__ = ["capture", "captured", "release_memory"]
 
 WARM_UPS = 2
 """How often work runs before it is captured."""
+MIN_FREE = 0.5
+"""The share of a device's memory below which that of graphs that are gone is released."""
 
 
 def capture(
@@ -60,7 +62,15 @@ def captured(
 
 
 def release_memory() -> None:
-    """Release the memory of graphs that are gone, which an allocation in a capture cannot do."""
+    """Release the memory of graphs that are gone, which an allocation in a capture cannot do.
+
+    Python's part of that takes time, and is left out while much of the device's memory is free.
+    """
+    destroy_unused()
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        if free > MIN_FREE * total:
+            return
     gc.collect()
     destroy_unused()
     torch.cuda.empty_cache()

@@ -30,6 +30,7 @@ from ttamer.torch.devices import (
     tensors_of,
     to_device,
 )
+from ttamer.torch.input_memory import InputMemory, like
 from ttamer.torch.runner import Answers, Runner, group_sizes
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class GraphRunner(Runner):
 
     Raises:
         ArgumentError: There is no GPU, Triton is not installed, or the driver is older than
-            CUDA 12.0.
+            CUDA 12.1.
 
     Example::
 
@@ -110,7 +111,7 @@ class GraphRunner(Runner):
             value = to_device(example, self._device)
             logits = network.full(value)
             self._carry = self._decider.start(batch, logits.shape[1], logits.dtype)
-        self._inputs = {size: _like(value, size) for size in self._sizes}
+        self._inputs = {size: InputMemory(value, size) for size in self._sizes}
         self._rows = {size: torch.arange(size, device=self._device) for size in self._sizes}
         self._counts = {size: size for size in self._sizes}
         self._graphs: dict[int, Callable[[], None]] = {}
@@ -178,11 +179,9 @@ class GraphRunner(Runner):
             The answers, in the order of the inputs; the next call overwrites them.
 
         Raises:
-            ArgumentError: The batch is empty, or larger than the example.
+            ArgumentError: The batch is empty, larger than the example, or has other shapes.
         """
-        return self._run(to_device(inputs, self._device, self.network.input_names))
-
-    def _run(self, value: Any) -> Answers:
+        value = by_position(inputs, self.network.input_names)
         count = rows_of(value)
         if not 0 < count <= self.batch:
             raise ArgumentError(
@@ -192,7 +191,7 @@ class GraphRunner(Runner):
         if size not in self._graphs:
             with autocast(self._device, self.precision, cached=False):
                 self._graphs[size] = self._built(size)
-        _fill(self._inputs[size], value)
+        self._inputs[size].fill(value)
         if self._counts[size] != count:
             rows = self._rows[size]
             torch.arange(size, out=rows)
@@ -216,14 +215,14 @@ class GraphRunner(Runner):
         release_memory()
         decider = cast("TritonDecider", self._decider)
         cases, tables = self._planned(size)
-        value, rows, start = self._inputs[size], self._rows[size], START
+        value, rows, start = self._inputs[size].value, self._rows[size], START
         steps = []
         for k, end in enumerate(self._reached):
             segments = list(self.network.segments)[start + 1 : end + 1]
             lists = decider.new_lists(size)
             # A single row is not regrouped: the next step reads the same row.
             grouped = size > 1 and k + 1 < len(self._reached)
-            kept = _like(_through(segments, value), size) if grouped else None
+            kept = like(_through(segments, value), size) if grouped else None
             self._buffers.append((kept, lists))
             computed: dict[int, tuple[Any, Any]] = {}
             branches = []
@@ -320,10 +319,10 @@ def full_graph(
     """Return the network without ramps as a graph, for batches like the example."""
     device = device_of(network)
     out: dict[str, Tensor] = {}
-    kept = _like(to_device(example, device), rows_of(example))
+    memory = InputMemory(to_device(example, device), rows_of(example))
 
     def work() -> None:
-        out["logits"] = network.full(kept)
+        out["logits"] = network.full(memory.value)
 
     release_memory()
     with torch.inference_mode(), autocast(device, precision, cached=False):
@@ -331,7 +330,7 @@ def full_graph(
 
     @torch.inference_mode()
     def run(value: Inputs) -> Tensor:
-        _fill(kept, to_device(value, device, network.input_names))
+        memory.fill(by_position(value, network.input_names))
         replay()
         return out["logits"]
 
@@ -349,24 +348,3 @@ def _first(value: Any, size: int) -> Any:
     """Return the first rows of a value."""
     parts = tuple(tensor[:size] for tensor in tensors_of(value))
     return parts[0] if isinstance(value, torch.Tensor) else parts
-
-
-def _like(value: Any, size: int) -> Any:
-    """Return a buffer for ``size`` rows of a value, in its memory format."""
-
-    def buffer(tensor: Tensor) -> Tensor:
-        shape = (size, *tensor.shape[1:])
-        kept = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
-        if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
-            kept = kept.to(memory_format=torch.channels_last)
-        return kept
-
-    parts = tuple(buffer(tensor) for tensor in tensors_of(value))
-    return parts[0] if isinstance(value, torch.Tensor) else parts
-
-
-def _fill(target: Any, value: Any) -> None:
-    """Copy a value into the first rows of a buffer."""
-    for kept, tensor in zip(tensors_of(target), tensors_of(value), strict=True):
-        rows = tensor.shape[0]  # len() of a tensor takes longer
-        (kept if kept.shape[0] == rows else kept[:rows]).copy_(tensor)
