@@ -157,7 +157,7 @@ def test_costs_that_differ_by_rounding_alone_are_one_cost_and_others_are_not():
     assert near.probabilities == pytest.approx([0.5, 0.25, 0.25])
 
 
-def test_a_future_of_more_costs_than_anybody_could_read_is_refused(monkeypatch):
+def test_a_future_of_too_many_costs_is_refused(monkeypatch):
     monkeypatch.setattr("ttamer.policy.future.MAX_COSTS", 1)
     branches = tt.Problem.forest(  # the second node is asked in one state of the first
         [[0.5, 0.6], [0.1, 0.7], [0.2]],
@@ -176,3 +176,16 @@ def test_policies_out_of_order_are_refused():
     high, low = tt.solve(line, 0.9), tt.solve(line, 0.1)
     with pytest.raises(tt.ArgumentError, match="increasing order"):
         tt.Ladder((high, low))
+
+
+def test_the_future_keeps_costs_far_below_the_largest():
+    branches = tt.Problem.forest(
+        [[0.0, 0.5]] * 3,
+        [1e-13, 3e-13, 1.0],
+        [[0.5, 0.5], [0.5, 0.5], [[0.5, 0.5], [0.5, 0.5]]],
+        [None, None, 1],
+    )
+    policy = tt.solve(branches, 0.6)
+    future = policy.future()
+    assert future.costs == pytest.approx([1e-13, 4e-13, 4e-13], rel=1e-9, abs=0)
+    assert future.mean_cost == pytest.approx(policy.expected_cost, rel=1e-9, abs=0)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.policy.future import CostQuantizer, Expected, Future
+from ttamer.policy.future import Expected, Future, check_costs, cost_key
 from ttamer.problem.tradeoff import weigh_losses
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def expected_forest(
     return Expected(loss, cost), np.array(asked)
 
 
-Atoms = dict[tuple[float, int], float]
+Atoms = dict[tuple[float, float], float]
 """Chances by (least loss found, key of the cost paid)."""
 
 
@@ -177,8 +177,7 @@ def forest_future(
 
     ``best`` is the best loss so far, weighed; it need not be on the grid.
     """
-    quantizer = CostQuantizer(problem)
-    paid: dict[int, float] = {0: 0.0}
+    paid: dict[float, float] = {0.0: 0.0}
     levels = Levels.of(problem, tradeoff, sigma)
     weighed = weigh_losses(problem.grid.values, tradeoff)
     values = np.concatenate([weighed, *sigma])
@@ -191,11 +190,11 @@ def forest_future(
         for (loss_a, cost_a), p in one.items():
             for (loss_b, cost_b), q in two.items():
                 total = paid[cost_a] + paid[cost_b]
-                key = quantizer.key(total)
+                key = cost_key(total)
                 paid.setdefault(key, total)
                 atom = (min(loss_a, loss_b), key)
                 joined[atom] = joined.get(atom, 0.0) + p * q
-        quantizer.check({cost for _, cost in joined})
+        check_costs({cost for _, cost in joined})
         return joined
 
     def add(into: Atoms, atoms: Atoms, weight: float = 1.0) -> None:
@@ -218,7 +217,7 @@ def forest_future(
     @cache
     def below(parent: int, state: int) -> tuple[list[Atoms], list[Atoms]]:
         outcome: tuple[list[Atoms], list[Atoms]] = (
-            [{(np.inf, 0): 1.0} for _ in range(end + 1)],
+            [{(np.inf, 0.0): 1.0} for _ in range(end + 1)],
             [{} for _ in range(end + 1)],
         )
         for edge in problem.outgoing[parent]:
@@ -234,7 +233,7 @@ def forest_future(
             if chance == 0 or index > end:
                 continue
             cost = edge.cost_at(state, own)
-            key = quantizer.key(cost)
+            key = cost_key(cost)
             paid.setdefault(key, cost)
             loss = {(float(problem.nodes[root].losses[own]), key): 1.0}
             level = int(levels.losses[root][own])
@@ -246,11 +245,11 @@ def forest_future(
                 if m >= index:
                     add(opened[m], o, chance)
                 add(settled[max(m, index)], s, chance)
-        opened[:index] = [{(np.inf, 0): 1.0} for _ in opened[:index]]
+        opened[:index] = [{(np.inf, 0.0): 1.0} for _ in opened[:index]]
         return opened, settled
 
     opened, settled = below(place, state)
-    whole = dict(opened[end]) if end >= 0 else {(np.inf, 0): 1.0}
+    whole = dict(opened[end]) if end >= 0 else {(np.inf, 0.0): 1.0}
     for part in settled:
         add(whole, part)
     return Future.of({(loss, paid[key]): p for (loss, key), p in whole.items()})

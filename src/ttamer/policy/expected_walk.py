@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.policy.future import CostQuantizer, Expected, Future
+from ttamer.policy.future import Expected, Future, check_costs, cost_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,15 +84,15 @@ def walk_future(
     *still to be seen* (one per loss on the grid, also without recall): the caller has put in the
     best loss so far. With recall the future loss is the least one; without, that of the last node.
     """
-    grid, quantizer = problem.grid, CostQuantizer(problem)
+    grid = problem.grid
     # At each place, by the key of the cost paid: (cost, mass over states and future losses).
-    paths: list[dict[int, tuple[float, NDArray[np.float64]]]] = [{} for _ in choice]
+    paths: list[dict[float, tuple[float, NDArray[np.float64]]]] = [{} for _ in choice]
     ahead = np.zeros(choice[place].shape)
     ahead[state, -1] = 1.0  # nothing seen yet: the future loss is infinite
-    paths[place][0] = (0.0, ahead)
+    paths[place][0.0] = (0.0, ahead)
     atoms: dict[tuple[float, float], float] = {}
     for here in (START, *problem.order):
-        quantizer.check(paths[here])
+        check_costs(paths[here])
         table = choice[here]
         for cost, mass in paths[here].values():
             stopped = np.where(table == STOP, mass, 0.0).sum(axis=0)
@@ -107,7 +107,7 @@ def walk_future(
                 for price, rows in _rows_by_cost(problem.edges[edge]):
                     moved = _fold(rows.T @ leaving, grid.positions[target], least=recall)
                     paid = cost + price
-                    key = quantizer.key(paid)
+                    key = cost_key(paid)
                     paid, before = paths[target].get(key, (paid, np.zeros(())))
                     paths[target][key] = (paid, before + moved)
     return Future.of(atoms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,13 +11,11 @@ import numpy as np
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sized
 
     from numpy.typing import NDArray
 
-    from ttamer.problem.problem import Problem
-
-__all__ = ["CostQuantizer", "Expected", "Future"]
+__all__ = ["Expected", "Future", "check_costs", "cost_key"]
 
 MAX_COSTS = 50_000
 """The most distinct sums of costs that an exact law of the future may have."""
@@ -78,21 +77,20 @@ class Future:
         return float(self.probabilities @ np.minimum(self.losses, fallback))
 
 
-class CostQuantizer:
-    """Integer keys for sums of costs: sums that differ by rounding alone get the same key."""
+def cost_key(cost: float) -> float:
+    """Return a sum of costs rounded to 40 bits: sums that differ by rounding alone get one key.
 
-    def __init__(self, problem: Problem) -> None:
-        self._unit = max(sum(float(np.max(edge.cost)) for edge in problem.edges), 1e-300) * 1e-12
+    >>> cost_key(0.1 + 0.2) == cost_key(0.3), cost_key(3e-15) == cost_key(4e-15)
+    (True, False)
+    """
+    mantissa, exponent = math.frexp(cost)
+    return math.ldexp(round(mantissa * 2**40), exponent - 40)
 
-    def key(self, cost: float) -> int:
-        """Return the key of a sum."""
-        return round(cost / self._unit)
 
-    @staticmethod
-    def check(costs: Iterable[object]) -> None:
-        """Refuse laws with more distinct costs than can be tabulated."""
-        if sum(1 for _ in costs) > MAX_COSTS:
-            raise ArgumentError(
-                f"the future cost takes more than {MAX_COSTS} distinct values; round the costs "
-                "of the problem to a common unit, or sample with ttamer.simulate(policy, inputs)"
-            )
+def check_costs(costs: Sized) -> None:
+    """Refuse laws with more distinct costs than can be tabulated."""
+    if len(costs) > MAX_COSTS:
+        raise ArgumentError(
+            f"the future cost takes more than {MAX_COSTS} distinct values; round the costs "
+            "of the problem to a common unit, or sample with ttamer.simulate(policy, inputs)"
+        )
