@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._arguments import require_path
 from ttamer._files import atomic_write
 from ttamer._version import __version__
 from ttamer.errors import ArtefactDamaged, ArtefactError, ArtefactTooNew
@@ -102,6 +103,7 @@ class Place:
 
 def read(path: str | os.PathLike[str]) -> Contents:
     """Read a file and check all that does not depend on what the arrays mean."""
+    require_path(path, "opening a policy")
     try:
         if not stat.S_ISREG(_status(path).st_mode):  # opening a pipe would wait for ever
             raise ArtefactError("is not a regular file: give the path of a .ttamer file")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._arguments import require_path
 from ttamer._version import __version__
 from ttamer.artefact.beliefs import describe_belief, restore_belief
 from ttamer.artefact.container import DTYPES, VERSION, pack, read, write
@@ -105,6 +106,7 @@ def save(
     WalkPolicy(1 nodes, tradeoff=0.5, value=0.175)
     """
     header, arrays = _describe(policy, dict(notes or {}))
+    require_path(path, "save")
     try:
         _checked(header, arrays)
         parts = pack(header, arrays)

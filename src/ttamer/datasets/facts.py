@@ -13,6 +13,7 @@ models has a file for each part.
 from __future__ import annotations
 
 import json
+import reprlib
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,10 @@ def names() -> tuple[str, ...]:
 
 def is_network(name: str) -> bool:
     """Whether a trace is of the exits of one network; refuses a name that is none."""
-    if name not in names():
-        raise ArgumentError(f"there is no trace {name!r}; the traces are {', '.join(names())}")
+    if not isinstance(name, str) or name not in names():
+        raise ArgumentError(
+            f"there is no trace {reprlib.repr(name)}; the traces are {', '.join(names())}"
+        )
     return name not in _SEPARATE_MODELS
 
 

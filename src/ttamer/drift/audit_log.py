@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
+from ttamer._arguments import require_path
 from ttamer._files import PART_SUFFIX, atomic_write
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitted.belief import BOOKKEEPING
@@ -362,6 +363,7 @@ def segments(folder: str | os.PathLike[str]) -> list[Segment]:
     Returns:
         The segments, from their names alone.
     """
+    require_path(folder, "segments", "give the folder of a log")
     found = [
         Segment(path, *(int(part) for part in name.groups()))
         for path in Path(folder).iterdir()
@@ -400,6 +402,7 @@ def read_log(
     Raises:
         TraceError: Where there is no log, or no row in a complete segment.
     """
+    require_path(folder, "read_log", "give the folder of a log")
     for _ in range(MAX_READS):
         try:
             return _read(Path(folder), last, labelled=labelled)

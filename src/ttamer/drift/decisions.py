@@ -15,6 +15,7 @@ from ttamer.errors import ArgumentError
 from ttamer.fitted.ladder import FittedPolicy
 from ttamer.fitted.mixture import Mixture
 from ttamer.fitted.replay import paid
+from ttamer.trace.checks import require_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,6 +92,7 @@ def decide(rule: Rule, trace: Trace, keys: Sequence[str | int] | None = None) ->
     Raises:
         ArgumentError: If answers have losses and the cascade has no largest loss.
     """
+    require_trace(trace, "decide")
     unit = _unit_of(trace)
     lost = trace.wrong() if unit is None else trace.losses() / unit
     rows = np.arange(len(trace))

@@ -21,6 +21,7 @@ from ttamer.drift.sampling import AuditSampler
 from ttamer.errors import ArgumentError
 from ttamer.fitted.replay import paid
 from ttamer.fitting.plans import fit
+from ttamer.trace.checks import require_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -223,6 +224,7 @@ def replay_stream(
     Raises:
         ArgumentError: Where the stream has no rows.
     """
+    require_trace(stream, "replay_stream")
     if not len(stream):
         raise ArgumentError("the stream has no rows")
     count = len(stream)

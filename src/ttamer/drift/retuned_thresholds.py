@@ -20,6 +20,7 @@ from ttamer.baselines.threshold import Confidence
 from ttamer.drift.audit_log import joined
 from ttamer.errors import ArgumentError
 from ttamer.fitted.replay import paid
+from ttamer.trace.checks import require_trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,6 +104,7 @@ def tune_thresholds(window: Trace, bound: Bound) -> StopRule:
     Raises:
         ArgumentError: Where confidences are not between 0 and 1.
     """
+    require_trace(window, "tune_thresholds")
     if not 0 <= window.confidence.min() <= window.confidence.max() <= 1:
         raise ArgumentError(
             "thresholds are tuned on confidences from 0 to 1; these run from "

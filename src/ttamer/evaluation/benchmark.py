@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._arguments import require_path
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.evaluation.bootstrap import RowBootstrap, interval
 from ttamer.evaluation.families import uses_labels
 from ttamer.evaluation.frontiers import frontier
 from ttamer.fitted.replay import paid
 from ttamer.stats.envelope import area_under
+from ttamer.trace.checks import require_trace
 from ttamer.trace.files import SUFFIXES, beside
 from ttamer.trace.trace import Trace
 
@@ -124,6 +126,7 @@ def bench(
 
 def find_traces(folder: str | os.PathLike[str]) -> list[tuple[Path, Path]]:
     """Return the traces of a folder, each with its cascade file."""
+    require_path(folder, "bench", "give a folder of traces")
     place = Path(folder)
     if not place.is_dir():
         raise ArgumentError(f"{place} is not a folder: give one that holds traces")
@@ -171,6 +174,7 @@ def bench_trace(
     >>> [each.rival for each in result.comparisons]
     ['always-best']
     """
+    require_trace(trace, "bench_trace")
     trace = trace.with_verification()
     order = np.random.default_rng(0).permutation(len(trace))
     half = len(trace) // 2

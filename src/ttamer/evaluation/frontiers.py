@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ttamer._arguments import require_kind
 from ttamer._display.drawing import draw_curves
 from ttamer._display.notebook import card
 from ttamer._display.progress import shown
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ttamer.fitted.replay import Played
     from ttamer.trace.trace import Measure, Trace
 
-__all__ = ["Frontier", "Point", "Reference", "frontier"]
+__all__ = ["Frontier", "Point", "Reference", "frontier", "require_frontier"]
 
 MORE_ERROR = (0.0, 0.005, 0.01, 0.02, 0.05)
 """The increases over the reference's error at which costs are compared."""
@@ -313,6 +314,12 @@ class Frontier:
             "error_at_reference_cost": self.error_at(family, self.reference.cost),
             "area": self.area(family),
         }
+
+
+def require_frontier(found: object, what: str) -> None:
+    """Refuse anything but a frontier."""
+    remedy = "make one with ttamer.frontier(fit_trace, test_trace)"
+    require_kind(found, Frontier, f"{what} needs a Frontier", remedy)
 
 
 def frontier(

@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._arguments import require_kind
 from ttamer._display.notebook import card
 from ttamer._numbers import number, percent
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.bootstrap import Interval, draw_counts, interval
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.fitted.mixture import Mixture, shown_error
-from ttamer.fitted.replay import full_cost, latency_of, paid
+from ttamer.fitted.replay import Played, full_cost, latency_of, paid
 from ttamer.trace.checks import require_trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.fitted.replay import Played, Rule
+    from ttamer.fitted.replay import Rule
     from ttamer.trace.spec import Target
     from ttamer.trace.trace import Losses, Measure, Trace
 
@@ -126,8 +127,8 @@ def evaluate(
         Error and cost with intervals, and the share of rows that each node was asked on.
 
     Raises:
-        ArgumentError: If the trace has no rows, the rule is a ladder of many policies, or
-            ``resamples`` is negative.
+        ArgumentError: If the trace has no rows, the rule is no rule or a ladder of many policies,
+            or ``resamples`` is negative.
         TraceError: If the trace lacks what the target needs.
 
     >>> from ttamer import datasets, fit
@@ -143,6 +144,11 @@ def evaluate(
         raise ArgumentError(
             "a ladder holds many policies: evaluate one of them, such as ladder.default() or "
             "ladder.at(tradeoff)"
+        )
+    if not hasattr(rule, "play"):
+        raise ArgumentError(
+            f"an evaluation replays a fitted policy, not {type(rule).__name__}: give one of "
+            "ttamer.fit(trace) or ttamer.load(path), such as ladder.default()"
         )
     trace = trace.with_verification()
     policy = rule.cheap if isinstance(rule, Mixture) else rule
@@ -180,6 +186,8 @@ def measure(
     >>> measure(ladder.at(0.9).play(test), test, resamples=0).rows
     14694
     """
+    require_trace(trace, "measure")
+    require_kind(played, Played, "measure needs a replay", "call policy.play(trace)")
     rows = np.arange(len(trace))
     losses = trace.losses(target)
     mine = losses[rows, played.answer]

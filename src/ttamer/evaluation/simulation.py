@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer._arguments import require_kind
 from ttamer.errors import ArgumentError
+from ttamer.policy.base import Policy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ttamer.policy.base import Policy
 
 __all__ = ["Simulation", "simulate"]
 
@@ -61,6 +62,8 @@ def simulate(policy: Policy, inputs: int, *, seed: int) -> Simulation:
     >>> simulate(policy, 4, seed=0).loss.tolist()
     [1.0, 0.0, 0.0, 0.0]
     """
+    remedy = "solve a problem with ttamer.solve, or load a policy with ttamer.load(path)"
+    require_kind(policy, Policy, "simulate needs a Policy", remedy)
     if inputs < 1:
         raise ArgumentError(f"simulate needs at least one input, not {inputs!r}")
     problem, generator = policy.problem, np.random.default_rng(seed)

@@ -133,6 +133,11 @@ def fit_batches(
     >>> fit_batches(lambda: parts, states=4).fitted.rows
     400
     """
+    if not callable(batches):
+        raise ArgumentError(
+            f"fit_batches takes a function that returns traces, not {type(batches).__name__}: "
+            "write lambda: traces, or call fit(trace)"
+        )
     chosen = streamed(options)
 
     def parts() -> Iterable[Trace]:

@@ -16,11 +16,13 @@ On a line the two are the same.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ttamer._arguments import require_kind
 from ttamer.errors import ArgumentError, ProblemError
 from ttamer.problem.validation import (
     check_edges,
@@ -34,11 +36,11 @@ from ttamer.problem.validation import (
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Edge", "LossGrid", "Moves", "Node", "Problem"]
+__all__ = ["Edge", "LossGrid", "Moves", "Node", "Problem", "require_problem"]
 
 Moves = Literal["precedence", "walk"]
 
@@ -463,7 +465,9 @@ class Problem:
         >>> Problem.multi_line([line, line]).names
         ('1.m1', '1.m2', '2.m1', '2.m2')
         """
+        require_kind(lines, Iterable, "multi_line takes a list of problems", "write [one, two]")
         for position, line in enumerate(lines):
+            require_problem(line, "multi_line")
             if not line.is_line:
                 raise ProblemError(
                     f"multi_line: item {position} is not a line; use Problem.forest for trees"
@@ -612,6 +616,7 @@ class Problem:
         >>> Problem.skip_of(Problem.line([0.0, 1.0], [0.1] * 2, [[0.5, 0.5], [[0.5, 0.5]] * 2]))
         Problem(walk, 2 nodes, 3 edges)
         """
+        require_problem(line, "skip_of")
         if not line.is_line:
             raise ProblemError("skip_of: the problem is not a line")
         if not line.has_fixed_costs:
@@ -781,3 +786,14 @@ def _edge(
 ) -> Edge:
     name = None if source is None else nodes[source].name
     return Edge(name, nodes[target].name, cost=cost, probabilities=rows)
+
+
+def require_problem(problem: object, what: str) -> None:
+    """Refuse anything but a problem; a path is named with what to call.
+
+    >>> require_problem("problem.json", "solve")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ttamer.errors.ArgumentError: solve needs a Problem, not str: read a file with Problem.from_...
+    """
+    remedy = "read a file with Problem.from_file(path), or build one, as with Problem.line(...)"
+    require_kind(problem, Problem, f"{what} needs a Problem", remedy)

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._arguments import require_path
 from ttamer._numbers import is_number
 from ttamer.errors import ProblemError
 
@@ -230,6 +231,7 @@ def topological_order(
 
 def read_json(path: str | os.PathLike[str]) -> Any:
     """Read a JSON file, or say in one line why it is none."""
+    require_path(path, "Problem.from_file", "build a problem from values with Problem.from_dict")
     try:
         return json.loads(Path(path).read_text("utf-8"), object_pairs_hook=_without_repeats)
     except OSError as error:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer.evaluation.frontiers import require_frontier
 from ttamer.fitted.mixture import shown_error
 from ttamer.reporting.style import (
     BACKGROUND,
@@ -86,6 +87,7 @@ def draw_frontier(
     >>> len(draw_frontier(found).axes)
     1
     """
+    require_frontier(frontier, "draw_frontier")
     with style():
         figure = new_figure(4.6, 4.2) if narrow else new_figure(8.4, 4.9)
         axes = figure.subplots()

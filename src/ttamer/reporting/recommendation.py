@@ -17,9 +17,11 @@ import numpy as np
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.bootstrap import Resampled
 from ttamer.evaluation.families import SUMMARIES, uses_labels
+from ttamer.evaluation.frontiers import require_frontier
 from ttamer.fitted.mixture import shown_error
 from ttamer.reporting.style import less, number, points
 from ttamer.stats.envelope import lower_envelope
+from ttamer.trace.checks import require_trace
 
 if TYPE_CHECKING:
     from ttamer.evaluation.bootstrap import Interval
@@ -149,6 +151,8 @@ def recommend(
     >>> recommend(found, test_rows).against
     'lingua alone'
     """
+    require_frontier(frontier, "recommend")
+    require_trace(test_trace, "recommend")
     test_trace = test_trace.with_verification()
     if family not in frontier.families:
         raise ArgumentError(

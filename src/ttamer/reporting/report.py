@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._arguments import require_path
 from ttamer._display.progress import shown
 from ttamer._version import __version__
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.families import SUMMARIES, uses_labels
+from ttamer.evaluation.frontiers import require_frontier
 from ttamer.fitted.mixture import shown_error
 from ttamer.policy.index import IndexPolicy
 from ttamer.reporting.frontier_figure import draw_frontier, family_colours, point_name
@@ -35,6 +37,7 @@ from ttamer.reporting.recommendation import (
 )
 from ttamer.reporting.style import drawn, less, number, percent, svg_of
 from ttamer.stats.envelope import lower_envelope
+from ttamer.trace.checks import require_trace
 
 if TYPE_CHECKING:
     import os
@@ -91,6 +94,8 @@ def report(
     from ttamer.evaluation.frontiers import frontier
     from ttamer.fitting.plans import fit
 
+    require_trace(test_trace, "a report")  # before the fit, which takes long
+    require_path(path, "report")
     names = None if families is None else list(dict.fromkeys(["ttamer", *families]))
     with shown(progress) as hook:
         ladder = fit(fit_trace, progress=hook)
@@ -138,6 +143,9 @@ def write_report(
     >>> paths[0].name, paths[1].name
     ('report.html', 'frontier.png')
     """
+    require_frontier(frontier, "write_report")
+    require_trace(test_trace, "write_report")
+    require_path(path, "write_report")
     test_trace = test_trace.with_verification()
     if len(test_trace) != frontier.test_rows:
         raise ArgumentError(

@@ -6,13 +6,14 @@ import inspect
 import itertools
 import statistics
 import time
-from collections.abc import Sized
+from collections.abc import Iterable, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ttamer._arguments import require_kind
 from ttamer._display.progress import shown
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.calling import Batched, EventLoop, result_of
@@ -23,7 +24,7 @@ from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target
 from ttamer.trace.trace import EXTRA_FIELDS, OnBad, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -77,6 +78,9 @@ def collect(
     >>> trace.wrong().tolist()
     [[True, False], [False, False]]
     """
+    if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable):
+        remedy = "read a file into a list first"
+        require_kind(inputs, (list, tuple), "collect takes a list of inputs", remedy)
     work = Collection.of(
         nodes,
         labelled=labels is not None,
@@ -147,6 +151,8 @@ class Collection:
         on_error: OnBad = "refuse",
     ) -> Collection:
         """Check the options of :func:`collect`; with costs given, each call is made once."""
+        remedy = 'name each callable: {"small": ask_small, "large": ask_large}'
+        require_kind(nodes, Mapping, "nodes must be a mapping from names to callables", remedy)
         if repeat < 1 or warmup < 0:
             raise ArgumentError(
                 f"repeat is {repeat} and warmup {warmup}; at least 1 and 0 are needed"

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from ttamer._arguments import require_path
 from ttamer._files import atomic_write, lines_of
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.comparison import joined_aliases
@@ -124,6 +125,7 @@ def read_prompts(
         raise ArgumentError(
             f"endpoint is {endpoint!r}; it must be one of {', '.join(get_args(Endpoint))}"
         )
+    require_path(path, "read_prompts")
     file = Path(path)
     try:
         text = file.read_text("utf-8-sig")  # spreadsheets put a mark before the first letter

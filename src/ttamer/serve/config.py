@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
+from ttamer._arguments import require_kind
 from ttamer._numbers import is_number
 from ttamer.drift.audit_log import Retention
 from ttamer.drift.settings import MIN_REFIT_ROWS, LoopSettings
@@ -890,6 +891,8 @@ def settings_from(spec: CascadeSpec) -> Settings:
     >>> settings.serve.compare.kind, settings.nodes["small"].upstream
     ('choice', 'http://127.0.0.1:8081/v1')
     """
+    remedy = "read a file with read_settings(path)"
+    require_kind(spec, CascadeSpec, "settings_from needs a CascadeSpec", remedy)
     serve = _serve_settings(spec)
     nodes = {}
     for position, node in enumerate(spec.nodes, start=1):

@@ -16,6 +16,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ttamer._arguments import require_path
 from ttamer._files import lines_of
 from ttamer.errors import CascadeError, TraceError
 from ttamer.runtime.comparison import Comparer, Comparison, joined_aliases
@@ -68,6 +69,7 @@ def import_answers(
     >>> trace.wrong().tolist()
     [[False, True], [False, False]]
     """
+    require_path(path, "import_answers")
     spec = cascade if isinstance(cascade, CascadeSpec) else CascadeSpec.from_file(cascade)
     rule = comparison_of(spec)
     if rule.kind == "embedding":

@@ -8,6 +8,7 @@ import numpy as np
 
 from ttamer.errors import ProblemError
 from ttamer.policy.base import Ladder
+from ttamer.problem.problem import require_problem
 from ttamer.problem.tradeoff import check_tradeoff, check_tradeoffs
 from ttamer.problem.unseen import with_leaves
 from ttamer.solvers.blas import one_thread
@@ -69,6 +70,7 @@ def solve(problem: Problem, tradeoff: float, *, recall: bool = True) -> Policy:
     >>> round(policy.asked["large"], 9)
     0.4
     """
+    require_problem(problem, "solve")
     return _solve(problem, np.array([check_tradeoff(tradeoff)]), recall=recall)[0]
 
 
@@ -92,6 +94,7 @@ def solve_ladder(problem: Problem, tradeoffs: Iterable[float], *, recall: bool =
     >>> [policy.value for policy in ladder]
     [0.1, 0.175, 0.25]
     """
+    require_problem(problem, "solve_ladder")
     return Ladder(tuple(_solve(problem, check_tradeoffs(tradeoffs), recall=recall)))
 
 

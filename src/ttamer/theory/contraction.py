@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ttamer.errors import ArgumentError, ProblemError
 from ttamer.policy.drawing import Arrow, Box, draw_graph
+from ttamer.problem.problem import require_problem
 from ttamer.solvers import solve
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def contract(problem: Problem, tradeoff: float) -> list[Contraction]:
     >>> [(step.node, step.members) for step in contract(line, 0.5)]
     [('m2', ('m2',)), ('m1', ('m1', 'm2'))]
     """
+    require_problem(problem, "contract")
     if tradeoff == 0:
         raise ArgumentError("contract needs a tradeoff above 0: at 0 no loss counts")
     if not problem.is_forest:
@@ -104,6 +106,7 @@ def draw_contraction(problem: Problem, steps: list[Contraction]) -> str:
     >>> draw_contraction(line, contract(line, 0.5)).startswith("<svg")
     True
     """
+    require_problem(problem, "draw_contraction")
     boxes: list[Box] = []
     arrows: list[Arrow] = []
     standing: dict[str, tuple[str, ...]] = {name: (name,) for name in problem.names}

@@ -23,6 +23,7 @@ import numpy as np
 from ttamer.errors import ProblemError
 from ttamer.policy.expected_walk import START
 from ttamer.policy.surrogate import Surrogate, join_below
+from ttamer.problem.problem import require_problem
 from ttamer.problem.tradeoff import check_tradeoff, weigh_losses
 from ttamer.solvers import solve
 
@@ -79,6 +80,7 @@ def optima(problem: Problem, tradeoff: float) -> Optima:
     >>> optima(Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2]), 0.5)
     Optima(offline=0.1875, online=0.2, no_recall=0.2)
     """
+    require_problem(problem, "optima")
     ordered = problem.is_line or problem.moves == "walk"
     try:
         offline = offline_optimum(problem, tradeoff)
@@ -156,6 +158,7 @@ def offline_optimum(problem: Problem, tradeoff: float) -> float:
     >>> offline_optimum(line, 0.5)
     0.1875
     """
+    require_problem(problem, "offline_optimum")
     tradeoff = check_tradeoff(tradeoff)
     if problem.is_forest:
         return _prophet_of_forest(problem, tradeoff)

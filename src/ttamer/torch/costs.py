@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ttamer.torch.combining import CombinedExits
 from ttamer.torch.devices import by_position, rows_of
+from ttamer.torch.early_exit import require_exits
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def count_flops(network: EarlyExit, inputs: Inputs) -> Costs:
     >>> costs.segments, costs.ramps
     ((64.0, 128.0), (48.0, 48.0))
     """
+    require_exits(network)
     if isinstance(network, CombinedExits):
         network = network.plain()  # there the ramps are apart from the segments
     value = by_position(inputs, network.input_names)

@@ -224,6 +224,7 @@ def fold_batch_norm(network: EarlyExit) -> EarlyExit:
     >>> any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
     False
     """
+    require_exits(network)
     copy = deepcopy(network).eval()
     copy.config = None  # it has fewer weights now
     for part in [module for module in copy.modules() if isinstance(module, nn.Sequential)]:

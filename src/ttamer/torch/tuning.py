@@ -19,8 +19,10 @@ import torch
 from ttamer.errors import ArgumentError
 from ttamer.fitting.plans import fit
 from ttamer.torch.devices import by_position, rows_of, wait
+from ttamer.torch.early_exit import require_exits
 from ttamer.torch.profiling import full_run, profile, runner_for
 from ttamer.torch.runner import group_sizes
+from ttamer.trace.checks import require_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -178,6 +180,8 @@ def recommend(
         found = exits.recommend(network, trace, inputs, batch=32, more_error=0.01)
         logits = found.run(batch)
     """
+    require_exits(network)
+    require_trace(trace, "recommend")
     report = progress or (lambda _: None)
     inputs = by_position(inputs, network.input_names)
     if batch < 1:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.errors import ArgumentError, TraceError, TraceWarning
+from ttamer._arguments import require_kind
+from ttamer.errors import TraceError, TraceWarning
 from ttamer.trace.classes import shown
 
 if TYPE_CHECKING:
@@ -120,11 +121,9 @@ def require_trace(trace: object, what: str) -> None:
     """Refuse anything but a trace; a data frame is named with what to call."""
     from ttamer.trace.trace import Trace
 
-    if not isinstance(trace, Trace):
-        raise ArgumentError(
-            f"{what} needs a Trace, not {type(trace).__name__}: make one with Trace.read(path), or "
-            "Trace.from_frame(frame, costs={...}) for a data frame"
-        )
+    remedy = "Trace.from_frame(frame, costs={...}) for a data frame"
+    remedy = f"make one with Trace.read(path), or {remedy}"
+    require_kind(trace, Trace, f"{what} needs a Trace", remedy)
 
 
 def check_for_fit(trace: Trace) -> None:
@@ -165,6 +164,7 @@ def label_warnings(trace: Trace) -> tuple[str, ...]:
     Returns:
         One sentence for each problem; empty where there is none, or with fewer than 20 rows.
     """
+    require_trace(trace, "label_warnings")
     if len(trace) < MIN_COMPARED_ROWS:
         return ()
     found = []

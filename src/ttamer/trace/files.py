@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from ttamer._arguments import require_path
 from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError, CascadeError, TraceError
 from ttamer.trace.builder import Batch, TraceBuilder
@@ -174,6 +175,7 @@ def _check_rows(place: str, read: int, kept: int) -> None:
 
 def open_source(path: str | os.PathLike[str]) -> Source:
     """Open a trace file by its suffix, and read its header."""
+    require_path(path, "reading a trace")
     path = Path(path)
     suffix = suffix_of(path)
     try:
@@ -255,6 +257,7 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     The file appears whole or not at all. Parquet and NPZ keep the cascade inside; CSV cannot, so
     write it beside with ``trace.spec.to_file``.
     """
+    require_path(path, "writing a trace")
     path = Path(path)
     suffix = suffix_of(path)
     if not len(trace):

@@ -58,6 +58,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from ttamer._arguments import require_kind, require_path
 from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.trace.mistakes import checked_mistakes, largest_mistake
@@ -600,6 +601,7 @@ class CascadeSpec:
         Raises:
             CascadeError: If it cannot be read, or is not well formed; names the table and the key.
         """
+        require_path(path, "CascadeSpec.from_file", "give costs in Python to CascadeSpec.of({...})")
         try:
             text = Path(path).read_text("utf-8-sig")  # editors may put a mark before the first
         except OSError as error:
@@ -627,6 +629,10 @@ class CascadeSpec:
         >>> CascadeSpec.from_toml("node = [{name = 'only', cost = 1}]").names
         ('only',)
         """
+        remedy = "read a file with CascadeSpec.from_file(path)"
+        require_kind(text, str, "CascadeSpec.from_toml takes the text of a cascade.toml", remedy)
+        if text.endswith(".toml") and "\n" not in text:
+            raise CascadeError(f"{text!r} is the name of a file, not its text: {remedy}")
         try:
             data = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:

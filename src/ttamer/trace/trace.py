@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -20,11 +21,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from ttamer._arguments import require_kind, require_path
 from ttamer._display.drawing import draw_curves
 from ttamer._display.notebook import card
 from ttamer._numbers import number, percent
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.trace.checks import check_classes
+from ttamer.trace.checks import check_classes, require_trace
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.mistakes import largest_mistake, mistake_table
 from ttamer.trace.spec import CascadeSpec
@@ -32,7 +34,7 @@ from ttamer.trace.verification import split_nodes
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping, Sequence, Sized
+    from collections.abc import Mapping, Sequence, Sized
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -662,7 +664,10 @@ class Trace:
         >>> Trace.concat([one, one])
         Trace(4 rows, 1 nodes)
         """
+        require_kind(traces, Iterable, "concat takes a list of traces", "write [one, two]")
         traces = list(traces)
+        for trace in traces:
+            require_trace(trace, "concat")
         if not traces:
             raise TraceError("concat: there are no traces; give at least one")
         first = traces[0]
@@ -860,13 +865,9 @@ class Trace:
         Trace(2 rows, 1 nodes, correct)
         """
         from ttamer.trace.files import read_trace
-        from ttamer.trace.frames import is_frame
 
-        if is_frame(path):
-            raise ArgumentError(
-                f"Trace.read takes the path of a file, not a {type(path).__name__}: for a data "
-                "frame call Trace.from_frame(frame, costs={...})"
-            )
+        remedy = "for a data frame call Trace.from_frame(frame, costs={...})"
+        require_path(path, "Trace.read", remedy)
         return read_trace(path, cascade, on_bad=on_bad)
 
     def write(self, path: str | os.PathLike[str]) -> None:

@@ -1,0 +1,144 @@
+"""A wrong main argument is refused in words, by every public function: no error from the inside."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import ttamer as tt
+from ttamer import datasets, drift, evaluation, fitting, reporting, runtime, serve, theory, trace
+from ttamer.artefact import open_artefact
+from ttamer.errors import TTamerError
+
+PACKAGES = ("", ".artefact", ".datasets", ".drift", ".evaluation", ".fitting", ".reporting")
+PACKAGES += (".runtime", ".serve", ".theory", ".trace")
+NODES = {"small": lambda _: ("a", 0.5)}
+ROWS = tt.Trace.from_arrays({"small": 1.0}, [[0.5]] * 9, prediction=[["a"]] * 9, label=["a"] * 9)
+BOUND = drift.Bound("error", 0.05)
+SETTINGS = drift.LoopSettings(0.05)
+WRONG = [
+    "no such file",
+    Path("no such file"),
+    None,
+    3,
+    [1, 2],
+    {"a": 1},
+    pd.DataFrame({"a": ["x", "y"]}),
+]
+
+CALLS = {
+    tt.collect: lambda x: tt.collect(NODES, x),
+    tt.evaluate: lambda x: tt.evaluate(x, ROWS),
+    tt.fit: tt.fit,
+    tt.frontier: lambda x: tt.frontier(ROWS, x),
+    tt.inspect: tt.inspect,
+    tt.load: tt.load,
+    tt.offline_optimum: lambda x: tt.offline_optimum(x, 0.5),
+    tt.optima: lambda x: tt.optima(x, 0.5),
+    tt.report: lambda x: tt.report(ROWS, x, "report.html"),
+    tt.save: lambda x: tt.save(x, "policy.ttamer"),
+    tt.simulate: lambda x: tt.simulate(x, 2, seed=0),
+    tt.solve: lambda x: tt.solve(x, 0.5),
+    tt.solve_ladder: lambda x: tt.solve_ladder(x, [0.5]),
+    tt.Cascade: lambda x: tt.Cascade(x, NODES),
+    tt.CascadeSpec.from_file: tt.CascadeSpec.from_file,
+    tt.CascadeSpec.from_toml: tt.CascadeSpec.from_toml,
+    tt.CascadeSpec.from_dict: tt.CascadeSpec.from_dict,
+    tt.Problem.from_file: tt.Problem.from_file,
+    tt.Problem.from_dict: tt.Problem.from_dict,
+    tt.Problem.multi_line: tt.Problem.multi_line,
+    tt.Problem.skip_of: tt.Problem.skip_of,
+    tt.Trace.concat: tt.Trace.concat,
+    tt.Trace.from_arrays: lambda x: tt.Trace.from_arrays(x, [[0.5, 0.5]]),
+    tt.Trace.from_frame: lambda x: tt.Trace.from_frame(x, costs={"small": 1.0}),
+    tt.Trace.read: tt.Trace.read,
+    open_artefact: open_artefact,
+    datasets.load: datasets.load,
+    datasets.about: datasets.about,
+    datasets.strings: datasets.strings,
+    drift.decide: lambda x: drift.decide(None, x),
+    drift.read_log: drift.read_log,
+    drift.replay_stream: lambda x: drift.replay_stream(None, x, SETTINGS),
+    drift.tune_thresholds: lambda x: drift.tune_thresholds(x, BOUND),
+    evaluation.bench: evaluation.bench,
+    evaluation.bench_trace: lambda x: evaluation.bench_trace("name", x),
+    evaluation.measure: lambda x: evaluation.measure(x, ROWS),
+    fitting.fit_batches: fitting.fit_batches,
+    fitting.fit_file: lambda x: fitting.fit_file(x, ROWS.spec),
+    reporting.draw_frontier: reporting.draw_frontier,
+    reporting.recommend: lambda x: reporting.recommend(x, ROWS),
+    reporting.write_report: lambda x: reporting.write_report(x, None, ROWS, "report.html"),
+    serve.import_answers: lambda x: serve.import_answers(x, ROWS.spec),
+    serve.read_prompts: serve.read_prompts,
+    serve.read_settings: serve.read_settings,
+    serve.settings_from: serve.settings_from,
+    theory.contract: lambda x: theory.contract(x, 0.5),
+    theory.draw_contraction: lambda x: theory.draw_contraction(x, []),
+    theory.no_recall_optimum: lambda x: theory.no_recall_optimum(x, 0.5),
+    theory.online_optimum: lambda x: theory.online_optimum(x, 0.5),
+    trace.label_warnings: trace.label_warnings,
+    trace.read_batches: trace.read_batches,
+}
+OTHERS = {
+    datasets.describe: "takes no argument that is needed",
+    datasets.names: "takes none",
+    datasets.export: "writes to the folder it is given",
+    datasets.messages: "takes the name of a part",
+    drift.bet_sizes: "takes numbers",
+    drift.draw_replay: "takes what replay_stream returns",
+    drift.estimate: "takes numbers",
+    drift.pvalue_increments: "takes numbers",
+    drift.segments: "an error of the operating system where the folder does not exist",
+    drift.serving_of: "takes a ladder and rows, which are refused in turn",
+    drift.status_of: "takes the state of a loop",
+    reporting.draw_if_stop: "takes what if_stop_experiments returns",
+    reporting.save_figure: "takes a figure of matplotlib",
+    runtime.batched: "any callable; it is called later",
+    runtime.cosines: "any callable; it is called later",
+    runtime.fit_threshold: "takes numbers",
+    serve.collect_upstreams: "takes what read_settings returns",
+    serve.log_files: "no files where there is no log",
+    serve.make_app: "takes a gateway",
+    serve.probability_of_answer: "takes the response of an upstream",
+    serve.read_rows: "a generator",
+    theory.experiment: "takes a name",
+    theory.if_stop_experiments: "takes numbers",
+    theory.impossibility: "takes a number",
+}
+
+
+def functions():
+    """The public functions of the packages."""
+    for package in PACKAGES:
+        module = importlib.import_module(f"ttamer{package}")
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isfunction(value):
+                yield value
+
+
+def test_every_public_function_is_called_below_or_left_out_with_a_reason():
+    assert {each.__qualname__ for each in functions() if each not in {**CALLS, **OTHERS}} == set()
+
+
+@pytest.mark.parametrize("function", CALLS, ids=lambda each: each.__qualname__)
+def test_a_wrong_argument_is_refused_in_words(function, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for wrong in WRONG:
+        with pytest.raises(TTamerError) as caught:
+            CALLS[function](wrong)
+        assert len(str(caught.value)) > 20, caught.value
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_message_names_what_was_received_and_what_to_do():
+    with pytest.raises(tt.ArgumentError, match=r"solve needs a Problem, not str: read a file with"):
+        tt.solve("problem.json", 0.5)
+    with pytest.raises(tt.CascadeError, match=r"'cascade.toml' is the name of a file.*from_file"):
+        tt.CascadeSpec.from_toml("cascade.toml")
+    with pytest.raises(tt.ArgumentError, match="collect takes a list of inputs, not str"):
+        tt.collect("inputs.txt", NODES)
