@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import numpy as np
 
 import ttamer as tt
 from ttamer.baselines import FAMILIES
 from ttamer.torch import tuning
+from ttamer.torch.profiling import Profile
 
 LEVELS = (0.0, 0.01)
 """Errors allowed above the network's own."""
@@ -14,6 +19,8 @@ CAUTION = tuning.CAUTION
 """The standard errors to spare, as many as ``recommend`` keeps."""
 SETS = 3
 """Sets of ramps, for each batch size and level, that other engines fit to."""
+TRACE, TIMES = "trace.npz", "times.json"
+"""The files that other processes read."""
 OWN = "last"
 """The target that stands for the answers of the network itself."""
 
@@ -21,18 +28,23 @@ OWN = "last"
 def choose(pool, trace, measured, sets, candidates):
     """Return, per batch size, the best policies for each level, and a threshold for each.
 
-    The best of those fitted to the network's own answers is always among the policies of +0.
+    The best of those fitted to the network's own answers is always among the policies of +0. Other
+    processes read trace and times from files: sending them with each job would disturb timings.
     """
-    specs = [measured.costs(batch).spec(skip=True) for batch in measured.sizes]
-    rules = [pool.submit(thresholds, trace.with_spec(spec)) for spec in specs]
-    ranked = search(pool, trace, measured, sets)
+    with TemporaryDirectory() as folder:
+        path = Path(folder)
+        trace.write(path / TRACE)
+        measured.save(path / TIMES)
+        rules = [pool.submit(thresholds, path, batch) for batch in measured.sizes]
+        ranked = search(pool, path, measured, sets)
+        limits = [rule.result() for rule in rules]
     found = {}
-    for batch, rule in zip(measured.sizes, rules, strict=True):
+    for batch, rule in zip(measured.sizes, limits, strict=True):
         some = [ranked[batch, level][:candidates] for level in LEVELS]
         own = next((each for each in ranked[batch, 0.0] if fitted_to_own(each)), None)
         if own is not None and not any(fitted_to_own(each) for each in some[0]):
             some[0].append(own)
-        found[batch] = some, rule.result()
+        found[batch] = some, rule
     return found
 
 
@@ -41,7 +53,7 @@ def fitted_to_own(candidate) -> bool:
     return candidate.policy.fitted.spec.target == OWN
 
 
-def search(pool, trace, measured, sets):
+def search(pool, path, measured, sets):
     """Return, per batch size and level, the policies found, the lowest predicted time first.
 
     Sets of ramps grow by one ramp at a time, as in ``tuning.search``, for all batch sizes and
@@ -55,7 +67,7 @@ def search(pool, trace, measured, sets):
 
     def begin(batch, ramps, target=None):
         if (batch, ramps, target) not in jobs:
-            jobs[batch, ramps, target] = pool.submit(fastest, trace, measured, batch, ramps, target)
+            jobs[batch, ramps, target] = pool.submit(fastest, path, batch, ramps, target)
 
     def note(batch, level, ramps, target=None):
         best = jobs[batch, ramps, target].result()[LEVELS.index(level)]
@@ -107,11 +119,18 @@ def search(pool, trace, measured, sets):
     return {key: [pair[0] for pair in some] for key, some in ranked.items()}
 
 
-def fastest(trace, measured, batch, ramps, target):
+@lru_cache(maxsize=1)
+def read(path):
+    """Return the trace and the times in a folder."""
+    return tt.Trace.read(path / TRACE), Profile.load(path / TIMES)
+
+
+def fastest(path, batch, ramps, target):
     """Return the policy with the lowest predicted time for each level, or ``None``.
 
     ``target``: what it is fitted to, if not the trace's own.
     """
+    trace, measured = read(path)
     own = float(trace.wrong()[:, -1].mean())
     every = tuning.fitted_for(trace, measured, batch, ramps, target=target)
     return [
@@ -124,8 +143,10 @@ def fastest(trace, measured, batch, ramps, target):
     ]
 
 
-def thresholds(trace):
+def thresholds(path, batch):
     """Return the cheapest threshold within each allowance, or ``None`` where there is none."""
+    trace, measured = read(path)
+    trace = trace.with_spec(measured.costs(batch).spec(skip=True))
     rules = [setting.rule for setting in FAMILIES["threshold"].fit(trace)]
     errors = [errors_of(rule, trace) for rule in rules]
     costs = [tt.evaluate(rule, trace, resamples=0).cost for rule in rules]

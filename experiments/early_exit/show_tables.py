@@ -5,9 +5,9 @@
 First bf16 with CUDA graphs, one row per network and batch size: the full network's p50 and rows per
 second; then per rule and allowance its speed-up (mean times) and how many points more it errs than
 the network, with a standard error; at +1, p50 and p99, operations as a share of the network's and
-exits asked; and the share of the bound that is reached. A star
-marks what was measured when switch nodes chose the branches of a graph. Then the
-other engines, batches run together by ``stream``, what an exit adds by the profile (its ramp, the
+exits asked; and the share of the bound that is reached. A star marks what was measured when switch
+nodes chose the branches of a graph, a dagger what else is of an earlier run. Then the other
+engines, batches run together by ``stream``, what an exit adds by the profile (its ramp, the
 decision and the wait), and the aims: how many settings hold them, and which do not, for texts and
 for images; how far decisions are from a replay of the trace; and the network cut after the first
 exit that errs at most so much more on the rows fitted to, by the times of its segments: what a
@@ -39,6 +39,8 @@ AIMS = {1: 1.3, 8: 1.3, 32: 1.4, 128: 1.4}
 """The speed-up that is aimed at, at +1, by batch size."""
 SWITCHES = "switch nodes"
 """``branches`` of lines that were measured before graphs were launched on the device."""
+EARLIER = "earlier"
+"""``run`` of lines that the latest run did not measure again."""
 RULES = (("threshold", 0.0), ("threshold", 0.01), ("ours", 0.0), ("ours", 0.01))
 """The columns of rules."""
 
@@ -95,7 +97,7 @@ def first_table(reports: dict[str, dict]) -> list[str]:
                 continue
             full = here["full", None]
             shown = shown and f"{name}, {full['error']:.2%}"
-            mark = "*" if full.get("branches") == SWITCHES else ""
+            mark = mark_of(full)
             cells = [found(here.get(rule), bold=rule[0] == "ours") for rule in RULES]
             ours = here.get(("ours", 0.01), {})
             if "bound" in ours:
@@ -112,6 +114,13 @@ def first_table(reports: dict[str, dict]) -> list[str]:
     return lines
 
 
+def mark_of(line: dict) -> str:
+    """Return the mark of a line that is of an earlier run, or measured with switch nodes."""
+    if line.get("branches") == SWITCHES:
+        return "*"
+    return "†" if line.get("run") == EARLIER else ""
+
+
 def other_table(reports: dict[str, dict]) -> list[str]:
     """Return one line per network, precision and engine, its batch sizes side by side."""
     lines = [
@@ -123,7 +132,7 @@ def other_table(reports: dict[str, dict]) -> list[str]:
         found: dict[tuple, dict] = {}
         for (*key, batch), here in settings_of(report).items():
             if key != ["bf16", "graphs"]:
-                found.setdefault((*key, here["full", None].get("branches")), {})[batch] = here
+                found.setdefault((*key, mark_of(here["full", None])), {})[batch] = here
         for key, some in found.items():
             sizes = "" if [*some] == [1, 8, 32, 128] else f" ({' / '.join(map(str, some))})"
             cells = [[digits(1e3 * here["full", None]["p50"]) for here in some.values()]]
@@ -131,8 +140,7 @@ def other_table(reports: dict[str, dict]) -> list[str]:
             for show in (points, share):
                 cells += [[show(here.get(("ours", level))) for here in some.values()]
                           for level in LEVELS]  # fmt: skip
-            mark = "*" if key[2] == SWITCHES else ""
-            shown = f"{name}, {key[0]}, {ENGINES.get(key[1], key[1])}{mark}{sizes}"
+            shown = f"{name}, {key[0]}, {ENGINES.get(key[1], key[1])}{key[2]}{sizes}"
             lines.append(f"| {' | '.join([shown, *map(' / '.join, cells)])} |")
     return lines
 
