@@ -39,8 +39,8 @@ from torch import nn
 
 from ttamer import torch as exits
 from ttamer.torch import asking
-from ttamer.torch.capturing import captured
-from ttamer.torch.copying_triton import copy_rows
+from ttamer.torch.cuda.capturing import captured
+from ttamer.torch.cuda.copying_triton import copy_rows
 from ttamer.torch.decide import Decider
 from ttamer.torch.decide_cpu import CpuDecider
 from ttamer.torch.devices import rows_of, take, tensors_of

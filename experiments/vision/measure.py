@@ -210,7 +210,7 @@ class Bench:
                 decider.observe(carry, exit_, rows, logits)
 
             if self.graphs:
-                from ttamer.torch.capturing import captured
+                from ttamer.torch.cuda.capturing import captured
 
                 decide = captured(decide)
             once = timed(decide, device)

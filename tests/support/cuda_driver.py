@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from ttamer.torch import driver as driver_module
+from ttamer.torch.cuda import driver as driver_module
 
 
 class Graph:

@@ -13,7 +13,8 @@ import torch
 
 from support.exit_networks import adding_network, evidence
 from ttamer.errors import ArgumentError
-from ttamer.torch import capturing, profiling
+from ttamer.torch import profiling
+from ttamer.torch.cuda import capturing
 from ttamer.torch.early_exit import fold_batch_norm
 from ttamer.torch.networks.vgg import vgg
 from ttamer.torch.profiling import Profile, full_run, profile, runner_for, timed

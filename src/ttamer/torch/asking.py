@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ttamer.torch.capturing import captured
+from ttamer.torch.cuda.capturing import captured
 from ttamer.torch.devices import tensors_of
 
 if TYPE_CHECKING:

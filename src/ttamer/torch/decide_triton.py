@@ -22,8 +22,8 @@ import triton.language as tl
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.asking import Asking
+from ttamer.torch.cuda.launching import ALIGNMENT, Launcher, block_for
 from ttamer.torch.decide import Carry, Decider
-from ttamer.torch.launching import ALIGNMENT, Launcher, block_for
 from ttamer.torch.tables import BeliefTables
 
 if TYPE_CHECKING:

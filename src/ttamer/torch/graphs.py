@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.branching import NONE, Branch, BranchingGraph
-from ttamer.torch.capturing import capture, captured, release_memory
-from ttamer.torch.copying_triton import copy_rows
+from ttamer.torch.cuda.branching import NONE, Branch, BranchingGraph
+from ttamer.torch.cuda.capturing import capture, captured, release_memory
+from ttamer.torch.cuda.copying_triton import copy_rows
+from ttamer.torch.cuda.input_memory import InputMemory, like
 from ttamer.torch.decide_triton import STEP, TritonDecider
 from ttamer.torch.devices import (
     autocast,
@@ -30,7 +31,6 @@ from ttamer.torch.devices import (
     tensors_of,
     to_device,
 )
-from ttamer.torch.input_memory import InputMemory, like
 from ttamer.torch.runner import Answers, Runner, group_sizes
 
 if TYPE_CHECKING:

@@ -254,7 +254,7 @@ class _Capturing:
     """Graphs of parts, which run one after another and share their memory."""
 
     def __init__(self) -> None:
-        from ttamer.torch.capturing import release_memory
+        from ttamer.torch.cuda.capturing import release_memory
 
         release_memory()
         self._pool = torch.cuda.graph_pool_handle()
@@ -262,7 +262,7 @@ class _Capturing:
 
     def __call__(self, work: Callable[[], object]) -> Callable[[], object]:
         """Capture work, and return a function that replays it."""
-        from ttamer.torch.capturing import captured
+        from ttamer.torch.cuda.capturing import captured
 
         self._latest = captured(work, self._pool)
         return cast("Callable[[], object]", self._latest)

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from ttamer.errors import ArgumentError
-from ttamer.torch import counting
-from ttamer.torch.counting import counters, counters_of
+from ttamer.torch.cuda import counting
+from ttamer.torch.cuda.counting import counters, counters_of
 from ttamer.torch.networks.ramps import POOLS, Ramp, dense_layers, linear_layers, pooled
 from ttamer.torch.networks.ramps_triton import MAX_CLASSES, classify, is_norm, pool_tokens
 

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import nn
 
-from ttamer.torch.counting import counters
-from ttamer.torch.launching import Launcher, block_for
+from ttamer.torch.cuda.counting import counters
+from ttamer.torch.cuda.launching import Launcher, block_for
 
 if TYPE_CHECKING:
     from torch import Tensor

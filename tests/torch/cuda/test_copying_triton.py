@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ttamer.torch import copying_triton
-from ttamer.torch.copying_triton import copy_rows
+from ttamer.torch.cuda import copying_triton
+from ttamer.torch.cuda.copying_triton import copy_rows
 
 ROWS = torch.tensor([4, 7, 2, -1, -1])
 POSITIONS = torch.tensor([1, 3, 4, 0, 0])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ttamer.torch.branching import destroy_unused, replace_memsets
-from ttamer.torch.counting import counters_of
+from ttamer.torch.cuda.branching import destroy_unused, replace_memsets
+from ttamer.torch.cuda.counting import counters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ttamer.torch.launching import Launcher
+from ttamer.torch.cuda.launching import Launcher
 
 GRID = (2, 1, 1)
 CONSTANTS = (5, True)

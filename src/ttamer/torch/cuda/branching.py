@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.driver import (
+from ttamer.torch.cuda.driver import (
     MAX_BLOCKS,
     THREADS,
     check_version,

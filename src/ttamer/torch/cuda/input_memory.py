@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ttamer.errors import ArgumentError
+from ttamer.torch.cuda.driver import MAX_BLOCKS, THREADS, current_stream, done, driver, kernels
 from ttamer.torch.devices import tensors_of
-from ttamer.torch.driver import MAX_BLOCKS, THREADS, current_stream, done, driver, kernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ttamer.torch.cuda.launching import Launcher
 from ttamer.torch.devices import in_memory_order
-from ttamer.torch.launching import Launcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

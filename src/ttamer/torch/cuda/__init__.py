@@ -1,0 +1,1 @@
+"""CUDA graphs and kernels: capturing, launching, branching, and memory that graphs read."""
