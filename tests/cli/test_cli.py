@@ -613,6 +613,29 @@ def test_an_output_that_cannot_be_written_is_found_before_the_work(
     assert reason in said
 
 
+def test_no_command_replaces_a_file_that_it_reads(trace_files, capsys):
+    log, cascade = trace_files / "fit.csv", trace_files / "cascade.toml"
+    before = log.read_bytes(), cascade.read_bytes()
+    for output in (log, cascade):
+        assert main(["fit", str(log), "--cascade", str(cascade), "-o", str(output)]) == 2
+        assert "the command reads it, and would replace it" in capsys.readouterr().err
+    assert (log.read_bytes(), cascade.read_bytes()) == before
+
+
+def test_a_trace_without_costs_needs_a_cascade(tmp_path, capsys):
+    trace = answering_trace(200)
+    frame = trace.to_frame("pandas")
+    frame.to_parquet(tmp_path / "log.parquet")
+    output = ["--states", "3", "-o", str(tmp_path / "p.ttamer")]
+    assert main(["fit", str(tmp_path / "log.parquet"), *output]) == 2
+    assert f"a [[node]] for each of {', '.join(trace.names)}" in capsys.readouterr().err
+    priced = frame.assign(**{f"{name}.cost": 2.0 for name in trace.names})
+    priced.to_parquet(tmp_path / "log.parquet")
+    assert main(["fit", str(tmp_path / "log.parquet"), *output]) == 0
+    assert main(["fit", str(tmp_path / "none.csv"), *output]) == 2
+    assert "none.csv: cannot be read: No such file" in capsys.readouterr().err
+
+
 def test_colour_is_for_terminals_and_no_color_turns_it_off(problem_file, monkeypatch):
     plain = {**os.environ, "NO_COLOR": "1", "FORCE_COLOR": "1"}
     assert "\x1b" not in succeed("solve", problem_file, "--tradeoff", "0.5", env=plain)

@@ -140,5 +140,9 @@ def test_the_message_names_what_was_received_and_what_to_do():
         tt.solve("problem.json", 0.5)
     with pytest.raises(tt.CascadeError, match=r"'cascade.toml' is the name of a file.*from_file"):
         tt.CascadeSpec.from_toml("cascade.toml")
+    with pytest.raises(tt.ArgumentError, match=r"node 'small' must be a callable .* not str"):
+        tt.collect(["input"], {"small": "gpt"})
+    with pytest.raises(tt.ArgumentError, match="tradeoffs must be several numbers, not float"):
+        tt.solve_ladder(tt.Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), 0.5)
     with pytest.raises(tt.ArgumentError, match="collect takes a list of inputs, not str"):
         tt.collect("inputs.txt", NODES)

@@ -163,6 +163,16 @@ def test_families_that_never_err_are_equal():
     assert [(each.gain, each.verdict) for each in done.comparisons] == [(0.0, "tie")]
 
 
+def test_a_trace_that_cannot_be_read_is_found_before_the_others_are_fitted(tmp_path):
+    answering_trace(40).write(tmp_path / "a.npz")
+    (tmp_path / "b.csv").write_text("small.confidence\n")
+    answering_trace(40).spec.to_file(tmp_path / "cascade.toml")
+    lines: list[str] = []
+    with pytest.raises(TraceError, match=r"b\.csv"):
+        bench(tmp_path, families=["threshold"], resamples=0, progress=lines.append)
+    assert not lines
+
+
 def test_a_bench_needs_a_family_that_can_be_deployed():
     with pytest.raises(ArgumentError, match="oracle uses the labels"):
         bench_trace("made", answering_trace(100), families=["oracle"], resamples=5)

@@ -264,6 +264,13 @@ def test_lists_frames_and_batches_of_a_limited_size():
     assert of_frame.answers == of_list.answers
 
 
+@pytest.mark.parametrize("inputs", ["text", None, iter([1])])
+def test_inputs_that_are_not_several_are_refused(inputs):
+    cascade = Cascade(fitted("none")[0], dict.fromkeys(NAMES, lambda _: (0, 0.5)))
+    with pytest.raises(ArgumentError, match="run_batch takes several inputs, not"):
+        cascade.run_batch(inputs)
+
+
 def test_no_inputs_and_async_nodes():
     trace = make_trace()
     policy = fitted("none")[3]

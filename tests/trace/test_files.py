@@ -206,6 +206,21 @@ def test_without_a_cascade_the_columns_make_one_and_it_is_reported(tmp_path, suf
         )
 
 
+def test_costs_by_name_are_a_cascade(tmp_path):
+    write(tmp_path / "t.csv", GOOD)
+    costs = {"a": 1.0, "b": 2.0}
+    for trace in (
+        Trace.read(tmp_path / "t.csv", costs),
+        next(read_batches(tmp_path / "t.csv", costs)),
+    ):
+        assert trace.spec == CascadeSpec.of(costs)
+
+
+def test_other_tables_are_refused_with_how_to_convert_them():
+    with pytest.raises(TraceError, match=r"\.npz; convert it first, as with pandas.read_json\("):
+        Trace.read("log.jsonl")
+
+
 def test_a_cascade_given_goes_before_the_one_in_the_file(tmp_path):
     big_trace(5).write(tmp_path / "t.npz")
     AB.with_costs({"a": 9.0}).to_file(tmp_path / "cascade.toml")

@@ -8,7 +8,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from ttamer import ArgumentError, CascadeSpec, Trace, TraceError, fit, frontier
+from ttamer import ArgumentError, CascadeSpec, Trace, TraceError, TraceWarning, fit, frontier
 from ttamer.trace.frames import is_frame
 
 COSTS = {"small": 1.0, "large.v2": 10.0}
@@ -90,6 +90,20 @@ def test_without_a_cascade_the_columns_make_one(expected):
     trace = Trace.from_frame(pd.DataFrame(COLUMNS))
     assert trace.names == expected.names
     assert trace.notes[0].startswith("no cascade was given: the nodes are 'small', 'large.v2'")
+
+
+def test_a_fit_warns_where_no_costs_were_given():
+    frame = pd.DataFrame({"a.confidence": np.arange(200) / 200, "a.correct": [True, False] * 100})
+    frame = frame.assign(**{"b.confidence": frame["a.confidence"], "b.correct": True})
+    with pytest.warns(TraceWarning, match="no costs were given, so that nodes"):
+        fit(Trace.from_frame(frame), states=2, belief="none")
+    fit(Trace.from_frame(frame, costs={"a": 1.0, "b": 2.0}), states=2, belief="none")
+
+
+def test_columns_of_one_name_are_refused():
+    frame = pd.DataFrame(COLUMNS)
+    with pytest.raises(TraceError, match="the column 'label' stands there 2 times; keep one"):
+        Trace.from_frame(pd.concat([frame, frame["label"]], axis=1), costs=COSTS)
 
 
 def test_a_cascade_file_is_taken_too(tmp_path, expected):

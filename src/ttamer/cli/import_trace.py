@@ -74,7 +74,8 @@ def run(args: argparse.Namespace) -> None:
     for path, part in parts.items():
         part.write(path)
     cascade = beside(output, ".toml")
-    if args.format != "answers" or cascade.resolve() != Path(args.cascade).resolve():
+    given = getattr(args, "cascade", None)
+    if given is None or cascade.resolve() != Path(given).resolve():
         trace.spec.to_file(cascade)
     if args.json:
         rows = {str(path): len(part) for path, part in parts.items()}

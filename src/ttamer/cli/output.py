@@ -105,8 +105,18 @@ def check_output(args: argparse.Namespace) -> None:
         problem = "it is a folder"
     elif not os.access(path if path.exists() else folder, os.W_OK):
         problem = "it is not writable"
+    elif _is_read(path, args):
+        problem = "the command reads it, and would replace it"
     if problem:
         raise ArgumentError(f"-o {output}: {problem}; choose a file that can be written")
+
+
+def _is_read(path: Path, args: argparse.Namespace) -> bool:
+    """Return whether a command reads the file that it is to write; a policy may be replaced."""
+    given = [value for name, value in vars(args).items() if name not in ("output", "policy")]
+    texts = [text for value in given for text in (value if isinstance(value, list) else [value])]
+    files = [text for text in texts if isinstance(text, str) and Path(text).is_file()]
+    return path.is_file() and any(path.samefile(file) for file in files)
 
 
 def as_json(data: Any) -> str:

@@ -31,13 +31,11 @@ def add_reading_options(parser: Any) -> None:
 
 def read(path: str, args: argparse.Namespace) -> Trace:
     """Read a trace by the options; print on stderr what was left out or decided."""
-    from ttamer.errors import ArgumentError
-    from ttamer.trace.files import suffix_of
     from ttamer.trace.spec import CascadeSpec
     from ttamer.trace.trace import Trace
 
-    if args.cascade is None and suffix_of(path) in (".csv", ".csv.gz"):
-        raise ArgumentError(f"{path}: a CSV file keeps no cascade: give --cascade FILE")
+    if args.cascade is None:
+        _require_costs(path)
     cascade = args.cascade
     if isinstance(cascade, CascadeSpec):  # a policy's own: its log has one column per node
         cascade = cascade.join_verified()
@@ -47,6 +45,24 @@ def read(path: str, args: argparse.Namespace) -> Trace:
     for note in trace.notes:
         print(f"{Path(path).name}: {note}", file=sys.stderr)
     return trace.with_verification()
+
+
+def _require_costs(path: str) -> None:
+    """Refuse a file without a cascade, unless it is a Parquet or NPZ file with all costs."""
+    from ttamer.errors import ArgumentError
+    from ttamer.trace.columns import infer_spec
+    from ttamer.trace.files import open_source, suffix_of
+
+    source = open_source(path)
+    if source.cascade is not None:
+        return
+    names = infer_spec(source.columns, {}, path)[0].names
+    is_priced = all(f"{name}.cost" in source.columns for name in names)
+    if suffix_of(path) in (".csv", ".csv.gz") or not is_priced:
+        raise ArgumentError(
+            f"{path}: keeps no cascade: give --cascade FILE, a cascade.toml with the name and the "
+            f"cost of a [[node]] for each of {', '.join(names)}"
+        )
 
 
 def errors_of(trace: Trace) -> dict[str, float]:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PairwiseComparison", "TraceBench", "bench", "bench_trace", "find_traces"]
 
+ROUNDING = 1e-12
+"""Areas that differ by less are equal."""
+
 
 @dataclass(frozen=True)
 class PairwiseComparison:
@@ -107,6 +110,8 @@ def bench(
     done = []
     names = None if families is None else list(families)
     found = find_traces(folder)
+    for path, cascade in found:  # a file that cannot be used is found before the work
+        Trace.read(path, cascade)
     for number, (path, cascade) in enumerate(found, start=1):
         place = f"{path.name} ({number} of {len(found)})"
         tell = (lambda text, place=place: progress(f"{place}: {text}")) if progress else None
@@ -201,16 +206,22 @@ def _compare(
     for rival in rivals:
         gain = float(_gain(result.area(first), result.area(rival)))
         spread = _gain(areas[first], areas[rival])
-        low, high = interval(spread) if resamples else (gain, gain)
+        # No mean of two infinite gains, where a rival errs on no row of a resample.
+        method = "linear" if np.isfinite(spread).all() else "nearest"
+        low, high = interval(spread, method=method) if resamples else (gain, gain)
         comparisons.append(PairwiseComparison(rival, gain, (float(low), float(high))))
     return tuple(sorted(comparisons, key=lambda each: each.gain))
 
 
 def _gain(mine: ArrayLike, theirs: ArrayLike) -> NDArray[np.float64]:
-    """Return how much smaller areas are, as shares of the others; 0 where both are 0."""
+    """Return how much smaller areas are, as shares of the others; 0 where they are equal.
+
+    >>> _gain([1e-17, 0.1, 0.1], [0.0, 0.2, 0.0]).tolist()
+    [0.0, 0.5, -inf]
+    """
     one, other = np.asarray(mine, np.float64), np.asarray(theirs, np.float64)
     share = np.divide(one, other, out=np.full(one.shape, np.inf), where=other > 0)
-    return 1 - np.where(one == other, 1.0, share)
+    return 1 - np.where(np.isclose(one, other, rtol=0.0, atol=ROUNDING), 1.0, share)
 
 
 def _row_tables(

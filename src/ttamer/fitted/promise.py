@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError
 from ttamer.fitted.held_sample import HeldSample
 from ttamer.fitted.mixture import Mix, shown_error
 from ttamer.stats.bounds import check_confidence
+from ttamer.trace.checks import require_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -153,6 +155,7 @@ class HeldOut:
     @classmethod
     def of(cls, ladder: FittedLadder, trace: Trace, *, against: str | None = None) -> HeldOut:
         """Play a ladder on rows it was not fitted to, and count."""
+        require_trace(trace, "a promise")
         trace = trace.with_verification()
         if not len(trace):
             raise ArgumentError("the trace has no rows to hold out")
@@ -397,7 +400,7 @@ def make_promise(held: HeldOut, kind: Kind, at_most: float, confidence: float) -
     alpha = check_confidence(confidence)
     high = held.largest_loss
     low = 0.0 if kind == "error" else -high
-    if not low < at_most < high:
+    if not is_number(at_most) or not low < at_most < high:
         raise ArgumentError(f"at_most is {at_most!r}; it must lie above {low:g} and below {high:g}")
     held = held.suited_to(kind)
     mixes = held.mixes(STEPS)

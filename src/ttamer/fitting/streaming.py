@@ -35,7 +35,7 @@ from ttamer.trace.trace import OnBad, Trace
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Unpack
 
     from numpy.typing import NDArray
@@ -64,7 +64,7 @@ SAMPLE_ROWS = 50_000
 
 def fit_file(
     path: str | os.PathLike[str],
-    cascade: CascadeSpec | str | os.PathLike[str],
+    cascade: CascadeSpec | Mapping[str, float] | str | os.PathLike[str],
     *,
     on_bad: OnBad = "refuse",
     **options: Unpack[FitKeywords],
@@ -73,7 +73,7 @@ def fit_file(
 
     Args:
         path: A Parquet, CSV or NPZ file.
-        cascade: The cascade, or the path of a ``cascade.toml``.
+        cascade: The cascade, the path of a ``cascade.toml``, or the cost of each node by name.
         on_bad: As for :meth:`ttamer.Trace.read`.
         **options: The fields of :class:`~ttamer.fitting.FitOptions`, but ``hold_out``.
 

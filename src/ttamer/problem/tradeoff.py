@@ -6,15 +6,15 @@ cheapest answer), at 1 only loss (the best answer, whatever it costs).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer._arguments import require_kind
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numpy.typing import NDArray
 
 __all__ = ["check_tradeoff", "check_tradeoffs", "weigh_losses"]
@@ -44,6 +44,8 @@ def check_tradeoffs(tradeoffs: Iterable[float]) -> NDArray[np.float64]:
     >>> check_tradeoffs([1, 0.5, 0.5]).tolist()
     [0.5, 1.0]
     """
+    remedy = "give a list of numbers from 0 to 1"
+    require_kind(tradeoffs, Iterable, "tradeoffs must be several numbers", remedy)
     values = sorted({check_tradeoff(tradeoff) for tradeoff in tradeoffs})
     if not values:
         raise ArgumentError("no tradeoffs were given: give at least one number from 0 to 1")

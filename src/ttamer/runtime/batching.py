@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._arguments import require_kind
 from ttamer._display.notebook import card
 from ttamer._numbers import number, percent
 from ttamer.errors import ArgumentError, TraceError
@@ -115,6 +116,9 @@ class _Run:
 
     def __init__(self, cascade: Cascade, inputs: Any, signals: Mapping[str, Any] | None) -> None:
         self.cascade, self.inputs = cascade, inputs
+        if isinstance(inputs, str | bytes) or not isinstance(inputs, Sized):
+            remedy = "give a list, an array or a data frame; for one input call run"
+            require_kind(inputs, list, "run_batch takes several inputs", remedy)
         self.count = int(inputs.shape[0]) if hasattr(inputs, "shape") else len(inputs)
         self.spec = cascade.policy.spec
         self.signals = {k: np.asarray(v, np.float64) for k, v in (signals or {}).items()}

@@ -12,10 +12,12 @@ import inspect
 import queue
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ttamer._arguments import require_kind
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ __all__ = [
     "call",
     "call_async",
     "is_async",
+    "require_callables",
     "result_of",
 ]
 
@@ -124,6 +127,19 @@ def is_async(function: Callable[[Any], Any]) -> bool:
     """Return whether calling it returns something to await."""
     own = inspect.iscoroutinefunction(function)
     return own or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def require_callables(nodes: object) -> None:
+    """Refuse nodes that are not a mapping from names to callables."""
+    remedy = 'name each callable: {"small": ask_small, "large": ask_large}'
+    require_kind(nodes, Mapping, "nodes must be a mapping from names to callables", remedy)
+    assert isinstance(nodes, Mapping)  # noqa: S101 - for the type checker
+    for name, node in nodes.items():
+        if not callable(node):
+            raise ArgumentError(
+                f"node {name!r} must be a callable from an input to (prediction, confidence), not "
+                f"{type(node).__name__}"
+            )
 
 
 class _Attempts:

@@ -24,11 +24,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ttamer._arguments import require_kind
 from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError, ObservationError
 from ttamer.fitted.sessions import SLACK
-from ttamer.runtime.calling import Batched, Call, CallResult, call, call_async, is_async
+from ttamer.runtime.calling import (
+    Batched,
+    Call,
+    CallResult,
+    call,
+    call_async,
+    is_async,
+    require_callables,
+)
 from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
 from ttamer.runtime.reply import Reply, Unusable, columns_of, error_text, reply_of
 
@@ -122,8 +129,7 @@ class Cascade:
                 f"a cascade runs one policy, not a {type(policy).__name__}: give "
                 "ladder.default(), ladder.at(tradeoff), or another policy of a ladder"
             )
-        remedy = 'name each callable: {"small": ask_small, "large": ask_large}'
-        require_kind(nodes, Mapping, "nodes must be a mapping from names to callables", remedy)
+        require_callables(nodes)
         spec = policy.spec
         missing = [name for name in spec.names if name not in nodes]
         odd = [name for name in nodes if name not in spec.names]

@@ -16,7 +16,7 @@ import numpy as np
 from ttamer._arguments import require_kind
 from ttamer._display.progress import shown
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.runtime.calling import Batched, EventLoop, result_of
+from ttamer.runtime.calling import Batched, EventLoop, require_callables, result_of
 from ttamer.runtime.reply import Reply, Unusable, reply_of, rows_of
 from ttamer.trace.checks import check_classes
 from ttamer.trace.classes import ClassCodes
@@ -151,8 +151,7 @@ class Collection:
         on_error: OnBad = "refuse",
     ) -> Collection:
         """Check the options of :func:`collect`; with costs given, each call is made once."""
-        remedy = 'name each callable: {"small": ask_small, "large": ask_large}'
-        require_kind(nodes, Mapping, "nodes must be a mapping from names to callables", remedy)
+        require_callables(nodes)
         if repeat < 1 or warmup < 0:
             raise ArgumentError(
                 f"repeat is {repeat} and warmup {warmup}; at least 1 and 0 are needed"

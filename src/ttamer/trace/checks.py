@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ttamer.trace.trace import Trace
 
 __all__ = [
+    "UNPRICED",
     "Agreement",
     "check_classes",
     "check_for_fit",
@@ -27,6 +28,8 @@ __all__ = [
     "warn_of_spaces",
 ]
 
+UNPRICED = "at cost 1"
+"""The end of the note on nodes whose costs were not given."""
 MIN_RELIABLE_ROWS = 100
 """A fit to fewer rows is warned about: its error and cost on new rows are hardly known."""
 MIN_COMPARED_ROWS = 20
@@ -138,6 +141,13 @@ def check_for_fit(trace: Trace) -> None:
         warnings.warn(
             f"the trace has {len(trace)} rows; below {MIN_RELIABLE_ROWS} the error and cost of a "
             "policy on new rows are hardly known: collect more",
+            TraceWarning,
+            stacklevel=4,
+        )
+    if any(note.endswith(UNPRICED) for note in trace.notes):
+        warnings.warn(
+            "no costs were given, so that nodes without a column of costs cost 1 each: give them, "
+            'as in Trace.read(path, {"small": 1.0, "large": 12.5}) or from_frame(..., costs={...})',
             TraceWarning,
             stacklevel=4,
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttamer.errors import CascadeError, TraceError
+from ttamer.trace.checks import UNPRICED
 from ttamer.trace.classes import shown
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import EXTRA_FIELDS, Trace
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Layout", "columns_of", "infer_spec", "plan"]
+__all__ = ["Layout", "check_names", "columns_of", "infer_spec", "plan"]
 
 SEPARATORS = (";", "\t", "|")
 """Marks that separate columns in other tables; in a CSV file here a comma does."""
@@ -87,7 +88,7 @@ def plan(
     >>> layout.columns, layout.notes
     (('a.confidence', 'label'), ("columns not used: 'id'",))
     """
-    _check_names(columns, place)
+    check_names(columns, place)
     fields: dict[str, dict[int, str]] = {name: {} for name in _FIELDS}
     signals, strangers, unused = {}, [], []
     for column in columns:
@@ -129,7 +130,7 @@ def plan(
     return Layout(place, spec, label, ordered, signals, (*notes, *found))
 
 
-def _check_names(columns: Sequence[str], place: str) -> None:
+def check_names(columns: Sequence[str], place: str) -> None:
     """Refuse columns that are there twice, and a header whose columns were not separated."""
     if len(columns) == 1 and (found := [mark for mark in SEPARATORS if mark in columns[0]]):
         raise TraceError(
@@ -153,7 +154,7 @@ def infer_spec(
     >>> spec.costs.tolist(), note
     ([1.0, 1.0], "no cascade was given: the nodes are 'b', 'a', each at cost 1")
     """
-    _check_names(columns, place)
+    check_names(columns, place)
     names = [
         column.removesuffix(".confidence")
         for column in columns
@@ -167,9 +168,9 @@ def infer_spec(
         spec = CascadeSpec.of({name: mean_costs.get(name, 1.0) for name in names})
     except CascadeError as error:
         raise TraceError(f"{place}: the columns make no cascade: {error}") from None
-    costs = "each at cost 1" if not mean_costs else "each at the mean of its cost column"
+    costs = f"each {UNPRICED}" if not mean_costs else "each at the mean of its cost column"
     if mean_costs and len(mean_costs) < len(names):
-        costs += ", or at cost 1"
+        costs += f", or {UNPRICED}"
     return spec, f"no cascade was given: the nodes are {shown(names)}, {costs}"
 
 

@@ -6,6 +6,7 @@ own. Both go through the same columns, checks and class codes, and refuse the sa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -40,6 +41,15 @@ __all__ = [
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".npz")
 """The suffixes of trace files."""
+_JSON_LINES = "pandas.read_json(path, lines=True).to_parquet(...)"
+CONVERTED = {
+    ".json": "pandas.read_json(path).to_parquet(...)",
+    ".jsonl": _JSON_LINES,
+    ".ndjson": _JSON_LINES,
+    ".tsv": "pandas.read_table(path).to_parquet(...)",
+    ".xlsx": "pandas.read_excel(path).to_parquet(...)",
+}
+"""How other files of tables become a trace file, by their suffix."""
 
 
 class Source(Protocol):
@@ -56,14 +66,15 @@ class Source(Protocol):
 
 def read_trace(
     path: str | os.PathLike[str],
-    cascade: CascadeSpec | str | os.PathLike[str] | None = None,
+    cascade: CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None = None,
     *,
     on_bad: OnBad = "refuse",
 ) -> Trace:
     r"""Read a whole trace.
 
-    ``cascade`` is a ``cascade.toml`` or a :class:`CascadeSpec`. Without one, the cascade kept in
-    the file is used; without that the nodes are taken from the columns, which ``notes`` mentions.
+    ``cascade`` is a ``cascade.toml``, a :class:`CascadeSpec` or costs by node. Without one, the
+    cascade kept in the file is used; without that the nodes are taken from the columns, which
+    ``notes`` mentions.
     A row with a missing, NaN or infinite value is refused; with ``on_bad="skip"`` such rows
     are left out and counted in ``left_out``.
 
@@ -81,7 +92,7 @@ def read_trace(
 
 def read_batches(
     path: str | os.PathLike[str],
-    cascade: CascadeSpec | str | os.PathLike[str] | None = None,
+    cascade: CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None = None,
     *,
     rows: int = 1 << 18,
     on_bad: OnBad = "refuse",
@@ -93,7 +104,7 @@ def read_batches(
 
     Args:
         path: The file; its suffix determines the format.
-        cascade: A ``cascade.toml`` or a :class:`CascadeSpec`, as for :meth:`Trace.read`.
+        cascade: A ``cascade.toml``, a :class:`CascadeSpec` or costs, as for :meth:`Trace.read`.
         rows: The most rows in one batch, at least 1.
         on_bad: As for :meth:`Trace.read`.
 
@@ -197,7 +208,7 @@ def open_source(path: str | os.PathLike[str]) -> Source:
 
 def _open(
     path: str | os.PathLike[str],
-    cascade: CascadeSpec | str | os.PathLike[str] | None,
+    cascade: CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None,
     on_bad: OnBad,
 ) -> tuple[Source, Layout]:
     source = open_source(path)
@@ -206,7 +217,7 @@ def _open(
 
 def open_layout(
     source: Source,
-    cascade: CascadeSpec | str | os.PathLike[str] | None,
+    cascade: CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None,
     place: str,
     on_bad: OnBad,
 ) -> Layout:
@@ -214,6 +225,8 @@ def open_layout(
     if on_bad not in ("refuse", "skip"):
         raise ArgumentError(f'on_bad is {on_bad!r}; it must be "refuse" or "skip"')
     spec = cascade
+    if isinstance(spec, Mapping):
+        spec = CascadeSpec.of(spec)
     if spec is not None and not isinstance(spec, CascadeSpec):
         spec = CascadeSpec.from_file(spec)
     notes: tuple[str, ...] = ()
@@ -290,7 +303,9 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
     for suffix in SUFFIXES:
         if name.endswith(suffix):
             return suffix
-    raise TraceError(f"{path}: the suffix must be one of {', '.join(SUFFIXES)}")
+    kind = Path(name).suffix
+    advice = f"; convert it first, as with {CONVERTED[kind]}" if kind in CONVERTED else ""
+    raise TraceError(f"{path}: the suffix must be one of {', '.join(SUFFIXES)}{advice}")
 
 
 def beside(path: str | os.PathLike[str], ending: str) -> Path:

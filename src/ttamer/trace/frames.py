@@ -13,6 +13,7 @@ import numpy as np
 
 from ttamer.errors import ArgumentError, MissingExtra, TraceError
 from ttamer.trace.arrow import ArrowBatch, arrow
+from ttamer.trace.columns import check_names
 from ttamer.trace.files import open_layout, read_source
 from ttamer.trace.spec import CascadeSpec
 
@@ -76,6 +77,8 @@ def trace_from_frame(
         if cascade is not None:
             raise ArgumentError("give a cascade or costs, not both: a cascade has its own costs")
         cascade = CascadeSpec.of(costs, order=order, target=target)
+    columns = getattr(frame, "columns", ())  # of an Arrow table these are no names
+    check_names([name for name in columns if isinstance(name, str)], PLACE)
     source = _Frame(frame)
     return read_source(source, open_layout(source, cascade, PLACE, on_bad), on_bad)
 

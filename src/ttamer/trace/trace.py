@@ -835,7 +835,7 @@ class Trace:
     def read(
         cls,
         path: str | os.PathLike[str],
-        cascade: CascadeSpec | str | os.PathLike[str] | None = None,
+        cascade: CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None = None,
         *,
         on_bad: OnBad = "refuse",
     ) -> Trace:
@@ -843,9 +843,9 @@ class Trace:
 
         Args:
             path: The file; its suffix determines the format.
-            cascade: A ``cascade.toml`` or a :class:`CascadeSpec`. Without one, the cascade kept in
-                the file is used; without that the nodes are taken from the columns, and ``notes``
-                has a sentence about it.
+            cascade: A ``cascade.toml``, a :class:`CascadeSpec`, or the cost of each node by its
+                name. Without one, the cascade kept in the file is used; without that the nodes are
+                taken from the columns, and ``notes`` has a sentence about it.
             on_bad: A row with a missing, NaN or infinite value is refused, or with ``"skip"`` left
                 out and counted in ``left_out``.
 
@@ -853,7 +853,7 @@ class Trace:
             The trace.
 
         Raises:
-            ArgumentError: If ``path`` is a data frame.
+            ArgumentError: If ``path`` is no path, such as a data frame.
             TraceError: If the file cannot be read or used; the message names column and row.
             CascadeError: If the ``cascade.toml`` cannot be used.
 
@@ -861,7 +861,7 @@ class Trace:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = pathlib.Path(folder, "log.csv")
         ...     _ = path.write_text("a.confidence,a.correct\n0.5,1\n0.9,0\n")
-        ...     Trace.read(path)
+        ...     Trace.read(path, {"a": 2.5})
         Trace(2 rows, 1 nodes, correct)
         """
         from ttamer.trace.files import read_trace
