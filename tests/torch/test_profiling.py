@@ -159,11 +159,11 @@ def test_what_a_call_adds_once_is_separated_from_what_an_exit_adds(monkeypatch, 
 @pytest.mark.parametrize(
     "turns",
     [
-        [(150, 150, 150, 100)],  # a second exit adds nothing
-        [(140, 150, 150, 100)],  # less than nothing
-        [(400, 150, 150, 100)],  # more than the first with all that a call adds
-        [(103, 101, 101, 100)],  # less than a ramp in all
-        [(90, 90, 90, 100)],
+        [(150, 150, 150, 100)] * 3,  # a second exit adds nothing
+        [(140, 150, 150, 100)] * 3,  # less than nothing
+        [(400, 150, 150, 100)] * 3,  # more than the first with all that a call adds
+        [(103, 101, 101, 100)] * 3,  # less than a ramp in all
+        [(90, 90, 90, 100)] * 3,
         [(150, 100), (160, 100)],  # of one exit
     ],
 )
@@ -289,3 +289,12 @@ def test_one_graph_of_a_pool_is_there_when_the_next_is_captured(monkeypatch):
     for size in (2, 1):
         parts = profiling._Parts(adding_network(2), value[:size], capture)
         assert len(parts.segments()) == len(parts.segments()) == 2
+
+
+def test_what_varies_between_turns_is_left_to_the_exits():
+    steady = [(174, 150, 154, 100)] * 5
+    (cost, *_), once = profiling.separated(steady, [0, 1], [3, 7, 5])
+    assert (cost, once) == (20, 30)
+    shaken = [(174 + shift, 150, 154, 100) for shift in (-60, 60, -55, 55, 0)]
+    (cost, *_), once = profiling.separated(shaken, [0, 1], [3, 7, 5])
+    assert (cost, once) == (50, 0)
