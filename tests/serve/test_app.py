@@ -233,6 +233,12 @@ def test_an_error_names_the_field(gateway):
     assert error["message"] == "messages.0.content must be text or null"
 
 
+def test_first_mistakes_are_answered_with_what_to_do(gateway):
+    form = httpx.post(f"{gateway.url}/chat/completions", data=ASK)  # as curl -d sends it
+    assert "set the header content-type: application/json" in form.text
+    assert "the API is under /v1" in httpx.get(gateway.root).text
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
     [("GET", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET"),

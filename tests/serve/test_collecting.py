@@ -516,6 +516,7 @@ def test_only_line_feeds_end_a_line_and_a_byte_order_mark_is_no_text(tmp_path, n
         ("p.jsonl", "{", "line 1: is not JSON"),
         ("p.jsonl", '{"prompt": "x"}\n[]', "line 2: is not an object"),
         ("p.jsonl", '{"label": "x"}', "line 1: has no prompt"),
+        ("p.jsonl", '{"question": "x", "id": 1}', "other fields: 'question', 'id'"),
         ("p.jsonl", '{"prompt": 3}', "line 1: has no prompt"),
         ("p.jsonl", '{"messages": []}', "line 1: messages must be"),
         ("p.jsonl", '{"prompt": "x", "label": {}}', "line 1: label: a class must be"),

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from support.examples import examples
 from ttamer.errors import ArgumentError, CascadeError, MissingExtra, TraceError
+from ttamer.trace.arrow import arrow
 from ttamer.trace.files import open_source, read_batches
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
@@ -551,7 +552,7 @@ def test_without_pyarrow_npz_works_and_the_others_say_what_to_install(tmp_path, 
 
     def refuse(name, *rest):
         if name.startswith("pyarrow"):
-            raise ImportError(name)
+            raise ModuleNotFoundError(name)
         return real(name, *rest)
 
     monkeypatch.setattr(importlib, "import_module", refuse)
@@ -570,6 +571,18 @@ def test_without_pyarrow_npz_works_and_the_others_say_what_to_install(tmp_path, 
             Trace.read(tmp_path / f"t.{suffix}")
         with pytest.raises(MissingExtra, match=r"ttamer\[io\]"):
             trace.write(tmp_path / f"v.{suffix}")
+
+
+def test_a_package_that_is_installed_and_broken_is_not_reported_as_missing(monkeypatch):
+    """As where a file of the user's shadows a module that the package imports."""
+
+    def broken(name, *_):
+        raise ImportError(f"cannot import name 'x' from {name!r}")
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    with pytest.raises(ImportError, match="cannot import name 'x'") as caught:
+        arrow()
+    assert not isinstance(caught.value, MissingExtra)
 
 
 def test_parquet_takes_little_room_for_numbers_that_were_single_precision(tmp_path):

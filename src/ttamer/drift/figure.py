@@ -67,7 +67,7 @@ def draw_replay(
     """
     try:
         from matplotlib.figure import Figure
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingExtra("matplotlib", "plot") from None
     figure = Figure(figsize=(8.6, 5.6), layout="constrained") if onto is None else onto
     above, below = figure.subplots(2, 1, sharex=True)

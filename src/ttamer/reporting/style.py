@@ -129,7 +129,7 @@ def style() -> Iterator[None]:
     """Draw or save with the settings that all figures share."""
     try:
         import matplotlib as mpl
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingExtra("matplotlib", "plot") from None
     settings: dict[Any, Any] = {
         "text.parse_math": False,

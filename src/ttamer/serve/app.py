@@ -160,7 +160,11 @@ class App:
         if exchange.path.startswith(f"{MODELS}/") and exchange.path != f"{MODELS}/":
             method, handler = "GET", self._with_key(self._model, "ask")
         if handler is None and exchange.path not in self._endpoints:
-            raise HttpError("not found", status=404, code="not_found")
+            raise HttpError(
+                "not found; the API is under /v1, the status page at /status",
+                status=404,
+                code="not_found",
+            )
         wanted = "GET" if exchange.method == "HEAD" else exchange.method
         if handler is None or wanted != method:
             exchange.response_headers["allow"] = method

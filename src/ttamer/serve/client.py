@@ -24,7 +24,7 @@ from ttamer.errors import MissingExtra
 
 try:
     from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
-except ImportError:
+except ModuleNotFoundError:
     raise MissingExtra("httptools", "serve") from None
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ttamer.errors import MissingExtra
 
 try:
     import orjson
-except ImportError:
+except ModuleNotFoundError:
     raise MissingExtra("orjson", "serve") from None
 
 if TYPE_CHECKING:

@@ -203,7 +203,10 @@ def _body(row: dict[str, Any], endpoint: Endpoint, place: str) -> dict[str, Any]
         return row
     text = row.pop("prompt", None)
     if not isinstance(text, str) or not text:
-        raise TraceError(f"{place}: has no prompt; write prompt, a text, or messages")
+        fields = ", ".join(map(repr, row)) or "none"
+        raise TraceError(
+            f"{place}: has no prompt; write prompt, a text, or messages; its other fields: {fields}"
+        )
     if endpoint == "chat/completions":
         return {**row, "messages": [{"role": "user", "content": text}]}
     return {**row, _BODY_KEYS.get(endpoint, "input"): text}

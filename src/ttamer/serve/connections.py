@@ -28,7 +28,7 @@ try:
         HttpToolsProtocol,
         RequestResponseCycle,
     )
-except ImportError:
+except ModuleNotFoundError:
     raise MissingExtra("uvicorn", "serve") from None
 
 if TYPE_CHECKING:

@@ -274,7 +274,11 @@ def check_content_type(exchange: HttpExchange) -> None:
     """Refuse a body that is not declared as JSON."""
     content_type = exchange.header(b"content-type") or ""
     if content_type != JSON and content_type.partition(";")[0].strip().lower() != JSON:
-        raise HttpError("send application/json", status=415, code="unsupported_media_type")
+        raise HttpError(
+            "set the header content-type: application/json",
+            status=415,
+            code="unsupported_media_type",
+        )
 
 
 async def read_body(receive: Receive, *, limit: int, content_length: str | None = None) -> bytes:

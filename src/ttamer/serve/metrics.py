@@ -19,7 +19,7 @@ try:
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
     from prometheus_client.metrics_core import HistogramMetricFamily
     from prometheus_client.registry import Collector
-except ImportError as error:
+except ModuleNotFoundError as error:
     from ttamer.errors import MissingExtra
 
     raise MissingExtra("prometheus-client", "serve") from error

@@ -197,5 +197,5 @@ class _TracedNode(NodeSpan):
 def _import(module: str) -> Any:
     try:
         return import_module(module)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MissingExtra("opentelemetry-sdk", "otel") from error

@@ -17,7 +17,7 @@ from ttamer.errors import ArgumentError, MissingExtra
 
 try:
     import uvicorn
-except ImportError:
+except ModuleNotFoundError:
     raise MissingExtra("uvicorn", "serve") from None
 
 from ttamer.drift.audit_log import is_locked

@@ -62,7 +62,7 @@ def export_onnx(
     for package in ("onnx", "onnxscript"):
         try:
             importlib.import_module(package)
-        except ImportError:
+        except ModuleNotFoundError:
             raise MissingExtra(package, "onnx") from None
     require_exits(network)
     value: Any = to_device(example, device_of(network), network.input_names)

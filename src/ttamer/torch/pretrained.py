@@ -227,7 +227,7 @@ def _load_weights(path: Path, network: EarlyExit) -> None:
 
 def _safetensors() -> Any:
     """Return the module that reads and writes weights."""
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ModuleNotFoundError):
         import safetensors.torch
 
         return safetensors.torch

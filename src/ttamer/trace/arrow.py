@@ -42,7 +42,7 @@ def arrow(name: str = "pyarrow") -> Any:
     """
     try:
         return importlib.import_module(name)
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingExtra("pyarrow", "io") from None
 
 

@@ -126,6 +126,6 @@ def frame_of(trace: Trace, library: FrameLibrary) -> Any:
         return arrow().table(columns)
     try:
         module = importlib.import_module(library)
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingExtra(library, "frames") from None
     return module.DataFrame(columns)

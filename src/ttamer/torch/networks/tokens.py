@@ -44,7 +44,7 @@ def transformers() -> Any:
     """Return the package transformers, imported on first use."""
     try:
         return importlib.import_module("transformers")
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingExtra("transformers", "torch") from None
 
 
