@@ -586,6 +586,23 @@ def test_collect_asks_python_callables(tmp_path, capsys):
     assert "is not text in UTF-8" in odd
 
 
+def test_collect_skips_inputs_on_which_a_callable_fails(tmp_path, capsys):
+    (tmp_path / "inputs.txt").write_text("[1, 0.5]\nx\n[2, 0.5]\n")
+    command = ["collect", "a=json:loads", "b=json:loads", "-o", str(tmp_path / "trace.npz")]
+    command += ["--inputs", str(tmp_path / "inputs.txt")]
+    assert main(command) == 2
+    assert "skip these rows with --skip-bad" in capsys.readouterr().err
+    assert main([*command, "--skip-bad"]) == 0
+    assert "1 inputs left out" in capsys.readouterr().out
+
+
+def test_collect_refuses_options_that_would_do_nothing(capsys):
+    assert main(["collect", "cascade.toml", "--prompts", "p.txt", "--labels", "l.txt"]) == 2
+    assert "--labels is for Python callables, not for cascade.toml" in capsys.readouterr().err
+    assert main(["collect", "a=json:loads", "--inputs", "i.txt", "--judge", "a"]) == 2
+    assert "--judge is for the upstreams of a cascade.toml" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("command", "output", "reason"),
     [

@@ -33,6 +33,8 @@ def add_to(commands: Any) -> None:
                         "confidence)")  # fmt: skip
     parser.add_argument("-o", "--output", default="trace.parquet", metavar="FILE",
                         help="Parquet, CSV or NPZ; its cascade goes beside it")  # fmt: skip
+    parser.add_argument("--skip-bad", action="store_true",
+                        help="skip and count inputs for which a node failed")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     upstreams = parser.add_argument_group("with a cascade.toml")
     upstreams.add_argument("--prompts", metavar="FILE",
@@ -44,8 +46,6 @@ def add_to(commands: Any) -> None:
                            help="the endpoint of the upstreams to call")  # fmt: skip
     upstreams.add_argument("--max-tokens", type=int, default=256, metavar="N",
                            help="the longest answer, in tokens (default 256)")  # fmt: skip
-    upstreams.add_argument("--skip-bad", action="store_true",
-                           help="skip and count prompts for which a node failed")  # fmt: skip
     upstreams.add_argument("--journal", metavar="FILE",
                            help="keeps the answers, so that a run can be resumed "
                            "(default: beside the output)")  # fmt: skip
@@ -74,7 +74,7 @@ def add_to(commands: Any) -> None:
     callables.add_argument("--labels", metavar="FILE", help="text, one correct answer per line")
     callables.add_argument("--repeat", type=int, default=1, metavar="N",
                            help="calls per input; the median time counts (default 1)")  # fmt: skip
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, groups=(upstreams, callables))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -87,6 +87,7 @@ def run(args: argparse.Namespace) -> None:
 
     suffix = suffix_of(args.output)  # checked before any model is called
     of_cascade = args.models[0].endswith(".toml")
+    _refuse_options(args, of_cascade=of_cascade)
     try:
         trace = _from_upstreams(args) if of_cascade else _from_callables(args)
     except KeyboardInterrupt:
@@ -122,7 +123,7 @@ def run(args: argparse.Namespace) -> None:
     if not of_cascade:
         print("\n  cost: seconds per call, unless a callable returns its own")
     for reason, count in trace.left_out.items():
-        print(f"\n  {count} prompts left out: {reason}")
+        print(f"\n  {count} {'prompts' if of_cascade else 'inputs'} left out: {reason}")
     for note in trace.notes:
         print(f"\n  {note}")
     print(f"\n  written to {' and '.join(written)}")
@@ -134,6 +135,20 @@ def run(args: argparse.Namespace) -> None:
             "\nNo answer is known to be right, which a fit needs: give --labels FILE, or write "
             f'target = "last" under [cascade] in {cascade}: then the last node is right'
         )
+
+
+def _refuse_options(args: argparse.Namespace, *, of_cascade: bool) -> None:
+    """Refuse options that are for models of the other kind, and would do nothing."""
+    from ttamer.errors import ArgumentError
+
+    upstreams, callables = args.groups
+    for action in (callables if of_cascade else upstreams)._group_actions:
+        if getattr(args, action.dest) != action.default:
+            kind = "Python callables" if of_cascade else "the upstreams of a cascade.toml"
+            raise ArgumentError(
+                f"{action.option_strings[0]} is for {kind}, not for {args.models[0]}; remove it "
+                "(ttamer collect --help)"
+            )
 
 
 def _kept(args: argparse.Namespace) -> tuple[Path, Path]:
@@ -229,6 +244,7 @@ def _from_callables(args: argparse.Namespace) -> Trace:
         models,
         labels=labels,
         repeat=args.repeat,
+        on_error="skip" if args.skip_bad else "refuse",
         progress=lambda done, total: progress(f"{done} of {total} inputs"),
     )
     progress("")
