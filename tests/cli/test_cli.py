@@ -586,6 +586,32 @@ def test_collect_asks_python_callables(tmp_path, capsys):
     assert "is not text in UTF-8" in odd
 
 
+def test_certify_refuses_options_that_do_nothing_and_rows_that_show_nothing_new(
+    fitted, tmp_path, capsys
+):
+    policy, rows = str(fitted.policy), str(fitted.folder / "test.npz")
+    promised = str(tmp_path / "promised.ttamer")
+    assert main(["certify", policy, rows, "--drop", "0.3", "-o", promised]) == 0
+    capsys.readouterr()
+    for arguments, said in (
+        ([policy, rows, "--error", "0.3", "--against", "large"], "--against is for --drop"),
+        ([promised, rows, "--confidence", "0.99"], "has its own confidence"),
+        ([promised, rows], "the rows that a promise in"),
+    ):
+        assert main(["certify", *arguments]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_wrong_numbers_and_options_that_do_nothing_are_found_before_the_fit(capsys):
+    for arguments, said in (
+        (["fit", "a.npz", "--mistake-cost", "0"], "--mistake-cost is 0; it must be above 0"),
+        (["replay", "s.npz", "--fit", "a.npz", "--against", "x"], "--against is for --drop"),
+        (["replay", "s.npz", "--fit", "a.npz", "--reference", "b.npz"], "not both"),
+    ):
+        assert main(arguments) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_collect_skips_inputs_on_which_a_callable_fails(tmp_path, capsys):
     (tmp_path / "inputs.txt").write_text("[1, 0.5]\nx\n[2, 0.5]\n")
     command = ["collect", "a=json:loads", "b=json:loads", "-o", str(tmp_path / "trace.npz")]

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
+DEFAULT_CONFIDENCE = 0.95
+"""How certain a promise must be, unless another number is given."""
 UNCERTAIN = 1
 """The exit code where a promise is not certified, or is broken."""
 
@@ -39,9 +41,9 @@ def add_to(commands: Any) -> None:
                        help="bound how far a policy is from the best of its class")  # fmt: skip
     parser.add_argument("--tradeoff", type=float, metavar="T",
                         help="of the policy, with --gap (default: of the default one)")  # fmt: skip
-    parser.add_argument("--against", default="last", metavar="NODE",
-                        help="what a drop is measured from: a node, last or best")  # fmt: skip
-    parser.add_argument("--confidence", type=float, default=0.95, metavar="C",
+    parser.add_argument("--against", metavar="NODE", help="what a drop is measured from: a node, "
+                        "last (the default) or best")  # fmt: skip
+    parser.add_argument("--confidence", type=float, metavar="C",
                         help="how certain the promise must be (default 0.95)")  # fmt: skip
     parser.add_argument("-o", "--output", metavar="FILE",
                         help="write the policies with the promise in them")  # fmt: skip
@@ -59,13 +61,12 @@ def run(args: argparse.Namespace) -> int:
     from ttamer.errors import ArgumentError
     from ttamer.fitted.ladder import FittedLadder
 
+    _check_options(args)
     ladder = load(args.policy)
     if not isinstance(ladder, FittedLadder):
         raise ArgumentError(f"{args.policy} is no ladder made by ttamer fit: nothing to promise")
     args.cascade = ladder.fitted.spec
     trace = read(args.trace, args) if args.trace else None
-    if args.tradeoff is not None and not args.gap:
-        raise ArgumentError("--tradeoff is for --gap: leave it out")
     if args.gap:
         return _gap(ladder, trace, args)
     if args.error is None and args.drop is None:
@@ -84,6 +85,23 @@ def run(args: argparse.Namespace) -> int:
         elif args.error is not None or args.drop is not None:
             print("  -o FILE writes the policies with this promise")
     return 0 if all(each.certified for each in promises) else UNCERTAIN
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuse options that would do nothing, and fill in defaults."""
+    from ttamer.errors import ArgumentError
+
+    if args.tradeoff is not None and not args.gap:
+        raise ArgumentError("--tradeoff is for --gap: leave it out")
+    if args.against is not None and args.drop is None:
+        raise ArgumentError("--against is for --drop: leave it out, or give --drop in its place")
+    if args.confidence is not None and args.error is None and args.drop is None and not args.gap:
+        raise ArgumentError(
+            "a promise in the file has its own confidence: leave out --confidence, or make a new "
+            "promise with --error or --drop"
+        )
+    args.against = args.against or "last"
+    args.confidence = DEFAULT_CONFIDENCE if args.confidence is None else args.confidence
 
 
 def _gap(ladder: FittedLadder, trace: Trace | None, args: argparse.Namespace) -> int:
@@ -128,6 +146,11 @@ def _checked(ladder: FittedLadder, trace: Trace | None, name: str) -> list[Promi
         raise ArgumentError(f"{name} holds no promise: make one with --error or --drop, and -o")
     if trace is None:
         return list(ladder.promises)
+    if any(each.trace_digest == trace.digest for each in ladder.promises):
+        raise ArgumentError(
+            f"these are the rows that a promise in {name} was made with: they show nothing new; "
+            "give rows recorded since"
+        )
     return [
         check_promise(each, HeldOut.of(ladder, trace, against=each.against))
         for each in ladder.promises

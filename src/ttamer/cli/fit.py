@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,10 @@ def run(args: argparse.Namespace) -> None:
     """Fit, save, and print what was fitted."""
     from ttamer.artefact.files import save
     from ttamer.cli.output import as_json, progress_line
+    from ttamer.errors import ArgumentError
 
+    if args.mistake_cost is not None and not 0 < args.mistake_cost < math.inf:
+        raise ArgumentError(f"--mistake-cost is {args.mistake_cost:g}; it must be above 0")
     progress = progress_line(quiet=args.json)
     ladder = _fitted(args, progress)
     progress("")

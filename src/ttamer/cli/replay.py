@@ -113,8 +113,11 @@ def run(args: argparse.Namespace) -> None:
 
 def _settings(args: argparse.Namespace) -> LoopSettings:
     from ttamer.drift import LoopSettings
+    from ttamer.errors import ArgumentError
 
     drop = args.drop is not None
+    if args.against is not None and not drop:
+        raise ArgumentError("--against is for --drop: leave it out, or give --drop")
     return LoopSettings(
         at_most=args.drop if drop else 0.05 if args.error is None else args.error,
         kind="drop" if drop else "error",
@@ -158,6 +161,8 @@ def _opened(
             return trace
         return dataclasses.replace(trace, spec=dataclasses.replace(trace.spec, target=args.target))
 
+    if args.fit is not None and (args.policy is not None or args.reference is not None):
+        raise ArgumentError("give --fit, or --policy and --reference, not both")
     if args.policy is not None:
         ladder = load(args.policy)
         if not isinstance(ladder, FittedLadder):
