@@ -7,7 +7,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.linear_model import LogisticRegression, RidgeClassifier
+from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
 from sklearn.model_selection import KFold
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
@@ -171,6 +171,14 @@ def test_a_model_without_a_confidence_is_refused(digits):
     cascade = CascadeClassifier([("silent", Silent())], costs={"silent": 1.0}, cv=2)
     with pytest.raises(tt.ArgumentError, match="'silent' has neither predict_proba nor decision"):
         cascade.fit(*digits[:2])
+
+
+def test_a_regressor_is_refused(digits):
+    rows, labels = digits[0][:60], digits[1][:60]
+    with pytest.raises(
+        tt.ArgumentError, match=r"model .line. is no classifier .* CascadeRegressor"
+    ):
+        CascadeClassifier([("line", LinearRegression())], costs={"line": 1.0}).fit(rows, labels)
 
 
 def test_an_exception_of_a_model_is_raised_as_it_is(digits):

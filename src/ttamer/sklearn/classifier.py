@@ -145,6 +145,11 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
 
     def _replies(self, name: str, model: Any, rows: Any) -> Replies:
         """Return codes of classes, the confidence in them, and the probabilities where known."""
+        if not hasattr(model, "classes_"):
+            raise ArgumentError(
+                f"model {name!r} is no classifier ({type(model).__name__} has no classes_ after "
+                "its fit): give a classifier, or use CascadeRegressor"
+            )
         columns = np.searchsorted(self.classes_, model.classes_)
         if hasattr(model, "predict_proba"):
             own = model.predict_proba(rows)
