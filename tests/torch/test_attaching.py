@@ -342,7 +342,7 @@ def test_blocks_get_only_what_is_known_at_the_first(extra, text):
     ("points", "example", "text"),
     [
         ("layers", images(), "has no module 'layers'; lists of blocks are stages"),
-        ([], images(), "has no module ''"),
+        ([], images(), "points is empty"),
         ("fc", images(), "fc is a Linear; give the name of a ModuleList"),
         ("stages", images(1), "have 1 rows; give the same number, at least 2"),
         ("stages", (images(3), images(2)), "have 3, 2 rows"),
@@ -353,6 +353,11 @@ def test_blocks_get_only_what_is_known_at_the_first(extra, text):
 def test_points_and_examples_that_do_not_fit_are_refused(points, example, text):
     with pytest.raises(ArgumentError, match=text):
         attach(ConvNet(), points, example)
+
+
+def test_the_name_of_a_model_is_refused():
+    with pytest.raises(ArgumentError, match="attach needs a model of PyTorch, not str"):
+        attach("resnet18", "stages", images())
 
 
 def test_outputs_without_a_default_ramp_need_one():

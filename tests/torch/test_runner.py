@@ -496,6 +496,16 @@ def test_inputs_of_another_kind_are_refused():
             run({"inputs": inputs})
 
 
+def test_one_input_without_a_batch_is_refused():
+    layers = [nn.Linear(4, 8), nn.Linear(8, 8)]
+    network = EarlyExit(layers, [nn.Linear(8, 3)], nn.Linear(8, 3))
+    runner = Runner(network, threshold_tables(np.array([0.5, 0.0])))
+    with pytest.raises(
+        ArgumentError, match=r"returns shape \(3,\), .* for one input, inputs\[None"
+    ):
+        runner(torch.zeros(4))
+
+
 @pytest.mark.parametrize("belief", BELIEFS)
 @pytest.mark.parametrize("skip", [False, True])
 def test_half_precision(belief, skip):

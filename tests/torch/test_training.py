@@ -434,6 +434,14 @@ def test_a_loader_that_cannot_be_read_twice_is_refused():
         train(build(), (batch for batch in data()), recipe())
 
 
+def test_a_dataset_and_a_mapping_for_a_recipe_are_refused():
+    inputs, labels = data()[0]
+    with pytest.raises(ArgumentError, match="give a DataLoader, not a Dataset"):
+        train(build(), list(zip(inputs, labels, strict=True)), recipe())
+    with pytest.raises(ArgumentError, match="train needs a Recipe, not dict"):
+        train(build(), data(), {"epochs": 1})
+
+
 def test_a_checkpoint_needs_a_folder_before_the_work_begins(tmp_path):
     with pytest.raises(ArgumentError, match="nowhere does not exist; create it first"):
         train(build(), data(), recipe(), checkpoint=tmp_path / "nowhere" / "run.pt")

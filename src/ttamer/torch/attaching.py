@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ttamer._arguments import require_kind
 from ttamer.errors import ArgumentError
 from ttamer.torch.devices import LABEL_NAMES
 from ttamer.torch.early_exit import EarlyExit
@@ -266,16 +267,19 @@ def _inputs(
 
 def _names(model: nn.Module, points: str | Sequence[str]) -> tuple[list[str], set[str]]:
     """Return the names of the blocks that run one after another, and of those with an exit."""
+    require_kind(model, nn.Module, "attach needs a model of PyTorch", "load it first")
     modules = dict(model.named_modules())
     names = [points] if isinstance(points, str) else list(points)
     missing = [name for name in names if name not in modules or not name]
-    if missing or not names:
+    if not names:
+        raise ArgumentError("points is empty; give the name of a list of blocks, or of blocks")
+    if missing:
         lists = [
             n for n, m in modules.items() if isinstance(m, nn.ModuleList | nn.Sequential) and n
         ]
         found = lists or [repr(name) for name, _ in model.named_children()]
         raise ArgumentError(
-            f"{type(model).__name__} has no module {(missing or [''])[0]!r}; "
+            f"{type(model).__name__} has no module {missing[0]!r}; "
             f"{'lists of blocks' if lists else 'its modules'} are {', '.join(found[:8]) or 'none'}"
         )
     parents = {points if isinstance(points, str) else name.rpartition(".")[0] for name in names}

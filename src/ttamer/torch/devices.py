@@ -119,6 +119,8 @@ def inputs_and_labels(batch: object, network: EarlyExit) -> tuple[Value, torch.T
 
 def _class_numbers(labels: torch.Tensor, rows: int) -> torch.Tensor:
     """Return labels as PyTorch's losses take them; a table of probabilities stays as it is."""
+    if labels.ndim == 0:
+        raise ArgumentError("a batch has one label and no rows: give a DataLoader, not a Dataset")
     if len(labels) != rows or (labels.ndim == 1 and labels.is_floating_point()):
         raise ArgumentError(
             f"a batch has {rows} inputs, and its labels are {labels.dtype} of shape "

@@ -429,6 +429,11 @@ class Runner:
             return self._asking.ask(exit_, ramp, value, rows, count, awaited=awaited, first=first)
         logits = ramp(value)
         if carry is None:
+            if logits.ndim != 2:
+                raise ArgumentError(
+                    f"an exit returns shape {tuple(logits.shape)}, not (batch, classes): give a "
+                    "batch of inputs; for one input, inputs[None]"
+                )
             carry = self._decider.start(count, logits.shape[1], logits.dtype)
         if count:
             self._decider.observe(carry, exit_, rows, logits, awaited=awaited, first=first)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from ttamer._arguments import require_kind
 from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError
 from ttamer.torch.devices import autocast, device_of, inputs_and_labels
@@ -167,6 +168,8 @@ def train(
             f"a {type(loader).__name__} has no length and cannot be read twice; make a list of it, "
             "or use a DataLoader"
         )
+    remedy = 'write Recipe("ramps", epochs=5, rate=0.02)'
+    require_kind(recipe, Recipe, "train needs a Recipe", remedy)
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and not path.parent.is_dir():
         raise ArgumentError(f"{path}: the folder {path.parent} does not exist; create it first")
