@@ -17,7 +17,7 @@ from ttamer.torch.devices import take, wait
 from ttamer.torch.networks.ramps import Ramp
 from ttamer.torch.profiling import full_run, runner_for
 from ttamer.torch.runner import group_sizes
-from ttamer.torch.tuning import MAX_TIME_SHARE
+from ttamer.torch.tuning import clearly_faster
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -185,17 +185,18 @@ class Bench:
     def chosen(self, batch, full, found):
         """Return, per level, the policy that is fastest on the rows fitted to, and its runner.
 
-        Nothing where none is faster than the network itself.
+        Nothing where none is clearly faster than the network itself.
         """
         known = self.cut(0, full, batch, CHOOSING)
         runners = [[self.runner(each.policy) for each in policies] for policies in found]
         usual, *timed = self.timed((full, *(run for some in runners for run in some)), known)
         best, tried = [], []  # what keeps a smaller allowance keeps a larger one too
         for policies, some in zip(found, runners, strict=True):
-            tried += [(timed.pop(0).times.mean, each.policy, run)
+            tried += [(timed.pop(0), each.policy, run)
                       for each, run in zip(policies, some, strict=True)]  # fmt: skip
-            seconds, *fast = min(tried, key=lambda each: each[0], default=(np.inf,))
-            best.append(fast if seconds <= MAX_TIME_SHARE * usual.times.mean else None)
+            fast = min(tried, key=lambda each: each[0].times.mean, default=None)
+            clear = fast is not None and clearly_faster(fast[0].seconds, usual.seconds)
+            best.append(fast[1:] if clear else None)
         return best
 
     def streamed(self, known, runner, test):

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ttamer.torch.devices import rows_of, wait
 from ttamer.torch.runner import Answers
 from ttamer.torch.tuning import Timing, timing_of
@@ -23,6 +25,8 @@ class Timed:
 
     times: Timing
     """Its times."""
+    seconds: np.ndarray
+    """The time of each batch."""
     answers: list[tuple[torch.Tensor, torch.Tensor]]
     """Per batch the classes answered and the exits asked, where the run has exits."""
 
@@ -48,4 +52,5 @@ def in_turns(runs, batches, *, graphs: bool) -> list[Timed]:
                     answers[k].append((out.logits.argmax(1), out.asked))
                     wait()
     rows = rows_of(batches[0])
-    return [Timed(timing_of(took, rows), some) for took, some in zip(seconds, answers, strict=True)]
+    return [Timed(timing_of(took, rows), np.array(took), some)
+            for took, some in zip(seconds, answers, strict=True)]  # fmt: skip

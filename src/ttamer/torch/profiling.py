@@ -342,7 +342,7 @@ class _Parts:
 def separated(
     turns: Sequence[Sequence[float]], places: Sequence[int], ramps: Sequence[float]
 ) -> tuple[tuple[float, ...], float]:
-    """Return what asking every exit adds, and what a call adds once; none is negative.
+    """Return what asking every exit adds, its ramp at least, and what a call adds once.
 
     A turn has the seconds of a call that asks all exits at ``places``, of calls that ask one each,
     and of the network alone. The sum of the latter calls, less the former, is what is there without
@@ -368,8 +368,8 @@ def separated(
             for bare, every, *each in zip(alone, together, *ones, strict=True)
         ]
         clear = statistics.median(found) - 2 * statistics.stdev(found) / len(found) ** 0.5
-        once = min(max(clear, 0.0), max(rest + min(ramps[:-1]), 0.0))
-    return (*(max(ramp + rest - once, 0.0) for ramp in ramps[:-1]), head), once
+        once = max(min(clear, rest), 0.0)
+    return (*(ramp + max(rest - once, 0.0) for ramp in ramps[:-1]), head), once
 
 
 def in_sequence(parts: Sequence[Callable[[], object]], device: torch.device) -> tuple[float, ...]:

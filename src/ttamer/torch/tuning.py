@@ -47,7 +47,11 @@ MAX_RAMPS = 3
 MANY_RAMPS = 12
 """The largest number of ramps in the set of all."""
 MAX_TIME_SHARE = 0.97
-"""The share of the network's time below which a policy counts as faster; more is noise."""
+"""The share of the network's time below which a policy counts as faster, by two standard errors."""
+REPEATS = 3
+"""How often each batch is timed."""
+WARM_UPS = 5
+"""The fewest batches that run before any is timed."""
 CAUTION = 2.0
 """The standard errors that an estimate keeps to spare below the error allowed."""
 TRADEOFFS = 60
@@ -209,12 +213,10 @@ def recommend(
     ]  # fmt: skip
     report(f"timing {len(runners)} policies beside the network")
     full = full_run(network, cut[0], precision=precision, graphs=graphs)
-    alone = time_batches(full, cut)
-    times = [time_batches(run, cut) for run in runners]
-    again = time_batches(full, cut)
-    alone = min(alone, again, key=lambda timing: timing.mean)
+    usual, *seconds = in_turns([full, *runners], cut)
+    alone, *times = (timing_of(each, batch) for each in (usual, *seconds))
     best = min(range(len(times)), key=lambda k: times[k].mean, default=None)
-    if best is None or times[best].mean > MAX_TIME_SHARE * alone.mean:
+    if best is None or not clearly_faster(seconds[best], usual):
         return Recommendation(full, None, None, own, own, alone, alone, tuple(chosen))
     runner = runners[best]
     return Recommendation(
@@ -338,36 +340,78 @@ def predicted(
 
 
 def time_batches(
-    run: Callable[[Any], object], batches: Sequence[Value], *, repeats: int = 3, warm_ups: int = 5
+    run: Callable[[Any], object],
+    batches: Sequence[Value],
+    *,
+    repeats: int = REPEATS,
+    warm_ups: int = WARM_UPS,
 ) -> Timing:
     """Run batches one after another, waiting for each, and time them.
 
     The slowest hundredth is left out of the mean: it is due to the machine.
     """
-    for _ in range(-(-warm_ups // len(batches))):
-        for batch in list(batches):
-            run(batch)
+    (seconds,) = in_turns([run], batches, repeats=repeats, warm_ups=warm_ups)
+    return timing_of(seconds, sum(rows_of(batch) for batch in batches) / len(batches))
+
+
+def in_turns(
+    runs: Sequence[Callable[[Any], object]],
+    batches: Sequence[Value],
+    *,
+    repeats: int = REPEATS,
+    warm_ups: int = WARM_UPS,
+) -> NDArray[np.float64]:
+    """Time several ways to run the same batches, each batch by all of them before the next.
+
+    The machine's speed changes, and so all see the same.
+
+    Returns:
+        Shape (runs, repeats times batches): seconds.
+    """
+    for run in runs:
+        for _ in range(-(-warm_ups // len(batches))):
+            for batch in batches:
+                run(batch)
     wait()
-    seconds, rows = [], 0
-    for _ in range(repeats):
-        for batch in batches:
+    seconds = np.empty((len(runs), repeats * len(batches)))
+    for at, batch in enumerate([*batches] * repeats):
+        for k, run in enumerate(runs):
             start = time.perf_counter()
             run(batch)
             wait()
-            seconds.append(time.perf_counter() - start)
-            rows += rows_of(batch)
-    return timing_of(seconds, rows / len(seconds))
+            seconds[k, at] = time.perf_counter() - start
+    return seconds
+
+
+def clearly_faster(mine: NDArray[np.float64], its: NDArray[np.float64]) -> bool:
+    """Return whether times are below the network's on the same batches, by two standard errors.
+
+    >>> its = np.array([1.0, 1.2, 1.1, 1.3, 1.2])
+    >>> clearly_faster(0.9 * its, its), clearly_faster(np.array([0.5, 1.6, 0.6, 1.5, 1.7]), its)
+    (True, False)
+    """
+    usual = (mine <= _slowest_usual(mine)) & (its <= _slowest_usual(its))
+    saved = (MAX_TIME_SHARE * its - mine)[usual]
+    if len(saved) < 2:
+        return bool(mine.mean() < MAX_TIME_SHARE * its.mean())
+    return bool(saved.mean() > 2 * saved.std(ddof=1) / np.sqrt(len(saved)))
 
 
 def timing_of(seconds: Sequence[float] | NDArray[np.float64], rows: float) -> Timing:
     """Return the timing of batches of some rows each, without the slowest hundredth."""
-    usual = float(np.sort(seconds)[: max(1, int(0.99 * len(seconds)))].mean())
+    seconds = np.asarray(seconds)
+    mean = float(seconds[seconds <= _slowest_usual(seconds)].mean())
     return Timing(
         p50=float(np.quantile(seconds, 0.5)),
         p99=float(np.quantile(seconds, 0.99)),
-        mean=usual,
-        rows_per_second=rows / usual,
+        mean=mean,
+        rows_per_second=rows / mean,
     )
+
+
+def _slowest_usual(seconds: NDArray[np.float64]) -> float:
+    """Return the largest of some times without the slowest hundredth: one of them at least."""
+    return float(np.sort(seconds)[max(1, int(0.99 * len(seconds))) - 1])
 
 
 def _tradeoffs() -> list[float]:
