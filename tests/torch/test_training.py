@@ -435,9 +435,8 @@ def test_a_loader_that_cannot_be_read_twice_is_refused():
 
 
 def test_a_dataset_and_a_mapping_for_a_recipe_are_refused():
-    inputs, labels = data()[0]
     with pytest.raises(ArgumentError, match="give a DataLoader, not a Dataset"):
-        train(build(), list(zip(inputs, labels, strict=True)), recipe())
+        train(build(), data().dataset, recipe())
     with pytest.raises(ArgumentError, match="train needs a Recipe, not dict"):
         train(build(), data(), {"epochs": 1})
 
