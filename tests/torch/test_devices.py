@@ -6,7 +6,15 @@ from torch import nn
 
 from ttamer.errors import ArgumentError
 from ttamer.torch import EarlyExit
-from ttamer.torch.devices import autocast, device_of, inputs_and_labels, rows_of, take, to_device
+from ttamer.torch.devices import (
+    autocast,
+    check_current,
+    device_of,
+    inputs_and_labels,
+    rows_of,
+    take,
+    to_device,
+)
 
 NETWORK = EarlyExit([nn.Identity()], [], nn.Linear(4, 3), input_names=["ids", "mask"])
 
@@ -99,3 +107,11 @@ def test_mixed_precision_computes_in_half_and_plain_does_not():
         assert layer(torch.zeros(1, 2)).dtype == torch.bfloat16
     with autocast(torch.device("cpu"), "fp32"):
         assert layer(torch.zeros(1, 2)).dtype == torch.float32
+
+
+def test_a_gpu_that_is_not_the_current_one_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    check_current(torch.device("cuda", 0))
+    check_current(torch.device("cpu"))
+    with pytest.raises(ArgumentError, match=r"on cuda:1, .* call torch\.cuda\.set_device\(1\)"):
+        check_current(torch.device("cuda", 1))

@@ -22,6 +22,7 @@ __all__ = [
     "Precision",
     "autocast",
     "by_position",
+    "check_current",
     "check_precision",
     "device_of",
     "in_memory_order",
@@ -44,6 +45,15 @@ def device_of(network: nn.Module) -> torch.device:
     """Return the device of a network's first parameter; the CPU where it has none."""
     parameter = next(network.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device
+
+
+def check_current(device: torch.device) -> None:
+    """Refuse a GPU that is not the current one: kernels and graphs are for that."""
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        raise ArgumentError(
+            f"the network is on {device}, and the current device is "
+            f"cuda:{torch.cuda.current_device()}: call torch.cuda.set_device({device.index}) before"
+        )
 
 
 def check_precision(precision: Precision) -> None:

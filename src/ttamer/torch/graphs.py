@@ -26,6 +26,7 @@ from ttamer.torch.decide_triton import STEP, TritonDecider
 from ttamer.torch.devices import (
     autocast,
     by_position,
+    check_current,
     device_of,
     rows_of,
     tensors_of,
@@ -318,6 +319,7 @@ def full_graph(
 ) -> Callable[[Any], Tensor]:
     """Return the network without ramps as a graph, for batches like the example."""
     device = device_of(network)
+    check_current(device)
     out: dict[str, Tensor] = {}
     memory = InputMemory(to_device(example, device), rows_of(example))
 

@@ -26,6 +26,7 @@ from ttamer.torch.decide import NO_ANSWER, Carry, Decider
 from ttamer.torch.decide_cpu import CpuDecider
 from ttamer.torch.devices import (
     autocast,
+    check_current,
     check_precision,
     device_of,
     rows_of,
@@ -209,8 +210,8 @@ class Runner:
             rule comes from :meth:`ttamer.torch.Profile.regrouping`.
 
     Raises:
-        ArgumentError: The policy is not for the exits or classes of this network, or the precision
-            is another.
+        ArgumentError: The policy is not for the exits or classes of this network, the precision is
+            another, or the network is on a GPU that is not the current one.
 
     >>> from torch import nn, zeros
     >>> import numpy as np
@@ -236,6 +237,7 @@ class Runner:
         self.precision: Precision = precision
         self.regrouping = regrouping or Regrouping.always()
         self._device = device_of(network)
+        check_current(self._device)
         check_precision(precision)
         if isinstance(policy, PlainTables | BeliefTables):
             tables: Tables = policy
