@@ -49,6 +49,11 @@ docs: $(VENV)/.docs
 release-check: $(VENV)/.dev
 	$(BIN)/python scripts/release_check.py
 
+# On a machine with a GPU: kernels beside PyTorch's operations, and decisions by graphs beside those without.
+.PHONY: gpu
+gpu: $(VENV)/.dev
+	$(BIN)/python experiments/early_exit/hop_times.py mpnet smollm2 vgg16 --check --only differ
+
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py
 

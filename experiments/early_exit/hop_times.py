@@ -18,7 +18,8 @@ pixels; thresholds at one, two and four exits. ``--only`` chooses what is measur
   takes to launch its graphs.
 
 ``--ramps dense`` is for encoders: ramps like BERT's head. ``--check`` compares kernels with
-PyTorch's operations. Needs a GPU and Triton.
+PyTorch's operations. Needs a GPU and Triton. Where decisions or kernels differ, the exit status is
+1: ``make gpu`` runs that, for tests on a machine without a GPU cannot.
 
 ``--eager``: without graphs, where the host's launches take the time: what a call with the exit
 takes longer where no row stops, by the median of pairs of calls (*uncaptured*: without the small
@@ -65,6 +66,8 @@ TURNS = 9
 """How often whole calls of all kinds are timed, in turns."""
 LAUNCHES = 100
 """How often a kernel is compared with itself."""
+ROUNDING = {torch.bfloat16: 0.03, torch.float32: 0.001}
+"""By how much a ramp in a kernel may differ, as a share of the largest logit."""
 CHECKED = (
     (1, 256, 768, "mean", "layer"),
     (128, 256, 768, "mean", "layer"),
@@ -169,7 +172,11 @@ def parts_in_graphs(network, value):
 
 @torch.inference_mode()
 def check():
-    """Print by how much ramps in kernels differ from PyTorch's operations, and from themselves."""
+    """Print by how much ramps in kernels differ from PyTorch's operations, and from themselves.
+
+    Return how many differ by more than rounding.
+    """
+    faults = 0
     for dtype in (torch.bfloat16, torch.float32):
         for rows, tokens, width, pool, kind in CHECKED:
             hidden = torch.randn(rows, tokens, width, device="cuda", dtype=dtype)
@@ -189,9 +196,11 @@ def check():
             repeat()
             for _ in range(3):
                 captured(repeat)()
-            apart = float((first.float() - wanted.float()).abs().max())
-            print(f"{dtype} {rows} {tokens} {width} {pool} {kind}: {apart:.2g} of "
-                  f"{float(wanted.abs().max()):.2g}; {int(again)} change", flush=True)  # fmt: skip
+            apart, most = (float(x.abs().max()) for x in (first.float() - wanted.float(), wanted))
+            faults += bool(int(again)) or not apart <= ROUNDING[dtype] * most
+            print(f"{dtype} {rows} {tokens} {width} {pool} {kind}: {apart:.2g} of {most:.2g}; "
+                  f"{int(again)} change", flush=True)  # fmt: skip
+    return faults
 
 
 def tables_for(network, limits):
@@ -352,8 +361,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="compare kernels first")
     args = parser.parse_args()
     torch.manual_seed(0)
-    if args.check:
-        check()
+    faults = check() if args.check else 0
     for name in args.networks:
         options = {"ramps": args.ramps} if args.ramps and name == "mpnet" else {}
         network = NETWORKS[name](**options).eval().cuda().bfloat16()
@@ -367,10 +375,14 @@ def main() -> None:
                     times, differ = measure(network, value, args.counts, args.only)
             except Exception as error:  # the others are still measured
                 print(f"{name} {size}: {type(error).__name__}: {error}"[:500], flush=True)
+                faults += 1
                 continue
+            faults += any(differ.values())
             shown = [f"{key} {1e6 * value:.1f}" for key, value in times.items()]
             shown += [f"differ {key} {value}" for key, value in differ.items()]
             print(f"{name} {args.ramps or ''} {size}: {', '.join(shown)}", flush=True)
+    if faults:
+        raise SystemExit(f"{faults} faults: kernels or decisions differ, or a network failed")
 
 
 if __name__ == "__main__":
