@@ -1,6 +1,7 @@
 """Print what tables.py measured as tables for README.md.
 
     python experiments/early_exit/show_tables.py experiments/early_exit/results/table-*.json [--all]
+    python experiments/early_exit/show_tables.py experiments/early_exit/results/cpu-*.json
 
 First bf16 with CUDA graphs, one row per network and batch size: the full network's p50 and rows per
 second; then per rule and allowance its speed-up (mean times) and how many points more it errs than
@@ -9,9 +10,10 @@ exits asked; and the share of the bound that is reached. A star marks what was m
 nodes chose the branches of a graph, a dagger what else is of an earlier run. Then the other
 engines, batches run together by ``stream``, what an exit adds by the profile (its ramp, the
 decision and the wait), and the aims: how many settings hold them, and which do not, for texts and
-for images; how far decisions are from a replay of the trace; and the network cut after the first
-exit that errs at most so much more on the rows fitted to, by the times of its segments: what a
-policy must beat.
+for images; how much faster than one threshold ours is; how far decisions are from a replay of the
+trace; and the network cut after the first exit that errs at most so much more on the rows fitted
+to, by the times of its segments: what a policy must beat. Of what was measured on a CPU one table,
+with int8 weights beside, which are compared with the network in fp32.
 """
 
 from __future__ import annotations
@@ -52,18 +54,24 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="every rule, with p50 and p99")
     args = parser.parse_args()
     stems = [path.stem.removeprefix("table-") for path in args.files]
+    if all(stem.startswith("cpu-") for stem in stems):
+        stems = [stem.removeprefix("cpu-") for stem in stems]
     named = {NAMES.get(stem, stem): json.loads(path.read_text("utf-8"))
              for stem, path in zip(stems, args.files, strict=True)}  # fmt: skip
     order = sorted(named, key=lambda name: [*NAMES.values(), name].index(name))
     reports = {name: named[name] for name in order}
     for name, report in reports.items():
         print(f"{name}: {report['device']}, torch {report['torch']}")
+    if not any("graphs" in key for report in reports.values() for key in report["profiles"]):
+        print("\n".join(["", *cpu_table(reports)]))
+        return
     for table in (first_table, other_table, streams, asking_table):
         print("\n".join(["", *table(reports)]))
     for kind in (True, False):
         some = {name: report for name, report in reports.items() if (name in TEXTS) == kind}
         if some:
-            print("\n".join(["", ", ".join(some), *aims(some), *decisions(some), *cuts(some)]))
+            print("\n".join(["", ", ".join(some), *aims(some), *rivals(some),
+                             *decisions(some), *cuts(some)]))  # fmt: skip
     for name, report in reports.items() if args.all else ():
         print("\n".join(["", f"**{name}**", "", *every(report)]))
 
@@ -194,6 +202,7 @@ def aims(reports: dict[str, dict]) -> list[str]:
         "slower than one threshold", "more error than allowed", "by more than 2 standard errors",
     )}  # fmt: skip
     counts: dict[str, list[int]] = {}
+    with_the_rest = 0
     gains: dict[tuple[str, float], list[float]] = {}
     itself, errors = [], {level: [] for level in LEVELS}
     for name, report in reports.items():
@@ -219,6 +228,7 @@ def aims(reports: dict[str, dict]) -> list[str]:
                 held = counts.setdefault(f"{name} {' '.join(key)}", [0, 0])
                 held[0] += reached >= MIN_SHARE
                 held[1] += 1
+                with_the_rest += besides >= MIN_SHARE
                 for text, miss, how in (
                     ("below 90% of the bound", reached < MIN_SHARE,
                      f"{reached:.1%} (with the rest {besides:.1%})"),
@@ -236,10 +246,61 @@ def aims(reports: dict[str, dict]) -> list[str]:
     lines.append(
         "90% of the bound held: " + ", ".join(f"{k} {a}/{b}" for k, (a, b) in counts.items())
     )
+    reached_by = sum(a for a, _ in counts.values())
+    lines.append(f"90% of the bound held in {reached_by} of {total}; with the time besides the "
+                 f"segments, which the network has too, in {with_the_rest}")  # fmt: skip
     lines += [f"speed-up {key} +{100 * level:.0f}: {min(some):.2f} to {max(some):.2f}"
               for (key, level), some in gains.items()]  # fmt: skip
-    lines += [f"points more at +{100 * level:.0f}: {min(some):+.2f} to {max(some):+.2f}"
+    lines += [f"points more at +{100 * level:.0f}: {min(some):+.2f} to {max(some):+.2f}, no more "
+              f"than allowed in {sum(x <= 100 * level for x in some)} of {len(some)}"
               for level, some in errors.items() if some]  # fmt: skip
+    return lines
+
+
+def rivals(reports: dict[str, dict]) -> list[str]:
+    """Return how much faster than one threshold ours is, where a threshold keeps the allowance."""
+    found: dict[tuple[float, str], list[tuple[float, float, float]]] = {}
+    for report in reports.values():
+        for (_, engine, _), here in settings_of(report).items():
+            for level in LEVELS:
+                ours, rival = here.get(("ours", level)), here.get(("threshold", level))
+                if ours and rival:
+                    ratio = ours["speed_up"] / rival["speed_up"]
+                    values = ratio, rival["speed_up"], 100 * rival["more"]
+                    for key in ("all", engine):
+                        found.setdefault((level, key), []).append(values)
+    return [
+        f"beside one threshold, +{100 * level:.0f}, {engine}: ours faster in "
+        f"{sum(ratio > 1 for ratio, *_ in some)} of {len(some)}, by {min(some)[0] - 1:.1%} to "
+        f"{max(some)[0] - 1:.1%}; the threshold slower than the network in "
+        f"{sum(gain < 1 for _, gain, _ in some)}, {min(x[2] for x in some):+.2f} to "
+        f"{max(x[2] for x in some):+.2f} points more"
+        for (level, engine), some in sorted(found.items())
+    ]
+
+
+def cpu_table(reports: dict[str, dict]) -> list[str]:
+    """Return one line per network and batch size: fp32, and int8 beside the network in fp32."""
+    lines = [
+        "| fp32 | batch | full: p50 ms | threshold, +0 | threshold, +1 | ours, +0 | **ours, +1** | "
+        "of the bound, +0, +1 | int8 alone | int8 and threshold, +1 | **int8 and ours, +1** |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, report in reports.items():
+        shown = name
+        settings = settings_of(report)
+        for (_, engine, batch), here in settings.items():
+            if engine != "eager":
+                continue
+            full, small = here["full", None], settings.get(("fp32", "int8", batch), {})
+            shown = shown and f"{name}, {full['error']:.2%}, {report['device']}"
+            cells = [found(here.get(rule), bold=rule[0] == "ours") for rule in RULES]
+            cells.append(", ".join(share(here.get(("ours", level))) for level in LEVELS))
+            for rule in (("full", None), ("threshold", 0.01), ("ours", 0.01)):
+                x = small.get(rule)
+                cells.append(f"{full['mean'] / x['mean']:.2f}, {x['error']:.2%}" if x else "-")
+            lines.append(f"| {shown} | {batch} | {1e3 * full['p50']:,.0f} | {' | '.join(cells)} |")
+            shown = ""
     return lines
 
 
