@@ -281,8 +281,8 @@ def test_the_demo_shows_ttamer_ahead_of_the_paper_and_of_every_threshold(demo):
     rows = {}
     for line in demo[0].stdout.splitlines():
         words = line.split()
-        if len(words) == 7 and words[-1].startswith("0."):
-            rows[words[0]] = float(words[-1])
+        if len(words) == 7 and words[-1].endswith("%"):
+            rows[words[0]] = float(words[-1].rstrip("%"))
     for rival in ("paper", "threshold", "threshold-per-exit", "calibrated", "chain", "frugalml"):
         assert rows["ttamer"] < rows[rival]
 
@@ -494,6 +494,9 @@ def test_frontier_writes_the_json_it_promises(trace_files):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "large alone" in done.stdout
+    fitting = f"Next: ttamer fit {trace_files / 'fit.csv'} --cascade {trace_files / 'cascade.toml'}"
+    assert fitting in done.stdout.splitlines()
+    assert re.search(r"for_budget\(([\d.]+)\) in Python, budget = \1 in \[serve\]", done.stdout)
     facts = json.loads(out.read_text())
     assert {point["policy"] for point in facts["points"]} == {
         "ttamer",

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(text)
     else:
-        print(frontier_text(result, test_trace))
+        print(frontier_text(result, test_trace, args))
         if args.output:
             print(f"\n  written to {args.output}")
 
@@ -90,8 +90,10 @@ def two_traces(args: argparse.Namespace) -> tuple[Trace, Trace]:
     return read(args.fit, args), read(args.test, args)
 
 
-def frontier_text(result: Frontier, test_trace: Trace) -> str:
-    """Return the comparison as a table, and the recommendation below it."""
+def frontier_text(
+    result: Frontier, test_trace: Trace, args: argparse.Namespace | None = None
+) -> str:
+    """Return the comparison as a table, the recommendation, and for a command what comes next."""
     from ttamer.cli.output import number, table
     from ttamer.fitted.mixture import shown_error
     from ttamer.reporting.recommendation import recommend, reference_in_words
@@ -107,7 +109,7 @@ def frontier_text(result: Frontier, test_trace: Trace) -> str:
         for more in margins.values():
             cost = result.cost_at(family, more)
             cells.append("-" if cost is None else f"{cost / best.cost:.1%}" if best.cost else "0")
-        rows.append([family, *cells, f"{result.area(family):.4f}"])
+        rows.append([family, *cells, shown_error(result.area(family), measure)])
     lines = [
         f"Fitted and measured on the same {result.fit_rows:,} rows: errors are too low. Split them."
         if result.same_rows
@@ -126,4 +128,13 @@ def frontier_text(result: Frontier, test_trace: Trace) -> str:
     if "ttamer" in result.families:
         advice = recommend(result, test_trace)
         lines += ["", f"What to use: {' '.join([advice.sentence, *advice.notes])}"]
+        if args is not None and advice.outcome in ("wins", "ties"):
+            budget = f"{sum(each.share * each.point.result.cost for each in advice.settings):.6g}"
+            cascade = f" --cascade {args.cascade}" if args.cascade else ""
+            lines += [
+                "",
+                f"Next: ttamer fit {args.trace or args.fit}{cascade}",
+                f"  and of its policies the one at that cost: for_budget({budget}) in Python, "
+                f"budget = {budget} in [serve]",
+            ]
     return "\n".join(lines)
