@@ -45,6 +45,10 @@ class Result:
     >>> result = evaluate(ladder.at(0.9), datasets.load("langid", "test"), resamples=0)
     >>> result.rows, round(sum(result.answered.values()), 6)
     (14694, 1.0)
+    >>> print(result)
+    Measured on 14,694 rows
+    error 14.01%, 95% interval 14.01% to 14.01%
+    cost 44.61 per input, 95% interval 44.61 to 44.61; 7.1% of the full model's
     """
 
     rows: int
@@ -74,7 +78,11 @@ class Result:
     latency_p95: float | None = None
     """The time that 95% of rows do not exceed."""
 
-    def _repr_html_(self) -> str:
+    def __str__(self) -> str:
+        return "\n".join([f"Measured on {self.rows:,} rows", *self._sentences()])
+
+    def _sentences(self) -> list[str]:
+        """Return error, cost and latency in words."""
         error, *ends = (
             shown_error(value, self.measure) for value in (self.error, *self.error_interval)
         )
@@ -88,12 +96,16 @@ class Result:
             notes.append(
                 f"latency {number(self.latency)} in the mean, 95% within {number(self.latency_p95)}"
             )
+        return notes
+
+    def _repr_html_(self) -> str:
         rows = [
             [name, percent(share), percent(self.answered[name])]
             for name, share in self.asked.items()
         ]
         head = ["node", "asked", "answered"]
-        return card(f"Measured on {self.rows:,} rows", notes=notes, head=head, rows=rows)
+        title = f"Measured on {self.rows:,} rows"
+        return card(title, notes=self._sentences(), head=head, rows=rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values.
