@@ -44,8 +44,9 @@ def main() -> None:
             else tuple(value) if isinstance(value, list) else value
             for key, value in stored.items()
         })  # fmt: skip
-        trace = tt.datasets.load(name)
-        if args.traces is not None:
+        if args.traces is None:
+            trace = tt.datasets.load(name)
+        else:
             trace = tt.Trace.read(args.traces / f"table-{name}.bf16.trace.npz")
         trace = trace.restrict(measured.names)
         sets = [tuple(ramps) for ramps in report["sets"][str(BATCH)]]
