@@ -100,6 +100,14 @@ def test_a_fit_warns_where_no_costs_were_given():
     fit(Trace.from_frame(frame, costs={"a": 1.0, "b": 2.0}), states=2, belief="none")
 
 
+def test_a_fit_warns_of_costs_in_two_units():
+    frame = pd.DataFrame({"a.confidence": np.arange(200) / 200, "a.correct": [True, False] * 100})
+    frame = frame.assign(**{"a.cost": 0.01 + frame["a.confidence"] / 1000})
+    with pytest.warns(TraceWarning, match="'a' have mean 0.0105, and its cost in the cascade is 1"):
+        fit(Trace.from_frame(frame, costs={"a": 1.0}), states=2, belief="none")
+    fit(Trace.from_frame(frame, costs={"a": 0.02}), states=2, belief="none")
+
+
 def test_columns_of_one_name_are_refused():
     frame = pd.DataFrame(COLUMNS)
     with pytest.raises(TraceError, match="the column 'label' stands there 2 times; keep one"):

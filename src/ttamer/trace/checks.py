@@ -30,6 +30,8 @@ __all__ = [
 
 UNPRICED = "at cost 1"
 """The end of the note on nodes whose costs were not given."""
+UNIT_RATIO = 30.0
+"""Mean costs of rows further from the cascade's cost, by this factor, are warned about."""
 MIN_RELIABLE_ROWS = 100
 """A fit to fewer rows is warned about: its error and cost on new rows are hardly known."""
 MIN_COMPARED_ROWS = 20
@@ -151,8 +153,22 @@ def check_for_fit(trace: Trace) -> None:
             TraceWarning,
             stacklevel=4,
         )
-    for text in label_warnings(trace):
+    for text in (*label_warnings(trace), *_unit_warnings(trace)):
         warnings.warn(f"the trace: {text}", TraceWarning, stacklevel=4)
+
+
+def _unit_warnings(trace: Trace) -> tuple[str, ...]:
+    """Return a warning where costs of rows and the cascade's seem to be in different units."""
+    means = trace.costs.mean(axis=0) if len(trace) else trace.spec.costs
+    for node, mean in zip(trace.spec.nodes, means.tolist(), strict=True):
+        is_fixed = node.cost > 0 and "cost_per_token" not in node.options  # else it is a part
+        if is_fixed and mean > 0 and not 1 / UNIT_RATIO <= mean / node.cost <= UNIT_RATIO:
+            return (
+                f"the costs of rows of {node.name!r} have mean {mean:.4g}, and its cost in the "
+                f"cascade is {node.cost:.4g}; write both in one unit: rows count in fits and "
+                "evaluations, the cascade's where a policy runs",
+            )
+    return ()
 
 
 def label_warnings(trace: Trace) -> tuple[str, ...]:
