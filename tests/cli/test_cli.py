@@ -682,6 +682,12 @@ def test_a_trace_without_costs_needs_a_cascade(tmp_path, capsys):
     assert "none.csv: cannot be read: No such file" in capsys.readouterr().err
 
 
+def test_characters_that_an_output_does_not_have_are_replaced(fitted):
+    done = run("inspect", fitted.policy, env={**os.environ, "PYTHONIOENCODING": "cp1252"})
+    assert done.returncode == 0, done.stderr
+    assert "per input: error ??" in done.stdout
+
+
 def test_colour_is_for_terminals_and_no_color_turns_it_off(problem_file, monkeypatch):
     plain = {**os.environ, "NO_COLOR": "1", "FORCE_COLOR": "1"}
     assert "\x1b" not in succeed("solve", problem_file, "--tradeoff", "0.5", env=plain)

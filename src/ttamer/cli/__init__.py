@@ -7,6 +7,7 @@ it). Commands load what they need only when they run, so that ``--help`` is imme
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import sys
@@ -111,6 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     >>> main(["theory", "no-recall", "--alpha", "0.5"])
     2
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # not every code page has bars, or all names
+        sys.stdout.reconfigure(errors="replace")
     args = build_parser().parse_args(argv)
     try:
         check_output(args)
