@@ -142,6 +142,20 @@ def test_the_message_names_what_was_received_and_what_to_do():
         tt.CascadeSpec.from_toml("cascade.toml")
     with pytest.raises(tt.ArgumentError, match=r"node 'small' must be a callable .* not str"):
         tt.collect(["input"], {"small": "gpt"})
+    with pytest.raises(tt.ArgumentError, match=r"not DataFrame: take a column, frame\["):
+        tt.collect(pd.DataFrame({"question": ["a", "b"]}), NODES)  # else: of the names of columns
+    with pytest.raises(tt.ArgumentError, match="collect takes a list of inputs, not dict"):
+        tt.collect({"a": 1}, NODES)
+    with pytest.raises(tt.ArgumentError, match=r"costs must be a mapping .* not list"):
+        tt.collect(["a"], NODES, costs=[1.0])
+    with pytest.raises(tt.TraceError, match="confidence: must be numbers, in rows of equal length"):
+        tt.Trace.from_arrays({"small": 1.0}, [["high"]])
+    with pytest.raises(tt.ArgumentError, match=r"signals must be a mapping of arrays, not list"):
+        tt.Trace.from_arrays({"small": 1.0}, [[0.5]], signals=[1.0])
+    with pytest.raises(tt.ArgumentError, match="restrict takes a list of names: write"):
+        ROWS.restrict("small")
+    with pytest.raises(tt.ArgumentError, match=r"families must be a list of names: write \['pap"):
+        tt.frontier(ROWS, ROWS, families="paper")
     with pytest.raises(tt.ArgumentError, match="tradeoffs must be several numbers, not float"):
         tt.solve_ladder(tt.Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), 0.5)
     with pytest.raises(tt.ArgumentError, match="collect takes a list of inputs, not str"):

@@ -89,6 +89,8 @@ def fit_families(
     >>> left_out
     {'patience': 'it compares predictions, and the trace has none'}
     """
+    if isinstance(names, str):
+        raise ArgumentError(f"families must be a list of names: write [{names!r}]")
     names = list(families) if names is None else list(names)
     for name in names:
         if name not in families:

@@ -135,7 +135,7 @@ def fit_all(
     ``ladder`` is the default fit, where it has been made already.
     """
     every = {**OURS, **FAMILIES}
-    names = list(every) if names is None else list(names)
+    names = list(every) if names is None else names
     if ladder is not None:
         every["ttamer"] = _Made("ttamer", ladder)
     return fit_families(trace, names, families={**every, **BY_NAME}, progress=progress)

@@ -72,6 +72,7 @@ def collect(
         TraceError: Where a call fails, or no rows are left.
         WorkLost: Where a task fails repeatedly.
     """
+    local.require_inputs(inputs)
     pairs = local.with_labels(inputs, labels)
     size = _chunk_size(nodes)
     chunks = []

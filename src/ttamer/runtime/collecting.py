@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Calls", "Collection", "Log", "collect", "reporting", "with_labels"]
+__all__ = ["Calls", "Collection", "Log", "collect", "reporting", "require_inputs", "with_labels"]
 
 
 def collect(
@@ -78,9 +78,7 @@ def collect(
     >>> trace.wrong().tolist()
     [[True, False], [False, False]]
     """
-    if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable):
-        remedy = "read a file into a list first"
-        require_kind(inputs, (list, tuple), "collect takes a list of inputs", remedy)
+    require_inputs(inputs)
     work = Collection.of(
         nodes,
         labelled=labels is not None,
@@ -162,6 +160,9 @@ class Collection:
             raise ArgumentError(
                 f'costs is {costs!r}; it must be "measured" or a cost for each node'
             )
+        if not isinstance(costs, str):
+            remedy = 'write {"small": 1.0, "large": 12.5}, or "measured"'
+            require_kind(costs, Mapping, "costs must be a mapping from names to costs", remedy)
         given = {} if isinstance(costs, str) else costs
         if not isinstance(costs, str) and costs.keys() != nodes.keys():
             odd = ", ".join(map(repr, costs.keys() ^ nodes.keys()))
@@ -358,6 +359,16 @@ def _make_finite(values: NDArray[np.float64]) -> int:
         low, high = (0.0, 0.0) if bad.all() else (values[~bad].min(), values[~bad].max())
         values[bad] = np.where(values[bad] == np.inf, high, low)
     return int(bad.sum())
+
+
+def require_inputs(inputs: object) -> None:
+    """Refuse what would be iterated over otherwise than input by input."""
+    remedy = "read a file into a list first"
+    if hasattr(inputs, "columns"):
+        remedy = 'take a column, frame["text"].to_list(), or rows, frame.to_dict("records")'
+    elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes | Mapping):
+        return
+    require_kind(inputs, (list, tuple), "collect takes a list of inputs", remedy)
 
 
 def with_labels(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -34,7 +34,7 @@ from ttamer.trace.verification import split_nodes
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence, Sized
+    from collections.abc import Sequence, Sized
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -152,6 +152,8 @@ class Trace:
             put(self, "largest_loss", max(largest, self.largest_loss or 0.0))
         columns = {f"{n}.{f}" for n in spec.names for f in (*_NODE_FIELDS, *EXTRA_FIELDS)}
         signals = {}
+        remedy = "write {name: values}"
+        require_kind(self.signals, Mapping, "signals must be a mapping of arrays", remedy)
         for name, values in self.signals.items():
             if not name or f"signal.{name}" in columns:
                 raise TraceError(f"signal {name!r}: this name is taken by a node; choose another")
@@ -206,7 +208,7 @@ class Trace:
         codes = ClassCodes()
         coded = None if label is None else codes.encode(label)
         predicted = None if prediction is None else codes.encode(prediction)
-        values: Any = np.asarray(confidence, np.float64)
+        values: Any = _numbers(confidence, "confidence")
         if score is not None:
             if fields.get("loss") is not None:
                 raise TraceError("give losses or scores, not both")
@@ -736,6 +738,8 @@ class Trace:
         >>> fewer.names, fewer.confidence.tolist()
         (('a', 'c'), [[0.1, 0.3]])
         """
+        if isinstance(nodes, str):
+            raise ArgumentError(f"restrict takes a list of names: write [{nodes!r}]")
         spec = self.spec
         wanted = {spec.index_of(name) for name in nodes}
         if not wanted:
@@ -920,11 +924,19 @@ def graded(
     return dataclasses.replace(spec, max_loss=bound), 1 - score
 
 
+def _numbers(values: Any, what: str) -> NDArray[np.float64]:
+    """Return values as numbers; refuse text, and rows of different lengths."""
+    try:
+        return np.asarray(values, np.float64)
+    except (TypeError, ValueError) as error:
+        raise TraceError(f"{what}: must be numbers, in rows of equal length: {error}") from None
+
+
 def _array(values: Any, kind: type, shape: tuple[int, ...], what: str) -> NDArray[Any]:
     """Return a read-only view of the values in the right type; refuse what does not fit."""
     array = np.asarray(values)
     if kind is np.bool_ and array.dtype != np.bool_:
-        raise TraceError(f"{what}: must be truth values, not {array.dtype}")
+        raise TraceError(f"{what}: must be truth values, not {array.dtype}; write .astype(bool)")
     if array.dtype.kind not in ("biu" if kind is np.int32 else "biuf"):
         raise TraceError(f"{what}: must be numbers, not {array.dtype}")
     if array.shape != shape:
