@@ -207,6 +207,11 @@ def test_an_upstream_is_a_plain_url(key, url):
     assert "a URL like" in text
 
 
+def test_an_upstream_is_a_base_url():
+    text = refused(NODE.replace("8081/v1", "8081/v1/chat/completions/"))
+    assert "a base URL, without /chat/completions at its end" in text
+
+
 def test_a_node_without_an_upstream_cannot_be_served(tmp_path):
     path = tmp_path / "cascade.toml"
     path.write_text('[[node]]\nname = "small"\ncost = 1\n', "utf-8")

@@ -68,6 +68,7 @@ SKIP, FIXED = "[cascade]\norder = 'skip'\n", "[cascade]\norder = 'fixed'\n"
         ("[cascade\n", "line 1"),
         (NODE + "cost = 2", "is not TOML"),
         ("[node]\nname = 'a'\ncost = 1", "two brackets"),
+        ("[node]\nname = 'a'\ncost = 1\n[node]\nname = 'b'\ncost = 1", "two brackets"),
         ("node = [1]", "[[node]] 1 must be a table"),
         ("cascade = 3\n" + NODE, "[cascade] must be a table"),
         ("serve = 3\n" + NODE, "[serve] must be a table, not 3"),

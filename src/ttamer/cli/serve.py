@@ -138,7 +138,7 @@ def _probe(args: argparse.Namespace, settings: Settings, facts: dict[str, Any], 
         facts["probe"] = [each.to_dict() for each in probes]
     _print(args, facts, "\n".join(part for part in (*map(str, probes), text) if part))
     if not all(each.ok for each in probes):
-        raise ArgumentError("an upstream lacks what the settings need; see above")
+        raise ArgumentError("an upstream failed, or lacks what the settings need; see above")
 
 
 def _worker_command(args: argparse.Namespace) -> list[str]:

@@ -102,6 +102,8 @@ RESERVED_HEADERS = frozenset(
 """The headers of calls to upstreams that ``headers`` of a node may not set."""
 CLUSTER_KEYS = ("replicas", "cpus", "gpus")
 """The keys of a node that only :mod:`ttamer.ray` reads."""
+ENDPOINT_PATHS = ("/chat/completions", "/completions", "/embeddings", "/messages", "/responses")
+"""What is added to the base URL of a server, and may not be written there."""
 EMBEDDINGS_NODE = "embeddings"
 """The name of the embeddings upstream in bills, metrics, errors and logs."""
 DAY = 86_400.0
@@ -203,6 +205,9 @@ def url(value: Any) -> str:
         raise InvalidValue(expected)
     if "@" in parts.netloc or "?" in value or "#" in value:
         raise InvalidValue(expected)
+    for ending in ENDPOINT_PATHS:
+        if parts.path.rstrip("/").endswith(ending):
+            raise InvalidValue(f"a base URL, without {ending} at its end, which is added")
     return value.rstrip("/")
 
 

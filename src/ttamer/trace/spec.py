@@ -636,7 +636,8 @@ class CascadeSpec:
         try:
             data = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise CascadeError(f"is not TOML: {error}") from None
+            advice = "; write [[node]], with two brackets" if "('node',)" in str(error) else ""
+            raise CascadeError(f"is not TOML: {error}{advice}") from None
         except (RecursionError, ValueError) as error:  # too deep; a date or number out of range
             raise CascadeError(f"is not TOML that can be read: {error}") from None
         return cls.from_dict(data)
