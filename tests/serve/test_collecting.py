@@ -620,6 +620,14 @@ def test_too_many_calls_are_reported_with_what_helps(served, prompts, tmp_path, 
     assert "fix the cause (429: a lower concurrency, or retries" in capsys.readouterr().err
 
 
+def test_fields_that_an_upstream_may_not_take_are_named(served, tmp_path, capsys):
+    served.upstreams["small"].mode, served.upstreams["small"].status = "error", 400
+    path, trace = tmp_path / "p.jsonl", str(tmp_path / "trace.csv")
+    path.write_text('{"id": 7, "prompt": "1?", "label": "A", "top_p": 1}\n')
+    assert main(["collect", str(served.cascade), "--prompts", str(path), "-o", trace]) == 2
+    assert "other fields are sent with its request, here id: remove" in capsys.readouterr().err
+
+
 def test_failures_in_the_command(served, prompts, tmp_path, capsys):
     served.upstreams["small"].plan = ["garbage"]
     arguments = ["collect", str(served.cascade), "--prompts", prompts]

@@ -44,6 +44,7 @@ from ttamer.serve.journal import EXTRAS, Journal, JournalEntry, journal_key
 from ttamer.serve.judging import Agreement, score_from, verdict_from
 from ttamer.serve.node import call_cost, open_nodes
 from ttamer.serve.prompt_signals import embedding_signals, prompt_signals
+from ttamer.serve.schemas import CHAT, CLASSIFY, COMPLETION
 from ttamer.serve.upstream import Upstream, UpstreamFailed
 from ttamer.trace.classes import class_text
 from ttamer.trace.trace import OnBad, Trace
@@ -544,9 +545,18 @@ class _FailureCount:
         return self.count >= MAX_FAILURES
 
 
-def _busy_hint(reasons: str) -> str:
-    """Return what helps against an upstream that refuses calls because there are too many."""
-    return " (429: a lower concurrency, or retries, of the node)" if "status 429" in reasons else ""
+def _hint(reasons: str, prompts: Sequence[Prompt]) -> str:
+    """Return what helps against an upstream that refuses calls: too many, or for their fields."""
+    if "status 429" in reasons:
+        return " (429: a lower concurrency, or retries, of the node)"
+    known = {*CHAT["properties"], *COMPLETION["properties"], *CLASSIFY["properties"]}
+    others = dict.fromkeys(name for prompt in prompts for name in prompt.body if name not in known)
+    if others and ("status 400" in reasons or "status 422" in reasons):
+        return (
+            f" (each prompt's other fields are sent with its request, here {', '.join(others)}: "
+            "remove those that the upstream does not take)"
+        )
+    return ""
 
 
 def _labels(
@@ -626,8 +636,8 @@ async def _trace(
         reasons = "; ".join(f"{reason}: {count}" for reason, count in counts.items())
         raise TraceError(
             f"{sum(left_out.values())} of {len(collection.prompts)} prompts lack an answer "
-            f"({reasons}); fix the cause{_busy_hint(reasons)} and run the same command again, "
-            "which asks only these, or skip them with --skip-bad"
+            f"({reasons}); fix the cause{_hint(reasons, collection.prompts)} and run the same "
+            "command again, which asks only these, or skip them with --skip-bad"
         )
     right = None if labels is None else [labels[row] for row in rows]
     kept = [
