@@ -156,6 +156,15 @@ def test_the_message_names_what_was_received_and_what_to_do():
         ROWS.restrict("small")
     with pytest.raises(tt.ArgumentError, match=r"families must be a list of names: write \['pap"):
         tt.frontier(ROWS, ROWS, families="paper")
+    with pytest.raises(tt.ArgumentError, match=r"families must be a list of names: write \['pap"):
+        tt.report(ROWS, ROWS, "report.html", families="paper")
+    with pytest.raises(tt.ArgumentError, match=r"families must be a list of names: write \['pap"):
+        evaluation.bench(".", families="paper")
+    with pytest.raises(tt.ArgumentError, match=r"tradeoff must be a number .* not '0\.5'"):
+        tt.solve(tt.Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), "0.5")
+    policy = tt.fit(datasets.load("langid", part="fit").take(range(200))).at(0.9)
+    with pytest.raises(tt.ArgumentError, match="max_cost is '1'; it must be a number above 0"):
+        policy.session(max_cost="1")
     with pytest.raises(tt.ArgumentError, match="tradeoffs must be several numbers, not float"):
         tt.solve_ladder(tt.Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), 0.5)
     with pytest.raises(tt.ArgumentError, match="collect takes a list of inputs, not str"):

@@ -147,9 +147,9 @@ def test_a_cap_is_reported():
     assert turn.unclear == 0
     with pytest.raises(ArgumentError, match="'small', costs 1"):
         ladder[0].session(max_cost=0.5)
-    with pytest.raises(ArgumentError, match="must be above 0"):
+    with pytest.raises(ArgumentError, match="must be a number above 0"):
         ladder[0].session(max_cost=0)
-    with pytest.raises(ArgumentError, match="must be above 0"):
+    with pytest.raises(ArgumentError, match="must be a number above 0"):
         ladder[0].session(max_cost=float("nan"))
 
 

@@ -536,6 +536,7 @@ REFUSED = {
     "bad retries": (lambda p: _with(p, retries={"b": True}), "retries for 'b' is True"),
     "bad hedge": (lambda p: _with(p, hedge="1"), "hedge for 'a' is '1'"),
     "bad cap": (lambda p: _with(p, max_cost=0), "max_cost is 0"),
+    "cap as text": (lambda p: _with(p, max_cost="1"), "max_cost is '1'; it must be a number"),
     "bad deadline": (lambda p: _with(p, deadline=float("nan")), "deadline is nan"),
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ttamer._arguments import names_of
 from ttamer.baselines.chain import Chain
 from ttamer.baselines.frugalml import FrugalML
 from ttamer.baselines.no_recall import NoRecall
@@ -89,9 +90,7 @@ def fit_families(
     >>> left_out
     {'patience': 'it compares predictions, and the trace has none'}
     """
-    if isinstance(names, str):
-        raise ArgumentError(f"families must be a list of names: write [{names!r}]")
-    names = list(families) if names is None else list(names)
+    names = list(families) if names is None else names_of(names, "families")
     for name in names:
         if name not in families:
             raise ArgumentError(f"there is no family {name!r}; there are {', '.join(families)}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer._arguments import require_path
+from ttamer._arguments import names_of, require_path
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.evaluation.bootstrap import RowBootstrap, interval
 from ttamer.evaluation.families import uses_labels
@@ -108,7 +108,7 @@ def bench(
     ['fit', 'test']
     """
     done = []
-    names = None if families is None else list(families)
+    names = None if families is None else names_of(families, "families")
     found = find_traces(folder)
     for path, cascade in found:  # a file that cannot be used is found before the work
         Trace.read(path, cascade)

@@ -15,7 +15,7 @@ from abc import abstractmethod
 from math import exp, inf, isfinite, nan
 from typing import TYPE_CHECKING
 
-from ttamer._numbers import as_float, number, percent
+from ttamer._numbers import as_float, is_number, number, percent
 from ttamer.errors import ArgumentError, ObservationError, TraceError
 from ttamer.fitted.belief import EXCLUDED_LOGIT
 from ttamer.policy.session import Explanation, IndexSession, Session, WalkSession
@@ -556,8 +556,8 @@ class CappedSession(FittedSession):
     __slots__ = ("_cap", "_ended", "_limit", "_redirected", "_turn")
 
     def __init__(self, turn: FittedSession, max_cost: float) -> None:
-        if not max_cost > 0:
-            raise ArgumentError(f"max_cost is {max_cost!r}; it must be above 0")
+        if not is_number(max_cost) or not max_cost > 0:
+            raise ArgumentError(f"max_cost is {max_cost!r}; it must be a number above 0")
         self._turn = turn
         self._cap = float(max_cost)
         self._limit = self._cap * (1 + SLACK)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer._arguments import require_kind
+from ttamer._numbers import as_float
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def check_tradeoff(tradeoff: float) -> float:
     0.7
     """
     try:
-        value = float(tradeoff)
+        value = as_float(tradeoff)
     except (TypeError, ValueError, OverflowError):
         value = float("nan")
     if not 0.0 <= value <= 1.0:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer._arguments import require_path
+from ttamer._arguments import names_of, require_path
 from ttamer._display.progress import shown
 from ttamer._version import __version__
 from ttamer.errors import ArgumentError
@@ -96,7 +96,9 @@ def report(
 
     require_trace(test_trace, "a report")  # before the fit, which takes long
     require_path(path, "report")
-    names = None if families is None else list(dict.fromkeys(["ttamer", *families]))
+    names = None
+    if families is not None:
+        names = ["ttamer", *(each for each in names_of(families, "families") if each != "ttamer")]
     with shown(progress) as hook:
         ladder = fit(fit_trace, progress=hook)
         found = frontier(fit_trace, test_trace, families=names, ladder=ladder, progress=hook)

@@ -437,8 +437,10 @@ class _Limits:
 
 
 def _limit(value: float | None, what: str) -> float | None:
-    if value is not None and not value > 0:
-        raise ArgumentError(f"{what} is {value!r}; it must be above 0, or None for no limit")
+    if value is not None and not (is_number(value) and value > 0):
+        raise ArgumentError(
+            f"{what} is {value!r}; it must be a number above 0, or None for no limit"
+        )
     return value
 
 
