@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from choosing import LEVELS, errors_of
-from turns import in_turns
 
 import ttamer as tt
 from ttamer import torch as exits
-from ttamer.torch.devices import take, wait
+from ttamer.torch.devices import rows_of, take, wait
 from ttamer.torch.networks.ramps import Ramp
 from ttamer.torch.profiling import full_run, runner_for
-from ttamer.torch.runner import group_sizes
-from ttamer.torch.tuning import clearly_faster
+from ttamer.torch.runner import Answers, group_sizes
+from ttamer.torch.tuning import Timing, clearly_faster, time_each_batch, timing_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,6 +87,18 @@ def blocks_of(part: torch.nn.Module) -> list[torch.nn.Module]:
     if type(part) is torch.nn.Sequential and all(any(each.children()) for each in inner):
         return [block for each in inner for block in blocks_of(each)]
     return [part]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What one run took."""
+
+    times: Timing
+    """Its times."""
+    seconds: np.ndarray
+    """The time of each batch."""
+    answers: list[tuple[torch.Tensor, torch.Tensor]]
+    """Per batch the classes answered and the exits asked, where the run has exits."""
 
 
 class Bench:
@@ -254,7 +266,16 @@ class Bench:
         for run in runs:
             for batch in batches[:2] if self.graphs or self.cpu_rows else batches:
                 run(batch)
-        return in_turns(runs, batches, graphs=self.graphs)
+        answers: list[list] = [[] for _ in runs]
+
+        def keep(k, out):
+            if isinstance(out, Answers):
+                answers[k].append((out.logits.argmax(1), out.asked))
+
+        seconds = time_each_batch(runs, batches, repeats=1, warm_ups=0, keep=keep)
+        rows = rows_of(batches[0])
+        return [Timed(timing_of(took, rows), took, some)
+                for took, some in zip(seconds, answers, strict=True)]  # fmt: skip
 
     def outcome(self, its, alone):
         """Return times, speed-up, bounds, and what was asked and answered in the rows timed."""

@@ -39,7 +39,7 @@ __all__ = ["Again", "Answer", "Live", "Step", "answer", "ask_again", "prepare", 
 TRACE = "langid"
 PASSES = 3
 SHARE = 0.25
-"""What the policy may cost, of the dearest detector's cost."""
+"""What the policy may cost, of the most expensive detector's cost."""
 
 
 class Turn(Protocol):
@@ -220,7 +220,7 @@ def prepare(
     Args:
         models: Detectors by name, or the names of those to build; by default all installed.
         tradeoff: Which policy of the ladder; by default the one that errs least on the fit
-            part at a quarter of the dearest detector's cost.
+            part at a quarter of the most expensive detector's cost.
         progress: Called with a line of text as the work moves on.
         options: Passed on to :func:`ttamer.fitting.plans.fit`.
     """
@@ -320,7 +320,7 @@ def _at_speed(trace: Trace, slower: Mapping[str, float]) -> Trace:
 
 
 def _within_share(ladder: FittedLadder, trace: Trace) -> FittedPolicy:
-    """Return the policy that errs least on this trace at a quarter of the dearest node's cost.
+    """Return the policy that errs least here, at a quarter of the most expensive node's cost.
 
     If none is as cheap as that, the cheapest.
     """

@@ -117,7 +117,7 @@ def priced(tradeoffs: NDArray[np.float64], factor: NDArray[np.float64]) -> NDArr
 
 
 def explained_spread(trace: Trace, cheapest: int) -> tuple[float, float]:
-    """Return the spread of log costs of the dearest model, and the share states explain."""
+    """Return the spread of log costs of the most expensive model, and the share states explain."""
     costs = np.log(trace.costs[:, int(trace.costs.mean(axis=0).argmax())])
     order = np.argsort(np.argsort(trace.confidence[:, cheapest], kind="stable"))
     group = order * GROUPS // len(trace)

@@ -208,7 +208,7 @@ def test_without_graphs_batches_are_timed_in_turns(monkeypatch):
 
     monkeypatch.setattr(profiling.time, "perf_counter", lambda: now[0])
     network = SimpleNamespace(segments=[segment, segment])
-    found = profiling.in_turns(network, [0.001, 0.002], torch.device("cpu"))
+    found = profiling.segment_times(network, [0.001, 0.002], torch.device("cpu"))
     assert ran[:8] == [0.001, 0.001, 0.002, 0.002] * 2
     assert found[1] == pytest.approx(tuple(2 * each for each in found[0]))
 

@@ -137,7 +137,7 @@ def slow(monkeypatch):
         kinds = ["ours" if isinstance(run, Runner) else "full" for run in runs]
         return np.array([np.broadcast_to(times[kind], 40) for kind in kinds])
 
-    monkeypatch.setattr(tuning, "in_turns", fake)
+    monkeypatch.setattr(tuning, "time_each_batch", fake)
     return times
 
 
@@ -214,9 +214,12 @@ def test_one_slow_batch_does_not_change_the_choice():
 
 def test_each_batch_is_run_by_all_before_the_next():
     ran = []
-    runs = [lambda batch, k=k: ran.append((k, len(batch))) for k in range(2)]
-    seconds = tuning.in_turns(runs, [torch.zeros(3), torch.zeros(2)], repeats=2, warm_ups=0)
-    assert ran == [(0, 3), (1, 3), (0, 2), (1, 2)] * 2
+    runs = [lambda batch: len(batch), lambda batch: -len(batch)]
+    seconds = tuning.time_each_batch(
+        runs, [torch.zeros(3), torch.zeros(2)], repeats=2, warm_ups=0,
+        keep=lambda k, out: ran.append((k, out)),
+    )  # fmt: skip
+    assert ran == [(0, 3), (1, -3), (0, 2), (1, -2)] * 2
     assert seconds.shape == (2, 4)
 
 

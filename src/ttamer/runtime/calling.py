@@ -129,11 +129,10 @@ def is_async(function: Callable[[Any], Any]) -> bool:
     return own or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def require_callables(nodes: object) -> None:
+def require_callables(nodes: Mapping[str, object]) -> None:
     """Refuse nodes that are not a mapping from names to callables."""
     remedy = 'name each callable: {"small": ask_small, "large": ask_large}'
     require_kind(nodes, Mapping, "nodes must be a mapping from names to callables", remedy)
-    assert isinstance(nodes, Mapping)  # noqa: S101 - for the type checker
     for name, node in nodes.items():
         if not callable(node):
             raise ArgumentError(

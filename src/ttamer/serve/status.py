@@ -246,8 +246,8 @@ class Status:
                 "estimated": self._estimated,
                 "mean": self._spent / self._decided if self._decided else None,
                 "recent_mean": sum(self._recent) / len(self._recent) if self._recent else None,
-                "dearest": costliest,
-                "always_dearest": always,
+                "most_expensive": costliest,
+                "always_most_expensive": always,
                 "saved": 1 - self._spent / always if always else None,
             },
             "keys": [
@@ -285,7 +285,7 @@ def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first = parts[0]
     requests = _added([part["requests"] for part in parts])
     bills = [part["bill"] for part in parts]
-    always = sum(bill["always_dearest"] for bill in bills)
+    always = sum(bill["always_most_expensive"] for bill in bills)
     # Of requests that nodes decided: what was spent otherwise, as on embeddings, saves nothing.
     spent = sum(
         bill["mean"] * part["requests"]["decided"]
@@ -304,7 +304,7 @@ def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "estimated": sum(each["estimated"] for each in bills),
         "mean": spent / requests["decided"] if requests["decided"] else None,
         "recent_mean": sum(mean * n for mean, n in recent) / weight if weight else None,
-        "always_dearest": always,
+        "always_most_expensive": always,
         "saved": 1 - spent / always if always else None,
     }
     events = sorted(

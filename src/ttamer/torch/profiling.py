@@ -224,7 +224,7 @@ def profile(
         batches = [take(moved, torch.arange(size, device=device) % rows_of(moved))
                    for size in groups]  # fmt: skip
         if not graphs:
-            reach = dict(zip(groups, in_turns(network, batches, device), strict=True))
+            reach = dict(zip(groups, segment_times(network, batches, device), strict=True))
         # The largest first: the others find its memory free.
         for size, value in reversed(list(zip(groups, batches, strict=True))):
             if progress is not None:
@@ -389,7 +389,7 @@ def in_sequence(parts: Sequence[Callable[[], object]], device: torch.device) -> 
     return tuple(statistics.median(each) for each in zip(*passes, strict=True))
 
 
-def in_turns(
+def segment_times(
     network: EarlyExit, batches: Sequence[Value], device: torch.device
 ) -> list[tuple[float, ...]]:
     """Return the seconds of each segment without graphs, per batch: medians of passes in turns.

@@ -213,7 +213,7 @@ def recommend(
     ]  # fmt: skip
     report(f"timing {len(runners)} policies beside the network")
     full = full_run(network, cut[0], precision=precision, graphs=graphs)
-    usual, *seconds = in_turns([full, *runners], cut)
+    usual, *seconds = time_each_batch([full, *runners], cut)
     alone, *times = (timing_of(each, batch) for each in (usual, *seconds))
     best = min(range(len(times)), key=lambda k: times[k].mean, default=None)
     if best is None or not clearly_faster(seconds[best], usual):
@@ -350,20 +350,22 @@ def time_batches(
 
     The slowest hundredth is left out of the mean: it is due to the machine.
     """
-    (seconds,) = in_turns([run], batches, repeats=repeats, warm_ups=warm_ups)
+    (seconds,) = time_each_batch([run], batches, repeats=repeats, warm_ups=warm_ups)
     return timing_of(seconds, sum(rows_of(batch) for batch in batches) / len(batches))
 
 
-def in_turns(
+def time_each_batch(
     runs: Sequence[Callable[[Any], object]],
     batches: Sequence[Value],
     *,
     repeats: int = REPEATS,
     warm_ups: int = WARM_UPS,
+    keep: Callable[[int, object], None] | None = None,
 ) -> NDArray[np.float64]:
     """Time several ways to run the same batches, each batch by all of them before the next.
 
-    The machine's speed changes, and so all see the same.
+    The machine's speed changes, and so all see the same. ``keep`` is called with the number of a
+    run and what it returned, outside of what is timed.
 
     Returns:
         Shape (runs, repeats times batches): seconds.
@@ -377,9 +379,12 @@ def in_turns(
     for at, batch in enumerate([*batches] * repeats):
         for k, run in enumerate(runs):
             start = time.perf_counter()
-            run(batch)
+            out = run(batch)
             wait()
             seconds[k, at] = time.perf_counter() - start
+            if keep is not None:
+                keep(k, out)
+                wait()
     return seconds
 
 

@@ -66,11 +66,21 @@ def test_images_keep_the_order_of_their_channels(driver):
     assert (driver.copies, same(memory, image)) == (1, True)
 
 
-@pytest.mark.parametrize("value", [texts(2)[0], (torch.zeros(2, 1), torch.zeros(2, 1))])
-def test_inputs_of_other_shapes_are_refused(value):
+OTHERS = [
+    texts(2)[0],  # one tensor of two
+    (torch.zeros(2, 1), torch.zeros(2, 1)),
+    tuple(each[:, :8] for each in texts(4)),  # strides as in the memory
+]
+
+
+@pytest.mark.parametrize("value", OTHERS, ids=["fewer", "shapes", "strides"])
+@pytest.mark.parametrize("launches", [False, True])
+def test_inputs_of_other_shapes_are_refused(value, launches, request):
+    driver = request.getfixturevalue("driver") if launches else None
     memory = InputMemory(texts(5), 5)
     with pytest.raises(ArgumentError, match=r"the example of the graphs \(5, 16\), \(5, 16\)"):
         memory.fill(value)
+    assert driver is None or driver.copies == 0
 
 
 def test_on_a_cpu_nothing_is_launched():

@@ -55,14 +55,14 @@ class InputMemory:
             ArgumentError: The inputs have other shapes, or are more or fewer tensors.
         """
         sources = tensors_of(value)
+        if self._copy is not None and self._copy(sources):
+            return
         if [each.shape[1:] for each in sources] != [each.shape[1:] for each in self._targets]:
             raise ArgumentError(
                 f"the inputs have shapes {_shapes(sources)}, and the example of the graphs "
                 f"{_shapes(self._targets)}, whose first number may be smaller: pad the inputs, or "
                 "use Runner, which takes any shape"
             )
-        if self._copy is not None and self._copy(sources):
-            return
         rows = sources[0].shape[0]
         for source, target in zip(sources, self._targets, strict=True):
             (target if target.shape[0] == rows else target[:rows]).copy_(source, non_blocking=True)
@@ -84,6 +84,8 @@ class _Copy:
 
     def __call__(self, sources: Sequence[Tensor]) -> bool:
         """Copy tensors, or return that one of them cannot be copied so."""
+        if len(sources) != len(self._targets):
+            return False
         most = 0
         for k, source in enumerate(sources):
             key = (k, source.shape, source.stride(), source.dtype, source.device)
@@ -109,8 +111,8 @@ class _Copy:
         """Return how many words are to be copied; 0 where it takes more than copying words."""
         first = target[: source.shape[0]]
         size = source.numel() * source.element_size()
-        alike = (source.stride(), source.dtype, source.device) == (
-            first.stride(), first.dtype, self._device,
+        alike = (source.shape, source.stride(), source.dtype, source.device) == (
+            first.shape, first.stride(), first.dtype, self._device,
         )  # fmt: skip
         return 0 if not alike or size % WORD or target.data_ptr() % WORD else size // WORD
 
