@@ -38,10 +38,11 @@ unit: $(VENV)/.dev programs
 explore: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=explore $(PYTEST) --hypothesis-seed=$$(date +%s) -m 'not (browser or ray or llm)'
 
-# The site, from docs/: warnings are errors, links are checked, nothing is fetched while it is built.
+# The site, from docs/: warnings are errors, links and anchors are checked, nothing is fetched while it is built.
+# Not --quiet: it hides warnings from --strict.
 .PHONY: docs
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@! grep -rlE '(src|srcset)="?https?:|@import|<link[^>]*href="?https?:' site --include='*.html'
 
 # Builds the wheel and the sdist, installs each apart, and tries them.

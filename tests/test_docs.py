@@ -45,12 +45,24 @@ def test_an_example_runs(example, capsys):
     assert said in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"],
-                         ids=lambda page: page.name)  # fmt: skip
-def test_links_to_files_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+LINKED = [*PAGES, *sorted(ROOT.glob("*.md")), *sorted((ROOT / "experiments").glob("*/README.md"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as Markdown makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", t).strip().lower()) for t in titles}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: f"{page.parent.name}-{page.name}")
+def test_links_lead_to_files_and_headings(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        path, _, anchor = target.partition("#")
         if "://" not in target:
-            assert (page.parent / target).exists(), target
+            linked = page.parent / path if path else page
+            assert linked.exists(), target
+            assert not anchor or anchor in anchors(linked), target
 
 
 def public(dotted: str) -> bool:

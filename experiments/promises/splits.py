@@ -18,7 +18,7 @@ on the corners of our own ladder, so that the policy and the test can be separat
 risk_control.py). For drops they are run once more with the last node put before our corners: it
 drops by nothing, and passes every test; and with our own exact test in place of theirs.
 
-Every number of "Promises" in docs/evidence.md is printed by this command.
+Every number of docs/evidence/promises.md under "Promises" is printed by this command.
 """
 
 from __future__ import annotations
