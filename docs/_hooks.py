@@ -15,6 +15,7 @@ OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+([^)#]+)\)")
 REFERENCE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 """The line of a reference page that names its package."""
 DOCS = Path(__file__).parent
+ERRORS = DOCS.parent / "src" / "ttamer" / "errors.py"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -34,7 +35,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _public(found: re.Match[str]) -> str:
-    """Return one reference for each public name of a package."""
+    """Return one reference for each public name of a package, errors last."""
     stub = DOCS.parent / "src" / found[1].replace(".", "/") / "__init__.pyi"
-    names = sorted(set(re.findall(r"(\w+) as \1\b", stub.read_text("utf-8"))), key=str.lower)
+    errors = re.findall(r"^class (\w+)", ERRORS.read_text("utf-8"), re.MULTILINE)
+    public = set(re.findall(r"(\w+) as \1\b", stub.read_text("utf-8")))
+    names = sorted(public, key=lambda name: (name in errors, name.lower()))
     return "\n\n".join(f"::: {found[1]}.{name}" for name in names if name != "__version__")
