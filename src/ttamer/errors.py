@@ -9,7 +9,7 @@
     ├── TraceError              a log that cannot be used: names the file, column and row
     ├── ObservationError        a session cannot use what it was given
     ├── ArtefactError           a .ttamer file that will not be opened
-    │   ├── ArtefactDamaged     cut short, altered, or not one of ours
+    │   ├── ArtefactDamaged     cut short, altered, or no policy file
     │   └── ArtefactTooNew      written by a later version of the format
     └── MissingExtra            an optional part is not installed
 
@@ -36,15 +36,15 @@ __all__ = [
 
 
 class TTamerError(Exception):
-    """The root of the tree: everything this package raises on purpose."""
+    """The base class of all errors that this package raises."""
 
 
 class ArgumentError(TTamerError, ValueError):
-    """An argument is outside what the function takes."""
+    """An argument has a type or a value that the function does not accept."""
 
 
 class ProblemError(TTamerError, ValueError):
-    """A problem is not well formed, or has no policy that is sure to answer."""
+    """A problem is not well formed, or has no policy that is certain to answer."""
 
 
 class CascadeError(TTamerError, ValueError):
@@ -52,7 +52,7 @@ class CascadeError(TTamerError, ValueError):
 
 
 class TraceError(TTamerError, ValueError):
-    """A trace cannot be read, or lacks what is asked of it."""
+    """A trace cannot be read, or lacks a column that is needed."""
 
 
 class ObservationError(TTamerError, ValueError):

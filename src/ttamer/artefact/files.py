@@ -126,7 +126,7 @@ def load(path: str | os.PathLike[str]) -> Savable:
         What was saved.
 
     Raises:
-        ArtefactDamaged: The file is not one of ours, was cut short, altered or forged.
+        ArtefactDamaged: The file is not a policy file, was cut short, altered or forged.
         ArtefactTooNew: The file is in a later version of the format.
         ArtefactError: There is no file, or it cannot be read.
 

@@ -86,8 +86,9 @@ def bench(
     Args:
         folder: The folder of the traces: files ending in ``.parquet``, ``.csv``, ``.csv.gz`` or
             ``.npz``.
-        families: The names of the families; by default our own fits and all baselines. The first
-            is compared with each of the others; families that use the labels are not compared.
+        families: The names of the families; by default the fits of this package and all
+            baselines. The first is compared with each of the others; families that use the labels
+            are not compared.
         resamples: Bootstrap resamples for the intervals; 0 gives intervals of no width.
         seed: The seed of the resamples.
         progress: Called with a line of text as the work proceeds.
@@ -161,8 +162,9 @@ def bench_trace(
     Args:
         name: The name under which the result is listed.
         trace: The rows; they are halved at random, always in the same way.
-        families: The names of the families; by default our own fits and all baselines. The first
-            is compared with each of the others; families that use the labels are not compared.
+        families: The names of the families; by default the fits of this package and all
+            baselines. The first is compared with each of the others; families that use the labels
+            are not compared.
         resamples: Bootstrap resamples for the intervals; 0 gives intervals of no width.
         seed: The seed of the resamples.
         progress: Called with a line of text as the work proceeds.

@@ -335,10 +335,10 @@ def frontier(
     """Fit every family on one trace and measure it on another.
 
     Args:
-        fit_trace: The rows to fit on; every knob is chosen there.
+        fit_trace: The rows to fit on; every setting is chosen there.
         test_trace: The rows to measure on. On the same rows errors are too low, and
             ``same_rows`` is set.
-        families: The names of the families; by default our own fits and all baselines.
+        families: The names of the families; by default the fits of this package and all baselines.
         ladder: A default fit of ``fit_trace``, to be measured as the family ``ttamer`` so that it
             is not fitted twice.
         resamples: Bootstrap resamples for the intervals of each point.
@@ -402,7 +402,7 @@ def frontier(
 
 
 def _reference(fit_trace: Trace, test_trace: Trace) -> Reference:
-    """The last exit of a network, or the single model that was best on the rows fitted to."""
+    """The last exit of a network, or the single model that was best on the fit rows."""
     name = "always-last" if test_trace.spec.is_network else "always-best"
     [setting] = FAMILIES[name].fit(fit_trace)
     played = setting.rule.play(test_trace)

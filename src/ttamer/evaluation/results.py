@@ -129,7 +129,7 @@ def evaluate(
 
     Args:
         rule: A fitted policy, a mixture, or any other rule.
-        trace: The rows to decide on; best rows that the rule was not fitted to.
+        trace: The rows to decide on; preferably not those it was fitted to.
         target: What counts as right: ``"label"``, or ``"last"`` for agreement with the last node,
             as in the paper. By default the cascade's own target.
         resamples: Bootstrap resamples for the intervals; 0 gives intervals of no width.

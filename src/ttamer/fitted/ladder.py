@@ -433,7 +433,7 @@ class FittedLadder(Ladder):
 
         Args:
             cost: What one wrong answer, or one unit of loss, costs, in the cascade's units.
-            price: What asking costs on this input, as a multiple of its mean on the rows fitted to:
+            price: What asking costs on this input, as a multiple of its mean on the fit rows:
                 with prices by token, the tokens of the prompt over their mean number.
 
         Returns:
@@ -455,7 +455,7 @@ class FittedLadder(Ladder):
     def default(self, *, seed: int = 0) -> Mixture:
         """Return the cheapest mixture whose expected error is not above the best node's.
 
-        The best node is the one with the lowest error by itself on the rows fitted to. Where it is
+        The best node is the one with the lowest error by itself on the fit rows. Where it is
         cheaper than any such mixture, or none is expected to err as little, it is used alone.
 
         Args:
@@ -493,7 +493,7 @@ class FittedLadder(Ladder):
             node: The name of a node of the cascade.
 
         Returns:
-            A policy with the node's error and cost on the rows fitted to.
+            A policy with the node's error and cost on the fit rows.
 
         Raises:
             ArgumentError: There is no such node, exits may be passed, or the ladder has no record
@@ -549,7 +549,7 @@ class FittedLadder(Ladder):
             One policy of the ladder; of equal errors, the cheapest.
 
         Raises:
-            ArgumentError: The rows fitted to have no latencies, or no policy is that fast.
+            ArgumentError: If the fit rows have no latencies, or no policy is that fast.
         """
         rungs = self.require_rungs()
         if rungs.latencies is None:
@@ -606,7 +606,7 @@ class FittedLadder(Ladder):
         Args:
             at_most: The difference of errors that is promised.
             against: ``"last"``, the last node; ``"best"``, the node with the lowest error by itself
-                on the rows fitted to; or any node's name.
+                on the fit rows; or any node's name.
             confidence: The chance with which the promise holds, at least.
             on: Rows to test on that the ladder was not fitted to.
             seed: The seed of the mixture's draws.
@@ -671,7 +671,7 @@ class FittedLadder(Ladder):
             The same ladder with counts of these rows.
 
         Raises:
-            ArgumentError: These are the rows fitted to, or there are none.
+            ArgumentError: If these are the fit rows, or there are none.
         """
         self.fitted.warn_of_columns(trace)
         return dataclasses.replace(self, held=HeldOut.of(self, trace), held_rows=trace)

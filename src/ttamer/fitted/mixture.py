@@ -74,7 +74,7 @@ class Rungs:
     """Shape (n,): the mean cost of each node's answer by itself, in the cascade's units."""
     latencies: NDArray[np.float64] | None = None
     """Shape (policies, 3): the mean latency of each, its 95% quantile, and an upper bound on that
-    quantile with confidence 0.95; where the rows fitted to have latencies."""
+    quantile with confidence 0.95; where the fit rows have latencies."""
 
     def __len__(self) -> int:
         return len(self.errors)

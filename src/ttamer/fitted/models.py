@@ -125,7 +125,7 @@ class Model(ABC):
     plan: Mapping[str, Any]
     """The choices of the fit, as plain values."""
     trace_digest: str
-    """The digest of the rows fitted to."""
+    """The digest of the fit rows."""
     rows: int
     """How many rows it was fitted to."""
     full_cost: float
@@ -259,7 +259,7 @@ class BeliefModel(Model):
     edges: tuple[NDArray[np.float64], ...]
     """Per step, increasing log-odds that separate the states of X."""
     classes: tuple[str, ...]
-    """The classes of the rows fitted to, in the order of the belief's codes."""
+    """The classes of the fit rows, in the order of the belief's codes."""
 
     @property
     def reads(self) -> Mapping[str, tuple[str, ...]]:

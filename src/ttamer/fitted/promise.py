@@ -1,7 +1,7 @@
 """Promises: the cheapest mix of policies whose error is at most so much, with a stated certainty.
 
 Mixes are tested one after another, from the safest to the cheapest, each at the full level, until
-one fails (fixed-sequence testing: the order was fixed by the rows fitted to, the tests are made on
+one fails (fixed-sequence testing: the order was fixed by the fit rows, the tests are made on
 rows held out). The last one that passed keeps the promise: over all draws of the held-out rows,
 what is returned breaks it with a chance of at most 1 - confidence.
 
@@ -82,7 +82,7 @@ class Promise:
     mix: Mix
     """Which policies of the ladder, and how they are mixed."""
     certified: bool
-    """Whether the test passed; if not, the mix is the safest there is."""
+    """Whether the test passed; if not, the mix is the safest available."""
     bound: float
     """With this confidence the error (or the drop) of this mix is at most so much."""
     observed: float
@@ -93,8 +93,8 @@ class Promise:
     against: str
     """The node that a drop is measured from."""
     rows_needed: int | None = None
-    """About how many rows would do, if what was observed is the truth; ``None`` where it passed, or
-    where no number would."""
+    """About how many rows would be enough, if the observed error is the true one; ``None`` where it
+    passed, or where no number would."""
     refuted: bool = False
     """Whether rows it was checked on show, with the same confidence, that it does not hold."""
     measure: Measure = "error"

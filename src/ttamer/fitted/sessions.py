@@ -288,7 +288,7 @@ class ConfidenceSession(_ModelSession):
         return self._inner.answer
 
     def explain(self) -> Explanation:
-        """Return why the session stands where it stands."""
+        """Return the reasons for the current decision."""
         inner = self._inner.explain()
         why = inner.why
         if isfinite(inner.best) and isfinite(inner.index):
@@ -495,7 +495,7 @@ class BeliefSession(_ModelSession):
         return None if self._owner < 0 else self._model.spec.names[self._owner]
 
     def explain(self) -> Explanation:
-        """Return why the session stands where it stands."""
+        """Return the reasons for the current decision."""
         inner = self._inner.explain()
         if self._gain:
             inner = dataclasses.replace(inner, index=inner.best - self._gain)
@@ -669,7 +669,7 @@ class CappedSession(FittedSession):
         return self._turn.unclear
 
     def explain(self) -> Explanation:
-        """Return why the session stands where it stands."""
+        """Return the reasons for the current decision."""
         inner = self._turn.explain()
         if not self._ended:
             return inner

@@ -48,7 +48,7 @@ MAX_ROWS = 12
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Policy(ABC):
-    """What every policy gives. Made by :func:`ttamer.solve`.
+    """The interface of every policy, as returned by :func:`ttamer.solve`.
 
     >>> from ttamer import Problem, solve
     >>> policy = solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5)

@@ -214,7 +214,7 @@ class JointSession(StateSession):
         self._follow()
 
     def explain(self) -> Explanation:
-        """Return why the session stands where it stands."""
+        """Return the reasons for the current decision."""
         return self._explained(*self._inner.compared())
 
     @property

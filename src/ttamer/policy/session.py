@@ -47,7 +47,7 @@ INFINITY = float("inf")
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a session stands where it stands.
+    """The reasons for the current decision of a session.
 
     >>> from ttamer import Problem, solve
     >>> turn = solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5).session()
@@ -113,7 +113,7 @@ class Explanation:
 
 
 class Session(ABC):
-    """One input's way through a policy, whatever the policy is.
+    """The decisions for one input, by any kind of policy.
 
     A solved policy gives a :class:`StateSession`, which takes states. A fitted policy gives a
     :class:`~ttamer.fitted.sessions.FittedSession`, which takes confidences and predictions.
@@ -176,7 +176,7 @@ class Session(ABC):
 
     @abstractmethod
     def explain(self) -> Explanation:
-        """Return why the session stands where it stands.
+        """Return the reasons for the current decision.
 
         Returns:
             The node to ask now, the answer in hand, and the losses compared.
@@ -480,7 +480,7 @@ class WalkSession(StateSession):
         return max(self._tables[self._node][0]) < self._best
 
     def explain(self) -> Explanation:
-        """Return why the session stands where it stands."""
+        """Return the reasons for the current decision."""
         return self._explained(*self.compared())
 
     def compared(self) -> tuple[float, float]:
@@ -574,7 +574,7 @@ class LastAnswerSession(StateSession):
         return found
 
     def explain(self) -> Explanation:
-        """Return why the session stands where it stands."""
+        """Return the reasons for the current decision."""
         after, state = self._last()
         best = INFINITY
         if after is not None:
@@ -652,7 +652,7 @@ class IndexSession(StateSession):
         self._node, self.next = node, self._names[node]
 
     def explain(self) -> Explanation:
-        """Return why the session stands where it stands."""
+        """Return the reasons for the current decision."""
         return self._explained(self._best, self._least()[0])
 
     def _least(self) -> tuple[float, int]:

@@ -82,8 +82,8 @@ class Edge:
             table with one row per state of the source (one from the start) and one column per
             state of the target, where the cost is observed with the target's state.
         probabilities: One row per state of the source, one column per state of the target.
-        verify_cost: What looking at the target's answer costs on top, where it may be returned
-            without a look; ``None`` where its state comes with the answer.
+        verify_cost: The additional cost of observing the target's state, where its answer may be
+            returned unobserved; ``None`` where the state comes with the answer.
 
     Raises:
         ProblemError: If the cost or the probabilities are not numbers.
@@ -99,7 +99,7 @@ class Edge:
     probabilities: NDArray[np.float64]
     """Shape (states of source, states of target); one row from the start. Rows sum to 1."""
     verify_cost: float | None = None
-    """What looking at the answer costs on top; ``None`` where there is nothing to save."""
+    """The additional cost of observing the state; ``None`` where it comes with the answer."""
 
     def __init__(
         self,
@@ -334,7 +334,7 @@ class Problem:
 
     @property
     def has_unseen_answers(self) -> bool:
-        """Whether some answer may be returned without looking at it."""
+        """Whether some answer may be returned without observing its state."""
         return any(edge.verify_cost is not None for edge in self.edges)
 
     @property

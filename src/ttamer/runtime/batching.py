@@ -46,7 +46,7 @@ __all__ = ["BatchOutcome", "run_batch"]
 
 @dataclass(frozen=True, eq=False)
 class BatchOutcome:
-    """The answers to many inputs, the nodes that gave them, and what it took.
+    """The answers to many inputs, the nodes that gave them, and the costs.
 
     >>> import numpy as np
     >>> asked = np.array([[True, False], [True, True]])

@@ -91,10 +91,10 @@ class Cascade:
         policy: A fitted policy, or a mixture of two.
         nodes: The callable of each node, by name.
         timeouts: Seconds for one call; one number for all nodes, or a mapping by node.
-        retries: How often a failed node is called again; likewise.
+        retries: How often a failed node is called again; a number, or a mapping by node.
         max_cost: The most that one input may cost: no call is made that would exceed it, and the
             best answer so far is returned.
-        deadline: The most seconds that one input may take; likewise.
+        deadline: The maximum time of one input in seconds; then the best answer so far is returned.
         hedge: Seconds without a reply after which a second call is made; the first reply counts,
             and both calls are paid. One number for all nodes, or a mapping by node.
 
@@ -172,12 +172,12 @@ class Cascade:
         Args:
             value: The input, handed to the callables as it is.
             key: Fixes the choice of a policy that mixes two at random.
-            deadline: The most seconds for this input, instead of the cascade's.
+            deadline: The maximum time of this input in seconds, instead of the cascade's.
             signals: What is known of the input before a node is asked, if the policy was fitted
                 with signals.
 
         Returns:
-            The answer, the node that gave it, and what it took.
+            The answer, the node that gave it, and the cost.
 
         Raises:
             CascadeFailed: If no node gave an answer.
@@ -206,11 +206,11 @@ class Cascade:
         Args:
             value: The input, handed to the callables as it is.
             key: Fixes the choice of a policy that mixes two at random.
-            deadline: The most seconds for this input, instead of the cascade's.
+            deadline: The maximum time of this input in seconds, instead of the cascade's.
             signals: The signals of the input by name, if the policy was fitted with signals.
 
         Returns:
-            The answer, the node that gave it, and what it took.
+            The answer, the node that gave it, and the cost.
 
         Raises:
             CascadeFailed: If no node gave an answer.
@@ -278,7 +278,7 @@ class Cascade:
         Args:
             value: The input, handed to the callables as it is.
             key: Fixes the choice of a policy that mixes two at random.
-            deadline: The most seconds for this input; ``None`` for the cascade's.
+            deadline: The maximum time of this input in seconds; ``None`` for the cascade's.
             signals: The signals of the input by name, or ``None``.
 
         Returns:

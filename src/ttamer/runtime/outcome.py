@@ -1,4 +1,4 @@
-"""The result of one input: the answer, the node that gave it, and what it took."""
+"""The result of one input: the answer, the node that gave it, and the cost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NodeCall:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The answer to one input, the node that gave it, and what it took.
+    """The answer to one input, the node that gave it, and the cost.
 
     >>> call = NodeCall("small", "cat", 0.9, cost=1.0, seconds=0.02)
     >>> outcome = Outcome("cat", "cat", "small", (call,), 1.0, 0.02, "certain enough: stop", False)
