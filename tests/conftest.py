@@ -30,7 +30,7 @@ SLOW = ("tests/golden", "tests/experiments", "tests/test_docs.py", "tests/test_w
         "tests/evaluation/test_frontier.py", "tests/fitting/test_subsets.py",
         "tests/fitting/test_fitting.py", "tests/fitted/test_operating_points.py",
         "tests/fitted/test_belief.py", "tests/fitted/test_promises.py", "tests/serve/test_drift",
-        "tests/serve/test_owner.py",
+        "tests/serve/processes/test_owner.py",
         "tests/solvers/test_sizes.py", "tests/trace/test_importers.py", "tests/sklearn",
         "src/ttamer/reporting")  # fmt: skip
 """Folders and files whose tests take many seconds."""

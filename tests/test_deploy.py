@@ -15,7 +15,7 @@ import yaml
 import ttamer
 from support.programs import require_program
 from ttamer.cli import build_parser
-from ttamer.serve.metrics import Metrics
+from ttamer.serve.observability.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"

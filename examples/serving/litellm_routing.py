@@ -18,7 +18,7 @@ from litellm.types.router import CustomRoutingStrategyBase
 
 import ttamer as tt
 from ttamer.runtime import Cascade, Comparison
-from ttamer.serve.confidence import probability_of_answer
+from ttamer.serve import probability_of_answer
 
 GROUP = "cascade"
 

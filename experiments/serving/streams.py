@@ -32,7 +32,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 import ttamer as tt
-from ttamer.serve.prefixes import fit_prefixes
+from ttamer.serve.collection.prefixes import fit_prefixes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from support.running_gateway import running

@@ -29,9 +29,9 @@ from ttamer import torch as exits
 from ttamer.cli import main
 from ttamer.fitting import fit_batches
 from ttamer.serve.config import read_settings
-from ttamer.serve.metrics import Metrics
-from ttamer.serve.openapi import description
-from ttamer.serve.record import RequestRecord
+from ttamer.serve.formats.openapi import description
+from ttamer.serve.observability.metrics import Metrics
+from ttamer.serve.observability.record import RequestRecord
 from ttamer.trace.trace import BELIEF_FIELDS
 
 if TYPE_CHECKING:

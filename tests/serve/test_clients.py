@@ -21,7 +21,7 @@ from ttamer.drift.settings import LoopSettings
 from ttamer.errors import CascadeError
 from ttamer.serve.config import settings_from
 from ttamer.serve.drift import concealer, save_serving
-from ttamer.serve.logging import MAX_WAITING, JsonLog
+from ttamer.serve.observability.logging import MAX_WAITING, JsonLog
 from ttamer.serve.policies import on_grid
 from ttamer.trace.spec import CascadeSpec
 

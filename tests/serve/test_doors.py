@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from support.faulty_upstream import tool_response
+from ttamer.serve.formats.responses import chat_body
 from ttamer.serve.http import HttpError
-from ttamer.serve.responses import chat_body
 
 ASK = [{"role": "user", "content": "q"}]
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}

@@ -13,15 +13,15 @@ from support.running_gateway import running
 from ttamer.cli import main
 from ttamer.drift.audit_log import read_log
 from ttamer.errors import ArgumentError, CascadeError, TraceError
-from ttamer.serve import openai
-from ttamer.serve.collecting import Prompt, collect_upstreams
-from ttamer.serve.comparing import Likeness
+from ttamer.serve.collection.collecting import Prompt, collect_upstreams
+from ttamer.serve.collection.comparing import Likeness
+from ttamer.serve.collection.labelling import KeptRow
 from ttamer.serve.config import read_settings
+from ttamer.serve.formats import openai
 from ttamer.serve.gateway import Gateway
-from ttamer.serve.labelling import KeptRow
-from ttamer.serve.node import NodeAnswer
-from ttamer.serve.probing import probe
 from ttamer.serve.request import RequestContext
+from ttamer.serve.upstreams.node import NodeAnswer
+from ttamer.serve.upstreams.probing import probe
 
 LABEL = "alpha beta gamma"
 RIGHT, WRONG = "alpha beta gamma zeta", "alpha delta epsilon"  # cosines 0.87 and 0.33

@@ -20,9 +20,9 @@ from starlette.testclient import TestClient
 
 import ttamer as tt
 from support.faulty_upstream import truth
-from ttamer.serve.client import HttpClient
 from ttamer.serve.config import NodeSettings
-from ttamer.serve.upstream import Upstream
+from ttamer.serve.upstreams.client import HttpClient
+from ttamer.serve.upstreams.upstream import Upstream
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "serving"
 

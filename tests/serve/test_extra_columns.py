@@ -16,10 +16,10 @@ from support.running_gateway import running
 from support.waiting import until
 from ttamer.cli import main
 from ttamer.drift.audit_log import read_log
-from ttamer.serve.collecting import Prompt, collect_upstreams
+from ttamer.serve.collection.collecting import Prompt, collect_upstreams
+from ttamer.serve.collection.prefixes import recalled_answers
 from ttamer.serve.config import read_settings
-from ttamer.serve.prefixes import recalled_answers
-from ttamer.serve.workers import OWNER, WorkerPlace
+from ttamer.serve.processes.workers import OWNER, WorkerPlace
 
 QUESTIONS = [f"Question {number}?" for number in range(400)]
 SERVED = QUESTIONS[:40]

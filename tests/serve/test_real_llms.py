@@ -14,9 +14,9 @@ import ttamer as tt
 from support import real_llms as module
 from support.running_gateway import running
 from ttamer.cli import main
-from ttamer.serve.client import HttpClient
 from ttamer.serve.config import read_settings
-from ttamer.serve.node import open_nodes
+from ttamer.serve.upstreams.client import HttpClient
+from ttamer.serve.upstreams.node import open_nodes
 
 QUESTIONS = [
     ("What is the capital of France?", "Berlin", "Paris", "B"),

@@ -18,7 +18,7 @@ import pytest
 
 from ttamer.serve.config import read_settings
 from ttamer.serve.gateway import Gateway
-from ttamer.serve.logging import JsonLog
+from ttamer.serve.observability.logging import JsonLog
 from ttamer.serve.server import _log_to, _Server, _SharedListener, listen, server_config
 
 

@@ -11,10 +11,10 @@ import pytest
 import ttamer as tt
 from ttamer.cli import main
 from ttamer.errors import CascadeError
+from ttamer.serve.collection.prefixes import fit_prefixes, recalled_answers
 from ttamer.serve.config import settings_from
-from ttamer.serve.node import Node
-from ttamer.serve.prefixes import fit_prefixes, recalled_answers
 from ttamer.serve.streaming import _Assembled
+from ttamer.serve.upstreams.node import Node
 from ttamer.trace.spec import CascadeSpec
 
 UNSURE, SURE = 0.26, 0.99

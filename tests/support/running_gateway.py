@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from support.quick_server import QuickServer
 from ttamer.serve.config import read_settings
 from ttamer.serve.gateway import Gateway
-from ttamer.serve.logging import JsonLog
+from ttamer.serve.observability.logging import JsonLog
 from ttamer.serve.server import listen, server_config
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-    from ttamer.serve.workers import WorkerPlace
+    from ttamer.serve.processes.workers import WorkerPlace
 
 
 class RunningGateway:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ttamer.serve.judging import Judge
+    from ttamer.serve.collection.judging import Judge
     from ttamer.trace.trace import Trace
 
 __all__ = ["add_to"]
@@ -164,7 +164,7 @@ def _judge(args: argparse.Namespace) -> Judge | None:
     from pathlib import Path
 
     from ttamer.errors import ArgumentError
-    from ttamer.serve.judging import Judge
+    from ttamer.serve.collection.judging import Judge
 
     if args.judge is None:
         needed = [("--rubric", args.rubric), ("--graded", args.graded)]
@@ -181,8 +181,8 @@ def _judge(args: argparse.Namespace) -> Judge | None:
 def _from_upstreams(args: argparse.Namespace) -> Trace:
     from ttamer.cli.output import progress_line
     from ttamer.errors import ArgumentError
-    from ttamer.serve.collecting import collect_upstreams, read_prompts
-    from ttamer.serve.comparing import Likeness
+    from ttamer.serve.collection.collecting import collect_upstreams, read_prompts
+    from ttamer.serve.collection.comparing import Likeness
     from ttamer.serve.config import read_settings
 
     if len(args.models) > 1:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
-    from ttamer.serve.labelling import Labelling
+    from ttamer.serve.collection.labelling import Labelling
 
 __all__ = ["add_to"]
 
@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> None:
 
     from ttamer.cli.output import as_json
     from ttamer.errors import ArgumentError
-    from ttamer.serve.label_choice import LabelPlan
-    from ttamer.serve.labelling import Labelling, read_answers
+    from ttamer.serve.collection.label_choice import LabelPlan
+    from ttamer.serve.collection.labelling import Labelling, read_answers
     from ttamer.trace.files import beside, suffix_of
     from ttamer.trace.trace import Trace
 
@@ -91,7 +91,7 @@ def _serve(labelling: Labelling, port: int, *, quiet: bool) -> None:
     from contextlib import suppress
 
     from ttamer.errors import ArgumentError
-    from ttamer.serve.labelling import LabelServer
+    from ttamer.serve.collection.labelling import LabelServer
 
     try:
         server = LabelServer(labelling, port)

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     from ttamer.errors import ArgumentError
     from ttamer.fitted.ladder import FittedLadder, FittedPolicy
     from ttamer.fitted.mixture import Mixture
-    from ttamer.serve.prefixes import fit_prefixes, read_first_logprobs, recalled_answers
+    from ttamer.serve.collection.prefixes import fit_prefixes, read_first_logprobs, recalled_answers
     from ttamer.trace.trace import Trace
 
     policy: Any = load(args.artefact)

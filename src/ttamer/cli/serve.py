@@ -63,10 +63,10 @@ def run(args: argparse.Namespace) -> None:
     from ttamer.errors import ArgumentError
     from ttamer.serve.config import read_settings
     from ttamer.serve.gateway import Gateway
-    from ttamer.serve.logging import JsonLog
+    from ttamer.serve.observability.logging import JsonLog
+    from ttamer.serve.processes.workers import WorkerPlace, check_workers, supervise
     from ttamer.serve.server import check_certificate, check_exposure, inherit, listen, run_owner
     from ttamer.serve.server import run as serve
-    from ttamer.serve.workers import WorkerPlace, check_workers, supervise
 
     if args.probe is not None and not args.check:
         raise ArgumentError("--probe belongs to --check; add --check")
@@ -131,7 +131,7 @@ def _probe(args: argparse.Namespace, settings: Settings, facts: dict[str, Any], 
     import asyncio
 
     from ttamer.errors import ArgumentError
-    from ttamer.serve.probing import probe
+    from ttamer.serve.upstreams.probing import probe
 
     probes = [] if args.probe is None else asyncio.run(probe(settings, args.probe))
     if probes:

@@ -28,11 +28,11 @@ from ttamer.errors import CascadeError
 from ttamer.runtime.calling import is_async
 from ttamer.runtime.references import import_reference
 from ttamer.runtime.reply import Unusable, error_text, reply_of
-from ttamer.serve.client import HttpClient
-from ttamer.serve.confidence import question_text
+from ttamer.serve.answers.confidence import question_text
 from ttamer.serve.config import settings_from
-from ttamer.serve.node import NodeAnswer, open_nodes
-from ttamer.serve.upstream import UpstreamFailed
+from ttamer.serve.upstreams.client import HttpClient
+from ttamer.serve.upstreams.node import NodeAnswer, open_nodes
+from ttamer.serve.upstreams.upstream import UpstreamFailed
 from ttamer.trace.classes import class_text
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import BELIEF_FIELDS
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ttamer.serve.config import Settings
-    from ttamer.serve.node import Node
+    from ttamer.serve.upstreams.node import Node
 
 __all__ = ["Failed", "Placement", "Replica", "read_placements"]
 

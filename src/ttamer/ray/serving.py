@@ -26,9 +26,9 @@ from ttamer.ray.replicas import Failed, Replica, read_placements
 from ttamer.serve.app import make_app
 from ttamer.serve.bill import Bill, Usage
 from ttamer.serve.gateway import Gateway
-from ttamer.serve.node import Node
 from ttamer.serve.policies import load_artefact
-from ttamer.serve.upstream import UpstreamFailed
+from ttamer.serve.upstreams.node import Node
+from ttamer.serve.upstreams.upstream import UpstreamFailed
 from ttamer.trace.spec import CascadeSpec
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     from ttamer.ray.replicas import Placement
     from ttamer.serve.app import App
-    from ttamer.serve.client import HttpClient
     from ttamer.serve.config import NodeSettings, Settings
-    from ttamer.serve.node import NodeAnswer
+    from ttamer.serve.upstreams.client import HttpClient
+    from ttamer.serve.upstreams.node import NodeAnswer
 
 __all__ = ["application", "build"]
 

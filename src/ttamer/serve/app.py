@@ -7,10 +7,12 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import ArgumentError
-from ttamer.serve import openai
 from ttamer.serve.accounts import KeyRefused
 from ttamer.serve.admission import check_key
 from ttamer.serve.bill import Bill
+from ttamer.serve.formats import openai
+from ttamer.serve.formats.openapi import description
+from ttamer.serve.formats.schemas import EMBEDDING, LABEL, check, compile_schema
 from ttamer.serve.gateway import UnknownModel
 from ttamer.serve.http import (
     INTERNAL_ERROR,
@@ -20,13 +22,11 @@ from ttamer.serve.http import (
     check_content_type,
     parse_json,
 )
-from ttamer.serve.openapi import description
-from ttamer.serve.record import RequestRecord
+from ttamer.serve.observability.record import RequestRecord
+from ttamer.serve.observability.status import PAGE, PAGE_HEADERS
 from ttamer.serve.request import RequestHandler, cost_headers, too_expensive
 from ttamer.serve.routes import DRIFT, EMBEDDINGS, MODELS, route_of
-from ttamer.serve.schemas import EMBEDDING, LABEL, check, compile_schema
-from ttamer.serve.status import PAGE, PAGE_HEADERS
-from ttamer.serve.upstream import KEPT_CODES, UpstreamFailed
+from ttamer.serve.upstreams.upstream import KEPT_CODES, UpstreamFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

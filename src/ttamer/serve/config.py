@@ -23,8 +23,8 @@ from ttamer.drift.audit_log import Retention
 from ttamer.drift.settings import MIN_REFIT_ROWS, LoopSettings
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.runtime.comparison import Comparison, ComparisonKind
-from ttamer.serve.confidence import MAX_PREFIX
-from ttamer.serve.prompt_signals import SIGNALS
+from ttamer.serve.answers.confidence import MAX_PREFIX
+from ttamer.serve.answers.prompt_signals import SIGNALS
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 from ttamer.trace.verification import SUFFIX
 

@@ -29,8 +29,8 @@ from ttamer.drift.sampling import AuditSampler, Budget
 from ttamer.errors import ArgumentError, CascadeError, TTamerError
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.serve.bill import Bill
-from ttamer.serve.embedding import comparer_of
-from ttamer.serve.upstream import UpstreamFailed
+from ttamer.serve.upstreams.embedding import comparer_of
+from ttamer.serve.upstreams.upstream import UpstreamFailed
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from ttamer.drift.loop import Event, Serving
     from ttamer.runtime.outcome import NodeCall
     from ttamer.serve.config import AuditSettings, NodeSettings, Settings
-    from ttamer.serve.embedding import TextVectors
-    from ttamer.serve.logging import JsonLog
-    from ttamer.serve.metrics import Metrics
-    from ttamer.serve.node import Node
-    from ttamer.serve.owner import Notice, PolicyBoard
+    from ttamer.serve.observability.logging import JsonLog
+    from ttamer.serve.observability.metrics import Metrics
     from ttamer.serve.policies import Artefact, PolicyStore
+    from ttamer.serve.processes.owner import Notice, PolicyBoard
     from ttamer.serve.request import RequestContext
+    from ttamer.serve.upstreams.embedding import TextVectors
+    from ttamer.serve.upstreams.node import Node
 
     Conceal = Callable[[str, Artefact], str]
 

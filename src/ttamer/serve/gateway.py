@@ -20,8 +20,8 @@ from ttamer.runtime.outcome import CascadeFailed, NodeCall
 from ttamer.runtime.reply import Reply, error_text
 from ttamer.serve.accounts import Account, Ledger
 from ttamer.serve.admission import Client, ConcurrencyLimit, Keys, Watchdog
-from ttamer.serve.client import HttpClient
-from ttamer.serve.confidence import question_text
+from ttamer.serve.answers.confidence import question_text
+from ttamer.serve.answers.prompt_signals import embedding_signals, prompt_signals
 from ttamer.serve.config import EMBEDDINGS_NODE
 from ttamer.serve.drift import (
     DriftControl,
@@ -30,14 +30,13 @@ from ttamer.serve.drift import (
     open_audits,
     starting_policy,
 )
-from ttamer.serve.embedding import Embedder, LocalEmbedder, comparer_of
+from ttamer.serve.formats.openai import CASCADE, CLASSIFICATIONS
 from ttamer.serve.http import HttpError
-from ttamer.serve.logging import JsonLog
-from ttamer.serve.metrics import Metrics
-from ttamer.serve.node import open_nodes
-from ttamer.serve.openai import CASCADE, CLASSIFICATIONS
-from ttamer.serve.otel import NO_NODE, NO_SPAN, NO_TRACING, Tracing
-from ttamer.serve.owner import AuditCalls, PolicyBoard, RemoteAudits
+from ttamer.serve.observability.logging import JsonLog
+from ttamer.serve.observability.metrics import Metrics
+from ttamer.serve.observability.otel import NO_NODE, NO_SPAN, NO_TRACING, Tracing
+from ttamer.serve.observability.status import Status, summed
+from ttamer.serve.observability.trace_log import TraceLog
 from ttamer.serve.policies import (
     SHORT_VERSION,
     ChoiceNotAllowed,
@@ -46,14 +45,15 @@ from ttamer.serve.policies import (
     check_fitted_for,
     unfilled_columns,
 )
-from ttamer.serve.prompt_signals import embedding_signals, prompt_signals
+from ttamer.serve.processes.owner import AuditCalls, PolicyBoard, RemoteAudits
+from ttamer.serve.processes.workers import added_up
 from ttamer.serve.reloading import changes
 from ttamer.serve.routes import ASKING, POLLED, ROUTES
-from ttamer.serve.status import Status, summed
 from ttamer.serve.streaming import NodeFailed, SpeculationBudget
-from ttamer.serve.trace_log import TraceLog
-from ttamer.serve.upstream import UpstreamFailed
-from ttamer.serve.workers import added_up
+from ttamer.serve.upstreams.client import HttpClient
+from ttamer.serve.upstreams.embedding import Embedder, LocalEmbedder, comparer_of
+from ttamer.serve.upstreams.node import open_nodes
+from ttamer.serve.upstreams.upstream import UpstreamFailed
 
 if TYPE_CHECKING:
     import os
@@ -63,12 +63,12 @@ if TYPE_CHECKING:
     from ttamer.serve.config import ServeSettings, Settings
     from ttamer.serve.connections import Refusal
     from ttamer.serve.drift import Audits
-    from ttamer.serve.embedding import TextVectors
-    from ttamer.serve.node import Node, NodeAnswer
+    from ttamer.serve.observability.record import RequestRecord
     from ttamer.serve.policies import ActivePolicy, Artefact, Reload
-    from ttamer.serve.record import RequestRecord
+    from ttamer.serve.processes.workers import WorkerPlace
     from ttamer.serve.request import RequestContext
-    from ttamer.serve.workers import WorkerPlace
+    from ttamer.serve.upstreams.embedding import TextVectors
+    from ttamer.serve.upstreams.node import Node, NodeAnswer
 
 __all__ = ["Gateway", "UnknownModel"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ttamer.errors import TTamerError
 from ttamer.serve.bill import Bill
 from ttamer.serve.codec import encode
-from ttamer.serve.record import request_id_from
+from ttamer.serve.observability.record import request_id_from
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping

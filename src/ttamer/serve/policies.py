@@ -26,7 +26,7 @@ from ttamer.errors import ArgumentError, ArtefactError, TTamerError
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.runtime.cascade import Cascade
 from ttamer.serve.http import HttpError
-from ttamer.serve.status import Frontier, Rung, frontier_of
+from ttamer.serve.observability.status import Frontier, Rung, frontier_of
 
 if TYPE_CHECKING:
     import os

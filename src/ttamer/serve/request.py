@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
-from ttamer.serve import openai
 from ttamer.serve.accounts import KeyRefused
 from ttamer.serve.admission import RequestGuard, check_key
 from ttamer.serve.bill import Bill
+from ttamer.serve.formats import openai
+from ttamer.serve.formats.schemas import check
+from ttamer.serve.formats.translations import TRANSLATIONS
 from ttamer.serve.http import (
     INTERNAL_ERROR,
     ClientDisconnected,
@@ -29,24 +31,22 @@ from ttamer.serve.http import (
     check_content_type,
     parse_json,
 )
-from ttamer.serve.otel import NO_NODE, NO_SPAN, NO_TRACING
-from ttamer.serve.record import RequestRecord
-from ttamer.serve.schemas import check
+from ttamer.serve.observability.otel import NO_NODE, NO_SPAN, NO_TRACING
+from ttamer.serve.observability.record import RequestRecord
 from ttamer.serve.streaming import CascadeStream, NodeFailed, Relay
-from ttamer.serve.translations import TRANSLATIONS
-from ttamer.serve.upstream import KEPT_CODES
+from ttamer.serve.upstreams.upstream import KEPT_CODES
 from ttamer.trace.verification import SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ttamer.serve.bill import NodeBill
+    from ttamer.serve.formats.openai import Endpoint
     from ttamer.serve.gateway import Gateway
     from ttamer.serve.http import HttpExchange
-    from ttamer.serve.node import NodeAnswer
-    from ttamer.serve.openai import Endpoint
-    from ttamer.serve.otel import NodeSpan, RequestSpan
+    from ttamer.serve.observability.otel import NodeSpan, RequestSpan
     from ttamer.serve.policies import ActivePolicy
+    from ttamer.serve.upstreams.node import NodeAnswer
 
 __all__ = ["NodeFailed", "RequestContext", "RequestHandler", "cost_headers",
            "too_expensive"]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ttamer.serve.drift import ACTIONS
-from ttamer.serve.openai import ENDPOINTS
+from ttamer.serve.formats.openai import ENDPOINTS
 
 __all__ = ["ASKING", "DRIFT", "EMBEDDINGS", "MODELS", "OTHER", "POLLED", "ROUTES", "route_of"]
 

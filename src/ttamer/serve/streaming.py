@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer.runtime.calling import Call, CallResult, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
-from ttamer.serve import openai
-from ttamer.serve.confidence import Unreadable, answer_text, first_logprobs, token_entries
-from ttamer.serve.node import NodeAnswer
-from ttamer.serve.schemas import TOOL_CALL, compile_schema
-from ttamer.serve.translations import TRANSLATIONS
-from ttamer.serve.upstream import UpstreamFailed
+from ttamer.serve.answers.confidence import Unreadable, answer_text, first_logprobs, token_entries
+from ttamer.serve.formats import openai
+from ttamer.serve.formats.schemas import TOOL_CALL, compile_schema
+from ttamer.serve.formats.translations import TRANSLATIONS
+from ttamer.serve.upstreams.node import NodeAnswer
+from ttamer.serve.upstreams.upstream import UpstreamFailed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ttamer.serve.gateway import Gateway
     from ttamer.serve.policies import ActivePolicy
     from ttamer.serve.request import RequestContext
-    from ttamer.serve.upstream import RelayedStream
+    from ttamer.serve.upstreams.upstream import RelayedStream
 
 __all__ = ["CascadeStream", "NodeFailed", "Relay", "SpeculationBudget"]
 

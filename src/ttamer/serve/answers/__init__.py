@@ -1,0 +1,1 @@
+"""Reading prompts and answers: texts, confidences and signals; nothing here calls a node."""

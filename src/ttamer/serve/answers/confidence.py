@@ -1,0 +1,436 @@
+"""Reading a response in OpenAI's format: its answer and its confidence.
+
+Nothing here calls a node; :mod:`ttamer.serve.upstreams.node` does. A response that lacks what is
+needed is an :class:`Unreadable` that names it.
+
+How the answer is compared with others is in :mod:`ttamer.runtime.comparison`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from ttamer._numbers import is_number
+from ttamer.errors import TTamerError
+from ttamer.serve.answers.delimiting import delimited
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = [
+    "LIKELIHOODS",
+    "VERIFY",
+    "Unreadable",
+    "agreement",
+    "answer_text",
+    "entropy_of_tokens",
+    "field_value",
+    "first_logprobs",
+    "is_plain_text",
+    "likelihoods",
+    "lowest_probability",
+    "margin_of_tokens",
+    "message_text",
+    "probability_of_answer",
+    "probability_of_choice",
+    "probability_of_whole",
+    "probability_of_yes",
+    "question_text",
+    "token_entries",
+    "verifier_body",
+]
+
+MAX_PREFIX = 16
+"""The number of tokens at the beginning of an answer whose log-probabilities are kept."""
+MIN_LOGPROB = -1e9
+"""The lowest log-probability: its exponential is 0, and sums of many stay finite."""
+TOP_LOGPROBS = 20
+"""The number of likely tokens requested of a verifier: the most that OpenAI returns."""
+ALTERNATIVES = 5
+"""The number of likely tokens requested for margins and entropies."""
+MAX_ENTROPY = math.log(ALTERNATIVES + 1)
+"""The largest entropy: of that many tokens, and the others as one, all equally likely."""
+VERDICT_TOKENS = 4
+"""The most tokens of a verifier's answer."""
+VERIFY = "Judge whether a proposed answer to a question is right."
+"""The instructions of a verifier."""
+
+_AROUND = " \t\n()[]*.:,\"'\u2581\u0120"
+"""Characters that may surround a letter within its token."""
+
+
+class Unreadable(TTamerError):
+    """A response lacks the answer, or the source of its confidence."""
+
+
+def answer_text(response: Mapping[str, Any], path: str | None = None) -> str:
+    """Return the text of the answer.
+
+    Tool calls are their names and arguments as JSON; a refusal is its text. An answer without
+    content is empty, such as one that ended while the model reasoned.
+
+    >>> answer_text({"choices": [{"message": {"content": "Paris"}}]})
+    'Paris'
+    >>> call = {"function": {"name": "add", "arguments": '{"b": 2, "a": 1}'}}
+    >>> answer_text({"choices": [{"message": {"content": None, "tool_calls": [call]}}]})
+    '[{"arguments": {"a": 1, "b": 2}, "name": "add"}]'
+    """
+    if path is not None:
+        value = _at(response, path)
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise Unreadable(f"returned no text at answer = {path!r}")
+        return str(value)
+    choice = _choice_of(response)
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        if isinstance(choice.get("text"), str):
+            return str(choice["text"])
+        raise Unreadable("returned no text in choices.0")
+    calls = message.get("tool_calls") or [{"function": message.get("function_call")}]
+    if not isinstance(calls, list) or not all(map(_is_call, calls)):
+        raise Unreadable("the tool_calls of choices.0 are not a list of calls")
+    made = [_call(call["function"]) for call in calls if call.get("function")]
+    if made:
+        return json.dumps(made, sort_keys=True)
+    if not isinstance(message.get("content"), str | list | None):
+        raise Unreadable("the content of choices.0 is not text")
+    refusal = message.get("refusal")
+    return message_text(message.get("content")) or (refusal if isinstance(refusal, str) else "")
+
+
+def is_plain_text(response: Mapping[str, Any]) -> bool:
+    """Return whether the answer is text: no tool call, no refusal, and not empty.
+
+    >>> is_plain_text({"choices": [{"message": {"content": None, "refusal": "No."}}]})
+    False
+    """
+    choice = _choice_of(response)
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        return bool(choice.get("text"))
+    has_calls = bool(message.get("tool_calls") or message.get("function_call"))
+    return not has_calls and bool(message_text(message.get("content")))
+
+
+def _is_call(call: Any) -> bool:
+    return isinstance(call, dict) and isinstance(call.get("function"), dict | None)
+
+
+def _call(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool call with its arguments parsed, so that their order does not count."""
+    arguments = function.get("arguments")
+    try:
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        parsed = arguments
+    return {"name": function.get("name"), "arguments": parsed}
+
+
+def probability_of_answer(response: Mapping[str, Any]) -> float:
+    """Return the mean log-probability of the answer's tokens, as a probability.
+
+    >>> tokens = [{"token": "Par", "logprob": -0.2}, {"token": "is", "logprob": 0.0}]
+    >>> probability_of_answer({"choices": [{"logprobs": {"content": tokens}}]})
+    0.9048374180359595
+
+    Args:
+        response: The response, with ``logprobs``.
+
+    Returns:
+        A number from 0 to 1; 0 for a response without log-probabilities.
+    """
+    logs = _logprobs(response)
+    return math.exp(math.fsum(logs) / len(logs)) if logs else 0.0
+
+
+def probability_of_whole(response: Mapping[str, Any]) -> float:
+    """Return the probability of the whole answer: the product over its tokens.
+
+    Longer answers have lower ones, unlike the mean of :func:`probability_of_answer`.
+
+    >>> tokens = [{"token": "Par", "logprob": -0.5}, {"token": "is", "logprob": 0.0}]
+    >>> probability_of_whole({"choices": [{"logprobs": {"content": tokens}}]})
+    0.6065306597126334
+
+    Args:
+        response: The response, with ``logprobs``.
+
+    Returns:
+        A number from 0 to 1; 0 for a response without log-probabilities.
+    """
+    logs = [log for _, log in _tokens(response)]
+    return math.exp(math.fsum(logs)) if logs else 0.0
+
+
+def first_logprobs(response: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the log-probabilities of the first tokens of the answer; none where there are none.
+
+    >>> tokens = [{"token": "Par", "logprob": -0.25}, {"token": "is", "logprob": 0.0}]
+    >>> first_logprobs({"choices": [{"logprobs": {"content": tokens}}]})
+    (-0.25, 0.0)
+    """
+    try:
+        return tuple([round(log, 4) for log in _logprobs(response)[:MAX_PREFIX]])
+    except Unreadable:
+        return ()
+
+
+def lowest_probability(response: Mapping[str, Any]) -> float:
+    """Return the probability of the least likely token of the answer.
+
+    >>> tokens = [{"token": "Par", "logprob": -0.5}, {"token": "is", "logprob": 0.0}]
+    >>> lowest_probability({"choices": [{"logprobs": {"content": tokens}}]})
+    0.6065306597126334
+    """
+    return math.exp(min(_logprobs(response), default=MIN_LOGPROB))
+
+
+LIKELIHOODS: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    "logprobs": probability_of_answer,
+    "product": probability_of_whole,
+    "min": lowest_probability,
+}
+"""The sources of confidence that need no more than the probabilities of an answer's tokens."""
+
+
+def likelihoods(response: Mapping[str, Any]) -> dict[str, float]:
+    """Return the confidence by each of :data:`LIKELIHOODS`; the lowest without log-probabilities.
+
+    >>> tokens = [{"token": "Par", "logprob": -0.5}, {"token": "is", "logprob": -0.5}]
+    >>> found = likelihoods({"choices": [{"logprobs": {"content": tokens}}]})
+    >>> round(found["logprobs"], 3), round(found["product"], 3)
+    (0.607, 0.368)
+    """
+    try:
+        return {name: measure(response) for name, measure in LIKELIHOODS.items()}
+    except Unreadable:
+        return dict.fromkeys(LIKELIHOODS, 0.0)
+
+
+def margin_of_tokens(response: Mapping[str, Any], *, first: bool = False) -> float:
+    """Return the mean difference between the two likeliest tokens' probabilities.
+
+    >>> top = [{"token": "A", "logprob": 0.0}, {"token": "B", "logprob": -1e9}]
+    >>> token = {"token": "A", "logprob": 0.0, "top_logprobs": top}
+    >>> margin_of_tokens({"choices": [{"logprobs": {"content": [token]}}]})
+    1.0
+
+    Args:
+        response: The response, with ``top_logprobs``.
+        first: Whether only the first token counts; by default all do.
+    """
+    found = [sorted(each, reverse=True) for each in _alternatives(response, first=first)]
+    margins = [each[0] - (each[1] if len(each) > 1 else 0.0) for each in found]
+    return math.fsum(margins) / len(margins) if margins else 0.0
+
+
+def entropy_of_tokens(response: Mapping[str, Any], *, first: bool = False) -> float:
+    """Return the mean entropy of the likeliest tokens, in nats; the others count as one.
+
+    >>> top = [{"token": "A", "logprob": 0.0}]
+    >>> token = {"token": "A", "logprob": 0.0, "top_logprobs": top}
+    >>> entropy_of_tokens({"choices": [{"logprobs": {"content": [token]}}]})
+    0.0
+
+    Args:
+        response: The response, with ``top_logprobs``.
+        first: Whether only the first token counts; by default all do.
+    """
+    entropies = []
+    for chances in _alternatives(response, first=first):
+        rest = max(0.0, 1.0 - math.fsum(chances))
+        entropies.append(-math.fsum(p * math.log(p) for p in (*chances, rest) if p > 0) or 0.0)
+    return math.fsum(entropies) / len(entropies) if entropies else MAX_ENTROPY
+
+
+def _alternatives(response: Mapping[str, Any], *, first: bool) -> list[list[float]]:
+    """Return the probabilities of the likeliest tokens, for each token or the first one."""
+    found = []
+    for entry in token_entries(response):
+        if entry.get("token") == "":
+            continue
+        top = entry.get("top_logprobs")
+        if not isinstance(top, list) or not top:
+            raise Unreadable("returned no top_logprobs: the upstream must support them")
+        likely = [each for each in top if isinstance(each, dict)]
+        found.append([math.exp(_log(each.get("logprob"))) for each in likely])
+        if first:
+            break
+    return found
+
+
+def probability_of_choice(response: Mapping[str, Any], letter: str) -> float:
+    """Return the probability of the token that names the choice.
+
+    An answer that begins with its letter names it there, another one where it does so last. Where
+    no token is the letter alone, the whole answer's probability is the next best.
+    """
+    tokens = _tokens(response)
+    naming = [i for i, (text, _) in enumerate(tokens) if text.strip(_AROUND).upper() == letter]
+    if not naming:
+        return probability_of_answer(response)
+    before = "".join(text for text, _ in tokens[: naming[0]])
+    place = naming[0] if not before.strip(_AROUND) else naming[-1]
+    return math.exp(tokens[place][1])
+
+
+def question_text(body: Mapping[str, Any]) -> str:
+    """Return the text of a request, for a verifier."""
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        return str(body.get("prompt", body.get("input", "")))
+    texts = [message_text(m.get("content")) for m in messages if isinstance(m, dict)]
+    return "\n\n".join(text for text in texts if text)
+
+
+def verifier_body(question: str, answer: str) -> dict[str, Any]:
+    """Return the request that asks a verifier about an answer."""
+    ask = "Is the answer right? Reply yes or no."
+    reply = "one word, yes or no"
+    return {
+        "messages": delimited(question, answer, rubric=VERIFY, reply=reply, ask=ask),
+        "max_tokens": VERDICT_TOKENS,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": TOP_LOGPROBS,
+    }
+
+
+def probability_of_yes(response: Mapping[str, Any]) -> float:
+    """Return a verifier's probability of "yes", of "yes" and "no" together.
+
+    >>> top = [{"token": " Yes", "logprob": -0.5}, {"token": "no", "logprob": -0.5}]
+    >>> token = {"token": " Yes", "logprob": -0.5, "top_logprobs": top}
+    >>> probability_of_yes({"choices": [{"logprobs": {"content": [token]}}]})
+    0.5
+    """
+    for entry in token_entries(response):
+        top = entry.get("top_logprobs")
+        likely = [each for each in top if isinstance(each, dict)] if isinstance(top, list) else []
+        verdict = {"yes": 0.0, "no": 0.0}
+        for other in likely or [entry]:
+            word = str(other.get("token", "")).strip(_AROUND).casefold()
+            if word in verdict:
+                verdict[word] += math.exp(_log(other.get("logprob")))
+        if total := verdict["yes"] + verdict["no"]:
+            return verdict["yes"] / total
+    raise Unreadable("the verifier returned neither yes nor no")
+
+
+def agreement(predictions: Sequence[str | None]) -> tuple[int, float]:
+    """Return which of several answers to give, and the share of them that agree with it.
+
+    An answer without content, or a failed call, agrees with no other. Ties take the first.
+
+    >>> agreement(["B", None, "B", "C"])
+    (0, 0.5)
+    """
+    counts = Counter(prediction for prediction in predictions if prediction is not None)
+    if not counts:
+        return 0, 0.0
+    modal, count = counts.most_common(1)[0]
+    return list(predictions).index(modal), count / len(predictions)
+
+
+def field_value(response: Mapping[str, Any], path: str) -> float:
+    """Return the number at a dotted path.
+
+    >>> field_value({"choices": [{"score": 0.7}]}, "choices.0.score")
+    0.7
+    """
+    number = _number(_at(response, path))
+    if not math.isfinite(number):
+        raise Unreadable(f"returned no number at field = {path!r}")
+    return number
+
+
+def _at(response: Any, path: str) -> Any:
+    for step in path.split("."):
+        if isinstance(response, dict):
+            response = response.get(step)
+        elif isinstance(response, list) and step.isdecimal() and int(step) < len(response):
+            response = response[int(step)]
+        else:
+            return None
+    return response
+
+
+def _choice_of(response: Mapping[str, Any]) -> dict[str, Any]:
+    choices = response.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise Unreadable("returned no choices")
+    return choices[0]
+
+
+def token_entries(response: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tokens of the first choice, as chat completions describe them."""
+    logprobs = _choice_of(response).get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    if isinstance(content, list) and all(isinstance(entry, dict) for entry in content):
+        return content
+    if isinstance(logprobs, dict) and isinstance(logprobs.get("token_logprobs"), list):
+        logs = logprobs["token_logprobs"]
+        tokens = logprobs.get("tokens")
+        texts = tokens if isinstance(tokens, list) and tokens else [None] * len(logs)
+        likely = logprobs.get("top_logprobs")
+        tops = likely if isinstance(likely, list) and len(likely) == len(logs) else [{}] * len(logs)
+        rows = zip(texts, logs, map(_as_list, tops), strict=False)
+        return [
+            {"token": text, "logprob": log, "top_logprobs": top}
+            for text, log, top in rows
+            if log is not None
+        ]
+    raise Unreadable(
+        "returned no log-probabilities: the upstream must support logprobs, or the node needs "
+        'another confidence ("agreement", "verifier", "self-report", "none")'
+    )
+
+
+def _as_list(top: Any) -> list[dict[str, Any]]:
+    """Return the likely tokens of text completions in the form of chat completions."""
+    if not isinstance(top, dict):
+        return []
+    return [{"token": token, "logprob": log} for token, log in top.items()]
+
+
+def _tokens(response: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return the tokens that have text: llama.cpp adds one for the end of the answer."""
+    entries = [e for e in token_entries(response) if e.get("token") != ""]
+    return [(str(e.get("token")), _log(e.get("logprob"))) for e in entries]
+
+
+def _logprobs(response: Mapping[str, Any]) -> list[float]:
+    """Return the log-probabilities of the tokens that have text."""
+    logs = [e.get("logprob") for e in token_entries(response) if e.get("token") != ""]
+    return [log if type(log) is float and MIN_LOGPROB <= log <= 0 else _log(log) for log in logs]
+
+
+def _log(value: Any) -> float:
+    """Return a log-probability between :data:`MIN_LOGPROB` and 0."""
+    number = _number(value)
+    if math.isnan(number):
+        raise Unreadable("a log-probability is not a number")
+    return max(min(number, 0.0), MIN_LOGPROB)
+
+
+def _number(value: Any) -> float:
+    """Return a JSON number as a float, infinite if too large; NaN for anything else."""
+    if not is_number(value):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def message_text(content: Any) -> str:
+    """Return the text of a message: its content, or the texts among the parts of that."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    parts = (part.get("text", part.get("refusal")) for part in content if isinstance(part, dict))
+    return "\n".join(part for part in parts if isinstance(part, str))

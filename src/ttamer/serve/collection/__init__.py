@@ -1,0 +1,1 @@
+"""Traces: answers collected from upstreams, judged, labelled by a person, or read from a log."""

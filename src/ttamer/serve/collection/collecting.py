@@ -1,0 +1,753 @@
+"""From prompts to a trace: ask every upstream of a cascade about every prompt.
+
+Each node is called by as many workers as its ``concurrency`` allows. Every answer is written to the
+journal at once, so that the same command continues after an interruption of any kind. Journal
+entries are found by node and prompt: changed ones are asked, the others are not.
+
+Prompts are JSON lines, CSV, or text with one prompt per line::
+
+    {"prompt": "What is 2 + 2?", "label": "4"}
+    {"messages": [{"role": "user", "content": "..."}], "label": "B", "max_tokens": 1}
+
+In JSON lines, further keys are sent with the request unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from ttamer._arguments import require_path
+from ttamer._files import atomic_write, lines_of
+from ttamer.errors import ArgumentError, TraceError
+from ttamer.runtime.comparison import joined_aliases
+from ttamer.runtime.jsonl import json_line
+from ttamer.serve.answers.confidence import (
+    LIKELIHOODS,
+    VERIFY,
+    Unreadable,
+    answer_text,
+    question_text,
+)
+from ttamer.serve.answers.prompt_signals import embedding_signals, prompt_signals
+from ttamer.serve.collection.comparing import KeptAnswers, Likeness
+from ttamer.serve.collection.journal import EXTRAS, Journal, JournalEntry, journal_key
+from ttamer.serve.collection.judging import Agreement, score_from, verdict_from
+from ttamer.serve.formats.schemas import CHAT, CLASSIFY, COMPLETION
+from ttamer.serve.upstreams.client import HttpClient
+from ttamer.serve.upstreams.embedding import Embedder
+from ttamer.serve.upstreams.node import call_cost, open_nodes
+from ttamer.serve.upstreams.upstream import Upstream, UpstreamFailed
+from ttamer.trace.classes import class_text
+from ttamer.trace.trace import OnBad, Trace
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from ttamer.runtime.comparison import Comparer, Comparison
+    from ttamer.serve.collection.comparing import AppliedComparison
+    from ttamer.serve.collection.judging import Judge
+    from ttamer.serve.config import NodeSettings, Settings
+    from ttamer.serve.upstreams.node import Node
+
+__all__ = ["Endpoint", "Journal", "JournalEntry", "Prompt", "collect_upstreams", "journal_key",
+           "read_prompts"]  # fmt: skip
+
+Endpoint = Literal["chat/completions", "completions", "classify"]
+"""The endpoint of the upstreams that is called."""
+MAX_FAILURES = 10
+"""The number of failures in a row after which a node is not called any more."""
+
+HALF = 0.5
+"""The score from which an answer counts as right."""
+MAX_SHOWN_ALIASES = 6
+"""The number of aliases of a label that a judge sees, which bounds the length of its prompts."""
+EMBEDDED_AT_ONCE = 64
+"""The number of prompts in one call of the embeddings upstream."""
+
+_BODY_KEYS: dict[str, str] = {"chat/completions": "messages", "completions": "prompt"}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request body, and its reference answer if there is one.
+
+    >>> Prompt({"prompt": "2 + 2?"}, label="4").label
+    '4'
+    """
+
+    body: Mapping[str, Any]
+    label: str | tuple[str, ...] | None = None
+    """The reference answer, or its aliases where ``compare`` is "contains"."""
+
+
+def read_prompts(
+    path: str | os.PathLike[str],
+    *,
+    label: str = "label",
+    endpoint: Endpoint = "chat/completions",
+    request: Mapping[str, Any] | None = None,
+) -> list[Prompt]:
+    """Read prompts from a file.
+
+    Args:
+        path: JSON lines (.jsonl, .ndjson), CSV, or text with one prompt per line.
+        label: The field that holds the reference answer; in JSON lines, a list of texts holds its
+            aliases.
+        endpoint: The endpoint that the prompts are for.
+        request: Fields sent with every prompt, unless the prompt sets them itself.
+
+    Returns:
+        The prompts, in the order of the file.
+
+    Raises:
+        ArgumentError: If the endpoint is unknown.
+        TraceError: If the file cannot be read, or a line is not a prompt.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "prompts.txt")
+    ...     _ = path.write_text("2 + 2?")
+    ...     read_prompts(path, endpoint="completions")
+    [Prompt(body={'prompt': '2 + 2?'}, label=None)]
+    """
+    if endpoint not in get_args(Endpoint):
+        raise ArgumentError(
+            f"endpoint is {endpoint!r}; it must be one of {', '.join(get_args(Endpoint))}"
+        )
+    require_path(path, "read_prompts")
+    file = Path(path)
+    try:
+        text = file.read_text("utf-8-sig")  # spreadsheets put a mark before the first letter
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{path}: is not text in UTF-8") from None
+    prompts = []
+    for place, row in _rows(file, text, label):
+        reference = _label(row.pop(label, None), place, label)
+        body = dict(request or {}) | _body(row, endpoint, place)
+        prompts.append(Prompt(body, reference))
+    if not prompts:
+        raise TraceError(f"{path}: holds no prompts")
+    return prompts
+
+
+def _rows(file: Path, text: str, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if file.suffix == ".csv":
+        table = csv.DictReader(io.StringIO(text, newline=""), restval="")
+        try:
+            if "prompt" not in (table.fieldnames or ()):
+                found = ", ".join(table.fieldnames or ())
+                raise TraceError(
+                    f"{file}: has no column prompt, and its first line names {found or 'none'}; "
+                    "call the column of the prompts prompt"
+                )
+            kept = ("prompt", label)  # other columns are ignored
+            for row in table:
+                yield f"{file}: line {table.line_num}", {k: row[k] for k in kept if k in row}
+        except csv.Error as error:
+            raise TraceError(
+                f"{file}: line {table.line_num + 1}: is not CSV that can be read ({error}); give "
+                "long prompts as JSON lines"
+            ) from None
+        return
+    if file.suffix == ".json":
+        raise TraceError(
+            f"{file}: JSON is read as JSON lines, from a file called .jsonl: write one object per "
+            "line"
+        )
+    for number, line in enumerate(lines_of(text), start=1):
+        place = f"{file}: line {number}"
+        if not line.strip():
+            continue
+        if file.suffix not in (".jsonl", ".ndjson"):
+            yield place, {"prompt": line}
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise TraceError(f"{place}: is not JSON; write one object per line") from None
+        if not isinstance(row, dict):
+            raise TraceError(f"{place}: is not an object; write one object per line")
+        yield place, row
+
+
+def _label(value: Any, place: str, field: str) -> str | tuple[str, ...] | None:
+    """Return the label of a row, or its aliases."""
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    try:
+        return class_text(value) or None
+    except TraceError as error:
+        raise TraceError(f"{place}: {field}: {error}") from None
+
+
+def _body(row: dict[str, Any], endpoint: Endpoint, place: str) -> dict[str, Any]:
+    """Return the request body of a row."""
+    if "messages" in row:
+        if endpoint != "chat/completions":
+            raise TraceError(f"{place}: has messages, and {endpoint} takes a prompt")
+        if not isinstance(row["messages"], list) or not row["messages"]:
+            raise TraceError(f"{place}: messages must be a list with at least one message")
+        return row
+    text = row.pop("prompt", None)
+    if not isinstance(text, str) or not text:
+        fields = ", ".join(map(repr, row)) or "none"
+        raise TraceError(
+            f"{place}: has no prompt; write prompt, a text, or messages; its other fields: {fields}"
+        )
+    if endpoint == "chat/completions":
+        return {**row, "messages": [{"role": "user", "content": text}]}
+    return {**row, _BODY_KEYS.get(endpoint, "input"): text}
+
+
+def collect_upstreams(
+    settings: Settings,
+    prompts: Sequence[Prompt],
+    journal: str | os.PathLike[str],
+    *,
+    endpoint: Endpoint = "chat/completions",
+    on_error: OnBad = "refuse",
+    answers: str | os.PathLike[str] | None = None,
+    judge: Judge | None = None,
+    likeness: Likeness | None = None,
+    progress: Callable[[int, int, int], None] | None = None,
+) -> Trace:
+    """Ask every node about every prompt, and return the answers as a trace.
+
+    The journal keeps the answers as text: with another ``compare`` the same call makes another
+    trace, and asks only nodes whose confidence depends on the comparison.
+
+    Args:
+        settings: The cascade and its upstreams.
+        prompts: The prompts, such as :func:`read_prompts` returns.
+        journal: A file that keeps the answers, so that no call is made twice.
+        endpoint: The endpoint of the upstreams.
+        on_error: "refuse" raises an error for prompts that lack an answer, once all others are
+            asked; "skip" drops and counts them.
+        answers: A file for the prompts and the answers of the trace's rows, as JSON lines (mode
+            600).
+        judge: A node that decides how right answers are, instead of the comparison with labels;
+            where there are labels, ``notes`` has how often both agree. Where only some prompts
+            have one, the judge sees none of them, so that its agreement holds for the others too.
+            Verdicts are kept in the journal, and are not part of the nodes' costs.
+        likeness: With ``compare = "embedding"``: what the threshold is fitted to, or measured with;
+            ``notes`` has it and how often it agrees, and the trace's cascade the threshold.
+        progress: Called with the numbers of answers done, total and failed.
+
+    Returns:
+        The trace, with a cost per row where calls differ in cost.
+
+    Raises:
+        TraceError: If labels are missing, the journal is not valid, a prompt lacks an answer, or
+            the judge or the threshold agrees with too few labels.
+
+    ::
+
+        prompts = read_prompts("prompts.jsonl")
+        trace = collect_upstreams(read_settings("cascade.toml"), prompts, "answers.journal")
+    """
+    labels = _labels(settings, prompts, needed=judge is None)
+    likeness = likeness or Likeness()
+    likeness.check(settings)
+    if judge is not None and judge.node not in settings.nodes:
+        raise ArgumentError(
+            f"the judge is {judge.node!r}, and there is no such node; the nodes are "
+            f"{', '.join(settings.nodes)}"
+        )
+    with Journal(journal) as kept:
+        collection = _Collection(settings, prompts, kept, f"/{endpoint}", progress)
+        try:
+            asyncio.run(collection.all())
+            if settings.serve.signals:
+                collection.signals = _PromptSignals(collection)
+                asyncio.run(collection.signals.all())
+            if judge is not None:
+                collection.verdicts = _Verdicts(collection, judge)
+                asyncio.run(collection.verdicts.all())
+        except ExceptionGroup as errors:  # of several workers: report the first
+            raise errors.exceptions[0] from None
+        rows, trace = asyncio.run(_trace(collection, labels, on_error, likeness))
+        if answers is not None:
+            _write_answers(Path(answers), collection, rows)
+        return trace
+
+
+@dataclass
+class _Collection:
+    """The calls to make, the answers, and the failures."""
+
+    settings: Settings
+    prompts: Sequence[Prompt]
+    journal: Journal
+    path: str
+    progress: Callable[[int, int, int], None] | None
+    failed: dict[tuple[str, int], str] = field(default_factory=dict)
+    verdicts: _Verdicts | None = None
+    signals: _PromptSignals | None = None
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        self._identities = {name: self._identity(name) for name in self.settings.nodes}
+
+    def _identity(self, name: str) -> dict[str, Any]:
+        """Return the settings that a node's answers depend on."""
+        node = self.settings.nodes[name]
+        values = {"path": self.path, **node.answer_settings}
+        compare = self.settings.serve.compare
+        if node.confidence == "agreement" or (
+            node.confidence == "logprobs" and compare.kind == "choice"
+        ):
+            values["compare"] = str(compare)  # the confidence depends on it
+        elif node.confidence in LIKELIHOODS and compare.kind != "choice":
+            values.pop("confidence", None)  # an entry has the confidences by all of these
+        if node.verifier is not None:
+            verifier = self.settings.nodes[node.verifier].answer_settings
+            values["verifier"] = {**verifier, "prompt": VERIFY}  # the confidence depends on it
+        return values
+
+    def key(self, name: str, row: int) -> str:
+        return journal_key(self._identities[name], self.prompts[row].body)
+
+    async def all(self) -> None:
+        """Make the calls whose answers are not in the journal."""
+        total = len(self.prompts) * len(self.settings.nodes)
+        waiting = {
+            name: [row for row in range(len(self.prompts)) if self.entry(name, row) is None]
+            for name in self.settings.nodes
+        }
+        self.done = total - sum(map(len, waiting.values()))
+        self._report()
+        async with HttpClient() as client, asyncio.TaskGroup() as group:
+            nodes = open_nodes(self.settings, client, read_errors=True, keep_first=True)
+            for name, node in nodes.items():
+                rows, failures = iter(waiting[name]), _FailureCount()
+                for _ in range(min(node.settings.concurrency, len(waiting[name]))):
+                    group.create_task(self._worker(node, rows, failures))
+
+    async def _worker(self, node: Node, rows: Iterator[int], failures: _FailureCount) -> None:
+        name = node.settings.name
+        for row in rows:
+            if failures.too_many:
+                self.failed[name, row] = "was not called any more"
+            else:
+                await self._one(node, row, failures)
+            self.done += 1
+            self._report()
+
+    def entries(self, row: int) -> list[JournalEntry | None]:
+        """Return the answers to a prompt, in the order of the nodes."""
+        return [self.entry(name, row) for name in self.settings.nodes]
+
+    def entry(self, name: str, row: int) -> JournalEntry | None:
+        """Return a node's answer to a prompt, with the confidence by the node's source."""
+        found, source = self.journal.get(self.key(name, row)), self.settings.nodes[name].confidence
+        if (
+            found is None
+            or source not in LIKELIHOODS
+            or self.settings.serve.compare.kind == "choice"
+        ):
+            return found
+        if found.likelihoods is None:  # of an earlier version
+            return found if source == "logprobs" else None
+        confidence = found.likelihoods.get(source)
+        return None if confidence is None else replace(found, confidence=confidence)
+
+    async def _one(self, node: Node, row: int, failures: _FailureCount) -> None:
+        name = node.settings.name
+        try:
+            answer = await node.ask(self.path, self.prompts[row].body)
+        except UpstreamFailed as error:
+            reason = str(error).partition(": ")[2]
+            parts = [repr(error.upstream_text)] if error.upstream_text else []
+            parts += [error.remedy] if error.remedy else []
+            detail = f" ({'; '.join(parts)})" if parts else ""
+            self.failed[name, row] = reason + detail
+            failures.count += 1
+            return
+        failures.count = 0
+        confidence = float(answer.confidence or 0.0)
+        entry = JournalEntry(
+            answer.text, confidence, answer.cost, answer.margin, answer.entropy, answer.first,
+            answer.likelihoods, answer.verification,
+        )  # fmt: skip
+        self.journal.add(self.key(name, row), entry)
+
+    def _report(self) -> None:
+        if self.progress is not None:
+            total = len(self.prompts) * len(self.settings.nodes)
+            self.progress(self.done, total, len(self.failed))
+
+
+class _PromptSignals:
+    """The signals of the prompts; embeddings are kept in the journal, as a few numbers each."""
+
+    def __init__(self, collection: _Collection) -> None:
+        self._collection = collection
+        self._settings = collection.settings.serve.embeddings
+        self._identity = {} if self._settings is None else asdict(self._settings)
+
+    def _key(self, row: int) -> str:
+        return journal_key({"embeddings": self._identity}, self._collection.prompts[row].body)
+
+    async def all(self) -> None:
+        """Embed the prompts that have no embedding in the journal, where embeddings are used."""
+        journal, prompts = self._collection.journal, self._collection.prompts
+        if self._settings is None or not self._settings.signals:
+            return
+        waiting = [row for row in range(len(prompts)) if self._key(row) not in journal]
+        async with HttpClient() as client:
+            embedder = Embedder(self._settings, client, read_errors=True)
+            for start in range(0, len(waiting), EMBEDDED_AT_ONCE):
+                rows = waiting[start : start + EMBEDDED_AT_ONCE]
+                try:
+                    vectors = await embedder.vectors(
+                        [question_text(prompts[row].body) for row in rows]
+                    )
+                except UpstreamFailed as error:
+                    raise TraceError(f"{error} ({error.upstream_text!r})") from None
+                for row, vector in zip(rows, vectors, strict=True):
+                    numbers = embedding_signals(vector, self._settings.signals)
+                    entry = JournalEntry(json.dumps(numbers), 0.0, self._settings.cost / len(rows))
+                    journal.add(self._key(row), entry)
+
+    def columns(self, rows: Sequence[int]) -> dict[str, NDArray[np.float64]]:
+        """Return the signals of some rows, by name."""
+        found = [prompt_signals(self._collection.prompts[row].body) for row in rows]
+        for row, signals in zip(rows, found, strict=True):
+            entry = self._collection.journal.get(self._key(row))
+            if entry is not None:
+                signals |= json.loads(entry.text)
+        return {name: np.array([each[name] for each in found]) for name in found[0]}
+
+
+class _Verdicts:
+    """A judge's verdicts on the answers of a collection; each different answer is judged once."""
+
+    def __init__(self, collection: _Collection, judge: Judge) -> None:
+        self._collection, self._judge = collection, judge
+        self._node = collection.settings.nodes[judge.node]
+        self._identity = {"judge": self._node.answer_settings, "rubric": judge.rubric}
+        self._sees_labels = all(prompt.label is not None for prompt in collection.prompts)
+        self.failed: dict[str, str] = {}
+        """The reasons why answers have no verdict, by key."""
+
+    def _request(self, row: int, answer: str) -> dict[str, Any]:
+        prompt = self._collection.prompts[row]
+        label = prompt.label
+        if isinstance(label, tuple):
+            label = " or ".join(label[:MAX_SHOWN_ALIASES])
+        shown = label if self._sees_labels else None
+        return self._judge.request(question_text(prompt.body), answer, shown)
+
+    def key(self, row: int, answer: str) -> str:
+        """Return the key of a verdict in the journal."""
+        return journal_key(self._identity, self._request(row, answer))
+
+    def score(self, row: int, answer: str) -> float | None:
+        """Return how right an answer is, from 0 to 1; ``None`` where there is no verdict."""
+        entry = self._collection.journal.get(self.key(row, answer))
+        return None if entry is None else entry.confidence
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether answers have scores between right and wrong."""
+        return self._judge.graded
+
+    async def all(self) -> None:
+        """Ask the judge about the answers that have no verdict yet."""
+        waiting: dict[str, dict[str, Any]] = {}
+        for row in range(len(self._collection.prompts)):
+            for entry in self._collection.entries(row):
+                if entry is not None and self.score(row, entry.text) is None:
+                    waiting[self.key(row, entry.text)] = self._request(row, entry.text)
+        calls = iter(waiting.items())
+        async with HttpClient() as client, asyncio.TaskGroup() as group:
+            upstream = Upstream(self._node, client, read_errors=True)
+            for _ in range(min(self._node.concurrency, len(waiting))):
+                group.create_task(self._worker(upstream, calls))
+
+    async def _worker(
+        self, upstream: Upstream, calls: Iterator[tuple[str, dict[str, Any]]]
+    ) -> None:
+        for key, request in calls:
+            try:
+                response = await upstream.call("/chat/completions", request)
+                read = score_from if self._judge.graded else verdict_from
+                score = float(read(response.body))
+                cost = call_cost(self._node, response.body)
+            except (UpstreamFailed, Unreadable) as error:
+                self.failed[key] = str(error)
+                continue
+            self._collection.journal.add(key, JournalEntry(answer_text(response.body), score, cost))
+
+    async def note(
+        self,
+        rows: Sequence[int],
+        scores: NDArray[np.float64],
+        labels: Sequence[str | None] | None,
+        comparer: Comparer,
+    ) -> str:
+        """Return what the verdicts cost, and how often they agree with the labels.
+
+        Raises:
+            TraceError: If they agree with fewer labels than the judge must.
+        """
+        collection = self._collection
+        entries = [[entry for entry in collection.entries(row) if entry] for row in rows]
+        keys = {
+            self.key(row, entry.text)
+            for row, found in zip(rows, entries, strict=True)
+            for entry in found
+        }
+        costs = [entry.cost for key in keys if (entry := collection.journal.get(key))]
+        judged: list[bool] = []
+        labelled: list[tuple[str, str]] = []
+        for place, (found, own) in enumerate(zip(entries, scores, strict=True)):
+            label = None if labels is None else labels[place]
+            if label is not None:
+                judged += [bool(score >= HALF) for score in own]
+                labelled += [(entry.text, label) for entry in found]
+        agreement = Agreement.of(judged, await comparer.right(labelled))
+        least = self._judge.min_agreement
+        if agreement.answers and agreement.interval[1] < least:
+            raise TraceError(
+                f"the judge {self._judge.node!r} {agreement}, and at least {100 * least:g}% is "
+                "needed; change the rubric or the judge, or lower --min-agreement"
+            )
+        unseen = "" if self._sees_labels or not judged else ", which it did not see"
+        return (
+            f"judged by {self._judge.node!r} in {len(costs)} calls that cost {sum(costs):g}; the "
+            f"judge {agreement}{unseen}"
+        )
+
+
+@dataclass
+class _FailureCount:
+    """The number of failures of a node in a row."""
+
+    count: int = 0
+
+    @property
+    def too_many(self) -> bool:
+        return self.count >= MAX_FAILURES
+
+
+def _hint(reasons: str, prompts: Sequence[Prompt]) -> str:
+    """Return what helps against an upstream that refuses calls: too many, or for their fields."""
+    if "status 429" in reasons:
+        return " (429: a lower concurrency, or retries, of the node)"
+    known = {*CHAT["properties"], *COMPLETION["properties"], *CLASSIFY["properties"]}
+    others = dict.fromkeys(name for prompt in prompts for name in prompt.body if name not in known)
+    if others and ("status 400" in reasons or "status 422" in reasons):
+        return (
+            f" (each prompt's other fields are sent with its request, here {', '.join(others)}: "
+            "remove those that the upstream does not take)"
+        )
+    return ""
+
+
+def _labels(
+    settings: Settings, prompts: Sequence[Prompt], *, needed: bool
+) -> list[str] | list[str | None] | None:
+    """Return the predictions of the reference answers; ``None`` where there are none."""
+    given = [prompt.label is not None for prompt in prompts]
+    if not any(given):
+        if settings.spec.target == "label" and needed:
+            raise TraceError(
+                "the prompts have no reference answers; give each a label, name a judge (--judge "
+                'NODE), or set target = "last" under [cascade]: then the last node is right, until '
+                "ttamer label is used"
+            )
+        return None
+    compare = settings.serve.compare
+    labels: list[str | None] = []
+    for row, prompt in enumerate(prompts):
+        if prompt.label is None:
+            if needed:
+                raise TraceError(
+                    f"prompt {row} (counting from 0) has no label, and {sum(given)} of "
+                    f"{len(prompts)} have one; label all, or name a judge (--judge NODE)"
+                )
+            labels.append(None)
+            continue
+        label = _label_text(prompt.label, compare, row)
+        if label is None:
+            raise TraceError(
+                f"prompt {row} (counting from 0): the label {prompt.label!r} has no content under "
+                f'compare = "{compare}"; change it, or the comparison'
+            )
+        labels.append(label)
+    return labels
+
+
+def _label_text(label: str | tuple[str, ...], compare: Comparison, row: int) -> str | None:
+    """Return a label as it is compared; ``None`` for one without content."""
+    if isinstance(label, tuple):
+        try:
+            label = joined_aliases(label, compare)
+        except TraceError as error:
+            raise TraceError(f"prompt {row} (counting from 0): {error}") from None
+    return compare.label(label)
+
+
+async def _trace(
+    collection: _Collection,
+    labels: Sequence[str | None] | None,
+    on_error: OnBad,
+    likeness: Likeness,
+) -> tuple[list[int], Trace]:
+    """Return the prompts that have all answers, and the trace of them."""
+    settings = collection.settings
+    names, verdicts = tuple(settings.nodes), collection.verdicts
+    left_out: dict[str, int] = {}
+    rows, table = [], []
+    for row in range(len(collection.prompts)):
+        entries = collection.entries(row)
+        found = [entry for entry in entries if entry is not None]
+        unjudged = None
+        if verdicts is not None:
+            unjudged = next((e for e in found if verdicts.score(row, e.text) is None), None)
+        if len(found) == len(names) and unjudged is None:
+            rows.append(row)
+            table.append(found)
+            continue
+        if unjudged is not None and verdicts is not None:
+            reason = f"the judge: {verdicts.failed[verdicts.key(row, unjudged.text)]}"
+        else:
+            name = names[entries.index(None)]
+            reason = f"{name} {collection.failed[name, row]}"
+        left_out[reason] = left_out.get(reason, 0) + 1
+    if left_out and (on_error == "refuse" or not rows):
+        failed = Counter(f"{name} {reason}" for (name, _), reason in collection.failed.items())
+        counts = {**left_out, **failed}  # every node's failures, and the judge's
+        reasons = "; ".join(f"{reason}: {count}" for reason, count in counts.items())
+        raise TraceError(
+            f"{sum(left_out.values())} of {len(collection.prompts)} prompts lack an answer "
+            f"({reasons}); fix the cause{_hint(reasons, collection.prompts)} and run the same "
+            "command again, which asks only these, or skip them with --skip-bad"
+        )
+    right = None if labels is None else [labels[row] for row in rows]
+    kept = [
+        KeptAnswers(
+            question_text(collection.prompts[row].body),
+            {name: entry.text for name, entry in zip(names, found, strict=True)},
+            None if right is None else right[place],
+        )
+        for place, (row, found) in enumerate(zip(rows, table, strict=True))
+    ]
+    async with HttpClient() as client:
+        applied = await likeness.comparer(settings, kept, collection.journal, client)
+        return rows, await _compared(collection, applied, rows, table, right, left_out)
+
+
+async def _compared(
+    collection: _Collection,
+    applied: AppliedComparison,
+    rows: Sequence[int],
+    table: Sequence[Sequence[JournalEntry]],
+    right: Sequence[str | None] | None,
+    left_out: Mapping[str, int],
+) -> Trace:
+    """Return the trace of answers that are compared."""
+    verdicts, comparer, spec = collection.verdicts, applied.comparer, applied.spec
+    compare, notes = comparer.rule, list(applied.notes)
+    apart = [node.verify_cost is not None for node in spec.nodes]
+    cost = np.array([
+        [entry.cost - entry.verification * is_apart
+         for entry, is_apart in zip(found, apart, strict=True)]
+        for found in table
+    ])  # fmt: skip
+    predictions = [[compare.prediction(entry.text) for entry in found] for found in table]
+    label, correct, score = right, None, None
+    if verdicts is not None:
+        scores = np.array([
+            [verdicts.score(row, entry.text) for entry in found]
+            for row, found in zip(rows, table, strict=True)
+        ], np.float64)  # fmt: skip
+        notes.append(await verdicts.note(rows, scores, right, comparer))
+        correct, score = (None, scores) if verdicts.is_graded else (scores >= HALF, None)
+        label = None
+    elif right is not None and not compare.is_transitive:  # labels are compared one by one
+        pairs = [
+            (entry.text, each or "")
+            for found, each in zip(table, right, strict=True)
+            for entry in found
+        ]
+        correct = np.array(await comparer.right(pairs)).reshape(len(table), -1)
+        label = None
+    if not compare.is_transitive:
+        predictions = [await comparer.matched_all(each) for each in predictions]
+    given = {each for row in predictions for each in row} - {None}
+    if label is not None and given and not given & {*label}:
+        raise TraceError(
+            f"{compare.unmatched(label[0], predictions[0][0])}, or name a judge (--judge NODE); "
+            "the answers are kept, and are not asked for again"
+        )
+    extras = _extras(table, collection.settings.nodes, notes)
+    return Trace.from_arrays(
+        spec,
+        [[entry.confidence for entry in found] for found in table],
+        prediction=predictions,
+        label=label,
+        correct=correct,
+        score=score,
+        cost=None if (cost == spec.costs).all() else cost,
+        extras=extras,
+        signals={} if collection.signals is None else collection.signals.columns(rows),
+        left_out=left_out,
+        notes=tuple(notes),
+    )
+
+
+def _write_answers(path: Path, collection: _Collection, rows: Sequence[int]) -> None:
+    """Write the prompts and the answers of some rows, for people to read and to label."""
+    names = tuple(collection.settings.nodes)
+    lines = []
+    for row in rows:
+        prompt = collection.prompts[row]
+        entries = dict(zip(names, collection.entries(row), strict=True))
+        texts = {name: None if entry is None else entry.text for name, entry in entries.items()}
+        first = {name: entry.first for name, entry in entries.items() if entry and entry.first}
+        kept = {"request": dict(prompt.body), "label": prompt.label, "answers": texts}
+        lines.append(json_line({**kept, "first": first}))
+    try:
+        with atomic_write(path) as part:
+            part.touch(0o600)  # before anything is in it
+            part.write_bytes(b"".join(lines))
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _extras(
+    table: Sequence[Sequence[JournalEntry]], nodes: Mapping[str, NodeSettings], notes: list[str]
+) -> dict[str, NDArray[np.float64]]:
+    """Return the further measures that a node has on every row; NaN for the other nodes.
+
+    A column that some rows lack is left out, and noted where the settings ask for it.
+    """
+    found = {}
+    for name in EXTRAS:
+        values = np.array([[getattr(entry, name) for entry in row] for row in table], np.float64)
+        lacking = np.isnan(values).sum(axis=0)
+        for node, count in zip(nodes, lacking.tolist(), strict=True):
+            if count and name in nodes[node].extras:
+                notes.append(
+                    f"the column {node}.{name} is left out: {count} answers have no top_logprobs"
+                )
+        values[:, lacking > 0] = np.nan
+        if not np.isnan(values).all():
+            found[name] = values
+    return found

@@ -1,0 +1,116 @@
+"""A judge: a node that decides how right an answer is, where no rule can compare texts.
+
+The question, the reference answer and the answer are set between marks
+(:mod:`ttamer.serve.answers.delimiting`). Where labels exist, the verdicts are compared with those
+of the rule ``[serve] compare``, and the agreement is reported with an interval before anyone relies
+on them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ttamer.errors import ArgumentError
+from ttamer.runtime.agreement import Agreement
+from ttamer.serve.answers.confidence import Unreadable, answer_text
+from ttamer.serve.answers.delimiting import delimited
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Agreement", "Judge", "score_from", "verdict_from"]
+
+RUBRIC = (
+    "Judge whether an answer to a question is right. It is right if it means the same as the "
+    "reference answer, in whatever words; without a reference answer, if it is true and answers "
+    "the question."
+)
+"""The default instructions of a judge."""
+GRADING = (
+    "Judge how good an answer to a question is, from 0 (wrong or useless) to 10 (right and "
+    "complete). Where there is a reference answer, an answer that means the same is right."
+)
+"""The default instructions of a judge that grades."""
+TOP_SCORE = 10
+"""The highest score of a judge that grades."""
+MAX_VERDICT_TOKENS = 8
+"""The most tokens of a verdict."""
+_SCORE = re.compile(r"(?<![\w.])(\d{1,2}(?:\.\d+)?)(?![\d.]*\d)")
+_VERDICT = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A node of the cascade that judges answers, and its instructions.
+
+    Args:
+        node: The name of the node.
+        rubric: What counts as right; by default instructions of our own.
+        graded: Whether it gives scores, which become losses, instead of yes and no.
+        min_agreement: The share of labelled answers on which it must agree with the labels. Where
+            the upper end of the 95% interval is below it, the verdicts are not used.
+
+    Raises:
+        ArgumentError: If the share is not from 0 to 1.
+    """
+
+    node: str
+    rubric: str = ""
+    graded: bool = False
+    min_agreement: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_agreement <= 1:
+            raise ArgumentError(f"min_agreement is {self.min_agreement!r}; it must be from 0 to 1")
+
+    def request(self, question: str, answer: str, reference: str | None) -> dict[str, Any]:
+        """Return the request for one verdict.
+
+        >>> body = Judge("large").request("Capital of France?", "Paris!", "Paris")
+        >>> body["messages"][0]["role"], body["temperature"]
+        ('system', 0)
+        """
+        rubric = self.rubric or (GRADING if self.graded else RUBRIC)
+        reply = f"a number from 0 to {TOP_SCORE}" if self.graded else "one word, yes or no"
+        ask = f"How good is the answer? Reply with {reply}."
+        if not self.graded:
+            ask = "Is the answer right? Reply yes or no."
+        return {
+            "messages": delimited(question, answer, reference, rubric=rubric, reply=reply, ask=ask),
+            "temperature": 0,
+            "max_tokens": MAX_VERDICT_TOKENS,
+        }
+
+
+def verdict_from(response: Mapping[str, Any]) -> bool:
+    """Return a judge's verdict: the first "yes" or "no" of its reply.
+
+    >>> verdict_from({"choices": [{"message": {"content": "**Yes**."}}]})
+    True
+
+    Raises:
+        Unreadable: If the reply is neither.
+    """
+    found = _VERDICT.search(answer_text(response))
+    if found is None:
+        raise Unreadable("the judge returned neither yes nor no")
+    return found[1].casefold() == "yes"
+
+
+def score_from(response: Mapping[str, Any]) -> float:
+    """Return the score of a judge that grades, as a share of the highest.
+
+    >>> score_from({"choices": [{"message": {"content": "Score: 7/10"}}]})
+    0.7
+
+    Raises:
+        Unreadable: If the reply holds no number from 0 to 10.
+    """
+    found = _SCORE.search(answer_text(response))
+    score = float(found[1]) if found else math.inf
+    if score > TOP_SCORE:
+        raise Unreadable(f"the judge returned no score from 0 to {TOP_SCORE}")
+    return score / TOP_SCORE

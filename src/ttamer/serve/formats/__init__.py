@@ -1,0 +1,1 @@
+"""OpenAI's and Anthropic's formats: schemas of requests, bodies and events of responses."""

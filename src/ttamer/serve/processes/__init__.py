@@ -1,0 +1,1 @@
+"""Several processes as one gateway: workers, the owner of their audits, and calls between them."""

@@ -1,0 +1,1 @@
+"""Calls to models: the HTTP client, one server, one node, and the limits of its calls."""

@@ -1,0 +1,468 @@
+"""Ask one node: the calls that its confidence needs, and one answer with its cost."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import nan
+from typing import TYPE_CHECKING, Any
+
+from ttamer.serve.answers.confidence import (
+    ALTERNATIVES,
+    MAX_ENTROPY,
+    Unreadable,
+    agreement,
+    answer_text,
+    entropy_of_tokens,
+    field_value,
+    first_logprobs,
+    is_plain_text,
+    likelihoods,
+    lowest_probability,
+    margin_of_tokens,
+    probability_of_answer,
+    probability_of_choice,
+    probability_of_whole,
+    probability_of_yes,
+    question_text,
+    verifier_body,
+)
+from ttamer.serve.answers.self_report import report_request, reported_confidence
+from ttamer.serve.bill import Tariff, Usage
+from ttamer.serve.upstreams.embedding import Embedder, comparer_of
+from ttamer.serve.upstreams.upstream import NodeResponse, Upstream, UpstreamFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ttamer.runtime.comparison import Comparison
+    from ttamer.serve.bill import Bill
+    from ttamer.serve.config import NodeSettings, Settings
+    from ttamer.serve.upstreams.client import HttpClient
+    from ttamer.serve.upstreams.embedding import TextVectors
+
+__all__ = ["Node", "NodeAnswer", "call_cost", "open_nodes", "with_logprobs"]
+
+CHAT = "/chat/completions"
+"""The path of chat completions."""
+COMPLETIONS = "/completions"
+"""The path of text completions."""
+TOKEN_SOURCES = ("logprobs", "product", "min", "margin", "entropy")
+"""The sources of confidence that are read from the probabilities of tokens."""
+
+
+@dataclass(slots=True)
+class NodeAnswer:
+    """A node's answer, its confidence, and its cost."""
+
+    prediction: str | None
+    """The form of the answer that is compared; ``None`` for an answer without content."""
+    confidence: float | None
+    """``None`` where the node answers alone, and nothing is compared."""
+    text: str
+    """The answer itself."""
+    response: dict[str, Any]
+    """The upstream's response, without log-probabilities that the client did not request."""
+    cost: float
+    """The cost of all calls, in the cascade's units."""
+    calls: int = 1
+    verification: float = 0.0
+    """The part of the cost that is for the confidence alone."""
+    content: bytes = b""
+    """The response as received, where the node answers alone."""
+    margin: float | None = None
+    """The mean margin of its tokens, where the node's ``extras`` name it."""
+    entropy: float | None = None
+    """The mean entropy of its tokens, where the node's ``extras`` name it."""
+    first: tuple[float, ...] = ()
+    """The log-probabilities of its first tokens, where the node keeps them."""
+    likelihoods: Mapping[str, float] | None = None
+    """The confidences that other sources give by the same tokens, where the node keeps them."""
+
+    @property
+    def answer(self) -> NodeAnswer:
+        """What :class:`ttamer.Cascade` returns as the answer."""
+        return self
+
+    @property
+    def extras(self) -> tuple[float, ...] | None:
+        """The fields of :data:`~ttamer.trace.trace.EXTRA_FIELDS`, NaN where one is not known."""
+        if self.margin is None and self.entropy is None:
+            return None
+        known = (self.margin, self.entropy, None)
+        return tuple([nan if value is None else value for value in known])
+
+
+def open_nodes(
+    settings: Settings,
+    client: HttpClient,
+    *,
+    read_errors: bool = False,
+    keep_first: bool = False,
+    texts: TextVectors | None = None,
+) -> dict[str, Node]:
+    """Return the nodes of a cascade, which share a connection pool.
+
+    With ``read_errors`` a failure has the upstream's own text, for an operator to read; with
+    ``keep_first`` an answer has the log-probabilities of its first tokens. ``texts`` embeds answers
+    where they are compared so, by default the upstream of ``[serve.embeddings]``.
+    """
+    rule, embeddings = settings.serve.compare, settings.serve.embeddings
+    if texts is None and rule.kind == "embedding" and embeddings is not None:
+        texts = Embedder(embeddings, client, read_errors=read_errors)
+    upstreams = {
+        name: Upstream(node, client, read_errors=read_errors)
+        for name, node in settings.nodes.items()
+    }
+    return {
+        name: Node(
+            upstream,
+            rule,
+            upstreams.get(settings.nodes[name].verifier or ""),
+            keep_first=keep_first,
+            texts=texts,
+        )
+        for name, upstream in upstreams.items()
+    }
+
+
+class Node:
+    """A node with its upstream, and its verifier's."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        compare: Comparison,
+        verifier: Upstream | None = None,
+        *,
+        keep_first: bool = False,
+        texts: TextVectors | None = None,
+    ) -> None:
+        self.settings = upstream.settings
+        self._needs_logprobs = self.settings.needs_logprobs
+        self._keeps_first = keep_first and self._needs_logprobs
+        self.upstream = upstream
+        self._compare = compare
+        self._texts = texts
+        self._verifier = verifier
+
+    @property
+    def can_stream(self) -> bool:
+        """Whether its answer is one upstream's stream."""
+        if self.settings.verifies is not None:
+            return False
+        return self.settings.answer is None and self.settings.confidence != "agreement"
+
+    async def ask(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        bill: Bill | None = None,
+    ) -> NodeAnswer:
+        """Return the node's answer to a request that does not stream, with its confidence.
+
+        All calls are booked on the bill. Without one, a response must have the usage that
+        ``cost_per_token`` needs; with one, its cost is an estimate then.
+
+        Raises :class:`~ttamer.serve.upstreams.upstream.UpstreamFailed`, of kind "garbage" where the
+        response lacks the answer or the source of its confidence.
+        """
+        try:
+            if self.settings.confidence == "agreement":
+                return await self._ask_samples(path, body, timeout, headers, bill)
+            received = await self.upstream.call(
+                path, self.adapted(path, body), timeout=timeout, headers=headers, bill=bill
+            )
+            return await self._answer_of(received, body, timeout, headers, bill)
+        except Unreadable as error:
+            raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
+
+    async def ask_alone(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        bill: Bill | None = None,
+    ) -> NodeAnswer:
+        """Return the node's answer without a confidence, for a request to this node alone."""
+        response = await self.upstream.call(path, body, timeout=timeout, headers=headers, bill=bill)
+        try:
+            text = answer_text(response.body, self.settings.answer)
+            cost = _cost(self.settings, response, bill)
+        except Unreadable as error:
+            raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
+        return NodeAnswer(None, None, text, response.body, cost, content=response.content)
+
+    def adapted(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a request that asks for the log-probabilities that the confidence needs."""
+        if not self._needs_logprobs:
+            return body
+        return with_logprobs(path, body, top=self.settings.needs_alternatives)
+
+    async def read(
+        self, response: dict[str, Any], body: Mapping[str, Any], *, cost: float, bill: Bill
+    ) -> NodeAnswer:
+        """Return the answer in a response that was received elsewhere, with its confidence.
+
+        Its cost is booked already; that of a verifier is not.
+
+        Raises :class:`~ttamer.serve.upstreams.upstream.UpstreamFailed` as :meth:`ask` does.
+        """
+        try:
+            received = NodeResponse(response, 0.0, cost=cost)
+            return await self._answer_of(received, body, None, None, bill)
+        except Unreadable as error:
+            raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
+
+    async def _answer_of(
+        self,
+        received: NodeResponse,
+        body: Mapping[str, Any],
+        timeout: float | None,
+        headers: Mapping[str, str] | None,
+        bill: Bill | None,
+    ) -> NodeAnswer:
+        source, response = self.settings.confidence, received.body
+        text, prediction = self._read(received)
+        cost, calls = _cost(self.settings, received, bill), 1
+        paid = 0.0
+        margin = entropy = None
+        left = None if timeout is None else max(timeout - received.seconds, 0.0)
+        if source == "none":
+            confidence = 0.0
+        elif source == "self-report":
+            confidence, paid, calls = await self._report(body, text, left, headers, bill)
+        elif source in TOKEN_SOURCES:
+            confidence = self._token_confidence(response, prediction)
+        elif source == "field":
+            confidence = field_value(response, self.settings.field or "")
+        else:
+            confidence, paid = await self._verify(question_text(body), text, left, headers, bill)
+            calls = 2
+        if "margin" in self.settings.extras:
+            margin = self._extra(margin_of_tokens, response, 0.0)
+        if "entropy" in self.settings.extras:
+            entropy = self._extra(entropy_of_tokens, response, MAX_ENTROPY)
+        shown = _without_logprobs(response, body) if self._needs_logprobs else response
+        return NodeAnswer(
+            prediction, confidence, text, shown, cost + paid, calls, paid,
+            margin=margin, entropy=entropy,
+            first=first_logprobs(response) if self._keeps_first else (),
+            likelihoods=likelihoods(response) if self._keeps_first else None,
+        )  # fmt: skip
+
+    def _token_confidence(self, response: Mapping[str, Any], prediction: str | None) -> float:
+        """Return the confidence that the probabilities of tokens give.
+
+        Upstreams send none with tool calls, refusals and empty answers, which get the lowest.
+        """
+        source, first = self.settings.confidence, self.settings.tokens == "first"
+        try:
+            if source == "margin":
+                return margin_of_tokens(response, first=first)
+            if source == "entropy":
+                return -entropy_of_tokens(response, first=first)
+            if source == "min":
+                return lowest_probability(response)
+            if source == "product":
+                return probability_of_whole(response)
+            if self._compare.kind == "choice" and prediction is not None:
+                return probability_of_choice(response, prediction)
+            return probability_of_answer(response)
+        except Unreadable:
+            if is_plain_text(response):
+                raise
+            return -MAX_ENTROPY if source == "entropy" else 0.0
+
+    def _extra(
+        self, measure: Callable[..., float], response: Mapping[str, Any], lowest: float
+    ) -> float | None:
+        """Return a further measure of certainty; ``None`` where the response lacks it.
+
+        Tool calls, refusals and empty answers get the lowest, as their confidence does.
+        """
+        try:
+            return measure(response, first=self.settings.tokens == "first")
+        except Unreadable:
+            return None if is_plain_text(response) else lowest
+
+    async def _report(
+        self,
+        body: Mapping[str, Any],
+        text: str,
+        timeout: float | None,
+        headers: Mapping[str, str] | None,
+        bill: Bill | None,
+    ) -> tuple[float, float, int]:
+        """Return the confidence that the model reports, its cost, and the calls of the answer.
+
+        Without a usable report it is the lowest.
+        """
+        if not text.strip():
+            return 0.0, 0.0, 1
+        request = report_request(question_text(body), text)
+        try:
+            response = await self.upstream.call(
+                CHAT, request, timeout=timeout, headers=headers, bill=bill
+            )
+        except UpstreamFailed as error:
+            return 0.0, self.settings.cost if error.paid else 0.0, 2
+        try:
+            cost = _cost(self.settings, response, bill)
+        except Unreadable:
+            cost = self.settings.cost  # priced as if it had no tokens
+        try:
+            return reported_confidence(response.body), cost, 2
+        except Unreadable:
+            return 0.0, cost, 2
+
+    async def _verify(
+        self,
+        question: str,
+        text: str,
+        timeout: float | None,
+        headers: Mapping[str, str] | None,
+        bill: Bill | None,
+    ) -> tuple[float, float]:
+        """Return the confidence that the verifier gives to an answer, and its cost."""
+        if self._verifier is None:
+            raise Unreadable("there is no verifier")
+        body = verifier_body(question, text)
+        try:
+            verdict = await self._verifier.call(
+                CHAT, body, timeout=timeout, headers=headers, bill=bill, node=self.settings.name
+            )
+        except UpstreamFailed as error:
+            raise UpstreamFailed(
+                self.settings.name, error.kind, f"its verifier failed: {error}", status=error.status
+            ) from None
+        return probability_of_yes(verdict.body), _cost(self._verifier.settings, verdict, bill)
+
+    async def verify(
+        self,
+        answer: NodeAnswer,
+        body: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        bill: Bill | None = None,
+    ) -> NodeAnswer:
+        """Return an answer of the node that this one verifies, with its confidence.
+
+        Its cost is that of the verification alone.
+
+        Raises :class:`~ttamer.serve.upstreams.upstream.UpstreamFailed` as :meth:`ask` does.
+        """
+        try:
+            if self.settings.confidence == "self-report":
+                sure, cost, _ = await self._report(body, answer.text, timeout, headers, bill)
+            else:
+                question = question_text(body)
+                sure, cost = await self._verify(question, answer.text, timeout, headers, bill)
+        except Unreadable as error:
+            raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
+        return replace(answer, confidence=sure, cost=cost, verification=cost, calls=1)
+
+    async def _ask_samples(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        timeout: float | None,
+        headers: Mapping[str, str] | None,
+        bill: Bill | None,
+    ) -> NodeAnswer:
+        calls = self.settings.samples
+        bodies = [self._sample(body, number) for number in range(calls)]
+        coroutines = [
+            self.upstream.call(path, each, timeout=timeout, headers=headers, bill=bill)
+            for each in bodies
+        ]
+        results = await asyncio.gather(*coroutines, return_exceptions=True)
+        responses = [each for each in results if isinstance(each, NodeResponse)]
+        failed = [each for each in results if isinstance(each, BaseException)]
+        for error in failed:
+            if not responses or not isinstance(error, UpstreamFailed):
+                raise error
+        read = [self._read(each) for each in responses]
+        predictions = [prediction for _, prediction in read]
+        with suppress(UpstreamFailed):  # without embeddings, texts that differ do not agree
+            comparer = comparer_of(self._compare, self._texts, timeout=timeout, bill=bill)
+            predictions = await comparer.matched_all(predictions)
+        chosen, confidence = agreement(predictions + [None] * len(failed))
+        text, prediction = read[chosen]
+        # A failed call is priced as if it had no tokens.
+        cost = sum(_cost(self.settings, each, bill) for each in responses)
+        cost += self.settings.cost * len(failed)
+        return NodeAnswer(prediction, confidence, text, responses[chosen].body, cost, calls)
+
+    def _sample(self, body: Mapping[str, Any], number: int) -> dict[str, Any]:
+        """Return the request for one of several answers, with a temperature above 0."""
+        given = {**body, "temperature": body.get("temperature") or self.settings.temperature}
+        if isinstance(body.get("seed"), int):
+            given["seed"] = body["seed"] + number
+        return given
+
+    def _read(self, response: NodeResponse) -> tuple[str, str | None]:
+        text = answer_text(response.body, self.settings.answer)
+        return text, self._compare.prediction(text)
+
+
+def call_cost(settings: NodeSettings, response: Mapping[str, Any]) -> float:
+    """Return the cost of one call: the node's cost and the price of its tokens."""
+    cost = Tariff(settings).price(Usage.of(response))
+    if cost is None:
+        raise Unreadable("the response has no usage, which cost_per_token needs")
+    return cost
+
+
+def _cost(settings: NodeSettings, response: NodeResponse, bill: Bill | None) -> float:
+    """Return the cost of an answered call: as booked, or, without a bill, by its usage."""
+    return call_cost(settings, response.body) if bill is None else response.cost
+
+
+def with_logprobs(path: str, body: Mapping[str, Any], *, top: bool) -> dict[str, Any]:
+    """Return a request that asks for log-probabilities; with ``top``, of likely tokens too."""
+    count = ALTERNATIVES if top else 0
+    if path == CHAT:
+        more = {"top_logprobs": max(body.get("top_logprobs") or 0, count)} if top else {}
+        return {**body, "logprobs": True, **more}
+    if path == COMPLETIONS:
+        return {**body, "logprobs": max(body.get("logprobs") or 1, count)}
+    return dict(body)
+
+
+def _without_logprobs(response: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the response without log-probabilities that the client did not request."""
+    choices = response.get("choices")
+    if not isinstance(choices, list):
+        return response
+    keep = _fewer_alternatives if request.get("logprobs") else _no_logprobs
+    kept = [keep(choice, request) if isinstance(choice, dict) else choice for choice in choices]
+    return {**response, "choices": kept}
+
+
+def _no_logprobs(choice: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    del request
+    return {**choice, "logprobs": None}
+
+
+def _fewer_alternatives(choice: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a choice with as many likely tokens as the client requested."""
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    if not isinstance(logprobs, dict) or not isinstance(content, list):
+        return choice
+    count = request.get("top_logprobs") or 0
+    entries = [
+        {**entry, "top_logprobs": entry["top_logprobs"][:count]}
+        if isinstance(entry, dict) and isinstance(entry.get("top_logprobs"), list)
+        else entry
+        for entry in content
+    ]
+    return {**choice, "logprobs": {**logprobs, "content": entries}}

@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import contextlib
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ttamer.serve.answers.confidence import (
+    Unreadable,
+    agreement,
+    answer_text,
+    entropy_of_tokens,
+    field_value,
+    is_plain_text,
+    lowest_probability,
+    margin_of_tokens,
+    probability_of_answer,
+    probability_of_choice,
+    probability_of_yes,
+    question_text,
+    verifier_body,
+)
+
+
+def chat(*tokens, text="x", top=()):
+    content = [{"token": t, "logprob": math.log(p) if p else -math.inf} for t, p in tokens]
+    for entry in content:
+        entry["top_logprobs"] = [{"token": t, "logprob": math.log(p)} for t, p in top]
+    message = {"role": "assistant", "content": text}
+    return {"choices": [{"message": message, "logprobs": {"content": content}}]}
+
+
+def test_the_answer_is_the_text_of_the_first_choice():
+    assert answer_text(chat(text="Paris")) == "Paris"
+    assert answer_text({"choices": [{"text": "Paris"}]}) == "Paris"
+    assert answer_text({"label": "spam"}, "label") == "spam"
+    assert answer_text({"out": [{"class": 3}]}, "out.0.class") == "3"
+
+
+def test_a_call_of_tools_is_an_answer_whatever_the_order_of_its_keys():
+    def calls(function):
+        return {"choices": [{"message": {"content": None, "tool_calls": [{"function": function}]}}]}
+
+    first = answer_text(calls({"name": "f", "arguments": "{}"}))
+    assert first == answer_text(calls({"arguments": "{}", "name": "f"}))
+    assert '"f"' in first
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        {},
+        {"choices": None},
+        {"choices": []},
+        {"choices": ["x"]},
+        {"choices": [{}]},
+        {"choices": [{"message": None}]},
+        {"choices": [{"message": {"content": 3}}]},
+    ],
+)
+def test_a_response_without_a_text_is_unreadable(response):
+    with pytest.raises(Unreadable):
+        answer_text(response)
+
+
+def message(**fields):
+    return {"choices": [{"message": {"role": "assistant", "content": None, **fields}}]}
+
+
+CALL = {"function": {"name": "f", "arguments": '{"a": 1}'}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "plain"),
+    [
+        ({}, "", False),
+        ({"content": ""}, "", False),
+        ({"content": "", "reasoning_content": "I think, therefore"}, "", False),
+        ({"content": None, "reasoning": "Let me see"}, "", False),
+        ({"refusal": "I cannot help with that."}, "I cannot help with that.", False),
+        ({"content": [{"type": "text", "text": "Par"}, {"type": "text", "text": "is"}]},
+         "Par\nis", True),
+        ({"content": [{"type": "refusal", "refusal": "No."}]}, "No.", True),
+        ({"content": "", "tool_calls": [CALL]}, '[{"arguments": {"a": 1}, "name": "f"}]', False),
+        ({"function_call": CALL["function"]}, '[{"arguments": {"a": 1}, "name": "f"}]', False),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+         '[{"arguments": "{", "name": "f"}]', False),
+        ({"content": "Paris", "tool_calls": []}, "Paris", True),
+    ],
+)  # fmt: skip
+def test_every_kind_of_answer_is_an_answer(fields, text, plain):
+    assert answer_text(message(**fields)) == text
+    assert is_plain_text(message(**fields)) is plain
+
+
+def test_margin_entropy_and_minimum_of_tokens():
+    top = [("a", 0.5), ("b", 0.25), ("c", 0.125)]
+    response = chat(("a", 0.5), ("b", 0.25), top=top)
+    assert lowest_probability(response) == pytest.approx(0.25)
+    assert margin_of_tokens(response) == pytest.approx(0.25)
+    chances = (0.5, 0.25, 0.125, 0.125)
+    entropy = -sum(p * math.log(p) for p in chances)
+    assert entropy_of_tokens(response) == pytest.approx(entropy)
+    assert entropy_of_tokens(response, first=True) == pytest.approx(entropy)
+    assert margin_of_tokens(chat(("a", 1.0), top=[("a", 1.0)])) == 1.0
+    for measure in (margin_of_tokens, entropy_of_tokens):
+        with pytest.raises(Unreadable, match="top_logprobs"):
+            measure(chat(("a", 0.5)))
+
+
+@given(st.lists(st.lists(st.floats(0.01, 0.2), min_size=1, max_size=5), min_size=1, max_size=4))
+def test_measures_are_within_their_bounds(rows):
+    tokens = [
+        {
+            "token": "x",
+            "logprob": math.log(row[0]),
+            "top_logprobs": [{"token": "x", "logprob": math.log(p)} for p in row],
+        }
+        for row in rows
+    ]
+    response = {"choices": [{"logprobs": {"content": tokens}}]}
+    for first in (False, True):
+        assert 0 <= margin_of_tokens(response, first=first) <= 1
+        assert 0 <= entropy_of_tokens(response, first=first) <= math.log(6) + 1e-9
+    assert lowest_probability(response) == pytest.approx(min(row[0] for row in rows))
+
+
+def test_likely_tokens_of_text_completions_are_read():
+    logprobs = {
+        "tokens": ["a"],
+        "token_logprobs": [math.log(0.5)],
+        "top_logprobs": [{"a": math.log(0.5), "b": math.log(0.25)}],
+    }
+    assert margin_of_tokens({"choices": [{"logprobs": logprobs}]}) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("path", ["gone", "label.x", "list.7", "list.-1", "list.x", "flag", "nest"])
+def test_a_path_that_leads_nowhere_is_unreadable(path):
+    response = {"label": "spam", "list": [1], "flag": True, "nest": {}}
+    with pytest.raises(Unreadable, match="answer = "):
+        answer_text(response, path)
+
+
+def test_confidence_is_the_geometric_mean_of_the_tokens_probabilities():
+    assert probability_of_answer(chat(("a", 0.5), ("b", 0.125))) == pytest.approx(0.25)
+    assert probability_of_answer(chat(("a", 1.0))) == 1.0
+    assert probability_of_answer(chat(("a", 0.0))) == 0.0
+    assert probability_of_answer(chat()) == 0.0
+
+
+def test_the_end_of_the_answer_is_no_token_of_it():
+    assert probability_of_answer(chat(("B", 0.5), ("", 0.001))) == pytest.approx(0.5)
+
+
+def test_completions_in_the_older_shape_are_read():
+    logprobs = {"tokens": ["a", "b", "c"], "token_logprobs": [None, math.log(0.5), math.log(0.125)]}
+    assert probability_of_answer({"choices": [{"logprobs": logprobs}]}) == pytest.approx(0.25)
+    del logprobs["tokens"]
+    assert probability_of_answer({"choices": [{"logprobs": logprobs}]}) == pytest.approx(0.25)
+
+
+def test_rounding_above_one_is_one():
+    assert (
+        probability_of_answer({"choices": [{"logprobs": {"content": [{"logprob": 1e-9}]}}]}) == 1.0
+    )
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [None, {}, {"content": None}, {"content": [3]}, {"content": [{"token": "a"}]},
+     {"content": [{"token": "a", "logprob": "x"}]}, {"content": [{"token": "a", "logprob": True}]},
+     {"content": [{"token": "a", "logprob": math.nan}]}, {"token_logprobs": ["x"]}],
+)  # fmt: skip
+def test_no_log_probabilities_are_unreadable(logprobs):
+    with pytest.raises(Unreadable, match="log-probabilit"):
+        probability_of_answer({"choices": [{"logprobs": logprobs}]})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "probability"),
+    [
+        ([("B", 0.4)], 0.4),
+        ([("(", 0.9), ("B", 0.4), (")", 0.9)], 0.4),
+        ([("B", 0.4), (".", 1.0), (" B", 0.99), ("rest", 1.0)], 0.4),
+        ([("The", 0.5), (" answer", 0.9), (" is", 0.9), (" B", 0.3), (".", 1.0)], 0.3),
+        ([("A", 0.5), (" or", 0.9), (" B", 0.6), ("? ", 0.9), ("(B)", 0.2)], 0.2),
+        ([(" b", 0.7)], 0.7),
+        ([("\u2581B", 0.7)], 0.7),
+        ([("Bis", 0.25)], 0.25),
+    ],
+)
+def test_a_choice_is_as_sure_as_the_token_that_names_it(tokens, probability):
+    assert probability_of_choice(chat(*tokens), "B") == pytest.approx(probability)
+
+
+def test_what_was_asked_is_read_from_every_shape():
+    parts = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {}}]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
+    assert question_text({"messages": messages}) == "Be brief.\n\nlook"
+    assert question_text({"prompt": "Once"}) == "Once"
+    assert question_text({"input": "spam?"}) == "spam?"
+    assert question_text({"messages": [{"role": "assistant", "content": None}, 3]}) == ""
+
+
+def test_a_verifier_is_asked_for_one_word_about_question_and_answer():
+    body = verifier_body("2 + 2 {x}?", "4 {y}")
+    text = body["messages"][1]["content"]
+    assert "2 + 2 {x}?" in text
+    assert "4 {y}" in text
+    assert (body["temperature"], body["logprobs"]) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("top", "probability"),
+    [
+        ([("yes", 0.6), ("no", 0.2)], 0.75),
+        ([(" Yes", 0.3), ("yes", 0.3), ("No", 0.2), ("maybe", 0.2)], 0.75),
+        ([("no", 0.5)], 0.0),
+        ([("Yes.", 0.5)], 1.0),
+    ],
+)
+def test_the_verifiers_probability_of_yes(top, probability):
+    assert probability_of_yes(chat(("yes", 0.5), top=top)) == pytest.approx(probability)
+
+
+def test_a_verdict_may_come_after_a_token_or_two():
+    response = chat(("\n", 0.9), ("no", 0.8))
+    assert probability_of_yes(response) == 0.0
+    with pytest.raises(Unreadable, match="neither yes nor no"):
+        probability_of_yes(chat(("perhaps", 0.9)))
+
+
+def test_agreement_is_the_share_of_the_modal_prediction():
+    assert agreement(["A", "B", "B"]) == (1, pytest.approx(2 / 3))
+    assert agreement(["A", "B"]) == (0, 0.5)
+    assert agreement(["A", None, None]) == (0, pytest.approx(1 / 3))
+    assert agreement([None, "C"]) == (1, 0.5)
+    assert agreement([None, None]) == (0, 0.0)
+
+
+def test_a_field_is_a_number():
+    assert field_value({"choices": [{"score": 1}]}, "choices.0.score") == 1.0
+    for value in ("0.5", True, None, math.nan, math.inf, [0.5]):
+        with pytest.raises(Unreadable, match="field = 'score'"):
+            field_value({"score": value}, "score")
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3) | st.just("yes"),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["token", "logprob", "top_logprobs", "function", "content", "text"]),
+            inner,
+        )
+    ),
+    max_leaves=6,
+)
+
+
+def either(shape):
+    return shape | ODD
+
+
+ENTRY = either(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "token": either(st.sampled_from(["yes", "B", ""])),
+            "logprob": either(st.floats(max_value=0)),
+            "top_logprobs": either(st.lists(ODD, max_size=2)),
+        },
+    )
+)
+LOGPROBS = either(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "content": either(st.lists(ENTRY, max_size=3)),
+            "tokens": ODD,
+            "token_logprobs": either(st.lists(ODD, max_size=2)),
+        },
+    )
+)
+MESSAGE = either(
+    st.fixed_dictionaries({}, optional={"content": ODD, "tool_calls": either(st.lists(ODD))})
+)
+RESPONSES = st.fixed_dictionaries(
+    {},
+    optional={
+        "choices": either(
+            st.lists(
+                either(
+                    st.fixed_dictionaries(
+                        {}, optional={"message": MESSAGE, "text": ODD, "logprobs": LOGPROBS}
+                    )
+                ),
+                max_size=2,
+            )
+        ),
+        "usage": either(st.dictionaries(st.sampled_from(["prompt_tokens"]), ODD)),
+    },
+)
+
+
+@given(RESPONSES)
+def test_whatever_a_server_sends_is_read_or_unreadable(response):
+    readers = (
+        answer_text,
+        probability_of_answer,
+        probability_of_yes,
+        lambda each: probability_of_choice(each, "B"),
+        lambda each: field_value(each, "choices.0.text"),
+        lambda each: answer_text(each, "choices.0.message.content"),
+    )
+    for read in readers:
+        with contextlib.suppress(Unreadable):
+            assert isinstance(read(response), str | float)
+
+
+@given(RESPONSES)
+def test_probabilities_lie_between_0_and_1(response):
+    for read in (probability_of_answer, probability_of_yes):
+        with contextlib.suppress(Unreadable):
+            assert 0 <= read(response) <= 1

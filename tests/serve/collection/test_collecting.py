@@ -1,0 +1,699 @@
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import ttamer as tt
+from support.faulty_upstream import truth
+from ttamer.cli import main
+from ttamer.errors import ArgumentError, TraceError
+from ttamer.serve.collection.collecting import (
+    MAX_FAILURES,
+    Journal,
+    JournalEntry,
+    Prompt,
+    collect_upstreams,
+    read_prompts,
+)
+from ttamer.serve.collection.judging import Judge
+from ttamer.serve.config import NodeSettings, read_settings
+
+QUESTIONS = [f"Question {number}?" for number in range(30)]
+LABELLED = [Prompt({"messages": [{"role": "user", "content": q}]}, truth(q)) for q in QUESTIONS]
+
+
+def collected(served, prompts=LABELLED, **options):
+    settings = read_settings(served.cascade)
+    return collect_upstreams(settings, prompts, served.cascade.with_name("journal"), **options)
+
+
+def counts(served):
+    return [upstream.count for upstream in served.upstreams.values()]
+
+
+def test_every_node_is_asked_about_every_prompt(served):
+    trace = collected(served)
+    assert trace.names == ("small", "large")
+    assert len(trace) == 30
+    for column, upstream in enumerate(served.upstreams.values()):
+        said = [upstream.answer(question, 0) for question in QUESTIONS]
+        assert [trace.classes[code] for code in trace.prediction[:, column]] == [a for a, _ in said]
+        assert trace.confidence[:, column].tolist() == pytest.approx([sure for _, sure in said])
+    assert [trace.classes[code] for code in trace.label] == [truth(q) for q in QUESTIONS]
+    assert trace.cost.tolist() == [1.0, 12.5]
+
+
+def test_nodes_are_asked_at_the_same_time_and_within_their_bounds(make_served):
+    served = make_served(node={"small": {"concurrency": 3}, "large": {"concurrency": 1}})
+    small, large = served.upstreams.values()
+    small.mode = "slow"
+    real = large.answer
+
+    def answer(prompt, sample):
+        small.wait_for(3)  # large is not done before all of small's workers have called
+        return real(prompt, sample)
+
+    large.answer = answer
+
+    def progress(done, total, failed):  # called in the loop, between requests
+        assert (total, failed) == (60, 0)
+        if done == 30:  # all of large, while small has answered no one
+            small.mode = "ok"
+            small.release()
+
+    collected(served, progress=progress)
+    assert (small.most_open, large.most_open) == (3, 1)
+
+
+def test_what_was_answered_is_not_asked_again(served):
+    first = collected(served)
+    assert counts(served) == [30, 30]
+    again = collected(served)
+    assert counts(served) == [30, 30]
+    assert again.digest == first.digest
+    more = [*LABELLED, Prompt({"messages": [{"role": "user", "content": "New?"}]}, truth("New?"))]
+    assert len(collected(served, more)) == 31
+    assert counts(served) == [31, 31]
+
+
+def test_a_node_that_changes_is_asked_again_and_the_others_are_not(served):
+    collected(served)
+    text = served.cascade.read_text("utf-8")
+    served.cascade.write_text(
+        text.replace("cost = 1.0", "cost = 1.0\nmodel = 'newer'\ntimeout = 9")
+    )
+    collected(served)
+    assert counts(served) == [60, 30]
+    served.cascade.write_text(
+        text.replace("cost = 1.0", "cost = 1.0\nmodel = 'newer'\nretries = 1")
+    )
+    collected(served)
+    assert counts(served) == [60, 30]
+
+
+def test_settings_of_a_later_version_keep_the_keys_of_a_journal():
+    node = NodeSettings("small", 1.0, "http://127.0.0.1:8081/v1", samples=1, timeout=9.0)
+    assert node.answer_settings == {
+        "name": "small", "cost": 1.0, "upstream": "http://127.0.0.1:8081/v1"
+    }  # fmt: skip
+    assert NodeSettings("small", 1.0, "u", samples=3).answer_settings["samples"] == 3
+
+
+def test_another_confidence_of_the_same_tokens_asks_nothing_again(make_served):
+    served = make_served(2, serve={"compare": "normalised"})
+    small = served.upstreams["small"]
+    small.answer = lambda *_: ("B it is", 0.5)
+    assert collected(served).confidence[:, 0].tolist() == pytest.approx([0.5] * 30)
+    text = served.cascade.read_text("utf-8")
+    for source, confidence in (("product", 0.125), ("min", 0.5), ("logprobs", 0.5)):
+        served.cascade.write_text(
+            text.replace("cost = 1.0", f'cost = 1.0\nconfidence = "{source}"')
+        )
+        trace = collected(served)
+        assert trace.confidence[:, 0].tolist() == pytest.approx([confidence] * 30)
+    assert counts(served) == [30, 30]
+    served.cascade.write_text(text.replace("cost = 1.0", 'cost = 1.0\nconfidence = "none"'))
+    collected(served)
+    assert counts(served) == [60, 30]
+
+
+def test_entries_of_an_earlier_version_have_one_confidence(make_served):
+    served = make_served(2, serve={"compare": "normalised"})
+    first = collected(served)
+    journal = served.cascade.with_name("journal")
+    rows = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
+    for row in rows:
+        del row["likelihoods"]
+    journal.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    assert collected(served).digest == first.digest
+    assert counts(served) == [30, 30]
+    text = served.cascade.read_text("utf-8")
+    served.cascade.write_text(text.replace("cost = 1.0", 'cost = 1.0\nconfidence = "product"'))
+    collected(served)
+    assert counts(served) == [60, 30]
+
+
+def test_failures_are_refused_and_asked_alone_the_next_time(served):
+    served.upstreams["small"].plan = ["garbage", "ok", "garbage"]
+    with pytest.raises(TraceError, match=r"2 of 30 prompts lack an answer \(small returned text"):
+        collected(served)
+    assert counts(served) == [30, 30]
+    assert len(collected(served)) == 30
+    assert counts(served) == [32, 30]
+
+
+def test_failures_may_be_left_out_counted(make_served):
+    served = make_served(node={"small": {"concurrency": 1}})
+    served.upstreams["small"].plan = ["garbage", "ok", "reset"]
+    trace = collected(served, on_error="skip")
+    assert len(trace) == 28
+    assert trace.left_out == {
+        "small returned text that is not JSON": 1,
+        "small closed the connection early": 1,
+    }
+    assert trace.classes[trace.label[0]] == truth(QUESTIONS[1])
+
+
+def test_a_node_that_only_fails_is_soon_left_alone(make_served):
+    served = make_served(node={"small": {"concurrency": 1}})
+    served.upstreams["small"].mode, served.upstreams["small"].status = "error", 401
+    with pytest.raises(TraceError, match=r"status 401 .*: 10; small was not called any more: 20"):
+        collected(served, on_error="skip")
+    assert counts(served) == [MAX_FAILURES, 30]
+
+
+def test_the_failures_of_every_node_are_listed(make_served):
+    served = make_served(2, node={name: {"concurrency": 1} for name in ("small", "large")})
+    for upstream, status in zip(served.upstreams.values(), (401, 404), strict=True):
+        upstream.mode, upstream.status = "error", status
+    with pytest.raises(TraceError, match=r"30 of 30 prompts .*small.*401.*: 10;.*large.*404.*: 10"):
+        collected(served)
+
+
+def test_labels_on_some_prompts_need_a_judge(make_served):
+    served = make_served(2)
+    prompts = [Prompt({"prompt": text}, "A" if k else None) for k, text in enumerate("xyz")]
+    with pytest.raises(TraceError, match=r"prompt 0 .* has no label, and 2 of 3 have .*--judge"):
+        collected(served, prompts)
+    assert counts(served) == [0, 0]
+
+
+def test_labels_that_no_answer_equals_are_refused_with_what_was_compared(make_served):
+    served = make_served(2, serve={"compare": "normalised"})
+    prompts = [Prompt({"prompt": text}, f"it is {text * 60}") for text in "xyz"]
+    with pytest.raises(TraceError, match=r"normalised.*'it is x{54}\.\.\.' and .*--judge"):
+        collected(served, prompts)
+
+
+def test_a_node_that_answers_now_and_then_is_asked_to_the_end(make_served):
+    served = make_served(node={"small": {"concurrency": 1}})
+    served.upstreams["small"].plan = ([*["garbage"] * (MAX_FAILURES - 1), "ok"]) * 2
+    assert len(collected(served, on_error="skip")) == 12
+    assert counts(served) == [30, 30]
+
+
+def test_loss_is_made_good_by_retries(make_served):
+    served = make_served(node={"small": {"retries": 10}})
+    served.upstreams["small"].mode = "loss"
+    assert len(collected(served)) == 30
+
+
+def test_a_cost_per_row_where_calls_differ(make_served):
+    served = make_served(
+        node={
+            "small": {"confidence": "agreement", "samples": 3},
+            "large": {"cost_per_token": {"input": 0.5, "output": 1}},
+        }
+    )
+    trace = collected(served)
+    assert trace.cost.shape == (30, 2)
+    assert set(trace.cost[:, 0]) == {3.0}
+    assert set(trace.cost[:, 1]) == {12.5 + 2 * 0.5 + 1}
+    assert trace.spec.costs.tolist() == [1.0, 12.5]
+
+
+def test_without_labels_the_last_node_is_right(served):
+    unlabelled = [Prompt(prompt.body) for prompt in LABELLED]
+    with pytest.raises(TraceError, match='target = "last"'):
+        collected(served, unlabelled)
+    assert counts(served) == [0, 0]
+    text = served.cascade.read_text("utf-8")
+    served.cascade.write_text(text.replace("[cascade]\n", '[cascade]\ntarget = "last"\n'))
+    trace = collected(served, unlabelled)
+    assert trace.label is None
+    assert not trace.wrong()[:, 1].any()
+
+
+def test_a_label_that_is_none_under_the_rule_is_reported_before_anything_is_asked(served):
+    prompts = [*LABELLED, Prompt(LABELLED[0].body, "Paris")]
+    with pytest.raises(TraceError, match=r"prompt 30 .*'Paris' has no content under compare"):
+        collected(served, prompts)
+    assert counts(served) == [0, 0]
+
+
+def labelled(labels):
+    """Prompts with other labels."""
+    return [Prompt(prompt.body, label) for prompt, label in zip(LABELLED, labels, strict=True)]
+
+
+def test_a_label_is_contained_in_answers(make_served):
+    served = make_served(2, serve={"compare": "contains"})
+    small, large = served.upstreams.values()
+    small.answer = lambda prompt, _: (f"It must be {truth(prompt)}x" + "." * len(prompt), 0.5)
+    large.answer = lambda prompt, _: (f"The answer is: {truth(prompt)}, of course.", 0.9)
+    trace = collected(served, labelled([("Z z", truth(q)) for q in QUESTIONS]))
+    assert trace.label is None
+    assert trace.correct[:, 0].tolist() == [False] * 30
+    assert trace.correct[:, 1].tolist() == [True] * 30
+    assert trace.wrong().mean(axis=0).tolist() == [1.0, 0.0]
+
+
+def test_numbers_within_the_tolerance_are_one_prediction(make_served):
+    served = make_served(2, serve={"compare": {"kind": "numeric", "tolerance": 0.5}})
+    small, large = served.upstreams.values()
+    small.answer = lambda *_: ("about 12.3", 0.5)
+    large.answer = lambda *_: ("12.7", 0.9)
+    trace = collected(served, labelled(["13"] * 30))
+    assert {trace.classes[code] for code in trace.prediction.ravel()} == {"12.3"}
+    assert trace.correct.tolist() == [[False, True]] * 30
+
+
+def test_aliases_need_a_rule_that_takes_them(served):
+    with pytest.raises(TraceError, match='list of aliases, and compare = "choice" takes one text'):
+        collected(served, labelled([("A", "B")] * 30))
+
+
+def test_aliases_are_read_from_json_lines(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "Capital?", "label": ["Paris", "Paname"]}\n')
+    (prompt,) = read_prompts(tmp_path / "p.jsonl")
+    assert prompt.label == ("Paris", "Paname")
+
+
+def changed(served, old, new):
+    """Change the cascade's file."""
+    text = served.cascade.read_text("utf-8")
+    assert old in text
+    served.cascade.write_text(text.replace(old, new))
+
+
+def test_another_comparison_asks_nothing_again(make_served):
+    served = make_served(2, serve={"compare": "exact"})
+    for upstream in served.upstreams.values():
+        upstream.answer = lambda prompt, _: (f"The answer is {truth(prompt)}.", 0.5)
+    prompts = labelled([f"The answer is {truth(q)}." for q in QUESTIONS])
+    assert not collected(served, prompts).wrong().any()
+    assert counts(served) == [30, 30]
+    changed(served, '"exact"', '"contains"')
+    trace = collected(served, labelled([(truth(q), "nothing") for q in QUESTIONS]))
+    assert not trace.wrong().any()
+    changed(served, '"contains"', '"json"')
+    trace = collected(served, labelled([json.dumps(truth(q)) for q in QUESTIONS[:-1]] + ["1"]))
+    assert (trace.prediction == -1).all()
+    assert counts(served) == [30, 30]
+    changed(served, '"json"', '"choice"')  # its confidence is that of the letter
+    collected(served)
+    assert counts(served) == [60, 60]
+
+
+def test_prompts_and_answers_are_kept_for_their_owner(served, tmp_path):
+    path = tmp_path / "answers.jsonl"
+    collected(served, answers=path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert len(rows) == 30
+    small = served.upstreams["small"]
+    assert rows[3]["request"] == LABELLED[3].body
+    assert rows[3]["label"] == truth(QUESTIONS[3])
+    assert rows[3]["answers"]["small"] == small.answer(QUESTIONS[3], 0)[0]
+
+
+def test_margins_and_entropies_become_columns(make_served):
+    extras = {"extras": ["margin", "entropy"]}
+    served = make_served(2, node={"small": extras})
+    trace = collected(served)
+    assert set(trace.extras) == {"margin", "entropy"}
+    small = served.upstreams["small"]
+    assert {request["top_logprobs"] for request in small.requests} == {5}
+    sure = [small.answer(question, 0)[1] for question in QUESTIONS]
+    assert trace.extras["margin"][:, 0].tolist() == pytest.approx(sure)
+    assert all(trace.extras["entropy"][:, 0] > 0)
+    assert np.isnan(trace.extras["margin"][:, 1]).all()
+
+
+def test_a_column_that_some_answers_lack_is_left_out_and_noted(make_served):
+    served = make_served(2, node={"small": {"extras": ["margin"], "concurrency": 1}})
+    small = served.upstreams["small"]
+    token = {"token": "A", "logprob": -0.5}
+    choice = {"message": {"content": "A"}, "logprobs": {"content": [token]}}
+    collected(served, LABELLED[:10])
+    small.raw = json.dumps({"choices": [choice]}).encode()
+    trace = collected(served, LABELLED[:12])
+    assert trace.extras == {}
+    (note,) = trace.notes
+    assert "small.margin is left out: 2 answers" in note
+    (note,) = collected(served, LABELLED[10:12]).notes
+    assert "small.margin is left out: 2 answers" in note
+
+
+def test_an_error_of_an_upstream_is_shown_to_the_operator(served):
+    small = served.upstreams["small"]
+    small.mode = "error"
+    with pytest.raises(TraceError, match=r"returned status 500 \('out of order, sk-secret'\): "):
+        collected(served)
+
+
+# The judge
+
+
+def judging(upstream, verdict):
+    """Let an upstream judge answers as ``verdict(text)`` says, and answer all else as before."""
+    real = upstream._completion
+    judged = []
+
+    def completion(path, body):
+        text = body["messages"][-1]["content"]
+        if "is the answer" not in text.lower():
+            return real(path, body)
+        judged.append(body)
+        return {"choices": [{"message": {"content": verdict(text)}}]}
+
+    upstream._completion = completion
+    return judged
+
+
+def test_a_judge_decides_who_is_right_and_its_agreement_is_reported(served):
+    small, large = served.upstreams.values()
+    small.answer = lambda prompt, _: (f"{truth(prompt)}, I would say", 0.6)
+    judged = judging(large, lambda text: "Yes." if "I would say" in text else "no")
+    trace = collected(served, judge=Judge("large"))
+    assert trace.correct.tolist() == [[True, False]] * 30
+    assert trace.label is None
+    (note,) = trace.notes
+    assert (
+        "judged by 'large' in 60 calls that cost 750; the judge agrees with the labels on" in note
+    )
+    assert "95% interval" in note
+    assert len(judged) == 60
+    again = collected(served, judge=Judge("large"))
+    assert again.digest == trace.digest
+    assert len(judged) == 60  # verdicts are kept
+    collected(served, judge=Judge("large", "Only answers in French are right."))
+    assert len(judged) == 120
+
+
+def test_a_judge_needs_no_labels(served):
+    judging(served.upstreams["large"], lambda _: "yes")
+    unlabelled = [Prompt(prompt.body) for prompt in LABELLED]
+    trace = collected(served, unlabelled, judge=Judge("large"))
+    assert not trace.wrong().any()
+    assert "there are none" in trace.notes[0]
+
+
+def test_a_verdict_that_is_none_leaves_its_row_out(served):
+    judging(served.upstreams["large"], lambda text: "maybe" if "Question 3?" in text else "yes")
+    with pytest.raises(TraceError, match="the judge: the judge returned neither yes nor no: 1"):
+        collected(served, judge=Judge("large"))
+    trace = collected(served, judge=Judge("large"), on_error="skip")
+    assert len(trace) == 29
+
+
+def test_scores_of_a_judge_become_losses(served):
+    small, large = served.upstreams.values()
+    small.answer = lambda prompt, _: (f"{truth(prompt)}, I would say", 0.6)
+    judged = judging(large, lambda text: "7 of 10" if "I would say" in text else "10")
+    trace = collected(served, judge=Judge("large", graded=True))
+    assert trace.losses() == pytest.approx(np.array([[0.3, 0.0]] * 30))
+    assert trace.correct is None
+    assert "number from 0 to 10" in judged[0]["messages"][0]["content"]
+    assert tt.fit(trace).at(0.9).policy
+
+
+def test_a_judge_sees_no_label_where_others_have_none(served):
+    judged = judging(served.upstreams["large"], lambda _: "yes")
+    some = [*LABELLED[:10], *(Prompt(prompt.body) for prompt in LABELLED[10:])]
+    trace = collected(served, some, judge=Judge("large"))
+    assert len(trace) == 30
+    assert re.search(r"labels on \d+ of 20 answers .* which it did not see$", trace.notes[0])
+    assert not any("reference answer" in body["messages"][1]["content"] for body in judged)
+
+
+def test_a_judge_that_disagrees_with_the_labels_is_not_used(served):
+    judging(served.upstreams["large"], lambda _: "no")
+    with pytest.raises(TraceError, match="at least 90% is needed; change the rubric"):
+        collected(served, judge=Judge("large", min_agreement=0.9))
+    with pytest.raises(ArgumentError, match="from 0 to 1"):
+        Judge("large", min_agreement=2)
+
+
+def test_a_judge_is_a_node_of_the_cascade(served):
+    with pytest.raises(ArgumentError, match="the judge is 'third', and there is no such node"):
+        collected(served, judge=Judge("third"))
+
+
+# The journal
+
+
+def test_a_journal_that_was_cut_short_loses_its_last_line_only(tmp_path):
+    path = tmp_path / "journal"
+    with Journal(path) as journal:
+        journal.add("a", JournalEntry("A", 0.5, 1.0))
+        journal.add("b", JournalEntry("", 0.25, 1.0, 0.5, None))
+    whole = path.read_bytes()
+    for cut in range(1, len(whole)):
+        path.write_bytes(whole[:cut])
+        with Journal(path) as journal:
+            kept = whole[:cut].count(b"\n")
+            assert len(journal) == kept
+            journal.add("c", JournalEntry("C", 1.0, 2.0))
+        with Journal(path) as journal:
+            assert journal.get("c") == JournalEntry("C", 1.0, 2.0)
+            assert ("a" in journal) == (kept >= 1)
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[]", "{}", '{"key": "a"}', '{"key": "a", '
+                                  '"prediction": null, "confidence": NaN, "cost": 1}'])  # fmt: skip
+def test_a_file_that_is_no_journal_is_refused(tmp_path, line):
+    (tmp_path / "journal").write_text(f"{line}\n", "utf-8")
+    with pytest.raises(TraceError, match="line 1 is not a journal entry"):
+        Journal(tmp_path / "journal").__enter__()
+
+
+def test_a_full_disk_is_reported():
+    with (
+        Journal("/dev/full") as journal,
+        pytest.raises(TraceError, match="/dev/full: cannot be written: No space left"),
+    ):
+        journal.add("a", JournalEntry("A", 0.5, 1.0))
+
+
+# Prompts
+
+
+def test_prompts_in_every_form(tmp_path):
+    lines = [
+        {"prompt": "One?", "label": 1},
+        {"messages": [{"role": "user", "content": "Two?"}], "label": "2", "max_tokens": 5},
+    ]
+    (tmp_path / "p.jsonl").write_text("\n\n".join(map(json.dumps, lines)), "utf-8")
+    one, two = read_prompts(tmp_path / "p.jsonl", request={"max_tokens": 9})
+    assert one == Prompt({"messages": [{"role": "user", "content": "One?"}], "max_tokens": 9}, "1")
+    assert two == Prompt({"messages": [{"role": "user", "content": "Two?"}], "max_tokens": 5}, "2")
+    (tmp_path / "p.csv").write_text('id,prompt,answer\n7,"One,\ntwo?",B\n8,Three?,\n', "utf-8")
+    one, two = read_prompts(tmp_path / "p.csv", label="answer")
+    assert one == Prompt({"messages": [{"role": "user", "content": "One,\ntwo?"}]}, "B")
+    assert two.label is None
+    (tmp_path / "p.txt").write_text("One?\n\nTwo?\n", "utf-8")
+    assert [p.body for p in read_prompts(tmp_path / "p.txt", endpoint="completions")] == [
+        {"prompt": "One?"}, {"prompt": "Two?"}]  # fmt: skip
+    assert read_prompts(tmp_path / "p.txt", endpoint="classify")[0].body == {"input": "One?"}
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.csv", "p.txt"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_only_line_feeds_end_a_line_and_a_byte_order_mark_is_no_text(tmp_path, name, mark):
+    texts = ["one\u2028line", "of\x85the\x0cfile"]
+    lines = {
+        "p.jsonl": [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts],
+        "p.csv": ["prompt", *texts],
+        "p.txt": texts,
+    }[name]
+    (tmp_path / name).write_text(mark + "\n".join(lines), "utf-8")
+    found = read_prompts(tmp_path / name, endpoint="completions")
+    assert [prompt.body["prompt"] for prompt in found] == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("p.csv", "prompt\n" + "x" * 200_000, "line 2: is not CSV .*give long prompts as JSON"),
+        ("p.jsonl", "", "no prompts"),
+        ("p.jsonl", "{", "line 1: is not JSON"),
+        ("p.jsonl", '{"prompt": "x"}\n[]', "line 2: is not an object"),
+        ("p.jsonl", '{"label": "x"}', "line 1: has no prompt"),
+        ("p.jsonl", '{"question": "x", "id": 1}', "other fields: 'question', 'id'"),
+        ("p.jsonl", '{"prompt": 3}', "line 1: has no prompt"),
+        ("p.jsonl", '{"messages": []}', "line 1: messages must be"),
+        ("p.jsonl", '{"prompt": "x", "label": {}}', "line 1: label: a class must be"),
+        ("p.csv", "question\nx\n", "no column prompt"),
+        ("p.csv", "", "no column prompt"),
+        ("p.csv", "prompt\n", "no prompts"),
+    ],
+)
+def test_prompts_that_cannot_be(tmp_path, name, text, said):
+    (tmp_path / name).write_text(text, "utf-8")
+    with pytest.raises(TraceError, match=said):
+        read_prompts(tmp_path / name)
+
+
+def test_prompts_that_cannot_be_read(tmp_path):
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_prompts(tmp_path / "gone.jsonl")
+    (tmp_path / "p.json").write_text('[{"prompt": "2 + 2?"}]', "utf-8")
+    with pytest.raises(TraceError, match=r"p.json: JSON is read as JSON lines, from .*\.jsonl"):
+        read_prompts(tmp_path / "p.json")
+    (tmp_path / "p.csv").write_text("question,label\n2 + 2?,4\n", "utf-8")
+    with pytest.raises(TraceError, match="first line names question, label; call the column"):
+        read_prompts(tmp_path / "p.csv")
+    (tmp_path / "p.txt").write_bytes(b"\xff")
+    with pytest.raises(TraceError, match="UTF-8"):
+        read_prompts(tmp_path / "p.txt")
+    with pytest.raises(ArgumentError, match="endpoint"):
+        read_prompts(tmp_path / "p.txt", endpoint="../admin")
+    (tmp_path / "p.jsonl").write_text('{"messages": [{}]}', "utf-8")
+    with pytest.raises(TraceError, match="takes a prompt"):
+        read_prompts(tmp_path / "p.jsonl", endpoint="completions")
+
+
+# The command
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": q, "label": truth(q)} for q in QUESTIONS]
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return str(path)
+
+
+def test_what_the_command_writes_goes_straight_through_fit(served, prompts, tmp_path, capsys):
+    trace, policy = str(tmp_path / "trace.parquet"), str(tmp_path / "fitted.ttamer")
+    cascade = str(served.cascade)
+    assert main(["collect", cascade, "--prompts", prompts, "-o", trace]) == 0
+    shown = capsys.readouterr().out
+    assert "30 rows" in shown
+    assert f"Next: ttamer fit {trace}" in shown
+    wrong = tt.Trace.read(trace).wrong().mean(axis=0)
+    assert all(f"{share:.2%}" in shown for share in wrong)
+    assert served.upstreams["small"].requests[0]["max_tokens"] == 256
+    assert served.upstreams["small"].requests[0]["temperature"] == 0
+    assert main(["fit", trace, "--cascade", cascade, "-o", policy, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 30
+    beside = str(tmp_path / "trace.toml")
+    assert main(["fit", trace, "--cascade", beside, "-o", policy, "--json"]) == 0
+    turn = tt.load(policy).at(0.9).session()
+    while turn.next is not None:
+        turn.observe(confidence=0.9, prediction="A")
+    assert turn.answer in ("small", "large")
+    assert read_settings(beside) == read_settings(cascade)
+
+
+def test_the_users_cascade_is_not_written_over(served, prompts, tmp_path, capsys):
+    mine = tmp_path / "mine.toml"
+    mine.write_text("# my notes\n" + served.cascade.read_text("utf-8"), "utf-8")
+    arguments = ["collect", str(mine), "--prompts", prompts, "-o", str(tmp_path / "mine.csv")]
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["written"] == [
+        str(tmp_path / name) for name in ("mine.csv", "mine.csv.answers.jsonl")
+    ]
+    assert mine.read_text("utf-8").startswith("# my notes")
+
+
+def test_a_field_of_labels_that_no_prompt_has_is_refused(served, prompts, tmp_path, capsys):
+    arguments = ["collect", str(served.cascade), "--prompts", prompts, "--label", "answer"]
+    assert main([*arguments, "-o", str(tmp_path / "trace.csv")]) == 2
+    assert f"--label answer: no prompt of {prompts} has that field" in capsys.readouterr().err
+    assert served.upstreams["small"].requests == []
+
+
+def test_a_command_that_is_stopped_reports_what_is_kept(
+    served, prompts, tmp_path, capsys, monkeypatch
+):
+    def stopped(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ttamer.serve.collection.collecting.collect_upstreams", stopped)
+    trace = str(tmp_path / "trace.csv")
+    assert main(["collect", str(served.cascade), "--prompts", prompts, "-o", trace]) == 130
+    assert f"stopped: the answers so far are kept in {trace}.journal" in capsys.readouterr().err
+
+
+def test_too_many_calls_are_reported_with_what_helps(served, prompts, tmp_path, capsys):
+    served.upstreams["small"].mode, served.upstreams["small"].status = "error", 429
+    trace = str(tmp_path / "trace.csv")
+    assert main(["collect", str(served.cascade), "--prompts", prompts, "-o", trace]) == 2
+    assert "fix the cause (429: a lower concurrency, or retries" in capsys.readouterr().err
+
+
+def test_fields_that_an_upstream_may_not_take_are_named(served, tmp_path, capsys):
+    served.upstreams["small"].mode, served.upstreams["small"].status = "error", 400
+    path, trace = tmp_path / "p.jsonl", str(tmp_path / "trace.csv")
+    path.write_text('{"id": 7, "prompt": "1?", "label": "A", "top_p": 1}\n')
+    assert main(["collect", str(served.cascade), "--prompts", str(path), "-o", trace]) == 2
+    assert "other fields are sent with its request, here id: remove" in capsys.readouterr().err
+
+
+def test_failures_in_the_command(served, prompts, tmp_path, capsys):
+    served.upstreams["small"].plan = ["garbage"]
+    arguments = ["collect", str(served.cascade), "--prompts", prompts]
+    arguments += ["-o", str(tmp_path / "trace.csv"), "--skip-bad"]
+    assert main(arguments) == 0
+    assert "1 prompts left out: small returned text that is not JSON" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cascade.toml"], "--prompts FILE"),
+        (["a=b:c"], "cannot be imported"),
+        (["a=json:loads"], "--inputs FILE"),
+        (
+            ["cascade.toml", "other.toml", "--prompts", "p.txt"],
+            "give one cascade.toml, not",
+        ),
+        (["cascade.toml", "--prompts", "p.txt", "-o", "trace.xls"], "suffix must be one of"),
+        (["gone.toml", "--prompts", "p.txt"], "gone.toml: cannot be read"),
+    ],
+)
+def test_a_command_that_cannot_be(arguments, said, capsys):
+    assert main(["collect", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_that_is_killed_goes_on_where_it_stopped(make_served, prompts, tmp_path):
+    one = {"concurrency": 1}
+    served = make_served(node={"small": one, "large": one})
+    for upstream in served.upstreams.values():
+        upstream.plan, upstream.mode = ["ok"] * 7, "slow"
+    command = [sys.executable, "-m", "ttamer", "collect", str(served.cascade), "--json"]
+    command += ["--prompts", prompts, "-o", str(tmp_path / "trace.npz")]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for upstream in served.upstreams.values():
+        upstream.wait_for(8)  # whoever is asked the eighth time has kept seven answers
+    running.send_signal(signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
+    for upstream in served.upstreams.values():
+        upstream.mode = "ok"
+        upstream.release()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert counts(served) == [31, 31]  # the eighth was asked twice, as its answer never came
+    assert len(tt.Trace.read(tmp_path / "trace.npz")) == 30
+
+
+def test_forget_leaves_neither_prompts_nor_answers(served, prompts, tmp_path, capsys):
+    output = tmp_path / "trace.parquet"
+    command = ["collect", str(served.cascade), "--prompts", str(prompts), "-o", str(output)]
+    assert main(command) == 0
+    kept = [tmp_path / f"trace.parquet.{name}" for name in ("journal", "answers.jsonl")]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in kept)
+    assert "answers.jsonl" in capsys.readouterr().out
+    assert main([*command, "--forget"]) == 0
+    assert not any(path.exists() for path in kept)
+
+
+def test_the_command_takes_a_judge_and_its_rubric(served, prompts, tmp_path, capsys):
+    judged = judging(served.upstreams["large"], lambda _: "yes")
+    (tmp_path / "rubric.txt").write_text("Right is what rhymes.")
+    output = tmp_path / "trace.parquet"
+    command = ["collect", str(served.cascade), "--prompts", str(prompts), "-o", str(output)]
+    assert main([*command, "--judge", "large", "--rubric", str(tmp_path / "rubric.txt")]) == 0
+    assert "judged by 'large'" in capsys.readouterr().out
+    assert "Right is what rhymes." in judged[0]["messages"][0]["content"]
+    assert not tt.Trace.read(output).wrong().any()
+    assert main([*command, "--rubric", str(tmp_path / "rubric.txt")]) == 2
+    assert "give --judge NODE" in capsys.readouterr().err

@@ -1,0 +1,61 @@
+"""Judges: verdicts are read, and agreement has an interval."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ttamer.serve.answers.confidence import Unreadable
+from ttamer.serve.collection.judging import Agreement, score_from, verdict_from
+
+
+def reply(text):
+    return {"choices": [{"message": {"content": text}}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [("yes", True), ("No.", False), ("**Yes**, it is", True), ("Verdict: no", False)],
+)
+def test_the_first_yes_or_no_is_the_verdict(text, verdict):
+    assert verdict_from(reply(text)) is verdict
+
+
+@pytest.mark.parametrize("text", ["", "maybe", "nothing", "yesterday"])
+def test_another_reply_is_no_verdict(text):
+    with pytest.raises(Unreadable, match="neither yes nor no"):
+        verdict_from(reply(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "score"), [("7", 0.7), ("Score: 10/10.", 1.0), ("0", 0.0), ("8.5 points", 0.85)]
+)
+def test_the_first_number_is_the_score(text, score):
+    assert score_from(reply(text)) == pytest.approx(score)
+
+
+@pytest.mark.parametrize("text", ["", "good", "11", "A7"])
+def test_another_reply_is_no_score(text):
+    with pytest.raises(Unreadable, match="no score"):
+        score_from(reply(text))
+
+
+@given(st.integers(1, 60), st.data())
+def test_the_interval_holds_the_share(answers, data):
+    agree = data.draw(st.integers(0, answers))
+    low, high = Agreement(answers, agree).interval
+    assert 0 <= low <= agree / answers <= high <= 1
+    assert (low == 0) == (agree == 0)
+    assert (high == 1) == (agree == answers)
+
+
+def test_a_judge_that_always_says_no_is_no_better_than_one_verdict_for_all():
+    labels = [True] * 2 + [False] * 8
+    assert "no more than the same verdict for all (80%)" in str(Agreement.of([False] * 10, labels))
+    better = [True] * 3 + [False] * 7
+    assert "same verdict" not in str(Agreement.of(better, labels))
+
+
+def test_without_labels_there_is_nothing_to_compare():
+    assert "there are none" in str(Agreement.of([], []))
