@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
+import socket
 
 import httpx2 as httpx
 import pytest
@@ -14,6 +16,7 @@ from support.gateway_process import ASK, GatewayProcess
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.serve import accounts
 from ttamer.serve.accounts import Account, Ledger, RateExceeded
+from ttamer.serve.observability.logging import JsonLog
 from ttamer.serve.observability.metrics import Metrics
 from ttamer.serve.processes import workers
 from ttamer.serve.processes.workers import WorkerPlace, added_up, check_workers
@@ -170,3 +173,36 @@ def test_workers_share_a_socket_and_a_budget_and_are_replaced(make_served, tmp_p
         for line in file.read_text().splitlines()
     ]
     assert sum(row["by"] == "small" for row in rows) == 31
+
+
+class Child:
+    """A process that ends when it is signalled; waiting for it before that never ends."""
+
+    def __init__(self):
+        self.stdout = io.BytesIO(b"serving\n")
+        self.is_signalled = False
+
+    def send_signal(self, _):
+        self.is_signalled = True
+
+    def terminate(self):
+        self.is_signalled = True
+
+    def wait(self):
+        assert self.is_signalled, "the supervisor waits for a worker that it did not stop"
+
+
+@pytest.mark.parametrize("last", [1, 2], ids=["the first worker", "the last worker"])
+def test_a_signal_that_arrives_while_workers_start_stops_all_of_them(monkeypatch, last):
+    children = []
+
+    def popen(*_, **__):
+        children.append(Child())
+        if len(children) == last:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return children[-1]
+
+    monkeypatch.setattr(workers.subprocess, "Popen", popen)
+    with socket.socket() as listener:
+        workers.supervise(["serve"], 2, listener, lambda: None, JsonLog(io.StringIO()))
+    assert len(children) == 2

@@ -427,3 +427,19 @@ def test_a_proxy_gets_the_whole_url_of_http_servers(run):
     assert content == b"hi"
     assert head.startswith(b"POST http://models.invalid/v1/x?y=1 HTTP/1.1\r\n")
     assert b"proxy-authorization: Basic dTpw\r\n" in head
+
+
+def test_a_request_that_is_cancelled_as_it_is_woken_wakes_the_next_one(run):
+    async def main():
+        async with Server(OK, OK) as server, HttpClient(connections=1) as client:
+            target = server.target()
+            await client.post(target, b"", limit=LIMIT)
+            held = client.take(target.origin)
+            first, second = (asyncio.create_task(client.acquire(target.origin)) for _ in range(2))
+            await asyncio.sleep(0)  # both wait for the connection
+            client.keep(held)
+            first.cancel()
+            done, _ = await asyncio.wait([second], timeout=module.KEEP_ALIVE / 4)
+            return second in done and second.result() is held
+
+    assert run(main())

@@ -242,7 +242,7 @@ class _Supervisor:
     def start(self) -> None:
         """Start all workers, and wait until they serve."""
         for name in self._names:
-            self._children[name] = self._popen(name)
+            self._start(name)
         for name, child in self._children.items():
             assert child.stdout is not None  # noqa: S101 - it is a pipe
             if not child.stdout.readline() and not self._is_stopping:
@@ -260,7 +260,7 @@ class _Supervisor:
                 _close(child)
                 time.sleep(RESTART_PAUSE)
                 if not self._is_stopping:
-                    self._children[name] = self._popen(name)
+                    self._start(name)
         self._wait()
 
     def _wait(self) -> None:
@@ -273,6 +273,12 @@ class _Supervisor:
 
     def _workers(self) -> list[subprocess.Popen[bytes]]:
         return [child for name, child in self._children.items() if name != OWNER]
+
+    def _start(self, name: int | str) -> None:
+        """Start a process, and stop it where a signal arrived before it was known."""
+        child = self._children[name] = self._popen(name)
+        if self._is_stopping:
+            child.terminate()
 
     def _popen(self, name: int | str) -> subprocess.Popen[bytes]:
         place = WorkerPlace(name, self._count, self._folder)

@@ -345,11 +345,12 @@ class HttpClient:
         self._waiters.append(future)
         try:
             await future
-        finally:
+        except asyncio.CancelledError:
             if future in self._waiters:
                 self._waiters.remove(future)
-            elif future.cancelled():
+            else:  # it was woken at the moment it was cancelled
                 self._wake()
+            raise
 
     def _wake(self) -> None:
         while self._waiters:
