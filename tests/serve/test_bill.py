@@ -334,3 +334,19 @@ def test_the_usage_of_a_stream_is_found_however_it_is_cut(size, keep):
     relayed = b"".join([*parts, found.end()])
     assert found.usage == Usage(3, 5)
     assert relayed == (sent if keep else sent.replace(usage, b"")).replace(b"\r\n", b"\n")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b": processing\ndata: %b\n\n",
+        b"id: 7\ndata: %b\n\n",
+        b"event: message\ndata:%b\nretry: 10\n\n",
+        b"%b",  # an upstream that does not stream
+    ],
+)
+def test_the_usage_of_an_event_with_further_lines_is_found(event):
+    found = StreamUsage(keep=True)
+    sent = event % b'{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5}}'
+    assert found.feed(sent) + found.end() == sent
+    assert found.usage == Usage(3, 5)

@@ -16,6 +16,7 @@ from ttamer.serve.formats.schemas import EMBEDDING, LABEL, check, compile_schema
 from ttamer.serve.gateway import UnknownModel
 from ttamer.serve.http import (
     INTERNAL_ERROR,
+    JSON,
     HttpError,
     HttpExchange,
     SlowBody,
@@ -253,7 +254,7 @@ class App:
                 status=502,
                 code="upstream_failed",
             ) from None
-        headers = {"content-type": "application/json", **cost_headers(exchange.bill)}
+        headers = {"content-type": JSON, **cost_headers(exchange.bill)}
         await exchange.send_bytes(200, response.content, headers)
 
     async def _json(self, exchange: HttpExchange) -> Any:

@@ -24,6 +24,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ttamer.fitted.sessions import SLACK
+from ttamer.serve.sse import EventSplitter, data_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -315,25 +316,19 @@ class StreamUsage:
 
     def __init__(self, *, keep: bool) -> None:
         self._keep = keep
-        self._rest = b""
+        self._events = EventSplitter()
         self.usage: Usage | None = None
 
     def feed(self, chunk: bytes) -> bytes:
         """Take bytes of the stream; return those to relay: whole events."""
-        received = (self._rest + chunk).replace(b"\r\n", b"\n")
-        end = received.rfind(b"\n\n")
-        if end < 0:
-            self._rest = received
-            return self.end() if len(received) > MAX_EVENT else b""
-        events, self._rest = received[: end + 2], received[end + 2 :]
-        if b'"usage"' not in events:
-            return events
-        kept = [each for each in events.split(b"\n\n") if each and self._is_kept(each)]
-        return b"".join([each + b"\n\n" for each in kept])
+        events = self._events.feed(chunk)
+        if not events and len(self._events.rest) > MAX_EVENT:
+            return self.end()
+        return b"".join([each + b"\n\n" for each in events if self._is_kept(each)])
 
     def end(self) -> bytes:
         """Return what is left at the end of the stream."""
-        rest, self._rest = self._rest, b""
+        rest, self._events.rest = self._events.rest, b""
         return rest if self._is_kept(rest) else b""
 
     def _is_kept(self, event: bytes) -> bool:
@@ -341,7 +336,7 @@ class StreamUsage:
         if b'"usage"' not in event:
             return True
         try:
-            data = json.loads(event.strip().removeprefix(b"data:"))
+            data = json.loads(data_of(event) or event)  # without data, a response as a whole
         except (ValueError, RecursionError):
             return True
         if not isinstance(data, dict):

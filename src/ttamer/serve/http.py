@@ -13,6 +13,7 @@ from ttamer.errors import TTamerError
 from ttamer.serve.bill import Bill
 from ttamer.serve.codec import encode
 from ttamer.serve.observability.record import request_id_from
+from ttamer.serve.sse import EVENT_STREAM, event_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EXTENSION",
     "INTERNAL_ERROR",
+    "JSON",
     "BadJson",
     "BodyTooLarge",
     "ClientDisconnected",
@@ -47,8 +49,6 @@ EXTENSION = "ttamer.cycle"
 
 Other servers have none: then requests and responses are the events of ASGI.
 """
-EVENT_STREAM = "text/event-stream; charset=utf-8"
-"""The content type of server-sent events."""
 
 _LENGTH = re.compile(r"[0-9]+")
 _PORT = re.compile(r":[0-9]*$")
@@ -235,7 +235,7 @@ class HttpExchange:
         return body
 
     async def send_events(
-        self, chunks: AsyncIterator[bytes], content_type: str = EVENT_STREAM
+        self, chunks: AsyncIterator[bytes], content_type: str = f"{EVENT_STREAM}; charset=utf-8"
     ) -> None:
         """Send a response chunk by chunk, each as soon as it is available.
 
@@ -253,8 +253,7 @@ class HttpExchange:
     async def send_error_event(self, error: HttpError) -> None:
         """End a stream that has begun with an error event, as OpenAI's clients read it."""
         body = self.error_body(error)
-        name = b"event: error\n" if body.get("type") == "error" else b""
-        event = name + b"data: " + json.dumps(body).encode() + b"\n\n"
+        event = event_of(body, "error" if body.get("type") == "error" else "")
         await self._send({"type": "http.response.body", "body": event})
 
     async def _begin(self, status: int, headers: Mapping[str, str]) -> None:

@@ -24,6 +24,7 @@ from ttamer.serve.formats.schemas import check
 from ttamer.serve.formats.translations import TRANSLATIONS
 from ttamer.serve.http import (
     INTERNAL_ERROR,
+    JSON,
     ClientDisconnected,
     HttpError,
     SlowBody,
@@ -58,7 +59,7 @@ TIMER_SLACK = 0.005
 CHOICE_HEADERS = {name: f"x-ttamer-{name}".encode() for name in ("tradeoff", "budget", "error")}
 """The headers in which a request may choose its operating point."""
 _CHOICE_NAMES = frozenset(CHOICE_HEADERS.values())
-_JSON = {"content-type": "application/json"}
+_JSON = {"content-type": JSON}
 
 
 @dataclass(slots=True)

@@ -28,6 +28,8 @@ from ttamer.serve.answers.confidence import Unreadable, answer_text, first_logpr
 from ttamer.serve.formats import openai
 from ttamer.serve.formats.schemas import TOOL_CALL, compile_schema
 from ttamer.serve.formats.translations import TRANSLATIONS
+from ttamer.serve.http import JSON
+from ttamer.serve.sse import DONE, EVENT_STREAM, EventSplitter, data_of, event_of
 from ttamer.serve.upstreams.node import NodeAnswer
 from ttamer.serve.upstreams.upstream import UpstreamFailed
 
@@ -45,8 +47,7 @@ __all__ = ["CascadeStream", "NodeFailed", "Relay", "SpeculationBudget"]
 
 CLIENT_ERRORS = (400, 413, 422)
 """The statuses with which an upstream blames the request itself."""
-EVENTS, JSON = "text/event-stream", "application/json"
-STREAM_TYPES = {EVENTS: "text/event-stream; charset=utf-8", JSON: "application/json"}
+STREAM_TYPES = {EVENT_STREAM: f"{EVENT_STREAM}; charset=utf-8", JSON: JSON}
 """The content types that are relayed, and what the client receives for each."""
 COMMENT = b": waiting\n\n"
 """An event without data, which clients ignore."""
@@ -145,13 +146,12 @@ class Relay:
             "object": endpoint.chunk,
             "model": self._name,
         }
-        waiting, size = b"", 0
+        events, size = EventSplitter(), 0
         async for chunk in chunks:
             size += len(chunk)
             if size > node.max_response:
                 raise self._fail(UpstreamFailed(self._name, "too_large", "streams too many bytes"))
-            *whole, waiting = (waiting + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
-            for event in whole:
+            for event in events.feed(chunk):
                 data = _data(event)
                 if data is None:
                     continue
@@ -189,8 +189,7 @@ _violation = compile_schema(
 
 def _data(event: bytes) -> dict[str, Any] | None:
     """Return the JSON object of an event; ``None`` for a comment and for the end of a stream."""
-    lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
-    text = b"\n".join(lines)
+    text = data_of(event)
     if not text or text == b"[DONE]":
         return None
     try:
@@ -433,15 +432,15 @@ class CascadeStream:
                 yield event
         else:
             async for data in self._answer():
-                yield openai.event_of(data)
-            yield openai.DONE
+                yield event_of(data)
+            yield DONE
         self.is_complete = True
 
     async def _answer(self) -> AsyncGenerator[dict[str, Any], None]:
         request = self.request
         if self._relay is not None and self._chunks is not None:
             try:
-                if self._content_type == STREAM_TYPES[EVENTS]:
+                if self._content_type == STREAM_TYPES[EVENT_STREAM]:
                     for data in self._held:
                         yield self._shown(data)
                     async for data in self._data or self._relay.events(self._chunks):
@@ -473,7 +472,7 @@ class CascadeStream:
         whole = _Assembled()
         try:
             chunks, content_type = await relay.begin()
-            if content_type != STREAM_TYPES[EVENTS]:
+            if content_type != STREAM_TYPES[EVENT_STREAM]:
                 response = json.loads(b"".join([chunk async for chunk in chunks]))
             else:
                 events = relay.events(chunks)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from ttamer.serve.sse import DONE, EventSplitter, data_of, event_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -185,20 +187,19 @@ class ChatChunks:
 
     def __init__(self, *, usage: bool) -> None:
         self._has_usage, self._usage = usage, dict[str, Any]()
-        self._rest = b""
+        self._events = EventSplitter()
         self._calls: dict[int, int] = {}
         self._head: dict[str, Any] = {"object": "chat.completion.chunk"}
 
     def feed(self, received: bytes) -> bytes:
         """Take bytes of the stream; return the chunks of its complete events, as events."""
-        whole = (self._rest + received).replace(b"\r\n", b"\n")
-        *events, self._rest = whole.split(b"\n\n")
+        events = self._events.feed(received)
         return b"".join([part for event in events for part in self._event(event)])
 
     def _event(self, event: bytes) -> Iterator[bytes]:
-        lines = [line[5:] for line in event.split(b"\n") if line.startswith(b"data:")]
+        content = data_of(event)
         try:
-            data = json.loads(b"\n".join(lines)) if lines else {}
+            data = json.loads(content) if content else {}
         except (ValueError, RecursionError):
             data = {"type": "error"}
         kind = data.get("type") if isinstance(data, dict) else "error"
@@ -219,10 +220,10 @@ class ChatChunks:
         elif kind == "message_stop":
             counts = _counts(self._usage)
             if self._has_usage and counts is not None:
-                yield _data({**self._head, "choices": [], "usage": counts})
-            yield b"data: [DONE]\n\n"
+                yield event_of({**self._head, "choices": [], "usage": counts})
+            yield DONE
         elif kind == "error":
-            yield _data(BROKEN)
+            yield event_of(BROKEN)
 
     def _block(self, data: Mapping[str, Any]) -> Iterator[bytes]:
         block = data.get("content_block") or {}
@@ -246,9 +247,4 @@ class ChatChunks:
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
-        return _data({**self._head, "choices": [choice]})
-
-
-def _data(data: Mapping[str, Any]) -> bytes:
-    """Return an event."""
-    return b"data: " + json.dumps(data).encode() + b"\n\n"
+        return event_of({**self._head, "choices": [choice]})

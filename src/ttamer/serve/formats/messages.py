@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer.serve.answers.confidence import message_text
 from ttamer.serve.formats.anthropic import STOPS
-from ttamer.serve.formats.openai import arguments_text, event_of
+from ttamer.serve.formats.openai import arguments_text
 from ttamer.serve.formats.responses import Untranslatable
+from ttamer.serve.sse import event_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -44,7 +44,6 @@ __all__ = [
     "chunks",
     "classification",
     "completion",
-    "event_of",
     "model",
     "model_list",
 ]
@@ -53,8 +52,6 @@ CASCADE = "ttamer"
 """The model name under which every cascade is available."""
 CHUNK_LENGTH = 48
 """The number of characters in one event of a stream."""
-DONE = b"data: [DONE]\n\n"
-"""The event that ends a stream."""
 
 
 @dataclass(frozen=True)
@@ -260,12 +257,6 @@ def arguments_text(function: Mapping[str, Any]) -> str:
     """Return the arguments of a call as JSON text, also where a server gives them as an object."""
     given = function.get("arguments") or ""
     return given if isinstance(given, str) else json.dumps(given)
-
-
-def event_of(data: Mapping[str, Any], name: str = "") -> bytes:
-    """Return a server-sent event, with a name if there is one."""
-    prefix = f"event: {name}\n".encode() if name else b""
-    return prefix + b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 def model(name: str) -> dict[str, Any]:

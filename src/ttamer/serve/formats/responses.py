@@ -11,8 +11,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ttamer.serve.answers.confidence import message_text
-from ttamer.serve.formats.openai import arguments_text, event_of
+from ttamer.serve.formats.openai import arguments_text
 from ttamer.serve.http import HttpError
+from ttamer.serve.sse import event_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -41,6 +41,7 @@ from ttamer.serve.formats.anthropic import (
     chat_from_message,
     message_body,
 )
+from ttamer.serve.sse import EVENT_STREAM
 from ttamer.serve.upstreams.client import (
     ConnectFailed,
     HttpClient,
@@ -626,7 +627,7 @@ class Upstream:
         self, chunks: AsyncIterator[bytes], kind: str, *, has_usage: bool
     ) -> AsyncIterator[bytes]:
         """Relay a streamed message as a chat completion; a whole one too."""
-        if kind.partition(";")[0].strip().lower() == "text/event-stream":
+        if kind.partition(";")[0].strip().lower() == EVENT_STREAM:
             events = ChatChunks(usage=has_usage)
             async for chunk in chunks:
                 if relayed := events.feed(chunk):
