@@ -236,6 +236,25 @@ def test_unlikely_first_tokens_leave_the_decision_to_the_whole_answer(run_gatewa
         response.read()
 
 
+@pytest.mark.parametrize("raw", [None, b"no stream"])
+def test_a_node_that_has_answered_is_free_while_the_next_one_answers(run_gateway, raw):
+    limited = {**EARLY["small"], "max_concurrent": 1, "max_wait": 0}
+    gateway = run_gateway(2, node={"small": limited})
+    answering(gateway.served)
+    small, large = gateway.served.upstreams.values()
+    small.raw, small.raw_type = raw, "text/plain"
+    large.hold_after = 1
+    with stream(gateway) as first:
+        assert first.headers["x-ttamer-path"] == "small,large"
+        small.raw = None
+        small.answer = lambda *_: ("A is the answer", SURE)
+        with stream(gateway) as second:
+            assert second.headers["x-ttamer-path"] == "small"
+            second.read()
+        large.release()
+        first.read()
+
+
 @pytest.mark.parametrize(
     "choice",
     [

@@ -18,7 +18,7 @@ import asyncio
 import json
 import math
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,6 @@ from ttamer.serve.upstreams.upstream import UpstreamFailed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-    from contextlib import AsyncExitStack
 
     from ttamer.serve.config import PrefixSettings
     from ttamer.serve.gateway import Gateway
@@ -85,25 +84,27 @@ class Relay:
         logprobs: bool = False,
     ) -> None:
         self._is_own, self._has_logprobs = own, logprobs
-        self._gateway, self._request, self._name, self._stack = gateway, request, name, stack
+        self._gateway, self._request, self.name, self._stack = gateway, request, name, stack
         self._start = time.monotonic()
         self._span = request.span.node(name)
         self._failed: NodeFailed | None = None
+        self._call = AsyncExitStack()
         self.is_complete = False
 
     @property
     def cost(self) -> float:
         """The cost of the node's calls; while the stream runs, the most that it can be."""
-        return self._request.bill.cost_of(self._name)
+        return self._request.bill.cost_of(self.name)
 
     async def begin(self) -> tuple[AsyncGenerator[bytes, None], str]:
         """Call the node, and wait for the first bytes; return all chunks and their type."""
-        request, node = self._request, self._gateway.node(self._name)
+        request, node = self._request, self._gateway.node(self.name)
         given: Mapping[str, Any] = request.body
         if self._has_logprobs:
             given = node.adapted(request.endpoint.upstream_path, given)
+        self._stack.push_async_callback(self.close)
         try:
-            stream = await self._stack.enter_async_context(
+            stream = await self._call.enter_async_context(
                 node.upstream.relay(
                     request.endpoint.upstream_path,
                     given,
@@ -115,14 +116,19 @@ class Relay:
             )
             first, content_type = await self._first_chunk(stream)
         except UpstreamFailed as error:
+            await self.close()
             raise self._fail(error) from None
         return self._chunks(first, stream), content_type
+
+    async def close(self) -> None:
+        """End the call now, so that its connection and the node's slot are free."""
+        await self._call.aclose()
 
     async def _first_chunk(self, stream: RelayedStream) -> tuple[bytes, str]:
         content_type = STREAM_TYPES.get(stream.content_type.partition(";")[0].strip().lower())
         first = await anext(stream.chunks, None)
         if content_type is None or first is None:
-            raise UpstreamFailed(self._name, "garbage", "returned no stream")
+            raise UpstreamFailed(self.name, "garbage", "returned no stream")
         return first, content_type
 
     async def _chunks(self, first: bytes, stream: RelayedStream) -> AsyncGenerator[bytes, None]:
@@ -139,26 +145,26 @@ class Relay:
         self, chunks: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the data of a stream's events in the cascade's name, with the usage of all."""
-        request, node = self._request, self._gateway.settings.nodes[self._name]
+        request, node = self._request, self._gateway.settings.nodes[self.name]
         endpoint = request.endpoint
         head = {
             "id": endpoint.id_prefix + request.request_id,
             "object": endpoint.chunk,
-            "model": self._name,
+            "model": self.name,
         }
         events, size = EventSplitter(), 0
         async for chunk in chunks:
             size += len(chunk)
             if size > node.max_response:
-                raise self._fail(UpstreamFailed(self._name, "too_large", "streams too many bytes"))
+                raise self._fail(UpstreamFailed(self.name, "too_large", "streams too many bytes"))
             for event in events.feed(chunk):
                 data = _data(event)
                 if data is None:
                     continue
                 if "error" in data:
-                    raise self._fail(UpstreamFailed(self._name, "error", "ended with an error"))
+                    raise self._fail(UpstreamFailed(self.name, "error", "ended with an error"))
                 if _violation(data) is not None:
-                    raise self._fail(UpstreamFailed(self._name, "garbage", "streams no chunks"))
+                    raise self._fail(UpstreamFailed(self.name, "garbage", "streams no chunks"))
                 kept = {key: data[key] for key in CHUNK_FIELDS if key in data}
                 if not data["choices"]:
                     kept |= openai.bill_fields(request.bill)
@@ -167,14 +173,14 @@ class Relay:
     def _fail(self, error: UpstreamFailed) -> NodeFailed:
         self._failed = NodeFailed(error)
         if self._failed.is_client_error:
-            self._request.client_errors[self._name] = self._failed.code
+            self._request.client_errors[self.name] = self._failed.code
         self._span.finish(cost=self.cost, error=self._failed)
         return self._failed
 
     def asked(self) -> NodeCall:
         """Return the record of the call."""
         error = None if self._failed is None else f"{self._failed.kind}: {self._failed}"
-        return NodeCall(self._name, None, None, self.cost, time.monotonic() - self._start, error)
+        return NodeCall(self.name, None, None, self.cost, time.monotonic() - self._start, error)
 
 
 _CALL = {"index": {"type": ["integer", "null"], "minimum": 0}, **TOOL_CALL["properties"]}
@@ -345,6 +351,8 @@ class _Ahead:
             task.cancel()
         if tasks:
             await asyncio.gather(*tasks.values(), return_exceptions=True)
+        for relay, _ in self.relays.values():
+            await relay.close()
         for name in tasks:
             cost = self.stream.request.bill.cost_of(name)
             found.append(NodeCall(name, None, None, cost, time.monotonic() - self.start))
@@ -469,20 +477,10 @@ class CascadeStream:
         """
         start, name = time.monotonic(), question.node
         relay = Relay(self.gateway, self.request, name, self.stack, own=True, logprobs=True)
-        whole = _Assembled()
         try:
-            chunks, content_type = await relay.begin()
-            if content_type != STREAM_TYPES[EVENT_STREAM]:
-                response = json.loads(b"".join([chunk async for chunk in chunks]))
-            else:
-                events = relay.events(chunks)
-                async for data in events:
-                    whole.add(data)
-                    if whole.decides(prefix):
-                        self._relay, self._chunks, self._content_type = relay, chunks, content_type
-                        self._held, self._data, self.by = whole.chunks, events, name
-                        return None
-                response = whole.response()
+            response = await self._read_early(relay, prefix)
+            if response is None:
+                return None
             answer = await self.gateway.node(name).read(
                 response, self.request.body, cost=relay.cost, bill=self.request.bill
             )
@@ -494,6 +492,27 @@ class CascadeStream:
             return CallResult(None, garbage, 1, 1, time.monotonic() - start)
         answer = await self.gateway.matched(self.request, answer)
         return CallResult(answer, None, 1, 1, time.monotonic() - start)
+
+    async def _read_early(
+        self, relay: Relay, prefix: Sequence[PrefixSettings]
+    ) -> dict[str, Any] | None:
+        """Return the response of a stream; ``None`` where it is relayed from now on."""
+        try:
+            chunks, content_type = await relay.begin()
+            if content_type != STREAM_TYPES[EVENT_STREAM]:
+                response: dict[str, Any] = json.loads(b"".join([chunk async for chunk in chunks]))
+                return response
+            whole, events = _Assembled(), relay.events(chunks)
+            async for data in events:
+                whole.add(data)
+                if whole.decides(prefix):
+                    self._relay, self._chunks, self._content_type = relay, chunks, content_type
+                    self._held, self._data, self.by = whole.chunks, events, relay.name
+                    return None
+            return whole.response()
+        finally:
+            if self._relay is not relay:
+                await relay.close()
 
     async def _whole(self, relay: Relay, chunks: AsyncGenerator[bytes, None]) -> Outcome:
         """Return the answer of an upstream that does not stream."""
