@@ -243,7 +243,7 @@ def test_the_gateway_takes_a_local_model(served):
             body = {"model": "ttamer", "messages": [{"role": "user", "content": "q"}]}
             request = RequestContext.parse(body, openai.CHAT_COMPLETIONS)
             answers = [NodeAnswer(text, 0.5, text, {}, 1.0) for text in (LABEL, RIGHT, WRONG)]
-            return [(await gateway.matched(request, each)).prediction for each in answers]
+            return [(await gateway.taken(request, "small", each)).prediction for each in answers]
 
     assert asyncio.run(go()) == [LABEL, LABEL, LABEL]  # cosines of 0.71 and 1
     assert set(asked) == {LABEL, RIGHT, WRONG}

@@ -67,11 +67,17 @@ def ask(gateway, text, **more):
     return httpx.post(f"{gateway.url}/chat/completions", json=body, timeout=30.0)
 
 
-@pytest.mark.parametrize("source", ["verifier", "self-report"])
-def test_a_confidence_is_asked_for_where_the_policy_does(served, tmp_path, source):
+EARLY = {"extras": ["margin"], "prefix": {"tokens": 1, "confidence": 1.0}}
+"""Streams are read token by token, and never relayed early."""
+
+
+@pytest.mark.parametrize(
+    ("source", "more"), [("verifier", {}), ("self-report", {}), ("self-report", EARLY)]
+)
+def test_a_confidence_is_asked_for_where_the_policy_does(served, tmp_path, source, more):
     make, upstreams = served
     table = {"confidence": source} | ({"verifier": "judge"} if source == "verifier" else {})
-    cascade = make(table)
+    cascade = make(table | more)
     settings = read_settings(cascade)
     prompts = [
         Prompt({"messages": [{"role": "user", "content": prompt(n)}]}, letter(prompt(n)))
@@ -100,10 +106,12 @@ def test_a_confidence_is_asked_for_where_the_policy_does(served, tmp_path, sourc
                   "messages": [{"role": "user", "content": "hard 1000"}]},
         ) as response:  # fmt: skip
             assert response.headers["x-ttamer-answered-by"] == "large"
+            assert response.headers["x-ttamer-path"] == hard.headers["x-ttamer-path"]
             lines = [json.loads(x[6:]) for x in response.iter_lines() if x.startswith("data: {")]
         assert "".join(c["delta"].get("content") or "" for x in lines for c in x["choices"]) == (
             letter("hard 1000")
         )
+        assert "failed" not in gateway.log[-1]
         upstreams["judge" if source == "verifier" else "small"].plan = (
             ["error"] if source == "verifier" else ["ok", "error"]
         )

@@ -32,7 +32,7 @@ from ttamer.serve.answers.confidence import question_text
 from ttamer.serve.config import settings_from
 from ttamer.serve.upstreams.client import HttpClient
 from ttamer.serve.upstreams.node import NodeAnswer, open_nodes
-from ttamer.serve.upstreams.upstream import UpstreamFailed
+from ttamer.serve.upstreams.upstream import CallContext, UpstreamFailed
 from ttamer.trace.classes import class_text
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import BELIEF_FIELDS
@@ -140,13 +140,13 @@ class Replica:
         self._stack = AsyncExitStack()
 
     async def ask(
-        self, path: str, body: dict[str, Any], timeout: float | None, headers: dict[str, str]
+        self, path: str, body: dict[str, Any], timeout: float, headers: dict[str, str]
     ) -> NodeAnswer | Failed:
         """Answer one request; an error is returned, not raised, so that it can be pickled."""
         try:
             if self._model is None:
                 node = await self._opened()
-                return await node.ask(path, body, timeout=timeout, headers=headers)
+                return await node.ask(path, body, CallContext.within(timeout, headers))
             return await self._asked(path, body)
         except UpstreamFailed as error:
             return Failed(error.kind, str(error), error.status)

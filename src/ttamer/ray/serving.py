@@ -28,7 +28,7 @@ from ttamer.serve.bill import Bill, Usage
 from ttamer.serve.gateway import Gateway
 from ttamer.serve.policies import load_artefact
 from ttamer.serve.upstreams.node import Node
-from ttamer.serve.upstreams.upstream import UpstreamFailed
+from ttamer.serve.upstreams.upstream import NO_REQUEST, CallContext, UpstreamFailed
 from ttamer.trace.spec import CascadeSpec
 
 if TYPE_CHECKING:
@@ -164,15 +164,12 @@ class _Remote(Node):
         self,
         path: str,
         body: Mapping[str, Any],
-        *,
-        timeout: float | None = None,
-        headers: Mapping[str, str] | None = None,
-        bill: Bill | None = None,
+        context: CallContext = NO_REQUEST,
     ) -> NodeAnswer:
         """Call a replica, and book its answer; a failure that is paid is an estimate."""
-        node, bill = self.settings, bill or Bill()
+        node, bill = self.settings, context.bill or Bill()
         try:
-            answer = await self._ask(path, body, timeout, headers)
+            answer = await self._ask(path, body, context)
         except BaseException as error:
             if getattr(error, "paid", True):
                 is_estimate = node.cost_per_token is not None
@@ -185,12 +182,11 @@ class _Remote(Node):
         self,
         path: str,
         body: Mapping[str, Any],
-        timeout: float | None,
-        headers: Mapping[str, str] | None,
+        context: CallContext,
     ) -> NodeAnswer:
         """Call a replica; if it dies, call another one."""
         node = self.settings
-        limit = min(node.timeout, float("inf") if timeout is None else timeout)
+        limit = min(node.timeout, context.seconds_left)
         end = time.monotonic() + limit
         try:
             async with asyncio.timeout(limit):
@@ -198,7 +194,7 @@ class _Remote(Node):
                     left = end - time.monotonic()
                     try:
                         found = await self._handle.ask.remote(
-                            path, dict(body), left, dict(headers or {})
+                            path, dict(body), left, dict(context.headers)
                         )
                     except RayTaskError as error:
                         raise UpstreamFailed(node.name, "error", _line(error.cause)) from None

@@ -27,7 +27,7 @@ from ttamer.serve.observability.record import RequestRecord
 from ttamer.serve.observability.status import PAGE, PAGE_HEADERS
 from ttamer.serve.request import RequestHandler, cost_headers, too_expensive
 from ttamer.serve.routes import DRIFT, EMBEDDINGS, MODELS, route_of
-from ttamer.serve.upstreams.upstream import KEPT_CODES, UpstreamFailed
+from ttamer.serve.upstreams.upstream import KEPT_CODES, CallContext, UpstreamFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -235,12 +235,12 @@ class App:
         assert gateway.embedder is not None  # noqa: S101 - only then is there this route
         try:
             async with gateway.limit.slot(serve.timeout):
+                sent = {"x-request-id": exchange.request_id}
+                context = CallContext.within(serve.timeout, sent)
                 response = await gateway.embedder.upstream.call(
                     "/embeddings",
                     {key: value for key, value in data.items() if key != "model"},
-                    timeout=serve.timeout,
-                    headers={"x-request-id": exchange.request_id},
-                    bill=exchange.bill,
+                    context._replace(bill=exchange.bill),
                 )
         except UpstreamFailed as error:
             if error.code is not None:

@@ -30,7 +30,7 @@ from ttamer.errors import ArgumentError, CascadeError, TTamerError
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.serve.bill import Bill
 from ttamer.serve.upstreams.embedding import comparer_of
-from ttamer.serve.upstreams.upstream import UpstreamFailed
+from ttamer.serve.upstreams.upstream import CallContext, UpstreamFailed
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ async def open_audits(
     def match_label(label: str, predictions: Sequence[str | None]) -> str:
         """Return the prediction that a label states; called in a thread of the auditor."""
         bill = Bill()
-        comparer = comparer_of(settings.serve.compare, texts, bill=bill)
+        comparer = comparer_of(settings.serve.compare, texts, CallContext(bill=bill))
         work = comparer.right_prediction(label, predictions)
         try:
             return asyncio.run_coroutine_threadsafe(work, event_loop).result(LABEL_TIMEOUT)
@@ -271,7 +271,8 @@ class Audits:
             async with self._slots:
                 asks = [self._ask(name, request, bill) for name in others]
                 results = await asyncio.gather(*asks)
-            comparer = comparer_of(self._settings.serve.compare, self._texts, bill=bill)
+            context = CallContext(bill=bill)
+            comparer = comparer_of(self._settings.serve.compare, self._texts, context)
             for name, answer in zip(others, results, strict=True):
                 if answer is not None:
                     earlier = [each.prediction for each in answers.values()]
@@ -293,10 +294,9 @@ class Audits:
     async def _ask(self, name: str, request: RequestContext, bill: Bill) -> AuditAnswer | None:
         """Ask one node; return its answer, if there is one."""
         node = self._nodes[name]
-        headers = {"x-request-id": request.request_id}
+        context = CallContext(headers={"x-request-id": request.request_id}, bill=bill)
         try:
-            path = request.endpoint.upstream_path
-            answer = await node.ask(path, request.body, headers=headers, bill=bill)
+            answer = await node.ask(request.endpoint.upstream_path, request.body, context)
         except UpstreamFailed:
             return None
         confidence = float(answer.confidence or 0.0)

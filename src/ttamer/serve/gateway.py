@@ -53,7 +53,7 @@ from ttamer.serve.streaming import NodeFailed, SpeculationBudget
 from ttamer.serve.upstreams.client import HttpClient
 from ttamer.serve.upstreams.embedding import Embedder, LocalEmbedder, comparer_of
 from ttamer.serve.upstreams.node import open_nodes
-from ttamer.serve.upstreams.upstream import UpstreamFailed
+from ttamer.serve.upstreams.upstream import CallContext, UpstreamFailed
 
 if TYPE_CHECKING:
     import os
@@ -602,9 +602,9 @@ class Gateway:
         signals = prompt_signals(request.body)
         embeddings = self.settings.serve.embeddings
         if self.embedder is not None and embeddings is not None and embeddings.signals:
-            text, timeout = question_text(request.body), request.seconds_left
+            context = CallContext(request.deadline, bill=request.bill)
             try:
-                (vector,) = await self.embedder.vectors([text], timeout=timeout, bill=request.bill)
+                (vector,) = await self.embedder.vectors([question_text(request.body)], context)
             except UpstreamFailed as error:
                 self._log_rarely("embedding", error=str(error))
             else:
@@ -663,19 +663,15 @@ class Gateway:
     async def _ask(self, name: str, request: RequestContext, *, alone: bool = False) -> NodeAnswer:
         """Ask one node for an answer and, unless it answers alone, its confidence."""
         span = NO_NODE if request.span is NO_SPAN else request.span.node(name)
-        node = self._nodes[name]
-        ask: Callable[..., Awaitable[NodeAnswer]] = node.ask_alone if alone else node.ask
-        given: Any = request.endpoint.upstream_path
-        if self._splits and node.settings.verifies is not None:
-            ask, given = node.verify, request.answers[node.settings.verifies]
+        node, context = self._nodes[name], request.calls(span)
+        path, verified = request.endpoint.upstream_path, node.settings.verifies
         try:
-            answer = await ask(
-                given,
-                request.body,
-                timeout=request.seconds_left,
-                headers=request.headers(span),
-                bill=request.bill,
-            )
+            if verified is not None:
+                answer = await node.verify(request.answers[verified], request.body, context)
+            elif alone:
+                answer = await node.ask_alone(path, request.body, context)
+            else:
+                answer = await node.ask(path, request.body, context)
         except UpstreamFailed as error:
             failed = NodeFailed(error)
             if failed.is_client_error:
@@ -684,35 +680,34 @@ class Gateway:
             raise failed from None
         if span is not NO_NODE:
             span.finish(cost=request.bill.cost_of(name), confidence=answer.confidence)
-        if alone:
-            return answer
-        if not self.settings.serve.compare.is_transitive:
-            answer = await self.matched(request, answer)
-        if self._splits:
-            request.answers[name] = answer
-        return answer
+        return answer if alone else await self.taken(request, name, answer)
 
-    async def matched(self, request: RequestContext, answer: NodeAnswer) -> NodeAnswer:
-        """Return an answer with the first earlier prediction of the request that it equals.
+    async def taken(self, request: RequestContext, name: str, answer: NodeAnswer) -> NodeAnswer:
+        """Return an answer as the policy takes it, and keep it where it may be verified.
 
         Args:
             request: The request.
-            answer: A node's answer.
+            name: The name of the node.
+            answer: The node's answer.
 
         Returns:
-            The answer, with another prediction where the comparison is not transitive.
+            The answer; where the comparison is not transitive, with the first earlier prediction
+            of the request that it equals.
         """
         compare = self.settings.serve.compare
-        if compare.is_transitive:
-            return answer
-        comparer = comparer_of(compare, self.texts, timeout=request.seconds_left, bill=request.bill)
-        matched = answer.prediction
-        try:
-            matched = await comparer.matched(matched, request.predictions)
-        except UpstreamFailed as error:  # it stays an answer of its own
-            self._log_rarely("embedding", error=str(error))
-        request.predictions.append(matched)
-        return dataclasses.replace(answer, prediction=matched)
+        if not compare.is_transitive:
+            context = CallContext(request.deadline, bill=request.bill)
+            matched = answer.prediction
+            try:
+                comparer = comparer_of(compare, self.texts, context)
+                matched = await comparer.matched(matched, request.predictions)
+            except UpstreamFailed as error:  # it stays an answer of its own
+                self._log_rarely("embedding", error=str(error))
+            request.predictions.append(matched)
+            answer = dataclasses.replace(answer, prediction=matched)
+        if self._splits:
+            request.answers[name] = answer
+        return answer
 
     def node(self, name: str) -> Node:
         """Return an open node.

@@ -35,7 +35,7 @@ from ttamer.serve.http import (
 from ttamer.serve.observability.otel import NO_NODE, NO_SPAN, NO_TRACING
 from ttamer.serve.observability.record import RequestRecord
 from ttamer.serve.streaming import CascadeStream, NodeFailed, Relay
-from ttamer.serve.upstreams.upstream import KEPT_CODES
+from ttamer.serve.upstreams.upstream import KEPT_CODES, CallContext
 from ttamer.trace.verification import SUFFIX
 
 if TYPE_CHECKING:
@@ -130,10 +130,12 @@ class RequestContext:
         """The seconds until the deadline."""
         return max(0.0, self.deadline - time.monotonic())
 
-    def headers(self, span: NodeSpan) -> dict[str, str]:
-        """Return the headers sent to upstreams."""
+    def calls(self, span: NodeSpan) -> CallContext:
+        """Return the context of calls to nodes, whose span the upstream's spans are below."""
         headers = {"x-request-id": self.request_id}
-        return headers if span is NO_NODE else {**headers, **span.headers()}
+        if span is not NO_NODE:
+            headers |= span.headers()
+        return CallContext(self.deadline, headers, self.bill)
 
 
 class RequestHandler:

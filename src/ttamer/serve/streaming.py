@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ttamer.serve.gateway import Gateway
     from ttamer.serve.policies import ActivePolicy
     from ttamer.serve.request import RequestContext
-    from ttamer.serve.upstreams.upstream import RelayedStream
+    from ttamer.serve.upstreams.upstream import CallContext, RelayedStream
 
 __all__ = ["CascadeStream", "NodeFailed", "Relay", "SpeculationBudget"]
 
@@ -92,6 +92,11 @@ class Relay:
         self.is_complete = False
 
     @property
+    def context(self) -> CallContext:
+        """The context of the node's calls."""
+        return self._request.calls(self._span)
+
+    @property
     def cost(self) -> float:
         """The cost of the node's calls; while the stream runs, the most that it can be."""
         return self._request.bill.cost_of(self.name)
@@ -108,9 +113,7 @@ class Relay:
                 node.upstream.relay(
                     request.endpoint.upstream_path,
                     given,
-                    timeout=request.seconds_left,
-                    headers=request.headers(self._span),
-                    bill=request.bill,
+                    self.context,
                     include_usage=request.include_usage,
                 )
             )
@@ -482,7 +485,7 @@ class CascadeStream:
             if response is None:
                 return None
             answer = await self.gateway.node(name).read(
-                response, self.request.body, cost=relay.cost, bill=self.request.bill
+                response, self.request.body, relay.context, cost=relay.cost
             )
         except UpstreamFailed as error:
             failed = error if isinstance(error, NodeFailed) else NodeFailed(error)
@@ -490,7 +493,7 @@ class CascadeStream:
         except (ValueError, RecursionError, TypeError, AttributeError):
             garbage = NodeFailed(UpstreamFailed(name, "garbage", "returned no chat completion"))
             return CallResult(None, garbage, 1, 1, time.monotonic() - start)
-        answer = await self.gateway.matched(self.request, answer)
+        answer = await self.gateway.taken(self.request, name, answer)
         return CallResult(answer, None, 1, 1, time.monotonic() - start)
 
     async def _read_early(

@@ -16,6 +16,7 @@ from ttamer.serve.config import settings_from
 from ttamer.serve.upstreams.client import HttpClient
 from ttamer.serve.upstreams.node import open_nodes
 from ttamer.serve.upstreams.probing import probe
+from ttamer.serve.upstreams.upstream import CallContext
 from ttamer.trace.spec import CascadeSpec, toml_text
 
 QUESTION = "How likely is it that the answer is right?"
@@ -87,7 +88,7 @@ def ask(start_upstream):
             async with HttpClient() as client:
                 body = {"messages": [{"role": "user", "content": "Which?"}]}
                 return await open_nodes(settings, client)["small"].ask(
-                    "/chat/completions", body, bill=bill
+                    "/chat/completions", body, CallContext(bill=bill)
                 )
 
         return asyncio.run(one()), upstream, bill

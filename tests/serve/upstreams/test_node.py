@@ -12,7 +12,7 @@ from ttamer.serve.config import NodeSettings, TokenCost, settings_from
 from ttamer.serve.upstreams import upstream as upstream_module
 from ttamer.serve.upstreams.client import HttpClient
 from ttamer.serve.upstreams.node import call_cost, open_nodes
-from ttamer.serve.upstreams.upstream import UpstreamFailed
+from ttamer.serve.upstreams.upstream import NO_REQUEST, CallContext, UpstreamFailed
 from ttamer.trace.spec import CascadeSpec, toml_text
 
 CHAT = "/chat/completions"
@@ -27,7 +27,7 @@ def small(start_upstream):
     return start_upstream("small", skill=1.0)
 
 
-def node_asked(tables, path, request, *, name="small", compare="choice", **options):
+def node_asked(tables, path, request, *, name="small", compare="choice", context=NO_REQUEST):
     text = "[serve]\n" + toml_text({"compare": compare})
     for each, table in tables.items():
         text += "[[node]]\n" + toml_text({"name": each, "cost": 2.0} | table)
@@ -35,7 +35,7 @@ def node_asked(tables, path, request, *, name="small", compare="choice", **optio
 
     async def go():
         async with HttpClient() as session:
-            return await open_nodes(settings, session)[name].ask(path, request, **options)
+            return await open_nodes(settings, session)[name].ask(path, request, context)
 
     return asyncio.run(go())
 
@@ -104,6 +104,14 @@ def test_a_sample_that_fails_agrees_with_no_other_and_is_paid(small):
     assert said.cost == 8.0
 
 
+def test_a_sample_that_the_upstream_refuses_costs_nothing(small):
+    small.answer = lambda prompt, sample: ("B", 0.9)
+    small.plan, small.status = ["error"], 503
+    said = asked(small, confidence="agreement", samples=4)
+    assert said.confidence == pytest.approx(3 / 4)
+    assert said.cost == 6.0
+
+
 def test_no_sample_is_no_answer(small):
     small.mode = "garbage"
     with pytest.raises(UpstreamFailed, match="not JSON"):
@@ -166,20 +174,18 @@ def test_the_time_is_for_all_calls_of_a_node(small, start_upstream, monkeypatch)
     given = {}
     call = upstream_module.Upstream.call
 
-    async def noted(self, path, body, *, timeout, **options):
-        given[self.settings.name] = timeout
-        return await call(self, path, body, timeout=timeout, **options)
+    async def noted(self, path, body, context, **options):
+        given[self.settings.name] = context.deadline
+        return await call(self, path, body, context, **options)
 
     monkeypatch.setattr(upstream_module.Upstream, "call", noted)
     tables = {
         "small": {"upstream": small.url, "confidence": "verifier", "verifier": "judge"},
         "judge": {"upstream": start_upstream("judge").url},
     }
-    node_asked(tables, CHAT, body(), timeout=20.0)
-    assert given["small"] == 20.0
-    assert 0 < given["judge"] < 20.0
-    node_asked(tables, CHAT, body())
-    assert given == {"small": None, "judge": None}
+    context = CallContext.within(20.0)
+    node_asked(tables, CHAT, body(), context=context)
+    assert given == {"small": context.deadline, "judge": context.deadline}
 
 
 def answering(upstream, **message):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from email.utils import formatdate
 
@@ -10,7 +11,7 @@ from ttamer.serve.config import HeaderFromEnv, NodeSettings
 from ttamer.serve.upstreams import upstream as module
 from ttamer.serve.upstreams.client import HttpClient
 from ttamer.serve.upstreams.limits import NodeLimitReached, RateLimit
-from ttamer.serve.upstreams.upstream import CircuitBreaker, Upstream, UpstreamFailed
+from ttamer.serve.upstreams.upstream import CallContext, CircuitBreaker, Upstream, UpstreamFailed
 
 # The test's own server, ended in mid-answer, may leave a socket to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
@@ -24,10 +25,11 @@ def settings(url, **options) -> NodeSettings:
     return NodeSettings(**({"name": "small", "cost": 1.0, "upstream": url, "model": "m"} | options))
 
 
-def ask(node: NodeSettings, **options):
+def ask(node: NodeSettings, timeout=math.inf, headers=None):
     async def go():
         async with HttpClient() as session:
-            return await Upstream(node, session).call(CHAT, BODY, **options)
+            context = CallContext.within(timeout, headers)
+            return await Upstream(node, session).call(CHAT, BODY, context)
 
     return asyncio.run(go())
 
@@ -233,11 +235,11 @@ def test_loss_is_made_good_by_retries(start_upstream):
     assert lossy.count == sum(reply.attempts for reply in replies) > 40
 
 
-def relay(node: NodeSettings, body: dict, **options):
+def relay(node: NodeSettings, body: dict, timeout=math.inf):
     async def go():
         async with HttpClient() as session:
-            seen = []
-            async with Upstream(node, session).relay(CHAT, body, **options) as relayed:
+            seen, context = [], CallContext.within(timeout)
+            async with Upstream(node, session).relay(CHAT, body, context) as relayed:
                 seen += [part async for part in relayed.chunks]
             return relayed.status, relayed.content_type, b"".join(seen)
 
@@ -419,7 +421,7 @@ def test_calls_that_wait_end_when_the_breaker_opens(small):
             upstream = Upstream(settings(small.url, breaker=1, timeout=3600.0), session)
             calls = [asyncio.create_task(upstream.call(CHAT, BODY)) for _ in range(20)]
             await asyncio.to_thread(small.wait_for, 20)
-            late = asyncio.create_task(upstream.call(CHAT, BODY, timeout=0.05))
+            late = asyncio.create_task(upstream.call(CHAT, BODY, CallContext.within(0.05)))
             done = await asyncio.gather(late, *calls, return_exceptions=True)
             return [error.kind for error in done]
 
@@ -455,13 +457,14 @@ def test_certificates_that_cannot_be_read_are_reported_at_once(tmp_path, content
         Upstream(settings("https://x/v1", ca_file=str(path)), None)
 
 
-def calls(node: NodeSettings, count: int, **options) -> list:
+def calls(node: NodeSettings, count: int, timeout=math.inf) -> list:
     """Call one upstream several times at once; return answers and failures."""
 
     async def go():
         async with HttpClient() as client:
             upstream = Upstream(node, client)
-            some = [upstream.call(CHAT, BODY, **options) for _ in range(count)]
+            context = CallContext.within(timeout)
+            some = [upstream.call(CHAT, BODY, context) for _ in range(count)]
             return await asyncio.gather(*some, return_exceptions=True)
 
     return asyncio.run(go())
@@ -515,10 +518,10 @@ def test_a_limit_is_held_while_a_stream_lasts(small):
     async def go():
         async with HttpClient() as client:
             upstream = Upstream(settings(small.url, max_concurrent=1, max_wait=0.0), client)
-            async with upstream.relay(CHAT, BODY, timeout=5.0):
+            async with upstream.relay(CHAT, BODY, CallContext.within(5.0)):
                 with pytest.raises(UpstreamFailed) as caught:
-                    await upstream.call(CHAT, BODY, timeout=5.0)
-            await upstream.call(CHAT, BODY, timeout=5.0)
+                    await upstream.call(CHAT, BODY, CallContext.within(5.0))
+            await upstream.call(CHAT, BODY, CallContext.within(5.0))
             return caught.value
 
     assert asyncio.run(go()).kind == "queue"

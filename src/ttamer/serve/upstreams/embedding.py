@@ -14,13 +14,12 @@ from ttamer.runtime.comparison import Comparer
 from ttamer.runtime.likeness import cosines
 from ttamer.serve.bill import Usage
 from ttamer.serve.config import EMBEDDINGS_NODE, NodeSettings
-from ttamer.serve.upstreams.upstream import Upstream, UpstreamFailed
+from ttamer.serve.upstreams.upstream import NO_REQUEST, CallContext, Upstream, UpstreamFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ttamer.runtime.comparison import Comparison
-    from ttamer.serve.bill import Bill
     from ttamer.serve.config import EmbeddingSettings
     from ttamer.serve.upstreams.client import HttpClient
 
@@ -74,9 +73,9 @@ class TextVectors(ABC):
         self._kept: OrderedDict[str, list[float]] = OrderedDict()
 
     async def vectors(
-        self, texts: Sequence[str], *, timeout: float | None = None, bill: Bill | None = None
+        self, texts: Sequence[str], context: CallContext = NO_REQUEST
     ) -> list[list[float]]:
-        """Return a vector for each text; a call is booked on the bill.
+        """Return a vector for each text.
 
         Raises:
             UpstreamFailed: If there are no usable vectors.
@@ -86,7 +85,7 @@ class TextVectors(ABC):
         new = [text for text in dict.fromkeys(cut) if text not in found]
         if new:
             self.calls += 1
-            vectors = dict(zip(new, await self._embed(new, timeout, bill), strict=True))
+            vectors = dict(zip(new, await self._embed(new, context), strict=True))
             found |= vectors
             self._kept.update(vectors)
         while len(self._kept) > MAX_KEPT:
@@ -94,9 +93,7 @@ class TextVectors(ABC):
         return [found[text] for text in cut]
 
     @abstractmethod
-    async def _embed(
-        self, texts: list[str], timeout: float | None, bill: Bill | None
-    ) -> list[list[float]]:
+    async def _embed(self, texts: list[str], context: CallContext) -> list[list[float]]:
         """Return a vector for each text, by a call."""
 
 
@@ -107,10 +104,8 @@ class LocalEmbedder(TextVectors):
         super().__init__()
         self._function = embed
 
-    async def _embed(
-        self, texts: list[str], timeout: float | None, bill: Bill | None
-    ) -> list[list[float]]:
-        del timeout, bill
+    async def _embed(self, texts: list[str], context: CallContext) -> list[list[float]]:
+        del context
         try:
             if inspect.iscoroutinefunction(self._function):
                 found = await self._function(texts)
@@ -152,25 +147,15 @@ class Embedder(TextVectors):
         )
         self.upstream = Upstream(node, client, read_errors=read_errors)
 
-    async def _embed(
-        self, texts: list[str], timeout: float | None, bill: Bill | None
-    ) -> list[list[float]]:
-        response = await self.upstream.call(
-            "/embeddings", {"input": texts}, timeout=timeout, bill=bill
-        )
+    async def _embed(self, texts: list[str], context: CallContext) -> list[list[float]]:
+        response = await self.upstream.call("/embeddings", {"input": texts}, context)
         cost = self.upstream.tariff.price(Usage.of(response.body))
         self.spent += self.settings.cost if cost is None else cost
         return vectors_from(response.body, len(texts))
 
 
-def comparer_of(
-    rule: Comparison,
-    texts: TextVectors | None,
-    *,
-    timeout: float | None = None,
-    bill: Bill | None = None,
-) -> Comparer:
-    """Return the comparer of a rule; with ``embedding``, its calls are booked on the bill.
+def comparer_of(rule: Comparison, texts: TextVectors | None, context: CallContext) -> Comparer:
+    """Return the comparer of a rule; the context is that of its calls for embeddings.
 
     Raises:
         ArgumentError: If the rule needs embeddings or a threshold, and there are none.
@@ -179,6 +164,6 @@ def comparer_of(
         return Comparer(rule)
 
     async def embed(given: list[str]) -> list[list[float]]:
-        return await texts.vectors(given, timeout=timeout, bill=bill)
+        return await texts.vectors(given, context)
 
     return Comparer(rule, cosines(embed))

@@ -18,7 +18,7 @@ __all__ = ["CallLimits", "NodeLimitReached", "RateLimit"]
 MAX_WAITING = 1_000_000
 """The number of calls that may wait for a slot of their node."""
 FOREVER = 1e9
-"""Seconds that stand for no limit."""
+"""The seconds that a call without a deadline may wait."""
 
 
 class NodeLimitReached(Exception):
@@ -71,16 +71,16 @@ class CallLimits:
         self._rate = None if rate is None else RateLimit(rate)
         self._wait = wait
 
-    async def enter(self, left: float | None) -> None:
+    async def enter(self, left: float) -> None:
         """Wait until a call may begin; :meth:`leave` must follow.
 
         Args:
-            left: The seconds left of the request; ``None`` for a call that may wait for any time.
+            left: The seconds left of the request; infinite for a call that may wait for any time.
 
         Raises:
             NodeLimitReached: If the call may not begin in time.
         """
-        end = time.monotonic() + (FOREVER if left is None else min(self._wait, left))
+        end = time.monotonic() + (FOREVER if left == math.inf else min(self._wait, left))
         if self._slots is not None:
             try:
                 await self._slots.acquire(max(0.0, end - time.monotonic()))

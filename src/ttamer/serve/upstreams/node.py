@@ -31,13 +31,18 @@ from ttamer.serve.answers.confidence import (
 from ttamer.serve.answers.self_report import report_request, reported_confidence
 from ttamer.serve.bill import Tariff, Usage
 from ttamer.serve.upstreams.embedding import Embedder, comparer_of
-from ttamer.serve.upstreams.upstream import NodeResponse, Upstream, UpstreamFailed
+from ttamer.serve.upstreams.upstream import (
+    NO_REQUEST,
+    CallContext,
+    NodeResponse,
+    Upstream,
+    UpstreamFailed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ttamer.runtime.comparison import Comparison
-    from ttamer.serve.bill import Bill
     from ttamer.serve.config import NodeSettings, Settings
     from ttamer.serve.upstreams.client import HttpClient
     from ttamer.serve.upstreams.embedding import TextVectors
@@ -158,10 +163,7 @@ class Node:
         self,
         path: str,
         body: Mapping[str, Any],
-        *,
-        timeout: float | None = None,
-        headers: Mapping[str, str] | None = None,
-        bill: Bill | None = None,
+        context: CallContext = NO_REQUEST,
     ) -> NodeAnswer:
         """Return the node's answer to a request that does not stream, with its confidence.
 
@@ -173,11 +175,9 @@ class Node:
         """
         try:
             if self.settings.confidence == "agreement":
-                return await self._ask_samples(path, body, timeout, headers, bill)
-            received = await self.upstream.call(
-                path, self.adapted(path, body), timeout=timeout, headers=headers, bill=bill
-            )
-            return await self._answer_of(received, body, timeout, headers, bill)
+                return await self._ask_samples(path, body, context)
+            received = await self.upstream.call(path, self.adapted(path, body), context)
+            return await self._answer_of(received, body, context)
         except Unreadable as error:
             raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
 
@@ -185,16 +185,13 @@ class Node:
         self,
         path: str,
         body: Mapping[str, Any],
-        *,
-        timeout: float | None = None,
-        headers: Mapping[str, str] | None = None,
-        bill: Bill | None = None,
+        context: CallContext = NO_REQUEST,
     ) -> NodeAnswer:
         """Return the node's answer without a confidence, for a request to this node alone."""
-        response = await self.upstream.call(path, body, timeout=timeout, headers=headers, bill=bill)
+        response = await self.upstream.call(path, body, context)
         try:
             text = answer_text(response.body, self.settings.answer)
-            cost = _cost(self.settings, response, bill)
+            cost = _cost(self.settings, response, context)
         except Unreadable as error:
             raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
         return NodeAnswer(None, None, text, response.body, cost, content=response.content)
@@ -206,7 +203,12 @@ class Node:
         return with_logprobs(path, body, top=self.settings.needs_alternatives)
 
     async def read(
-        self, response: dict[str, Any], body: Mapping[str, Any], *, cost: float, bill: Bill
+        self,
+        response: dict[str, Any],
+        body: Mapping[str, Any],
+        context: CallContext,
+        *,
+        cost: float,
     ) -> NodeAnswer:
         """Return the answer in a response that was received elsewhere, with its confidence.
 
@@ -215,8 +217,7 @@ class Node:
         Raises :class:`~ttamer.serve.upstreams.upstream.UpstreamFailed` as :meth:`ask` does.
         """
         try:
-            received = NodeResponse(response, 0.0, cost=cost)
-            return await self._answer_of(received, body, None, None, bill)
+            return await self._answer_of(NodeResponse(response, 0.0, cost=cost), body, context)
         except Unreadable as error:
             raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
 
@@ -224,26 +225,23 @@ class Node:
         self,
         received: NodeResponse,
         body: Mapping[str, Any],
-        timeout: float | None,
-        headers: Mapping[str, str] | None,
-        bill: Bill | None,
+        context: CallContext,
     ) -> NodeAnswer:
         source, response = self.settings.confidence, received.body
         text, prediction = self._read(received)
-        cost, calls = _cost(self.settings, received, bill), 1
+        cost, calls = _cost(self.settings, received, context), 1
         paid = 0.0
         margin = entropy = None
-        left = None if timeout is None else max(timeout - received.seconds, 0.0)
         if source == "none":
             confidence = 0.0
         elif source == "self-report":
-            confidence, paid, calls = await self._report(body, text, left, headers, bill)
+            confidence, paid, calls = await self._report(body, text, context)
         elif source in TOKEN_SOURCES:
             confidence = self._token_confidence(response, prediction)
         elif source == "field":
             confidence = field_value(response, self.settings.field or "")
         else:
-            confidence, paid = await self._verify(question_text(body), text, left, headers, bill)
+            confidence, paid = await self._verify(question_text(body), text, context)
             calls = 2
         if "margin" in self.settings.extras:
             margin = self._extra(margin_of_tokens, response, 0.0)
@@ -296,9 +294,7 @@ class Node:
         self,
         body: Mapping[str, Any],
         text: str,
-        timeout: float | None,
-        headers: Mapping[str, str] | None,
-        bill: Bill | None,
+        context: CallContext,
     ) -> tuple[float, float, int]:
         """Return the confidence that the model reports, its cost, and the calls of the answer.
 
@@ -308,13 +304,11 @@ class Node:
             return 0.0, 0.0, 1
         request = report_request(question_text(body), text)
         try:
-            response = await self.upstream.call(
-                CHAT, request, timeout=timeout, headers=headers, bill=bill
-            )
+            response = await self.upstream.call(CHAT, request, context)
         except UpstreamFailed as error:
             return 0.0, self.settings.cost if error.paid else 0.0, 2
         try:
-            cost = _cost(self.settings, response, bill)
+            cost = _cost(self.settings, response, context)
         except Unreadable:
             cost = self.settings.cost  # priced as if it had no tokens
         try:
@@ -326,32 +320,25 @@ class Node:
         self,
         question: str,
         text: str,
-        timeout: float | None,
-        headers: Mapping[str, str] | None,
-        bill: Bill | None,
+        context: CallContext,
     ) -> tuple[float, float]:
         """Return the confidence that the verifier gives to an answer, and its cost."""
         if self._verifier is None:
             raise Unreadable("there is no verifier")
         body = verifier_body(question, text)
         try:
-            verdict = await self._verifier.call(
-                CHAT, body, timeout=timeout, headers=headers, bill=bill, node=self.settings.name
-            )
+            verdict = await self._verifier.call(CHAT, body, context, node=self.settings.name)
         except UpstreamFailed as error:
             raise UpstreamFailed(
                 self.settings.name, error.kind, f"its verifier failed: {error}", status=error.status
             ) from None
-        return probability_of_yes(verdict.body), _cost(self._verifier.settings, verdict, bill)
+        return probability_of_yes(verdict.body), _cost(self._verifier.settings, verdict, context)
 
     async def verify(
         self,
         answer: NodeAnswer,
         body: Mapping[str, Any],
-        *,
-        timeout: float | None = None,
-        headers: Mapping[str, str] | None = None,
-        bill: Bill | None = None,
+        context: CallContext = NO_REQUEST,
     ) -> NodeAnswer:
         """Return an answer of the node that this one verifies, with its confidence.
 
@@ -361,10 +348,9 @@ class Node:
         """
         try:
             if self.settings.confidence == "self-report":
-                sure, cost, _ = await self._report(body, answer.text, timeout, headers, bill)
+                sure, cost, _ = await self._report(body, answer.text, context)
             else:
-                question = question_text(body)
-                sure, cost = await self._verify(question, answer.text, timeout, headers, bill)
+                sure, cost = await self._verify(question_text(body), answer.text, context)
         except Unreadable as error:
             raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
         return replace(answer, confidence=sure, cost=cost, verification=cost, calls=1)
@@ -373,33 +359,27 @@ class Node:
         self,
         path: str,
         body: Mapping[str, Any],
-        timeout: float | None,
-        headers: Mapping[str, str] | None,
-        bill: Bill | None,
+        context: CallContext,
     ) -> NodeAnswer:
-        calls = self.settings.samples
-        bodies = [self._sample(body, number) for number in range(calls)]
-        coroutines = [
-            self.upstream.call(path, each, timeout=timeout, headers=headers, bill=bill)
-            for each in bodies
-        ]
-        results = await asyncio.gather(*coroutines, return_exceptions=True)
+        bodies = [self._sample(body, number) for number in range(self.settings.samples)]
+        calls = [self.upstream.call(path, each, context) for each in bodies]
+        results = await asyncio.gather(*calls, return_exceptions=True)
         responses = [each for each in results if isinstance(each, NodeResponse)]
-        failed = [each for each in results if isinstance(each, BaseException)]
-        for error in failed:
-            if not responses or not isinstance(error, UpstreamFailed):
-                raise error
+        failed = [each for each in results if isinstance(each, UpstreamFailed)]
+        for each in results:
+            if isinstance(each, BaseException) and not (responses and each in failed):
+                raise each
         read = [self._read(each) for each in responses]
         predictions = [prediction for _, prediction in read]
         with suppress(UpstreamFailed):  # without embeddings, texts that differ do not agree
-            comparer = comparer_of(self._compare, self._texts, timeout=timeout, bill=bill)
+            comparer = comparer_of(self._compare, self._texts, context)
             predictions = await comparer.matched_all(predictions)
         chosen, confidence = agreement(predictions + [None] * len(failed))
         text, prediction = read[chosen]
-        # A failed call is priced as if it had no tokens.
-        cost = sum(_cost(self.settings, each, bill) for each in responses)
-        cost += self.settings.cost * len(failed)
-        return NodeAnswer(prediction, confidence, text, responses[chosen].body, cost, calls)
+        # A failed call that is paid is priced as if it had no tokens.
+        cost = sum(_cost(self.settings, each, context) for each in responses)
+        cost += self.settings.cost * sum(error.paid for error in failed)
+        return NodeAnswer(prediction, confidence, text, responses[chosen].body, cost, len(calls))
 
     def _sample(self, body: Mapping[str, Any], number: int) -> dict[str, Any]:
         """Return the request for one of several answers, with a temperature above 0."""
@@ -421,9 +401,9 @@ def call_cost(settings: NodeSettings, response: Mapping[str, Any]) -> float:
     return cost
 
 
-def _cost(settings: NodeSettings, response: NodeResponse, bill: Bill | None) -> float:
+def _cost(settings: NodeSettings, response: NodeResponse, context: CallContext) -> float:
     """Return the cost of an answered call: as booked, or, without a bill, by its usage."""
-    return call_cost(settings, response.body) if bill is None else response.cost
+    return call_cost(settings, response.body) if context.bill is None else response.cost
 
 
 def with_logprobs(path: str, body: Mapping[str, Any], *, top: bool) -> dict[str, Any]:

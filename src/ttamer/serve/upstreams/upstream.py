@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from ttamer.serve.observability.record import Failure
 
 __all__ = [
+    "NO_REQUEST",
+    "CallContext",
     "CircuitBreaker",
     "NodeResponse",
     "RelayedStream",
@@ -163,6 +165,35 @@ class UpstreamFailed(TTamerError):
     def paid(self) -> bool:
         """Whether the call may have cost something all the same."""
         return self.kind not in _UNPAID
+
+
+class CallContext(NamedTuple):
+    """What all calls for one request have in common.
+
+    >>> CallContext().seconds_left
+    inf
+    """
+
+    deadline: float = math.inf
+    """When they must have ended, by ``time.monotonic()``."""
+    headers: Mapping[str, str] = {}
+    """Sent too, except for those that are the node's own, such as the key."""
+    bill: Bill | None = None
+    """Where every attempt is booked."""
+
+    @classmethod
+    def within(cls, seconds: float, headers: Mapping[str, str] | None = None) -> CallContext:
+        """Return the context of calls that end within some seconds, all together."""
+        return cls(time.monotonic() + seconds, headers or {})
+
+    @property
+    def seconds_left(self) -> float:
+        """The seconds until the deadline; infinite without one."""
+        return max(0.0, self.deadline - time.monotonic())
+
+
+NO_REQUEST = CallContext()
+"""The context of calls that belong to no request."""
 
 
 class NodeResponse(NamedTuple):
@@ -317,8 +348,8 @@ class _Call(NamedTuple):
 
     path: str
     content: bytes
-    headers: Mapping[str, str] | None
-    end: float | None
+    headers: Mapping[str, str]
+    deadline: float
     bill: Bill
     node: str
     most: float
@@ -362,25 +393,21 @@ class Upstream:
         self,
         path: str,
         body: Mapping[str, Any],
+        context: CallContext = NO_REQUEST,
         *,
-        timeout: float | None = None,
-        headers: Mapping[str, str] | None = None,
-        bill: Bill | None = None,
         node: str = "",
     ) -> NodeResponse:
         """Post a JSON object and return the response.
 
-        ``timeout`` is for all attempts together; each has the node's own besides. ``headers`` are
-        sent too, except for the key, which is the node's. Every attempt is booked on the bill, as
-        a call of ``node``, by default this one.
+        The deadline is for all attempts together; each has the node's own timeout besides. They are
+        booked as calls of ``node``, by default this one.
         """
         start = time.monotonic()
-        end = None if timeout is None else start + timeout
-        bill = bill or Bill()
+        deadline, headers, bill = context.deadline, context.headers, context.bill or Bill()
         content, most = self._bounded(path, body, bill)
-        call = _Call(path, content, headers, end, bill, node or self.settings.name, most)
+        call = _Call(path, content, headers, deadline, bill, node or self.settings.name, most)
         (answer, received, cost), attempts, base = await self._attempt(
-            partial(self._call_once, call), end
+            partial(self._call_once, call), deadline
         )
         self._leave(base)
         seconds = time.monotonic() - start
@@ -389,8 +416,8 @@ class Upstream:
 
     async def _call_once(self, call: _Call, base: str) -> tuple[dict[str, Any], bytes, float]:
         """Call a server once; return its answer, the answer as received, and its cost."""
-        settings, bill, end = self.settings, call.bill, call.end
-        limit = self._limit(end)
+        settings, bill = self.settings, call.bill
+        limit = self._limit(call.deadline)
         if limit <= 0:
             raise self._failed("timeout", "there was no time for a call")
         charge = self._open(bill, call.node, call.most)
@@ -401,7 +428,7 @@ class Upstream:
             if connection is None:
                 async with breaker.limited(limit):
                     connection = await self._client.acquire(target.origin)
-                limit = self._limit(end)
+                limit = self._limit(call.deadline)
             charge.is_sent = True
             breaker.waiting.add(connection)
             try:
@@ -472,20 +499,18 @@ class Upstream:
         self,
         path: str,
         body: Mapping[str, Any],
+        context: CallContext = NO_REQUEST,
         *,
-        timeout: float | None = None,
-        headers: Mapping[str, str] | None = None,
-        bill: Bill | None = None,
         include_usage: bool = False,
     ) -> AsyncIterator[RelayedStream]:
         """Post a request for a stream, and relay the response while it is received.
 
-        Retries like :meth:`call` until the response begins. ``timeout`` is for the whole response;
-        the node's own is for the time to its first byte and between bytes. Where tokens have a
-        price, the upstream is asked for the usage; the client receives it with ``include_usage``.
+        Retries like :meth:`call` until the response begins. The deadline is for the whole response;
+        the node's own timeout is for the time to its first byte and between bytes. Where tokens
+        have a price, the upstream is asked for the usage; the client receives it with
+        ``include_usage``.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-        bill, node = bill or Bill(), self.settings.name
+        deadline, bill, node = context.deadline, context.bill or Bill(), self.settings.name
         whole = {key: value for key, value in body.items() if key not in _STREAMING}
         whole["stream"] = True
         usage = None
@@ -497,11 +522,11 @@ class Upstream:
         async def begun(base: str) -> tuple[Response, Charge]:
             charge = self._open(bill, node, most)
             try:
-                async with self._breakers[base].limited(self._limit(end)):
+                async with self._breakers[base].limited(self._limit(deadline)):
                     target = self._target(base, path)
                     connection = await self._client.acquire(target.origin)
                     charge.is_sent = True
-                    request = target.request(content, self._with(headers))
+                    request = target.request(content, self._with(context.headers))
                     response = await connection.start(request, MAX_ERROR_BYTES)
                 try:
                     self._check(response)
@@ -513,10 +538,10 @@ class Upstream:
                 raise
             return response, charge
 
-        (response, charge), _, base = await self._attempt(begun, end)
+        (response, charge), _, base = await self._attempt(begun, deadline)
         try:
             kind = response.header("content-type") or "application/octet-stream"
-            chunks = self._chunks(response, end)
+            chunks = self._chunks(response, deadline)
             if self.settings.api == "anthropic":
                 chunks = self._translated(chunks, kind, has_usage=usage is not None)
             if usage is not None:
@@ -529,7 +554,7 @@ class Upstream:
                 self._settle(bill, charge, None)
 
     async def _attempt(
-        self, attempt: Callable[[str], Awaitable[T]], end: float | None
+        self, attempt: Callable[[str], Awaitable[T]], deadline: float
     ) -> tuple[T, int, str]:
         """Call each server as often as allowed; return the result, the attempts and the server.
 
@@ -540,7 +565,7 @@ class Upstream:
         for base in self._order():
             breaker = self._breakers[base]
             for retry in range(self.settings.retries + 1):
-                if failed is not None and retry and not await self._pause(failed, retry, end):
+                if failed is not None and retry and not await self._pause(failed, retry, deadline):
                     break
                 if not breaker.allow():
                     failed = failed or self._failed("open", "is not called: its calls failed")
@@ -548,7 +573,7 @@ class Upstream:
                 attempts += 1
                 try:
                     if self._limits is not None:
-                        await self._enter(self._limits, end)
+                        await self._enter(self._limits, deadline)
                     self._load[base] += 1
                     try:
                         result = await attempt(base)
@@ -562,7 +587,7 @@ class Upstream:
                         raise (before or failed) from None
                     breaker.failed(failed.kind)
                     is_final = failed.kind == "refused" and failed.status not in _ELSEWHERE
-                    if is_final or (end is not None and time.monotonic() >= end):
+                    if is_final or time.monotonic() >= deadline:
                         raise failed from None
                     if failed.kind not in _RETRIED:
                         break
@@ -594,11 +619,10 @@ class Upstream:
         first = sorted(range(count), key=rank)
         return [*(self._bases[number] for number in first), *self._bases[count:]]
 
-    async def _enter(self, limits: CallLimits, end: float | None) -> None:
+    async def _enter(self, limits: CallLimits, deadline: float) -> None:
         """Wait until the node's limits allow a call."""
-        left = None if end is None else max(0.0, end - time.monotonic())
         try:
-            await limits.enter(left)
+            await limits.enter(deadline - time.monotonic())
         except NodeLimitReached:
             raise self._failed("queue", "is not called: its own limit is reached") from None
 
@@ -640,11 +664,11 @@ class Upstream:
                 raise self._named(TooLarge())
         yield encode(chat_from_message(self._parsed(received)))
 
-    async def _chunks(self, response: Response, end: float | None) -> AsyncIterator[bytes]:
+    async def _chunks(self, response: Response, deadline: float) -> AsyncIterator[bytes]:
         received = response.chunks()
         while True:
             try:
-                async with asyncio.timeout(self._limit(end)):
+                async with asyncio.timeout(self._limit(deadline)):
                     chunk = await anext(received)
             except StopAsyncIteration:
                 break
@@ -665,9 +689,9 @@ class Upstream:
             )
         return target
 
-    def _with(self, headers: Mapping[str, str] | None) -> Mapping[str, str]:
+    def _with(self, given: Mapping[str, str]) -> Mapping[str, str]:
         """Return the caller's headers without those that are the node's, in any letter case."""
-        own, given = self._own, headers or {}
+        own = self._own
         if any(name.lower() in own for name in given):
             return {name: value for name, value in given.items() if name.lower() not in own}
         return given
@@ -708,18 +732,17 @@ class Upstream:
             code=_error_code(response.content) if kind == "refused" else None,
         )
 
-    async def _pause(self, failed: UpstreamFailed, retry: int, end: float | None) -> bool:
+    async def _pause(self, failed: UpstreamFailed, retry: int, deadline: float) -> bool:
         """Wait before a retry; return whether there was time to."""
         pause = FIRST_PAUSE * 2 ** (retry - 1) * random.uniform(0.5, 1.5)  # noqa: S311 - jitter
         pause = min(max(pause, failed.pause), MAX_PAUSE)
-        if end is not None and time.monotonic() + pause >= end:
+        if time.monotonic() + pause >= deadline:
             return False
         await asyncio.sleep(pause)
         return True
 
-    def _limit(self, end: float | None) -> float:
-        own = self.settings.timeout
-        return own if end is None else max(min(own, end - time.monotonic()), 0.0)
+    def _limit(self, deadline: float) -> float:
+        return max(min(self.settings.timeout, deadline - time.monotonic()), 0.0)
 
     def _failed(self, kind: Failure, detail: str) -> UpstreamFailed:
         return UpstreamFailed(self.settings.name, kind, detail)
