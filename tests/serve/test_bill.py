@@ -313,6 +313,18 @@ def test_a_rate_refills():
     account.admit()
 
 
+def test_a_rate_that_is_set_later_admits_as_many_requests_as_one_from_the_start():
+    account = Account("web", clock=lambda: 0.0)
+    account.change(budget=None, period=86_400.0, rate=2.0)
+    account.admit()
+    account.admit()
+    with pytest.raises(RateExceeded):
+        account.admit()
+    account.change(budget=None, period=86_400.0, rate=3.0)
+    with pytest.raises(RateExceeded):
+        account.admit()
+
+
 def test_a_rate_below_one_a_minute_admits_requests():
     now = [0.0]
     account = Account("web", rate=0.5, clock=lambda: now[0])

@@ -26,11 +26,20 @@ from ttamer.fitted.sessions import SLACK
 from ttamer.serve.http import HttpError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-__all__ = ["Account", "BudgetSpent", "KeyRefused", "Ledger", "RateExceeded"]
+    from ttamer.serve.config import KeySettings
+
+__all__ = [
+    "Account",
+    "BudgetSpent",
+    "KeyRefused",
+    "Ledger",
+    "RateExceeded",
+    "change_accounts",
+]
 
 MAX_ACCOUNTS = 4096
 """The most accounts in a ledger; a key counts once for each length of its period."""
@@ -166,13 +175,15 @@ class Account:
 
     def change(self, *, budget: float | None, period: float, rate: float | None) -> None:
         """Change the limits; what was spent in a period of the same length still counts."""
+        had_rate = self._rate is not None
         self._budget, self._rate = budget, rate
         if period != self._period:
             self._period = period
             self._open()
         self._share()
         with self._access:
-            self._counts.tokens = min(self._counts.tokens, self._burst)
+            left = self._counts.tokens if had_rate else self._burst
+            self._counts.tokens = min(left, self._burst)
 
     @property
     def spent(self) -> float:
@@ -269,6 +280,36 @@ class Account:
 
     def _window_now(self) -> int:
         return math.floor(self._clock() / self._period)
+
+
+def change_accounts(
+    accounts: dict[str, Account],
+    keys: Sequence[KeySettings],
+    clients: Sequence[str],
+    ledger: Ledger | None,
+) -> None:
+    """Open an account for each client that has none, close those of others, and set their limits.
+
+    What clients have spent is kept.
+
+    Args:
+        accounts: The accounts by name.
+        keys: The keys that may have limits.
+        clients: The names of all clients that have a key.
+        ledger: Where several processes share the counts.
+    """
+    limits = {key.name: key for key in keys}
+    names = dict.fromkeys([*(name for name in clients if name not in limits), *limits])
+    for name in accounts.keys() - names:
+        del accounts[name]
+    for name in names:
+        key = limits.get(name)
+        if name not in accounts:
+            accounts[name] = Account(name, ledger=ledger)
+        if key is not None:
+            accounts[name].change(
+                budget=key.budget, period=key.budget_seconds, rate=key.requests_per_minute
+            )
 
 
 class Ledger:

@@ -10,6 +10,8 @@ import os
 import re
 import time
 from collections import deque
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -19,6 +21,7 @@ from ttamer.serve.http import ClientDisconnected, HttpError, TooManyRequests
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ttamer.serve.config import ServeSettings
     from ttamer.serve.http import HttpExchange, Receive
 
 __all__ = [
@@ -116,6 +119,22 @@ class Keys:
         given = [line for line in lines if line and not line.startswith("#")]
         return cls(given, str(path), client)
 
+    @classmethod
+    def of(cls, serve: ServeSettings) -> Keys | None:
+        """Read the keys that the settings name; ``None`` where they name none."""
+        found = []
+        if serve.keys_env is not None:
+            found.append(cls.from_env(serve.keys_env))
+        elif serve.keys_file is not None:
+            found.append(cls.from_file(serve.keys_file))
+        for key in serve.key:
+            client = Client(key.name, key.roles)
+            if key.env is not None:
+                found.append(cls.from_env(key.env, client=client))
+            elif key.file is not None:
+                found.append(cls.from_file(key.file, client=client))
+        return reduce(or_, found) if found else None
+
     def __or__(self, other: Keys) -> Keys:
         """Return the keys of both; a key in both must belong to one client."""
         if self._clients.keys() & other._clients.keys():
@@ -199,12 +218,11 @@ class ConcurrencyLimit:
                 "a concurrency limit needs limit >= 1, queue >= 0 and wait >= 0, not "
                 f"{limit}, {queue}, {wait}"
             )
-        self._limit, self._queue, self._wait = limit, queue, wait
-        self._retry_after = max(1, math.ceil(retry_after))
         self._running = 0
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._mean_seconds = 1.0
+        self.change(limit=limit, queue=queue, wait=wait, retry_after=retry_after)
 
     def change(self, *, limit: int, queue: int, wait: float, retry_after: float) -> None:
         """Change the limits; requests that run or wait go on."""

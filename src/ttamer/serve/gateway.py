@@ -8,18 +8,17 @@ import math
 import secrets
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial, reduce
+from functools import partial
 from hashlib import blake2b
-from operator import or_
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from ttamer.errors import CascadeError, TTamerError
 from ttamer.fitted.mixture import Mixture
 from ttamer.runtime.calling import Call, CallResult, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall
 from ttamer.runtime.reply import Reply, error_text
-from ttamer.serve.accounts import Account, Ledger
-from ttamer.serve.admission import Client, ConcurrencyLimit, Keys, Watchdog
+from ttamer.serve.accounts import Ledger, change_accounts
+from ttamer.serve.admission import ConcurrencyLimit, Keys, Watchdog
 from ttamer.serve.answers.confidence import question_text
 from ttamer.serve.answers.prompt_signals import embedding_signals, prompt_signals
 from ttamer.serve.config import EMBEDDINGS_NODE
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 
     from ttamer.runtime.outcome import Outcome
+    from ttamer.serve.accounts import Account
     from ttamer.serve.config import ServeSettings, Settings
     from ttamer.serve.connections import Refusal
     from ttamer.serve.drift import Audits
@@ -80,6 +80,15 @@ REFRESH_PAUSE = 0.5
 """The seconds before workers that do not serve it are called again."""
 REFUSAL_LOG_INTERVAL = 10.0
 """The seconds between two log lines about connections refused for the same reason."""
+
+
+class _Concurrency(TypedDict):
+    """The settings of a :class:`~ttamer.serve.admission.ConcurrencyLimit`."""
+
+    limit: int
+    queue: int
+    wait: float
+    retry_after: float
 
 
 class UnknownModel(HttpError):
@@ -137,21 +146,17 @@ class Gateway:
         self.settings = settings
         self.log = JsonLog() if log is None else log
         self._force = force
-        self.keys = _keys(serve)
+        self.keys = Keys.of(serve)
         self.admin_keys = (
             None if serve.admin_keys_env is None else Keys.from_env(serve.admin_keys_env)
         )
         self._ledger = None if place is None else Ledger(place.folder / "accounts")
-        self.accounts = _accounts(serve, self.keys, self._ledger)
+        self.accounts: dict[str, Account] = {}
         """The spending of each client that has a key, by name."""
+        change_accounts(self.accounts, serve.key, self._key_names, self._ledger)
         self.hosts = serve.hosts
         """The host names that are served; ``None`` for every name."""
-        self.limit = ConcurrencyLimit(
-            limit=serve.max_concurrent,
-            queue=serve.queue,
-            wait=serve.timeout,
-            retry_after=serve.retry_after,
-        )
+        self.limit = ConcurrencyLimit(**_concurrency(serve))
         billed = () if serve.embeddings is None else (EMBEDDINGS_NODE,)
         self.metrics = Metrics(settings.spec.names, ROUTES, self.accounts, billed)
         self.log.on_lost = self.metrics.log_lines_lost
@@ -267,7 +272,7 @@ class Gateway:
 
     def _change(self, new: Settings, cause: str) -> None:
         """Serve with other settings from now on; raise where they cannot be served."""
-        changed, keys = changes(self.settings, new), _keys(new.serve)
+        changed, keys = changes(self.settings, new), Keys.of(new.serve)
         if (keys is None) != (self.keys is None):
             raise CascadeError("[serve]: API keys cannot be added or removed without a restart")
         if keys is not None and not keys.equals(self.keys):
@@ -281,29 +286,15 @@ class Gateway:
                 self._nodes[name] = nodes[name]  # in place: audits use them too
         serve = new.serve
         self.settings, self.keys = new, keys
-        self._change_accounts(serve, keys)
-        self.limit.change(
-            limit=serve.max_concurrent,
-            queue=serve.queue,
-            wait=serve.timeout,
-            retry_after=serve.retry_after,
-        )
+        change_accounts(self.accounts, serve.key, self._key_names, self._ledger)
+        self.metrics.add_keys(self.accounts)
+        self.limit.change(**_concurrency(serve))
         self.log.event("settings", cause=cause, changed=changed)
         self.status.event("settings", f"changed: {', '.join(changed)}", ok=True)
 
-    def _change_accounts(self, serve: ServeSettings, keys: Keys | None) -> None:
-        """Keep what clients have spent, with the limits of the new settings."""
-        wanted = _accounts(serve, keys, self._ledger)
-        limits = {key.name: key for key in serve.key}
-        for name in set(self.accounts) - set(wanted):
-            del self.accounts[name]
-        for name, account in wanted.items():
-            kept, key = self.accounts.setdefault(name, account), limits.get(name)
-            if key is not None:
-                kept.change(
-                    budget=key.budget, period=key.budget_seconds, rate=key.requests_per_minute
-                )
-        self.metrics.add_keys(wanted)
+    @property
+    def _key_names(self) -> tuple[str, ...]:
+        return () if self.keys is None else self.keys.names
 
     def _open_nodes(self, client: HttpClient) -> Mapping[str, Node]:
         """Return the nodes by name; :mod:`ttamer.ray` has others."""
@@ -772,33 +763,11 @@ def _check_embedding(serve: ServeSettings, *, has_function: bool) -> None:
         )
 
 
-def _accounts(serve: ServeSettings, keys: Keys | None, ledger: Ledger | None) -> dict[str, Account]:
-    """Return an account for each client, with the limits of its ``[[serve.key]]``."""
-    limited = {
-        key.name: Account(
-            key.name,
-            budget=key.budget,
-            period=key.budget_seconds,
-            rate=key.requests_per_minute,
-            ledger=ledger,
-        )
-        for key in serve.key
+def _concurrency(serve: ServeSettings) -> _Concurrency:
+    """Return the settings of the limit of concurrent requests."""
+    return {
+        "limit": serve.max_concurrent,
+        "queue": serve.queue,
+        "wait": serve.timeout,
+        "retry_after": serve.retry_after,
     }
-    names = () if keys is None else keys.names
-    others = {name: Account(name, ledger=ledger) for name in names if name not in limited}
-    return others | limited
-
-
-def _keys(serve: ServeSettings) -> Keys | None:
-    found = []
-    if serve.keys_env is not None:
-        found.append(Keys.from_env(serve.keys_env))
-    elif serve.keys_file is not None:
-        found.append(Keys.from_file(serve.keys_file))
-    for key in serve.key:
-        client = Client(key.name, key.roles)
-        if key.env is not None:
-            found.append(Keys.from_env(key.env, client=client))
-        elif key.file is not None:
-            found.append(Keys.from_file(key.file, client=client))
-    return reduce(or_, found) if found else None

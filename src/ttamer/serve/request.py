@@ -234,18 +234,14 @@ class RequestHandler:
 
     async def _answer(self, request: RequestContext, policy: ActivePolicy) -> None:
         """Answer by the cascade."""
-        exchange = self._exchange
         try:
             outcome = await self._gateway.answer(request, policy)
         except CascadeFailed as error:
             self._asked = error.asked
             raise self._failure(error, request) from None
         self._asked, self._by, self._is_capped = outcome.asked, outcome.by, outcome.capped
-        exchange.response_headers |= self._headers()
-        body = openai.completion(request, outcome)
-        if self._translation is not None:
-            body = self._translation.answer(body, request.request_id)
-        await exchange.send_json(200, body)
+        self._exchange.response_headers |= self._headers()
+        await self._send(request, outcome)
         if self._gateway.audits is not None and request.choice is None:
             self._gateway.audits.consider(request, outcome.asked)
 
@@ -264,7 +260,6 @@ class RequestHandler:
                 async with aclosing(stream.events(begun)) as events:
                     await exchange.send_events(events)
             except CascadeFailed as error:
-                self._asked = error.asked
                 raise self._failure(error, request) from None
             finally:
                 self._asked, self._is_capped = stream.asked, stream.is_capped
@@ -289,10 +284,14 @@ class RequestHandler:
         outcome = Outcome(
             answer, asked.prediction, name, (asked,), asked.cost, asked.seconds, why, capped=False
         )
+        await self._send(request, outcome)
+
+    async def _send(self, request: RequestContext, outcome: Outcome) -> None:
+        """Send an answer in the format of the endpoint."""
         body = openai.completion(request, outcome)
         if self._translation is not None:
             body = self._translation.answer(body, request.request_id)
-        await exchange.send_json(200, body)
+        await self._exchange.send_json(200, body)
 
     async def _relay(self, request: RequestContext, name: str) -> None:
         """Relay one node's stream."""
@@ -360,7 +359,16 @@ class RequestHandler:
             if "budget" in kinds and account is not None:
                 return account.budget_spent()
             return too_expensive()
-        return _failure(error, request)
+        nodes = [one.node for one in error.asked]
+        if nodes and request.client_errors.keys() >= set(nodes):
+            codes = {code for code in request.client_errors.values() if code is not None}
+            if len(codes) == 1:
+                code = codes.pop()
+                return HttpError(KEPT_CODES[code], code=code)
+            return HttpError("the model refused the request as malformed", code="refused_upstream")
+        if error.late or request.seconds_left <= TIMER_SLACK:
+            return _late()
+        return HttpError("no model returned a usable answer", status=502, code="upstream_failed")
 
     def _record(self) -> RequestRecord:
         exchange, bill = self._exchange, self._bill.by_node()
@@ -404,20 +412,6 @@ def _choice(in_body: tuple[str, float] | None, exchange: HttpExchange) -> tuple[
 
 def _late() -> HttpError:
     return HttpError("no model answered in time", status=504, code="deadline")
-
-
-def _failure(error: CascadeFailed, request: RequestContext) -> HttpError:
-    """Return the error for the client when no node answered, without the nodes' own text."""
-    nodes = [one.node for one in error.asked]
-    if nodes and request.client_errors.keys() >= set(nodes):
-        codes = {code for code in request.client_errors.values() if code is not None}
-        if len(codes) == 1:
-            code = codes.pop()
-            return HttpError(KEPT_CODES[code], code=code)
-        return HttpError("the model refused the request as malformed", code="refused_upstream")
-    if error.late or request.seconds_left <= TIMER_SLACK:
-        return _late()
-    return HttpError("no model returned a usable answer", status=502, code="upstream_failed")
 
 
 def _priced(call: NodeCall, bill: Mapping[str, NodeBill]) -> NodeCall:
