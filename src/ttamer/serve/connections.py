@@ -14,7 +14,7 @@ import resource
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ttamer.errors import MissingExtra
@@ -34,8 +34,9 @@ except ModuleNotFoundError:
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ttamer.serve.observability.record import Refusal
+
 __all__ = [
-    "REFUSALS",
     "BoundedProtocol",
     "ConnectionLimits",
     "ServerCycle",
@@ -52,15 +53,6 @@ MIN_CONNECTIONS = 16
 """The connections that are allowed however few descriptors there are."""
 MAX_CACHED_URL = 128
 """The most bytes of a URL whose parts are kept for the next request."""
-
-Refusal = Literal["process", "address", "headers", "timeout"]
-"""Why a connection is closed.
-
-process: the process has too many; address: its address has too many; headers: they are too large;
-timeout: they were not complete in time.
-"""
-REFUSALS: tuple[Refusal, ...] = ("process", "address", "headers", "timeout")
-"""All reasons."""
 
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"

@@ -61,9 +61,8 @@ if TYPE_CHECKING:
     from ttamer.runtime.outcome import Outcome
     from ttamer.serve.accounts import Account
     from ttamer.serve.config import ServeSettings, Settings
-    from ttamer.serve.connections import Refusal
     from ttamer.serve.drift import Audits
-    from ttamer.serve.observability.record import RequestRecord
+    from ttamer.serve.observability.record import Refusal, RequestRecord
     from ttamer.serve.policies import ActivePolicy, Artefact, Reload
     from ttamer.serve.processes.workers import WorkerPlace
     from ttamer.serve.request import RequestContext

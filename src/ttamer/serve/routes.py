@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ttamer.serve.drift import ACTIONS
 from ttamer.serve.formats.openai import ENDPOINTS
+from ttamer.serve.observability.metrics import OTHER
 
-__all__ = ["ASKING", "DRIFT", "EMBEDDINGS", "MODELS", "OTHER", "POLLED", "ROUTES", "route_of"]
+__all__ = ["ASKING", "DRIFT", "EMBEDDINGS", "MODELS", "POLLED", "ROUTES", "route_of"]
 
 ASKING = tuple(endpoint.route for endpoint in ENDPOINTS)
 """The routes that ask nodes."""
@@ -20,8 +21,6 @@ DRIFT = {f"/admin/drift/{action}": action for action in ACTIONS}
 ROUTES = (*ASKING, *POLLED, MODELS, EMBEDDINGS, "/v1/labels", "/admin/reload", "/admin/rollback",
           *DRIFT)  # fmt: skip
 """All routes."""
-OTHER = "other"
-"""Stands for every other path, which is the client's own text and is not repeated."""
 
 
 def route_of(path: str) -> str:

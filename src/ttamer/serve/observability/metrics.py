@@ -25,19 +25,17 @@ except ModuleNotFoundError as error:
     raise MissingExtra("prometheus-client", "serve") from error
 
 from ttamer.drift.loop import EventKind
-from ttamer.serve.connections import REFUSALS
-from ttamer.serve.observability.record import FAILURES, failure_kind
+from ttamer.serve.observability.record import FAILURES, REFUSALS, failure_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ttamer.serve.connections import Refusal
-    from ttamer.serve.observability.record import RequestRecord
+    from ttamer.serve.observability.record import Refusal, RequestRecord
 
-__all__ = ["Metrics"]
+__all__ = ["OTHER", "Metrics"]
 
 OTHER = "other"
-"""The label of routes that are not known."""
+"""Stands for every path that is no route, which is the client's own text and is not repeated."""
 AUDIT_RESULTS = ("taken", "failed", "lost", "dropped")
 """The results of an audit.
 

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from ttamer.runtime.outcome import NodeCall
     from ttamer.serve.bill import NodeBill
 
-__all__ = ["FAILURES", "Failure", "RequestRecord", "failure_kind", "request_id_from"]
+__all__ = [
+    "FAILURES",
+    "REFUSALS",
+    "Failure",
+    "Refusal",
+    "RequestRecord",
+    "failure_kind",
+    "request_id_from",
+]
 
 Failure = Literal[
     "connect",
@@ -47,6 +55,15 @@ FAILURES: tuple[str, ...] = (*get_args(Failure), "reply", "cancelled", "other")
 Those of an upstream, then a reply that cannot be used, a call that was ended with its request, and
 any other error.
 """
+
+Refusal = Literal["process", "address", "headers", "timeout"]
+"""Why a connection is closed before its request is answered.
+
+process: the process has too many; address: its address has too many; headers: they are too large;
+timeout: they were not complete in time.
+"""
+REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
+"""All of these reasons."""
 
 IDS_AT_A_TIME = 64
 """The random ids that are made with one call to the system, which takes longer than all of them."""
