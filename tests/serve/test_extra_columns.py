@@ -16,8 +16,9 @@ from support.running_gateway import running
 from support.waiting import until
 from ttamer.cli import main
 from ttamer.drift.audit_log import read_log
-from ttamer.serve.collection.collecting import Prompt, collect_upstreams
+from ttamer.serve.collection.collecting import collect_upstreams
 from ttamer.serve.collection.prefixes import recalled_answers
+from ttamer.serve.collection.prompts import Prompt
 from ttamer.serve.config import read_settings
 from ttamer.serve.processes.workers import OWNER, WorkerPlace
 

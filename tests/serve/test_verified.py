@@ -10,7 +10,8 @@ import pytest
 import ttamer as tt
 from support.running_gateway import running
 from ttamer.errors import CascadeError
-from ttamer.serve.collection.collecting import Prompt, collect_upstreams
+from ttamer.serve.collection.collecting import collect_upstreams
+from ttamer.serve.collection.prompts import Prompt
 from ttamer.serve.config import read_settings, settings_from
 from ttamer.trace.spec import CascadeSpec, toml_text
 

@@ -181,8 +181,9 @@ def _judge(args: argparse.Namespace) -> Judge | None:
 def _from_upstreams(args: argparse.Namespace) -> Trace:
     from ttamer.cli.output import progress_line
     from ttamer.errors import ArgumentError
-    from ttamer.serve.collection.collecting import collect_upstreams, read_prompts
+    from ttamer.serve.collection.collecting import collect_upstreams
     from ttamer.serve.collection.comparing import Likeness
+    from ttamer.serve.collection.prompts import read_prompts
     from ttamer.serve.config import read_settings
 
     if len(args.models) > 1:

@@ -22,7 +22,7 @@ from ttamer.runtime.comparison import ALIAS_SEPARATOR, Comparer, Comparison
 from ttamer.runtime.likeness import cosines, fit_threshold
 from ttamer.serve.collection.journal import JournalEntry, journal_key
 from ttamer.serve.collection.labelling import KeptRow
-from ttamer.serve.upstreams.embedding import Embedder, LocalEmbedder
+from ttamer.serve.upstreams.embedding import EMBEDDED_AT_ONCE, Embedder, LocalEmbedder
 from ttamer.serve.upstreams.upstream import UpstreamFailed
 
 if TYPE_CHECKING:
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from ttamer.trace.spec import CascadeSpec
 
 __all__ = ["AppliedComparison", "KeptAnswers", "Likeness"]
-
-EMBEDDED_AT_ONCE = 64
-"""The number of texts in one call of the embeddings upstream."""
 
 
 @dataclass(frozen=True)

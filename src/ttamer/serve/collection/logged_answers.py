@@ -11,15 +11,14 @@ import asyncio
 import csv
 import dataclasses
 import io
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttamer._arguments import require_path
-from ttamer._files import lines_of
 from ttamer.errors import CascadeError, TraceError
 from ttamer.runtime.comparison import Comparer, Comparison, joined_aliases
+from ttamer.serve.collection.rows import json_rows, read_text
 from ttamer.serve.config import TokenCost, comparison_of, token_cost_of
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 from ttamer.trace.trace import Trace
@@ -252,12 +251,7 @@ async def _matched(
 
 def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the place and the fields of each row."""
-    try:
-        text = file.read_text("utf-8-sig")
-    except OSError as error:
-        raise TraceError(f"{file}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise TraceError(f"{file}: is not text in UTF-8") from None
+    text = read_text(file)
     if file.suffix == ".csv":
         table = csv.DictReader(io.StringIO(text, newline=""), restval=None)
         try:
@@ -269,15 +263,4 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     if file.suffix not in (".jsonl", ".ndjson"):
         raise TraceError(f"{file}: the suffix must be one of .jsonl, .ndjson, .csv")
-    for number, line in enumerate(lines_of(text), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            raise TraceError(
-                f"{file}: line {number}: is not JSON; write one object per line"
-            ) from None
-        if not isinstance(row, dict):
-            raise TraceError(f"{file}: line {number}: is not an object; write one object per line")
-        yield f"{file}: line {number}", row
+    yield from json_rows(file, text)

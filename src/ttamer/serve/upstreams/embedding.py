@@ -23,8 +23,17 @@ if TYPE_CHECKING:
     from ttamer.serve.config import EmbeddingSettings
     from ttamer.serve.upstreams.client import HttpClient
 
-__all__ = ["Embedder", "LocalEmbedder", "TextVectors", "comparer_of", "vectors_from"]
+__all__ = [
+    "EMBEDDED_AT_ONCE",
+    "Embedder",
+    "LocalEmbedder",
+    "TextVectors",
+    "comparer_of",
+    "vectors_from",
+]
 
+EMBEDDED_AT_ONCE = 64
+"""The number of texts that a collection embeds in one call."""
 MAX_KEPT = 1024
 """The number of texts whose vectors are kept in memory."""
 MAX_TEXT = 20_000
