@@ -441,6 +441,12 @@ def test_evaluate_warns_of_the_rows_that_were_fitted_to(fitted, capsys):
     for rows, is_warned in (("fit", True), ("test", False)):
         assert main(["evaluate", str(fitted.policy), str(fitted.folder / f"{rows}.npz")]) == 0
         assert ("fitted to these rows" in capsys.readouterr().err) == is_warned
+    policy = str(fitted.folder / "held-out.ttamer")
+    rows = str(fitted.folder / "fit.npz")
+    assert main(["fit", rows, "--hold-out", "0.25", "--belief", "calibrated", "-o", policy]) == 0
+    assert main(["evaluate", policy, rows]) == 0
+    fitted_to = round(0.75 * len(tt.Trace.read(rows)))
+    assert f"fitted to {fitted_to} of these rows" in capsys.readouterr().err
 
 
 def test_fit_warns_where_every_node_is_free(tmp_path, capsys):

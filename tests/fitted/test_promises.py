@@ -307,6 +307,12 @@ def test_no_promise_on_the_rows_fitted_to():
         ladder.for_error(0.4)
     with pytest.raises(ArgumentError, match="the rows the ladder was fitted to"):
         ladder.for_error(0.4, on=trace)
+    held_out = tt.fit(trace, tradeoffs=[0.9], hold_out=0.2)
+    with pytest.raises(ArgumentError, match="fitted to 400 of these 500 rows: a promise needs"):
+        held_out.for_error(0.4, on=trace)
+    with pytest.raises(ArgumentError, match="fitted to 400 of these 500 rows: a gap needs"):
+        held_out.gap(tradeoff=0.9, on=trace)
+    assert held_out.for_error(0.9, on=answering_trace(500, seed=1)).promise.certified
     with pytest.raises(ArgumentError, match="no rows"):
         ladder.with_holdout(trace.take([]))
     with pytest.raises(ArgumentError, match=r"from 0 to 0\.5"):

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import argparse
 
     from ttamer.evaluation.results import Result
-    from ttamer.fitted.ladder import FittedPolicy
+    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
     from ttamer.fitted.mixture import Mixture
     from ttamer.trace.spec import Target
     from ttamer.trace.trace import Trace
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
             default = loaded.default()
         if loaded.rungs is not None and not args.json:
             policies = [loaded[rung] for rung in loaded.rungs.corners]
-    _warn_of_same_rows(policies[0], trace)
+    _warn_of_same_rows(loaded, trace)
     results = [evaluate(policy, trace, target=args.target) for policy in policies]
     usual = None if default is None else evaluate(default, trace, target=args.target)
     alone = _alone(trace, args.target)
@@ -150,14 +150,18 @@ def _alone(trace: Trace, target: Target | None) -> dict[str, dict[str, float]]:
     }
 
 
-def _warn_of_same_rows(policy: FittedPolicy | Mixture, trace: Trace) -> None:
-    """Print a warning where the policy was fitted to these rows."""
+def _warn_of_same_rows(loaded: FittedLadder | FittedPolicy | Mixture, trace: Trace) -> None:
+    """Print a warning where the policy was fitted to these rows, or to some of them."""
+    from ttamer.fitted.ladder import FittedLadder
     from ttamer.fitted.mixture import Mixture
+    from ttamer.fitted.promise import were_fitted_to
 
-    fitted = (policy.cheap if isinstance(policy, Mixture) else policy).fitted
-    if trace.digest == fitted.trace_digest:
+    fitted = (loaded.cheap if isinstance(loaded, Mixture) else loaded).fitted
+    held = loaded.held if isinstance(loaded, FittedLadder) else None
+    if were_fitted_to(fitted, held, trace):
+        which = "these rows" if fitted.rows == len(trace) else f"{fitted.rows} of these rows"
         print(
-            "Warning: the policy was fitted to these rows, so that errors are too low; measure it "
+            f"Warning: the policy was fitted to {which}, so that errors are too low; measure it "
             "on others, or take the estimates of ttamer fit, which are cross-fitted",
             file=sys.stderr,
         )

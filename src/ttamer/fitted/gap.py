@@ -159,11 +159,6 @@ def gap_of(policy: FittedPolicy, trace: Trace, *, confidence: float) -> Gap:
     each = check_confidence(confidence) / 2  # of the upper and of the lower side
     if not len(trace):
         raise ArgumentError("the trace has no rows: give rows that the ladder was not fitted to")
-    if trace.digest == policy.fitted.trace_digest:
-        raise ArgumentError(
-            "these are the rows the ladder was fitted to: a gap needs others; fit with "
-            "hold_out=0.2, or give held-out rows (on=trace)"
-        )
     unit_of_loss, max_loss = policy.fitted.loss_unit, 1.0
     if trace.is_graded:
         if trace.spec.loss_bound is None:

@@ -23,7 +23,7 @@ from ttamer.fitted.cautious import Cautious, cautious_model, cautious_problem
 from ttamer.fitted.gap import gap_of
 from ttamer.fitted.mixture import Mix, Mixture, Rung, Rungs, described, policy_card, shown_error
 from ttamer.fitted.models import BeliefModel, Model, SolvedPolicy
-from ttamer.fitted.promise import HeldOut, make_promise
+from ttamer.fitted.promise import HeldOut, make_promise, refuse_fitted_rows
 from ttamer.fitted.sessions import CappedSession
 from ttamer.policy.base import MAX_ROWS, Ladder, Policy
 
@@ -659,7 +659,9 @@ class FittedLadder(Ladder):
             policy = mixture.expensive if mixture.share >= MAJORITY_SHARE else mixture.cheap
         else:
             policy = self.at(tradeoff)
-        return gap_of(policy, rows.with_verification(), confidence=confidence)
+        rows = rows.with_verification()
+        refuse_fitted_rows(self, rows, "a gap")
+        return gap_of(policy, rows, confidence=confidence)
 
     def with_holdout(self, trace: Trace) -> FittedLadder:
         """Return the ladder with what it does on held-out rows, for promises.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from ttamer.fitted.cautious import Cautious
     from ttamer.fitted.ladder import FittedLadder
-    from ttamer.fitted.models import States
+    from ttamer.fitted.models import Model, States
     from ttamer.trace.trace import Measure, Trace
 
 __all__ = [
@@ -51,6 +51,9 @@ __all__ = [
     "loss_bound_of",
     "make_promise",
     "pairs_of_corners",
+    "refuse_fitted_rows",
+    "rows_split",
+    "were_fitted_to",
 ]
 
 Kind = Literal["error", "drop"]
@@ -131,6 +134,39 @@ class Promise:
         return values
 
 
+def rows_split(trace: Trace, count: int, seed: int = 0) -> tuple[Trace, Trace]:
+    """Return the rows to fit and ``count`` rows to hold out, each in their order."""
+    rows = np.random.default_rng([seed, 3]).permutation(len(trace))
+    return trace.take(np.sort(rows[count:])), trace.take(np.sort(rows[:count]))
+
+
+def were_fitted_to(fitted: Model, held: HeldOut | None, trace: Trace) -> bool:
+    """Return whether rows are those fitted to, or these and the rows held out of the same log.
+
+    Such a log is recognised by repeating the split of the fit, with the default seed.
+    """
+    if trace.digest == fitted.trace_digest:
+        return True
+    if held is None or len(trace) != fitted.rows + held.rows:
+        return False
+    return rows_split(trace, held.rows)[0].digest == fitted.trace_digest
+
+
+def refuse_fitted_rows(ladder: FittedLadder, trace: Trace, what: str) -> None:
+    """Refuse rows that a ladder was fitted to, or that hold them."""
+    if not were_fitted_to(ladder.fitted, ladder.held, trace):
+        return
+    if trace.digest == ladder.fitted.trace_digest:
+        raise ArgumentError(
+            f"these are the rows the ladder was fitted to: {what} needs others; hold some out of "
+            "the fit (hold_out=0.2; ttamer fit --hold-out 0.2), or give other rows"
+        )
+    raise ArgumentError(
+        f"the ladder was fitted to {ladder.fitted.rows} of these {len(trace)} rows: {what} needs "
+        "others; leave the trace out to use the rows held out of the fit, or give other rows"
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class HeldOut:
     """Counts of wrong answers on held-out rows."""
@@ -159,11 +195,7 @@ class HeldOut:
         trace = trace.with_verification()
         if not len(trace):
             raise ArgumentError("the trace has no rows to hold out")
-        if trace.digest == ladder.fitted.trace_digest:
-            raise ArgumentError(
-                "these are the rows the ladder was fitted to: a promise needs others; hold some "
-                "out of the fit (hold_out=0.2; ttamer fit --hold-out 0.2), or give other rows"
-            )
+        refuse_fitted_rows(ladder, trace, "a promise")
         if trace.measure != ladder.fitted.measure:
             raise ArgumentError(
                 f"these rows are measured by their {trace.measure}, and the ladder was fitted to "

@@ -29,7 +29,7 @@ from ttamer.errors import ArgumentError, TraceWarning
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import Rungs
 from ttamer.fitted.models import ConfidenceModel
-from ttamer.fitted.promise import loss_bound_of
+from ttamer.fitted.promise import loss_bound_of, rows_split
 from ttamer.fitted.quantiser import Quantiser
 from ttamer.fitted.replay import full_cost, latency_of, nodes_alone, paid
 from ttamer.fitting.beliefs import build_belief
@@ -154,7 +154,7 @@ def _fit(trace: Trace, chosen: FitOptions) -> FittedLadder:
     if chosen.hold_out:
         if trace.is_graded:
             loss_bound_of(trace)  # rows are held out for promises: refused before the fit
-        trace, kept = _split(trace, chosen.hold_out, chosen.seed)
+        trace, kept = rows_split(trace, max(1, round(chosen.hold_out * len(trace))), chosen.seed)
     priced = with_latency_price(trace, chosen)
     best, weights, held = choose_plan(priced, chosen)
     ladder = build(priced, best, weights, progress=chosen.report)
@@ -260,13 +260,6 @@ def with_rungs(ladder: FittedLadder, held: FoldResults, trace: Trace) -> FittedL
     smoothed = None if ladder.rungs is None else ladder.rungs.smoothed_errors
     rungs = Rungs(held.errors_at(costs), costs, smoothed, *nodes_alone(trace))
     return ladder.with_rungs(rungs)
-
-
-def _split(trace: Trace, share: float, seed: int) -> tuple[Trace, Trace]:
-    """Return the rows to fit and those to hold out, each in their order."""
-    rows = np.random.default_rng([seed, 3]).permutation(len(trace))
-    count = max(1, round(share * len(trace)))
-    return trace.take(np.sort(rows[count:])), trace.take(np.sort(rows[:count]))
 
 
 def choose_plan(
