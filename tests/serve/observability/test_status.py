@@ -96,8 +96,8 @@ def test_with_prices_by_token_the_mean_cost_of_calls_is_compared():
     data = status.to_dict(fitted, version="ab")
     assert [node["cost"] for node in data["nodes"]] == [1.0, 30.0]
     bill = data["bill"]
-    assert (bill["most_expensive"], bill["always_most_expensive"]) == ("large", 30.0)
-    assert data["bill"]["saved"] == pytest.approx(1 - 1 / 30)
+    assert (bill["most_expensive"], bill["always_most_expensive"]) == ("large", 20.0)
+    assert data["bill"]["saved"] == pytest.approx(1 - 1 / 20)
     serve(status, asked("small"), asked("large"), by="large")
     serve(status, asked("large", "timeout"), code=502, cost=500.0)
     data = status.to_dict(fitted, version="ab")
@@ -106,6 +106,17 @@ def test_with_prices_by_token_the_mean_cost_of_calls_is_compared():
     bill = {"large": NodeBill(1, 90.0, 90.0, None)}
     status.finished(RequestRecord("id", "/v1/x", 200, 0.2, asked=(guess,), cost=90.0, bill=bill))
     assert status.to_dict(fitted, version="ab")["nodes"][1]["cost"] == 20.0
+
+
+def test_a_long_prompt_that_the_largest_model_did_not_see_is_priced_for_it_too():
+    status = Status({"small": 0.0, "large": 0.0}, priced_by_token=["small", "large"])
+    fitted = dataclasses.replace(POINT, node_costs={"small": 1.0, "large": 25.0})
+    long = SimpleNamespace(node="small", cost=1000.0, error=None)
+    serve(status, long, by="small")
+    serve(status, asked("small"), asked("large"), by="large")
+    bill = status.to_dict(fitted, version="ab")["bill"]
+    assert (bill["most_expensive"], bill["always_most_expensive"]) == ("large", 25_020.0)
+    assert bill["saved"] == pytest.approx(1 - 1021 / 25_020)
 
 
 def test_a_fit_has_the_cost_of_each_node(ladder):

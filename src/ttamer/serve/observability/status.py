@@ -120,6 +120,8 @@ class _Calls:
 
     count: int = 0
     spent: float = 0.0
+    instead: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Of requests without such a call: their number, and what another node cost, by that node."""
 
 
 @dataclass
@@ -134,7 +136,9 @@ class Status:
     """The data of the page, counted as requests finish.
 
     ``costs`` are those of one call of each node; for the nodes in ``priced_by_token`` the mean cost
-    of their calls takes its place, and before the first of them the mean cost in the fit.
+    of their calls takes its place, and before the first of them the mean cost in the fit. What such
+    a node would have cost on a request that did not ask it is estimated from the cost of one that
+    was asked, by the ratio of their costs in the fit: long prompts cost more at every node.
 
     >>> status = Status({"small": 1.0, "large": 12.5})
     >>> status.event("start", "two nodes")
@@ -170,6 +174,7 @@ class Status:
             key.spent += _finite(record.cost)
         if not record.asked:
             return
+        exact: dict[str, float] = {}
         for one in record.asked:
             node = self._nodes.get(one.node)
             if node is not None:
@@ -179,12 +184,10 @@ class Status:
                     kind = failure_kind(one.error)
                     node.failures[kind] = node.failures.get(kind, 0) + 1
                 node.spent += _finite(one.cost)
-            calls = self._calls.get(one.node)
             billed = record.bill.get(one.node)
-            is_exact = one.error is None and (billed is None or not billed.estimated)
-            if calls is not None and is_exact:
-                calls.count += 1
-                calls.spent += _finite(one.cost)
+            if node is not None and one.error is None and not (billed and billed.estimated):
+                exact[one.node] = _finite(one.cost)
+        self._count_exact(exact)
         answered = self._nodes.get(record.by or "")
         if answered is not None:
             answered.answered += 1
@@ -192,6 +195,17 @@ class Status:
         self._spent += _finite(record.cost)
         self._estimated += _finite(record.estimated)
         self._recent.append(_finite(record.cost))
+
+    def _count_exact(self, exact: Mapping[str, float]) -> None:
+        """Count what the nodes asked by one request cost, where that is known."""
+        for name, calls in self._calls.items():
+            if name in exact:
+                calls.count += 1
+                calls.spent += exact[name]
+            elif exact:
+                asked, cost = next(reversed(exact.items()))
+                count, spent = calls.instead.get(asked, (0, 0.0))
+                calls.instead[asked] = count + 1, spent + cost
 
     def paid(self, record: RequestRecord) -> None:
         """Count the cost of a request that asked no node, such as one for embeddings."""
@@ -222,8 +236,9 @@ class Status:
         whether the page's buttons can post to ``/admin``; ``accounts`` are those of the API keys.
         """
         costs = {name: self._cost(name, frontier) for name in self._costs}
-        costliest = max(costs, key=costs.__getitem__)
-        always = costs[costliest] * self._decided
+        alone = {name: self._cost_alone(name, frontier) for name in self._costs}
+        costliest = max(alone, key=alone.__getitem__)
+        always = alone[costliest] * self._decided
         return {
             "name": self._name,
             "version": version,
@@ -270,6 +285,18 @@ class Status:
         if calls.count:
             return calls.spent / calls.count
         return frontier.node_costs.get(name, self._costs[name])
+
+    def _cost_alone(self, name: str, frontier: Frontier) -> float:
+        """Return what a node costs per request in the mean, had it been asked by each of them."""
+        calls, fit = self._calls.get(name), frontier.node_costs
+        if calls is None or name not in fit:
+            return self._cost(name, frontier)
+        known, total = calls.count, calls.spent
+        for asked, (count, spent) in calls.instead.items():
+            if fit.get(asked, 0.0) > 0:
+                known += count
+                total += spent * fit[name] / fit[asked]
+        return total / known if known else self._cost(name, frontier)
 
 
 def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
