@@ -21,6 +21,7 @@ from ttamer.errors import CascadeError
 from ttamer.serve.accounts import Account, BudgetSpent, RateExceeded
 from ttamer.serve.bill import Bill, LimitReached, StreamUsage, Tariff, Usage, output_limit
 from ttamer.serve.config import NodeSettings, TokenCost, settings_from
+from ttamer.serve.openai import bill_fields
 from ttamer.trace.spec import CascadeSpec
 
 PRICES = {"input": INPUT, "output": OUTPUT}
@@ -151,6 +152,25 @@ def test_usage_is_the_sum_over_nodes_with_each_beside_it(run_gateway):
         seen = sum(call.usage[kind] for each in upstreams.values() for call in each.calls)
         assert answered["usage"][kind] == seen
     assert answered["ttamer"]["cost"] == pytest.approx(sum(each["cost"] for each in nodes))
+
+
+def test_a_response_shows_costs_without_the_noise_of_adding_prices():
+    bill = Bill()
+    for cost in (0.1, 0.2):
+        bill.settle(bill.open("small", cost, is_estimate=False), cost, Usage(1, 1))
+    assert bill.cost != 0.3
+    assert bill_fields(bill)["ttamer"] == {
+        "cost": 0.3,
+        "nodes": [
+            {
+                "node": "small",
+                "calls": 2,
+                "cost": 0.3,
+                "prompt_tokens": 2,
+                "completion_tokens": 2,
+            }
+        ],
+    }
 
 
 def test_a_stream_has_its_usage_only_where_the_client_asks_for_it(run_gateway):

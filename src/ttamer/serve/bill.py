@@ -42,6 +42,7 @@ __all__ = [
     "Usage",
     "answers_of",
     "output_limit",
+    "shown",
 ]
 
 PART_TOKENS = 4096
@@ -281,6 +282,15 @@ class Bill:
     def usage(self) -> Usage | None:
         """The tokens of all calls whose usage is known; ``None`` where none is."""
         return _usage(self._charges)
+
+
+def shown(cost: float) -> str:
+    """Return a cost as clients see it, without the noise of adding prices.
+
+    >>> shown(0.1 + 0.2), shown(16.4 + 2e-15)
+    ('0.3', '16.4')
+    """
+    return f"{cost:.10g}"
 
 
 def _sum(charges: list[Charge]) -> NodeBill:

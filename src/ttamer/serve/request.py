@@ -18,7 +18,7 @@ from urllib.parse import quote
 from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
 from ttamer.serve.accounts import KeyRefused
 from ttamer.serve.admission import RequestGuard, check_key
-from ttamer.serve.bill import Bill
+from ttamer.serve.bill import Bill, shown
 from ttamer.serve.formats import openai
 from ttamer.serve.formats.schemas import check
 from ttamer.serve.formats.translations import TRANSLATIONS
@@ -337,7 +337,7 @@ class RequestHandler:
     def _stream_headers(self, by: str, path: Sequence[str]) -> dict[str, str]:
         """Return the headers of a stream; a cost that depends on its tokens is not known yet."""
         headers, bill = _path_headers(by, path), self._bill
-        return headers if bill.estimated else {**headers, "x-ttamer-cost": f"{bill.cost:.10g}"}
+        return headers if bill.estimated else {**headers, "x-ttamer-cost": shown(bill.cost)}
 
     def _calls(self, bill: Mapping[str, NodeBill]) -> list[NodeCall]:
         """Return the nodes asked, with the cost of all of their calls, ended ones too."""
@@ -432,9 +432,9 @@ def too_expensive() -> HttpError:
 
 def cost_headers(bill: Bill) -> dict[str, str]:
     """Return the headers that name what a request cost."""
-    headers = {"x-ttamer-cost": f"{bill.cost:.10g}"}
+    headers = {"x-ttamer-cost": shown(bill.cost)}
     if estimated := bill.estimated:
-        headers["x-ttamer-cost-estimated"] = f"{estimated:.10g}"
+        headers["x-ttamer-cost-estimated"] = shown(estimated)
     return headers
 
 

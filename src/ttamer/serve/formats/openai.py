@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ttamer.serve.answers.confidence import message_text
+from ttamer.serve.bill import shown
 from ttamer.serve.formats.schemas import (
     CHAT,
     CLASSIFY,
@@ -181,13 +182,13 @@ def bill_fields(bill: Bill) -> dict[str, Any]:
         }
     nodes = []
     for name, each in bill.by_node().items():
-        node: dict[str, Any] = {"node": name, "calls": each.calls, "cost": each.cost}
+        node: dict[str, Any] = {"node": name, "calls": each.calls, "cost": float(shown(each.cost))}
         if each.estimated:
-            node["estimated"] = each.estimated
+            node["estimated"] = float(shown(each.estimated))
         if each.usage is not None:
             node["prompt_tokens"], node["completion_tokens"] = each.usage
         nodes.append(node)
-    fields[CASCADE] = {"cost": bill.cost, "nodes": nodes}
+    fields[CASCADE] = {"cost": float(shown(bill.cost)), "nodes": nodes}
     return fields
 
 
@@ -200,7 +201,7 @@ def classification(outcome: Outcome, answer: NodeAnswer, request_id: str) -> dic
         "model": outcome.by.removesuffix(SUFFIX),
         "label": answer.text,
         "confidence": answer.confidence,
-        "cost": outcome.cost,
+        "cost": float(shown(outcome.cost)),
         "path": list(outcome.path),
         "why": outcome.why,
     }
