@@ -56,7 +56,15 @@ def run(args: argparse.Namespace) -> None:
     cascade = beside(target, ".toml")
     if target.resolve() == source.resolve():
         raise ArgumentError(f"--output is {args.output!r}, the trace itself; choose another file")
-    plan = LabelPlan(Trace.read(source), within=args.within, uniform=args.uniform)
+    needed, kept = "", None
+    if suffix_of(source) in (".csv", ".csv.gz"):  # which keeps no cascade inside
+        needed, kept = f" --cascade {cascade}", beside(source, ".toml")
+        if source.exists() and not kept.exists():
+            raise ArgumentError(
+                f"{source}: keeps no cascade, and {kept}, which ttamer collect writes beside it, "
+                "is missing; run ttamer collect again, which asks no model again"
+            )
+    plan = LabelPlan(Trace.read(source, kept), within=args.within, uniform=args.uniform)
     rows = read_answers(f"{source}.answers.jsonl", plan.trace.names)
     labels = Path(f"{source}.labels.jsonl")
     with Labelling(plan, rows, labels) as labelling:
@@ -82,6 +90,10 @@ def run(args: argparse.Namespace) -> None:
     if labelling.unknown:
         print(f"\n  {labelling.unknown} labels are of other prompts or answers, and do not count")
     print(f"\n  written to {' and '.join(written)}")
+    if labelling.right:
+        print(f"\nNext: ttamer fit {target}{needed}")
+        if plan.trace.spec.target == "last":
+            print('  and remove target = "last" from the cascade.toml that serves it')
 
 
 def _serve(labelling: Labelling, port: int, *, quiet: bool) -> None:

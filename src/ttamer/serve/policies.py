@@ -359,8 +359,8 @@ def check_fitted_for(
         )
     if differences:
         raise ArtefactError(
-            f"the artefact was fitted for {'; '.join(differences)}: fit it again with this "
-            "cascade.toml, or pass --force"
+            f"the artefact was fitted for {'; '.join(differences)}: write in cascade.toml what it "
+            "was fitted for, fit it again with this cascade.toml, or pass --force"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import http.client
 import json
@@ -160,7 +161,31 @@ def test_the_command_writes_the_trace_of_the_labels_there_are(tmp_path, capsys):
     found = Trace.read(tmp_path / "trace.labelled.parquet")
     assert found.spec.target == "label"
     assert len(found) >= 20
+    assert main(["label", str(path), "--no-page"]) == 0
+    shown = capsys.readouterr().out
+    assert f"Next: ttamer fit {tmp_path / 'trace.labelled.parquet'}\n" in shown
     assert main(["label", str(path), "--no-page", "-o", str(path)]) == 2
+
+
+def test_a_csv_is_labelled_at_the_costs_of_the_cascade_beside_it(tmp_path, capsys):
+    trace, _ = trace_of(12)
+    kept(tmp_path, trace).with_suffix(".parquet.answers.jsonl").rename(
+        tmp_path / "trace.csv.answers.jsonl"
+    )
+    path = tmp_path / "trace.csv"
+    trace.write(path)
+    rows = read_answers(f"{path}.answers.jsonl", trace.names)
+    with Labelling(LabelPlan(trace), rows, f"{path}.labels.jsonl") as labelling:
+        labelling.add(0, ["large"])
+    assert main(["label", str(path), "--no-page"]) == 2
+    assert f"{tmp_path / 'trace.toml'}, which ttamer collect writes" in capsys.readouterr().err
+    dataclasses.replace(SPEC, target="last").to_file(tmp_path / "trace.toml")
+    assert main(["label", str(path), "--no-page"]) == 0
+    cascade = tmp_path / "trace.labelled.toml"
+    assert CascadeSpec.from_file(cascade).costs.tolist() == [1.0, 9.0]
+    shown = capsys.readouterr().out
+    assert f"Next: ttamer fit {tmp_path / 'trace.labelled.csv'} --cascade {cascade}" in shown
+    assert 'remove target = "last"' in shown
 
 
 @pytest.fixture
