@@ -26,6 +26,10 @@ def post(gateway, text="Which letter?", **choice):
     return httpx.post(f"{gateway.url}/chat/completions", json=body, headers=headers, timeout=30.0)
 
 
+def warnings_of(gateway) -> list[str]:
+    return gateway.gateway.policies.current.policies.warnings
+
+
 def bill(gateway, **choice) -> float:
     replies = [post(gateway, f"question {number}", **choice) for number in range(12)]
     assert {reply.status_code for reply in replies} == {200}
@@ -56,6 +60,14 @@ def test_a_promise_does_not_hold_where_a_cap_ends_requests_early(run_gateway):
     assert post(capped, error=0.35).headers["x-ttamer-promise"] == "not-certified"
 
 
+def test_with_a_price_of_tokens_any_cap_may_end_requests_early(run_gateway):
+    serve, prices = {"error": 0.35, "max_cost": 1e9}, {"input": 0.001, "output": 0.001}
+    capped = run_gateway(2, serve=serve, node={"large": {"cost_per_token": prices}}, fit=TESTED)
+    assert post(capped).headers["x-ttamer-promise"] == "not-certified"
+    (warning,) = warnings_of(capped)
+    assert warning.startswith("max_cost can end a request early")
+
+
 def test_a_cap_that_nothing_reaches_leaves_the_promise(run_gateway):
     capped = run_gateway(2, serve={"allow": ["error"], "max_cost": 13.5}, fit=TESTED)
     assert post(capped, error=0.35).headers["x-ttamer-promise"] == "certified"
@@ -64,6 +76,8 @@ def test_a_cap_that_nothing_reaches_leaves_the_promise(run_gateway):
 def test_the_operators_own_error_is_reported_with_every_answer(run_gateway):
     gateway = run_gateway(2, serve={"error": 0.001}, fit=TESTED)
     assert post(gateway).headers["x-ttamer-promise"] == "not-certified"
+    (warning,) = warnings_of(gateway)
+    assert warning.startswith("error at most 0.10% with confidence 0.95: not certified")
 
 
 def test_without_rows_held_out_no_error_can_be_chosen(run_gateway):

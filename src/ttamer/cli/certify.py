@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             _show(ladder, each)
         if args.output:
             print(f"  written to {args.output}")
-        elif args.error is not None or args.drop is not None:
+        elif (args.error is not None or args.drop is not None) and promises[0].certified:
             print("  -o FILE writes the policies with this promise")
     return 0 if all(each.certified for each in promises) else UNCERTAIN
 

@@ -725,7 +725,15 @@ class Gateway:
         if not self._force:
             check_fitted_for(artefact, self.settings.spec, self.settings.serve.signal_names)
         serving = starting_policy(artefact, self.settings)
-        policies = Policies(artefact, version[:SHORT_VERSION], self.settings.serve, nodes, serving)
+        settings = self.settings
+        policies = Policies(
+            artefact,
+            version[:SHORT_VERSION],
+            settings.serve,
+            nodes,
+            serving,
+            has_token_prices=any(n.cost_per_token is not None for n in settings.nodes.values()),
+        )
         policies.warnings += unfilled_columns(artefact, self.settings.nodes)
         return policies
 

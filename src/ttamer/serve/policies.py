@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ttamer.drift.fallback import AskLast
     from ttamer.drift.loop import Serving
     from ttamer.fitted.mixture import Mixture
+    from ttamer.fitted.promise import Promise
     from ttamer.serve.config import NodeSettings, ServeSettings
     from ttamer.trace.spec import CascadeSpec
 
@@ -58,6 +59,8 @@ MAX_CHOICES = 512
 """The number of operating points chosen by requests whose policies are kept ready."""
 CHOICE_REST = 3.0
 """The pause after making a policy for a choice, as a multiple of the time that it took."""
+CERTIFIED, NOT_CERTIFIED = "certified", "not-certified"
+"""The values of the header ``x-ttamer-promise``."""
 SHORT_VERSION = 16
 """The number of digits of a version in responses, logs and metrics."""
 MAX_NAMES_SHOWN = 200
@@ -109,8 +112,11 @@ class Policies:
         serve: ServeSettings,
         nodes: Mapping[str, Callable[[Any], Awaitable[Any]]],
         serving: CertifiedServing | None = None,
+        *,
+        has_token_prices: bool = False,
     ) -> None:
         self._artefact, self._version, self._serve, self._nodes = artefact, version, serve, nodes
+        self._has_token_prices = has_token_prices
         self.serving = serving
         """What the drift loop begins with, where it runs."""
         self._chosen: OrderedDict[tuple[str, float], ActivePolicy] = OrderedDict()
@@ -138,8 +144,12 @@ class Policies:
             self._standard = ActivePolicy(self._cascade(policy), version, self._promised(policy))
             self._frontier = cache(partial(frontier_of, artefact, policy))
         else:
-            self.described = f"the drift loop begins with {serving.policy.described}"
+            policy = serving.policy
+            self.described = f"the drift loop begins with {policy.described}"
             self.activate(serving, version)
+        promise = getattr(policy, "promise", None)
+        if promise is not None and self._standard.promise == NOT_CERTIFIED:
+            self.warnings.append(_uncertified(promise))
 
     @property
     def standard(self) -> ActivePolicy:
@@ -229,9 +239,10 @@ class Policies:
 
     def _promise(self, *, is_certified: bool) -> str:
         # A policy is certified without max_cost: where that may end a request early, it is not.
-        limit = self._serve.max_cost
-        is_capped = limit is not None and limit < sum(node.cost for node in self._spec.nodes)
-        return "certified" if is_certified and not is_capped else "not-certified"
+        # With a price of tokens it always may: a prompt can have any length.
+        limit, most = self._serve.max_cost, sum(node.cost for node in self._spec.nodes)
+        is_capped = limit is not None and (self._has_token_prices or limit < most)
+        return CERTIFIED if is_certified and not is_capped else NOT_CERTIFIED
 
     @property
     def _spec(self) -> CascadeSpec:
@@ -253,6 +264,16 @@ class Policies:
         if name == "mistake_cost":
             return ladder.for_mistake_cost(value)
         return ladder.for_budget(value) if name == "budget" else ladder.for_error(value)
+
+
+def _uncertified(promise: Promise) -> str:
+    """Return why responses do not say that a promise is certified."""
+    if promise.certified:
+        return (
+            "max_cost can end a request early, and the policy was certified without it: responses "
+            f"have x-ttamer-promise: {NOT_CERTIFIED}"
+        )
+    return f"{promise}; the policy with the lowest error answers"
 
 
 def _point_text(point: tuple[str, float] | None, artefact: Artefact) -> str:
