@@ -155,7 +155,7 @@ def test_the_command_from_traces_to_files(script, trace, tmp_path, capsys):
     numbers = tmp_path / "numbers.json"
     places = {"--traces": tmp_path, "--out": tmp_path / "img", "--json": numbers}
     options = [word for option, path in places.items() for word in (option, str(path))]
-    script.main(["vision", *options, "--resamples", "5"])
+    script.main(["vision", *options, "--resamples", "5", "--splits", "2"])
     said = capsys.readouterr().out
     assert "vgg13-cifar10: left out" in said
     assert "vgg11-cifar10, error against the backbone" in said
@@ -163,6 +163,30 @@ def test_the_command_from_traces_to_files(script, trace, tmp_path, capsys):
         assert (tmp_path / "img" / f"early-exit-vision-{target}.png").read_bytes()[:4] == b"\x89PNG"
     lines = json.loads(numbers.read_text())
     assert {line["target"] for line in lines} == {"label", "backbone"}
+
+
+def test_certified_settings_are_means_over_splits(script, trace):
+    """The column of the threshold is the mean of what it costs on the test half of each split."""
+    found = []
+    for split in range(2):
+        order = np.random.default_rng(split).permutation(len(trace))
+        known, test = (trace.take(part) for part in np.array_split(order, 2))
+        threshold = script.controlled_threshold(known)
+        places = [
+            next((k for k, seen in enumerate(row[:-1]) if seen >= threshold), len(row) - 1)
+            for row in test.confidence
+        ]
+        found.append(np.mean([sum(test.spec.costs[: place + 1]) for place in places]))
+    last = script.promised({"here": trace}, 2).splitlines()[-1]
+    assert f"{100 * np.mean(found):.1f}% ± " in last.rpartition("  ")[2]
+
+
+def test_a_threshold_that_changes_right_answers_is_not_certified(script, trace):
+    """Where only the last exit is right, every row that stops early is one more mistake."""
+    prediction = np.repeat(np.array([[1, 1, 0]], np.int32), len(trace), 0)
+    worse = dataclasses.replace(trace, prediction=prediction)
+    threshold = script.controlled_threshold(worse)
+    assert (worse.confidence[:, :-1] >= threshold).any(axis=1).mean() < script.DROP
 
 
 def test_no_trace_at_all(script, tmp_path):

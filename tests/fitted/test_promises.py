@@ -315,8 +315,8 @@ def test_no_promise_on_the_rows_fitted_to():
     assert held_out.for_error(0.9, on=answering_trace(500, seed=1)).promise.certified
     with pytest.raises(ArgumentError, match="no rows"):
         ladder.with_holdout(trace.take([]))
-    with pytest.raises(ArgumentError, match=r"from 0 to 0\.5"):
-        tt.fit(trace, hold_out=0.9)
+    with pytest.raises(ArgumentError, match=r"from 0 to 0\.9"):
+        tt.fit(trace, hold_out=0.95)
 
 
 def test_a_ladder_without_estimates_is_reported():

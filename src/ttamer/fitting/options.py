@@ -22,7 +22,7 @@ __all__ = ["BeliefKind", "FitKeywords", "FitOptions"]
 
 BeliefKind = Literal["none", "calibrated", "full"]
 BELIEFS = ("none", "calibrated", "full")
-MAX_HOLD_OUT = 0.5
+MAX_HOLD_OUT = 0.9
 """At most this share of the rows is held out."""
 
 
@@ -100,7 +100,9 @@ class FitOptions:
         if weight is not None and not 0 <= weight < math.inf:
             raise ArgumentError(f"latency_weight must be finite and not negative, not {weight!r}")
         if not 0 <= self.hold_out <= MAX_HOLD_OUT:
-            raise ArgumentError(f"hold_out is {self.hold_out!r}; it must be from 0 to 0.5")
+            raise ArgumentError(
+                f"hold_out is {self.hold_out!r}; it must be from 0 to {MAX_HOLD_OUT}"
+            )
 
     def report(self, text: str) -> None:
         """Pass a line of text to ``progress``, where there is one.
