@@ -86,6 +86,21 @@ def test_all_models_answer_the_same_rows_in_the_same_order(digits, kind):
     assert cascade.trace_.wrong().mean(axis=0).max() < 0.3
 
 
+def test_a_rare_class_does_not_change_the_number_of_folds(digits):
+    x, y, *_ = digits
+    rows = []
+
+    class Counts(GaussianNB):
+        def fit(self, x, y):
+            rows.append(len(x))
+            return super().fit(x, y)
+
+    rare = np.where(np.arange(200) == 7, 99, y[:200] % 3)
+    cascade = CascadeClassifier([("bayes", Counts())], costs={"bayes": 1.0}, fit_options=QUICK)
+    cascade.fit(x[:200], rare)
+    assert rows == [160] * 5 + [200]
+
+
 def test_models_fitted_before_are_used_as_they_are(digits):
     x, y, *_ = digits
     models = [(name, clone(model).fit(x[:600], y[:600])) for name, model in MODELS]
@@ -156,6 +171,7 @@ def test_parameters_of_the_models_are_reached_by_name():
         ({"costs": "money"}, "it must be \"time\" or a mapping"),
         ({"costs": {"linear": 1.0}}, "they must be those of the models: 'linear', 'near'"),
         ({"budget": 1.0, "mistake_cost": 1.0}, "give one of them"),
+        ({"cv": 1}, "cv is 1; it must be at least 2"),
     ],
 )  # fmt: skip
 def test_parameters_that_cannot_be_used_are_refused(digits, change, message):

@@ -65,6 +65,17 @@ def test_the_trace_has_errors_on_rows_kept_from_the_models(numbers, fitted):
     assert squared.trace_.losses() == pytest.approx(plain.trace_.losses() ** 2)
 
 
+def test_models_are_judged_alike_on_sorted_rows(numbers, fitted):
+    x, y = (part[:800] for part in numbers)
+    order = np.argsort(y)
+    models = [("line", LinearRegression()), ("forest", RandomForestRegressor(20, random_state=0))]
+    cascade = CascadeRegressor(models, costs=COSTS, cv=3, fit_options=QUICK)
+    cascade.fit(x[order], y[order])
+    assert cascade.best_model_ == fitted.best_model_ == "forest"
+    losses = cascade.trace_.losses().mean(axis=0)
+    assert losses == pytest.approx(fitted.trace_.losses().mean(axis=0), rel=0.1)
+
+
 def test_an_unknown_loss_is_refused(numbers):
     with pytest.raises(tt.ArgumentError, match="loss is 'cubic'; it must be one of absolute_error"):
         CascadeRegressor([("line", LinearRegression())], loss="cubic").fit(*numbers)

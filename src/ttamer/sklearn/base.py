@@ -252,6 +252,10 @@ class CascadeEstimator(_BaseComposition):
                 f"costs has the names {', '.join(map(repr, self.costs))}; they must be those of "
                 f"the models: {', '.join(map(repr, names))}"
             )
+        if isinstance(self.cv, int) and self.cv < 2:
+            raise ArgumentError(
+                f"cv is {self.cv!r}; it must be at least 2, or a splitter of scikit-learn"
+            )
         if self.mistake_cost is not None and self.budget is not None:
             raise ArgumentError("mistake_cost and budget are both given; give one of them")
         return names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
             ``budget`` it is the cheapest policy whose expected error is within one standard error
             of the best model's.
         budget: The mean cost of a row, at most.
-        cv: The number of folds, or a splitter of scikit-learn.
+        cv: The number of folds, stratified by class, or a splitter of scikit-learn.
         prefit: Whether the models are fitted already; the rows given to ``fit`` must then be rows
             that they did not learn from.
         fit_options: Options of :func:`ttamer.fit` by name.
@@ -170,15 +171,16 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         return Replies(code, ranked[:, -1] - ranked[:, -2], code)
 
     def _folds(self, rows: Any, target: NDArray[Any]) -> Iterable[tuple[Any, Any]]:
+        del rows
         splitter = self.cv
         if isinstance(splitter, int):
-            fewest = int(np.unique(target, return_counts=True)[1].min())
-            splitter = StratifiedKFold(max(2, min(splitter, fewest)))
-        found: Iterable[tuple[Any, Any]] = check_cv(splitter, target, classifier=True).split(
-            np.zeros(len(target)), target
-        )
-        del rows
-        return found
+            # A single rare class must not leave each model half of the rows to learn from.
+            largest = int(np.unique(target, return_counts=True)[1].max())
+            splitter = StratifiedKFold(max(2, min(splitter, largest)))
+        folds = check_cv(splitter, target, classifier=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The least populated class in y", UserWarning)
+            return list(folds.split(np.zeros(len(target)), target))
 
     def _trace(
         self, spec: CascadeSpec, replies: list[Replies], target: NDArray[Any]

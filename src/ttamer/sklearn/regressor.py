@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.sparse import csr_matrix, hstack, issparse
 from sklearn.base import RegressorMixin
-from sklearn.model_selection import KFold, check_cv
+from sklearn.model_selection import KFold, StratifiedKFold, check_cv
 from sklearn.tree import DecisionTreeRegressor
 from sklearn.utils import _safe_indexing as rows_at
 from sklearn.utils import assert_all_finite
@@ -37,6 +37,8 @@ LOSSES = ("absolute_error", "squared_error")
 """What an answer may lose."""
 MIN_LEAF = 10
 """A leaf of the tree that predicts errors has at least this many rows, or a fiftieth of all."""
+MAX_STRATA = 10
+"""Folds are stratified by at most this many groups of equal size of the target."""
 
 
 class CascadeRegressor(RegressorMixin, CascadeEstimator):
@@ -50,7 +52,7 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
             is the cheapest policy whose expected loss is within one standard error of the best
             model's.
         budget: The mean cost of a row, at most.
-        cv: The number of folds, or a splitter of scikit-learn.
+        cv: The number of folds, stratified by target, or a splitter of scikit-learn.
         prefit: Whether the models are fitted already; the rows given to ``fit`` must then be rows
             that they did not learn from.
         fit_options: Options of :func:`ttamer.fit` by name.
@@ -169,7 +171,12 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
     def _folds(self, rows: Any, target: NDArray[Any]) -> Iterable[tuple[Any, Any]]:
         splitter = self.cv
         if isinstance(splitter, int):
-            splitter = KFold(max(2, min(splitter, len(target))))
+            # In rows sorted by their target, plain folds would have each model extrapolate.
+            count = max(2, min(splitter, len(target)))
+            groups = max(1, min(MAX_STRATA, len(target) // count))
+            ranks = np.argsort(np.argsort(target, kind="stable"))
+            strata = ranks * groups // len(target)
+            splitter = StratifiedKFold(count).split(strata, strata)
         del rows
         found: Iterable[tuple[Any, Any]] = check_cv(splitter, target).split(target)
         return found
