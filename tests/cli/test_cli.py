@@ -527,6 +527,9 @@ def test_report_writes_one_page(trace_files):
     assert done.returncode == 0, done.stderr
     assert "Mine" in page.read_text()
     assert 'data-family="ttamer"' in page.read_text()  # it is always there
+    printed = re.search(r"budget = ([\d.]+) in \[serve\]", done.stdout)
+    [row] = re.findall(r'class="recommended">.*?</tr>', page.read_text())
+    assert f"[serve] budget = {printed[1]}<" in row
 
 
 def test_one_trace_is_halved_to_fit_and_to_measure(trace_files, capsys):

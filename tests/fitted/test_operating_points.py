@@ -76,6 +76,8 @@ def test_a_mistake_cost_is_a_tradeoff_without_units():
             ladder.for_mistake_cost(full, price=bad)
     with pytest.raises(ArgumentError, match="cost is '5'; it must be a number"):
         ladder.for_budget("5")
+    with pytest.raises(ArgumentError, match="p95 is '5'; it must be a number"):
+        ladder.for_latency(p95="5")
     with pytest.raises(ArgumentError, match=r"evaluate one of them, such as ladder.default\(\)"):
         tt.evaluate(ladder, trace)
 

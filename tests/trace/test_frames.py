@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -9,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ttamer import ArgumentError, CascadeSpec, Trace, TraceError, TraceWarning, fit, frontier
+from ttamer.errors import CascadeError
 from ttamer.trace.frames import is_frame
 
 COSTS = {"small": 1.0, "large.v2": 10.0}
@@ -108,6 +111,32 @@ def test_a_fit_warns_of_costs_in_two_units():
     fit(Trace.from_frame(frame, costs={"a": 0.02}), states=2, belief="none")
 
 
+@pytest.mark.parametrize("table", [{"Cat": {"*": 20.0}, "*": {"dog": 2.0}}, {"2": {"Cat": 9.0}}])
+def test_a_fit_warns_of_mistakes_on_classes_that_no_row_has(table):
+    frame = pd.DataFrame({name: values * 40 for name, values in COLUMNS.items()})
+    trace = Trace.from_frame(frame, CascadeSpec.of(COSTS, mistakes=table))
+    with pytest.warns(TraceWarning, match="table of mistakes has .*'Cat', which no row has"):
+        fit(trace, belief="calibrated", states=2)
+    more = CascadeSpec.of(COSTS, mistakes={"cat": {"bird": 3.0}})  # no row is of a bird
+    fit(dataclasses.replace(trace, spec=more), belief="calibrated", states=2)
+
+
+@pytest.mark.parametrize("table", [{1: {"*": 20.0}}, {"0": {1: 20.0}}])
+def test_classes_of_mistakes_that_are_numbers_are_refused_with_what_to_write(table):
+    with pytest.raises(CascadeError, match="1 must be text, such as '1'"):
+        CascadeSpec.of(COSTS, mistakes=table)
+
+
+def test_the_index_of_pandas_is_not_a_column(tmp_path):
+    frame = pd.DataFrame(COLUMNS).drop(columns="id").iloc[::-1]
+    frame.to_csv(tmp_path / "log.csv")
+    frame.to_parquet(tmp_path / "log.parquet")
+    frame.index = pd.date_range("2026", periods=3)
+    assert Trace.from_frame(frame, costs=COSTS).notes == ()
+    for name in ("log.csv", "log.parquet"):
+        assert Trace.read(tmp_path / name, COSTS).notes == ()
+
+
 def test_columns_of_one_name_are_refused():
     frame = pd.DataFrame(COLUMNS)
     with pytest.raises(TraceError, match="the column 'label' stands there 2 times; keep one"):
@@ -137,7 +166,14 @@ def test_order_and_target_go_with_costs():
             "the frame: column 'small.conf.*holds .*string",
         ),
         ({"label": ["bird"] * 3}, "the frame: no label is ever predicted"),
-        ({"other.confidence": [1.0] * 3}, "columns of nodes that are not in the cascade"),
+        (
+            {"other.confidence": [1.0] * 3},
+            r"columns of nodes that are not in the cascade.* an entry in costs",
+        ),
+        (
+            {"small.correct": ["yes"] * 3, "large.v2.correct": ["no"] * 3},
+            r"column 'small.correct': holds .*string.*, and truth values, or 0 and 1 are needed",
+        ),
     ],
 )
 @pytest.mark.parametrize("maker", [pd.DataFrame, pl.DataFrame])

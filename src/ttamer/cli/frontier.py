@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     import argparse
 
     from ttamer.evaluation.frontiers import Frontier
+    from ttamer.fitted.ladder import FittedLadder
     from ttamer.trace.trace import Trace
 
 __all__ = ["add_comparison_options", "add_to", "frontier_text", "named_families", "two_traces"]
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(text)
     else:
-        print(frontier_text(result, test_trace, args))
+        print(frontier_text(result, test_trace, args, ladder))
         if args.output:
             print(f"\n  written to {args.output}")
 
@@ -91,12 +92,15 @@ def two_traces(args: argparse.Namespace) -> tuple[Trace, Trace]:
 
 
 def frontier_text(
-    result: Frontier, test_trace: Trace, args: argparse.Namespace | None = None
+    result: Frontier,
+    test_trace: Trace,
+    args: argparse.Namespace | None = None,
+    ladder: FittedLadder | None = None,
 ) -> str:
     """Return the comparison as a table, the recommendation, and for a command what comes next."""
     from ttamer.cli.output import number, table
     from ttamer.fitted.mixture import shown_error
-    from ttamer.reporting.recommendation import recommend, reference_in_words
+    from ttamer.reporting.recommendation import budget_of, recommend, reference_in_words
 
     best, alone = result.reference, reference_in_words(result, test_trace)
     margins, measure = result.margins, result.measure
@@ -128,13 +132,13 @@ def frontier_text(
     if "ttamer" in result.families:
         advice = recommend(result, test_trace)
         lines += ["", f"What to use: {' '.join([advice.sentence, *advice.notes])}"]
-        if args is not None and advice.outcome in ("wins", "ties"):
-            budget = f"{sum(each.share * each.point.result.cost for each in advice.settings):.6g}"
+        if args is not None and ladder is not None and advice.outcome in ("wins", "ties"):
+            budget = budget_of(ladder, *advice.settings)
             cascade = f" --cascade {args.cascade}" if args.cascade else ""
             lines += [
                 "",
                 f"Next: ttamer fit {args.trace or args.fit}{cascade}",
-                f"  and of its policies the one at that cost: for_budget({budget}) in Python, "
-                f"budget = {budget} in [serve]",
+                "  and of its policies that one, by its expected cost: "
+                f"for_budget({budget}) in Python, budget = {budget} in [serve]",
             ]
     return "\n".join(lines)

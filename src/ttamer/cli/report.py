@@ -52,5 +52,5 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(as_json({**result.to_dict(), "written": [str(path) for path in paths]}))
     else:
-        print(frontier_text(result, test_trace, args))
+        print(frontier_text(result, test_trace, args, ladder))
         print(f"\n  written to {paths[0]}")

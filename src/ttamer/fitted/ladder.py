@@ -551,6 +551,8 @@ class FittedLadder(Ladder):
         Raises:
             ArgumentError: If the fit rows have no latencies, or no policy is that fast.
         """
+        if not is_number(p95):
+            raise ArgumentError(f"p95 is {p95!r}; it must be a number")
         rungs = self.require_rungs()
         if rungs.latencies is None:
             raise ArgumentError(

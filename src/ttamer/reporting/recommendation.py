@@ -26,11 +26,13 @@ from ttamer.trace.checks import require_trace
 if TYPE_CHECKING:
     from ttamer.evaluation.bootstrap import Interval
     from ttamer.evaluation.frontiers import Frontier, Point
+    from ttamer.fitted.ladder import FittedLadder
     from ttamer.trace.trace import Trace
 
 __all__ = [
     "Recommendation",
     "Share",
+    "budget_of",
     "point_in_words",
     "recommend",
     "reference_in_words",
@@ -234,6 +236,17 @@ def point_in_words(*points: Share) -> str:
     error = sum(each.share * each.point.result.error for each in points)
     measure = points[0].point.result.measure
     return f"{number(cost)} per input ({measure} {shown_error(error, measure, digits=1)})"
+
+
+def budget_of(ladder: FittedLadder, *points: Share) -> str:
+    """Return the budget by which the ladder chooses these settings.
+
+    It is their expected cost by the fit: ``for_budget`` compares with that one, and not with what
+    they cost on the rows measured.
+    """
+    costs = ladder.require_rungs().costs
+    budget = sum(each.share * costs[ladder.rung_at(each.point.knob["tradeoff"])] for each in points)
+    return f"{budget:.6g}"
 
 
 def quality(frontier: Frontier) -> str:

@@ -29,6 +29,7 @@ from ttamer.reporting.policy_figures import (
 )
 from ttamer.reporting.recommendation import (
     Share,
+    budget_of,
     difference,
     point_in_words,
     quality,
@@ -172,7 +173,8 @@ def write_report(
         provenance=_provenance(frontier, ladder, test_trace),
         pick_caption=(
             f"The policies of {family} on its frontier, measured on {frontier.test_rows:,} rows; "
-            f"costs as shares of what {advice.against} costs."
+            f"costs as shares of what {advice.against} costs. "
+            "Budgets are expected costs by the fit."
         ),
         pick_head=(
             "cost per input",
@@ -277,17 +279,15 @@ def _picks(
     """Return the policies on the family's envelope, the cheapest first."""
     points = frontier.of(family)
     wanted = [each.point for each in advice.settings]
-    tradeoffs = (policy.tradeoff for policy in ladder)
-    estimated = dict(zip(tradeoffs, ladder.require_rungs().costs.tolist(), strict=True))
     picks = []
     for place in lower_envelope(*frontier.curve(family)).tolist():
-        result, knob = points[place].result, points[place].knob["tradeoff"]
+        result = points[place].result
         share = result.cost / _unit(frontier) if _unit(frontier) else 0.0
         error, low, high = (
             shown_error(value, result.measure, digits=1)
             for value in (result.error, *result.error_interval)
         )
-        budget = f"{estimated.get(ladder.at(knob).tradeoff, result.cost):.6g}"
+        budget = budget_of(ladder, Share(points[place], 1.0))
         asked = sum(result.asked.values())
         picks.append(
             Pick(

@@ -70,7 +70,9 @@ class ArrowBatch:
         with self._sound(column) as pa:
             self._numbers(pa, column, out)
 
-    def _numbers(self, pa: Any, column: str, out: NDArray[np.float64]) -> None:
+    def _numbers(
+        self, pa: Any, column: str, out: NDArray[np.float64], needed: str = "numbers"
+    ) -> None:
         for part, chunk in self._chunks(column):
             values = chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk
             if pa.types.is_null(values.type):
@@ -79,7 +81,7 @@ class ArrowBatch:
             if pa.types.is_decimal(values.type):
                 values = values.cast(pa.float64())
             if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
-                raise self._wrong_type(values.type, "numbers")
+                raise self._wrong_type(values.type, needed)
             out[part] = values.to_numpy(zero_copy_only=False)
 
     def codes(self, column: str, out: NDArray[np.int32], codes: ClassCodes) -> None:
@@ -122,9 +124,7 @@ class ArrowBatch:
                     values = chunk.cast(pa.int8()).fill_null(-1)
                     out[part] = values.to_numpy(zero_copy_only=False)
                 return
-            if pa.types.is_string(kind) or pa.types.is_nested(kind):
-                raise self._wrong_type(kind, "truth values, or 0 and 1")
-            self._numbers(pa, column, numbers)
+            self._numbers(pa, column, numbers, "truth values, or 0 and 1")
         fill_flags(numbers, out, f"{self._place}: column {column!r}", self.start)
 
     @contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 from ttamer._arguments import require_kind
 from ttamer.errors import TraceError, TraceWarning
 from ttamer.trace.classes import shown
+from ttamer.trace.mistakes import ANY_CLASS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,7 +154,7 @@ def check_for_fit(trace: Trace) -> None:
             TraceWarning,
             stacklevel=4,
         )
-    for text in (*label_warnings(trace), *_unit_warnings(trace)):
+    for text in (*label_warnings(trace), *_unit_warnings(trace), *_mistake_warnings(trace)):
         warnings.warn(f"the trace: {text}", TraceWarning, stacklevel=4)
 
 
@@ -169,6 +170,26 @@ def _unit_warnings(trace: Trace) -> tuple[str, ...]:
                 "evaluations, the cascade's where a policy runs",
             )
     return ()
+
+
+def _mistake_warnings(trace: Trace) -> tuple[str, ...]:
+    """Return a warning where classes of the table of mistakes seem to be written differently.
+
+    A table may have classes that these rows lack; but not only such, and none that a row has in
+    other letters.
+    """
+    table = trace.spec.mistakes
+    named = {*table, *(prediction for row in table.values() for prediction in row)} - {ANY_CLASS}
+    unknown = sorted(named.difference(trace.classes))
+    if named.intersection(trace.classes):
+        alike = {name.strip().casefold() for name in trace.classes}
+        unknown = [name for name in unknown if name.strip().casefold() in alike]
+    if not unknown or trace.prediction is None:
+        return ()
+    return (
+        f"the table of mistakes has {shown(unknown)}, which no row has as label or prediction; the "
+        f"classes are {shown(trace.classes)}: check how they are written",
+    )
 
 
 def label_warnings(trace: Trace) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ signal.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ __all__ = ["Layout", "check_names", "columns_of", "infer_spec", "plan"]
 
 SEPARATORS = (";", "\t", "|")
 """Marks that separate columns in other tables; in a CSV file here a comma does."""
+_INDEX = re.compile(r"|__index_level_\d+__")
+"""What pandas names the column of an index without a name, in CSV and in Arrow."""
 _FIELDS = ("confidence", "prediction", "correct", "loss", "score", "cost", *EXTRA_FIELDS)
 
 
@@ -99,12 +102,13 @@ def plan(
             signals[column.removeprefix("signal.")] = column
         elif dot and node and name in _FIELDS:
             strangers.append(column)
-        elif column != "label":
+        elif column != "label" and not _INDEX.fullmatch(column):
             unused.append(column)
     if strangers:
         raise TraceError(
             f"{place}: columns of nodes that are not in the cascade: {shown(strangers)}; the "
-            f"cascade has {shown(spec.names)}: add a [[node]] for them, or remove the columns"
+            f"cascade has {shown(spec.names)}: add a [[node]], or an entry in costs, for each of "
+            "them, or remove the columns"
         )
     for name in ("confidence", "prediction", "correct", "loss", "score"):
         lacking = [f"{n}.{name}" for i, n in enumerate(spec.names) if i not in fields[name]]

@@ -47,7 +47,9 @@ def checked_mistakes(given: object) -> dict[str, dict[str, float]]:
         raise CascadeError(f"[cascade]: mistakes must be a table by label, not {given!r}")
     checked: dict[str, dict[str, float]] = {}
     for label, row in given.items():
-        if not isinstance(label, str) or not isinstance(row, dict):
+        if not isinstance(label, str):
+            raise CascadeError(f"[cascade]: mistakes: {label!r} must be text, such as '{label}'")
+        if not isinstance(row, dict):
             raise CascadeError(
                 f"[cascade]: mistakes.{label}: must be a table of costs by prediction, not {row!r}"
             )
@@ -55,7 +57,7 @@ def checked_mistakes(given: object) -> dict[str, dict[str, float]]:
         for prediction, cost in row.items():
             place = f"[cascade]: mistakes.{label}.{prediction}"
             if not isinstance(prediction, str):
-                raise CascadeError(f"{place}: a prediction must be named by text")
+                raise CascadeError(f"{place}: {prediction!r} must be text, such as '{prediction}'")
             if prediction == label != ANY_CLASS:
                 raise CascadeError(f"{place}: a right answer costs 0; remove it")
             if not is_number(cost) or not math.isfinite(cost) or cost < 0:
