@@ -17,7 +17,7 @@ FORMATS = {
     "answers": "answers in free text: <node>.answer, label, costs or tokens (JSON lines, CSV)",
     "apparate": "Apparate's pickle of conf and acc per ramp (never run: plain data only)",
     "frugalml": "FrugalML's table of services, with its list of prices",
-    "long-csv": "one line per input and exit: sample, exit, confidence, ...",
+    "long-csv": "one line per input and exit: sample, exit, confidence and more",
 }
 
 
