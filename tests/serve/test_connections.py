@@ -22,6 +22,7 @@ from ttamer.serve.connections import (
     descriptor_limit,
 )
 from ttamer.serve.http import BodyTooLarge, HttpExchange
+from ttamer.serve.server import server_config
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 FLOOD = {
@@ -169,6 +170,13 @@ def test_connections_are_counted_until_they_leave():
     limits.leave("a")
     assert limits.admit("a") is None
     assert limits.connections == 1
+
+
+def test_idle_connections_outlive_those_of_clients(run_gateway):
+    """A client that reuses a connection must not meet a server that is just closing it."""
+    kept = server_config(run_gateway(1).gateway).timeout_keep_alive
+    assert kept > httpx.Limits().keepalive_expiry
+    assert kept > 60  # load balancers
 
 
 def test_descriptors_are_left_for_upstreams():

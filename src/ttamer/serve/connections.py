@@ -47,6 +47,9 @@ MAX_HEADER_BYTES = 64 * 1024
 """The most bytes of a request line and headers, and of trailers."""
 HEADER_SECONDS = 10.0
 """The most seconds until the headers of a request are complete."""
+IDLE_SECONDS = 75
+"""Idle connections are closed after this many seconds: later than clients and load balancers close
+theirs (5 to 60), for a request on a connection that is just being closed would fail."""
 RESERVED_DESCRIPTORS = 64
 """The file descriptors kept for files, pipes and the listening socket."""
 MIN_CONNECTIONS = 16

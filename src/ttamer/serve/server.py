@@ -22,7 +22,12 @@ except ModuleNotFoundError:
 
 from ttamer.drift.audit_log import is_locked
 from ttamer.serve.app import make_app
-from ttamer.serve.connections import BoundedProtocol, ConnectionLimits, descriptor_limit
+from ttamer.serve.connections import (
+    IDLE_SECONDS,
+    BoundedProtocol,
+    ConnectionLimits,
+    descriptor_limit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -169,6 +174,7 @@ def server_config(gateway: Gateway, **options: Any) -> uvicorn.Config:
         ws="none",
         server_header=False,
         proxy_headers=False,  # clients are known by key, not by address
+        timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=max(1, round(serve.drain)),
         **options,
     )
