@@ -317,26 +317,6 @@ def test_no_slot_is_lost_or_added_under_random_cancellation(seed):
     asyncio.run(main())
 
 
-def test_idle_waits_until_nothing_runs():
-    async def main():
-        gate = ConcurrencyLimit(limit=2, queue=2, wait=60)
-        await gate.idle()
-        release = asyncio.Event()
-        tasks = [asyncio.create_task(hold(gate, release, [], n)) for n in range(4)]
-        await settle()
-        drained = asyncio.create_task(gate.idle())
-        given_up = asyncio.create_task(gate.idle())
-        await settle()
-        given_up.cancel()
-        assert not drained.done()
-        release.set()
-        await asyncio.wait_for(drained, 10)
-        assert gate.running == 0
-        await asyncio.gather(*tasks)
-
-    asyncio.run(main())
-
-
 def test_retry_after_is_at_least_the_configured_one():
     async def main():
         gate = ConcurrencyLimit(limit=1, queue=0, wait=1, retry_after=7.5)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import CascadeError
 from ttamer.fitted.sessions import SLACK
-from ttamer.serve.http import HttpError
+from ttamer.serve.http import RetryLater
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,21 +50,11 @@ _COUNTS = struct.Struct("=qdddqq")
 _ENTRY_BYTES = _NAME_BYTES + _COUNTS.size
 
 
-class KeyRefused(HttpError):
+class KeyRefused(RetryLater):
     """A request that its key does not allow now."""
 
-    status = 429
     reason = ""
     """The limit, in metrics: "budget" or "rate"."""
-
-    def __init__(self, message: str, retry_after: int) -> None:
-        super().__init__(f"{message}; retry in {retry_after} s")
-        self.retry_after = retry_after
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The header ``Retry-After``."""
-        return {"retry-after": str(self.retry_after)}
 
 
 class BudgetSpent(KeyRefused):

@@ -220,7 +220,6 @@ class ConcurrencyLimit:
             )
         self._running = 0
         self._waiters: deque[asyncio.Future[None]] = deque()
-        self._idle: list[asyncio.Future[None]] = []
         self._mean_seconds = 1.0
         self.change(limit=limit, queue=queue, wait=wait, retry_after=retry_after)
 
@@ -247,13 +246,6 @@ class ConcurrencyLimit:
     def slot(self, wait: float | None = None) -> _Slot:
         """Hold a slot inside ``async with``; it is released however the block ends."""
         return _Slot(self, self._wait if wait is None else min(wait, self._wait))
-
-    async def idle(self) -> None:
-        """Wait until no request runs."""
-        if self._running:
-            future = asyncio.get_running_loop().create_future()
-            self._idle.append(future)
-            await future
 
     def take(self) -> bool:
         """Take a slot if one is free."""
@@ -291,11 +283,6 @@ class ConcurrencyLimit:
                 following.set_result(None)  # the slot is handed over
                 return
         self._running -= 1
-        if not self._running:
-            for future in self._idle:
-                if not future.done():
-                    future.set_result(None)
-            self._idle.clear()
 
     def _refusal(self) -> TooManyRequests:
         """Return the refusal, with the time the queue takes at the recent pace."""

@@ -48,11 +48,14 @@ if TYPE_CHECKING:
     from ttamer.serve.upstreams.node import Node
 
     Conceal = Callable[[str, Artefact], str]
+    AnsweredCall = tuple[str, str | None, float, float, Mapping[str, float] | None]
+    """The node, its prediction, confidence and cost, and its further columns."""
 
 __all__ = [
     "ACTIONS",
     "Audits",
     "DriftControl",
+    "answered",
     "audit_from",
     "concealer",
     "open_audits",
@@ -259,11 +262,8 @@ class Audits:
         self, request: RequestContext, asked: Sequence[NodeCall], number: int, chance: float
     ) -> None:
         answers = {
-            one.node: AuditAnswer(
-                one.confidence, _text(one.prediction), one.cost, **(one.columns or {})
-            )
-            for one in asked
-            if one.error is None and one.confidence is not None
+            node: AuditAnswer(confidence, prediction, cost, **(columns or {}))
+            for node, prediction, confidence, cost, columns in answered(asked)
         }
         others = [name for name in self._settings.spec.names if name not in answers]
         bill, result = Bill(), "failed"
@@ -305,8 +305,19 @@ class Audits:
         )
 
 
-def _text(prediction: object) -> str | None:
-    return None if prediction is None else str(prediction)
+def answered(asked: Sequence[NodeCall]) -> list[AnsweredCall]:
+    """Return the calls whose answers an audit need not ask for again, in plain values."""
+    return [
+        (
+            one.node,
+            None if one.prediction is None else str(one.prediction),
+            one.confidence,
+            one.cost,
+            one.columns,
+        )
+        for one in asked
+        if one.error is None and one.confidence is not None
+    ]
 
 
 def starting_policy(artefact: Artefact, settings: Settings) -> CertifiedServing | None:

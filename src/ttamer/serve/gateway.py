@@ -48,7 +48,7 @@ from ttamer.serve.processes.owner import AuditCalls, PolicyBoard, RemoteAudits
 from ttamer.serve.processes.workers import added_up
 from ttamer.serve.reloading import changes
 from ttamer.serve.routes import ASKING, POLLED, ROUTES
-from ttamer.serve.streaming import NodeFailed, SpeculationBudget
+from ttamer.serve.streaming import SpeculationBudget
 from ttamer.serve.upstreams.client import HttpClient
 from ttamer.serve.upstreams.embedding import Embedder, LocalEmbedder, comparer_of
 from ttamer.serve.upstreams.node import open_nodes
@@ -638,7 +638,7 @@ class Gateway:
         if hedge is None:
             try:
                 answer = await ask(request)
-            except NodeFailed as failed:
+            except UpstreamFailed as failed:
                 error = failed
         else:
             result = await call_async(Call(ask, request, hedge=hedge))
@@ -663,11 +663,10 @@ class Gateway:
             else:
                 answer = await node.ask(path, request.body, context)
         except UpstreamFailed as error:
-            failed = NodeFailed(error)
-            if failed.is_client_error:
-                request.client_errors[name] = failed.code
-            span.finish(cost=request.bill.cost_of(name), error=failed)
-            raise failed from None
+            if error.is_client_error:
+                request.client_errors[name] = error.code
+            span.finish(cost=request.bill.cost_of(name), error=error)
+            raise
         if span is not NO_NODE:
             span.finish(cost=request.bill.cost_of(name), confidence=answer.confidence)
         return answer if alone else await self.taken(request, name, answer)

@@ -34,6 +34,7 @@ __all__ = [
     "ClientDisconnected",
     "HttpError",
     "HttpExchange",
+    "RetryLater",
     "SlowBody",
     "TooManyRequests",
     "check_content_type",
@@ -124,20 +125,28 @@ class ClientDisconnected(HttpError):
     code = "client_gone"
 
 
-class TooManyRequests(HttpError):
-    """The gateway is at its limit of concurrent requests."""
+class RetryLater(HttpError):
+    """A request that may be sent again after some seconds."""
 
     status = 429
-    code = "rate_limited"
 
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"too many concurrent requests; retry in {retry_after} s")
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(f"{message}; retry in {retry_after} s")
         self.retry_after = retry_after
 
     @property
     def headers(self) -> dict[str, str]:
         """The header ``Retry-After``."""
         return {"retry-after": str(self.retry_after)}
+
+
+class TooManyRequests(RetryLater):
+    """The gateway is at its limit of concurrent requests."""
+
+    code = "rate_limited"
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__("too many concurrent requests", retry_after)
 
 
 def error_body(

@@ -438,7 +438,6 @@ class PolicyStore:
         self._former: LoadedArtefact | None = None
         self._signature: object = None
         self._changing = asyncio.Lock()
-        self.last: Reload | None = None
 
     @property
     def current(self) -> LoadedArtefact:
@@ -544,9 +543,9 @@ class PolicyStore:
     ) -> Reload:
         now = self.current
         text = message or f"serving {now.short_version} from {now.path}"
-        self.last = Reload(ok, action, cause, now.version, changed, text)
-        self._notify(self.last)
-        return self.last
+        result = Reload(ok, action, cause, now.version, changed, text)
+        self._notify(result)
+        return result
 
 
 async def _on_hangups(hangups: asyncio.Event, reload: Callable[[str], Awaitable[object]]) -> None:

@@ -34,8 +34,8 @@ from ttamer.serve.http import (
 )
 from ttamer.serve.observability.otel import NO_NODE, NO_SPAN, NO_TRACING
 from ttamer.serve.observability.record import RequestRecord
-from ttamer.serve.streaming import CascadeStream, NodeFailed, Relay
-from ttamer.serve.upstreams.upstream import KEPT_CODES, CallContext
+from ttamer.serve.streaming import CascadeStream, Relay
+from ttamer.serve.upstreams.upstream import KEPT_CODES, CallContext, UpstreamFailed
 from ttamer.trace.verification import SUFFIX
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from ttamer.serve.policies import ActivePolicy
     from ttamer.serve.upstreams.node import NodeAnswer
 
-__all__ = ["NodeFailed", "RequestContext", "RequestHandler", "cost_headers",
-           "too_expensive"]  # fmt: skip
+__all__ = ["RequestContext", "RequestHandler", "cost_headers", "too_expensive"]
 
 GRACE = 5.0
 """The seconds after its deadline in which a response must have been sent."""
@@ -303,7 +302,7 @@ class RequestHandler:
                 exchange.response_headers |= self._stream_headers(name, (name,))
                 async with aclosing(chunks):
                     await exchange.send_events(chunks, content_type)
-            except NodeFailed:
+            except UpstreamFailed:
                 failed = CascadeFailed("no node returned an answer", (relay.asked(),))
                 raise self._failure(failed, request) from None
             finally:

@@ -42,10 +42,8 @@ if TYPE_CHECKING:
     from ttamer.serve.request import RequestContext
     from ttamer.serve.upstreams.upstream import CallContext, RelayedStream
 
-__all__ = ["CascadeStream", "NodeFailed", "Relay", "SpeculationBudget"]
+__all__ = ["CascadeStream", "Relay", "SpeculationBudget"]
 
-CLIENT_ERRORS = (400, 413, 422)
-"""The statuses with which an upstream blames the request itself."""
 STREAM_TYPES = {EVENT_STREAM: f"{EVENT_STREAM}; charset=utf-8", JSON: JSON}
 """The content types that are relayed, and what the client receives for each."""
 COMMENT = b": waiting\n\n"
@@ -54,20 +52,6 @@ MAX_TOOL_CALLS = 1024
 """The most tool calls of one answer."""
 CHUNK_FIELDS = ("id", "object", "created", "model", "choices", "usage")
 """The fields of an event that are relayed; others may describe the upstream."""
-
-
-class NodeFailed(UpstreamFailed):
-    """A node returned no answer to a request; ``is_client_error`` where it blames the request."""
-
-    def __init__(self, error: UpstreamFailed) -> None:
-        Exception.__init__(self, str(error))
-        self.node, self.kind, self.status = error.node, error.kind, error.status
-        self.pause, self.code = error.pause, error.code
-
-    @property
-    def is_client_error(self) -> bool:
-        """Whether the upstream blames the request itself."""
-        return self.status in CLIENT_ERRORS
 
 
 class Relay:
@@ -87,7 +71,7 @@ class Relay:
         self._gateway, self._request, self.name, self._stack = gateway, request, name, stack
         self._start = time.monotonic()
         self._span = request.span.node(name)
-        self._failed: NodeFailed | None = None
+        self._failed: UpstreamFailed | None = None
         self._call = AsyncExitStack()
         self.is_complete = False
 
@@ -173,12 +157,12 @@ class Relay:
                     kept |= openai.bill_fields(request.bill)
                 yield {**kept, **head}
 
-    def _fail(self, error: UpstreamFailed) -> NodeFailed:
-        self._failed = NodeFailed(error)
-        if self._failed.is_client_error:
-            self._request.client_errors[self.name] = self._failed.code
-        self._span.finish(cost=self.cost, error=self._failed)
-        return self._failed
+    def _fail(self, error: UpstreamFailed) -> UpstreamFailed:
+        self._failed = error
+        if error.is_client_error:
+            self._request.client_errors[self.name] = error.code
+        self._span.finish(cost=self.cost, error=error)
+        return error
 
     def asked(self) -> NodeCall:
         """Return the record of the call."""
@@ -458,7 +442,7 @@ class CascadeStream:
                         yield self._shown(data)
                     return
                 outcome = await self._whole(self._relay, self._chunks)
-            except NodeFailed as error:
+            except UpstreamFailed as error:
                 raise CascadeFailed(str(error), self.asked) from None
         else:
             assert self._outcome is not None  # noqa: S101 - the walk has ended
@@ -488,10 +472,9 @@ class CascadeStream:
                 response, self.request.body, relay.context, cost=relay.cost
             )
         except UpstreamFailed as error:
-            failed = error if isinstance(error, NodeFailed) else NodeFailed(error)
-            return CallResult(None, failed, 1, int(failed.paid), time.monotonic() - start)
+            return CallResult(None, error, 1, int(error.paid), time.monotonic() - start)
         except (ValueError, RecursionError, TypeError, AttributeError):
-            garbage = NodeFailed(UpstreamFailed(name, "garbage", "returned no chat completion"))
+            garbage = UpstreamFailed(name, "garbage", "returned no chat completion")
             return CallResult(None, garbage, 1, 1, time.monotonic() - start)
         answer = await self.gateway.taken(self.request, name, answer)
         return CallResult(answer, None, 1, 1, time.monotonic() - start)
@@ -530,7 +513,7 @@ class CascadeStream:
             body = json.loads(received)
             text = answer_text(body)
         except (ValueError, RecursionError, Unreadable, AttributeError):
-            raise NodeFailed(UpstreamFailed(name, "garbage", "returned no answer")) from None
+            raise UpstreamFailed(name, "garbage", "returned no answer") from None
         answer = NodeAnswer(None, None, text, body, relay.cost)
         return Outcome(answer, None, name, self.asked, self.cost, 0.0, "relayed", capped=False)
 
@@ -542,7 +525,7 @@ class CascadeStream:
             self.by = self._only
             try:
                 self._chunks, self._content_type = await self._relay.begin()
-            except NodeFailed as error:
+            except UpstreamFailed as error:
                 raise CascadeFailed(str(error), (self._relay.asked(),)) from None
             return
         steps = await self.gateway.steps(request, self.policy)
@@ -579,7 +562,7 @@ class CascadeStream:
             task = asyncio.create_task(relay.begin())
         try:
             self._chunks, self._content_type = await task
-        except NodeFailed as error:
+        except UpstreamFailed as error:
             return CallResult(None, error, 1, int(error.paid), time.monotonic() - start)
         finally:
             if not task.done():

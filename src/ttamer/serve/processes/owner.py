@@ -31,7 +31,7 @@ from ttamer.drift.loop import CertifiedServing, FallbackServing
 from ttamer.errors import TTamerError
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.runtime.outcome import NodeCall
-from ttamer.serve.drift import audit_from, save_serving
+from ttamer.serve.drift import answered, audit_from, save_serving
 from ttamer.serve.formats.openai import ENDPOINTS
 from ttamer.serve.http import HttpError
 from ttamer.serve.processes.channel import MessageLine, PeerUnavailable, call
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from ttamer.drift.loop import Serving
     from ttamer.serve.config import Settings
-    from ttamer.serve.drift import Audits, Conceal, DriftControl
+    from ttamer.serve.drift import AnsweredCall, Audits, Conceal, DriftControl
     from ttamer.serve.observability.metrics import Metrics
     from ttamer.serve.policies import LoadedArtefact
     from ttamer.serve.processes.workers import WorkerPlace
@@ -181,7 +181,7 @@ class AuditCalls:
         skipped: int,
         draw: str,
         request: Mapping[str, Any],
-        asked: Sequence[tuple[str, str | None, float, float, Mapping[str, float] | None]],
+        asked: Sequence[AnsweredCall],
     ) -> None:
         """Audit a request that a worker has answered, if it is drawn."""
         key = request["key"]
@@ -252,11 +252,7 @@ class RemoteAudits:
                 "key": request.key,
                 "signals": request.signals,
             },
-            asked=[
-                (one.node, _text(one.prediction), one.confidence, one.cost, one.columns)
-                for one in asked
-                if one.error is None and one.confidence is not None
-            ],
+            asked=answered(asked),
         )
         if is_sent:
             self._skipped = 0
@@ -289,7 +285,3 @@ class RemoteAudits:
                 status=503,
                 code="not_now",
             ) from None
-
-
-def _text(prediction: object) -> str | None:
-    return None if prediction is None else str(prediction)

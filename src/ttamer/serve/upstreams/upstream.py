@@ -118,6 +118,8 @@ MAX_ERROR_TEXT = 200
 """The most characters shown of an upstream's error."""
 
 
+CLIENT_ERRORS = (400, 413, 422)
+"""The statuses with which an upstream blames the request itself."""
 REFUSED_FIELDS = (400, 422)
 """The statuses with which upstreams refuse a request field that they do not take."""
 REMEDIES = {
@@ -160,6 +162,11 @@ class UpstreamFailed(TTamerError):
         if self.status not in REFUSED_FIELDS or not _NOT_TAKEN.search(text):
             return ""
         return next((remedy for name, remedy in REMEDIES.items() if name in text), "")
+
+    @property
+    def is_client_error(self) -> bool:
+        """Whether the upstream blames the request itself."""
+        return self.status in CLIENT_ERRORS
 
     @property
     def paid(self) -> bool:
