@@ -1,4 +1,4 @@
-"""One request's life: routes, choices, limits, headers, and what observers are sent."""
+"""One request: routes, choices, limits, headers, and the records that sinks receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Audits beside traffic: no one waits for them, nothing is asked twice, nothing is lost quietly."""
+"""Audits beside traffic: no request waits for them, no node is asked twice, losses are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway over models that change: it notices, falls back, learns, and a person has a say."""
+"""The drift loop of a gateway: models change, it falls back and re-fits, and an operator acts."""
 
 from __future__ import annotations
 

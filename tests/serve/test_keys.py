@@ -1,4 +1,4 @@
-"""Keys: who is let in, and that none of them is kept or shown."""
+"""Keys: which requests are admitted, and that no key is kept or shown."""
 
 from __future__ import annotations
 

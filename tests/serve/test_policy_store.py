@@ -1,4 +1,4 @@
-"""Reloading: a good file takes over, a bad one changes nothing, and no one waits."""
+"""Reloading: a valid file is activated, another changes nothing, and no request waits."""
 
 from __future__ import annotations
 

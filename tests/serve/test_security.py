@@ -1,4 +1,4 @@
-"""What strangers try: each is refused with the right status, and reaches no upstream."""
+"""Attacks: each request is refused with the right status, and reaches no upstream."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class RequestContext:
     """The time by which it must be answered, by ``time.monotonic()``."""
     span: RequestSpan = NO_SPAN
     client_errors: dict[str, str | None] = field(default_factory=dict)
-    """The nodes that blamed the request itself, with their error codes."""
+    """The nodes that refused the request as invalid, with their error codes."""
     bill: Bill = field(default_factory=Bill)
     """The charges of all calls."""
     predictions: list[str | None] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Anthropic's messages as a door, through the official client; and streams of such upstreams."""
+"""``/v1/messages`` through Anthropic's own client, and streams of upstreams in that format."""
 
 from __future__ import annotations
 

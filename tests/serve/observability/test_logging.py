@@ -1,4 +1,4 @@
-"""The log says what happened, and nothing that was said."""
+"""The log has what happened, and no text of prompts, answers or keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of files that people write: the text, and JSON lines with the place of each."""
+"""Rows of JSON lines, each with its place in the file, for errors."""
 
 from __future__ import annotations
 

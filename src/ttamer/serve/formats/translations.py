@@ -1,4 +1,4 @@
-"""Doors whose requests become chat completions at upstreams, and whose answers are made of them."""
+"""Endpoints whose requests are translated to chat completions, and their answers back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AnswerEvents(Protocol):
 
 @dataclass(frozen=True)
 class Translation:
-    """How a door's format and chat completions become each other."""
+    """How the format of an endpoint is translated to chat completions, and back."""
 
     chat: Callable[[Mapping[str, Any]], dict[str, Any]]
     """From a request to one for chat completions."""
@@ -53,4 +53,4 @@ TRANSLATIONS = {
     RESPONSES.path: Translation(chat_body, response_from, ResponseEvents),
     MESSAGES.path: Translation(chat_from_request, message_from, MessageEvents, message_error),
 }
-"""The translation of each door, by its path."""
+"""The translation of each such endpoint, by its path."""

@@ -42,8 +42,8 @@ Failure = Literal[
 ]
 """How an upstream fails.
 
-connect: the connection failed; timeout: no response in time; refused: a status from 400 to 499 that
-blames the request; busy: 429 or 503; error: another status that is not 200; cut: the connection
+connect: the connection failed; timeout: no response in time; refused: a status from 400 to 499
+other than 408 and 429; busy: 429 or 503; error: another status that is not 200; cut: the connection
 broke; garbage: not a JSON object; too_large: more bytes than allowed; open: not called, since the
 circuit breaker is open; limit, budget: not called, since the call could cost more than is left of
 max_cost, or of the key's budget; queue: not called, since the node's own limit of calls is reached.

@@ -571,7 +571,7 @@ class _Connection(asyncio.Protocol):
     # What the parser calls.
 
     def on_message_begin(self) -> None:
-        """Begin a response; bytes after a complete one spoil the connection."""
+        """Begin a response; a connection with bytes after a complete one is not reused."""
         if self._is_complete:
             self._is_reusable = False
 

@@ -119,7 +119,7 @@ MAX_ERROR_TEXT = 200
 
 
 CLIENT_ERRORS = (400, 413, 422)
-"""The statuses with which an upstream blames the request itself."""
+"""The statuses with which an upstream refuses a request as invalid."""
 REFUSED_FIELDS = (400, 422)
 """The statuses with which upstreams refuse a request field that they do not take."""
 REMEDIES = {
@@ -165,7 +165,7 @@ class UpstreamFailed(TTamerError):
 
     @property
     def is_client_error(self) -> bool:
-        """Whether the upstream blames the request itself."""
+        """Whether the upstream refuses the request as invalid."""
         return self.status in CLIENT_ERRORS
 
     @property

@@ -1,4 +1,4 @@
-"""Further doors, through the official client: responses, embeddings, one model, several choices."""
+"""Further endpoints, by the official client: responses, embeddings, one model, several choices."""
 
 from __future__ import annotations
 
