@@ -227,6 +227,24 @@ def test_what_cannot_be_flushed_in_time_is_counted_as_lost(path):
             reader.readline()
 
 
+def test_only_rows_that_wait_are_lost_at_the_end(path, monkeypatch):
+    is_writing, may_write = threading.Event(), threading.Event()
+
+    def append(*_):
+        is_writing.set()
+        return may_write.wait(30)
+
+    monkeypatch.setattr("ttamer.serve.observability.trace_log._Rotating.append", append)
+    log = TraceLog(path)
+    log.finished(served(0))
+    is_writing.wait(30)
+    for number in (1, 2):
+        log.finished(served(number))
+    log.close(0.01)
+    may_write.set()
+    assert log.lost == 2
+
+
 def test_a_row_that_cannot_be_written_down_does_not_end_the_log(path):
     log = TraceLog(path)
     log.finished(served(0, SimpleNamespace(node="small")))

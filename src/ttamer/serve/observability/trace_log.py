@@ -88,7 +88,9 @@ class TraceLog:
             self._rows.put(None, timeout=timeout)
         self._thread.join(max(until - time.monotonic(), 0.0))
         if self._thread.is_alive():
-            self._lose(self._rows.qsize())
+            with self._rows.mutex:
+                waiting = sum(row is not None for row in self._rows.queue)
+            self._lose(waiting)
 
     def _run(self) -> None:
         while True:
