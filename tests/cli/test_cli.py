@@ -437,6 +437,15 @@ def test_evaluate_in_json_has_the_default_and_each_node_alone(fitted, capsys):
     assert [each["error"] for each in facts["alone"].values()] == test.wrong().mean(axis=0).tolist()
 
 
+@pytest.mark.parametrize("command", ["evaluate", "certify", "prefix"])
+def test_a_trace_in_the_place_of_the_policy_is_named(fitted, command, capsys):
+    trace = str(fitted.folder / "test.npz")
+    assert main([command, trace, str(fitted.policy)]) == 2
+    shown = capsys.readouterr().err
+    assert f"{trace} is a trace, and a policy is needed in its place" in shown
+    assert f"ttamer {command} POLICY TRACE" in shown
+
+
 def test_evaluate_warns_of_the_rows_that_were_fitted_to(fitted, capsys):
     for rows, is_warned in (("fit", True), ("test", False)):
         assert main(["evaluate", str(fitted.policy), str(fitted.folder / f"{rows}.npz")]) == 0

@@ -116,6 +116,7 @@ def test_what_cannot_be_served_is_one_line(served, tmp_path):
         "lacks upstream": [str(tmp_path / "bare.toml"), artefact],
         "is not a ttamer file": [cascade, str(tmp_path / "bad.ttamer")],
         "the cascade comes first": [artefact, cascade],
+        "is a trace, and a policy is needed": [cascade, str(tmp_path / "log.parquet")],
         "cannot be read": [cascade, str(tmp_path / "none.ttamer")],
         "--open": [cascade, artefact, "--host", "0.0.0.0"],  # noqa: S104
         "cannot listen": [cascade, artefact, "--port", "99999"],

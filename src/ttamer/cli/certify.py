@@ -57,11 +57,12 @@ def run(args: argparse.Namespace) -> int:
     """Certify or check, print, and return by the exit code whether the promise holds."""
     from ttamer.artefact.files import load, save
     from ttamer.cli.output import as_json
-    from ttamer.cli.traces import read
+    from ttamer.cli.traces import read, refuse_trace
     from ttamer.errors import ArgumentError
     from ttamer.fitted.ladder import FittedLadder
 
     _check_options(args)
+    refuse_trace(args.policy, "certify POLICY TRACE")
     ladder = load(args.policy)
     if not isinstance(ladder, FittedLadder):
         raise ArgumentError(f"{args.policy} is no ladder made by ttamer fit: nothing to promise")

@@ -50,12 +50,13 @@ def run(args: argparse.Namespace) -> None:
     """Replay and print."""
     from ttamer.artefact.files import load
     from ttamer.cli.output import as_json, number, table
-    from ttamer.cli.traces import read
+    from ttamer.cli.traces import read, refuse_trace
     from ttamer.errors import ArgumentError
     from ttamer.evaluation.results import evaluate
     from ttamer.fitted.ladder import FittedLadder, FittedPolicy
     from ttamer.fitted.mixture import Mixture, shown_error
 
+    refuse_trace(args.policy, "evaluate POLICY TRACE")
     loaded = load(args.policy)
     if not isinstance(loaded, FittedLadder | FittedPolicy | Mixture):
         raise ArgumentError(

@@ -37,12 +37,14 @@ def run(args: argparse.Namespace) -> None:
 
     from ttamer.artefact.files import load
     from ttamer.cli.output import as_json, table
+    from ttamer.cli.traces import refuse_trace
     from ttamer.errors import ArgumentError
     from ttamer.fitted.ladder import FittedLadder, FittedPolicy
     from ttamer.fitted.mixture import Mixture
     from ttamer.serve.collection.prefixes import fit_prefixes, read_first_logprobs, recalled_answers
     from ttamer.trace.trace import Trace
 
+    refuse_trace(args.artefact, "prefix POLICY TRACE")
     policy: Any = load(args.artefact)
     if isinstance(policy, FittedLadder):
         policy = policy.default() if args.tradeoff is None else policy.at(args.tradeoff)

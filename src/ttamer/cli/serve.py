@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> None:
     """Check, listen, and serve until stopped."""
     from functools import partial
 
+    from ttamer.cli.traces import refuse_trace
     from ttamer.errors import ArgumentError
     from ttamer.serve.config import read_settings
     from ttamer.serve.gateway import Gateway
@@ -88,6 +89,7 @@ def run(args: argparse.Namespace) -> None:
             )
         _probe(args, settings, {"nodes": list(settings.spec.names)}, "")
         return
+    refuse_trace(args.policy, "serve CASCADE POLICY")
     check_workers(args.workers)
     reread = partial(read_settings, args.cascade)
     place = None if args.worker is None else WorkerPlace.parse(args.worker)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ttamer.trace.trace import Trace
 
-__all__ = ["add_reading_options", "errors_of", "node_table", "read"]
+__all__ = ["add_reading_options", "errors_of", "node_table", "read", "refuse_trace"]
 
 
 def add_reading_options(parser: Any) -> None:
@@ -45,6 +45,18 @@ def read(path: str, args: argparse.Namespace) -> Trace:
     for note in trace.notes:
         print(f"{Path(path).name}: {note}", file=sys.stderr)
     return trace.with_verification()
+
+
+def refuse_trace(path: str, usage: str) -> None:
+    """Refuse a trace that is given in the place of a policy."""
+    from ttamer.errors import ArgumentError
+    from ttamer.trace.files import SUFFIXES
+
+    if path.lower().endswith(SUFFIXES):
+        raise ArgumentError(
+            f"{path} is a trace, and a policy is needed in its place, which ttamer fit makes: "
+            f"ttamer {usage}"
+        )
 
 
 def _require_costs(path: str) -> None:

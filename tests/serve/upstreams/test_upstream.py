@@ -548,10 +548,12 @@ def test_a_rate_is_kept_over_time():
         (400, "Unsupported parameter: 'max_tokens'", "max_completion_tokens"),
         (400, "`temperature` is deprecated for this model", "temperature = false"),
         (422, "top_logprobs: not supported", "confidence"),
+        (404, "The model `small` does not exist", "set its model"),
+        (404, "Not Found", "most base URLs end in /v1"),
         (400, "max_tokens is too large: 9999", None),
         (500, "logprobs are not supported", None),
     ],
 )
-def test_a_field_that_an_upstream_does_not_take_has_a_remedy(status, text, remedy):
+def test_what_an_upstream_does_not_take_has_a_remedy(status, text, remedy):
     error = UpstreamFailed("a", "refused", "refused", status=status, upstream_text=text)
     assert (remedy in error.remedy) if remedy else error.remedy == ""

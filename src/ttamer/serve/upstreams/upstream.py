@@ -120,6 +120,12 @@ MAX_ERROR_TEXT = 200
 
 CLIENT_ERRORS = (400, 413, 422)
 """The statuses with which an upstream refuses a request as invalid."""
+NOT_FOUND = 404
+"""The status of a wrong address, and of a model that the server does not have."""
+UNKNOWN_MODEL = "set its model to one that the server has"
+"""What to do about a model that the server does not have."""
+UNKNOWN_PATH = "check its upstream: most base URLs end in /v1"
+"""What to do about a wrong address."""
 REFUSED_FIELDS = (400, 422)
 """The statuses with which upstreams refuse a request field that they do not take."""
 REMEDIES = {
@@ -157,8 +163,10 @@ class UpstreamFailed(TTamerError):
 
     @property
     def remedy(self) -> str:
-        """The setting to change where the upstream does not take a request field, or nothing."""
+        """The setting to change where the address, the model or a field is refused, or nothing."""
         text = self.upstream_text.casefold()
+        if self.status == NOT_FOUND:
+            return UNKNOWN_MODEL if "model" in text else UNKNOWN_PATH
         if self.status not in REFUSED_FIELDS or not _NOT_TAKEN.search(text):
             return ""
         return next((remedy for name, remedy in REMEDIES.items() if name in text), "")
