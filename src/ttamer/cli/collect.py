@@ -190,6 +190,8 @@ def _from_upstreams(args: argparse.Namespace) -> Trace:
         raise ArgumentError(f"give one cascade.toml, not {' '.join(args.models)}")
     if args.prompts is None:
         raise ArgumentError("--prompts FILE is needed: the prompts to collect answers for")
+    if args.max_tokens < 1:
+        raise ArgumentError(f"--max-tokens is {args.max_tokens}; it must be at least 1")
     settings = read_settings(args.models[0])
     request = {"temperature": 0, "max_tokens": args.max_tokens}
     prompts = read_prompts(

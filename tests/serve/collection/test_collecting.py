@@ -556,6 +556,16 @@ def prompts(tmp_path):
     return str(path)
 
 
+def test_a_limit_on_tokens_below_one_is_refused_before_a_model_is_asked(
+    served, prompts, tmp_path, capsys
+):
+    trace = str(tmp_path / "trace.parquet")
+    command = ["collect", str(served.cascade), "--prompts", prompts, "-o", trace]
+    assert main([*command, "--max-tokens", "0"]) == 2
+    assert "--max-tokens is 0; it must be at least 1" in capsys.readouterr().err
+    assert not any(upstream.calls for upstream in served.upstreams.values())
+
+
 def test_what_the_command_writes_goes_straight_through_fit(served, prompts, tmp_path, capsys):
     trace, policy = str(tmp_path / "trace.parquet"), str(tmp_path / "fitted.ttamer")
     cascade = str(served.cascade)
