@@ -196,7 +196,7 @@ class Status:
         self._estimated += _finite(record.estimated)
         self._recent.append(_finite(record.cost))
 
-    def _count_exact(self, exact: Mapping[str, float]) -> None:
+    def _count_exact(self, exact: dict[str, float]) -> None:
         """Count what the nodes asked by one request cost, where that is known."""
         for name, calls in self._calls.items():
             if name in exact:
