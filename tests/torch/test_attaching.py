@@ -478,3 +478,83 @@ def test_modules_without_lists_are_named():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     with pytest.raises(ArgumentError, match="has no module 1; its modules are '0', '1'"):
         attach(model, [1], torch.randn(3, 4))
+
+
+def test_the_only_padding_of_an_example_may_be_in_any_row():
+    texts, model = tokens(), bert().eval()
+    texts["attention_mask"][:-1] = 1
+    texts["attention_mask"][-1, 3:] = 0
+    network = attach(model, "bert.encoder.layer", texts)
+    with torch.no_grad():
+        for some in (tokens(), tokens(padding=False)):
+            torch.testing.assert_close(network.full(some), model(**some).logits)
+
+
+def test_a_forward_of_a_blocks_own_stays():
+    """As accelerate and others set it: on the instance."""
+    model = VisionTransformer().eval()
+    block = model.blocks[1]
+    usual = block.forward
+    block.forward = lambda x: 2 * usual(x)
+    with torch.no_grad():
+        expected = model(images())
+        network = attach(model, "blocks", images())
+        torch.testing.assert_close(network.full(images()), expected, rtol=0, atol=0)
+        torch.testing.assert_close(model(images()), expected, rtol=0, atol=0)
+
+
+class Scaled(nn.Module):
+    """A block that gets a number beside the hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, hidden, tokens):
+        return self.linear(hidden) / tokens
+
+
+class ByLength(nn.Module):
+    """Blocks get the number of tokens, which is 1 more while training."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(40, 4)
+        self.layers = nn.ModuleList(Scaled() for _ in range(3))
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, ids):
+        hidden = self.embed(ids)
+        for layer in self.layers:
+            hidden = layer(hidden, ids.shape[1] + self.training)
+        return self.head(hidden.mean(1))
+
+
+def test_numbers_that_blocks_get_must_be_those_of_the_example():
+    ids, model = tokens()["input_ids"], ByLength()
+    network = attach(model, "layers", ids)
+    with torch.no_grad():
+        torch.testing.assert_close(network.full(ids[:2]), model(ids[:2]))
+    with pytest.raises(ArgumentError, match=r"get 5 for these inputs and got 7 for the example"):
+        network.full(ids[:, :5])
+    train(network, [(ids, torch.zeros(5, dtype=torch.int64))], Recipe("all", epochs=1, rate=0.1))
+
+
+@pytest.mark.parametrize("compiled", [
+    lambda model: torch.compile(model, backend="eager"),
+    lambda model: model.compile(backend="eager") or model,
+])  # fmt: skip
+def test_a_compiled_model_gets_its_exits_before(compiled):
+    model = compiled(VisionTransformer())
+    (points,) = (name for name, _ in model.named_modules() if name.endswith("blocks"))
+    with pytest.raises(ArgumentError, match="before it is compiled"):
+        attach(model, points, images())
+
+
+def test_a_model_without_weights_or_with_nan_is_named():
+    model = VisionTransformer()
+    with pytest.raises(ArgumentError, match="on the meta device, without weights: load them"):
+        attach(copy.deepcopy(model).to("meta"), "blocks", images())
+    nn.init.constant_(model.head.bias, float("nan"))
+    with pytest.raises(ArgumentError, match="VisionTransformer returns NaN or infinite logits"):
+        attach(model, "blocks", images())

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ttamer._arguments import require_kind
 from ttamer.errors import ArgumentError
-from ttamer.torch.devices import LABEL_NAMES
+from ttamer.torch.devices import LABEL_NAMES, device_of
 from ttamer.torch.early_exit import EarlyExit
 from ttamer.torch.networks.ramps import POOLS, Ramp, linear_layers
 from ttamer.torch.networks.vgg import pooled_ramp
@@ -60,9 +60,9 @@ def attach(
         points: The name of an ``nn.ModuleList`` or ``nn.Sequential``, for an exit after each of its
             blocks but the last; or names of blocks of one such list, for an exit after each of
             these; or the names of other modules that run one after another.
-        example: At least two inputs: a tensor, a tuple of tensors, or a mapping from the names of
-            the arguments to tensors. The network then takes tensors in this order, or such a
-            mapping.
+        example: At least two inputs, on any device: a tensor, a tuple of tensors, or a mapping from
+            the names of the arguments to tensors. The network then takes tensors in this order, or
+            such a mapping.
         pool: The vector of an input whose blocks return (batch, tokens, width): its first or last
             token, or the mean. Padding is left out where an input is named ``attention_mask``.
         ramp: A function that returns a ramp for the output of a block, given for the example; by
@@ -74,7 +74,8 @@ def attach(
 
     Raises:
         ArgumentError: A name is not in the model, the blocks do not run one after another, the
-            model's arguments or output are of another kind, or the full output would change.
+            model's arguments or output are of another kind, the full output would change, or the
+            model has no weights yet, or returns NaN.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3))
     >>> network = attach(model, ["0", "1"], torch.randn(5, 4))
@@ -83,11 +84,20 @@ def attach(
     """
     if pool not in POOLS:
         raise ArgumentError(f"pool must be one of {', '.join(POOLS)}, not {pool!r}")
-    inputs, keys = _inputs(example)
+    given, keys = _inputs(example)
     names, wanted = _names(model, points)
+    device = device_of(model)
+    if device.type == "meta":
+        raise ArgumentError("the model is on the meta device, without weights: load them first")
+    inputs = tuple(each.to(device) for each in given)
     model.eval()
     with torch.no_grad():
         expected = _logits(_call(model, inputs, keys))
+        if not expected.isfinite().all():
+            raise ArgumentError(
+                f"{type(model).__name__} returns NaN or infinite logits for the example: check its "
+                "weights and the example"
+            )
         chain = _chain(model, names, inputs, keys)
         blocks: list[nn.Module] = [_First(chain, model)]
         blocks += [_Block(chain, k) for k in range(1, len(names))]
@@ -163,14 +173,19 @@ class _First(nn.Module):
                 f"{len(inputs)}"
             )
         leaves = _first_call(self.model, chain.blocks[0], inputs, chain.keys)
-        if any(
-            kind == "constant" and isinstance(leaf, Tensor)
-            for leaf, (kind, _) in zip(leaves, chain.sources[0], strict=True)
-        ):
-            raise ArgumentError(
-                "the blocks get a tensor that they did not get for the example, such as a mask for "
-                "padding: attach with an example that has padding"
-            )
+        for leaf, (kind, constant) in zip(leaves, chain.sources[0], strict=True):
+            if kind == "constant" and isinstance(leaf, Tensor):
+                raise ArgumentError(
+                    "the blocks get a tensor that they did not get for the example, such as a mask "
+                    "for padding: attach with an example that has padding"
+                )
+            # Some differ while training, such as whether keys and values are kept.
+            if kind == "constant" and leaf != constant and not self.training:
+                raise ArgumentError(
+                    f"the blocks get {leaf!r} for these inputs and got {constant!r} for the "
+                    "example: give inputs of the shape of the example, or build EarlyExit(blocks, "
+                    "ramps, head)"
+                )
         carried = [
             _carried(leaves[at], batched, inputs[0])
             for at, batched in zip(chain.carried, chain.batched, strict=True)
@@ -357,9 +372,10 @@ def _first_call(
 
 def _carried(leaf: Tensor | None, batched: bool, like: Tensor) -> Tensor:
     """Return a tensor with the batch first; models leave out a mask that masks nothing."""
+    rows = like.shape[0]  # not len, which an export to ONNX would take for a constant
     if leaf is None:
-        return torch.empty((len(like), 0), device=like.device)
-    return leaf if batched else leaf.unsqueeze(0).expand(len(like), *leaf.shape)
+        return torch.empty((rows, 0), device=like.device)
+    return leaf if batched else leaf.unsqueeze(0).expand(rows, *leaf.shape)
 
 
 def _run_block(chain: _Chain, number: int, hidden: Tensor, carried: Sequence[Tensor]) -> Tensor:
@@ -378,14 +394,18 @@ def _run_block(chain: _Chain, number: int, hidden: Tensor, carried: Sequence[Ten
 
 @contextlib.contextmanager
 def _replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Replace the forward of some modules for a while."""
+    """Replace the forward of some modules for a while; some have one of their own already."""
+    own = {module: vars(module).get("forward") for module in forwards}
     try:
         for module, forward in forwards.items():
             module.__dict__["forward"] = forward
         yield
     finally:
-        for module in forwards:
-            module.__dict__.pop("forward", None)
+        for module, forward in own.items():
+            if forward is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = forward
 
 
 def _chain(
@@ -398,8 +418,14 @@ def _chain(
     modules = dict(model.named_modules())
     blocks = tuple(modules[name] for name in names)
     calls = _calls(model, blocks, inputs, keys)
-    fewer = _calls(model, blocks, tuple(each[:-1] for each in inputs), keys)
+    # One row more, not fewer: of the rest none may have padding, and models leave such masks out.
+    more = _calls(model, blocks, tuple(torch.cat([each, each[-1:]]) for each in inputs), keys)
     order = [block for block, *_ in calls]
+    if not order and any(map(_is_compiled, modules.values())):
+        raise ArgumentError(
+            f"{type(model).__name__} is compiled, and its blocks cannot be run apart: attach to "
+            "the model before it is compiled, then compile network.segments"
+        )
     if order != list(blocks):
         ran = [next(n for n, b in zip(names, blocks, strict=True) if b is block) for block in order]
         raise ArgumentError(
@@ -443,8 +469,8 @@ def _chain(
     used = sorted({what for row in sources for kind, what in row if kind == "tensor"} - {at})
     batched = []
     for k in used:
-        now, then = first[k].shape, fewer[0][1][k].shape
-        batched.append(bool(now) and now[0] == len(inputs[0]) and then[0] == len(inputs[0]) - 1)
+        now, then = first[k].shape, more[0][1][k].shape
+        batched.append(bool(now) and now[0] == len(inputs[0]) and then[0] == len(inputs[0]) + 1)
     mask = next((k for k, key in enumerate(keys or ()) if key in MASK_NAMES), None)
     return _Chain(
         keys=keys,
@@ -459,6 +485,11 @@ def _chain(
         lengths=tuple(len(out) if isinstance(out, tuple | list) else 1 for *_, out in calls),
         mask=None if mask is None else 1 + len(used) + mask,
     )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Return whether a module runs as ``torch.compile`` or ``module.compile`` has made it."""
+    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
 
 
 def _source(
