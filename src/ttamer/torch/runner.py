@@ -395,6 +395,8 @@ class Runner:
     def _run(self, value: Any) -> Answers:
         """Run a batch that is on the device, regrouping its survivors."""
         count = rows_of(value)
+        if not count:
+            return self._none(value)
         if count not in self._sized:
             every = torch.arange(count, device=self._device)
             self._sized[count] = (group_sizes(count), every)
@@ -409,7 +411,7 @@ class Runner:
             if k < due:
                 continue
             carry = self._asked(k, ramp, value, rows, carry, count, awaited=k < last)
-            if not count or k == last:
+            if k == last:
                 break
             self.waits += 1
             alive, due = self._decider.going(carry, rows)
@@ -421,13 +423,23 @@ class Runner:
                 value = self._trimmed(take(value, positions))
         return self._answers(cast("Carry", carry))  # some exit is always due
 
+    def _none(self, value: Any) -> Answers:
+        """Return the answers to a batch without rows, which many layers refuse: one row is run."""
+        ones = tuple(each.new_ones((1, *each.shape[1:])) for each in tensors_of(value))
+        some: Any = ones[0] if isinstance(value, torch.Tensor) else ones
+        first = self._reached[0]
+        for segment in self.network.segments[: first + 1]:
+            some = segment(some)
+        logits = self.network.exits[first](some)
+        return self._answers(self._decider.start(0, logits.shape[1], logits.dtype))
+
     def _asked(
         self, exit_: int, ramp: nn.Module, value: Any, rows: Tensor, carry: Carry | None,
         count: int, *, awaited: bool,
     ) -> Carry:  # fmt: skip
         """Run a ramp, decide, and return the state of the batch; ``None`` before its first exit."""
         first = carry is None
-        if self._asking is not None and count:
+        if self._asking is not None:
             return self._asking.ask(exit_, ramp, value, rows, count, awaited=awaited, first=first)
         logits = ramp(value)
         if carry is None:
@@ -437,8 +449,7 @@ class Runner:
                     "batch of inputs; for one input, inputs[None]"
                 )
             carry = self._decider.start(count, logits.shape[1], logits.dtype)
-        if count:
-            self._decider.observe(carry, exit_, rows, logits, awaited=awaited, first=first)
+        self._decider.observe(carry, exit_, rows, logits, awaited=awaited, first=first)
         return carry
 
     def _regroups(self, after: int, due: int, rows: int, alive: int) -> bool:

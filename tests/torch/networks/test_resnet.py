@@ -84,3 +84,8 @@ def test_other_layouts_are_refused():
     model.conv1 = nn.Conv2d(1, 4, 7)
     with pytest.raises(ArgumentError, match="ResNet cannot run on images of 3 x 64 x 64"):
         exits_on_resnet(model, classes=5, size=64)
+
+
+def test_another_number_of_classes_is_refused():
+    with pytest.raises(ArgumentError, match="head of ResNet is for 5 classes, and classes is 10"):
+        exits_on_resnet(ResNet(), classes=10, size=64)

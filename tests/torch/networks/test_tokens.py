@@ -27,6 +27,7 @@ from ttamer.torch.decide import scores_of
 from ttamer.torch.devices import autocast, take
 from ttamer.torch.networks.decoders import exits_on_gpt2, exits_on_llama, gpt2, llama
 from ttamer.torch.networks.encoders import bert, exits_on_bert, exits_on_mpnet, mpnet
+from ttamer.torch.networks.tokens import trim_padding
 from ttamer.torch.runner import Runner
 from ttamer.torch.tables import threshold_tables
 from ttamer.torch.tracing import trace_of
@@ -414,3 +415,37 @@ def test_texts_of_any_length_leave_a_batch_as_they_are_done(kind):
         kept = int(mask[row].sum())
         alone = runner((ids[row : row + 1, :kept], mask[row : row + 1, :kept]))
         torch.testing.assert_close(answers.logits[row], alone.logits[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_decoders_refuse_padding_before_tokens(kind):
+    _, network = build(kind)
+    ids, mask = tokens()
+    with pytest.raises(ArgumentError, match=r'before a token.*padding_side = "right"'):
+        network((ids.flip(1), mask.flip(1)))
+
+
+def test_padding_that_comes_first_is_not_taken_for_tokens_that_come_last():
+    hidden, mask = torch.zeros(2, 48, 4), torch.arange(48) >= torch.tensor([[40], [45]])
+    assert all(a is b for a, b in zip(trim_padding((hidden, mask)), (hidden, mask), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ramps_compute_in_the_precision_of_the_model(kind):
+    model, _ = build(kind)
+    family, _, pool = kind.partition("-")
+    options = {"pool": pool} if pool else {}
+    on = {"gpt2": exits_on_gpt2, "llama": exits_on_llama, "bert": exits_on_bert,
+          "mpnet": exits_on_mpnet}  # fmt: skip
+    network = on[family](model.bfloat16(), classes=CLASSES, **options).eval()
+    assert {each.dtype for each in network(tokens())} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_batch_has_no_answers(kind):
+    """Layers of transformers refuse batches without rows."""
+    _, network = build(kind)
+    runner = Runner(network, threshold_tables(np.array([np.nan, 0.5, 0.0])))
+    ids, mask = tokens()
+    answers = runner((ids[:0], mask[:0]))
+    assert (answers.logits.shape, answers.asked.shape) == ((0, CLASSES), (0, 3))

@@ -155,3 +155,14 @@ def test_other_layouts_are_refused_by_name():
     model.features = nn.Sequential(nn.ReLU(), *model.features)
     with pytest.raises(ArgumentError, match="must begin with a convolution"):
         exits_on_vgg(model, classes=5, size=16)
+
+
+def test_another_number_of_classes_is_refused():
+    with pytest.raises(ArgumentError, match="head of VGG is for 5 classes, and classes is 10"):
+        exits_on_vgg(VGG(11, classes=5, width=8), classes=10, size=32)
+
+
+def test_ramps_compute_in_the_precision_of_the_model():
+    network = exits_on_vgg(VGG(11, classes=5, width=8).bfloat16(), classes=5, size=32).eval()
+    logits = network(torch.zeros(2, 3, 32, 32, dtype=torch.bfloat16))
+    assert {each.dtype for each in logits} == {torch.bfloat16}

@@ -22,6 +22,7 @@ from ttamer.torch.networks.tokens import (
     Embed,
     Layer,
     build_model,
+    check_padding_last,
     transformers,
     trim_padding,
 )
@@ -208,12 +209,12 @@ def _with_exits(
     family: str,
 ) -> EarlyExit:
     """Return the network of a decoder's layers, with a norm and a linear layer at each exit."""
-    width = model.config.hidden_size
+    width, reference = model.config.hidden_size, next(model.parameters())
 
     def ramp(normed: nn.Module) -> Ramp:
-        return Ramp(normed, nn.Linear(width, classes), pool="last")
+        return Ramp(normed, nn.Linear(width, classes).to(reference), pool="last")
 
-    ramps = [None, *(ramp(new_norm()) for _ in layers[1:])]
+    ramps = [None, *(ramp(new_norm().to(reference)) for _ in layers[1:])]
     names = [*(f"{prefix}{k}" for k in range(1, len(layers))), "full"]
     config = {"family": family, "config": model.config.to_diff_dict(), "classes": classes}
     return EarlyExit(
@@ -227,7 +228,8 @@ class _Gpt2Embed(Embed):
         super().__init__(longest=model.config.n_positions)
         self.wte, self.wpe, self.drop = model.wte, model.wpe, model.drop
 
-    def embed(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG002 - padding is last
+    def embed(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        check_padding_last(mask)
         positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
         return (self.drop(self.wte(ids) + self.wpe(positions)),)
 
@@ -244,11 +246,12 @@ class _LlamaEmbed(Embed):
         self.rotary_emb.inv_freq = exact.to(self.rotary_emb.inv_freq.device)
         return self
 
-    def embed(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG002 - padding is last
+    def embed(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        check_padding_last(mask)
         hidden = self.embed_tokens(ids)
         positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
         cosine, sine = self.rotary_emb(hidden, position_ids=positions)
-        return hidden, *(part.expand(len(ids), -1, -1) for part in (cosine, sine))
+        return hidden, *(part.expand(ids.shape[0], -1, -1) for part in (cosine, sine))
 
 
 class _LlamaLayer(Layer):

@@ -237,15 +237,18 @@ def _with_exits(
     def dense() -> tuple[nn.Module, ...]:
         return dense_layers(width, classes, dropout=dropout)
 
-    def built() -> tuple[nn.Module, ...]:
-        return dense() if ramps == "dense" else linear_layers(width, classes)
+    def ramp() -> Ramp:
+        layers = dense() if ramps == "dense" else linear_layers(width, classes)
+        return Ramp(*layers, pool=pool).to(reference)
 
-    every = [None, *(Ramp(*built(), pool=pool) for _ in layers[1:])]
+    reference = next(model.parameters())
+    every = [None, *(ramp() for _ in layers[1:])]
     if pool == "first" and model.pooler is not None:
         # The layers of BERT's pooler after its pooling, with their weights.
-        head = Ramp(model.pooler.dense, model.pooler.activation, *dense()[2:], pool=pool)
+        last = (layer.to(reference) for layer in dense()[2:])
+        head = Ramp(model.pooler.dense, model.pooler.activation, *last, pool=pool)
     else:
-        head = Ramp(*built(), pool=pool)
+        head = ramp()
     names = [*(f"layer{k}" for k in range(1, len(layers))), "full"]
     config = {
         "family": family,

@@ -101,7 +101,7 @@ def pooled(hidden: Tensor, mask: Tensor | None, pool: Pool) -> Tensor:
         return (hidden * kept).sum(dim=1) / kept.sum(dim=1).clamp_min(1)
     positions = torch.arange(kept.shape[1], device=kept.device)
     last = torch.where(kept, positions, 0).amax(dim=1)
-    return hidden[torch.arange(len(hidden), device=hidden.device), last]
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
 
 
 def _in_kernels(hidden: Tensor) -> bool:

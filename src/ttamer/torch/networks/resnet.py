@@ -14,7 +14,7 @@ from torch import nn
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.early_exit import EarlyExit
-from ttamer.torch.networks.vgg import pooled_ramp
+from ttamer.torch.networks.vgg import check_classes, pooled_ramp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,8 @@ def exits_on_resnet(
         the model.
 
     Raises:
-        ArgumentError: The model has other parts, or its images are too small for its stages.
+        ArgumentError: The model has other parts, its images are too small for its stages, or it has
+            another number of classes.
 
     Example::
 
@@ -82,7 +83,7 @@ def exits_on_resnet(
             for block in blocks[:-1]:
                 value = block(value)
                 ramps.append((ramp or pooled_ramp)(value.shape[1], value.shape[2], classes))
-            head(blocks[-1](value))
+            logits = head(blocks[-1](value))
     except RuntimeError as error:
         raise ArgumentError(
             f"{type(model).__name__} cannot run on images of 3 x {size} x {size}: {error}"
@@ -90,6 +91,7 @@ def exits_on_resnet(
     finally:
         for module, training in modes:
             module.training = training
+    check_classes(model, logits.shape[1], classes)
     return EarlyExit(
         blocks, [each.to(reference) for each in ramps], head, names=[*names[:-1], "full"]
     )

@@ -1,9 +1,9 @@
 """Shared parts of transformer networks with exits: embeddings, layers and loading.
 
 Inputs are a pair: token ids, shape (batch, tokens), and a mask of the same shape, true for tokens
-and false for padding, which comes last. Layers pass on hidden states of shape (batch, tokens,
-width), the mask, and whatever else the layers of a family need, such as rotary positions. So rows
-can leave part way, and padding never changes an answer.
+and false for padding, which comes last, in any case for decoders. Layers pass on hidden states of
+shape (batch, tokens, width), the mask, and whatever else the layers of a family need, such as
+rotary positions. So rows can leave part way, and padding never changes an answer.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ __all__ = [
     "Embed",
     "Layer",
     "build_model",
+    "check_padding_last",
     "scores_of_padding",
     "transformers",
     "trim_padding",
@@ -127,6 +128,19 @@ def scores_of_padding(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return scores.masked_fill_(~seen, max(torch.finfo(dtype).min, -1e30))
 
 
+def check_padding_last(mask: Tensor) -> None:
+    """Refuse padding before tokens, which causal layers would attend to.
+
+    On a GPU looking there would make the host wait, so that is done only where a network learns.
+    """
+    looks = mask.device.type == "cpu" or (mask.is_cuda and torch.is_grad_enabled())
+    if looks and not torch.compiler.is_compiling() and bool((mask[:, 1:] > mask[:, :-1]).any()):
+        raise ArgumentError(
+            "a text has padding before a token, and this network needs padding last: set "
+            'tokenizer.padding_side = "right"'
+        )
+
+
 def trim_padding(value: Tokens) -> Tokens:
     """Return hidden states and what goes with them without the tokens that are padding in all rows.
 
@@ -134,7 +148,8 @@ def trim_padding(value: Tokens) -> Tokens:
     >>> [tuple(each.shape) for each in trim_padding((hidden, mask))]
     [(2, 32, 4), (2, 32)]
     """
-    longest = max(int(value[1].any(dim=0).sum()), 1)
+    unused = value[1].any(dim=0).flip(0).to(torch.uint8).argmax()  # columns after the last token
+    longest = value[1].shape[1] - int(unused)
     width = -(-longest // WIDTHS) * WIDTHS
     return value if width >= value[1].shape[1] else tuple(each[:, :width] for each in value)
 

@@ -16,7 +16,7 @@ from ttamer.torch.early_exit import EarlyExit
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["VGG", "convolutional_ramp", "exits_on_vgg", "pooled_ramp", "vgg"]
+__all__ = ["VGG", "check_classes", "convolutional_ramp", "exits_on_vgg", "pooled_ramp", "vgg"]
 
 LAYERS: dict[int, tuple[tuple[int, int], ...]] = {
     11: ((64, 1), (128, 1), (256, 2), (512, 2), (512, 2)),
@@ -118,7 +118,7 @@ def exits_on_vgg(
         The network with exits; its full output is that of the model.
 
     Raises:
-        ArgumentError: The model has other parts.
+        ArgumentError: The model has other parts, or another number of classes.
 
     >>> exits_on_vgg(VGG(11, classes=5, width=8), classes=5, size=32).names[-2:]
     ('conv7', 'full')
@@ -131,6 +131,9 @@ def exits_on_vgg(
         )
     features, avgpool, classifier = (cast("nn.Module", part) for part in parts)
     blocks = _blocks(list(features.children()))
+    linear = [layer for layer in classifier.modules() if isinstance(layer, nn.Linear)]
+    if linear:
+        check_classes(model, linear[-1].out_features, classes)
     ramps, side = [], size
     for block in blocks[:-1]:
         channels = next(m for m in block if isinstance(m, nn.Conv2d)).out_channels
@@ -138,7 +141,17 @@ def exits_on_vgg(
         ramps.append((ramp or pooled_ramp)(channels, side, classes))
     head = nn.Sequential(avgpool, nn.Flatten(), classifier)
     names = [*(f"conv{k}" for k in range(1, len(blocks))), "full"]
-    return EarlyExit(blocks, ramps, head, names=names)
+    reference = next(model.parameters())
+    return EarlyExit(blocks, [each.to(reference) for each in ramps], head, names=names)
+
+
+def check_classes(model: nn.Module, found: int, classes: int) -> None:
+    """Refuse ramps for another number of classes than the head of a model has."""
+    if found != classes:
+        raise ArgumentError(
+            f"the head of {type(model).__name__} is for {found} classes, and classes is {classes}: "
+            f"give classes={found}, or a model with another head"
+        )
 
 
 def pooled_ramp(channels: int, side: int, classes: int) -> nn.Sequential:
