@@ -8,10 +8,10 @@ import onnxruntime
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig
+from transformers import BertConfig, LlamaConfig
 
 from ttamer.errors import ArgumentError, MissingExtra
-from ttamer.torch import EarlyExit, attach, bert, export_onnx
+from ttamer.torch import EarlyExit, attach, bert, export_onnx, llama
 
 
 def run(path, values):
@@ -29,10 +29,11 @@ def every_exit(folder, values):
     return logits
 
 
-def test_texts_of_any_length(tmp_path):
+@pytest.mark.parametrize(("family", "config"), [(bert, BertConfig), (llama, LlamaConfig)])
+def test_texts_of_any_length(tmp_path, family, config):
     torch.manual_seed(0)
     sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
-    network = bert(BertConfig(**sizes, intermediate_size=8), classes=3).eval()
+    network = family(config(**sizes, intermediate_size=8), classes=3).eval()
     ids, mask = torch.arange(12).reshape(2, 6), torch.ones(2, 6, dtype=torch.bool)
     export_onnx(network, tmp_path, (ids, mask), tokens=True)
     ids, mask = torch.arange(27).reshape(3, 9) % 20, torch.ones(3, 9, dtype=torch.bool)
@@ -96,3 +97,16 @@ def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(MissingExtra, match=r"needs onnxscript.*ttamer\[onnx\]"):
         export_onnx(network, tmp_path, torch.randn(2, 4))
+
+
+class Sized(nn.Module):
+    """The number of rows is read as a Python number, which a file would hold."""
+
+    def forward(self, value):
+        return value + torch.zeros(1, 4).expand(len(value), -1)
+
+
+def test_a_part_for_one_batch_size_only_is_refused(tmp_path):
+    torch.manual_seed(0)
+    with pytest.raises(ArgumentError, match=r"segment_0\.onnx: .* would take 2 as the batch size"):
+        export_onnx(EarlyExit([Sized()], [], nn.Linear(4, 2)), tmp_path, torch.randn(2, 4))

@@ -168,6 +168,35 @@ def test_what_was_frozen_is_frozen_again_also_after_an_error():
     assert not any(module.training for module in network.modules())
 
 
+def test_what_is_frozen_does_not_learn():
+    network = build()
+    frozen = network.segments[0][0].weight.requires_grad_(False)
+    before, other = frozen.clone(), network.segments[1][0].weight.clone()
+    train(network, data(), recipe("all"))
+    assert torch.equal(frozen, before)
+    assert not torch.equal(network.segments[1][0].weight, other)
+    for ramp in network.ramps():
+        ramp.requires_grad_(False)
+    with pytest.raises(ArgumentError, match=r"all parameters of ramps are frozen: call requires_g"):
+        train(network, data(), recipe("ramps"))
+
+
+def test_a_ramp_that_exits_share_learns_once_a_step():
+    """Of a parameter that is listed twice, optimisers warn, and take two steps."""
+    torch.manual_seed(0)
+    ramp = nn.Linear(6, 3)
+    network = EarlyExit([nn.Linear(6, 6) for _ in range(3)], [ramp, ramp], nn.Linear(6, 3))
+    train(network, data(), recipe("ramps"))
+
+
+@pytest.mark.parametrize("part", ["backbone", "ramps", "all"])
+@pytest.mark.parametrize("label", [3, -1])
+def test_a_label_that_is_no_class_is_named(part, label):
+    loader = [(torch.zeros(4, 6), torch.tensor([0, 1, -100, label]))]
+    with pytest.raises(ArgumentError, match=f"a label is {label}, and the network has 3 classes"):
+        train(build(), loader, recipe(part))
+
+
 def test_norms_and_biases_have_no_weight_decay():
     network = build()
     for parameter in network.parameters():
@@ -230,6 +259,12 @@ def test_a_seed_gives_the_same_weights_bit_for_bit():
     assert runs[0][0] == runs[1][0]
     assert same(runs[0][1], runs[1][1])
     assert runs[0][0] != runs[2][0]
+
+
+def test_the_random_generator_is_afterwards_as_it_was():
+    network, before = build(), torch.get_rng_state()
+    train(network, data(), recipe("all"))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 # The recipe

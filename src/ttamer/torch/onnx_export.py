@@ -51,7 +51,8 @@ def export_onnx(
         tokens: Whether the second dimension varies too, as the length of texts does.
 
     Raises:
-        ArgumentError: A segment cannot be exported, or there are fewer than two inputs.
+        ArgumentError: A segment cannot be exported, or only for one batch size or length, or there
+            are fewer than two inputs.
         MissingExtra: onnx or onnxscript is not installed.
 
     Example::
@@ -106,7 +107,7 @@ def _export(module: nn.Module, value: Any, path: Path, shapes: Any, outputs: Seq
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the exporter's own
-            torch.onnx.export(
+            program: Any = torch.onnx.export(
                 module,
                 (value,),
                 str(path),
@@ -124,3 +125,15 @@ def _export(module: nn.Module, value: Any, path: Path, shapes: Any, outputs: Seq
             f"{path.name}: {type(module).__name__} cannot be exported: {first}; a module must be "
             "plain tensor operations, the same for every input"
         ) from error
+    # Where sizes cannot vary, the exporter falls back to those of the example.
+    given = {each.name: each.shape for each in program.model.graph.inputs}
+    for name, varying in zip(
+        inputs, (shapes,) if isinstance(shapes, dict) else shapes, strict=True
+    ):
+        for k, dimension in varying.items():
+            if name in given and isinstance(given[name][k], int):
+                raise ArgumentError(
+                    f"{path.name}: {type(module).__name__} would take {given[name][k]} as the "
+                    f"{dimension.__name__} size only: let it read sizes of tensors by x.shape, not "
+                    "len(x) or int()"
+                )

@@ -1,7 +1,8 @@
 """Training: the backbone first, then the ramps on it, or all together.
 
 The random generator is seeded at the start of each epoch from the seed and the epoch's number,
-so that an interrupted run continues from its checkpoint to the same weights.
+so that an interrupted run continues from its checkpoint to the same weights. Afterwards it is as it
+was before.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ PARTS = ("backbone", "ramps", "all")
 """The parts that can be trained."""
 OPTIMISERS = ("sgd", "adamw")
 """The optimisers that a recipe can name."""
+IGNORED = -100
+"""The label of rows that PyTorch's losses leave out."""
 WEIGHTS = ("equal", "depth")
 """The weights that a recipe can give the exits' losses."""
 
@@ -138,8 +141,8 @@ def train(
     """Train one part of a network in place.
 
     Args:
-        network: The network; it is in evaluation mode afterwards, whether training succeeds or not,
-            and parameters that were frozen are frozen again.
+        network: The network; it is in evaluation mode afterwards, whether training succeeds or not.
+            Parameters that are frozen (``requires_grad=False``) do not learn, and stay frozen.
         loader: Batches of (inputs, labels), or mappings that hold both, read once per epoch; it
             must have a length, as PyTorch's loaders do.
         recipe: What to train and how.
@@ -151,7 +154,8 @@ def train(
 
     Raises:
         ArgumentError: The loader has no length or no batches, the network has no ramps to train,
-            the checkpoint belongs to another run, or a loss is not finite.
+            all of the part is frozen, a label is none of the network's classes, the checkpoint
+            belongs to another run, or a loss is not finite.
 
     >>> from torch import nn
     >>> from ttamer.torch.early_exit import EarlyExit
@@ -174,13 +178,15 @@ def train(
     if path is not None and not path.parent.is_dir():
         raise ArgumentError(f"{path}: the folder {path.parent} does not exist; create it first")
     frozen = [parameter for parameter in network.parameters() if not parameter.requires_grad]
+    device = device_of(network)
     try:
         learner = _Learner(network, recipe, len(loader))
         if path is not None and path.exists():
             learner.resume(path)
         for epoch in range(learner.epoch, recipe.epochs):
-            torch.manual_seed(recipe.seed * 100_003 + epoch)
-            loss = learner.run_epoch(loader)
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                torch.manual_seed(recipe.seed * 100_003 + epoch)
+                loss = learner.run_epoch(loader)
             if progress is not None:
                 progress(f"{recipe.part}: epoch {epoch + 1} of {recipe.epochs}, loss {loss:.4f}")
             if path is not None:
@@ -213,9 +219,15 @@ class _Learner:
             raise ArgumentError("the loader has no batches; give at least one")
         if not trained:
             raise ArgumentError("the network has no ramps to train")
+        every = dict.fromkeys(itertools.chain(*(part.parameters() for part in trained)))
+        self.parameters = [parameter for parameter in every if parameter.requires_grad]
+        if not self.parameters:
+            raise ArgumentError(
+                f"all parameters of {recipe.part} are frozen: call requires_grad_(True) on those "
+                "that learn"
+            )
         for parameter in network.parameters():
             parameter.requires_grad_(False)
-        self.parameters = list(itertools.chain(*(part.parameters() for part in trained)))
         for parameter in self.parameters:
             parameter.requires_grad_(True)
         network.eval()
@@ -249,7 +261,7 @@ class _Learner:
             for group in self.optimiser.param_groups:
                 group["lr"] = self.recipe.rate * self.recipe.factor(min(done, 1.0))
             with autocast(device, self.recipe.precision):
-                loss = self._loss(inputs, labels.to(device))
+                loss = self._loss(inputs, labels)
             self.optimiser.zero_grad(set_to_none=True)
             torch.autograd.backward(loss)
             if self.recipe.clip is not None:
@@ -268,12 +280,14 @@ class _Learner:
     def _loss(self, inputs: Value, labels: Tensor) -> Tensor:
         """Return the loss of one batch, summed over the exits that are trained."""
         if self.recipe.part == "backbone":
-            return cross_entropy(self.network.full(inputs).float(), labels)
+            logits = self.network.full(inputs).float()
+            return cross_entropy(logits, _targets(labels, logits))
         if self.recipe.part == "all" and self.recipe.exit_gradient == 1:
             every = self.network(inputs)
         else:
             every = self._ramps_apart(inputs)
-        losses = torch.stack([cross_entropy(each.float(), labels) for each in every])
+        targets = _targets(labels, every[0])
+        losses = torch.stack([cross_entropy(each.float(), targets) for each in every])
         if self.recipe.part == "all" and self.recipe.exit_weights == "depth":
             numbers = torch.arange(1, len(every) + 1, device=losses.device)
             losses = losses * (2 * numbers / (len(every) + 1))  # the mean weight is 1
@@ -339,6 +353,19 @@ class _Learner:
         self.optimiser.load_state_dict(rest["optimiser"])
         self.epoch = rest["epoch"]
         self.losses = rest["losses"]
+
+
+def _targets(labels: Tensor, logits: Tensor) -> Tensor:
+    """Return labels on the device of logits; wrong ones are named before, for a GPU would not."""
+    if labels.ndim == 1 and labels.device.type == "cpu":
+        classes = logits.shape[1]
+        wrong = labels[((labels < 0) & (labels != IGNORED)) | (labels >= classes)]
+        if len(wrong):
+            raise ArgumentError(
+                f"a label is {int(wrong[0])}, and the network has {classes} classes: number them 0 "
+                f"to {classes - 1}"
+            )
+    return labels.to(logits.device)
 
 
 class _Scaled(torch.autograd.Function):
