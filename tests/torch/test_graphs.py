@@ -114,7 +114,11 @@ def test_the_whole_network_as_a_graph():
     network, (inputs, _) = adding_network().eval(), evidence(6, seed=1)
     other = evidence(6, seed=2)[0]
     run = full_graph(network, inputs)
-    assert torch.equal(run(other), network.full(other))
+    for some in (other, other[:4]):
+        assert torch.equal(run(some), network.full(some))
+    for rows in (0, 7):
+        with pytest.raises(ArgumentError, match=f"{rows} rows; the graphs are for 1 to 6"):
+            run(other.new_zeros(rows, other.shape[1]))
 
 
 @pytest.mark.usefixtures("replayed")

@@ -15,7 +15,7 @@ from support.exit_networks import adding_network, evidence
 from ttamer.errors import ArgumentError
 from ttamer.torch import profiling
 from ttamer.torch.cuda import capturing
-from ttamer.torch.early_exit import fold_batch_norm
+from ttamer.torch.early_exit import EarlyExit, fold_batch_norm
 from ttamer.torch.networks.vgg import vgg
 from ttamer.torch.profiling import Profile, full_run, profile, runner_for, timed
 from ttamer.torch.tables import threshold_tables
@@ -270,6 +270,25 @@ def test_folding_changes_no_answer(depth):
         for mine, theirs in zip(network(inputs), fold_batch_norm(network)(inputs), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     assert any(isinstance(m, torch.nn.BatchNorm2d) for m in network.modules())
+
+
+class NormAndActivation(torch.nn.BatchNorm2d):
+    """A norm that computes more, as timm's."""
+
+    def forward(self, value):
+        return super().forward(value).relu()
+
+
+@pytest.mark.parametrize(
+    "norm", [NormAndActivation(4), torch.nn.BatchNorm2d(4, track_running_stats=False)], ids=str
+)
+def test_norms_that_are_more_or_less_than_a_scale_are_not_folded(norm):
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), norm, torch.nn.Flatten())
+    network = EarlyExit([layers], [], torch.nn.Linear(16, 2)).eval()
+    inputs = torch.randn(5, 3, 4, 4)
+    with torch.inference_mode():
+        torch.testing.assert_close(fold_batch_norm(network).full(inputs), network.full(inputs))
 
 
 def test_one_graph_of_a_pool_is_there_when_the_next_is_captured(monkeypatch):

@@ -772,3 +772,16 @@ def test_groups_have_few_sizes_and_none_is_filled_up_by_more_than_half(batch):
     for small, large in pairwise(sizes):
         assert large <= 2 * small
         assert large <= 1.5 * small or small < 4
+
+
+def test_a_network_in_training_mode_is_not_run():
+    inputs, network = evidence(4, seed=0)[0], adding_network()
+    runner = Runner(network, threshold_tables(np.array([0.5, 0.5, 0.5, 0.0])))
+    network.train()
+    for run in (
+        runner,
+        lambda batch: list(runner.early(batch)),
+        lambda b: list(runner.stream([b])),
+    ):
+        with pytest.raises(ArgumentError, match=r"in training mode: call network\.eval\(\)"):
+            run(inputs)

@@ -181,8 +181,9 @@ def test_the_network_itself_is_recommended_where_nothing_clearly_beats_it(trace,
 def test_too_few_inputs_to_time_on_are_refused(trace):
     with pytest.raises(ArgumentError, match="there are 3 inputs to time on"):
         recommend(adding_network(), trace, evidence(3, seed=3)[0], batch=4)
-    with pytest.raises(ArgumentError, match="batch is 0; it must be at least 1"):
-        recommend(adding_network(), trace, evidence(3, seed=3)[0], batch=0)
+    for batch in (0, 2.0):
+        with pytest.raises(ArgumentError, match=f"batch is {batch}; it must be a whole number"):
+            recommend(adding_network(), trace, evidence(3, seed=3)[0], batch=batch)
 
 
 def test_it_profiles_by_itself(trace):

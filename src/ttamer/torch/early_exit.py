@@ -212,6 +212,8 @@ def require_exits(network: object) -> None:
 def fold_batch_norm(network: EarlyExit) -> EarlyExit:
     """Fold batch normalisations into convolutions, where one follows the other in a sequence.
 
+    Subclasses of either, which may compute more, stay as they are.
+
     Args:
         network: The trained network; it is not changed.
 
@@ -231,8 +233,13 @@ def fold_batch_norm(network: EarlyExit) -> EarlyExit:
         layers = list(part.children())
         kept: list[nn.Module] = []
         for layer in layers:
-            if isinstance(layer, nn.BatchNorm2d) and kept and isinstance(kept[-1], nn.Conv2d):
-                kept[-1] = fuse_conv_bn_eval(kept[-1], layer)
+            before = kept[-1] if kept else None
+            if (
+                type(layer) is nn.BatchNorm2d
+                and type(before) is nn.Conv2d
+                and layer.running_mean is not None  # or it takes the means of each batch
+            ):
+                kept[-1] = fuse_conv_bn_eval(before, layer)
             else:
                 kept.append(layer)
         if len(kept) < len(layers):

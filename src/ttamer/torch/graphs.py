@@ -183,11 +183,7 @@ class GraphRunner(Runner):
             ArgumentError: The batch is empty, larger than the example, or has other shapes.
         """
         value = by_position(inputs, self.network.input_names)
-        count = rows_of(value)
-        if not 0 < count <= self.batch:
-            raise ArgumentError(
-                f"the batch has {count} rows; the graphs are for 1 to {self.batch}: split it"
-            )
+        count = _fitting_rows(value, self.batch)
         size = self._fitting(count)
         if size not in self._graphs:
             with autocast(self._device, self.precision, cached=False):
@@ -317,11 +313,12 @@ class _Group(NamedTuple):
 def full_graph(
     network: EarlyExit, example: Value, *, precision: Precision = "fp32"
 ) -> Callable[[Any], Tensor]:
-    """Return the network without ramps as a graph, for batches like the example."""
+    """Return the network without ramps as a graph, for batches of up to the example's rows."""
     device = device_of(network)
     check_current(device)
     out: dict[str, Tensor] = {}
-    memory = InputMemory(to_device(example, device), rows_of(example))
+    most = rows_of(example)
+    memory = InputMemory(to_device(example, device), most)
 
     def work() -> None:
         out["logits"] = network.full(memory.value)
@@ -331,12 +328,22 @@ def full_graph(
         replay = captured(work)
 
     @torch.inference_mode()
-    def run(value: Inputs) -> Tensor:
-        memory.fill(by_position(value, network.input_names))
+    def run(inputs: Inputs) -> Tensor:
+        value = by_position(inputs, network.input_names)
+        count = _fitting_rows(value, most)
+        memory.fill(value)
         replay()
-        return out["logits"]
+        return out["logits"][:count]
 
     return run
+
+
+def _fitting_rows(value: Value, most: int) -> int:
+    """Return the rows of a batch; refuse those that do not fit in the memory of graphs."""
+    count = rows_of(value)
+    if not 0 < count <= most:
+        raise ArgumentError(f"the batch has {count} rows; the graphs are for 1 to {most}: split it")
+    return count
 
 
 def _through(segments: Sequence[Any], value: Any) -> Any:

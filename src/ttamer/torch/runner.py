@@ -201,7 +201,7 @@ class Runner:
     """A network with exits and the policy that decides on them.
 
     Args:
-        network: The network; it is put in evaluation mode.
+        network: The network; it is put in evaluation mode, and is run in that mode only.
         policy: A fitted policy for these exits, or the tables of one.
         classes: Names of the network's classes as in the policy's trace; not needed where the
             trace has their numbers, as those of :func:`ttamer.torch.trace_of` by default.
@@ -302,9 +302,13 @@ class Runner:
 
         Returns:
             The answers, in the order of the inputs.
+
+        Raises:
+            ArgumentError: The network was put in training mode, or the inputs are of another kind.
         """
+        value = self._received(inputs)
         with autocast(self._device, self.precision):
-            return self._run(to_device(inputs, self._device, self.network.input_names))
+            return self._run(value)
 
     def stream(self, batches: Iterable[Inputs], *, window: int = 8) -> Iterator[Answers]:
         """Run many batches, several of them together.
@@ -343,7 +347,7 @@ class Runner:
         Returns:
             Pairs (positions, answers) for the inputs that stop at each exit, in that order.
         """
-        value: Any = to_device(inputs, self._device, self.network.input_names)
+        value: Any = self._received(inputs)
         count = rows_of(value)
         if not count:
             return
@@ -371,6 +375,14 @@ class Runner:
             found = settled.nonzero()[:, 0]
             if len(found):
                 yield found, _rows(answers, found)
+
+    def _received(self, inputs: Inputs) -> Value:
+        """Return inputs on the device; with dropout, as while training, answers would be random."""
+        if self.network.training:
+            raise ArgumentError(
+                "the network is in training mode: call network.eval() before it is run"
+            )
+        return to_device(inputs, self._device, self.network.input_names)
 
     def _together(self, batches: list[Inputs]) -> Iterator[Answers]:
         """Run batches of one shape as one, and yield the answers of each batch, in order."""

@@ -188,8 +188,8 @@ def recommend(
     require_trace(trace, "recommend")
     report = progress or (lambda _: None)
     inputs = by_position(inputs, network.input_names)
-    if batch < 1:
-        raise ArgumentError(f"batch is {batch}; it must be at least 1")
+    if not isinstance(batch, int) or batch < 1:
+        raise ArgumentError(f"batch is {batch}; it must be a whole number, at least 1")
     cut = [part for part in _split(inputs, batch) if rows_of(part) == batch]
     if not cut:
         raise ArgumentError(
