@@ -396,16 +396,15 @@ def _run_block(chain: _Chain, number: int, hidden: Tensor, carried: Sequence[Ten
 def _replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Replace the forward of some modules for a while; some have one of their own already."""
     own = {module: vars(module).get("forward") for module in forwards}
+    for module, forward in forwards.items():
+        module.__dict__["forward"] = forward
     try:
-        for module, forward in forwards.items():
-            module.__dict__["forward"] = forward
         yield
     finally:
-        for module, forward in own.items():
-            if forward is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = forward
+        for module, before in own.items():
+            del module.__dict__["forward"]
+            if before is not None:
+                module.__dict__["forward"] = before
 
 
 def _chain(
