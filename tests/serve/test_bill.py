@@ -6,7 +6,6 @@ import asyncio
 
 import httpx2 as httpx
 import pytest
-from ttamer.serve.openai import bill_fields
 
 from support.billing import (
     GATEWAYS,
@@ -22,6 +21,7 @@ from ttamer.errors import CascadeError
 from ttamer.serve.accounts import Account, BudgetSpent, RateExceeded
 from ttamer.serve.bill import Bill, LimitReached, StreamUsage, Tariff, Usage, output_limit
 from ttamer.serve.config import NodeSettings, TokenCost, settings_from
+from ttamer.serve.formats.openai import bill_fields
 from ttamer.trace.spec import CascadeSpec
 
 PRICES = {"input": INPUT, "output": OUTPUT}
