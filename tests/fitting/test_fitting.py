@@ -342,6 +342,15 @@ def test_intervals_with_a_cost_of_its_own_on_every_row():
     )
 
 
+def test_intervals_of_rare_losses_are_as_wide_as_their_standard_error_says():
+    generator = np.random.default_rng(0)
+    lost = generator.random((20_000, 1)) < 0.1
+    loss = np.where(lost, np.exp(generator.normal(size=lost.shape)), 0.0)
+    trace = Trace(CascadeSpec.of({"only": 1.0}), np.zeros(lost.shape), loss=loss)
+    low, high = evaluate(fit(trace, states=1, tradeoffs=[0.5])[0], trace).error_interval
+    assert high - low == pytest.approx(2 * 1.96 * loss.std() / np.sqrt(len(loss)), rel=0.1)
+
+
 def test_an_empty_trace_cannot_be_evaluated():
     policy = fit(chain_trace(100), states=3)[0]
     with pytest.raises(ArgumentError, match="no rows"):

@@ -6,6 +6,7 @@ Where answers have losses, the error is the mean loss, in the unit of the losses
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ttamer._arguments import require_kind
 from ttamer._display.notebook import card
 from ttamer._numbers import number, percent
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.bootstrap import Interval, draw_counts, interval
+from ttamer.evaluation.bootstrap import Interval, RowBootstrap, draw_counts, interval
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.fitted.mixture import Mixture, shown_error
 from ttamer.fitted.replay import Played, full_cost, latency_of, paid
@@ -33,7 +34,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 """The quantiles of the cost that a result holds."""
 
 MAX_GROUPS = 1000
-"""The largest number of distinct pairs of (wrong, cost); more are grouped by cost first."""
+"""The largest number of distinct pairs of (wrong, cost) that are drawn; with more, rows are."""
 
 
 @dataclass(frozen=True)
@@ -238,25 +239,15 @@ def _intervals(
         return (float(wrong.mean()),) * 2, (float(cost.mean()),) * 2
     both = np.column_stack([wrong.astype(float), cost])
     pairs, counts = np.unique(both, axis=0, return_counts=True)
-    if len(pairs) > MAX_GROUPS:  # costs or losses of their own on every row: group them finely
-        group = _grouped(wrong, cost)
-        _, group = np.unique(group, return_inverse=True)
-        counts = np.bincount(group)
-        pairs = np.column_stack(
-            [np.bincount(group, wrong) / counts, np.bincount(group, cost) / counts]
-        )
-    draws = draw_counts(counts, resamples, np.random.default_rng(seed))
-    means = draws @ pairs / rows
+    if len(pairs) > MAX_GROUPS:  # costs or losses of their own on every row
+        means = _row_bootstrap(rows, resamples, seed).column_means(both.T)
+    else:
+        means = draw_counts(counts, resamples, np.random.default_rng(seed)) @ pairs / rows
     low, high = interval(means, axis=0)
     return (float(low[0]), float(high[0])), (float(low[1]), float(high[1]))
 
 
-def _grouped(wrong: Losses, cost: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return a group for each row, of rows alike in cost and in loss; at most ``MAX_GROUPS``."""
-    if wrong.dtype == np.bool_:
-        edges = np.quantile(cost, np.linspace(0, 1, MAX_GROUPS // 2))
-        return np.asarray(2 * np.searchsorted(edges, cost) + wrong)
-    side = int(MAX_GROUPS**0.5) - 1
-    ends = np.linspace(0, 1, side)
-    costs, losses = (np.searchsorted(np.quantile(x, ends), x) for x in (cost, wrong))
-    return np.asarray((side + 1) * costs + losses)
+@lru_cache(maxsize=1)
+def _row_bootstrap(rows: int, resamples: int, seed: int) -> RowBootstrap:
+    """Return resamples of rows; the last ones are kept, for the next rule on the same rows."""
+    return RowBootstrap.of(rows, resamples=resamples, seed=seed)
