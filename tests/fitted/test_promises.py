@@ -119,6 +119,16 @@ def test_the_same_key_is_decided_alike_and_shares_come_out(ladder):
     assert expensive == pytest.approx(policy.share, abs=4 * (0.25 / 4000) ** 0.5)
 
 
+def test_keys_that_are_large_numbers_are_shared_too(ladder):
+    policy = ladder.for_budget(5.0)
+    first = 1_750_000_000_000_000_000  # nanoseconds since 1970
+    drawn = [policy.drawn(first + i) is policy.expensive for i in range(4000)]
+    assert np.mean(drawn) == pytest.approx(policy.share, abs=4 * (0.25 / 4000) ** 0.5)
+    assert policy.drawn(10**400) in (policy.cheap, policy.expensive)
+    for key in range(20):  # as the same number of another kind
+        assert policy.drawn(np.int64(key)) is policy.drawn(key)
+
+
 def test_numbered_inputs_are_shared_evenly_and_as_a_trace_is(ladder, new_rows):
     policy = ladder.for_budget(5.0)
     draws = policy.draws(1000)

@@ -36,6 +36,8 @@ __all__ = ["Mix", "Mixture", "Rung", "Rungs", "described", "policy_card", "shown
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 """The fractional parts of its multiples are spread evenly over [0, 1), however many there are."""
+MAX_NUMBER = 2**32
+"""Keys are numbers of inputs up to this; the multiples of larger ones have no fraction left."""
 
 
 class Mix(NamedTuple):
@@ -228,7 +230,8 @@ class Mixture:
         """Return the policy that decides the input of this key.
 
         Args:
-            key: The key of the input; the same key always draws the same policy.
+            key: The key of the input; the same key always draws the same policy. Whole numbers
+                below 2**32 are numbers of inputs, drawn in turn; all others are drawn by a hash.
 
         Returns:
             ``cheap`` or ``expensive``.
@@ -289,8 +292,8 @@ class Mixture:
         return np.asarray((start + GOLDEN_RATIO * np.arange(rows)) % 1.0 < self.share)
 
     def _draw(self, key: str | int) -> float:
-        if isinstance(key, int):
-            return (self._start() + GOLDEN_RATIO * key) % 1.0
+        if isinstance(key, int | np.integer) and abs(int(key)) < MAX_NUMBER:
+            return (self._start() + GOLDEN_RATIO * int(key)) % 1.0
         return _uniform(f"{self.seed}:{key}")
 
     def _start(self) -> float:
