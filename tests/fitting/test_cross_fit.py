@@ -73,3 +73,11 @@ def test_parts_are_fitted_as_the_whole_is():
     assert set(owners.ravel()) == {1, 2}
     few = rows.take(np.arange(300))
     assert set(CrossFit(few, [(0, 1, 2)], 0).estimates().owner.ravel()) == {2}
+
+
+def test_predictions_may_be_known_on_rows_of_one_part_alone():
+    trace = alike(90, 0, nodes=2)
+    prediction = np.full((90, 2), -1)
+    prediction[CrossFit(trace, STEPS, 0).parts[0][0]] = 0
+    some = dataclasses.replace(trace, prediction=prediction, classes=("a",))
+    assert np.isfinite(CrossFit(some, STEPS, 0).estimates().least).all()

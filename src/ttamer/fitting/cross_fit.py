@@ -118,7 +118,8 @@ class CrossFit:
 
     def _on(self, belief: Belief, part: NDArray[np.intp]) -> Estimates:
         """Return X of a part of the rows by a belief."""
-        predictions = predictions_of(self.trace)
+        # Of few predictions, all may be outside the rows that the belief was fitted to.
+        predictions = predictions_of(self.trace) if belief.has_predictions else None
         known = signal_values(self.trace.take(part), self.signals) if self.signals else None
         seen = belief.evidence(
             self.trace.confidence[part],
