@@ -351,6 +351,20 @@ def test_intervals_of_rare_losses_are_as_wide_as_their_standard_error_says():
     assert high - low == pytest.approx(2 * 1.96 * loss.std() / np.sqrt(len(loss)), rel=0.1)
 
 
+@pytest.mark.parametrize("belief", ["full", "calibrated"])
+def test_in_a_fixed_order_every_exit_is_asked_on_the_way_also_with_parents(belief):
+    plain = chain_trace(300)
+    first, *others = plain.spec.nodes
+    nodes = (first, *(dataclasses.replace(node, after=first.name) for node in others))
+    trace = plain.with_spec(dataclasses.replace(plain.spec, nodes=nodes))
+    asked = [policy.play(trace).asked for policy in fit(trace, belief=belief, states=3)]
+    assert all((np.diff(each.astype(int), axis=1) <= 0).all() for each in asked)
+    assert (
+        fit(trace, belief=belief, states=3).fitted.steps
+        == fit(plain, belief=belief, states=3).fitted.steps
+    )
+
+
 def test_an_empty_trace_cannot_be_evaluated():
     policy = fit(chain_trace(100), states=3)[0]
     with pytest.raises(ArgumentError, match="no rows"):

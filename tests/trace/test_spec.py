@@ -118,6 +118,7 @@ SKIP, FIXED = "[cascade]\norder = 'skip'\n", "[cascade]\norder = 'fixed'\n"
         ),
         ("[cascade]\norder = 'skip'\n" + NODE + "[[node]]\nname='b'\ncost=1\nafter='a'", "skip"),
         (NODE + "passing = 1", "[[node]] 1 ('a'): has passing = 1.0"),
+        (FIXED + NODE + "after='b'\n[[node]]\nname='b'\ncost=1", "stands behind it"),
         (FIXED + NODE + "passing = 0", 'write order = "skip", or remove passing'),
         (SKIP + NODE + "passing = -1", "[[node]] 1 ('a'): passing is -1.0"),
         (SKIP + NODE + "passing = nan", "passing is nan; it must be finite"),

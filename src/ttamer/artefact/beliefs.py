@@ -73,7 +73,7 @@ def describe_belief(fitted: BeliefModel) -> tuple[dict[str, Any], dict[str, NDAr
         "trace": fitted.trace_digest,
         "rows": fitted.rows,
     }
-    if spec.is_tree:
+    if any(spec.parents):
         described["after"] = parents_in(spec)
     keys = _answers(fitted.steps, len(spec.names), certain_last=belief.certain_last)
     pad = [0.0]  # no array is empty in a file

@@ -231,6 +231,12 @@ class CascadeSpec:
                         f"{place}: after is {parent!r}, and there is no such node; "
                         f"the nodes are {', '.join(numbers)}"
                     )
+                if self.order == "fixed" and numbers[parent] > numbers[node.name]:
+                    raise CascadeError(
+                        f"{place}: after is {parent!r}, which stands behind it, and with order = "
+                        '"fixed" nodes are asked as they stand; change their order, or use '
+                        'order = "auto"'
+                    )
             if node.parents and self.order == "skip":
                 raise CascadeError(
                     f'{place}: has after = {_given(node.after)}, and order = "skip" goes through '
@@ -532,8 +538,11 @@ class CascadeSpec:
 
     @property
     def is_tree(self) -> bool:
-        """Whether any node has ``after``: a tree, or where one has several parents, more."""
-        return any(self.parents)
+        """Whether any node has ``after``: a tree, or where one has several parents, more.
+
+        With order "fixed" it is none: every node is asked on the way to the next.
+        """
+        return self.order != "fixed" and any(self.parents)
 
     @property
     def has_joint_nodes(self) -> bool:
