@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from support.traces import answering_trace, chain_trace, passing_trace, small_tr
 from ttamer.artefact.container import pack, write
 from ttamer.artefact.files import _describe
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+from ttamer.fitted.mixture import Mixture
 from ttamer.fitting.plans import fit
 
 
@@ -41,6 +44,32 @@ def test_one_fitted_policy_comes_back(tmp_path):
     turn = loaded.session()
     turn.observe(confidence=0.9)
     assert turn.answer == "exit1"
+
+
+def test_a_mixture_comes_back_whose_cheaper_policy_has_the_higher_tradeoff(tmp_path):
+    trace = answering_trace(300)
+    ladder = fit(trace, belief="calibrated", states=4)
+    low, high = (ladder.at(tradeoff) for tradeoff in (0.5, 0.9))
+    assert (low.play(trace).asked != high.play(trace).asked).any()
+    mixture = Mixture(high, low, 0.3, seed=5)
+    tt.save(mixture, tmp_path / "mixture.ttamer")
+    loaded = tt.load(tmp_path / "mixture.ttamer")
+    assert (loaded.cheap.tradeoff, loaded.expensive.tradeoff) == (high.tradeoff, low.tradeoff)
+    np.testing.assert_array_equal(loaded.play(trace).asked, mixture.play(trace).asked)
+
+
+def test_one_node_of_a_cascade_with_several_parents_comes_back(tmp_path):
+    plain = answering_trace(300)
+    *others, last = plain.spec.nodes
+    parents = tuple(node.name for node in others)
+    assert len(parents) > 1
+    nodes = (*others, dataclasses.replace(last, after=parents))
+    trace = plain.with_spec(dataclasses.replace(plain.spec, nodes=nodes))
+    policy = fit(trace, tradeoffs=[0.2, 0.9]).alone(last.name)
+    tt.save(policy, tmp_path / "alone.ttamer")
+    loaded = tt.load(tmp_path / "alone.ttamer")
+    assert loaded.spec.parents == trace.spec.parents
+    np.testing.assert_array_equal(loaded.play(trace).asked, policy.play(trace).asked)
 
 
 def test_inspect_reports_where_a_fit_comes_from(tmp_path):

@@ -389,15 +389,16 @@ def _with_record(
 
 def _describe_mixture(given: Mixture, notes: dict[str, str]) -> Described:
     """Return the header and the arrays of a mixture: its policies, their share, its promise."""
-    pair = (given.cheap, given.expensive)
-    policies = pair if pair[0].tradeoff < pair[1].tradeoff else pair[:1]
-    if pair[0].tradeoff > pair[1].tradeoff:
-        raise ArgumentError("the cheap policy of a mixture must have the lower tradeoff")
+    # By tradeoff, as in every file: the cheaper of two policies may have the higher one.
+    pair = {each.tradeoff: each for each in (given.cheap, given.expensive)}
+    tradeoffs = sorted(pair)
+    policies = [pair[tradeoff] for tradeoff in tradeoffs]
     numbers = [(each.error, each.cost) for each in policies]
     if any(None in each for each in numbers):
         raise ArgumentError("a mixture needs the error and cost of its policies to be saved")
     table = np.array(numbers, float).T
-    mix = Mix(0, len(policies) - 1, given.share)
+    places = (tradeoffs.index(each.tradeoff) for each in (given.cheap, given.expensive))
+    mix = Mix(*places, given.share)
     promises: tuple[Promise, ...] = ()
     if given.promise is not None:
         promises = (dataclasses.replace(given.promise, mix=mix),)

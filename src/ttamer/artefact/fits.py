@@ -78,7 +78,7 @@ def restore_fit(
     """Check what a file records of a fit against its problem, and return it."""
     more = ["mistakes"] if isinstance(described, dict) and "mistakes" in described else []
     fields = fields_of(described, "the fit", (*FIELDS, *more))
-    names, after = texts_of(fields["names"], "names"), texts_of(fields["after"], "after")
+    names, after = texts_of(fields["names"], "names"), parents_of(fields["after"])
     count = len(names)
     if count != len(problem.nodes) or len(after) != count:
         raise ArtefactDamaged("the fit must name as many nodes as the problem has")
