@@ -121,7 +121,8 @@ def frame_of(trace: Trace, library: FrameLibrary) -> Any:
     columns: dict[str, Any] = {}
     texts = np.array([*trace.classes, None], object)
     for name, values in columns_of(trace, slice(None)).items():
-        columns[name] = texts[values] if values.dtype == np.int32 else values
+        # A list: of an array that begins with None, polars makes a column of Python objects.
+        columns[name] = texts[values].tolist() if values.dtype == np.int32 else values
     if library == "arrow":
         return arrow().table(columns)
     try:
