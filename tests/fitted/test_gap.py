@@ -141,6 +141,18 @@ def test_what_it_needs_is_said():
         several.gap(tradeoff=0.5, on=drawn("any", 100, 1))
 
 
+def test_where_one_node_alone_is_the_default_a_policy_of_the_ladder_is_compared():
+    rng = np.random.default_rng(0)
+    correct = rng.random((400, 2)) < [0.6, 0.9]  # confidences say nothing
+    trace = tt.Trace(CascadeSpec.of({"a": 1.0, "b": 1.0}), rng.random((400, 2)), correct=correct)
+    ladder = tt.fit(trace, hold_out=0.5)
+    assert ladder.default().single_node == "b"
+    assert ladder.default().expensive.fitted is not ladder.fitted  # its states see nothing
+    found = ladder.gap()
+    assert found.tradeoff in ladder.tradeoffs
+    assert found == ladder.gap(tradeoff=found.tradeoff)
+
+
 def test_the_default_policy_and_the_command(tmp_path, capsys):
     ladder = tt.fit(drawn("fixed", 1500, 0), belief="calibrated", states=3, hold_out=0.3)
     gap = ladder.gap()

@@ -468,20 +468,26 @@ class FittedLadder(Ladder):
         Raises:
             ArgumentError: The ladder has no estimates.
         """
+        best, mix = self._default_mix()
         rungs = self.require_rungs()
-        if rungs.node_errors is None:
+        errors, costs = rungs.node_errors, rungs.node_costs
+        if errors is not None and costs is not None and not self.spec.has_passing:
+            worse = rungs.error_of(mix) > errors[best] + 1e-9
+            if worse or rungs.cost_of(mix) > costs[best]:
+                one = self.alone(self.spec.names[best])
+                return Mixture(one, one, 1.0, seed, error=one.error, cost=one.cost)
+        return self.mixed(mix, seed=seed)
+
+    def _default_mix(self) -> tuple[int, Mix]:
+        """Return the node of least error, and the cheapest mix expected to err no more."""
+        errors = self.require_rungs().node_errors
+        if errors is None:
             raise ArgumentError(
                 "this ladder has no record of each node's own error, so it has no default policy: "
                 "choose one by tradeoff, budget or mistake cost, or fit it again with ttamer.fit"
             )
-        best = int(rungs.node_errors.argmin())
-        mix = rungs.for_error(float(rungs.node_errors[best]))
-        if rungs.node_costs is not None and not self.spec.has_passing:
-            worse = rungs.error_of(mix) > rungs.node_errors[best] + 1e-9
-            if worse or rungs.cost_of(mix) > rungs.node_costs[best]:
-                one = self.alone(self.spec.names[best])
-                return Mixture(one, one, 1.0, seed, error=one.error, cost=one.cost)
-        return self.mixed(mix, seed=seed)
+        best = int(errors.argmin())
+        return best, self.require_rungs().for_error(float(errors[best]))
 
     def alone(self, node: str) -> FittedPolicy:
         """Return the policy that returns the answer of one node, whatever it is.
@@ -633,7 +639,7 @@ class FittedLadder(Ladder):
         Args:
             confidence: The chance with which the bound holds, at least.
             tradeoff: Of the policy; by default that of the policy which decides most inputs of
-                :meth:`default`.
+                the cheapest mixture expected to err no more than the best node.
             on: Rows that the ladder was not fitted to; by default those held out by the fit, while
                 they are in memory.
 
@@ -657,8 +663,8 @@ class FittedLadder(Ladder):
                 "those held out: give rows (on=trace), or fit with hold_out=0.2"
             )
         if tradeoff is None:
-            mixture = self.default()
-            policy = mixture.expensive if mixture.share >= MAJORITY_SHARE else mixture.cheap
+            _, mix = self._default_mix()
+            policy = self[mix.expensive if mix.share >= MAJORITY_SHARE else mix.cheap]
         else:
             policy = self.at(tradeoff)
         rows = rows.with_verification()
