@@ -12,6 +12,7 @@ from support.traces import FIRST, ROWS, answering_trace, chain_trace
 from ttamer.baselines import FAMILIES
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.evaluation import frontier
+from ttamer.fitted.promise import MAX_HELD_LOSSES
 from ttamer.fitting import fit_batches
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
@@ -145,6 +146,17 @@ def test_a_file_keeps_the_mistakes_of_many_classes(tmp_path):
     ladder = tt.fit(trace.with_spec(spec), belief="calibrated", states=3, tradeoffs=[0.5])
     tt.save(ladder, tmp_path / "fit.ttamer")
     assert tt.load(tmp_path / "fit.ttamer").fitted.spec.mistakes == mistakes
+
+
+def test_of_many_rows_a_promise_is_about_all_and_not_about_the_first():
+    spec = CascadeSpec.of({"only": 1.0}, max_loss=1.0)
+    loss = np.repeat([0.1, 0.9], MAX_HELD_LOSSES)[:, np.newaxis]  # the first rows are the easy ones
+    later = Trace(spec, np.zeros_like(loss), loss=loss)
+    ladder = tt.fit(later.take(slice(None, None, 100)), belief="calibrated", states=1)
+    promise = ladder.for_error(0.3, on=later).promise
+    assert not promise.certified
+    assert promise.rows == MAX_HELD_LOSSES
+    assert promise.observed == pytest.approx(0.5, abs=0.02)
 
 
 def test_rows_are_not_held_out_for_promises_that_cannot_be_made(graded):
