@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+import math
 import pickle
 import threading
 import time
@@ -22,7 +23,7 @@ from support.examples import examples
 from support.traces import answering_trace, passing_trace, small_traces
 from ttamer import ArgumentError, CascadeSpec, ObservationError, fit
 from ttamer.fitted.mixture import Mixture
-from ttamer.runtime.calling import Call, _Attempts
+from ttamer.runtime.calling import Call, _Attempts, batched
 from ttamer.runtime.cascade import Cascade, CascadeFailed
 
 NEVER = 30.0  # seconds that no test waits for
@@ -228,6 +229,64 @@ def test_retries_ask_the_same_node_again_and_are_paid(how):
     assert tries == ["q"] * 3
     assert (outcome.by, outcome.cost, outcome.asked[0].calls) == ("a", 3.0, 3)
     assert outcome.asked[0].error is None
+
+
+@BOTH
+def test_the_cost_in_a_reply_is_that_of_its_own_call(how):
+    """A call that failed before it costs what its node does."""
+    replies = iter([None, {"prediction": "yes", "confidence": 0.95, "cost": 0.25}])
+    assert go(make(lambda value: next(replies), retries=1), how).cost == 1.25
+
+
+@BOTH
+@pytest.mark.parametrize("limit", ["timeouts", "hedge", "deadline"])
+def test_limits_may_be_infinite(how, limit):
+    assert go(make(says(0.95), **{limit: math.inf}), how).answer == "yes"
+
+
+@BOTH
+def test_a_batched_node_may_be_async(how):
+    async def together(values):
+        return [("yes", 0.95) for _ in values]
+
+    assert go(make(batched(together)), how).answer == "yes"
+
+
+async def _surely(_):
+    return "yes", 0.95
+
+
+@pytest.mark.parametrize("node", [_surely, lambda value: _surely(value)], ids=["async", "plain"])
+def test_run_inside_a_running_loop_refers_to_arun(node):
+    async def run():
+        make(node).run("x")
+
+    with pytest.raises((ArgumentError, CascadeFailed), match="await arun"):
+        asyncio.run(run())
+
+
+def test_of_two_calls_that_end_together_the_one_that_failed_unpaid_is_not_paid():
+    calls = []
+
+    async def run():
+        both = asyncio.Event()
+
+        async def node(value):
+            calls.append(value)
+            is_second = len(calls) == 2
+            if is_second:
+                both.set()
+            await both.wait()
+            if is_second:
+                return "yes", 0.95
+            refused = OSError("never sent")
+            refused.paid = False
+            raise refused
+
+        return await make(node, hedge=0.0).arun("x")
+
+    outcome = asyncio.run(run())
+    assert (outcome.answer, outcome.asked[0].calls, outcome.cost) == ("yes", 2, 1.0)
 
 
 @BOTH

@@ -281,3 +281,32 @@ def test_no_inputs_and_async_nodes():
 
     with pytest.raises(ArgumentError, match="await arun"):
         Cascade(policy, dict.fromkeys(NAMES, node)).run_batch([1])
+
+
+def test_rows_called_one_by_one_come_as_the_batch_does():
+    """A row of an array is an array of one row, and a row of a frame a frame."""
+    trace, policy = make_trace("fixed"), fitted("none", "fixed")[0]
+    seen = []
+
+    def first(rows):
+        seen.append(type(rows))
+        if len(rows) > 1:
+            raise MemoryError
+        return np.full(len(rows), 1), np.full(len(rows), 0.9)
+
+    nodes = {**Nodes(trace).of("single"), "a": batched(first)}
+    by_frame = {**nodes, "b": lambda row: (1, 0.9), "c": lambda row: (1, 0.9)}
+    for limits in ({}, {"max_cost": 9.0}):
+        found = Cascade(policy, nodes, **limits).run_batch(np.arange(3))
+        assert found.predictions == [1, 1, 1]
+        Cascade(policy, by_frame, **limits).run_batch(pd.DataFrame({"row": np.arange(3)}))
+    assert seen == ([np.ndarray] * 4 + [pd.DataFrame] * 4) * 2
+
+
+def test_a_batched_node_that_is_async_is_refused():
+    async def together(rows):
+        return [("x", 1.0) for _ in rows]
+
+    cascade = Cascade(fitted("none")[3], dict.fromkeys(NAMES, batched(together)))
+    with pytest.raises(ArgumentError, match="await arun"):
+        cascade.run_batch([1])

@@ -32,7 +32,7 @@ from ttamer.trace.classes import ClassCodes
 from ttamer.trace.trace import BELIEF_FIELDS
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -240,9 +240,8 @@ class _Run:
         with suppress(Exception):  # what cannot be kept as columns is read row by row
             if result.error is None and self._keep_columns(node, rows, result.returned, codes):
                 return set()
-        single = self.cascade.nodes[name]
-        alone = (Call(single, self.value(row), timeout) for row in rows.tolist())
-        return self._keep(node, rows, _results(result, rows, timeout, alone), codes)
+        timeouts = dict.fromkeys(rows.tolist(), timeout)
+        return self._keep(node, rows, self._results(name, rows, result, timeouts), codes)
 
     def _keep(
         self,
@@ -419,26 +418,33 @@ class _Run:
         self, name: str, rows: NDArray[np.intp], requests: Mapping[int, Call]
     ) -> dict[int, CallResult]:
         """Make one call of a node for several rows."""
-        limits = (requests[row].timeout for row in rows.tolist())
-        timeout = min((limit for limit in limits if limit is not None), default=None)
-        result = self.call(name, rows, timeout)
-        alone = (requests[row] for row in rows.tolist())
-        return dict(zip(rows.tolist(), _results(result, rows, timeout, alone), strict=True))
+        timeouts = {row: requests[row].timeout for row in rows.tolist()}
+        least = min((limit for limit in timeouts.values() if limit is not None), default=None)
+        results = self._results(name, rows, self.call(name, rows, least), timeouts)
+        return dict(zip(rows.tolist(), results, strict=True))
 
+    def _results(
+        self,
+        name: str,
+        rows: NDArray[np.intp],
+        result: CallResult,
+        timeouts: Mapping[int, float | None],
+    ) -> list[CallResult]:
+        """Return the result of each row of one call.
 
-def _results(
-    result: CallResult, rows: NDArray[np.intp], timeout: float | None, alone: Iterable[Call]
-) -> list[CallResult]:
-    """Return the result of each row of one call.
-
-    A call that ended at its time limit is the result of all of them. Where it failed otherwise, or
-    returned no replies, each row is called alone.
-    """
-    if timeout is not None and isinstance(result.error, TimeoutError):
-        return [result] * len(rows)
-    if result.error is None:
-        with suppress(Exception):  # whatever a user's function returned
-            share = result.seconds / len(rows)
-            replies = rows_of(result.returned, len(rows))
-            return [CallResult(reply, None, 1, 1, share) for reply in replies]
-    return [call(request) for request in alone]
+        A call that ended at its time limit is the result of all of them. Where it failed otherwise,
+        or returned no replies, each row is called alone.
+        """
+        is_limited = any(limit is not None for limit in timeouts.values())
+        if is_limited and isinstance(result.error, TimeoutError):
+            return [result] * len(rows)
+        if result.error is None:
+            with suppress(Exception):  # whatever a user's function returned
+                share = result.seconds / len(rows)
+                replies = rows_of(result.returned, len(rows))
+                return [CallResult(reply, None, 1, 1, share) for reply in replies]
+        answer = self.cascade.batched[name].first
+        return [
+            call(Call(answer, self.take(rows[at : at + 1]), timeouts[row]))
+            for at, row in enumerate(rows.tolist())
+        ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import math
 import queue
 import threading
 import time
@@ -35,6 +36,7 @@ __all__ = [
     "is_async",
     "require_callables",
     "result_of",
+    "run_awaitable",
 ]
 
 MAX_COLLECTED = 1024
@@ -62,9 +64,12 @@ class Batched:
 
     def single(self, value: Any) -> Any:
         """Answer for one input."""
-        from ttamer.runtime.reply import rows_of
+        return self.first([value])
 
-        return rows_of(self.answer([value]), 1)[0]
+    def first(self, inputs: Sequence[Any]) -> Any:
+        """Answer for a batch of one input; to be awaited where the callable is async."""
+        returned = self.answer(inputs)
+        return _first_of(returned) if inspect.isawaitable(returned) else _first(returned)
 
 
 def batched(answer: Callable[[Sequence[Any]], Sequence[Any]], size: int | None = 32) -> Batched:
@@ -123,8 +128,21 @@ class CallResult(NamedTuple):
     seconds: float
 
 
+def _first(returned: Any) -> Any:
+    """Return the only reply of a batched callable."""
+    from ttamer.runtime.reply import rows_of
+
+    return rows_of(returned, 1)[0]
+
+
+async def _first_of(awaitable: Any) -> Any:
+    return _first(await awaitable)
+
+
 def is_async(function: Callable[[Any], Any]) -> bool:
     """Return whether calling it returns something to await."""
+    if isinstance(function, Batched):
+        return is_async(function.answer)
     own = inspect.iscoroutinefunction(function)
     return own or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
@@ -156,7 +174,8 @@ class _Attempts:
     def wait(self) -> float | None:
         """Return how long to wait for the calls made."""
         ends = [end for end in (self.end, self.hedge) if end is not None]
-        return max(0.0, min(ends) - time.monotonic()) if ends else None
+        left = min(ends, default=math.inf) - time.monotonic()
+        return max(0.0, left) if left <= threading.TIMEOUT_MAX else None
 
     def is_over(self) -> bool:
         """Return whether the time is up; if not, it is time for the second call."""
@@ -226,10 +245,11 @@ async def call_async(request: Call) -> CallResult:
                     if attempts.is_over():
                         return attempts.result()
                     break
-                good = [task for task in done if _error(task) is None]
+                errors = {task: _error(task) for task in done}
+                over = [attempts.fail(error) for error in errors.values() if error is not None]
+                good = [task for task, error in errors.items() if error is None]
                 if good:
                     return attempts.result(good[0].result(), good=True)
-                over = [attempts.fail(_error(task) or RuntimeError()) for task in done]
                 if any(over):
                     return attempts.result()
     finally:
@@ -274,7 +294,18 @@ async def _in_thread(request: Call) -> Any:
 def _returned(request: Call) -> Any:
     """Call the function; what it returns to be awaited is awaited in a loop of its own."""
     returned = request.function(request.value)
-    return asyncio.run(result_of(returned)) if inspect.isawaitable(returned) else returned
+    return run_awaitable(returned) if inspect.isawaitable(returned) else returned
+
+
+def run_awaitable(awaitable: Any) -> Any:
+    """Await in a new event loop, which no other may enclose."""
+    coroutine = awaitable if inspect.iscoroutine(awaitable) else result_of(awaitable)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    coroutine.close()
+    raise ArgumentError("an event loop is running here: await arun, instead of calling run")
 
 
 async def result_of(awaitable: Any) -> Any:

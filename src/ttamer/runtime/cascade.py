@@ -18,7 +18,6 @@ from the replies it has. Every call is paid, unless its exception has ``paid = F
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,6 +34,7 @@ from ttamer.runtime.calling import (
     call_async,
     is_async,
     require_callables,
+    run_awaitable,
 )
 from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
 from ttamer.runtime.reply import Reply, Unusable, columns_of, error_text, reply_of
@@ -150,7 +150,7 @@ class Cascade:
         self.hedge = _by_node(hedge, spec.names, "hedge")
         """Seconds until the second call, for each node that has one."""
         self._retries = _by_node(retries, spec.names, "retries")
-        self._is_async = any(map(is_async, self.nodes.values()))
+        self._is_async = any(map(is_async, nodes.values()))
         if max_cost is not None:
             policy.session(max_cost=max_cost, key="")  # refused now if no node can be asked
 
@@ -181,9 +181,10 @@ class Cascade:
 
         Raises:
             CascadeFailed: If no node gave an answer.
+            ArgumentError: If a node is async, and an event loop is running here.
         """
         if self._is_async:
-            return asyncio.run(self.arun(value, key=key, deadline=deadline, signals=signals))
+            return run_awaitable(self.arun(value, key=key, deadline=deadline, signals=signals))
         steps = self.steps(value, key, deadline, signals)
         try:
             question = next(steps)
@@ -353,7 +354,8 @@ class Cascade:
                     break
         if reply is None:
             return None, NodeCall(node, None, None, paid * price, seconds, error, calls)
-        cost = paid * (price if reply.cost is None else reply.cost)
+        # A reply knows the cost of its own call, and not of those that failed or came too late.
+        cost = (paid - 1) * price + (price if reply.cost is None else reply.cost)
         done = NodeCall(
             node, reply.prediction, reply.confidence, cost, seconds, None, calls, reply.columns
         )
