@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import time
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -283,3 +284,22 @@ def test_what_is_collected_is_a_file_like_any_other(tmp_path):
     trace = collect(["ab", "cc"], NODES, labels=["b", "c"])
     trace.write(tmp_path / "t.parquet")
     assert Trace.read(tmp_path / "t.parquet").digest == trace.digest
+
+
+def test_what_async_nodes_leave_running_is_cancelled():
+    tasks, cancelled = [], []
+
+    async def refresh():
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append("refresh")
+
+    async def node(_):
+        tasks.append(asyncio.create_task(refresh()))
+        await asyncio.sleep(0)  # it starts
+        return "yes", 0.9
+
+    collect(["x"], {"a": node}, costs={"a": 1.0})
+    assert cancelled == ["refresh"]
+    assert tasks[0].done()

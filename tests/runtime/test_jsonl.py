@@ -42,19 +42,22 @@ def test_a_line_cut_short_is_removed_wherever_it_was_cut(tmp_path, monkeypatch, 
         assert path.read_bytes() == line * (whole + 1)
 
 
-def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "no space left"), KeyboardInterrupt("no space left")]
+)
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch, error):
     path, line = tmp_path / "log", json_line([1, 2, 3])
     real = os.write
 
     def full_disk(handle: int, data: memoryview) -> int:
         if len(data) < len(line):
-            raise OSError(errno.ENOSPC, "no space left")
+            raise error
         return real(handle, data[:4])
 
     with JsonLines(path) as file:
         file.append(line)
         monkeypatch.setattr(os, "write", full_disk)
-        with pytest.raises(OSError, match="no space left"):
+        with pytest.raises(type(error), match="no space left"):
             file.append(line)
         monkeypatch.setattr(os, "write", real)
         file.append(line)

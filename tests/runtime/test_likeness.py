@@ -28,7 +28,18 @@ def comparer(threshold=0.9, function=embed):
     return Comparer(Comparison("embedding", threshold=threshold), cosines(function))
 
 
-@pytest.mark.parametrize("function", [embed, embed_later])
+class Model:
+    async def __call__(self, texts):
+        return embed(texts)
+
+
+def test_a_model_that_raises_stop_iteration_fails():
+    """A future cannot carry one: the comparison waited for ever."""
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(comparer(function=lambda texts: next(iter([]))).equal([("4", "5")]))
+
+
+@pytest.mark.parametrize("function", [embed, embed_later, Model()])
 def test_texts_are_equal_from_the_threshold_on(function):
     found = comparer(function=function)
     pairs = [("four", "4"), ("four", "five"), ("5", "five"), (None, "4"), ("4", "4")]

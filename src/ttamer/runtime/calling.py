@@ -352,7 +352,6 @@ class EventLoop:
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-            self._loop.close()
         self._loop = self._thread = None
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -360,7 +359,18 @@ class EventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(
-                target=self._loop.run_forever, daemon=True, name="ttamer loop"
+                target=_run_until_stopped, args=[self._loop], daemon=True, name="ttamer loop"
             )
             self._thread.start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop; once it is stopped, cancel what nodes left running, and close it."""
+    loop.run_forever()
+    if tasks := asyncio.all_tasks(loop):
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(tasks, timeout=ABANDON_SECONDS))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()

@@ -36,7 +36,7 @@ class JsonLines:
     r"""A file of JSON lines that is appended to. Only its owner may read it (mode 600).
 
     A process that is killed can leave half a line at the end; opening the file removes it. A write
-    that fails (a full disk) leaves the file as it was.
+    that fails (a full disk) or is interrupted leaves the file as it was.
 
     Args:
         path: The file; it is created if it does not exist.
@@ -115,7 +115,7 @@ class JsonLines:
                 os.fsync(self._handle)
                 unsynced = 0
             self.size, self._unsynced = self.size + len(lines), unsynced
-        except OSError:
+        except BaseException:  # a signal, too, may come between two writes
             with suppress(OSError):
                 os.truncate(self._handle, self.size)
             raise

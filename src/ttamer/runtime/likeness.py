@@ -7,8 +7,6 @@ the other half.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ import numpy as np
 
 from ttamer.errors import ArgumentError
 from ttamer.runtime.agreement import Agreement
+from ttamer.runtime.calling import Call, call_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,6 +52,7 @@ def cosine(one: ArrayLike, two: ArrayLike) -> float:
 def cosines(embed: Callable[[list[str]], Any]) -> PairScore:
     """Return the score of pairs of texts by a model of embeddings.
 
+    >>> import asyncio
     >>> score = cosines(lambda texts: [[len(text), 1.0] for text in texts])
     >>> asyncio.run(score([("four", "five")]))
     [1.0]
@@ -67,11 +67,10 @@ def cosines(embed: Callable[[list[str]], Any]) -> PairScore:
 
     async def score(pairs: Sequence[Pair]) -> list[float]:
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        if inspect.iscoroutinefunction(embed):
-            found = await embed(texts)
-        else:
-            found = await asyncio.to_thread(embed, texts)
-        vectors = dict(zip(texts, found, strict=True))
+        result = await call_async(Call(embed, texts))
+        if result.error is not None:
+            raise result.error
+        vectors = dict(zip(texts, result.returned, strict=True))
         return [cosine(vectors[one], vectors[two]) for one, two in pairs]
 
     return score
