@@ -169,17 +169,43 @@ def test_a_node_with_an_upstream_is_asked_by_its_replica():
             good = await replica.ask("/chat/completions", body, 30.0, {})
             upstream.mode = "error"
             bad = await replica.ask("/chat/completions", body, 30.0, {})
+            upstream.status, upstream.code = 400, "context_length_exceeded"
+            refused = await replica.ask("/chat/completions", body, 30.0, {})
             await replica.close()
-            return good, bad
+            return good, bad, refused
 
-        good, bad = asyncio.run(ask())
+        good, bad, refused = asyncio.run(ask())
         assert good.text == upstream.answer("2 + 2?", 0)[0]
     assert isinstance(bad, Failed)
-    assert (bad.kind, bad.status) == ("error", 500)
+    assert (bad.kind, bad.status, bad.code) == ("error", 500, None)
+    error = asyncio.run(raised_for(refused))
+    assert (error.status, error.code) == (400, "context_length_exceeded")
+    assert str(error).count("node 'small'") == 1
+
+
+async def raised_for(found):
+    """Return the error that the gateway raises for what a replica returns."""
+    from ttamer.ray.replicas import read_placements
+    from ttamer.ray.serving import _Remote
+    from ttamer.serve.upstreams.upstream import UpstreamFailed
+
+    class Handle:
+        @property
+        def ask(self):
+            return self
+
+        async def remote(self, *_):
+            return found
+
+    settings, _ = read_placements(CascadeSpec.from_toml(TOML))
+    with pytest.raises(UpstreamFailed) as caught:
+        await _Remote(settings.nodes["small"], Handle()).ask("/chat/completions", {})
+    return caught.value
 
 
 @pytest.mark.parametrize(
-    ("model", "kind"), [("fails_always", "error"), ("says_nonsense", "garbage")]
+    ("model", "kind"),
+    [("fails_always", "error"), ("raises_stop", "error"), ("says_nonsense", "garbage")],
 )
 def test_a_model_that_fails_reports_why(model, kind):
     from ttamer.ray.replicas import Failed, Replica

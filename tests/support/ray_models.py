@@ -124,6 +124,15 @@ def fails_always():
     return model
 
 
+def raises_stop():
+    """Make a model that raises what a future cannot carry."""
+
+    def model(text: str) -> tuple[str, float]:
+        raise StopIteration(text)
+
+    return model
+
+
 def says_nonsense():
     """Make a model whose confidence is no number."""
 

@@ -16,16 +16,14 @@ The replicas of a node with an ``upstream`` instead of a ``model`` call it over 
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import inspect
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ttamer._numbers import is_number
 from ttamer.errors import CascadeError
-from ttamer.runtime.calling import is_async
+from ttamer.runtime.calling import Call, call_async
 from ttamer.runtime.references import import_reference
 from ttamer.runtime.reply import Unusable, error_text, reply_of
 from ttamer.serve.answers.confidence import question_text
@@ -70,6 +68,8 @@ class Failed:
     kind: Any
     text: str
     status: int | None = None
+    code: str | None = None
+    """The upstream's code, where the gateway passes it on to clients."""
 
 
 def read_placements(spec: CascadeSpec) -> tuple[Settings, dict[str, Placement]]:
@@ -147,9 +147,10 @@ class Replica:
             if self._model is None:
                 node = await self._opened()
                 return await node.ask(path, body, CallContext.within(timeout, headers))
-            return await self._asked(path, body)
+            return await self._asked(path, body, timeout)
         except UpstreamFailed as error:
-            return Failed(error.kind, str(error), error.status)
+            text = str(error).removeprefix(f"node {error.node!r}: ")  # the gateway adds it
+            return Failed(error.kind, text, error.status, error.code)
 
     async def close(self) -> None:
         """Close the connections to the upstream."""
@@ -162,19 +163,18 @@ class Replica:
             self._upstream = open_nodes(self._settings, client)[self._node.name]
         return self._upstream
 
-    async def _asked(self, path: str, body: Mapping[str, Any]) -> NodeAnswer | Failed:
+    async def _asked(
+        self, path: str, body: Mapping[str, Any], timeout: float
+    ) -> NodeAnswer | Failed:
         """Return the model's answer to one request."""
         model: Any = self._model
-        value = question_text(body)
+        result = await call_async(Call(model, question_text(body), timeout))
+        if result.error is not None:
+            return Failed("error", error_text(result.error))
         try:
-            returned = await (model(value) if is_async(model) else asyncio.to_thread(model, value))
-            if inspect.isawaitable(returned):
-                returned = await returned
-            reply = reply_of(returned)
+            reply = reply_of(result.returned)
         except Unusable as error:
             return Failed("garbage", str(error))
-        except Exception as error:  # whatever a user's model raises
-            return Failed("error", error_text(error))
         prediction = class_text(reply.prediction)
         text = str(prediction if reply.answer is reply.prediction else reply.answer)
         cost = self._node.cost if reply.cost is None else reply.cost

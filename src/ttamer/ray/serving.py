@@ -209,7 +209,9 @@ class _Remote(Node):
         except TimeoutError:
             raise UpstreamFailed(node.name, "timeout", f"no answer in {limit:.4g} s") from None
         if isinstance(found, Failed):
-            raise UpstreamFailed(node.name, found.kind, found.text, status=found.status)
+            raise UpstreamFailed(
+                node.name, found.kind, found.text, status=found.status, code=found.code
+            )
         answer: NodeAnswer = found
         return answer
 
