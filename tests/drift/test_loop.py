@@ -284,3 +284,45 @@ def test_a_drop_can_be_promised_too(before):
     loop = Loop(serving, settings)
     drive(loop, rows_of(100, seed=3))
     assert loop.state == "watching"
+
+
+def test_any_error_of_a_fit_is_a_failed_attempt(serving, settings, stream):
+    """Such as a full disk, which once left the loop in the state "refitting" for good."""
+
+    def refit(_):
+        raise OSError("no space left: a text that events must not hold")
+
+    loop = Loop(serving, dataclasses.replace(settings, attempts=2), refit=refit)
+    drive(loop, stream, until="fallback")
+    failed = [event for event in loop.events if "cannot be fitted" in event.text]
+    assert [event.kind for event in failed] == ["not certified", "give up"]
+    assert "OSError at test_loop.py" in failed[0].text
+    assert "must not hold" not in failed[0].text
+
+
+def test_attempts_after_a_retry_share_the_level_too(serving, settings):
+    hard = dataclasses.replace(settings, at_most=1e-4, attempts=2)
+    loop, stream = Loop(serving, hard), stream_of(20, 1800, seed=3)
+    row = drive(loop, stream, until="fallback")
+    loop.retry()
+    drive(loop, stream, begin=row, until="fallback")
+    levels = [1 - e.facts["promise"]["confidence"] for e in loop.events if "promise" in e.facts]
+    share = 1 - hard.confidence
+    assert levels == pytest.approx([share / 2, share / 6, share / 12, share / 20][: len(levels)])
+    assert len(levels) > 2
+
+
+def test_falling_back_twice_keeps_the_former_policy(serving, settings, stream):
+    loop = Loop(serving, settings)
+    drive(loop, stream, until="suspected")
+    loop.fall_back()
+    assert loop.former is serving
+    loop.roll_back()
+    assert loop.serving is serving
+
+
+def test_the_events_returned_stay_as_they_are(serving, settings, stream):
+    loop = Loop(serving, settings)
+    events = loop.update(stream.take(slice(1)), [0])
+    loop.hold()
+    assert events == []

@@ -37,7 +37,8 @@ from ttamer.drift.audit_log import joined
 from ttamer.drift.decisions import decide
 from ttamer.drift.fallback import AskLast
 from ttamer.drift.monitor import Bound, Monitor
-from ttamer.errors import ArgumentError, TTamerError
+from ttamer.drift.worker import failure_text
+from ttamer.errors import ArgumentError
 from ttamer.fitted.mixture import shown_error
 from ttamer.fitted.promise import HeldOut, check_promise, make_promise
 from ttamer.fitting.plans import fit
@@ -334,7 +335,7 @@ class Loop:
                         f"before ({self.number}); these run from {places[0]} to {places[-1]}"
                     )
                 self._update(rows, places, places if keys is None else keys)
-            return self._new_events
+            return list(self._new_events)
 
     def hold(self, reason: str = "held by an operator") -> None:
         """Change nothing from now on; testing and notifying continue.
@@ -392,7 +393,7 @@ class Loop:
                 raise ArgumentError(
                     f'the loop is in state "{self.state}"; it can retry in state "fallback" only'
                 )
-            self.state, self._attempt, self._failed = "suspected", 0, 0
+            self.state, self._failed = "suspected", 0  # the attempts still share one level
             self._needed = self.settings.refit_rows
             self._record("retry", reason)
 
@@ -403,7 +404,7 @@ class Loop:
             reason: The beginning of the event's text.
         """
         with self._lock:
-            self._suspect(self.serving, self.number + 1, self.number + 1)
+            self._suspect(self.number + 1, self.number + 1)
             self._serve_fallback(reason)
 
     def reset(
@@ -454,23 +455,24 @@ class Loop:
             text = f"{alarm.text}; nothing is changed because the loop is held"
             self._record("alarm", text, alarm.to_dict())
             return
-        self._suspect(serving, alarm.change, alarm.number + 1)
+        self._suspect(alarm.change, alarm.number + 1)
         text = f"{alarm.text}; estimated change at row {alarm.change}"
         self._record("alarm", text, alarm.to_dict())
         self._serve_fallback()
 
-    def _suspect(self, serving: Serving, change: int, alarm_at: int) -> None:
+    def _suspect(self, change: int, alarm_at: int) -> None:
         """Wait for rows to fit, from the change on."""
         self._change, self._alarm_at = change, alarm_at
         self._attempt = self._failed = 0
         self._needed = self.settings.refit_rows
         self._candidate = None
         self.state = "suspected"
-        self._before_alarm = serving
 
     def _serve_fallback(self, reason: str = "") -> None:
-        """Let the fallback policy serve."""
-        self._serve(self._fallback)
+        """Let the fallback policy serve, if it does not already."""
+        if isinstance(self.serving, CertifiedServing):
+            self._before_alarm = self.serving
+            self._serve(self._fallback)
         text = f"{self.serving} serves until a policy for this traffic is found"
         self._record("fallback", f"{reason}: {text}" if reason else text)
 
@@ -489,13 +491,14 @@ class Loop:
         self._record("refit", f"fitting {len(fitted)} of {count} audited rows since the change")
         try:
             ladder = self._refit(fitted)
-        except TTamerError as error:
-            self._attempt_failed(count, f"these rows cannot be fitted: {error}", {})
+            self.state = "certifying"
+            level = (1 - settings.confidence) / (self._attempt * (self._attempt + 1))
+            counted = HeldOut.of(ladder, held, against=self._against)
+            promise = make_promise(counted, settings.kind, settings.at_most, 1 - level)
+        except Exception as error:  # such as a full disk: the loop must not stay in this state
+            text = f"these rows cannot be fitted: {failure_text(error)}"
+            self._attempt_failed(count, text, {})
             return
-        self.state = "certifying"
-        level = (1 - settings.confidence) / (self._attempt * (self._attempt + 1))
-        counted = HeldOut.of(ladder, held, against=self._against)
-        promise = make_promise(counted, settings.kind, settings.at_most, 1 - level)
         facts = {"attempt": self._attempt, "promise": promise.to_dict()}
         if promise.certified:
             policy = ladder.mixture_for(promise, seed=settings.seed)

@@ -14,7 +14,7 @@ from ttamer.errors import TTamerError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "failure_text"]
 
 T = TypeVar("T")
 
@@ -88,9 +88,23 @@ class Worker(Generic[T]):
         while (item := self._items.get()) is not None:
             try:
                 self._work(item)
-            except TTamerError as error:
-                self._lost(str(error))
             except Exception as error:  # the thread must survive any failure
-                at = traceback.extract_tb(error.__traceback__)[-1]
-                place = f"{Path(at.filename).name}:{at.lineno}"
-                self._lost(f"an audited row was lost: {type(error).__name__} at {place}")
+                with suppress(Exception):
+                    self._lost(f"an audited row was lost: {failure_text(error)}")
+
+
+def failure_text(error: Exception) -> str:
+    """Return the text of an error of this package; of others their kind and place.
+
+    The texts of others may hold prompts and answers.
+
+    >>> failure_text(TTamerError("out of range"))
+    'out of range'
+    >>> failure_text(KeyError("an answer"))
+    'KeyError'
+    """
+    if isinstance(error, TTamerError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return type(error).__name__ + place
