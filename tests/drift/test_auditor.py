@@ -14,6 +14,7 @@ from ttamer.drift.auditor import Auditor
 from ttamer.drift.fallback import AskLast
 from ttamer.drift.loop import Loop
 from ttamer.drift.sampling import AuditSampler, Budget
+from ttamer.drift.worker import Worker
 
 
 def answers_of(trace, row):
@@ -257,3 +258,31 @@ def test_a_full_queue_and_a_broken_loop_lose_rows_and_say_so(clock):
     assert len(reported) == 2
     for line in reported:
         assert "was lost: ZeroDivisionError at test_auditor.py:" in line
+
+
+def test_a_row_with_its_label_waits_for_none(clock):
+    stream = stream_of(1, 0, seed=1)
+    auditor = Auditor(LABELLED, AuditSampler(1.0), clock=clock)
+    auditor.draw("0")
+    auditor.add("0", 0, 1.0, answers_of(stream, 0), label="2")
+    assert auditor.status()["unlabelled"] == 0
+    assert not auditor.label("0", "3")  # it has one
+    auditor.close()
+
+
+def test_the_thread_outlives_a_report_that_fails():
+    done = []
+
+    def work(item):
+        if item == "bad":
+            raise ValueError(item)
+        done.append(item)
+
+    def lost(_):
+        raise OSError("the terminal is gone")
+
+    worker = Worker(work, size=10, lost=lost, name="example")
+    assert worker.put("bad")
+    assert worker.put("good")
+    assert worker.close(60) == 0
+    assert done == ["good"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 
 import numpy as np
@@ -45,3 +46,18 @@ def test_stopped_it_ends_what_is_under_way_and_fits_no_more():
     assert said == ["the fit was stopped"]
     with pytest.raises(TTamerError, match="stopped"):
         fit(rows_of(300, seed=5))
+
+
+def test_interrupted_it_leaves_no_process(monkeypatch):
+    started = []
+
+    def interrupted(process):
+        started.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    fit = RefitProcess()
+    with pytest.raises(KeyboardInterrupt):
+        fit(rows_of(20_000, seed=5))
+    assert started[0].returncode is not None
+    assert fit._process is None

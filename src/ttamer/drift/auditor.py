@@ -160,7 +160,7 @@ class Auditor:
         with self._lock:
             self.sampler.settle(total)
             row = AuditRow(number, self._clock(), chance, dict(answers), label, signals or {})
-            if self._pending is not None and label is None:
+            if self._pending is not None:
                 row = self._pending.add(request, row)
         return self._enqueue(request, row)
 
@@ -308,10 +308,11 @@ class PendingLabels:
     def add(self, request: str, row: AuditRow) -> AuditRow:
         """Take an audited row; return it, with its label if that came first."""
         found = self._expected.get(request)
-        if isinstance(found, str):
-            del self._expected[request]
-            return dataclasses.replace(row, label=found)
-        if request in self._expected:
+        if row.label is None and isinstance(found, str):
+            row = dataclasses.replace(row, label=found)
+        if row.label is not None:
+            self.forget(request)
+        elif request in self._expected:
             self._expected[request] = row
         return row
 
@@ -327,5 +328,5 @@ class PendingLabels:
         return True, dataclasses.replace(row, label=label)
 
     def forget(self, request: str) -> None:
-        """Drop a request whose audit failed."""
+        """Drop a request whose audit failed, or whose label is known."""
         self._expected.pop(request, None)

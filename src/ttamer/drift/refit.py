@@ -93,8 +93,16 @@ class RefitProcess:
             )
         with suppress(AttributeError, OSError):  # where the system has no priorities
             os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
-        error = process.communicate()[1]
-        self._process = None
+        with process:
+            try:
+                error = process.communicate()[1]
+            except BaseException:  # this thread is interrupted
+                process.kill()
+                process.wait()
+                raise
+            finally:
+                with self._starting:
+                    self._process = None
         if process.returncode == 0:
             return None
         if self._stopped.is_set():
