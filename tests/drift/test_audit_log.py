@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import signal
 import subprocess
@@ -327,3 +328,37 @@ def test_errors_say_what_to_do(tmp_path):
     (tmp_path / "00000001.journal").unlink()
     with AuditLog(tmp_path, SPEC):  # nothing holds the lock
         pass
+
+
+def test_a_journal_that_cannot_be_opened_is_opened_later(tmp_path, monkeypatch):
+    """As where the process has too many open files when a segment is complete."""
+
+    def too_many(_):
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with AuditLog(tmp_path, SPEC, segment_rows=2) as log:
+        log.add(row(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(audit_log.JsonLines, "open", too_many)
+            for number in (1, 2):  # the first completes the segment, the second is not taken
+                with pytest.raises(TraceError, match="cannot be written: too many open files"):
+                    log.add(row(number))
+        log.add(row(3))
+    assert numbers(read_log(tmp_path)) == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"time": -1.0}, "time of an audited row is -1.0"),
+        ({"time": float("inf")}, "time of an audited row is inf"),
+        (
+            {"answers": {name: NodeAnswer(0.5, "a", float("inf")) for name in SPEC.names}},
+            "finite and not negative",
+        ),
+    ],
+)
+def test_rows_that_no_segment_could_hold_are_refused(tmp_path, change, text):
+    """A time before 1970 would give its segment a name that no reader finds."""
+    with AuditLog(tmp_path, SPEC) as log, pytest.raises(ArgumentError, match=text):
+        log.add(dataclasses.replace(row(0), **change))

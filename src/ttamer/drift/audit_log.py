@@ -22,6 +22,7 @@ import json
 import math
 import os
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -38,7 +39,7 @@ from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import BELIEF_FIELDS, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -247,12 +248,13 @@ class AuditLog:
             ArgumentError: Where the log is not open, or the row is not complete.
             TraceError: Where the folder cannot be written.
         """
-        if not self._journal.is_open:
+        if self._lock < 0:
             raise ArgumentError(f"{self.folder}: the log is not open; use it with `with`")
-        try:
-            self._journal.append(self._line(row))
-        except OSError as error:
-            raise TraceError(f"{self.folder}: cannot be written: {error.strerror}") from None
+        line = self._line(row)
+        with self._writing():
+            if not self._journal.is_open:  # it could not be opened after the last segment
+                self._open_journal()
+            self._journal.append(line)
         self._waiting.append(row)
         if len(self._waiting) >= self._segment_rows:
             self.flush()
@@ -273,19 +275,25 @@ class AuditLog:
             CHANCE: np.array([row.chance for row in rows], np.float64),
         }
         trace = trace_of_rows(self._spec, rows, signals)
-        try:
-            from ttamer.trace.arrow import write_parquet
+        from ttamer.trace.arrow import write_parquet
 
+        with self._writing():
             with atomic_write(self.folder / name, durable=True, private=True) as part:
                 write_parquet(trace, part)
+            self._waiting = []
+            self._index += 1
+            self._journal.close()
+            self._journal.path.unlink(missing_ok=True)
+            self._open_journal()
+            self._retire(rows[-1].time)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Report what the system refuses in the words of this log."""
+        try:
+            yield
         except OSError as error:
             raise TraceError(f"{self.folder}: cannot be written: {error.strerror}") from None
-        self._journal.close()
-        self._journal.path.unlink()
-        self._waiting = []
-        self._index += 1
-        self._open_journal()
-        self._retire(rows[-1].time)
 
     def _retire(self, now: float) -> None:
         """Remove the segments that the retention does not keep."""
@@ -298,7 +306,7 @@ class AuditLog:
             too_old = limits.seconds is not None and each.last < now - limits.seconds
             if not (too_many or too_large or too_old):
                 return
-            each.path.unlink()
+            each.path.unlink(missing_ok=True)
 
     def _line(self, row: AuditRow) -> bytes:
         """Return the line of the journal for a row, which is checked."""
@@ -312,9 +320,17 @@ class AuditLog:
             raise ArgumentError(
                 f"the chance of an audited row is {row.chance}; it must be above 0 and at most 1"
             )
+        if not 0 <= row.time < math.inf:
+            raise ArgumentError(
+                f"the time of an audited row is {row.time}; it must be in seconds since 1970"
+            )
         answers = [row.answers[name] for name in names]
-        if not all(math.isfinite(each.confidence) and each.cost >= 0 for each in answers):
-            raise ArgumentError("an audited row needs finite confidences and no negative cost")
+        if not all(math.isfinite(each.confidence) and 0 <= each.cost < math.inf
+                   for each in answers):  # fmt: skip
+            raise ArgumentError(
+                "an audited row needs finite confidences, and costs that are finite and not "
+                "negative"
+            )
         columns = [value for each in answers for value in each[3:] if value is not None]
         if not all(map(math.isfinite, columns)):
             raise ArgumentError("an audited row needs finite margins and entropies, or None")
