@@ -114,6 +114,25 @@ def test_estimates_are_unbiased_when_the_budget_bites_and_plain_means_are_not():
     assert np.mean(inside) > 0.85
 
 
+@pytest.mark.parametrize("knows_requests", [True, False])
+@pytest.mark.parametrize("share_wrong", [0.1, 0.9])
+def test_the_standard_error_is_the_spread_over_audits(knows_requests, share_wrong):
+    rng = np.random.default_rng(0)
+    wrong = (rng.random(2000) < share_wrong).astype(float)
+    chances = np.where(np.arange(2000) < 1000, 0.5, 0.05)
+    found = []
+    for _ in range(1000):
+        rows = rng.random(2000) < chances
+        requests = 2000 if knows_requests else None
+        found.append(estimate(wrong[rows], chances[rows], requests))
+    spread = np.std([each.mean for each in found])
+    assert np.mean([each.error for each in found]) == pytest.approx(spread, rel=0.1)
+
+
+def test_where_every_request_is_audited_the_mean_is_known():
+    assert estimate([0.0, 1.0, 1.0], [1.0] * 3, requests=3)[:2] == pytest.approx((2 / 3, 0.0))
+
+
 def test_with_equal_chances_it_is_the_plain_mean():
     found = estimate([0.0, 1.0, 1.0, 0.0], [0.2] * 4)
     assert found.mean == 0.5

@@ -184,7 +184,7 @@ class Estimate(NamedTuple):
 
     mean: float
     error: float
-    """The standard error of the mean."""
+    """The standard error of the mean: by how much another draw of audits would change it."""
     rows: int
     """The number of audited rows."""
     effective: float
@@ -217,8 +217,10 @@ def estimate(values: ArrayLike, chances: ArrayLike, requests: int | None = None)
     if not known.size or known.shape != chance.shape or not (chance > 0).all():
         raise ArgumentError("an estimate needs rows, and for each a value and a chance above 0")
     weight = 1 / chance
-    total = weight.sum()
-    mean = float((weight * known).sum() / (total if requests is None else requests))
-    spread = (weight * (known - (weight * known).sum() / total)) ** 2
-    error = float(np.sqrt(spread.sum()) / (total if requests is None else requests))
-    return Estimate(mean, error, known.size, float(total**2 / (weight**2).sum()))
+    total = float(weight.sum())
+    count = total if requests is None else requests
+    mean = float((weight * known).sum() / count)
+    # Where weights are scaled to sum to 1, only deviations from the mean add to the error.
+    off = weight * (known - mean if requests is None else known)
+    error = float(np.sqrt(((1 - chance) * off**2).sum()) / count)
+    return Estimate(mean, error, known.size, total**2 / float((weight**2).sum()))
