@@ -179,16 +179,29 @@ def test_a_label_may_be_matched_with_the_answers_of_its_row(tmp_path, clock):
     answers = answers_of(stream, 0)
     right = answers["small"].prediction
 
+    matched, shown = [], []
+
     def match(label, predictions):
         assert (label, list(predictions)) == ("alias", [a.prediction for a in answers.values()])
+        matched.append(label)
         return right
 
+    class Shown:
+        number = -1
+
+        def update(self, trace, *_):
+            shown.append(trace.classes[trace.label[0]])
+
     with AuditLog(tmp_path, LABELLED) as log:
-        auditor = Auditor(LABELLED, AuditSampler(1.0), log=log, match_label=match, clock=clock)
+        auditor = Auditor(
+            LABELLED, AuditSampler(1.0), log=log, loop=Shown(), match_label=match, clock=clock
+        )
         auditor.draw("0")
         auditor.add("0", 0, 1.0, answers)
         assert auditor.label("0", "alias")
         auditor.close()
+    assert shown == [right]
+    assert matched == ["alias"]  # once for the log and the loop, as it may cost something
     labelled = read_log(tmp_path, labelled=True)
     assert [labelled.classes[code] for code in labelled.label] == [right]
 

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from ttamer.drift.sampling import AuditSampler, Draw
     from ttamer.trace.spec import CascadeSpec
 
-    _Item = tuple[str, AuditRow]
-    """A request's id, and its row."""
-
 __all__ = ["Auditor", "PendingLabels"]
 
 
@@ -234,7 +231,8 @@ class Auditor:
         """Put a row into all queues; return whether there was room in each."""
         with self._lock:
             workers = [] if self._closing else self._workers
-            taken = [worker.put((request, row)) for worker in workers]  # each has its own room
+            item = _Item(request, row, self._match_label)
+            taken = [worker.put(item) for worker in workers]  # each has its own room
             is_taken = not self._closing and all(taken)
             self.lost += not is_taken
             return is_taken
@@ -251,27 +249,43 @@ class Auditor:
 
     def _write(self, log: AuditLog, item: _Item) -> None:
         """Add a row to the log."""
-        row = self._with_right_label(item[1])
+        row = item.with_right_label()
         log.add(row if self._conceal is None else row.concealed(self._conceal))
         self.written += 1
 
-    def _with_right_label(self, row: AuditRow) -> AuditRow:
-        """Return a row whose label is the prediction that is right, if one is."""
-        if self._match_label is None or row.label is None:
-            return row
-        predictions = [answer.prediction for answer in row.answers.values()]
-        return dataclasses.replace(row, label=self._match_label(row.label, predictions))
-
     def _update(self, loop: Loop, item: _Item) -> None:
         """Pass a row to the loop, if its right answer is known."""
-        request, row = item
-        row = self._with_right_label(row)
+        row = item.with_right_label()
         if self._spec.target == "label" and row.label is None:
             return
         trace = trace_of_rows(self._spec, [row], {})
         # Audits do not end in the order in which they began.
-        loop.update(trace, [max(row.number, loop.number + 1)], [request])
+        loop.update(trace, [max(row.number, loop.number + 1)], [item.request])
         self.seen += 1
+
+
+class _Item:
+    """An audited row in the queues of both threads; the first one matches its label."""
+
+    def __init__(
+        self,
+        request: str,
+        row: AuditRow,
+        match_label: Callable[[str, Sequence[str | None]], str] | None,
+    ) -> None:
+        self.request = request
+        self._row, self._match_label = row, match_label
+        self._lock = threading.Lock()
+
+    def with_right_label(self) -> AuditRow:
+        """Return the row; its label is the prediction that is right, if one is."""
+        with self._lock:
+            row = self._row
+            if self._match_label is not None and row.label is not None:
+                predictions = [answer.prediction for answer in row.answers.values()]
+                label = self._match_label(row.label, predictions)
+                self._row, self._match_label = dataclasses.replace(row, label=label), None
+            return self._row
 
 
 class PendingLabels:
