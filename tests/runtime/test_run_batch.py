@@ -310,3 +310,13 @@ def test_a_batched_node_that_is_async_is_refused():
     cascade = Cascade(fitted("none")[3], dict.fromkeys(NAMES, batched(together)))
     with pytest.raises(ArgumentError, match="await arun"):
         cascade.run_batch([1])
+
+
+@pytest.mark.parametrize("said", [[1, "x"], [True, 2], [1, 2.5]])
+def test_predictions_in_a_list_keep_their_types(said):
+    def together(rows):
+        return {"prediction": [said[row] for row in rows], "confidence": [0.9] * len(rows)}
+
+    nodes = dict.fromkeys(NAMES, batched(together))
+    found = check_same(fitted("none")[0], nodes, [0, 1])
+    assert list(map(type, found.answers)) == list(map(type, said))

@@ -284,6 +284,8 @@ class _Run:
             for name in ("prediction", "confidence", "cost", *BELIEF_FIELDS)
             if name in returned
         }  # fmt: skip
+        if isinstance(returned["prediction"], list | tuple):  # an array would make [1, "a"] texts
+            columns["prediction"] = np.fromiter(returned["prediction"], object)
         confidence = columns["confidence"]
         if any(len(column) != len(rows) for column in columns.values()) or any(
             column.ndim != 1 for column in columns.values()
