@@ -90,7 +90,7 @@ def test_several_files_are_one_log(fit_parquet, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "belief"), [("_sampled", "full"), ("_digested", "full"), ("_counted", "calibrated")]
+    ("name", "belief"), [("_sampled", "full"), ("_counted", "full"), ("_counted", "calibrated")]
 )
 def test_a_worker_killed_in_its_work_changes_nothing(
     cluster, fit_parquet, tmp_path, monkeypatch, name, belief

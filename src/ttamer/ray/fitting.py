@@ -31,7 +31,7 @@ from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Unpack
 
     from numpy.typing import NDArray
@@ -185,27 +185,9 @@ def _sampled(
 def _digest(work: Sequence[Stretch]) -> str:
     """Return the digest of all rows, made in their order."""
     digest = hashlib.sha256()
-    agreements = _Agreements()
-    results = in_order(lambda piece: _digested.remote(piece), work)
-    for piece, (found, classes) in zip(work, results, strict=True):
-        agreements.note(piece, classes)
-        for its_digest in found:
-            digest.update(its_digest.encode())
-    agreements.check()
+    for _, its_digest in _read(work, None):
+        digest.update(its_digest.encode())
     return f"batches:{digest.hexdigest()}"
-
-
-@ray.remote(max_retries=RETRIES)
-def _digested(stretch: Stretch) -> tuple[list[str], _Classes]:
-    """Return the digest of each block, and the classes that occur."""
-    agreement = Agreement()
-    classes: tuple[str, ...] = ()
-    found = []
-    for block in stretch.read():
-        found.append(block.digest)
-        agreement.add(block)
-        classes = block.classes
-    return found, _classes_of(agreement, classes)
 
 
 def _count(
@@ -218,32 +200,38 @@ def _count(
     """Return the counts of all rows and their digest, both in the order of the rows."""
     counts: Counts | None = None
     digest = hashlib.sha256()
-    agreements = _Agreements()
-    shared = ray.put((quantiser, pairs))
-    results = in_order(lambda piece: _counted.remote(piece, shared), work)
-    for piece, (found, classes) in zip(work, results, strict=True):
-        agreements.note(piece, classes)
-        for more, its_digest in found:
-            counts = more if counts is None else counts + more
-            digest.update(its_digest.encode())
-            say(f"counted {int(counts.rows)} of {rows} rows")
-    agreements.check()
+    for more, its_digest in _read(work, ray.put((quantiser, pairs))):
+        counts = more if counts is None else counts + more
+        digest.update(its_digest.encode())
+        say(f"counted {int(counts.rows)} of {rows} rows")
     if counts is None or counts.rows != rows:
         raise TraceError("the second reading gave other rows than the first: the file has changed")
     return counts, f"batches:{digest.hexdigest()}"
 
 
+def _read(work: Sequence[Stretch], states: Any) -> Iterator[tuple[Any, str]]:
+    """Yield the counts and the digest of every block, in order, and check the classes.
+
+    Without ``states``, a reference to a quantiser and pairs, nothing is counted.
+    """
+    agreements = _Agreements()
+    results = in_order(lambda piece: _counted.remote(piece, states), work)
+    for piece, (found, classes) in zip(work, results, strict=True):
+        agreements.note(piece, classes)
+        yield from found
+    agreements.check()
+
+
 @ray.remote(max_retries=RETRIES)
 def _counted(
-    stretch: Stretch, shared: tuple[Quantiser, list[Pair]]
-) -> tuple[list[tuple[Counts, str]], _Classes]:
+    stretch: Stretch, states: tuple[Quantiser, list[Pair]] | None
+) -> tuple[list[tuple[Counts | None, str]], _Classes]:
     """Return the counts and the digest of each block, and the classes that occur."""
-    quantiser, pairs = shared
     agreement = Agreement()
     classes: tuple[str, ...] = ()
     found = []
     for block in stretch.read():
-        found.append((Counts.of(block, quantiser, pairs), block.digest))
+        found.append((None if states is None else Counts.of(block, *states), block.digest))
         agreement.add(block)
         classes = block.classes
     return found, _classes_of(agreement, classes)
