@@ -36,7 +36,7 @@ class LoopSettings:
     confidence: float = 0.95
     """The confidence of every promise."""
     false_alarms: float = 0.05
-    """The probability that there is ever an alarm without a change."""
+    """The probability that there is ever an alarm without a change, for each policy that serves."""
     refit_rows: int = 400
     """The number of audited rows after the change that a re-fit waits for."""
     hold_out: float = 0.5
