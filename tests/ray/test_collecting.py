@@ -103,6 +103,8 @@ def test_bad_arguments_are_refused_before_any_call(cluster_collect):
     nodes = {"small": ray_models.Small}
     with pytest.raises(TraceError, match="there are no inputs"):
         cluster_collect([], nodes)
+    with pytest.raises(ArgumentError, match="nodes must be a mapping"):
+        cluster_collect(TEXTS, [ray_models.Small])
     with pytest.raises(ArgumentError, match="repeat is 0"):
         cluster_collect(TEXTS, nodes, repeat=0)
     with pytest.raises(TraceError, match="there are 1 labels and more inputs"):

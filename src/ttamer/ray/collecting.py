@@ -20,7 +20,7 @@ from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.ray.cluster import WorkLost, cpus, joined, resources
 from ttamer.ray.parquet import Span, files_of, spans_of
 from ttamer.runtime import collecting as local
-from ttamer.runtime.calling import Batched, EventLoop
+from ttamer.runtime.calling import Batched, EventLoop, max_batch, require_callables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -133,14 +133,10 @@ def collect_parquet(
 
 
 def _chunk_size(nodes: Mapping[str, Any]) -> int:
-    """Return the number of inputs in a chunk."""
-    block = _block(nodes)
+    """Return the number of inputs in a chunk: a multiple of what a local collection takes."""
+    require_callables(nodes)
+    block = max_batch(nodes)
     return -(-CHUNK_ROWS // block) * block
-
-
-def _block(nodes: Mapping[str, Any]) -> int:
-    """Return the number of inputs that a local collection takes at a time."""
-    return max((n.limit for n in nodes.values() if isinstance(n, Batched)), default=1)
 
 
 def _chunks(row: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -16,13 +16,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ttamer._arguments import require_kind
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from typing import Self
 
 __all__ = [
@@ -34,10 +34,13 @@ __all__ = [
     "call",
     "call_async",
     "is_async",
+    "max_batch",
     "require_callables",
     "result_of",
     "run_awaitable",
 ]
+
+T = TypeVar("T")
 
 MAX_COLLECTED = 1024
 """The number of inputs that a collection takes at a time where a batch has no limit."""
@@ -145,6 +148,11 @@ def is_async(function: Callable[[Any], Any]) -> bool:
         return is_async(function.answer)
     own = inspect.iscoroutinefunction(function)
     return own or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def max_batch(nodes: Mapping[str, object]) -> int:
+    """Return how many inputs a collection takes at a time: the largest batch of a node."""
+    return max((node.limit for node in nodes.values() if isinstance(node, Batched)), default=1)
 
 
 def require_callables(nodes: Mapping[str, object]) -> None:
@@ -297,18 +305,19 @@ def _returned(request: Call) -> Any:
     return run_awaitable(returned) if inspect.isawaitable(returned) else returned
 
 
-def run_awaitable(awaitable: Any) -> Any:
+def run_awaitable(awaitable: Awaitable[T]) -> T:
     """Await in a new event loop, which no other may enclose."""
     coroutine = awaitable if inspect.iscoroutine(awaitable) else result_of(awaitable)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
+        result: T = asyncio.run(coroutine)
+        return result
     coroutine.close()
     raise ArgumentError("an event loop is running here: await arun, instead of calling run")
 
 
-async def result_of(awaitable: Any) -> Any:
+async def result_of(awaitable: Awaitable[T]) -> T:
     """Await anything that can be awaited, as a coroutine."""
     return await awaitable
 

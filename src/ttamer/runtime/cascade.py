@@ -150,6 +150,11 @@ class Cascade:
         self.hedge = _by_node(hedge, spec.names, "hedge")
         """Seconds until the second call, for each node that has one."""
         self._retries = _by_node(retries, spec.names, "retries")
+        for name, count in self._retries.items():
+            if count % 1 != 0:
+                raise ArgumentError(
+                    f"retries for {name!r} is {count!r}; it must be a whole number, 0 or more"
+                )
         self._is_async = any(map(is_async, nodes.values()))
         if max_cost is not None:
             policy.session(max_cost=max_cost, key="")  # refused now if no node can be asked

@@ -16,7 +16,7 @@ import numpy as np
 from ttamer._arguments import require_kind
 from ttamer._display.progress import shown
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.runtime.calling import Batched, EventLoop, require_callables, result_of
+from ttamer.runtime.calling import Batched, EventLoop, max_batch, require_callables, result_of
 from ttamer.runtime.reply import Reply, Unusable, reply_of, rows_of
 from ttamer.trace.checks import check_classes
 from ttamer.trace.classes import ClassCodes
@@ -156,28 +156,28 @@ class Collection:
             )
         if on_error not in ("refuse", "skip"):
             raise ArgumentError(f'on_error is {on_error!r}; it must be "refuse" or "skip"')
-        if isinstance(costs, str) and costs != "measured":
-            raise ArgumentError(
-                f'costs is {costs!r}; it must be "measured" or a cost for each node'
-            )
+        given: Mapping[str, float] = {}
         if not isinstance(costs, str):
             remedy = 'write {"small": 1.0, "large": 12.5}, or "measured"'
             require_kind(costs, Mapping, "costs must be a mapping from names to costs", remedy)
-        given = {} if isinstance(costs, str) else costs
-        if not isinstance(costs, str) and costs.keys() != nodes.keys():
-            odd = ", ".join(map(repr, costs.keys() ^ nodes.keys()))
+            given = costs
+            if given.keys() != nodes.keys():
+                odd = ", ".join(map(repr, given.keys() ^ nodes.keys()))
+                raise ArgumentError(
+                    f"costs and nodes must name the same nodes; only one of them has {odd}"
+                )
+        elif costs != "measured":
             raise ArgumentError(
-                f"costs and nodes must name the same nodes; only one of them has {odd}"
+                f'costs is {costs!r}; it must be "measured" or a cost for each node'
             )
         spec = CascadeSpec(
             tuple(CascadeNode(name, given.get(name, 0.0)) for name in nodes),
             order,
             target or ("label" if labelled else "last"),
         )
-        block = max((n.limit for n in nodes.values() if isinstance(n, Batched)), default=1)
         if given:
             repeat, warmup = 1, 0
-        return cls(spec, labelled, not given, repeat, warmup, on_error, block)
+        return cls(spec, labelled, not given, repeat, warmup, on_error, max_batch(nodes))
 
     def calls(self, loop: EventLoop) -> Calls:
         """Return what calls the nodes."""
