@@ -371,19 +371,97 @@ def test_a_breaker_opens_probes_and_closes():
     assert breaker.is_open
     assert not breaker.allow()
     clock.now = 6.0
-    assert breaker.allow(), "one call tests the server"
+    probe = breaker.allow()
+    assert probe, "one call tests the server"
     assert not breaker.allow(), "and no other"
-    breaker.failed("connect")
+    breaker.failed("connect", probe)
     clock.now = 15.9
     assert not breaker.allow(), "the pause is twice as long"
     clock.now = 16.0
-    assert breaker.allow()
-    breaker.abandoned()
+    probe = breaker.allow()
+    assert probe
+    breaker.abandoned(probe)
     assert breaker.allow(), "a cancelled probe leaves room for another"
     breaker.succeeded()
     assert not breaker.is_open
     assert breaker.allow()
     assert breaker.allow()
+
+
+@pytest.mark.parametrize("end", ["abandoned", "failed"])
+def test_a_call_that_began_before_the_breaker_opened_ends_no_probe(end):
+    clock = Clock()
+    breaker = CircuitBreaker(1, pause=5.0, clock=clock)
+    old, late = breaker.allow(), breaker.allow()
+    breaker.failed("timeout", late)
+    clock.now = 5.0
+    first = breaker.allow()
+    assert first
+    if end == "failed":
+        breaker.failed("timeout", old)
+    else:
+        breaker.abandoned(old)
+    clock.now = 100.0
+    assert not breaker.allow(), "the first probe has not ended"
+    breaker.failed("timeout", first)
+    clock.now = 109.9
+    assert not breaker.allow(), "the failure of the probe, and only that, doubled the pause"
+    clock.now = 110.0
+    assert breaker.allow()
+
+
+def test_a_probe_of_an_earlier_outage_is_no_probe_of_the_next():
+    clock = Clock()
+    breaker = CircuitBreaker(1, pause=5.0, clock=clock)
+    breaker.failed("timeout", breaker.allow())
+    clock.now = 5.0
+    first = breaker.allow()
+    breaker.succeeded()  # of a call that began before
+    breaker.failed("timeout", breaker.allow())
+    clock.now = 10.0
+    second = breaker.allow()
+    breaker.abandoned(first)
+    assert not breaker.allow(), "the second probe has not ended"
+    breaker.abandoned(second)
+    assert breaker.allow()
+
+
+def test_one_call_at_a_time_tests_a_server_whatever_is_cancelled(small, monkeypatch):
+    """An old call and the probe are cancelled; each time at most one call is made."""
+    monkeypatch.setattr(module, "MIN_OUTAGE", 0.0)
+
+    async def go():
+        async with HttpClient() as session:
+            upstream = Upstream(settings(small.url, breaker=1), session)
+            (breaker,) = upstream._breakers.values()
+            clock = breaker._clock = Clock()
+
+            def call():
+                return asyncio.create_task(upstream.call(CHAT, BODY))
+
+            async def cancel(task):
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+
+            old = call()
+            await asyncio.to_thread(small.wait_for, 1)
+            breaker.failed("connect")  # a timeout would end the old call
+            clock.now = 10.0
+            probe = call()
+            await asyncio.to_thread(small.wait_for, 2)
+            await cancel(old)
+            with pytest.raises(UpstreamFailed, match="is not called"):
+                await upstream.call(CHAT, BODY)
+            await cancel(probe)
+            small.mode = "ok"
+            await upstream.call(CHAT, BODY)
+            return breaker.is_open
+
+    small.mode = "slow"
+    assert not asyncio.run(go())
+    assert small.count == 3
+    small.release()
 
 
 def test_failures_of_a_request_do_not_open_a_breaker():

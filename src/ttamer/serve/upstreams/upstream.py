@@ -241,14 +241,15 @@ class CircuitBreaker:
 
     It opens after ``failures`` failures in a row, over at least :data:`MIN_OUTAGE` seconds unless
     they are timeouts: of concurrent calls, those that fail end first. While it is open no call is
-    made; after a pause one call is allowed, which closes it or doubles the pause. Calls that wait
-    for a server when its timeouts open the breaker end at once.
+    made; after a pause one call is allowed, the probe, which closes it or doubles the pause. Of the
+    calls that began before, only a success counts meanwhile. Calls that wait for a server when its
+    timeouts open the breaker end at once.
 
     >>> breaker = CircuitBreaker(failures=2)
-    >>> breaker.failed("timeout"), breaker.allow()
-    (None, True)
-    >>> CircuitBreaker(failures=0).allow()
-    True
+    >>> breaker.failed("timeout"), breaker.allow() is None
+    (None, False)
+    >>> CircuitBreaker(failures=0).allow() is None
+    False
     """
 
     def __init__(
@@ -264,7 +265,7 @@ class CircuitBreaker:
         self._first_failure = 0.0
         self._pause = pause
         self._open_until: float | None = None
-        self._is_probing = False
+        self._probe: Permit | None = None
         self.waiting: set[_Expiring] = set()
         """What waits for the server, and ends when timeouts open the breaker."""
 
@@ -273,30 +274,30 @@ class CircuitBreaker:
         """Whether calls are stopped."""
         return self._open_until is not None
 
-    def allow(self) -> bool:
-        """Return whether a call may be made now; after a pause, one may."""
+    def allow(self) -> Permit | None:
+        """Return the permit of a call that may be made now; after a pause, one may."""
         if self._open_until is None:
-            return True
-        if self._is_probing or self._clock() < self._open_until:
-            return False
-        self._is_probing = True
-        return True
+            return NO_PROBE
+        if not self.may_test:
+            return None
+        self._probe = Permit()
+        return self._probe
 
     @property
     def may_test(self) -> bool:
         """Whether it is open and the next call would test the server."""
         is_due = self._open_until is not None and self._clock() >= self._open_until
-        return is_due and not self._is_probing
+        return is_due and self._probe is None
 
     def succeeded(self) -> None:
         """Take the success of a call."""
         self._failures = 0
         self._pause = self._first_pause
         self._open_until = None
-        self._is_probing = False
+        self._probe = None
 
-    def failed(self, kind: Failure) -> None:
-        """Take the failure of a call."""
+    def failed(self, kind: Failure, permit: Permit | None = None) -> None:
+        """Take the failure of a call, with its permit."""
         if kind not in _BREAKING:
             self.succeeded()  # the server works
             return
@@ -304,7 +305,7 @@ class CircuitBreaker:
         if not self._failures:
             self._first_failure = now
         self._failures += 1
-        is_probe, self._is_probing = self._is_probing, False
+        is_probe = self._end_probe(permit)
         is_long = kind == "timeout" or now - self._first_failure >= MIN_OUTAGE
         is_outage = self._failures >= self._limit and is_long
         if not self._limit or not (is_probe or is_outage):
@@ -316,13 +317,30 @@ class CircuitBreaker:
                 for each in tuple(self.waiting):
                     each.expire()
 
-    def abandoned(self) -> None:
-        """Take the end of a call that was cancelled, which shows nothing."""
-        self._is_probing = False
+    def abandoned(self, permit: Permit | None = None) -> None:
+        """Take the end of a call that was cancelled, which shows nothing, with its permit."""
+        self._end_probe(permit)
+
+    def _end_probe(self, permit: Permit | None) -> bool:
+        """Return whether the permit is that of the probe, which has ended."""
+        is_probe = permit is not None and permit is self._probe
+        if is_probe:
+            self._probe = None
+        return is_probe
 
     def limited(self, seconds: float) -> _Limited:
         """Limit the time of a block, which also ends when timeouts open the breaker."""
         return _Limited(self.waiting, seconds)
+
+
+class Permit:
+    """Allows one call of a server with a circuit breaker; that of a probe is its own."""
+
+    __slots__ = ()
+
+
+NO_PROBE = Permit()
+"""The permit of calls to a server whose circuit breaker is closed."""
 
 
 class _Expiring(Protocol):
@@ -582,7 +600,8 @@ class Upstream:
             for retry in range(self.settings.retries + 1):
                 if failed is not None and retry and not await self._pause(failed, retry, deadline):
                     break
-                if not breaker.allow():
+                permit = breaker.allow()
+                if permit is None:
                     failed = failed or self._failed("open", "is not called: its calls failed")
                     break
                 attempts += 1
@@ -598,16 +617,16 @@ class Upstream:
                 except (UpstreamFailed, OSError) as error:
                     before, failed = failed, self._named(error)
                     if failed.kind in ("limit", "budget", "queue"):
-                        breaker.abandoned()
+                        breaker.abandoned(permit)
                         raise (before or failed) from None
-                    breaker.failed(failed.kind)
+                    breaker.failed(failed.kind, permit)
                     is_final = failed.kind == "refused" and failed.status not in _ELSEWHERE
                     if is_final or time.monotonic() >= deadline:
                         raise failed from None
                     if failed.kind not in _RETRIED:
                         break
                 except BaseException:
-                    breaker.abandoned()
+                    breaker.abandoned(permit)
                     raise
                 else:
                     breaker.succeeded()
