@@ -7,9 +7,12 @@ from functools import partial
 import httpx2 as httpx
 import pytest
 
+import ttamer as tt
 from support.running_gateway import running
-from ttamer.errors import CascadeError
+from ttamer.errors import ArgumentError, CascadeError
+from ttamer.serve import accounts
 from ttamer.serve.config import read_settings
+from ttamer.serve.processes.workers import WorkerPlace
 from ttamer.serve.reloading import changes
 
 OLD, NEW = "the-old-key-of-a-client", "the-new-key-of-a-client"
@@ -106,6 +109,78 @@ def test_a_smaller_limit_lets_running_requests_finish(keyed):
     assert changes(keyed.gateway.settings, keyed.gateway.settings) == []
 
 
+def cut_short(served):
+    served.artefact.write_bytes(served.artefact.read_bytes()[:-100])
+
+
+def one_policy(served):
+    tt.save(served.ladder.at(0.9), served.artefact)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"), [(cut_short, "policy.ttamer"), (one_policy, "holds one policy")]
+)
+def test_a_policy_that_is_refused_leaves_the_settings_too(keyed, spoil, why):
+    before, good = keyed.gateway.settings, keyed.served.artefact.read_bytes()
+    is_renewed = []
+    keyed.gateway.on_reload.append(lambda: lambda: is_renewed.append(True))
+    keyed.key_file.write_text(NEW)
+    edit(keyed, "timeout = 30", "timeout = 30\nmax_body = 10")
+    edit(keyed, "budget = 1000.0", "budget = 0.5")
+    spoil(keyed.served)
+    result = reload(keyed)
+    assert not result.ok
+    assert why in result.message
+    assert keyed.gateway.settings is before
+    assert [post(keyed, key).status_code for key in (OLD, NEW)] == [200, 401]
+    assert keyed.gateway.accounts["web"].left == 999.0
+    assert not is_renewed
+    assert not any(event["event"] == "settings" for event in keyed.log)
+    last = [event for event in keyed.log if event["event"] == "policy"][-1]
+    assert (last["ok"], last["cause"], last["message"]) == (False, "signal", result.message)
+
+    keyed.served.artefact.write_bytes(good)
+    assert reload(keyed).ok
+    assert is_renewed
+    assert [post(keyed, key).status_code for key in (OLD, NEW)] == [401, 429]
+
+
+def test_a_step_that_fails_at_last_refuses_the_policy_too(keyed):
+    """Such as a certificate that changes while the policy is loaded."""
+
+    def fail():
+        raise ArgumentError("the certificate cannot be used")
+
+    before, version = keyed.gateway.settings, keyed.gateway.policies.current.version
+    keyed.gateway.on_reload.append(lambda: fail)
+    edit(keyed, "timeout = 30", "timeout = 30\nmax_body = 10")
+    tt.save(keyed.served.ladder, keyed.served.artefact, notes={"n": "2"})
+    result = reload(keyed)
+    assert (result.ok, result.version) == (False, version)
+    assert result.message == "the certificate cannot be used"
+    assert keyed.gateway.settings is before
+
+
+def test_too_many_keys_change_nothing(make_served, tmp_path, monkeypatch):
+    monkeypatch.setattr(accounts, "MAX_ACCOUNTS", 1)
+    monkeypatch.setenv("WEB_KEY", OLD)
+    monkeypatch.setenv("JOB_KEY", NEW)
+    key = {"name": "web", "env": "WEB_KEY", "roles": ["ask"], "budget": 1000.0}
+    served = make_served(1, serve={"key": [key]})
+    (tmp_path / "secret").write_bytes(b"s" * 32)
+    with running(served.cascade, served.artefact, WorkerPlace(0, 1, tmp_path)) as gateway:
+        gateway.gateway._reread = partial(read_settings, served.cascade)
+        more = '{name = "job", env = "JOB_KEY", roles = ["ask"], budget = 5.0}'
+        text = served.cascade.read_text("utf-8")
+        text = text.replace("budget = 1000.0}", f"budget = 2.0}}, {more}")
+        served.cascade.write_text(text, "utf-8")
+        result = reload(gateway)
+        assert not result.ok
+        assert "at most 1 keys" in result.message
+        assert [post(gateway, key).status_code for key in (OLD, NEW)] == [200, 401]
+        assert gateway.gateway.accounts["web"].left == 999.0
+
+
 def test_keys_cannot_appear(make_served):
     served = make_served(1)
     with running(served.cascade, served.artefact) as gateway:
@@ -117,4 +192,4 @@ def test_keys_cannot_appear(make_served):
         served.cascade.write_text(text, "utf-8")
         new = read_settings(served.cascade)
         with pytest.raises(CascadeError, match="cannot be added"):
-            gateway.gateway._change(new, "test")
+            gateway.gateway._changing_to(new, "test")

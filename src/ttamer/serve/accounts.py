@@ -154,7 +154,7 @@ class Account:
         self._turn()
         own = self._counts
         self._counts = _Counts(own.window, 0.0, self._burst, own.refilled)
-        self._access = self._ledger.entry(f"{self.name}\0{self._period!r}", self._counts)
+        self._access = self._ledger.entry(_entry_name(self.name, self._period), self._counts)
         self._is_shared = True
         self.book(own.spent)
 
@@ -280,15 +280,21 @@ def change_accounts(
 ) -> None:
     """Open an account for each client that has none, close those of others, and set their limits.
 
-    What clients have spent is kept.
+    What clients have spent is kept. Where there are too many accounts, none changes.
 
     Args:
         accounts: The accounts by name.
         keys: The keys that may have limits.
         clients: The names of all clients that have a key.
         ledger: Where several processes share the counts.
+
+    Raises:
+        CascadeError: If the ledger has no room for all of them.
     """
     limits = {key.name: key for key in keys}
+    if ledger is not None:
+        limited = [k for k in keys if k.budget is not None or k.requests_per_minute is not None]
+        ledger.check_room([_entry_name(key.name, key.budget_seconds) for key in limited])
     names = dict.fromkeys([*(name for name in clients if name not in limits), *limits])
     for name in accounts.keys() - names:
         del accounts[name]
@@ -300,6 +306,15 @@ def change_accounts(
             accounts[name].change(
                 budget=key.budget, period=key.budget_seconds, rate=key.requests_per_minute
             )
+
+
+def _entry_name(name: str, period: float) -> str:
+    """Return the name of an account's entry in a ledger."""
+    return f"{name}\0{period!r}"
+
+
+def _digest(name: str) -> bytes:
+    return blake2b(name.encode(), digest_size=_NAME_BYTES).digest()
 
 
 class Ledger:
@@ -341,22 +356,46 @@ class Ledger:
         Raises:
             CascadeError: If there are too many accounts.
         """
-        digest = blake2b(name.encode(), digest_size=_NAME_BYTES).digest()
+        digest = _digest(name)
         with self:
-            for place in range(0, len(self._memory), _ENTRY_BYTES):
-                found = self._memory[place : place + _NAME_BYTES]
-                if found == digest:
-                    break
-                if found == bytes(_NAME_BYTES):
-                    counts.write(self._memory, place + _NAME_BYTES)
-                    self._memory[place : place + _NAME_BYTES] = digest
-                    break
-            else:
-                raise CascadeError(
-                    f"[[serve.key]]: with several workers there are at most {MAX_ACCOUNTS} keys; "
-                    "remove some, or restart where many were replaced"
-                )
+            places = self._places()
+            place = places.get(digest)
+            if place is None:
+                place = len(places) * _ENTRY_BYTES
+                self._check_fits(len(places) + 1)
+                counts.write(self._memory, place + _NAME_BYTES)
+                self._memory[place : place + _NAME_BYTES] = digest
         return _Entry(self, self._memory, place + _NAME_BYTES, counts)
+
+    def check_room(self, names: Sequence[str]) -> None:
+        """Refuse names of which there are too many, with those that have an entry.
+
+        Args:
+            names: The names.
+
+        Raises:
+            CascadeError: If there are too many accounts.
+        """
+        with self:
+            self._check_fits(len(self._places().keys() | {_digest(name) for name in names}))
+
+    def _places(self) -> dict[bytes, int]:
+        """Return where the entry of each name begins, by the hash of the name."""
+        found: dict[bytes, int] = {}
+        for place in range(0, len(self._memory), _ENTRY_BYTES):
+            digest = self._memory[place : place + _NAME_BYTES]
+            if digest == bytes(_NAME_BYTES):
+                break  # entries are not removed
+            found[digest] = place
+        return found
+
+    def _check_fits(self, count: int) -> None:
+        """Refuse a number of accounts that is too large."""
+        if count * _ENTRY_BYTES > len(self._memory):
+            raise CascadeError(
+                f"[[serve.key]]: with several workers there are at most {MAX_ACCOUNTS} keys; "
+                "remove some, or restart where many were replaced"
+            )
 
     def __enter__(self) -> None:
         self._flock(self._file, self._lock)

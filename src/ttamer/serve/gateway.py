@@ -56,7 +56,15 @@ from ttamer.serve.upstreams.upstream import CallContext, UpstreamFailed
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Coroutine,
+        Generator,
+        Mapping,
+        Sequence,
+    )
 
     from ttamer.runtime.outcome import Outcome
     from ttamer.serve.accounts import Account
@@ -140,8 +148,10 @@ class Gateway:
         self.place = place
         """Which of several workers this is; ``None`` for the only one."""
         self._reread = reread
-        self.on_reload: list[Callable[[], None]] = []
-        """Called on every reload; an error refuses it."""
+        self._reloading = asyncio.Lock()
+        self.on_reload: list[Callable[[], Callable[[], None]]] = []
+        """Called on every reload: each checks something, and returns what changes it. An error
+        refuses the reload."""
         self.settings = settings
         self.log = JsonLog() if log is None else log
         self._force = force
@@ -152,7 +162,7 @@ class Gateway:
         self._ledger = None if place is None else Ledger(place.folder / "accounts")
         self.accounts: dict[str, Account] = {}
         """The spending of each client that has a key, by name."""
-        change_accounts(self.accounts, serve.key, self._key_names, self._ledger)
+        change_accounts(self.accounts, serve.key, _names(self.keys), self._ledger)
         self.hosts = serve.hosts
         """The host names that are served; ``None`` for every name."""
         self.limit = ConcurrencyLimit(**_concurrency(serve))
@@ -250,7 +260,7 @@ class Gateway:
         return self
 
     async def reload(self, cause: str = "admin") -> Reload:
-        """Read the settings and the policy again; what cannot be served changes nothing.
+        """Read the settings and the policy again; where one cannot be served, nothing changes.
 
         Nodes' servers, limits and API keys change at once, for requests that begin from now on.
 
@@ -260,40 +270,50 @@ class Gateway:
         Returns:
             Whether it succeeded, and which policy is active.
         """
-        try:
-            for each in self.on_reload:
-                each()
-            if self._reread is not None:
-                self._change((await asyncio.to_thread(self._reread)).split_verified(), cause)
-        except (TTamerError, OSError) as error:
-            return self.policies.refuse(cause, str(error))
-        return await self.policies.reload(cause)
+        async with self._reloading:
+            try:
+                steps = [each() for each in self.on_reload]
+                if self._reread is not None:
+                    new = (await asyncio.to_thread(self._reread)).split_verified()
+                    steps += self._changing_to(new, cause)
+            except (TTamerError, OSError) as error:
+                return self.policies.refuse(cause, str(error))
+            return await self.policies.reload(cause, steps)
 
-    def _change(self, new: Settings, cause: str) -> None:
-        """Serve with other settings from now on; raise where they cannot be served."""
+    def _changing_to(self, new: Settings, cause: str) -> list[Callable[[], None]]:
+        """Return what changes the settings to these; raise where they cannot be served."""
         changed, keys = changes(self.settings, new), Keys.of(new.serve)
         if (keys is None) != (self.keys is None):
             raise CascadeError("[serve]: API keys cannot be added or removed without a restart")
         if keys is not None and not keys.equals(self.keys):
             changed.append("API keys")
         if not changed:
-            return
+            return []
         nodes, old = open_nodes(new, self._client, texts=self.texts), self.settings.nodes
-        for name, node in new.nodes.items():
-            used = {name, node.verifier or name}
-            if any(old[each] != new.nodes[each] for each in used):
-                self._nodes[name] = nodes[name]  # in place: audits use them too
+        moved = {
+            name: nodes[name]
+            for name, node in new.nodes.items()
+            if any(old[each] != new.nodes[each] for each in {name, node.verifier or name})
+        }
+        return [partial(self._change, new, keys, moved, changed, cause)]
+
+    def _change(
+        self,
+        new: Settings,
+        keys: Keys | None,
+        nodes: Mapping[str, Node],
+        changed: Sequence[str],
+        cause: str,
+    ) -> None:
+        """Serve with settings that were checked, from now on."""
         serve = new.serve
+        change_accounts(self.accounts, serve.key, _names(keys), self._ledger)  # may still refuse
+        self._nodes.update(nodes)  # in place: audits use them too
         self.settings, self.keys = new, keys
-        change_accounts(self.accounts, serve.key, self._key_names, self._ledger)
         self.metrics.add_keys(self.accounts)
         self.limit.change(**_concurrency(serve))
         self.log.event("settings", cause=cause, changed=changed)
         self.status.event("settings", f"changed: {', '.join(changed)}", ok=True)
-
-    @property
-    def _key_names(self) -> tuple[str, ...]:
-        return () if self.keys is None else self.keys.names
 
     def _open_nodes(self, client: HttpClient) -> Mapping[str, Node]:
         """Return the nodes by name; :mod:`ttamer.ray` has others."""
@@ -767,6 +787,11 @@ def _check_embedding(serve: ServeSettings, *, has_function: bool) -> None:
         raise CascadeError(
             '[serve]: compare = "embedding" needs the table [serve.embeddings], with upstream'
         )
+
+
+def _names(keys: Keys | None) -> tuple[str, ...]:
+    """Return the names of all clients that have a key."""
+    return () if keys is None else keys.names
 
 
 def _concurrency(serve: ServeSettings) -> _Concurrency:

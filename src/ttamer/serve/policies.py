@@ -302,7 +302,7 @@ class LoadedArtefact:
 
 @dataclass(frozen=True)
 class Reload:
-    """The result of one attempt to change the artefact."""
+    """The result of one attempt to change the artefact, or the settings with it."""
 
     ok: bool
     action: str
@@ -458,12 +458,20 @@ class PolicyStore:
         self._report(True, "load", cause, changed=True)
         return current
 
-    async def reload(self, cause: str = "admin") -> Reload:
-        """Load the file again, in a thread, and activate it if it is valid."""
+    async def reload(
+        self, cause: str = "admin", steps: Sequence[Callable[[], None]] = ()
+    ) -> Reload:
+        """Load the file again, in a thread, and activate it if it is valid.
+
+        ``steps`` are what changes with it: they run once the file is known to be valid, and an
+        error of one refuses the reload.
+        """
         async with self._changing:
             self._signature = await asyncio.to_thread(self._read_signature)
             try:
                 new = await asyncio.to_thread(self._load)
+                for step in steps:
+                    step()
             except TTamerError as error:
                 return self._report(False, "reload", cause, changed=False, message=str(error))
             except Exception as error:  # no file may end the task that watches it

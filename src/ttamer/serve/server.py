@@ -78,7 +78,7 @@ def run(
         tls = {"ssl_certfile": certificate[0], "ssl_keyfile": certificate[1]}
     config = server_config(gateway, lifespan="off", **tls)
     if certificate is not None:
-        gateway.on_reload.append(partial(_load_certificate, config, certificate))
+        gateway.on_reload.append(partial(_renew_certificate, config, certificate))
 
     async def serve(early: Sequence[int]) -> None:
         async with gateway:
@@ -232,11 +232,18 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _load_certificate(config: uvicorn.Config, certificate: tuple[str, str | None]) -> None:
-    """Use a renewed certificate for new connections."""
+def _renew_certificate(
+    config: uvicorn.Config, certificate: tuple[str, str | None]
+) -> Callable[[], None]:
+    """Check a renewed certificate; return what uses it for new connections."""
     check_certificate(*certificate)
-    if config.ssl is not None:
-        config.ssl.load_cert_chain(*certificate)
+
+    def renew() -> None:
+        check_certificate(*certificate)  # it may have changed since
+        if config.ssl is not None:
+            config.ssl.load_cert_chain(*certificate)
+
+    return renew
 
 
 class _Server(uvicorn.Server):

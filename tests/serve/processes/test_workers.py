@@ -175,6 +175,38 @@ def test_workers_share_a_socket_and_a_budget_and_are_replaced(make_served, tmp_p
     assert sum(row["by"] == "small" for row in rows) == 31
 
 
+def test_no_worker_changes_its_settings_where_the_policy_is_refused(make_served, monkeypatch):
+    monkeypatch.setenv("WEB_KEY", KEY)
+    monkeypatch.setenv("ADMIN_KEY", f"{KEY}-admin")
+    key = {"name": "web", "env": "WEB_KEY", "roles": ["ask"], "budget": 2.0}
+    served = make_served(1, serve={"key": [key], "admin_keys_env": "ADMIN_KEY", "watch": 0})
+    gateway = GatewayProcess(str(served.cascade), str(served.artefact), "--workers", "2")
+    admin, good = {"authorization": f"Bearer {KEY}-admin"}, served.artefact.read_bytes()
+    try:
+        gateway.wait_for("start", 2)
+        text = served.cascade.read_text("utf-8")
+        served.cascade.write_text(text.replace("budget = 2.0", "budget = 9.0"), "utf-8")
+        served.artefact.write_bytes(good[:-100])
+        gateway.child.send_signal(signal.SIGHUP)
+        gateway.wait_for("policy", 4)  # two loads, two reloads
+        response = httpx.post(f"{gateway.url}/admin/reload", headers=admin, timeout=30)
+        assert response.status_code == 409
+        assert str(served.artefact) in response.json()["message"]
+        assert sorted(ask_at_once(gateway, 8)) == [200] * 2 + [429] * 6
+        assert not [line for line in gateway.lines if line["event"] == "settings"]
+        refused = [line for line in gateway.lines if line["event"] == "policy" and not line["ok"]]
+        assert {line["worker"] for line in refused if line["cause"] == "signal"} == {0, 1}
+        assert {line["message"] for line in refused} == {response.json()["message"]}
+
+        served.artefact.write_bytes(good)
+        assert httpx.post(f"{gateway.url}/admin/reload", headers=admin, timeout=30).json()["ok"]
+        gateway.wait_for("settings", 2)
+        assert sorted(ask_at_once(gateway, 8)) == [200] * 7 + [429]
+        assert gateway.end() == 0
+    finally:
+        gateway.close()
+
+
 class Child:
     """A process that ends when it is signalled; waiting for it before that never ends."""
 
