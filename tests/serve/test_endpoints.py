@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from support.faulty_upstream import tool_response
 from ttamer.serve.formats.responses import chat_body
 from ttamer.serve.http import HttpError
+from ttamer.serve.upstreams import upstream as upstream_module
 
 ASK = [{"role": "user", "content": "q"}]
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
@@ -259,6 +260,72 @@ def test_embeddings_are_booked_on_the_bill_of_the_key(opened, start_upstream, mo
     status = gateway.gateway.status_now()
     assert status["bill"]["spent"] == 1.25
     assert status["keys"][0]["spent"] == 1.25
+
+
+CHAT = {"model": "ttamer", "messages": [{"role": "user", "content": "q"}]}
+EVERY_ENDPOINT = {
+    "chat/completions": CHAT,
+    "completions": {"model": "ttamer", "prompt": "q"},
+    "responses": {"model": "ttamer", "input": "q"},
+    "messages": {**CHAT, "max_tokens": 9},
+    "embeddings": {"model": "any", "input": "q"},
+}
+
+
+def busy(run_gateway, start_upstream, statuses: dict, **options):
+    """A gateway whose upstreams return these statuses, each with its Retry-After."""
+    embeddings = start_upstream("embeddings")
+    gateway = run_gateway(2, serve={"embeddings": {"upstream": embeddings.url}}, **options)
+    for name, upstream in {**gateway.served.upstreams, "embeddings": embeddings}.items():
+        status, wait = statuses.get(name, (429, "20"))
+        upstream.mode, upstream.status = "error", status
+        upstream.headers = {} if wait is None else {"retry-after": wait}
+    return gateway
+
+
+def post(gateway, path, body):
+    return httpx.post(f"{gateway.url}/{path}", json=body, timeout=30)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", EVERY_ENDPOINT)
+def test_a_client_learns_when_to_retry_where_every_node_is_busy(
+    run_gateway, start_upstream, path, stream
+):
+    gateway = busy(run_gateway, start_upstream, {"small": (503, "7")})
+    more = {"stream": True} if stream and path != "embeddings" else {}
+    response = post(gateway, path, EVERY_ENDPOINT[path] | more)
+    assert (response.status_code, response.headers["retry-after"]) == (502, "20")
+    assert "no model takes the request now; retry in 20 s" in response.text
+
+
+@pytest.mark.parametrize(
+    ("small", "wait"),
+    [((429, "3600"), "60"), ((429, None), "20"), ((500, "7"), None), ((400, None), None)],
+)
+def test_the_time_to_wait_is_bounded_and_only_that_of_busy_nodes(
+    run_gateway, start_upstream, small, wait
+):
+    gateway = busy(run_gateway, start_upstream, {"small": small})
+    response = post(gateway, "chat/completions", CHAT)
+    assert (response.status_code, response.headers.get("retry-after")) == (502, wait)
+
+
+def test_a_client_is_asked_to_wait_for_at_least_the_gateway_s_own_time(run_gateway, start_upstream):
+    gateway = busy(run_gateway, start_upstream, dict.fromkeys(["small", "large"], (429, None)))
+    assert post(gateway, "chat/completions", CHAT).headers["retry-after"] == "1"
+
+
+def test_a_client_learns_when_an_open_circuit_breaker_allows_a_call(
+    run_gateway, start_upstream, monkeypatch
+):
+    monkeypatch.setattr(upstream_module, "MIN_OUTAGE", 0.0)
+    node = {"small": {"breaker": 1}, "large": {"breaker": 1}}
+    gateway = busy(run_gateway, start_upstream, {"small": (429, "30")}, node=node)
+    for _ in range(2):
+        response = post(gateway, "chat/completions", CHAT)
+    assert int(response.headers["retry-after"]) <= 5  # the pause of the breaker, not the upstream's
+    assert gateway.served.upstreams["small"].count == 1
 
 
 def test_without_their_upstream_there_are_no_embeddings(opened):

@@ -25,9 +25,9 @@ from ttamer.serve.http import (
 )
 from ttamer.serve.observability.record import RequestRecord
 from ttamer.serve.observability.status import PAGE, PAGE_HEADERS
-from ttamer.serve.request import RequestHandler, cost_headers, too_expensive
+from ttamer.serve.request import RequestHandler, cost_headers, failure
 from ttamer.serve.routes import DRIFT, EMBEDDINGS, MODELS, route_of
-from ttamer.serve.upstreams.upstream import KEPT_CODES, CallContext, UpstreamFailed
+from ttamer.serve.upstreams.upstream import CallContext, UpstreamFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -243,17 +243,7 @@ class App:
                     context._replace(bill=exchange.bill),
                 )
         except UpstreamFailed as error:
-            if error.code is not None:
-                raise HttpError(KEPT_CODES[error.code], code=error.code) from None
-            if error.kind == "budget" and account is not None:
-                raise account.budget_spent() from None
-            if error.kind == "limit":
-                raise too_expensive() from None
-            raise HttpError(
-                "the embeddings upstream returned no usable answer",
-                status=502,
-                code="upstream_failed",
-            ) from None
+            raise failure([error.facts], serve, account) from None
         headers = {"content-type": JSON, **cost_headers(exchange.bill)}
         await exchange.send_bytes(200, response.content, headers)
 

@@ -683,8 +683,7 @@ class Gateway:
             else:
                 answer = await node.ask(path, request.body, context)
         except UpstreamFailed as error:
-            if error.is_client_error:
-                request.client_errors[name] = error.code
+            request.failures[name] = error.facts
             span.finish(cost=request.bill.cost_of(name), error=error)
             raise
         if span is not NO_NODE:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
 from ttamer.serve.accounts import KeyRefused
-from ttamer.serve.admission import RequestGuard, check_key
+from ttamer.serve.admission import MAX_RETRY_AFTER, RequestGuard, check_key
 from ttamer.serve.bill import Bill, shown
 from ttamer.serve.formats import openai
 from ttamer.serve.formats.schemas import check
@@ -27,6 +27,7 @@ from ttamer.serve.http import (
     JSON,
     ClientDisconnected,
     HttpError,
+    RetryLater,
     SlowBody,
     TooManyRequests,
     check_content_type,
@@ -41,15 +42,18 @@ from ttamer.trace.verification import SUFFIX
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ttamer.serve.accounts import Account
     from ttamer.serve.bill import NodeBill
+    from ttamer.serve.config import ServeSettings
     from ttamer.serve.formats.openai import Endpoint
     from ttamer.serve.gateway import Gateway
     from ttamer.serve.http import HttpExchange
     from ttamer.serve.observability.otel import NodeSpan, RequestSpan
     from ttamer.serve.policies import ActivePolicy
     from ttamer.serve.upstreams.node import NodeAnswer
+    from ttamer.serve.upstreams.upstream import FailureFacts
 
-__all__ = ["RequestContext", "RequestHandler", "cost_headers", "too_expensive"]
+__all__ = ["RequestContext", "RequestHandler", "cost_headers", "failure", "late"]
 
 GRACE = 5.0
 """The seconds after its deadline in which a response must have been sent."""
@@ -59,6 +63,18 @@ CHOICE_HEADERS = {name: f"x-ttamer-{name}".encode() for name in ("tradeoff", "bu
 """The headers in which a request may choose its operating point."""
 _CHOICE_NAMES = frozenset(CHOICE_HEADERS.values())
 _JSON = {"content-type": JSON}
+_BUSY_KINDS = frozenset({"busy", "open", "queue"})
+"""The failures of nodes that take no request for a while."""
+
+
+class AllBusy(RetryLater):
+    """No node that was asked takes a request for a while."""
+
+    status = 502
+    code = "upstream_failed"
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__("no model takes the request now", retry_after)
 
 
 @dataclass(slots=True)
@@ -81,8 +97,8 @@ class RequestContext:
     deadline: float = math.inf
     """The time by which it must be answered, by ``time.monotonic()``."""
     span: RequestSpan = NO_SPAN
-    client_errors: dict[str, str | None] = field(default_factory=dict)
-    """The nodes that refused the request as invalid, with their error codes."""
+    failures: dict[str, FailureFacts] = field(default_factory=dict)
+    """The last failure of each node that failed."""
     bill: Bill = field(default_factory=Bill)
     """The charges of all calls."""
     predictions: list[str | None] = field(default_factory=list)
@@ -173,7 +189,7 @@ class RequestHandler:
         except HttpError as error:
             await self._refuse(error)
         except TimeoutError:
-            await self._refuse(_late() if self._has_body else SlowBody())
+            await self._refuse(late() if self._has_body else SlowBody())
         except asyncio.CancelledError:
             self._error = "cancelled"
             raise
@@ -352,22 +368,14 @@ class RequestHandler:
 
     def _failure(self, error: CascadeFailed, request: RequestContext) -> HttpError:
         """Return the error for the client when no node answered, without the nodes' own text."""
-        kinds = {(one.error or "").partition(":")[0] for one in error.asked}
-        if kinds and kinds <= {"limit", "budget"}:
-            account = self._gateway.accounts.get(self._client)
-            if "budget" in kinds and account is not None:
-                return account.budget_spent()
-            return too_expensive()
-        nodes = [one.node for one in error.asked]
-        if nodes and request.client_errors.keys() >= set(nodes):
-            codes = {code for code in request.client_errors.values() if code is not None}
-            if len(codes) == 1:
-                code = codes.pop()
-                return HttpError(KEPT_CODES[code], code=code)
-            return HttpError("the model refused the request as malformed", code="refused_upstream")
-        if error.late or request.seconds_left <= TIMER_SLACK:
-            return _late()
-        return HttpError("no model returned a usable answer", status=502, code="upstream_failed")
+        nodes = {one.node for one in error.asked}
+        failures = [each for node, each in request.failures.items() if node in nodes]
+        return failure(
+            failures if len(failures) == len(nodes) else (),
+            self._gateway.settings.serve,
+            self._gateway.accounts.get(self._client),
+            is_late=error.late or request.seconds_left <= TIMER_SLACK,
+        )
 
     def _record(self) -> RequestRecord:
         exchange, bill = self._exchange, self._bill.by_node()
@@ -409,7 +417,8 @@ def _choice(in_body: tuple[str, float] | None, exchange: HttpExchange) -> tuple[
     return choices[0] if choices else None
 
 
-def _late() -> HttpError:
+def late() -> HttpError:
+    """Return the error for a request whose time is over."""
     return HttpError("no model answered in time", status=504, code="deadline")
 
 
@@ -420,13 +429,45 @@ def _priced(call: NodeCall, bill: Mapping[str, NodeBill]) -> NodeCall:
     return call if call.cost == cost else replace(call, cost=cost)
 
 
-def too_expensive() -> HttpError:
-    """Return the error for a request none of whose calls may be made."""
-    return HttpError(
-        "every call could cost more than is allowed for a request; send a shorter prompt, or a "
-        "lower max_tokens",
-        code="max_cost",
-    )
+def failure(
+    failures: Sequence[FailureFacts],
+    serve: ServeSettings,
+    account: Account | None = None,
+    *,
+    is_late: bool = False,
+) -> HttpError:
+    """Return the error for the client of a request that no node answered.
+
+    Args:
+        failures: The failures of all nodes that were asked; none where some are not known.
+        serve: The settings.
+        account: The account of the request's key.
+        is_late: Whether the time of the request is over.
+
+    Returns:
+        The error, without the nodes' own text.
+    """
+    kinds = {each.kind for each in failures}
+    if kinds and kinds <= {"limit", "budget"}:
+        if "budget" in kinds and account is not None:
+            return account.budget_spent()
+        return HttpError(
+            "every call could cost more than is allowed for a request; send a shorter prompt, or a "
+            "lower max_tokens",
+            code="max_cost",
+        )
+    if failures and all(each.is_client_error for each in failures):
+        codes = {each.code for each in failures if each.code is not None}
+        if len(codes) == 1:
+            code = codes.pop()
+            return HttpError(KEPT_CODES[code], code=code)
+        return HttpError("the model refused the request as malformed", code="refused_upstream")
+    if is_late:
+        return late()
+    if kinds and kinds <= _BUSY_KINDS:
+        longest = min(max(each.pause for each in failures), MAX_RETRY_AFTER)
+        return AllBusy(math.ceil(max(1.0, longest, serve.retry_after)))
+    return HttpError("no model returned a usable answer", status=502, code="upstream_failed")
 
 
 def cost_headers(bill: Bill) -> dict[str, str]:

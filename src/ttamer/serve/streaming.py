@@ -159,8 +159,7 @@ class Relay:
 
     def _fail(self, error: UpstreamFailed) -> UpstreamFailed:
         self._failed = error
-        if error.is_client_error:
-            self._request.client_errors[self.name] = error.code
+        self._request.failures[self.name] = error.facts
         self._span.finish(cost=self.cost, error=error)
         return error
 

@@ -370,6 +370,8 @@ def test_a_breaker_opens_probes_and_closes():
     breaker.failed("connect")
     assert breaker.is_open
     assert not breaker.allow()
+    clock.now = 4.0
+    assert breaker.seconds_left == 2.0
     clock.now = 6.0
     probe = breaker.allow()
     assert probe, "one call tests the server"

@@ -330,7 +330,11 @@ class Node:
             verdict = await self._verifier.call(CHAT, body, context, node=self.settings.name)
         except UpstreamFailed as error:
             raise UpstreamFailed(
-                self.settings.name, error.kind, f"its verifier failed: {error}", status=error.status
+                self.settings.name,
+                error.kind,
+                f"its verifier failed: {error}",
+                status=error.status,
+                pause=error.pause,
             ) from None
         return probability_of_yes(verdict.body), _cost(self._verifier.settings, verdict, context)
 

@@ -64,6 +64,7 @@ __all__ = [
     "NO_REQUEST",
     "CallContext",
     "CircuitBreaker",
+    "FailureFacts",
     "NodeResponse",
     "RelayedStream",
     "Upstream",
@@ -140,6 +141,18 @@ _NOT_TAKEN = re.compile(
 )
 
 
+class FailureFacts(NamedTuple):
+    """What the response to a client depends on where a node failed."""
+
+    kind: Failure
+    is_client_error: bool
+    """Whether the upstream refuses the request as invalid."""
+    code: str | None
+    """One of :data:`KEPT_CODES`, where the upstream gave it."""
+    pause: float
+    """The seconds after which the node may be called again, where they are known."""
+
+
 class UpstreamFailed(TTamerError):
     """A node returned no usable answer."""
 
@@ -157,7 +170,9 @@ class UpstreamFailed(TTamerError):
         super().__init__(f"node {node!r}: {detail}")
         self.code = code
         """One of :data:`KEPT_CODES`, where the upstream gave it."""
-        self.node, self.kind, self.status, self.pause = node, kind, status, pause
+        self.node, self.kind, self.status = node, kind, status
+        self.pause = pause
+        """The seconds after which the node may be called again; 0 where they are not known."""
         self.upstream_text = upstream_text
         """The upstream's own text, for an operator only: it may hold a prompt or a key."""
 
@@ -175,6 +190,11 @@ class UpstreamFailed(TTamerError):
     def is_client_error(self) -> bool:
         """Whether the upstream refuses the request as invalid."""
         return self.status in CLIENT_ERRORS
+
+    @property
+    def facts(self) -> FailureFacts:
+        """What the response to a client depends on; unlike the error, it refers to no frame."""
+        return FailureFacts(self.kind, self.is_client_error, self.code, self.pause)
 
     @property
     def paid(self) -> bool:
@@ -288,6 +308,11 @@ class CircuitBreaker:
         """Whether it is open and the next call would test the server."""
         is_due = self._open_until is not None and self._clock() >= self._open_until
         return is_due and self._probe is None
+
+    @property
+    def seconds_left(self) -> float:
+        """The seconds until a call may test the server; 0 where none is left."""
+        return 0.0 if self._open_until is None else max(0.0, self._open_until - self._clock())
 
     def succeeded(self) -> None:
         """Take the success of a call."""
@@ -602,7 +627,9 @@ class Upstream:
                     break
                 permit = breaker.allow()
                 if permit is None:
-                    failed = failed or self._failed("open", "is not called: its calls failed")
+                    failed = failed or self._failed(
+                        "open", "is not called: its calls failed", pause=breaker.seconds_left
+                    )
                     break
                 attempts += 1
                 try:
@@ -778,8 +805,8 @@ class Upstream:
     def _limit(self, deadline: float) -> float:
         return max(min(self.settings.timeout, deadline - time.monotonic()), 0.0)
 
-    def _failed(self, kind: Failure, detail: str) -> UpstreamFailed:
-        return UpstreamFailed(self.settings.name, kind, detail)
+    def _failed(self, kind: Failure, detail: str, *, pause: float = 0) -> UpstreamFailed:
+        return UpstreamFailed(self.settings.name, kind, detail, pause=pause)
 
     def _named(self, error: Exception) -> UpstreamFailed:
         """Return an error of the HTTP client as a failure of a known kind."""
