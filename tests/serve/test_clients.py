@@ -56,6 +56,36 @@ def statuses(gateway, name) -> list[int]:
     ]
 
 
+REQUIRED, UNKNOWN = "an API key is required: Authorization: Bearer KEY", "this API key is not known"
+NO_ADMIN = "this API key is not known, or is no admin key"
+METRICS = "this API key may not be used here; it needs the role 'metrics'"
+
+
+@pytest.mark.parametrize(
+    ("path", "authorization", "status", "message"),
+    [
+        ("/metrics", None, 401, REQUIRED),
+        ("/metrics", "Basic d2ViOmtleQ==", 401, REQUIRED),
+        ("/metrics", "Bearer a-key-of-no-client-01", 401, UNKNOWN),
+        ("/metrics", "Bearer an-admins-own-key-01", 401, UNKNOWN),
+        ("/metrics", f"Bearer {KEYS['web']}", 403, METRICS),
+        ("/admin/reload", None, 401, REQUIRED.replace("API", "admin")),
+        ("/admin/reload", "Bearer a-key-of-no-client-01", 401, NO_ADMIN),
+        ("/admin/reload", f"Bearer {KEYS['web']}", 401, NO_ADMIN),
+    ],
+)
+def test_the_error_of_a_refused_key_states_why_and_not_which_keys_exist(
+    run_gateway, monkeypatch, path, authorization, status, message
+):
+    monkeypatch.setenv("WEB", KEYS["web"])
+    monkeypatch.setenv("ADMIN", "an-admins-own-key-01")
+    gateway = run_gateway(1, serve={"key": TABLES[:1], "admin_keys_env": "ADMIN"})
+    headers = {} if authorization is None else {"authorization": authorization}
+    method = "POST" if path.startswith("/admin") else "GET"
+    response = httpx.request(method, gateway.root + path, headers=headers, timeout=30)
+    assert (response.status_code, response.json()["error"]["message"]) == (status, message)
+
+
 @pytest.mark.usefixtures("_keys")
 def test_a_key_opens_what_its_roles_say(run_gateway, tmp_path):
     audit = {"share": 1.0, "log": os.fspath(tmp_path / "audits")}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ttamer.serve.http import HttpExchange, Receive
 
 __all__ = [
+    "ADMIN",
     "ROLES",
     "Client",
     "ConcurrencyLimit",
@@ -37,6 +38,8 @@ __all__ = [
 
 ROLES = ("ask", "label", "metrics")
 """What an API key may be used for: requests, labels, and metrics with the status page."""
+ADMIN = "admin"
+"""The role of admin keys, which are configured apart from the others."""
 MIN_KEY_LENGTH = 16
 """The fewest characters an API key may have."""
 MAX_KEY_LENGTH = 512
@@ -179,7 +182,8 @@ def _hash(key: str) -> bytes:
 def check_key(keys: Keys | None, exchange: HttpExchange, role: str) -> str:
     """Return the client's name; refuse a request without a key, or without the role.
 
-    Where no keys are configured, every request is served, and the name is empty.
+    Where no keys are configured, every request is served, and the name is empty. The error does not
+    tell an unknown key from one that is no admin key.
     """
     if keys is None:
         return ""
@@ -188,11 +192,13 @@ def check_key(keys: Keys | None, exchange: HttpExchange, role: str) -> str:
     client = keys.client(header)
     if client is None:
         exchange.response_headers["www-authenticate"] = "Bearer"
-        raise HttpError(
-            "an API key is required: Authorization: Bearer KEY",
-            status=401,
-            code="invalid_api_key",
-        )
+        of_admin = role == ADMIN
+        if _BEARER.fullmatch(header or "") is None:
+            kind = "admin" if of_admin else "API"
+            text = f"an {kind} key is required: Authorization: Bearer KEY"
+        else:
+            text = f"this API key is not known{', or is no admin key' if of_admin else ''}"
+        raise HttpError(text, status=401, code="invalid_api_key")
     if role not in client.roles:
         raise HttpError(
             f"this API key may not be used here; it needs the role {role!r}",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import ArgumentError
 from ttamer.serve.accounts import KeyRefused
-from ttamer.serve.admission import check_key
+from ttamer.serve.admission import ADMIN, check_key
 from ttamer.serve.bill import Bill
 from ttamer.serve.formats import openai
 from ttamer.serve.formats.openapi import description
@@ -270,14 +270,14 @@ class App:
         await exchange.send_json(200, status, {"cache-control": "no-store"})
 
     async def _reload(self, exchange: HttpExchange) -> None:
-        check_key(self._gateway.admin_keys, exchange, "ask")
+        check_key(self._gateway.admin_keys, exchange, ADMIN)
         result = await self._gateway.reload("admin")
         if self._gateway.place is not None and result.ok:
             self._gateway.place.reload_all()
         await exchange.send_json(200 if result.ok else 409, result.to_dict())
 
     async def _rollback(self, exchange: HttpExchange) -> None:
-        check_key(self._gateway.admin_keys, exchange, "ask")
+        check_key(self._gateway.admin_keys, exchange, ADMIN)
         if self._gateway.place is not None:
             raise HttpError(
                 "with several workers, put the former file back and reload",
@@ -289,7 +289,7 @@ class App:
 
     def _drift(self, action: str) -> Handler:
         async def handle(exchange: HttpExchange) -> None:
-            check_key(self._gateway.admin_keys, exchange, "ask")
+            check_key(self._gateway.admin_keys, exchange, ADMIN)
             try:
                 state = await self._gateway.act(action)
             except ArgumentError as error:

@@ -18,7 +18,7 @@ from ttamer.runtime.calling import Call, CallResult, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall
 from ttamer.runtime.reply import Reply, error_text
 from ttamer.serve.accounts import Ledger, change_accounts
-from ttamer.serve.admission import ConcurrencyLimit, Keys, Watchdog
+from ttamer.serve.admission import ADMIN, Client, ConcurrencyLimit, Keys, Watchdog
 from ttamer.serve.answers.confidence import question_text
 from ttamer.serve.answers.prompt_signals import embedding_signals, prompt_signals
 from ttamer.serve.config import EMBEDDINGS_NODE
@@ -156,8 +156,11 @@ class Gateway:
         self.log = JsonLog() if log is None else log
         self._force = force
         self.keys = Keys.of(serve)
+        admin = Client(ADMIN, (ADMIN,))
         self.admin_keys = (
-            None if serve.admin_keys_env is None else Keys.from_env(serve.admin_keys_env)
+            None
+            if serve.admin_keys_env is None
+            else Keys.from_env(serve.admin_keys_env, client=admin)
         )
         self._ledger = None if place is None else Ledger(place.folder / "accounts")
         self.accounts: dict[str, Account] = {}
