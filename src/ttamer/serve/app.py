@@ -11,14 +11,15 @@ from ttamer.serve.accounts import KeyRefused
 from ttamer.serve.admission import ADMIN, check_key
 from ttamer.serve.bill import Bill
 from ttamer.serve.formats import openai
+from ttamer.serve.formats.messages import message_error
 from ttamer.serve.formats.openapi import description
 from ttamer.serve.formats.schemas import EMBEDDING, LABEL, check, compile_schema
 from ttamer.serve.gateway import UnknownModel
 from ttamer.serve.http import (
-    INTERNAL_ERROR,
     JSON,
     HttpError,
     HttpExchange,
+    InternalError,
     SlowBody,
     check_content_type,
     parse_json,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["App", "make_app"]
 
+_MESSAGES = openai.MESSAGES.route
+"""The route of messages: errors there, and below it, have Anthropic's form."""
 _LABEL, _EMBEDDING = compile_schema(LABEL), compile_schema(EMBEDDING)
 _ALLOWED_HEADER = re.compile(
     r"authorization|content-type|x-[a-z0-9-]{1,64}|openai-[a-z]{1,32}|anthropic-[a-z-]{1,64}"
@@ -98,6 +101,8 @@ class App:
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
             exchange = HttpExchange(scope, receive, send)
+            if exchange.path == _MESSAGES or exchange.path.startswith(f"{_MESSAGES}/"):
+                exchange.error_body = message_error
             if not self._gateway.ready:  # the next request needs another process
                 exchange.response_headers["connection"] = "close"
             if self._cors:
@@ -134,10 +139,10 @@ class App:
                 self._gateway.metrics.key_refused(exchange.client, error.reason)
             await exchange.send_error(error)
         except Exception as error:
-            code = "internal"
+            code = InternalError.code
             self._gateway.log.failure(exchange.request_id, error)
             if not exchange.status:
-                await exchange.send_json(500, INTERNAL_ERROR)
+                await exchange.send_error(InternalError())
         finally:
             self._gateway.metrics.started()
             self._gateway.finished(

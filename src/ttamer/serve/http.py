@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXTENSION",
-    "INTERNAL_ERROR",
     "JSON",
     "BadJson",
     "BodyTooLarge",
     "ClientDisconnected",
     "HttpError",
     "HttpExchange",
+    "InternalError",
     "RetryLater",
     "SlowBody",
     "TooManyRequests",
@@ -157,8 +157,14 @@ def error_body(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-INTERNAL_ERROR = error_body(500, "internal error; see the gateway's log", "internal")
-"""The body of a response with status 500."""
+class InternalError(HttpError):
+    """A mistake in the gateway itself."""
+
+    status = 500
+    code = "internal"
+
+    def __init__(self) -> None:
+        super().__init__("internal error; see the gateway's log")
 
 
 class HttpExchange:

@@ -23,10 +23,10 @@ from ttamer.serve.formats import openai
 from ttamer.serve.formats.schemas import check
 from ttamer.serve.formats.translations import TRANSLATIONS
 from ttamer.serve.http import (
-    INTERNAL_ERROR,
     JSON,
     ClientDisconnected,
     HttpError,
+    InternalError,
     RetryLater,
     SlowBody,
     TooManyRequests,
@@ -159,8 +159,6 @@ class RequestHandler:
     def __init__(self, gateway: Gateway, exchange: HttpExchange, endpoint: Endpoint) -> None:
         self._gateway, self._exchange, self._endpoint = gateway, exchange, endpoint
         self._translation = TRANSLATIONS.get(endpoint.path)
-        if self._translation is not None and self._translation.error is not None:
-            exchange.error_body = self._translation.error
         self._artefact = gateway.policies.current  # the request ends on the one it began with
         self._version = self._artefact.short_version
         self._asked: tuple[NodeCall, ...] = ()
@@ -195,9 +193,9 @@ class RequestHandler:
             raise
         except Exception as error:
             gateway.log.failure(exchange.request_id, error)
-            self._error = "internal"
+            self._error = InternalError.code
             if not exchange.status:
-                await exchange.send_json(500, INTERNAL_ERROR)
+                await exchange.send_error(InternalError())
         finally:
             record = self._record()
             span.finish(record)

@@ -54,6 +54,21 @@ def test_a_message_is_a_chat_completion_in_another_form(opened, model):
     assert gateway.metric("ttamer_answered_total") == 1
 
 
+def test_errors_below_messages_have_anthropic_s_form(opened, monkeypatch):
+    gateway, client = opened()
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        client.messages.count_tokens(model="ttamer", messages=ASK)
+    assert caught.value.body["type"] == "error"
+    assert caught.value.body["error"]["type"] == "not_found_error"
+    wrong_method = httpx.get(f"{gateway.url}/messages")
+    assert (wrong_method.status_code, wrong_method.json()["type"]) == (405, "error")
+    monkeypatch.setattr(gateway.gateway, "single_node", None)  # a mistake in the gateway
+    with pytest.raises(anthropic.InternalServerError) as caught:
+        client.messages.create(model="ttamer", max_tokens=9, messages=ASK)
+    assert caught.value.body["error"]["type"] == "api_error"
+    assert httpx.get(f"{gateway.url}/elsewhere").json()["error"]["code"] == "not_found"
+
+
 @pytest.mark.parametrize("model", ["ttamer", "large"])
 @pytest.mark.parametrize("mode", ["last", "whole"])
 def test_a_message_streams(opened, model, mode):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ttamer.serve.formats.messages import (
     MessageEvents,
     chat_from_request,
-    message_error,
     message_from,
 )
 from ttamer.serve.formats.openai import MESSAGES, RESPONSES
@@ -16,8 +15,6 @@ from ttamer.serve.formats.responses import ResponseEvents, chat_body, response_f
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from ttamer.serve.http import HttpError
 
 __all__ = ["TRANSLATIONS", "Translation"]
 
@@ -45,12 +42,10 @@ class Translation:
     """From a chat completion and the request's id to an answer."""
     events: Callable[[str, str], AnswerEvents]
     """From the request's id and the node to the events of a stream."""
-    error: Callable[[HttpError], dict[str, Any]] | None = None
-    """The body of an error; by default OpenAI's."""
 
 
 TRANSLATIONS = {
     RESPONSES.path: Translation(chat_body, response_from, ResponseEvents),
-    MESSAGES.path: Translation(chat_from_request, message_from, MessageEvents, message_error),
+    MESSAGES.path: Translation(chat_from_request, message_from, MessageEvents),
 }
 """The translation of each such endpoint, by its path."""
