@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import httpx2 as httpx
 import openai
@@ -10,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from support.faulty_upstream import tool_response
+from support.waiting import until
 from ttamer.serve.formats.responses import chat_body
 from ttamer.serve.http import HttpError
 from ttamer.serve.upstreams import upstream as upstream_module
@@ -260,6 +262,49 @@ def test_embeddings_are_booked_on_the_bill_of_the_key(opened, start_upstream, mo
     status = gateway.gateway.status_now()
     assert status["bill"]["spent"] == 1.25
     assert status["keys"][0]["spent"] == 1.25
+
+
+def test_a_client_of_embeddings_that_disconnects_ends_the_call_which_is_booked(
+    opened, start_upstream, monkeypatch
+):
+    monkeypatch.setenv("TEAM", "a-key-of-the-tests")
+    upstream = start_upstream("embeddings")
+    upstream.mode = "slow"
+    table = {"upstream": upstream.url, "cost": 0.5, "timeout": 3600.0}
+    key = {"name": "team", "env": "TEAM", "budget": 100.0}
+    gateway, client = opened(serve={"embeddings": table, "key": [key], "timeout": 3600})
+    client.close()
+    with socket.create_connection(("127.0.0.1", gateway.port)) as connection:
+        content = b'{"model": "any", "input": "a"}'
+        connection.sendall(
+            b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"authorization: Bearer a-key-of-the-tests\r\n"
+            b"content-length: %d\r\n\r\n%s" % (len(content), content)
+        )
+        upstream.wait_for(1)
+    until(lambda: gateway.gateway.limit.running == 0)
+    until(lambda: any(line["event"] == "request" for line in gateway.log))
+    (line,) = [line for line in gateway.log if line["event"] == "request"]
+    assert (line["status"], line["error"], line["cost"]) == (499, "client_gone", 0.5)
+    assert gateway.metric("ttamer_node_cost_total") == 0.5
+    assert gateway.gateway.accounts["team"].spent == 0.5
+    upstream.release()
+
+
+def test_the_errors_of_embeddings_are_those_of_other_endpoints(run_gateway, start_upstream):
+    upstream = start_upstream("embeddings")
+    table = {"upstream": upstream.url, "cost": 0.5, "timeout": 3600.0}
+    gateway = run_gateway(1, serve={"embeddings": table, "timeout": 0.3})
+    body = EVERY_ENDPOINT["embeddings"]
+    upstream.mode, upstream.status = "error", 400
+    refused = post(gateway, "embeddings", body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "refused_upstream")
+    assert refused.headers["x-ttamer-cost"] == "0"
+    upstream.mode = "slow"
+    late = post(gateway, "embeddings", body)
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline")
+    assert late.headers["x-ttamer-cost"] == "0.5"
+    upstream.release()
 
 
 CHAT = {"model": "ttamer", "messages": [{"role": "user", "content": "q"}]}

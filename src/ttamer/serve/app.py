@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import ArgumentError
 from ttamer.serve.accounts import KeyRefused
-from ttamer.serve.admission import ADMIN, check_key
+from ttamer.serve.admission import ADMIN, RequestGuard, check_key
 from ttamer.serve.bill import Bill
 from ttamer.serve.formats import openai
 from ttamer.serve.formats.messages import message_error
@@ -17,16 +17,18 @@ from ttamer.serve.formats.schemas import EMBEDDING, LABEL, check, compile_schema
 from ttamer.serve.gateway import UnknownModel
 from ttamer.serve.http import (
     JSON,
+    ClientDisconnected,
     HttpError,
     HttpExchange,
     InternalError,
     SlowBody,
+    TooManyRequests,
     check_content_type,
     parse_json,
 )
 from ttamer.serve.observability.record import RequestRecord
 from ttamer.serve.observability.status import PAGE, PAGE_HEADERS
-from ttamer.serve.request import RequestHandler, cost_headers, failure
+from ttamer.serve.request import GRACE, TIMER_SLACK, RequestHandler, cost_headers, failure, late
 from ttamer.serve.routes import DRIFT, EMBEDDINGS, MODELS, route_of
 from ttamer.serve.upstreams.upstream import CallContext, UpstreamFailed
 
@@ -137,7 +139,14 @@ class App:
             code = error.code
             if isinstance(error, KeyRefused):
                 self._gateway.metrics.key_refused(exchange.client, error.reason)
-            await exchange.send_error(error)
+            elif isinstance(error, TooManyRequests):
+                self._gateway.metrics.refused()
+            if isinstance(error, ClientDisconnected):
+                exchange.status = error.status  # of the record: there is no response
+            elif not exchange.status:
+                if not exchange.bill.is_empty:
+                    exchange.response_headers |= cost_headers(exchange.bill)
+                await exchange.send_error(error)
         except Exception as error:
             code = InternalError.code
             self._gateway.log.failure(exchange.request_id, error)
@@ -238,19 +247,23 @@ class App:
         data = await self._json(exchange)
         check(data, _EMBEDDING)
         assert gateway.embedder is not None  # noqa: S101 - only then is there this route
+        sent = {key: value for key, value in data.items() if key != "model"}
+        deadline, headers = exchange.start + serve.timeout, {"x-request-id": exchange.request_id}
+        context = CallContext(deadline, headers, exchange.bill)
         try:
-            async with gateway.limit.slot(serve.timeout):
-                sent = {"x-request-id": exchange.request_id}
-                context = CallContext.within(serve.timeout, sent)
-                response = await gateway.embedder.upstream.call(
-                    "/embeddings",
-                    {key: value for key, value in data.items() if key != "model"},
-                    context._replace(bill=exchange.bill),
-                )
+            with RequestGuard(
+                gateway.watchdog, exchange.receive, context.seconds_left + GRACE
+            ) as guard:
+                guard.watch_disconnect()
+                async with gateway.limit.slot(context.seconds_left):
+                    response = await gateway.embedder.upstream.call("/embeddings", sent, context)
+                    exchange.response_headers |= cost_headers(exchange.bill)
+                    await exchange.send_bytes(200, response.content, {"content-type": JSON})
         except UpstreamFailed as error:
-            raise failure([error.facts], serve, account) from None
-        headers = {"content-type": JSON, **cost_headers(exchange.bill)}
-        await exchange.send_bytes(200, response.content, headers)
+            is_late = context.seconds_left <= TIMER_SLACK
+            raise failure([error.facts], serve, account, is_late=is_late) from None
+        except TimeoutError:
+            raise late() from None
 
     async def _json(self, exchange: HttpExchange) -> Any:
         """Return the JSON body of a request."""

@@ -139,6 +139,8 @@ def _fields(record: RequestRecord) -> str:
         text += (
             f',"path":[{path}],"by":{by},"cost":{float(record.cost)!r},"policy":"{record.policy}"'
         )
+    elif record.cost:  # of embeddings
+        text += f',"cost":{float(record.cost)!r}'
     facts: dict[str, Any] = {}
     if record.by is None or len(record.asked) > 1:
         failed = {s.node: failure_kind(s.error) for s in record.asked if s.error is not None}
