@@ -50,7 +50,7 @@ def test_answers_are_compared_by_the_cascade_s_rule_and_tokens_are_priced(writte
     log = written(
         row(),
         row(**{"small.answer": "Rome!", "label": ["Paris", "City of Light"]}),
-        row(**{"small.answer": None}),
+        row(**{"small.answer": ""}),
     )
     trace = import_answers(log, spec())
     assert trace.wrong().tolist() == [[False, False], [True, False], [True, False]]
@@ -59,6 +59,15 @@ def test_answers_are_compared_by_the_cascade_s_rule_and_tokens_are_priced(writte
     assert trace.prediction[2, 0] == -1
     np.testing.assert_allclose(trace.costs, [[4.0, 30.0]] * 3)
     assert trace.confidence.tolist() == [[0.0, 0.9]] * 3
+
+
+def test_an_empty_cell_of_a_csv_is_no_answer(tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text("small.answer,small.cost,large.answer,label\n,1,B,B\nB,1,B,B\n,1,A,A\n")
+    with pytest.raises(TraceError, match=r"log.csv: line 2: small.answer is missing"):
+        import_answers(log, spec())
+    trace = import_answers(log, spec(), on_bad="skip")
+    assert (len(trace), [*trace.left_out.values()]) == (1, [2])
 
 
 def test_a_node_without_confidences_is_served_without(written):
@@ -84,6 +93,8 @@ def test_the_last_node_may_be_the_label(written):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        ({"small.answer": None}, "small.answer is missing, as after a failed call"),
+        ({"large.answer": ["a"]}, "large.answer is a list; it must be text"),
         ({"large.confidence": None}, "large.confidence is None; it must be a finite number"),
         ({"large.confidence": True}, "large.confidence is True"),
         ({"small.input_tokens": -1}, "small.input_tokens is -1; it must be a number from 0"),

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["import_answers"]
 
+_JSON_NAMES = {list: "a list", dict: "an object"}
+
 
 def import_answers(
     path: str | os.PathLike[str],
@@ -48,8 +50,8 @@ def import_answers(
         path: JSON lines (.jsonl, .ndjson) or CSV.
         cascade: The nodes in order, with their costs, and how answers are compared: a cascade or
             the path of a ``cascade.toml``. No upstream is needed.
-        on_bad: "refuse" raises an error for a row with a number that cannot be used; "skip" drops
-            and counts such rows.
+        on_bad: "refuse" raises an error for a row that lacks an answer (null, or an empty cell), or
+            has a number that cannot be used; "skip" drops and counts such rows.
 
     Returns:
         The trace.
@@ -150,6 +152,13 @@ class _Column:
     def read(self, row: Mapping[str, Any]) -> _Reply:
         """Return the reply on a row."""
         answer = row.get(f"{self.name}.answer")
+        if answer is None:
+            raise TraceError(
+                f"{self.name}.answer is missing, as after a failed call; an answer without content "
+                'is "" in JSON lines'
+            )
+        if isinstance(answer, list | dict):
+            raise TraceError(f"{self.name}.answer is {_JSON_NAMES[type(answer)]}; it must be text")
         confidence = 0.0 if self.confidence is None else _number(row, self.confidence)
         if self.cost is not None:
             cost = _number(row, self.cost, least=0.0)
@@ -158,7 +167,7 @@ class _Column:
         else:
             used = [_number(row, str(column), least=0.0) for column in self.tokens]
             cost = self.fixed + self.price.input * used[0] + self.price.output * used[1]
-        return _Reply("" if answer is None else str(answer), confidence, cost)
+        return _Reply(str(answer), confidence, cost)
 
 
 def _number(row: Mapping[str, Any], column: str, *, least: float = -math.inf) -> float:
