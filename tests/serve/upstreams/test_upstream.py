@@ -7,6 +7,7 @@ from email.utils import formatdate
 
 import pytest
 
+from ttamer.serve.bill import Bill
 from ttamer.serve.config import HeaderFromEnv, NodeSettings
 from ttamer.serve.upstreams import upstream as module
 from ttamer.serve.upstreams.client import HttpClient
@@ -464,6 +465,26 @@ def test_one_call_at_a_time_tests_a_server_whatever_is_cancelled(small, monkeypa
     assert not asyncio.run(go())
     assert small.count == 3
     small.release()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_requests_without_time_left_do_not_open_a_breaker(small, is_stream):
+    """They do not call the server, so that they show nothing about it."""
+
+    async def go():
+        async with HttpClient() as session:
+            upstream = Upstream(settings(small.url, breaker=1), session)
+            bill, late = Bill(), time.monotonic()
+            context = CallContext(late, bill=bill)
+            stream = upstream.relay(CHAT, BODY, context)
+            call = stream.__aenter__() if is_stream else upstream.call(CHAT, BODY, context)
+            with pytest.raises(UpstreamFailed, match="no time for a call") as caught:
+                await call
+            assert (caught.value.kind, bill.is_empty) == ("timeout", True)
+            assert not upstream.is_open
+
+    asyncio.run(go())
+    assert small.count == 0
 
 
 def test_failures_of_a_request_do_not_open_a_breaker():

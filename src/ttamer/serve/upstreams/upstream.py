@@ -476,8 +476,6 @@ class Upstream:
         """Call a server once; return its answer, the answer as received, and its cost."""
         settings, bill = self.settings, call.bill
         limit = self._limit(call.deadline)
-        if limit <= 0:
-            raise self._failed("timeout", "there was no time for a call")
         charge = self._open(bill, call.node, call.most)
         try:
             target, breaker = self._target(base, call.path), self._breakers[base]
@@ -625,6 +623,8 @@ class Upstream:
             for retry in range(self.settings.retries + 1):
                 if failed is not None and retry and not await self._pause(failed, retry, deadline):
                     break
+                if time.monotonic() >= deadline:  # it says nothing about the server
+                    raise failed or self._failed("timeout", "there was no time for a call")
                 permit = breaker.allow()
                 if permit is None:
                     failed = failed or self._failed(
@@ -686,6 +686,9 @@ class Upstream:
             await limits.enter(deadline - time.monotonic())
         except NodeLimitReached:
             raise self._failed("queue", "is not called: its own limit is reached") from None
+        if time.monotonic() >= deadline:
+            limits.leave()
+            raise self._failed("queue", "is not called: its own limit took all of the time")
 
     def _leave(self, base: str) -> None:
         """End a call."""
