@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import httpx2 as httpx
@@ -107,6 +108,24 @@ def test_a_smaller_limit_lets_running_requests_finish(keyed):
     assert post(keyed).status_code == 200
     assert upstream.count == 1
     assert changes(keyed.gateway.settings, keyed.gateway.settings) == []
+
+
+def test_a_larger_limit_makes_room_for_connections_to_upstreams(make_served):
+    """There are two for each request that may run; others would wait for one."""
+    served = make_served(1, serve={"max_concurrent": 1, "queue": 9, "timeout": 3600})
+    small = served.upstreams["small"]
+    with running(served.cascade, served.artefact) as gateway, ThreadPoolExecutor(5) as pool:
+        gateway.gateway._reread = partial(read_settings, served.cascade)
+        gateway.served = served
+        small.mode = "slow"
+        requests = [pool.submit(post, gateway) for _ in range(5)]
+        small.wait_for(1)
+        edit(gateway, "max_concurrent = 1", "max_concurrent = 5")
+        assert reload(gateway).ok
+        small.wait_for(5)
+        small.mode = "ok"
+        small.release()
+        assert [each.result().status_code for each in requests] == [200] * 5
 
 
 def cut_short(served):

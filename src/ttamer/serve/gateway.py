@@ -217,7 +217,7 @@ class Gateway:
     async def __aenter__(self) -> Self:
         serve = self.settings.serve
         async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(HttpClient(2 * serve.max_concurrent))
+            client = await stack.enter_async_context(HttpClient(_connections(serve)))
             self._client = client
             if serve.embeddings is not None:
                 self.embedder = Embedder(serve.embeddings, client)
@@ -315,6 +315,7 @@ class Gateway:
         self.settings, self.keys = new, keys
         self.metrics.add_keys(self.accounts)
         self.limit.change(**_concurrency(serve))
+        self._client.change(_connections(serve))
         self.log.event("settings", cause=cause, changed=changed)
         self.status.event("settings", f"changed: {', '.join(changed)}", ok=True)
 
@@ -794,6 +795,11 @@ def _check_embedding(serve: ServeSettings, *, has_function: bool) -> None:
 def _names(keys: Keys | None) -> tuple[str, ...]:
     """Return the names of all clients that have a key."""
     return () if keys is None else keys.names
+
+
+def _connections(serve: ServeSettings) -> int:
+    """Return the most connections to upstreams: two for each request, as with hedges."""
+    return 2 * serve.max_concurrent
 
 
 def _concurrency(serve: ServeSettings) -> _Concurrency:

@@ -241,6 +241,12 @@ class HttpClient:
         if self._open:
             await asyncio.wait([self._emptied], timeout=CLOSE_SECONDS)
 
+    def change(self, connections: int) -> None:
+        """Change the most connections; those that are open stay."""
+        self._limit = connections
+        for _ in range(len(self._waiters)):
+            self._wake()
+
     async def post(
         self,
         target: Target,
