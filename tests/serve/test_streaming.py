@@ -140,6 +140,20 @@ def test_a_node_that_does_not_stream_is_read_whole(run_gateway):
         assert "".join(contents(response.iter_lines())) == "C"
 
 
+@pytest.mark.parametrize(
+    ("raw", "kind"), [(b"{}", "garbage"), (b"[", "garbage"), (b"[" * 3000, "too_large")]
+)
+def test_a_whole_answer_that_cannot_be_used_is_a_failure_of_its_node(run_gateway, raw, kind):
+    gateway = run_gateway(2, node={"large": {"max_response": 2000}})
+    answering(gateway.served)
+    gateway.served.upstreams["large"].raw = raw
+    with stream(gateway) as response:
+        assert response.status_code == 502
+    (line,) = [line for line in gateway.log if line["event"] == "request"]
+    assert line["failed"] == {"large": kind}
+    assert gateway.metric("ttamer_failed_total") == 1
+
+
 def test_a_stream_that_breaks_ends_with_an_error_of_the_gateways_own(run_gateway):
     gateway = run_gateway(2)
     answering(gateway.served)

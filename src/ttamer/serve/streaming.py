@@ -104,7 +104,7 @@ class Relay:
             first, content_type = await self._first_chunk(stream)
         except UpstreamFailed as error:
             await self.close()
-            raise self._fail(error) from None
+            raise self.fail(error) from None
         return self._chunks(first, stream), content_type
 
     async def close(self) -> None:
@@ -124,7 +124,7 @@ class Relay:
             async for chunk in stream.chunks:
                 yield chunk
         except UpstreamFailed as error:
-            raise self._fail(error) from None
+            raise self.fail(error) from None
         self.is_complete = True
         self._span.finish(cost=self.cost)
 
@@ -143,21 +143,22 @@ class Relay:
         async for chunk in chunks:
             size += len(chunk)
             if size > node.max_response:
-                raise self._fail(UpstreamFailed(self.name, "too_large", "streams too many bytes"))
+                raise self.fail(UpstreamFailed(self.name, "too_large", "streams too many bytes"))
             for event in events.feed(chunk):
                 data = _data(event)
                 if data is None:
                     continue
                 if "error" in data:
-                    raise self._fail(UpstreamFailed(self.name, "error", "ended with an error"))
+                    raise self.fail(UpstreamFailed(self.name, "error", "ended with an error"))
                 if _violation(data) is not None:
-                    raise self._fail(UpstreamFailed(self.name, "garbage", "streams no chunks"))
+                    raise self.fail(UpstreamFailed(self.name, "garbage", "streams no chunks"))
                 kept = {key: data[key] for key in CHUNK_FIELDS if key in data}
                 if not data["choices"]:
                     kept |= openai.bill_fields(request.bill)
                 yield {**kept, **head}
 
-    def _fail(self, error: UpstreamFailed) -> UpstreamFailed:
+    def fail(self, error: UpstreamFailed) -> UpstreamFailed:
+        """Record a failure of the node, and return it."""
         self._failed = error
         self._request.failures[self.name] = error.facts
         self._span.finish(cost=self.cost, error=error)
@@ -507,12 +508,12 @@ class CascadeStream:
         async for chunk in chunks:
             received += chunk
             if len(received) > settings.max_response:
-                break
+                raise relay.fail(UpstreamFailed(name, "too_large", "returned too many bytes"))
         try:
             body = json.loads(received)
             text = answer_text(body)
         except (ValueError, RecursionError, Unreadable, AttributeError):
-            raise UpstreamFailed(name, "garbage", "returned no answer") from None
+            raise relay.fail(UpstreamFailed(name, "garbage", "returned no answer")) from None
         answer = NodeAnswer(None, None, text, body, relay.cost)
         return Outcome(answer, None, name, self.asked, self.cost, 0.0, "relayed", capped=False)
 
