@@ -128,6 +128,23 @@ def test_a_larger_limit_makes_room_for_connections_to_upstreams(make_served):
         assert [each.result().status_code for each in requests] == [200] * 5
 
 
+@pytest.mark.parametrize("changed", ["small", "large"])
+def test_a_verifier_keeps_one_limit_for_all_of_its_calls(make_served, changed):
+    """Its own answers and its verdicts are calls of one server, whichever node was reloaded."""
+    small = {"confidence": "verifier", "verifier": "large"}
+    served = make_served(2, node={"small": small})
+    with running(served.cascade, served.artefact) as gateway:
+        nodes, gateway.served = gateway.gateway.node, served
+        gateway.gateway._reread = partial(read_settings, served.cascade)
+        before = nodes("large").upstream
+        old = f'upstream = "{served.upstreams[changed].url}"'
+        edit(gateway, old, f"{old}\nretries = 2")
+        assert reload(gateway).ok
+        assert nodes("small")._verifier is nodes("large").upstream
+        assert (nodes("large").upstream is before) == (changed == "small")
+        assert nodes(changed).settings.retries == 2
+
+
 def cut_short(served):
     served.artefact.write_bytes(served.artefact.read_bytes()[:-100])
 

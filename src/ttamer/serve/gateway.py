@@ -292,11 +292,13 @@ class Gateway:
             changed.append("API keys")
         if not changed:
             return []
-        nodes, old = open_nodes(new, self._client, texts=self.texts), self.settings.nodes
+        old = self.settings.nodes
+        kept = {n: self._nodes[n].upstream for n, node in new.nodes.items() if node == old[n]}
+        nodes = open_nodes(new, self._client, texts=self.texts, kept=kept)
         moved = {
             name: nodes[name]
             for name, node in new.nodes.items()
-            if any(old[each] != new.nodes[each] for each in {name, node.verifier or name})
+            if not {name, node.verifier or name} <= kept.keys()
         }
         return [partial(self._change, new, keys, moved, changed, cause)]
 

@@ -106,18 +106,20 @@ def open_nodes(
     read_errors: bool = False,
     keep_first: bool = False,
     texts: TextVectors | None = None,
+    kept: Mapping[str, Upstream] | None = None,
 ) -> dict[str, Node]:
     """Return the nodes of a cascade, which share a connection pool.
 
     With ``read_errors`` a failure has the upstream's own text, for an operator to read; with
     ``keep_first`` an answer has the log-probabilities of its first tokens. ``texts`` embeds answers
-    where they are compared so, by default the upstream of ``[serve.embeddings]``.
+    where they are compared so, by default the upstream of ``[serve.embeddings]``. Upstreams that
+    are ``kept`` are used again, so that their limits and circuit breakers go on.
     """
     rule, embeddings = settings.serve.compare, settings.serve.embeddings
     if texts is None and rule.kind == "embedding" and embeddings is not None:
         texts = Embedder(embeddings, client, read_errors=read_errors)
     upstreams = {
-        name: Upstream(node, client, read_errors=read_errors)
+        name: (kept or {}).get(name) or Upstream(node, client, read_errors=read_errors)
         for name, node in settings.nodes.items()
     }
     return {
