@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-__all__ = ["as_float", "is_number", "number", "percent"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["as_float", "counted", "is_number", "number", "percent", "percents"]
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -77,3 +80,35 @@ def percent(share: float, *, digits: int | None = None) -> str:
     if 0.985 < size < 0.9995:
         return f"{share:.1%}"
     return f"{100 * share:.2g}%" if size < 0.0995 else f"{share:.0%}"
+
+
+def percents(shares: Sequence[float]) -> list[str]:
+    """Return shares in percent, with the decimals that tell different ones apart, up to three.
+
+    >>> percents([0.5, 1.0, 1.22]), percents([1.2, 1.216, 1.222]), percents([1.0, 1.0])
+    (['50%', '100%', '122%'], ['120.0%', '121.6%', '122.2%'], ['100%', '100%'])
+    """
+    for digits in (None, 1, 2, 3):
+        texts = [percent(share, digits=digits) for share in shares]
+        if len(set(texts)) == len({round(share, 5) for share in shares}):
+            break
+    return texts
+
+
+def counted(count: float, noun: str, form: str = "") -> str:
+    """Return a count with its noun, in the plural unless it is one.
+
+    Args:
+        count: The count.
+        noun: The noun in the singular.
+        form: How the count is formatted, such as ``","``.
+
+    >>> counted(1, "row"), counted(0, "row"), counted(2, "class"), counted(1234, "policy", ",")
+    ('1 row', '0 rows', '2 classes', '1,234 policies')
+    """
+    text = f"{count:{form}}"
+    if text == "1":
+        return f"{text} {noun}"
+    if noun.endswith("y"):
+        return f"{text} {noun[:-1]}ies"
+    return f"{text} {noun}{'es' if noun.endswith('s') else 's'}"

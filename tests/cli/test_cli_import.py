@@ -55,7 +55,7 @@ def test_a_frugalml_table_and_a_long_csv_become_traces(tmp_path, capsys):
     assert main(["import", "long-csv", str(long), "-o", out, "--skip-bad", "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["rows"] == {out: 1}
-    assert "1 rows left out" in shown.err
+    assert "1 row left out" in shown.err
 
 
 def test_a_gzipped_output_is_split_and_named_as_others_are(tmp_path):

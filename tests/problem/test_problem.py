@@ -165,7 +165,7 @@ REFUSED = {
         line(probabilities=[HALF]),
         "1 probabilities for 3 costs|per node",
     ),
-    "a line with names lacking": (line(names=["a"]), "1 names for 3 nodes: give one name per node"),
+    "a line with names lacking": (line(names=["a"]), "1 name for 3 nodes: give one name per node"),
     "a line with losses lacking": (
         line(losses=[[0.1, 0.5]] * 2),
         "2 loss supports for 3 nodes|one list per node",
@@ -192,7 +192,7 @@ REFUSED = {
     "no lines": (lambda: Problem.multi_line([]), "no nodes"),
     "a skip lacking a pair": (skip(lacking=(0, 1)), "skip: probabilities lacks the pair (0, 1)"),
     "a skip lacking a start": (skip(lacking=(None, 0)), "probabilities lacks the pair (None, 0)"),
-    "a skip lacking a cost": (skip(costs=[1.0]), "skip: 1 costs for 2 nodes|one per node"),
+    "a skip lacking a cost": (skip(costs=[1.0]), "skip: 1 cost for 2 nodes|one per node"),
     "a skip lacking the cost of a pair": (
         skip(costs={(None, 0): 1, (None, 1): 1}),
         "skip: costs lacks the pair (0, 1)",

@@ -160,7 +160,7 @@ def test_the_cause_is_kept():
 def test_a_row_is_left_out_once():
     trace = collect(range(4), {"a": fails, "b": fails}, costs={"a": 1, "b": 1}, on_error="skip")
     assert trace.left_out == {"a raised KeyError": 1}
-    with pytest.raises(TraceError, match="all 1 inputs were left out"):
+    with pytest.raises(TraceError, match=r"every input was left out \(1 in all"):
         collect([2], {"n": fails}, on_error="skip")
 
 
@@ -239,9 +239,9 @@ def test_a_bad_answer_in_a_batch_is_placed():
 
 
 def test_a_batch_with_too_few_answers():
-    with pytest.raises(TraceError, match=r"inputs 0 to 2 .* returned 1 replies for 3 inputs"):
+    with pytest.raises(TraceError, match=r"inputs 0 to 2 .* returned 1 reply for 3 inputs"):
         collect(range(3), {"n": batched(lambda _: [("x", 1)])})
-    with pytest.raises(TraceError, match=r"input 0 .* returned 0 replies for 1 inputs"):
+    with pytest.raises(TraceError, match=r"input 0 .* returned 0 replies for 1 input"):
         collect(range(1), {"n": batched(lambda _: [])})
 
 

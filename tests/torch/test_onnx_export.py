@@ -92,7 +92,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):
     network = EarlyExit([Depending()], [], nn.Linear(4, 2))
     with pytest.raises(ArgumentError, match=r"segment_0\.onnx: Depending cannot be exported"):
         export_onnx(network, tmp_path, torch.randn(2, 4))
-    with pytest.raises(ArgumentError, match="example has 1 rows; at least 2"):
+    with pytest.raises(ArgumentError, match="example has 1 row; at least 2"):
         export_onnx(network, tmp_path, torch.randn(1, 4))
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(MissingExtra, match=r"needs onnxscript.*ttamer\[onnx\]"):

@@ -72,7 +72,7 @@ def test_apparate_with_a_cascade(tmp_path):
     trace = import_apparate(path, tmp_path / "cascade.toml")
     assert trace.names == ("early", "middle", "full")
     assert trace.notes == ("parts of the log not used: 'latency'",)
-    with pytest.raises(TraceError, match="has 3 ramps with samples, and the cascade has 1 nodes"):
+    with pytest.raises(TraceError, match="has 3 ramps with samples, and the cascade has 1 node "):
         import_apparate(path, CascadeSpec.of({"a": 1.0}))
     with pytest.raises(CascadeError, match="cannot be read"):
         import_apparate(path, tmp_path / "none.toml")
@@ -120,7 +120,7 @@ def test_gaps_are_refused_or_left_out(tmp_path):
     assert trace.left_out == {"ramp0.confidence is missing, NaN or infinite": 1}
     assert len(trace) == 2
     path = pickled(tmp_path, {"conf": [[None], [None]], "acc": [[1], [1]]})
-    with pytest.raises(TraceError, match="all 1 rows were left out"):
+    with pytest.raises(TraceError, match=r"every row was left out \(1 in all"):
         import_apparate(path, on_bad="skip")
 
 
@@ -541,7 +541,7 @@ def test_long_csv_of_other_exits(tmp_path):
         import_long_csv(long(tmp_path), CascadeSpec.of({"early": 1.0}))
     with pytest.raises(TraceError, match="no line for exit 'never'"):
         import_long_csv(long(tmp_path), CascadeSpec.of({"early": 1.0, "late": 1.0, "never": 1.0}))
-    with pytest.raises(TraceError, match="all 2 samples were left out"):
+    with pytest.raises(TraceError, match=r"every sample was left out \(2 in all"):
         import_long_csv(
             long(tmp_path),
             CascadeSpec.of({"early": 1.0, "late": 1.0, "never": 1.0}),

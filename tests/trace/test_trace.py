@@ -81,7 +81,7 @@ def test_the_cascade_sets_which_target():
         ({}, "label", "no prediction and label: add columns <node>.correct, or"),
         ({"prediction": [["x", "x"]]}, "label", 'no label: .* or set target = "last"'),
         ({"label": ["x"]}, "label", "no prediction"),
-        ({"prediction": [["x", "x"]], "label": [None]}, "label", "1 rows have no label.*row 0"),
+        ({"prediction": [["x", "x"]], "label": [None]}, "label", "1 row without a label.*row 0"),
         ({}, "last", "add columns <node>.prediction$"),
         ({"correct": np.array([[True, True]])}, "last", 'agreement .* set target = "label"'),
     ],
@@ -103,7 +103,7 @@ def test_unknown_target():
         ({"confidence": [0.1, 0.2]}, r"shape \(2,\)"),
         ({"confidence": 0.5}, "shape"),
         ({"confidence": [["a", "b"]]}, "must be numbers"),
-        ({"confidence": [[0.1, np.nan]]}, "confidence of 'b': row 0 .* is nan, and 1 rows"),
+        ({"confidence": [[0.1, np.nan]]}, "confidence of 'b': row 0 .* is nan .*not finite: 1"),
         ({"confidence": [[np.inf, 0.1]]}, "confidence of 'a': row 0 .* is inf"),
         ({"cost": [1.0, 5.0]}, "the cascade's own"),
         ({"cost": [[1.0, -5.0]]}, "cost of 'b': row 0 .* is -5.0"),
@@ -188,7 +188,7 @@ def test_a_split_leaves_both_parts_something():
     for fraction in (0, 1, -0.5, float("nan")):
         with pytest.raises(ArgumentError, match="fraction"):
             pair().split(fraction, seed=0)
-    with pytest.raises(TraceError, match="1 rows, and a split needs at least 2"):
+    with pytest.raises(TraceError, match="1 row, and a split needs at least 2"):
         pair().take([0]).split(0.5, seed=0)
 
 

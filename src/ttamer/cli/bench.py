@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ttamer._numbers import counted
+
 if TYPE_CHECKING:
     import argparse
 
@@ -79,7 +81,7 @@ def _text(done: list[TraceBench]) -> str:
         noun = "accuracy" if result.measure == "error" else result.measure
         head = ["family", "saving", noun, "area", "gain", "95%", ""]
         parts.append(
-            f"{each.name}: {result.fit_rows} rows to fit, {result.test_rows} to test; "
+            f"{each.name}: {counted(result.fit_rows, 'row')} to fit, {result.test_rows} to test; "
             f"{best.node} alone: {noun} {_quality(best.error, result)}\n\n" + table(head, rows)
         )
     first = done[0].frontier.families[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ttamer._numbers import counted
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
@@ -118,12 +120,12 @@ def run(args: argparse.Namespace) -> None:
         facts |= {"errors": errors} if errors else {}
         print(as_json({**facts, "notes": list(trace.notes), "written": written}))
         return
-    print(f"{len(trace)} rows\n")
+    print(f"{counted(len(trace), 'row')}\n")
     print(node_table(trace))
     if not of_cascade:
         print("\n  cost: seconds per call, unless a callable returns its own")
     for reason, count in trace.left_out.items():
-        print(f"\n  {count} {'prompts' if of_cascade else 'inputs'} left out: {reason}")
+        print(f"\n  {counted(count, 'prompt' if of_cascade else 'input')} left out: {reason}")
     for note in trace.notes:
         print(f"\n  {note}")
     print(f"\n  written to {' and '.join(written)}")

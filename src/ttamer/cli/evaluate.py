@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ttamer._numbers import counted
+
 if TYPE_CHECKING:
     import argparse
 
@@ -99,7 +101,7 @@ def run(args: argparse.Namespace) -> None:
             facts["default"] = {**_named(default), **usual.to_dict()}
         print(as_json({**facts, "alone": alone}))
         return
-    print(f"{len(trace)} rows\n")
+    print(f"{counted(len(trace), 'row')}\n")
     rows = [_cells(p, r) for p, r in zip(policies, results, strict=True)]
     timed = ["latency", "95% within"] if results[0].latency is not None else []
     measure = results[0].measure

@@ -6,6 +6,8 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ttamer._numbers import counted
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
@@ -116,8 +118,8 @@ def run(args: argparse.Namespace) -> None:
         return
     nodes = len(ladder.fitted.spec.names)
     held_out = f" ({held.rows} more held out)" if held else ""
-    print(f"{rows} rows{held_out}, {nodes} nodes: order {plan['order']}, "
-          f"{plan['states']} states per node, belief {plan['belief']}\n")  # fmt: skip
+    print(f"{counted(rows, 'row')}{held_out}, {counted(nodes, 'node')}: order {plan['order']}, "
+          f"{counted(plan['states'], 'state')} per node, belief {plan['belief']}\n")  # fmt: skip
     if ladder.fitted.reads:
         print(f"Beside confidences it reads {', '.join(ladder.fitted.columns_read)}.\n")
     _show(ladder)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ttamer._numbers import counted
+
 if TYPE_CHECKING:
     import argparse
 
@@ -115,9 +117,11 @@ def frontier_text(
             cells.append("-" if cost is None else f"{cost / best.cost:.1%}" if best.cost else "0")
         rows.append([family, *cells, shown_error(result.area(family), measure)])
     lines = [
-        f"Fitted and measured on the same {result.fit_rows:,} rows: errors are too low. Split them."
+        f"Fitted and measured on the same {counted(result.fit_rows, 'row', ',')}: errors are "
+        "too low. Split them."
         if result.same_rows
-        else f"Fitted on {result.fit_rows:,} rows, measured on {result.test_rows:,} others.",
+        else f"Fitted on {counted(result.fit_rows, 'row', ',')}, measured on "
+        f"{counted(result.test_rows, 'other', ',')}.",
         f"Compared with {alone}: {measure} {shown_error(best.error, measure)}, "
         f"cost {number(best.cost)} per input.",
         "",

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ttamer._numbers import counted
+
 if TYPE_CHECKING:
     import argparse
 
@@ -84,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
     if args.format == "answers":
         print(f"{node_table(trace)}\n")
     for path, part in parts.items():
-        print(f"  {path}: {len(part)} rows of {', '.join(trace.names)}")
+        print(f"  {path}: {counted(len(part), 'row')} of {', '.join(trace.names)}")
     print(f"  {cascade}: names and costs; edit the costs where the log has none")
     if args.test_share:
         fit_path, test_path = parts
@@ -111,7 +113,7 @@ def _read(args: argparse.Namespace) -> Trace:
     else:
         trace = import_long_csv(args.log, args.cascade, on_bad=on_bad)
     for reason, count in trace.left_out.items():
-        print(f"{args.log}: {count} rows left out: {reason}", file=sys.stderr)
+        print(f"{args.log}: {counted(count, 'row')} left out: {reason}", file=sys.stderr)
     for note in trace.notes:
         print(f"{Path(args.log).name}: {note}", file=sys.stderr)
     return trace

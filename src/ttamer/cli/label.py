@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ttamer._numbers import counted
+
 if TYPE_CHECKING:
     import argparse
 
@@ -88,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
     for note in notes:
         print(f"\n  {note}")
     if labelling.unknown:
-        print(f"\n  {labelling.unknown} labels are of other prompts or answers, and do not count")
+        print(f"\n  {counted(labelling.unknown, 'label')} of other prompts or answers: not counted")
     print(f"\n  written to {' and '.join(written)}")
     if labelling.right:
         print(f"\nNext: ttamer fit {target}{needed}")

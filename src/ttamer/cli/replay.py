@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ttamer._numbers import counted
+
 if TYPE_CHECKING:
     import argparse
 
@@ -191,7 +193,7 @@ def _show(replayed: ReplayResult, shift: int | None, block: int) -> None:
     noun = measure if kind == "error" else kind
     shown = f"promised {noun} at most {shown_error(settings.at_most, measure)}"
     print(
-        f"{len(replayed)} rows, {int(replayed.audited.sum())} audited at "
+        f"{counted(len(replayed), 'row')}, {int(replayed.audited.sum())} audited at "
         f"{number(replayed.audit_cost)} per row of the stream; {shown}"
         + ("" if shift is None else f"; the stream changes at row {shift}")
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ttamer._numbers import counted
+
 if TYPE_CHECKING:
     import argparse
 
@@ -191,12 +193,12 @@ def _ladder_text(ladder: Ladder) -> str:
         for p in ladder
     ]
     head = table(["tradeoff", "expected loss", "expected cost", "value"], rows)
-    return f"{_title(ladder.problem)}, {len(ladder)} tradeoffs\n\n{head}"
+    return f"{_title(ladder.problem)}, {counted(len(ladder), 'tradeoff')}\n\n{head}"
 
 
 def _title(problem: Problem) -> str:
-    shape = "line" if problem.is_line else f"{len(problem.edges)} edges"
-    return f"{len(problem.nodes)} nodes, {problem.moves}, {shape}"
+    shape = "line" if problem.is_line else counted(len(problem.edges), "edge")
+    return f"{counted(len(problem.nodes), 'node')}, {problem.moves}, {shape}"
 
 
 def _tables_of(policy: Policy) -> Policy:

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ttamer._numbers import counted
+
 if TYPE_CHECKING:
     import argparse
 
@@ -41,7 +43,7 @@ def read(path: str, args: argparse.Namespace) -> Trace:
         cascade = cascade.join_verified()
     trace = Trace.read(path, cascade, on_bad="skip" if args.skip_bad else "refuse")
     for reason, count in trace.left_out.items():
-        print(f"{path}: {count} rows left out: {reason}", file=sys.stderr)
+        print(f"{path}: {counted(count, 'row')} left out: {reason}", file=sys.stderr)
     for note in trace.notes:
         print(f"{Path(path).name}: {note}", file=sys.stderr)
     return trace.with_verification()

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ttamer._numbers import counted
 from ttamer.drift.audit_log import joined
 from ttamer.drift.decisions import decide
 from ttamer.drift.fallback import AskLast
@@ -529,7 +530,7 @@ class Loop:
             shown_error(facts[name], rows.measure) for name in ("error", "serving_error")
         )
         measured = (
-            f"on {len(rows)} rows in the shadow {rows.measure} {mine} at cost "
+            f"on {counted(len(rows), 'row')} in the shadow {rows.measure} {mine} at cost "
             f"{facts['cost']:.4g}; the policy that serves has {theirs} at "
             f"{facts['serving_cost']:.4g}"
         )

@@ -13,7 +13,7 @@ from ttamer._arguments import require_kind
 from ttamer._display.drawing import draw_curves
 from ttamer._display.notebook import card
 from ttamer._display.progress import shown
-from ttamer._numbers import number, percent
+from ttamer._numbers import counted, number, percent
 from ttamer.baselines import FAMILIES, Unsuitable
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.families import fit_all
@@ -121,7 +121,8 @@ class Frontier:
     def __repr__(self) -> str:
         alone, measure = self.reference, self.measure
         return (
-            f"Frontier({len(self.families)} families, {self.test_rows} rows; {alone.node} alone: "
+            f"Frontier({counted(len(self.families), 'family')}, {counted(self.test_rows, 'row')}; "
+            f"{alone.node} alone: "
             f"cost {number(alone.cost)}, {measure} {shown_error(alone.error, measure)})"
         )
 
@@ -247,7 +248,7 @@ class Frontier:
         measured = self.measure
         head = ["family", f"cost at the {measured} of {reference.node}", f"{measured}, all costs"]
         notes = [
-            f"fitted on {self.fit_rows:,} rows, measured on {self.test_rows:,}"
+            f"fitted on {counted(self.fit_rows, 'row', ',')}, measured on {self.test_rows:,}"
             + (" of the same: errors are too low" if self.same_rows else ""),
             f"{reference.node} alone: {measured} {shown_error(reference.error, measured)}, cost "
             f"{number(reference.cost)}",

@@ -13,7 +13,7 @@ import numpy as np
 
 from ttamer._arguments import require_kind
 from ttamer._display.notebook import card
-from ttamer._numbers import number, percent
+from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.bootstrap import Interval, RowBootstrap, draw_counts, interval
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
@@ -81,7 +81,7 @@ class Result:
     """The time that 95% of rows do not exceed."""
 
     def __str__(self) -> str:
-        return "\n".join([f"Measured on {self.rows:,} rows", *self._sentences()])
+        return "\n".join([f"Measured on {counted(self.rows, 'row', ',')}", *self._sentences()])
 
     def _sentences(self) -> list[str]:
         """Return error, cost and latency in words."""
@@ -106,7 +106,7 @@ class Result:
             for name, share in self.asked.items()
         ]
         head = ["node", "asked", "answered"]
-        title = f"Measured on {self.rows:,} rows"
+        title = f"Measured on {counted(self.rows, 'row', ',')}"
         return card(title, notes=self._sentences(), head=head, rows=rows)
 
     def to_dict(self) -> dict[str, Any]:

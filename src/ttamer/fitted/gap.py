@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
 from ttamer.fitted.models import BeliefModel
 from ttamer.fitted.replay import paid
@@ -134,8 +135,8 @@ class Gap:
     def __str__(self) -> str:
         return (
             f"at most {self.bound:.4f} above the best policy of its class, with confidence "
-            f"{self.confidence:g} (tradeoff {self.tradeoff:.3g}, {self.rows} rows): the policy at "
-            f"most {self.upper:.4f} ({self.observed:.4f} on the rows), the best at least "
+            f"{self.confidence:g} (tradeoff {self.tradeoff:.3g}, {counted(self.rows, 'row')}): the "
+            f"policy at most {self.upper:.4f} ({self.observed:.4f} on the rows), the best at least "
             f"{self.lower:.4f} ({self.best_on_rows:.4f} on the rows)"
         )
 

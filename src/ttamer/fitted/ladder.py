@@ -16,7 +16,7 @@ import numpy as np
 
 from ttamer._display.drawing import draw_curves
 from ttamer._display.notebook import card
-from ttamer._numbers import is_number, number
+from ttamer._numbers import counted, is_number, number
 from ttamer.errors import ArgumentError
 from ttamer.fitted.alone import alone
 from ttamer.fitted.cautious import Cautious, cautious_model, cautious_problem
@@ -366,9 +366,9 @@ class FittedLadder(Ladder):
     def __repr__(self) -> str:
         plan = self.fitted.plan
         return (
-            f"FittedLadder({len(self)} policies, {', '.join(self.fitted.spec.names)}; belief "
-            f"{plan.get('belief')}, order {plan.get('order')}, {plan.get('states')} states, "
-            f"{self.fitted.rows} rows)"
+            f"FittedLadder({counted(len(self), 'policy')}, {', '.join(self.fitted.spec.names)}; "
+            f"belief {plan.get('belief')}, order {plan.get('order')}, {plan.get('states')} states, "
+            f"{counted(self.fitted.rows, 'row')})"
         )
 
     def _repr_html_(self) -> str:

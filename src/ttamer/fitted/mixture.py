@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ttamer._display.notebook import card
-from ttamer._numbers import number
+from ttamer._numbers import counted, number
 from ttamer.errors import ArgumentError
 from ttamer.fitted.replay import Played
 from ttamer.stats.envelope import lower_envelope
@@ -176,7 +176,7 @@ def policy_card(kind: str, policy: FittedPolicy | Mixture) -> str:
     if promise is not None:
         notes.append(str(promise))
     rows = [[node.name, number(node.cost)] for node in policy.spec.nodes]
-    title = f"{kind} over {len(rows)} nodes"
+    title = f"{kind} over {counted(len(rows), 'node')}"
     return card(title, notes=notes, head=["node", "cost"], rows=rows)
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from ttamer._numbers import is_number
+from ttamer._numbers import counted, is_number
 from ttamer.errors import ArgumentError
 from ttamer.fitted.held_sample import HeldSample
 from ttamer.fitted.mixture import Mix, shown_error
@@ -114,11 +114,11 @@ class Promise:
         what = self.measure if self.kind == "error" else f"drop against {self.against!r}"
         asked = f"{what} at most {shown_error(self.at_most, self.measure)}"
         asked += f" with confidence {self.confidence:g}"
-        seen = f"{observed} on {self.rows} rows held out, at most {bound}"
+        seen = f"{observed} on {counted(self.rows, 'row')} held out, at most {bound}"
         if self.certified:
             return f"{asked}: certified ({seen})"
         if self.refuted:
-            return f"{asked}: broken ({observed} on {self.rows} rows)"
+            return f"{asked}: broken ({observed} on {counted(self.rows, 'row')})"
         if self.rows_needed is None:
             return f"{asked}: not certified ({seen}); more rows would not help, allow more"
         return f"{asked}: not certified ({seen}); about {self.rows_needed} rows would do"

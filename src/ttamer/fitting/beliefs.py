@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer._numbers import counted
 from ttamer.fitted.cautious import has_line
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitting.cautious import find_cautious
@@ -156,7 +157,7 @@ def _build_on_steps(
         belief = fit_belief(trace, trace.loss_shares(), steps, signals=names, extras=extras)
         if by_margin:
             belief = by_column(belief, given, "margin")
-    say(f"finding policies for {len(tradeoffs)} tradeoffs")
+    say(f"finding policies for {counted(len(tradeoffs), 'tradeoff')}")
     width = width_of(len(trace))
     problem = problem_of(trace, steps, ways, rows, width)
     costs = edge_costs(trace, steps, ways)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ttamer._display.progress import shown
+from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, TraceWarning
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import Rungs
@@ -297,11 +298,11 @@ def choose_plan(
         for number, plan in enumerate(plans, start=1):
             found.append(held_out(trace, plan, weights, options))
             what = f"{plan.belief}, {plan.order}"
-            what += f", {plan.states} states" if plan.states else ""
+            what += f", {counted(plan.states, 'state')}" if plan.states else ""
             options.report(f"tried {number} of {len(plans)}: {what}")
         chosen = _chosen(plans, [each.objective for each in found])
         best, held = plans[chosen], found[chosen]
-    options.report(f"fitting belief {best.belief}, {len(weights)} tradeoffs")
+    options.report(f"fitting belief {best.belief}, {counted(len(weights), 'tradeoff')}")
     return best, weights, held
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitted.quantiser import Quantiser
 from ttamer.fitting.counts import Counts
@@ -245,7 +246,7 @@ def _sample(batches: Iterable[Trace], most: int, options: FitOptions) -> tuple[T
         if len(keys) > most:  # the rows of the smallest keys are a uniform sample
             inside = np.sort(np.argpartition(keys, most)[:most])
             kept, keys = kept.take(inside), keys[inside]
-        options.report(f"read {rows} rows")
+        options.report(f"read {counted(rows, 'row')}")
     if kept is None:
         raise TraceError("there are no rows to fit")
     return kept, rows, f"batches:{digest.hexdigest()}"

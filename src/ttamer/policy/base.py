@@ -21,7 +21,7 @@ import numpy as np
 
 from ttamer._display.drawing import draw_curves
 from ttamer._display.notebook import card
-from ttamer._numbers import number, percent
+from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError
 from ttamer.policy.drawing import draw_policy
 from ttamer.policy.expected_walk import STOP
@@ -65,7 +65,7 @@ class Policy(ABC):
     def __repr__(self) -> str:
         recall = "" if self.recall else ", no recall"
         return (
-            f"{type(self).__name__}({len(self.problem.nodes)} nodes, "
+            f"{type(self).__name__}({counted(len(self.problem.nodes), 'node')}, "
             f"tradeoff={self.tradeoff:g}{recall}, value={self.value:.6g})"
         )
 
@@ -322,7 +322,7 @@ class Ladder:
 
     def __repr__(self) -> str:
         first, last = self.tradeoffs[0], self.tradeoffs[-1]
-        return f"Ladder({len(self)} policies, tradeoffs {first:g} to {last:g})"
+        return f"Ladder({counted(len(self), 'policy')}, tradeoffs {first:g} to {last:g})"
 
     def _repr_html_(self) -> str:
         rows = [

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, ObservationError
 from ttamer.policy.expected_walk import STOP
 
@@ -97,8 +98,8 @@ class Batch(ABC):
             return np.empty(0, np.intp)
         if seen.shape != self.next.shape or not np.issubdtype(seen.dtype, np.integer):
             raise ObservationError(
-                f"states must be {len(self)} integers, one per input, not {seen.dtype} of shape "
-                f"{seen.shape}"
+                f"states must be {counted(len(self), 'integer')}, one per input, not "
+                f"{seen.dtype} of shape {seen.shape}"
             )
         return seen
 

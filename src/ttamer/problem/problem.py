@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ttamer._arguments import require_kind
+from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, ProblemError
 from ttamer.problem.validation import (
     check_edges,
@@ -304,7 +305,8 @@ class Problem:
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        return f"Problem({self.moves}, {len(self.nodes)} nodes, {len(self.edges)} edges)"
+        nodes, edges = counted(len(self.nodes), "node"), counted(len(self.edges), "edge")
+        return f"Problem({self.moves}, {nodes}, {edges})"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -584,7 +586,10 @@ class Problem:
                 if pair not in allowed:
                     raise ProblemError(f"skip: the pair {pair} does not go from earlier to later")
         if not _is_mapping(costs) and len(costs) != count:
-            raise ProblemError(f"skip: {len(costs)} costs for {count} nodes: give one per node")
+            raise ProblemError(
+                f"skip: {counted(len(costs), 'cost')} for {counted(count, 'node')}: give one per "
+                "node"
+            )
         edges = []
         for pair in pairs:
             source, target = pair
@@ -769,14 +774,16 @@ def _nodes(
     if names is None:
         names = [f"m{i + 1}" for i in range(count)]
     if len(names) != count:
-        raise ProblemError(f"{len(names)} names for {count} nodes: give one name per node")
+        raise ProblemError(
+            f"{counted(len(names), 'name')} for {counted(count, 'node')}: give one name per node"
+        )
     supports: Sequence[Any] = losses  # type: ignore[assignment]
     if len(supports) and np.ndim(supports[0]) == 0:
         supports = [losses] * count
     if len(supports) != count:
         raise ProblemError(
-            f"{len(supports)} loss supports for {count} nodes: give one list of losses for all "
-            "nodes, or one list per node"
+            f"{counted(len(supports), 'loss support')} for {counted(count, 'node')}: give one list "
+            "of losses for all nodes, or one list per node"
         )
     return tuple(map(Node, names, supports))
 

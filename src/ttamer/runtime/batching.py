@@ -19,7 +19,7 @@ import numpy as np
 
 from ttamer._arguments import require_kind
 from ttamer._display.notebook import card
-from ttamer._numbers import number, percent
+from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitted.ladder import FittedPolicy
 from ttamer.fitted.mixture import Mixture
@@ -81,7 +81,7 @@ class BatchOutcome:
         if len(self):
             notes.insert(0, f"mean cost {number(float(self.cost.mean()))}")
         head = ["node", "answered"]
-        return card(f"{len(self):,} inputs", notes=notes, head=head, rows=rows)
+        return card(counted(len(self), "input", ","), notes=notes, head=head, rows=rows)
 
 
 def run_batch(
@@ -126,7 +126,7 @@ class _Run:
             if values.shape != (self.count,):
                 raise ArgumentError(
                     f"signal {name!r} has shape {values.shape}; one number for each of "
-                    f"{self.count} inputs is needed"
+                    f"{counted(self.count, 'input')} is needed"
                 )
         size = (self.count, len(self.spec))
         self.answers: list[Any] = [None] * self.count

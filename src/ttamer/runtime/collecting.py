@@ -15,6 +15,7 @@ import numpy as np
 
 from ttamer._arguments import require_kind
 from ttamer._display.progress import shown
+from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.calling import Batched, EventLoop, max_batch, require_callables, result_of
 from ttamer.runtime.reply import Reply, Unusable, reply_of, rows_of
@@ -115,7 +116,7 @@ def reporting(
 
         def report(done: int) -> None:
             if bar is not None:
-                bar(f"{done} inputs" if total is None else f"{done} of {total} inputs")
+                bar(counted(done, "input") if total is None else f"{done} of {total} inputs")
             elif callable(progress):
                 progress(done, total)
 
@@ -303,7 +304,7 @@ class Log:
     def trace(self, spec: CascadeSpec, *, measured: bool, done: int) -> Trace:
         """Return everything kept as a trace."""
         if not self.rows:
-            raise TraceError(f"all {done} inputs were left out: {self.left_out}")
+            raise TraceError(f"every input was left out ({done} in all): {self.left_out}")
 
         def table(of: Callable[[_Answer], Any], kind: Any) -> Any:
             return np.array([[of(answer) for answer in row] for row in self.rows], kind, order="F")

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ttamer._numbers import as_float
+from ttamer._numbers import as_float, counted
 from ttamer.errors import TraceError
 from ttamer.trace.classes import class_text
 from ttamer.trace.trace import BELIEF_FIELDS, EXTRA_FIELDS
@@ -148,7 +148,7 @@ def rows_of(returned: Any, count: int) -> list[Any]:
     else:
         replies = list(returned)
     if len(replies) != count:
-        raise Unusable(f"returned {len(replies)} replies for {count} inputs")
+        raise Unusable(f"returned {counted(len(replies), 'reply')} for {counted(count, 'input')}")
     return replies
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from ttamer._numbers import counted
 from ttamer.errors import CascadeError
 from ttamer.fitted.sessions import SLACK
 from ttamer.serve.http import RetryLater
@@ -207,7 +208,9 @@ class Account:
                 return
             counts.refused_rate += 1
             wait = math.ceil((1 - counts.tokens) * 60 / self._rate)
-        raise RateExceeded(f"this API key may make {self._rate:g} requests a minute", wait)
+        raise RateExceeded(
+            f"this API key may make {counted(self._rate, 'request', 'g')} a minute", wait
+        )
 
     def budget_spent(self) -> BudgetSpent:
         """Return the refusal of a request that the budget does not allow."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ttamer._arguments import require_kind
+from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
 from ttamer.torch.devices import LABEL_NAMES, device_of
 from ttamer.torch.early_exit import EarlyExit
@@ -565,7 +566,8 @@ def _check(
         difference = float((found - expected).abs().max())
         if found.shape != expected.shape or not difference <= limit:
             raise ArgumentError(
-                f"with exits the full output for {rows} inputs would differ by {difference:.3g}; "
-                "the model computes something that depends on more than the blocks' outputs, or is "
-                "random: choose other points, or build EarlyExit(blocks, ramps, head)"
+                f"with exits the full output for {counted(rows, 'input')} would differ by "
+                f"{difference:.3g}; the model computes something that depends on more than the "
+                "blocks' outputs, or is random: choose other points, or build EarlyExit(blocks, "
+                "ramps, head)"
             )

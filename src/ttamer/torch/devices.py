@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 
+from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _class_numbers(labels: torch.Tensor, rows: int) -> torch.Tensor:
         raise ArgumentError("a batch has one label and no rows: give a DataLoader, not a Dataset")
     if len(labels) != rows or (labels.ndim == 1 and labels.is_floating_point()):
         raise ArgumentError(
-            f"a batch has {rows} inputs, and its labels are {labels.dtype} of shape "
+            f"a batch has {counted(rows, 'input')}, and its labels are {labels.dtype} of shape "
             f"{tuple(labels.shape)}; give one class number, a whole number, for each input"
         )
     return labels.long() if labels.ndim == 1 else labels

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ttamer._files import atomic_write
+from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, MissingExtra
 from ttamer.torch.devices import device_of, rows_of, tensors_of, to_device
 from ttamer.torch.early_exit import require_exits
@@ -68,7 +69,7 @@ def export_onnx(
     require_exits(network)
     value: Any = to_device(example, device_of(network), network.input_names)
     if rows_of(value) < 2:
-        raise ArgumentError(f"example has {rows_of(value)} rows; at least 2 are needed")
+        raise ArgumentError(f"example has {counted(rows_of(value), 'row')}; at least 2 are needed")
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     network.eval()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
 from ttamer.torch.combining import CombinedExits
 from ttamer.torch.decide import NO_ANSWER, Carry, Decider
@@ -243,7 +244,7 @@ class Runner:
             tables: Tables = policy
             if tables.exits != len(network.names):
                 raise ArgumentError(
-                    f"the tables are for {tables.exits} exits, and the network has "
+                    f"the tables are for {counted(tables.exits, 'exit')}, and the network has "
                     f"{len(network.names)}: build them for this network"
                 )
         else:

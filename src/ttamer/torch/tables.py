@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
 from ttamer.fitted.belief import CERTAIN_LOGIT, context_of
 from ttamer.fitted.ladder import FittedPolicy
@@ -185,8 +186,8 @@ def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str]
     places = [list(exits).index(name) for name in names if name in exits]
     if len(places) < len(names) or places != sorted(places):
         raise ArgumentError(
-            f"the policy was fitted for {len(names)} exits ({', '.join(names)}) and the network "
-            f"has {len(exits)} ({', '.join(exits)}): fit it on a trace of this network"
+            f"the policy was fitted for {counted(len(names), 'exit')} ({', '.join(names)}) and the "
+            f"network has {len(exits)} ({', '.join(exits)}): fit it on a trace of this network"
         )
     if not isinstance(solved, WalkPolicy) or not fitted.spec.is_network:
         raise ArgumentError(

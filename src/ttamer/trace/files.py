@@ -181,7 +181,7 @@ def _check_rows(place: str, read: int, kept: int) -> None:
     if not read:
         raise TraceError(f"{place}: has columns and no rows; bring a log with at least one input")
     if not kept:
-        raise TraceError(f"{place}: all {read} rows were left out; fix the log")
+        raise TraceError(f"{place}: every row was left out ({read} in all); fix the log")
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:

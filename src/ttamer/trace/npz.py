@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib import format as npy
 
+from ttamer._numbers import counted
 from ttamer.errors import TraceError
 from ttamer.trace.builder import fill_flags
 from ttamer.trace.columns import columns_of
@@ -170,8 +171,9 @@ class NpzFile:
             if position and member.rows != rows:
                 first = next(iter(self._members))
                 raise TraceError(
-                    f"{self._place}: columns of unequal length: {first!r} has {rows} rows, "
-                    f"{name!r} has {member.rows}; every array must have one value for each input"
+                    f"{self._place}: columns of unequal length: {first!r} has "
+                    f"{counted(rows, 'row')}, {name!r} has {member.rows}; every array must have "
+                    "one value for each input"
                 )
             rows = member.rows
         return rows

@@ -24,7 +24,7 @@ import numpy as np
 from ttamer._arguments import require_kind, require_path
 from ttamer._display.drawing import draw_curves
 from ttamer._display.notebook import card
-from ttamer._numbers import number, percent
+from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.trace.checks import check_classes, require_trace
 from ttamer.trace.classes import ClassCodes
@@ -305,7 +305,8 @@ class Trace:
         if self.cost.ndim == 2:
             known.append("cost per row")
         known += [*self.extras, *(f"signal.{name}" for name in self.signals)]
-        return f"Trace({', '.join([f'{len(self)} rows', f'{len(self.spec)} nodes', *known])})"
+        sizes = [counted(len(self), "row"), counted(len(self.spec), "node")]
+        return f"Trace({', '.join([*sizes, *known])})"
 
     def _repr_html_(self) -> str:
         means = [self.costs.mean(axis=0), self.confidence.mean(axis=0)] if len(self) else []
@@ -386,7 +387,7 @@ class Trace:
         unknown = np.flatnonzero(self.label < 0)
         if unknown.size:
             raise TraceError(
-                f'target "label": {unknown.size} rows have no label, the first is row '
+                f'target "label": {counted(unknown.size, "row")} without a label, the first is row '
                 f"{unknown[0]} (counting from 0); leave them out, or add <node>.correct"
             )
         # A prediction of -1 is no label's code, so no answer is wrong.
@@ -466,8 +467,8 @@ class Trace:
         unknown = np.flatnonzero(right < 0)
         if unknown.size and target == "label":
             raise TraceError(
-                f"mistakes: {unknown.size} rows have no label, the first is row {unknown[0]} "
-                "(counting from 0); leave them out"
+                f"mistakes: {counted(unknown.size, 'row')} without a label, the first is row "
+                f"{unknown[0]} (counting from 0); leave them out"
             )
         table = mistake_table(self.spec.mistakes, self.classes)
         costs = np.asarray(table[right[:, np.newaxis], self.prediction])
@@ -589,7 +590,7 @@ class Trace:
             if index.dtype == np.bool_:
                 if index.shape != (len(self),):
                     raise ArgumentError(
-                        f"a mask needs one truth value for each of {len(self)} rows"
+                        f"a mask needs one truth value for each of {counted(len(self), 'row')}"
                     )
                 index = np.flatnonzero(index)
             elif index.size == 0:
@@ -905,7 +906,7 @@ def require_rows(trace: Sized, least: int, what_for: str) -> None:
     """
     if len(trace) < least:
         raise TraceError(
-            f"the trace has {len(trace)} rows, and {what_for} needs at least {least}: "
+            f"the trace has {counted(len(trace), 'row')}, and {what_for} needs at least {least}: "
             "bring a longer trace"
         )
 
@@ -972,8 +973,8 @@ def _check_finite(
         first = int(bad.argmax())
         place = f"{what} of {names[column]!r}" if names else what
         raise TraceError(
-            f"{place}: row {first} (counting from 0) is {columns[first, column]}, and "
-            f"{int(bad.sum())} rows in all are not finite; fix them, or leave them out"
+            f"{place}: row {first} (counting from 0) is {columns[first, column]} (values that are "
+            f"not finite: {int(bad.sum())}); fix them, or leave the rows out"
         )
 
 

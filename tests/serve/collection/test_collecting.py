@@ -638,7 +638,7 @@ def test_failures_in_the_command(served, prompts, tmp_path, capsys):
     arguments = ["collect", str(served.cascade), "--prompts", prompts]
     arguments += ["-o", str(tmp_path / "trace.csv"), "--skip-bad"]
     assert main(arguments) == 0
-    assert "1 prompts left out: small returned text that is not JSON" in capsys.readouterr().out
+    assert "1 prompt left out: small returned text that is not JSON" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

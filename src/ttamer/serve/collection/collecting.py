@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttamer._files import atomic_write
+from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.comparison import joined_aliases
 from ttamer.runtime.jsonl import json_line
@@ -378,8 +379,8 @@ class _Verdicts:
             )
         unseen = "" if self._sees_labels or not judged else ", which it did not see"
         return (
-            f"judged by {self._judge.node!r} in {len(costs)} calls that cost {sum(costs):g}; the "
-            f"judge {agreement}{unseen}"
+            f"judged by {self._judge.node!r} in {counted(len(costs), 'call')} that cost "
+            f"{sum(costs):g}; the judge {agreement}{unseen}"
         )
 
 
@@ -594,7 +595,8 @@ def _extras(
         for node, count in zip(nodes, lacking.tolist(), strict=True):
             if count and name in nodes[node].extras:
                 notes.append(
-                    f"the column {node}.{name} is left out: {count} answers have no top_logprobs"
+                    f"the column {node}.{name} is left out: "
+                    f"{counted(count, 'answer')} without top_logprobs"
                 )
         values[:, lacking > 0] = np.nan
         if not np.isnan(values).all():

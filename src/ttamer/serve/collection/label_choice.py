@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, TraceError
 
 if TYPE_CHECKING:
@@ -174,15 +175,15 @@ class LabelPlan:
             raise TraceError("no row is labelled; label some first")
         rows = sorted(right)
         correct = [list(right[row]) for row in rows]
-        note = f"{len(rows)} rows are labelled by a person, in random order"
+        note = f"{counted(len(rows), 'row')} labelled by a person, in random order"
         if not self.uniform:
             added, wrong = self._agreed_rows(right)
             rows += added
             correct += [[not each] * len(self.trace.names) for each in wrong]
             note = (
-                f"{len(right)} rows are labelled by a person, most of them where nodes differ; "
-                f"{len(added)} rows on which all nodes agree are added without a label of their "
-                "own, so do not certify on this trace: label with --uniform for that"
+                f"{counted(len(right), 'row')} labelled by a person, most where nodes differ; "
+                f"{counted(len(added), 'row')} on which all nodes agree added without a label, so "
+                "do not certify on this trace: label with --uniform for that"
             )
         taken = self.trace.take(np.array(rows))
         spec = dataclasses.replace(self.trace.spec, target="label")

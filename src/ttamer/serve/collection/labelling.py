@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttamer._files import lines_of
+from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.jsonl import JsonLines, json_line
 from ttamer.serve.answers.confidence import question_text
@@ -133,7 +134,7 @@ class Labelling:
     def __post_init__(self) -> None:
         if len(self.rows) != len(self.plan.trace):
             raise TraceError(
-                f"there are prompts for {len(self.rows)} rows, and the trace has "
+                f"there are prompts for {counted(len(self.rows), 'row')}, and the trace has "
                 f"{len(self.plan.trace)}; both must be of the same collection"
             )
         self._keys = {row.key: number for number, row in enumerate(self.rows)}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._numbers import counted
 from ttamer.errors import TraceError
 from ttamer.trace.builder import TraceBuilder
 from ttamer.trace.classes import ClassCodes, shown
@@ -80,7 +81,8 @@ def import_apparate(
         spec = CascadeSpec.from_file(spec)
     if len(spec) != len(active):
         raise TraceError(
-            f"{place}: has {len(active)} ramps with samples, and the cascade has {len(spec)} nodes "
+            f"{place}: has {counted(len(active), 'ramp')} with samples, and the cascade "
+            f"has {counted(len(spec), 'node')} "
             f"({shown(spec.names)}); they must match, in order"
         )
     columns: dict[str, NDArray[Any]] = {}
@@ -106,7 +108,7 @@ def import_apparate(
     builder.add(ArrayBatch(place, 0, columns, None))
     trace = builder.finish(on_bad)
     if not len(trace):
-        raise TraceError(f"{place}: all {rows} rows were left out; fix the log")
+        raise TraceError(f"{place}: every row was left out ({rows} in all); fix the log")
     return trace
 
 

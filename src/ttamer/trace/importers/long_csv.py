@@ -93,7 +93,7 @@ def import_long_csv(
     builder.add(ArrayBatch(place, 0, columns, lines.classes))
     trace = builder.finish(on_bad)
     if not len(trace):
-        raise TraceError(f"{place}: all {len(keep)} samples were left out; fix the log")
+        raise TraceError(f"{place}: every sample was left out ({len(keep)} in all); fix the log")
     check_classes(trace, place)
     return dataclasses.replace(trace, left_out={**left_out, **trace.left_out})
 
