@@ -136,14 +136,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(otherwise: Callable[..., None]) -> Callable[..., None]:
-    """Return what prints the library's warnings as one line, and others as ``otherwise`` does."""
+    """Return what prints a warning of the library once as one line, others as ``otherwise``."""
     from ttamer.errors import TraceWarning
+
+    shown: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *place: object, **where: Any) -> None:
         if not issubclass(category, TraceWarning):
             otherwise(message, category, *place, **where)
             return
         text = " ".join(str(message).split())
+        if text in shown:
+            return
+        shown.add(text)
         print(f"{paint('Warning:', 'bold', sys.stderr)} {text}", file=sys.stderr)
 
     return show

@@ -152,6 +152,7 @@ def _checked(ladder: FittedLadder, trace: Trace | None, name: str) -> list[Promi
             f"these are the rows that a promise in {name} was made with: they show nothing new; "
             "give rows recorded since"
         )
+    ladder.fitted.warn_of(trace)
     return [
         check_promise(each, HeldOut.of(ladder, trace, against=each.against))
         for each in ladder.promises

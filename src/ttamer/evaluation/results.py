@@ -16,8 +16,8 @@ from ttamer._display.notebook import card
 from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.bootstrap import Interval, RowBootstrap, draw_counts, interval
-from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-from ttamer.fitted.mixture import Mixture, shown_error
+from ttamer.fitted.ladder import FittedLadder
+from ttamer.fitted.mixture import shown_error
 from ttamer.fitted.replay import Played, full_cost, latency_of, paid
 from ttamer.trace.checks import require_trace
 
@@ -165,9 +165,6 @@ def evaluate(
             "ttamer.fit(trace) or ttamer.load(path), such as ladder.default()"
         )
     trace = trace.with_verification()
-    policy = rule.cheap if isinstance(rule, Mixture) else rule
-    if isinstance(policy, FittedPolicy) and trace.names == policy.spec.names:
-        policy.fitted.warn_of_columns(trace)
     return measure(rule.play(trace), trace, target=target, resamples=resamples, seed=seed)
 
 

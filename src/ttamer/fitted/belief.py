@@ -132,7 +132,8 @@ class Belief:
         return any(self.offsets)
 
     @cached_property
-    def _quantiser(self) -> Quantiser:
+    def quantiser(self) -> Quantiser:
+        """The bounds, to find the bins of confidences."""
         return Quantiser(self.bounds)
 
     def evidence(
@@ -147,7 +148,7 @@ class Belief:
         Signals have shape (T, k), in the order of ``self.signals.names``; extra columns (T, n)
         each, by name.
         """
-        bins = self._quantiser.states(confidence)
+        bins = self.quantiser.states(confidence)
         odds = np.empty(confidence.shape, order="F")  # a node's numbers lie side by side
         offset = np.zeros(confidence.shape, order="F")
         for v, levels in enumerate(self.levels):

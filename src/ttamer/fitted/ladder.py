@@ -151,7 +151,9 @@ class FittedPolicy(Policy):
         Returns:
             The nodes asked and the node that answers, row by row.
         """
-        return self.fitted.states(trace).play(self.policy)
+        states = self.fitted.states(trace)
+        self.fitted.warn_of(trace)
+        return states.play(self.policy)
 
     def session(
         self,
@@ -683,8 +685,7 @@ class FittedLadder(Ladder):
         Raises:
             ArgumentError: If these are the fit rows, or there are none.
         """
-        self.fitted.warn_of_columns(trace)
-        return dataclasses.replace(self, held=HeldOut.of(self, trace), held_rows=trace)
+        return dataclasses.replace(self, held=self._held(trace, None), held_rows=trace)
 
     def with_promise(self, policy: Mixture) -> FittedLadder:
         """Return the ladder with a mixture's promise in it, to be saved and checked again.
@@ -756,7 +757,9 @@ class FittedLadder(Ladder):
     def _held(self, on: Trace | None, against: str | None) -> HeldOut:
         node = None if against is None else self._node(against)
         if on is not None:
-            return HeldOut.of(self, on, against=node)
+            held = HeldOut.of(self, on, against=node)
+            self.fitted.warn_of(on.with_verification())
+            return held
         if self.held is None:
             raise ArgumentError(
                 "a promise needs rows the ladder was not fitted to: hold some out of the fit "

@@ -271,6 +271,7 @@ class Mixture:
             The nodes asked and the node that answers, row by row.
         """
         states = self.cheap.fitted.states(trace)
+        self.cheap.fitted.warn_of(trace)
         one, two = states.play(self.cheap.policy), states.play(self.expensive.policy)
         drawn = self.draws(len(trace))
         return Played(

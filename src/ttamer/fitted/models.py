@@ -147,8 +147,13 @@ class Model(ABC):
         """The same as names of a trace's columns, such as ``small.margin``."""
         return [f"{node}.{name}" for node, names in self.reads.items() for name in names]
 
-    def warn_of_columns(self, trace: Trace) -> None:
-        """Warn where a trace lacks columns that the policies read.
+    @property
+    @abstractmethod
+    def _bins(self) -> Quantiser:
+        """What cuts the confidences of each node of the cascade into bins."""
+
+    def warn_of(self, trace: Trace) -> None:
+        """Warn where a trace lacks columns that the policies read, or has other confidences.
 
         Args:
             trace: Rows of the same cascade.
@@ -167,6 +172,22 @@ class Model(ABC):
                 TraceWarning,
                 stacklevel=3,
             )
+        if rescaled := self._bins.rescaled(trace.confidence):
+            found = "; ".join(self._ranges(node, trace) for node in rescaled)
+            warnings.warn(
+                f"confidences are on another scale than in the fit ({found}): give them on the "
+                "scale of the fit, or fit again to rows like these",
+                TraceWarning,
+                stacklevel=3,
+            )
+
+    def _ranges(self, node: int, trace: Trace) -> str:
+        """Return from where to where the confidences of a node are, in a trace and in the fit."""
+        values, edges = trace.confidence[:, node], self._bins.edges[node]
+        return (
+            f"{trace.names[node]!r}: {values.min():.4g} to {values.max():.4g}, in the fit about "
+            f"{edges[0]:.4g} to {edges[-1]:.4g}"
+        )
 
     @property
     def measure(self) -> Measure:
@@ -231,6 +252,10 @@ class ConfidenceModel(Model):
     quantiser: Quantiser
     """Edges per node of the cascade, in the cascade's order."""
 
+    @property
+    def _bins(self) -> Quantiser:
+        return self.quantiser
+
     @cached_property
     def columns(self) -> tuple[int, ...]:
         """For each node of the problem, its number in the cascade."""
@@ -260,6 +285,10 @@ class BeliefModel(Model):
     """Per step, increasing log-odds that separate the states of X."""
     classes: tuple[str, ...]
     """The classes of the fit rows, in the order of the belief's codes."""
+
+    @property
+    def _bins(self) -> Quantiser:
+        return self.belief.quantiser
 
     @property
     def reads(self) -> Mapping[str, tuple[str, ...]]:

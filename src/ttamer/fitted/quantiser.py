@@ -29,6 +29,8 @@ KMEANS_CELLS = 1024
 LOOKUP_CELLS = 4096
 CHUNK = 65_536
 """Rows at a time: what they need stays in the cache."""
+MIN_FAR_SHARE = 0.2
+"""Confidences are on another scale if at least this share of them is far outside the edges."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +77,23 @@ class Quantiser:
                 lookup.into(states[node, at : at + CHUNK], part[node])
         return states.T
 
+    def rescaled(self, confidence: NDArray[np.float64]) -> list[int]:
+        """Return the nodes whose confidences, of shape (T, n), seem to be on another scale.
+
+        Far outside is further from the edges than the range of the edges is wide; edges from 0 to 1
+        stand for that whole range. Edges above 1 and confidences from 0 to 1 are on two scales too.
+        One edge alone does not show the scale of a node.
+
+        >>> quantiser = Quantiser((np.array([0.5, 0.9]), np.array([0.5, 0.9])))
+        >>> quantiser.rescaled(np.array([[0.1, 10.0], [1.0, 100.0]]))
+        [1]
+        """
+        return [
+            node
+            for node, edges in enumerate(self.edges)
+            if len(edges) > 1 and len(confidence) and _is_rescaled(edges, confidence[:, node])
+        ]
+
     @cached_property
     def _lists(self) -> tuple[list[float], ...]:
         return tuple(edges.tolist() for edges in self.edges)
@@ -82,6 +101,18 @@ class Quantiser:
     @cached_property
     def _lookups(self) -> tuple[_Lookup, ...]:
         return tuple(_Lookup(edges) for edges in self.edges)
+
+
+def _is_rescaled(edges: NDArray[np.float64], values: NDArray[np.float64]) -> bool:
+    """Return whether values seem to be on another scale than those of the edges."""
+    low, high = edges[0], edges[-1]
+    if low > 1 and values.min() >= 0 and values.max() <= 1:
+        return True
+    if low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    width = high - low
+    far = (values < low - width) | (values > high + width)
+    return bool(far.mean() >= MIN_FAR_SHARE)
 
 
 class _Lookup:
