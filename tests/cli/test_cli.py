@@ -526,6 +526,12 @@ def test_frontier_writes_the_json_it_promises(trace_files):
     assert "no family 'magic'" in refusal
 
 
+@pytest.mark.parametrize("command", ["frontier", "report", "bench"])
+def test_an_unknown_family_is_refused_before_anything_is_read(command, tmp_path, capsys):
+    assert main([command, str(tmp_path / "missing.csv"), "--families", "threshold,magic"]) == 2
+    assert "there is no family 'magic'; there are ttamer, paper" in capsys.readouterr().err
+
+
 def test_report_writes_one_page(trace_files):
     page = trace_files / "report.html"
     done = run(

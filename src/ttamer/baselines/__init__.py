@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ttamer.fitted.replay import Family, Setting
     from ttamer.trace.trace import Trace
 
-__all__ = ["FAMILIES", "Unsuitable", "fit_families"]
+__all__ = ["FAMILIES", "Unsuitable", "fit_families", "known_names"]
 
 _EVERY: tuple[Family, ...] = (
     AlwaysFirst(),
@@ -54,6 +54,29 @@ _EVERY: tuple[Family, ...] = (
 
 FAMILIES: dict[str, Family] = {family.name: family for family in _EVERY}
 """Every baseline by name, in the order they are shown."""
+
+
+def known_names(names: Iterable[str], families: Mapping[str, Family]) -> list[str]:
+    """Return the names of families as a list, each once.
+
+    Args:
+        names: The names.
+        families: The families by name.
+
+    Returns:
+        The names, in their order.
+
+    Raises:
+        ArgumentError: If there is no family of a name.
+
+    >>> known_names(["chain", "oracle", "chain"], FAMILIES)
+    ['chain', 'oracle']
+    """
+    wanted = names_of(names, "families")
+    for name in wanted:
+        if name not in families:
+            raise ArgumentError(f"there is no family {name!r}; there are {', '.join(families)}")
+    return wanted
 
 
 def fit_families(
@@ -90,10 +113,7 @@ def fit_families(
     >>> left_out
     {'patience': 'it compares predictions, and the trace has none'}
     """
-    names = list(families) if names is None else names_of(names, "families")
-    for name in names:
-        if name not in families:
-            raise ArgumentError(f"there is no family {name!r}; there are {', '.join(families)}")
+    names = list(families) if names is None else known_names(names, families)
     settings: dict[str, list[Setting]] = {}
     left_out: dict[str, str] = {}
     for number, name in enumerate(names, start=1):

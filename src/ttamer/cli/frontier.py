@@ -76,7 +76,11 @@ def run(args: argparse.Namespace) -> None:
 
 def named_families(args: argparse.Namespace) -> list[str] | None:
     """Return the families that the options name; ``None`` for all that suit."""
-    return [name.strip() for name in args.families.split(",")] if args.families else None
+    from ttamer.evaluation.families import family_names
+
+    if not args.families:
+        return None
+    return family_names(name.strip() for name in args.families.split(","))
 
 
 def two_traces(args: argparse.Namespace) -> tuple[Trace, Trace]:

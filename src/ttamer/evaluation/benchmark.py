@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer._arguments import names_of, require_path
+from ttamer._arguments import require_path
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.evaluation.bootstrap import RowBootstrap, interval
-from ttamer.evaluation.families import uses_labels
+from ttamer.evaluation.families import family_names, uses_labels
 from ttamer.evaluation.frontiers import frontier
 from ttamer.fitted.replay import paid
 from ttamer.stats.envelope import area_under
@@ -109,7 +109,7 @@ def bench(
     ['fit', 'test']
     """
     done = []
-    names = None if families is None else names_of(families, "families")
+    names = None if families is None else family_names(families)
     found = find_traces(folder)
     for path, cascade in found:  # a file that cannot be used is found before the work
         Trace.read(path, cascade)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer.baselines import FAMILIES, Unsuitable, fit_families
+from ttamer.baselines import FAMILIES, Unsuitable, fit_families, known_names
 from ttamer.errors import ArgumentError
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.models import ConfidenceModel
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ttamer.fitted.replay import Family
     from ttamer.trace.trace import Trace
 
-__all__ = ["OURS", "SUMMARIES", "FitFamily", "fit_all", "uses_labels"]
+__all__ = ["OURS", "SUMMARIES", "FitFamily", "family_names", "fit_all", "uses_labels"]
 
 
 class FitFamily:
@@ -121,6 +121,15 @@ SUMMARIES: dict[str, str] = {
     "oracle": "uses the labels: the cheapest way to a right answer, a bound that no rule reaches",
 }
 """What each family does, to be read after its name."""
+
+
+def family_names(names: Iterable[str]) -> list[str]:
+    """Return the names of families to fit as a list, each once; refuse others before any fit.
+
+    >>> family_names(["ttamer", "chain", "paper-literal"])
+    ['ttamer', 'chain', 'paper-literal']
+    """
+    return known_names(names, {**OURS, **FAMILIES, **BY_NAME})
 
 
 def fit_all(

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer._arguments import names_of, require_path
+from ttamer._arguments import require_path
 from ttamer._display.progress import shown
 from ttamer._version import __version__
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.families import SUMMARIES, uses_labels
+from ttamer.evaluation.families import SUMMARIES, family_names, uses_labels
 from ttamer.evaluation.frontiers import require_frontier
 from ttamer.fitted.mixture import shown_error
 from ttamer.policy.index import IndexPolicy
@@ -99,7 +99,7 @@ def report(
     require_path(path, "report")
     names = None
     if families is not None:
-        names = ["ttamer", *(each for each in names_of(families, "families") if each != "ttamer")]
+        names = ["ttamer", *(each for each in family_names(families) if each != "ttamer")]
     with shown(progress) as hook:
         ladder = fit(fit_trace, progress=hook)
         found = frontier(fit_trace, test_trace, families=names, ladder=ladder, progress=hook)
