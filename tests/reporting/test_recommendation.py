@@ -203,10 +203,65 @@ def test_one_node_has_nothing_to_choose():
     assert (advice.outcome, advice.saving, advice.notes) == ("nothing", 0.0, ())
 
 
-def test_where_all_is_free_there_is_nothing_to_save():
-    advice = advice_for({"ttamer": [range(300)], "chain": [range(300)]}, costs=(0.0, 0.0))
+FREE = (0.0, 0.0)
+
+
+def test_where_all_is_free_and_nothing_errs_less_the_best_model_is_used_alone():
+    advice = advice_for({"ttamer": [range(300)], "chain": [range(300)]}, costs=FREE)
+    assert advice.sentence == (
+        "All costs are zero, and nothing measured here clearly has a lower error than large alone: "
+        "use large alone."
+    )
+    assert (advice.outcome, advice.saving, advice.notes) == ("nothing", None, ())
+
+
+def correcting(count: int) -> Trace:
+    """Two free models; of the rows on which the large one is wrong the small one is right on some.
+
+    The rows wrong under both are 0 to 99 less ``count``.
+    """
+    row = np.arange(ROWS)
+    correct = np.column_stack([(row < count) | (row >= 300), row >= 100])
+    return Trace(
+        CascadeSpec.of({"small": 0.0, "large": 0.0}), np.full((ROWS, 2), 0.5), correct=correct
+    )
+
+
+def test_where_all_is_free_the_policy_of_least_error_is_recommended():
+    trace = correcting(60)
+    families = {"ttamer": [range(300), range(60, 1000)], "chain": [range(30, 1000)]}
+    advice = recommend(made(trace, families), trace)
+    assert advice.sentence == (
+        "All costs are zero. The error of ttamer is 4.00%, and that of large alone 10.00%: use its "
+        "policy of least error."
+    )
+    assert (advice.outcome, advice.family, advice.saving) == ("wins", "ttamer", None)
+    assert advice.settings[0].point.knob == {"tradeoff": 0.51}
+    level = recommend(made(trace, {**families, "chain": [range(59, 1000)]}), trace)
+    assert (level.outcome, level.family) == ("ties", "ttamer")
+    assert "of ttamer is 4.00%, level with chain (4.10%), and that of" in level.sentence
+
+
+def test_where_all_is_free_a_rule_that_clearly_errs_less_is_recommended():
+    trace = correcting(60)
+    families = {"ttamer": [range(30, 1000)], "chain": [range(60, 1000)]}
+    advice = recommend(made(trace, families), trace)
+    assert advice.sentence == (
+        "All costs are zero. The error of chain is 4.00%, that of ttamer 7.00% and that of large "
+        "alone 10.00%: use chain."
+    )
+    assert (advice.outcome, advice.notes) == ("loses", (f"The rule chain {SUMMARIES['chain']}.",))
+
+
+def test_where_all_is_free_a_gain_that_the_rows_do_not_show_is_none():
+    trace = correcting(2)
+    advice = recommend(made(trace, {"ttamer": [range(2, 1000)]}), trace)
+    assert (advice.outcome, advice.settings[0].point.result.error) == ("nothing", 0.098)
+
+
+def test_a_free_model_beside_models_that_cost_has_nothing_to_save():
+    advice = advice_for({"ttamer": [range(300)]}, costs=(1.0, 0.0))
     assert advice.sentence == "Asking large costs nothing: there is nothing to save."
-    assert advice.saving is None
 
 
 def test_a_family_the_frontier_lacks_is_refused():

@@ -4,7 +4,8 @@ The families that could be deployed are compared by their cost at the accuracy o
 none is cheaper there, they are compared at the first of the frontier's margins of error at which
 the saving is worth the errors. Our own family is named if it is the cheapest, or if the rows cannot
 tell it from the cheapest; otherwise the other family is named. If nothing is worth it, the
-recommendation is to use one model alone.
+recommendation is to use one model alone. Where all costs are zero, families are compared by their
+least error instead, and one is recommended if the rows show that it errs less than the reference.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.bootstrap import Resampled
+from ttamer.evaluation.bootstrap import Resampled, interval
 from ttamer.evaluation.families import SUMMARIES, uses_labels
 from ttamer.evaluation.frontiers import require_frontier
 from ttamer.fitted.mixture import shown_error
@@ -24,6 +25,8 @@ from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.checks import require_trace
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ttamer.evaluation.bootstrap import Interval
     from ttamer.evaluation.frontiers import Frontier, Point
     from ttamer.fitted.ladder import FittedLadder
@@ -81,7 +84,8 @@ class Recommendation:
     """
 
     outcome: Outcome
-    """How our family did; ``"nothing"``: no family is cheaper than the reference."""
+    """How our family did; ``"nothing"``: no family is cheaper than the reference, or none clearly
+    errs less where all costs are zero."""
     sentence: str
     """The recommendation in words."""
     notes: tuple[str, ...]
@@ -96,7 +100,7 @@ class Recommendation:
     """One setting, or two to be mixed at random, the larger share first."""
     saving: float | None
     """The share of the reference's cost saved: negative if the family costs more, None if it does
-    not reach the accuracy."""
+    not reach the accuracy, or if the reference costs nothing."""
     saving_interval: Interval
     """The 95% interval of the saving; its lower end is -inf if too many resamples fall short."""
     falls_short: float
@@ -168,15 +172,27 @@ def recommend(
     )
     more = next(worth, 0.0)
     savings = saved[more]
-    rivals = {name: share for name, share in savings.items() if name != family}
+    free = _is_free(frontier)
+    if free:
+        rivals = {
+            name: -_least_error(frontier, name).result.error
+            for name in frontier.families
+            if name != family and not uses_labels(name)
+        }
+    else:
+        rivals = {name: share for name, share in savings.items() if name != family}
     rival = max(rivals, key=lambda name: rivals[name], default=None)
     names = [family] if rival is None else [family, rival]
     draws = Resampled.of(frontier, test_trace, names, resamples=resamples, seed=seed)
 
-    mine, theirs = savings.get(family), None if rival is None else rivals[rival]
-    close = not (mine is None or rival is None) and draws.cannot_tell(family, rival, more)
-    outcome, chosen = _outcome(family, mine, rival, theirs, close=close)
-    settings = settings_at(frontier, chosen, more)
+    if free:
+        outcome, chosen, close = _outcome_by_error(frontier, draws, family, rival)
+        settings: tuple[Share, ...] = (Share(_least_error(frontier, chosen), 1.0),)
+    else:
+        mine, theirs = savings.get(family), None if rival is None else rivals[rival]
+        close = not (mine is None or rival is None) and draws.cannot_tell(family, rival, more)
+        outcome, chosen = _outcome(family, mine, rival, theirs, close=close)
+        settings = settings_at(frontier, chosen, more)
     cheapest = _cheapest_node(test_trace)
     low, high, short = draws.saving(chosen, more)
     words = _Words(frontier, test_trace, family, more, savings, rival, close, settings)
@@ -280,6 +296,45 @@ def _outcome(
     return "loses", rival
 
 
+def _is_free(frontier: Frontier) -> bool:
+    """Return whether nothing costs anything, so that errors are all there is to compare."""
+    costs = [frontier.reference.cost, *(point.result.cost for point in frontier.points)]
+    return max(costs) <= 0
+
+
+def _least_error(frontier: Frontier, family: str) -> Point:
+    """Return the setting of a family that errs least."""
+    return min(frontier.of(family), key=lambda point: point.result.error)
+
+
+def _outcome_by_error(
+    frontier: Frontier, draws: Resampled, family: str, rival: str | None
+) -> tuple[Outcome, str, bool]:
+    """Return how our family did where all is free, which to recommend, and if the two are close.
+
+    What the rows do not show with 95% confidence does not count.
+    """
+
+    def errors(name: str) -> NDArray[np.float64]:
+        """Return, shape (B,), the error of a family's best setting in each resample."""
+        place = frontier.of(name).index(_least_error(frontier, name))
+        return draws.families[name][1][:, place]
+
+    def clearly_less(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+        return bool(interval(one - other)[1] < 0)
+
+    mine, alone = errors(family), draws.error
+    if rival is None:
+        return ("wins" if clearly_less(mine, alone) else "nothing"), family, False
+    theirs = errors(rival)
+    close = not clearly_less(mine, theirs) and not clearly_less(theirs, mine)
+    if clearly_less(theirs, mine) and clearly_less(theirs, alone):
+        return "loses", rival, False
+    if not clearly_less(mine, alone):
+        return "nothing", family, close
+    return ("ties" if close else "wins"), family, close
+
+
 def _savings(frontier: Frontier, more: float) -> dict[str, float]:
     """Return the share of the reference's cost that each family saves, if it reaches the accuracy.
 
@@ -322,6 +377,8 @@ class _Words:
         node, family, rival = self.frontier.reference.node, self.family, self.rival
         if len(self.trace.names) == 1:
             return f"There is one node, {node}: it answers every input."
+        if _is_free(self.frontier):
+            return self._free_sentence(outcome)
         if self.frontier.reference.cost <= 0:
             return f"Asking {node} costs nothing: there is nothing to save."
         if outcome == "nothing":
@@ -344,6 +401,35 @@ class _Words:
             f"{point_in_words(*self.settings)}."
         )
 
+    def _free_sentence(self, outcome: Outcome) -> str:
+        """Return the recommendation where all costs are zero."""
+        family, rival, measure = self.family, self.rival, self.frontier.measure
+        if outcome == "nothing":
+            return (
+                f"All costs are zero, and nothing measured here clearly has a lower {measure} than "
+                f"{self.alone}: use {self.alone}."
+            )
+        alone = shown_error(self.frontier.reference.error, measure)
+        mine = self._least(family)
+        if outcome == "loses" and rival is not None:
+            return (
+                f"All costs are zero. The {measure} of {rival} is {self._least(rival)}, that of "
+                f"{family} {mine} and that of {self.alone} {alone}: use {rival}."
+            )
+        level = ""
+        if outcome == "ties" and rival is not None:
+            level = f", level with {rival} ({self._least(rival)})"
+        only = self.only_node
+        use = f"its policy of least {measure}" if only is None else f"{only} alone"
+        return (
+            f"All costs are zero. The {measure} of {family} is {mine}{level}, and that of "
+            f"{self.alone} {alone}: use {use}."
+        )
+
+    def _least(self, family: str) -> str:
+        """Return the least error of a family in words."""
+        return shown_error(_least_error(self.frontier, family).result.error, self.frontier.measure)
+
     @property
     def only_node(self) -> str | None:
         """The node that the settings ask on every input, if they ask no other."""
@@ -357,6 +443,8 @@ class _Words:
 
     def notes(self, outcome: Outcome) -> list[str]:
         """Return what the sentence leaves out."""
+        if outcome == "loses" and _is_free(self.frontier) and self.rival in SUMMARIES:
+            return [f"The rule {self.rival} {SUMMARIES[self.rival]}."]
         if len(self.trace.names) == 1 or self.frontier.reference.cost <= 0:
             return []
         lines = []

@@ -9,6 +9,7 @@ import numpy as np
 
 from ttamer._arguments import require_path
 from ttamer._display.progress import shown
+from ttamer._numbers import counted
 from ttamer._version import __version__
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.families import SUMMARIES, family_names, uses_labels
@@ -152,7 +153,7 @@ def write_report(
     test_trace = test_trace.with_verification()
     if len(test_trace) != frontier.test_rows:
         raise ArgumentError(
-            f"the frontier was measured on {frontier.test_rows} rows, and the trace has "
+            f"the frontier was measured on {counted(frontier.test_rows, 'row')}, and the trace has "
             f"{len(test_trace)}: give the trace it was measured on"
         )
     family = _family_of(ladder, frontier, test_trace)
@@ -172,9 +173,9 @@ def write_report(
         summaries=[(name, SUMMARIES[name]) for name in frontier.families if name in SUMMARIES],
         provenance=_provenance(frontier, ladder, test_trace),
         pick_caption=(
-            f"The policies of {family} on its frontier, measured on {frontier.test_rows:,} rows; "
-            f"costs as shares of what {advice.against} costs. "
-            "Budgets are expected costs by the fit."
+            f"The policies of {family} on its frontier, measured on "
+            f"{counted(frontier.test_rows, 'row', ',')}; costs as shares of what "
+            f"{advice.against} costs. Budgets are expected costs by the fit."
         ),
         pick_head=(
             "cost per input",
@@ -228,7 +229,10 @@ def _pictures(
     frontier: Frontier, ladder: FittedLadder, trace: Trace, family: str, advice: Recommendation
 ) -> list[Picture]:
     rungs = sorted(frontier.of(family), key=lambda point: point.result.cost)
-    marked = [each.point for each in settings_at(frontier, family, advice.more_error)]
+    settings = advice.settings
+    if family != advice.family:
+        settings = settings_at(frontier, family, advice.more_error)
+    marked = [each.point for each in settings]
     nodes = _cheapest_first(trace)
 
     def draw(*, narrow: bool) -> Figure:
@@ -247,8 +251,8 @@ def _pictures(
             "Error against cost",
             "Lower and further left is better. Each line is what a family reaches when two of its "
             "settings may be mixed; bars are 95% intervals.",
-            f"Error against cost for {len(frontier.families)} families, {len(colours)} of them in "
-            f"colour. {advice.sentence}",
+            f"Error against cost for {counted(len(frontier.families), 'family')}, {len(colours)} "
+            f"of them in colour. {advice.sentence}",
             drawn(draw(narrow=False)),
             svg_of(draw(narrow=True)),
             wide=True,
@@ -392,7 +396,9 @@ def _tiles(frontier: Frontier, advice: Recommendation) -> list[Tile]:
     near = f"within {more} of" if advice.more_error else "at"
     place = f"{near} the {noun} of {advice.against}"
     low, high = advice.saving_interval
-    if advice.saving is None:
+    if not frontier.reference.cost:
+        saving = Tile(NONE, f"{advice.against} costs nothing", "there is nothing to save", None)
+    elif advice.saving is None:
         least, theirs = (
             shown_error(value, measure, digits=1)
             for value in (min(frontier.curve(advice.family)[1]), frontier.reference.error)
@@ -496,12 +502,13 @@ def _rows(frontier: Frontier, advice: Recommendation) -> list[tuple[str, str | N
 def _provenance(frontier: Frontier, ladder: FittedLadder, trace: Trace) -> list[tuple[str, str]]:
     fitted = ladder.fitted
     options = ", ".join(f"{name} {value}" for name, value in fitted.plan.items())
+    fit_rows, test_rows = (counted(n, "row", ",") for n in (frontier.fit_rows, frontier.test_rows))
     return [
         ("ttamer", __version__),
-        ("fitted on", f"{frontier.fit_rows:,} rows, digest {fitted.trace_digest[:12]}"),
-        ("measured on", f"{frontier.test_rows:,} rows, digest {trace.digest[:12]}"),
+        ("fitted on", f"{fit_rows}, digest {fitted.trace_digest[:12]}"),
+        ("measured on", f"{test_rows}, digest {trace.digest[:12]}"),
         ("fit", options),
-        ("ladder", f"{len(ladder)} tradeoffs"),
+        ("ladder", counted(len(ladder), "tradeoff")),
         ("order", trace.spec.order),
         ("target", trace.spec.target),
     ]
@@ -509,7 +516,9 @@ def _provenance(frontier: Frontier, ladder: FittedLadder, trace: Trace) -> list[
 
 def _remarks(trace: Trace) -> list[str]:
     """Return what reading the rows left out or decided."""
-    left_out = [f"{count:,} rows left out: {why}." for why, count in trace.left_out.items()]
+    left_out = [
+        f"{counted(count, 'row', ',')} left out: {why}." for why, count in trace.left_out.items()
+    ]
     return [*left_out, *trace.notes]
 
 
