@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import xml.etree.ElementTree as ET  # our own drawings
 
 import numpy as np
 import pytest
 
 import ttamer as tt
+from ttamer._display.drawing import draw_curves
 from ttamer.runtime import batched
 
 SMALL = "<script>alert(1)</script>"
@@ -98,6 +100,13 @@ def test_the_table_of_a_trace_has_what_is_known(trace):
 
 def test_the_plot_of_a_ladder_has_each_node_alone(ladder):
     assert "large &amp; slow alone" in ladder.plot()
+
+
+def test_ticks_that_differ_have_labels_that_differ():
+    drawing = draw_curves({"ours": ([1.0, 2.0], [0.104, 0.13])}, "cost", "error")
+    labels = re.findall(r'text-anchor="end">([^<]*%)</text>', drawing)
+    assert len(labels) > 3
+    assert len(set(labels)) == len(labels)
 
 
 def test_a_plot_without_points_is_empty():

@@ -26,6 +26,7 @@ from ttamer.fitting.plans import fit
 from ttamer.policy.index import IndexPolicy
 from ttamer.reporting.frontier_figure import draw_frontier
 from ttamer.reporting.policy_figures import (
+    draw_answered,
     draw_index_bars,
     draw_step_bars,
     draw_stop_panels,
@@ -50,6 +51,32 @@ def case():
 def written(case, tmp_path_factory):
     """The paths of a report on it."""
     return write_report(*case, tmp_path_factory.mktemp("report") / "page.html", title="A & B")
+
+
+def test_labels_of_the_cost_axis_do_not_repeat(case):
+    front, _, trace = case
+    point = front.points[0]
+    costs = [121.0, 121.6, 122.0, 122.4, 122.4, 122.4]
+    rungs = [
+        dataclasses.replace(point, result=dataclasses.replace(point.result, cost=cost))
+        for cost in costs
+    ]
+    axes = draw_answered(rungs, trace.names, rungs[:1], 100.0).axes[0]
+    labels = [each.get_text() for each in axes.get_xticklabels()]
+    assert labels == ["121.0%", "121.6%", "122.0%", "122.4%"]
+    assert axes.get_xticks().tolist() == [0, 1, 2, 3]
+
+
+def test_a_report_without_costs_says_that_there_is_nothing_to_save(tmp_path):
+    trace = answering_trace(600)
+    free = CascadeSpec.of(dict.fromkeys(trace.names, 0.0), order="any")
+    front, ladder, test_rows = measured(trace.with_spec(free))
+    advice = recommend(front, test_rows)
+    page = write_report(front, ladder, test_rows, tmp_path / "page.html", png=False)[0]
+    text = html.unescape(page.read_text("utf-8"))
+    assert advice.sentence in text
+    assert f"{advice.against} costs nothing" in text
+    assert "falls short" not in text
 
 
 class Reader(HTMLParser):

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ttamer._numbers import number, percent
+from ttamer._numbers import number, percent, percents
 
 if TYPE_CHECKING:
     import os
@@ -96,19 +96,19 @@ def draw_curves(
         f'<rect width="{WIDTH}" height="{height}" rx="6" fill="white"/>',
     ]
     shown_y = percent if y_percent else number
-    for tick in y_ticks:
+    texts = percents(y_ticks) if y_percent else [number(tick) for tick in y_ticks]
+    for tick, text in zip(y_ticks, texts, strict=True):
         y = up(tick)
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#e3ded6"/>')
-        parts.append(
-            f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{shown_y(tick)}</text>'
-        )
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
     shown = percent if x_percent else number
-    for tick in x_ticks:
+    texts = percents(x_ticks) if x_percent else [number(tick) for tick in x_ticks]
+    for tick, text in zip(x_ticks, texts, strict=True):
         x = across(tick)
         parts.append(f'<path d="M{x:.1f} {HEIGHT - BOTTOM}v5" stroke="#67615a"/>')
         parts.append(
             f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">'
-            f"{escape(shown(tick))}</text>"
+            f"{escape(text)}</text>"
         )
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer._numbers import percents
 from ttamer.fitted.quantiser import edges_of
 from ttamer.reporting.style import (
     BLANK_COLOUR,
@@ -359,7 +360,9 @@ def _cost_axis(
 ) -> None:
     """Label bars, one per policy, by cost as a share of ``unit``; point at the marked ones."""
     ticks = np.unique(np.linspace(0, len(rungs) - 1, min(6, len(rungs))).round().astype(int))
-    axes.set_xticks(ticks, [percent(rungs[i].result.cost / unit if unit else 0.0) for i in ticks])
+    labels = percents([rungs[i].result.cost / unit if unit else 0.0 for i in ticks])
+    first = [place for place, label in enumerate(labels) if label not in labels[:place]]
+    axes.set_xticks(ticks[first], [labels[place] for place in first])
     axes.set_xlim(-0.6, len(rungs) - 0.4)
     axes.set_xlabel("cost per input, one bar per policy", color=MUTED, fontsize=9)
     for number, rung in enumerate(rungs):
