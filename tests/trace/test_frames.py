@@ -220,6 +220,9 @@ def test_a_frame_in_the_wrong_place_reports_what_to_call():
             function(frame)
     with pytest.raises(ArgumentError, match=r"needs a data frame .* not dict"):
         Trace.from_frame(COLUMNS)
+    for column in (frame["label"], pl.DataFrame(COLUMNS)["label"]):
+        with pytest.raises(ArgumentError, match="a Series is one column: give the frame with"):
+            Trace.from_frame(column)
     with pytest.raises(ArgumentError, match="not both"):
         Trace.from_frame(frame, CascadeSpec.of(COSTS), costs=COSTS)
     with pytest.raises(ArgumentError, match='"pandas", "polars" or "arrow"'):

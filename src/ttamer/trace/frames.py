@@ -68,6 +68,11 @@ def trace_from_frame(
     on_bad: OnBad = "refuse",
 ) -> Trace:
     """Build a trace from a data frame; see :meth:`ttamer.Trace.from_frame`."""
+    if hasattr(frame, "to_frame"):  # as a column of pandas and polars has, which exports a stream
+        raise ArgumentError(
+            f"from_frame needs a data frame, and a {type(frame).__name__} is one column: give the "
+            "frame with a column <node>.confidence for each node"
+        )
     if not is_frame(frame):
         raise ArgumentError(
             f"from_frame needs a data frame (pandas, polars, Arrow), not {type(frame).__name__}; "
