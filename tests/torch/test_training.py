@@ -1,6 +1,7 @@
 """Training one part keeps the rest, a seed fixes the result, an interrupted run continues."""
 
 import dataclasses
+import math
 from itertools import pairwise
 
 import pytest
@@ -302,6 +303,15 @@ def test_a_recipe_out_of_range_is_refused(changes, text):
 def test_a_network_without_ramps_has_none_to_train():
     with pytest.raises(ArgumentError, match="no ramps to train"):
         train(build(blocks=1), data(), recipe("ramps"))
+
+
+def test_batches_without_rows_are_skipped():
+    whole = list(data())
+    empty = (torch.empty(0, 6), torch.empty(0, dtype=torch.int64))
+    losses = train(build(), [whole[0], empty, *whole[1:]], recipe())
+    assert all(math.isfinite(loss) and loss > 1 for loss in losses)
+    with pytest.raises(ArgumentError, match="no batch of the loader has rows"):
+        train(build(), [empty], recipe())
 
 
 def test_a_loader_without_batches_is_refused():

@@ -144,7 +144,7 @@ def train(
         network: The network; it is in evaluation mode afterwards, whether training succeeds or not.
             Parameters that are frozen (``requires_grad=False``) do not learn, and stay frozen.
         loader: Batches of (inputs, labels), or mappings that hold both, read once per epoch; it
-            must have a length, as PyTorch's loaders do.
+            must have a length, as PyTorch's loaders do. Batches without rows are skipped.
         recipe: What to train and how.
         checkpoint: A file written after every epoch. Where it exists, training continues from it.
         progress: Called with one line of text per epoch.
@@ -153,9 +153,9 @@ def train(
         The mean loss of each epoch.
 
     Raises:
-        ArgumentError: The loader has no length or no batches, the network has no ramps to train,
-            all of the part is frozen, a label is none of the network's classes, the checkpoint
-            belongs to another run, or a loss is not finite.
+        ArgumentError: The loader has no length, no batches or no rows, the network has no ramps to
+            train, all of the part is frozen, a label is none of the network's classes, the
+            checkpoint belongs to another run, or a loss is not finite.
 
     >>> from torch import nn
     >>> from ttamer.torch.early_exit import EarlyExit
@@ -254,9 +254,12 @@ class _Learner:
     def run_epoch(self, loader: Iterable[Batch]) -> float:
         """Train for one epoch and return its mean loss."""
         device = device_of(self.network)
-        total = torch.zeros((), device=device)
+        total, batches = torch.zeros((), device=device), 0
         for number, batch in enumerate(loader):
             inputs, labels = inputs_and_labels(batch, self.network)
+            if not len(labels):  # the mean of no losses is NaN
+                continue
+            batches += 1
             done = (self.epoch * self.batches + number + 1) / (self.recipe.epochs * self.batches)
             for group in self.optimiser.param_groups:
                 group["lr"] = self.recipe.rate * self.recipe.factor(min(done, 1.0))
@@ -268,8 +271,10 @@ class _Learner:
                 nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip)
             self.optimiser.step()
             total += loss.detach()
+        if not batches:
+            raise ArgumentError("no batch of the loader has rows; give at least one that has")
         self.epoch += 1
-        self.losses.append(float(total) / self.batches)
+        self.losses.append(float(total) / batches)
         if not math.isfinite(self.losses[-1]):
             raise ArgumentError(
                 f"the loss of epoch {self.epoch} is {self.losses[-1]}: lower the rate "
