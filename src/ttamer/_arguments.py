@@ -1,13 +1,17 @@
-"""Arguments of another type than a function takes, refused in words."""
+"""Arguments of another type or range than a function takes, refused in words."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 
+import numpy as np
+
+from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError
 
-__all__ = ["names_of", "require_kind", "require_path"]
+__all__ = ["names_of", "require_kind", "require_number", "require_path", "require_whole"]
 
 
 def require_kind(value: object, kind: type | tuple[type, ...], what: str, remedy: str) -> None:
@@ -71,3 +75,41 @@ def require_path(value: object, what: str, remedy: str = "give a str or a pathli
     ttamer.errors.ArgumentError: load takes the path of a file, not NoneType: give a str or ...
     """
     require_kind(value, (str, os.PathLike), f"{what} takes the path of a file", remedy)
+
+
+def require_whole(value: object, name: str, *, least: int = 0) -> None:
+    """Refuse anything but a whole number from ``least`` on.
+
+    Args:
+        value: The argument.
+        name: Its name.
+        least: The smallest number that is allowed.
+
+    Raises:
+        ArgumentError: If it is something else.
+
+    >>> require_whole(1.5, "seed")
+    Traceback (most recent call last):
+    ttamer.errors.ArgumentError: seed is 1.5; it must be a whole number from 0 on
+    """
+    is_whole = is_number(value) and not isinstance(value, float | np.floating)
+    if not is_whole or value < least:
+        raise ArgumentError(f"{name} is {value!r}; it must be a whole number from {least} on")
+
+
+def require_number(value: object, name: str) -> None:
+    """Refuse anything but a finite number that is not negative.
+
+    Args:
+        value: The argument.
+        name: Its name.
+
+    Raises:
+        ArgumentError: If it is something else.
+
+    >>> require_number(float("nan"), "smoothing")
+    Traceback (most recent call last):
+    ttamer.errors.ArgumentError: smoothing is nan; it must be a finite number, 0 or more
+    """
+    if not is_number(value) or not 0 <= value < math.inf:
+        raise ArgumentError(f"{name} is {value!r}; it must be a finite number, 0 or more")

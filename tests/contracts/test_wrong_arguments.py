@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +13,7 @@ import pytest
 import ttamer as tt
 from ttamer import datasets, drift, evaluation, fitting, reporting, runtime, serve, theory, trace
 from ttamer.artefact import open_artefact
-from ttamer.errors import TTamerError
+from ttamer.errors import ArgumentError, TTamerError
 
 PACKAGES = ("", ".artefact", ".datasets", ".drift", ".evaluation", ".fitting", ".reporting")
 PACKAGES += (".runtime", ".serve", ".theory", ".trace")
@@ -169,3 +170,43 @@ def test_the_message_names_what_was_received_and_what_to_do():
         tt.solve_ladder(tt.Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), 0.5)
     with pytest.raises(tt.ArgumentError, match="collect takes a list of inputs, not str"):
         tt.collect("inputs.txt", NODES)
+
+
+STRINGS = datasets.load("langid", part="fit").take(range(60))
+LADDER = tt.fit(STRINGS, belief="none", hold_out=0.5)
+POLICY = LADDER.at(0.9)
+NAN, INF = float("nan"), float("inf")
+NUMBERS = {
+    "evaluate(resamples)": (
+        lambda x: tt.evaluate(POLICY, STRINGS, resamples=x),
+        [-1, 1.5, NAN, "1"],
+    ),
+    "evaluate(seed)": (lambda x: tt.evaluate(POLICY, STRINGS, seed=x), [-1, 1.5, NAN, None]),
+    "frontier(resamples)": (lambda x: tt.frontier(ROWS, ROWS, resamples=x), [-1, 1.5, NAN]),
+    "frontier(seed)": (lambda x: tt.frontier(ROWS, ROWS, seed=x), [-1, 1.5, NAN]),
+    "bench(resamples)": (lambda x: evaluation.bench(".", resamples=x), [-1, 1.5, NAN]),
+    "fit(states)": (lambda x: tt.fit(ROWS, states=x), [-1, 0, 1.5, NAN, INF]),
+    "fit(smoothing)": (lambda x: tt.fit(ROWS, smoothing=x), [-1, NAN, INF, "1"]),
+    "fit(tradeoffs)": (lambda x: tt.fit(STRINGS, tradeoffs=[x]), [-1, 1.5, NAN, INF]),
+    "fit(folds)": (lambda x: tt.fit(ROWS, folds=x), [-1, 1, 2.5, NAN]),
+    "fit(seed)": (lambda x: tt.fit(ROWS, seed=x), [-1, 1.5, NAN]),
+    "fit(hold_out)": (lambda x: tt.fit(ROWS, hold_out=x), [-1, 1.0, NAN, "half"]),
+    "fit(latency_weight)": (lambda x: tt.fit(ROWS, latency_weight=x), [-1, NAN, INF, "1"]),
+    "split(seed)": (lambda x: ROWS.split(0.5, seed=x), [-1, 1.5, NAN, None]),
+    "at": (LADDER.at, [-1, 1.5, NAN, INF]),
+    "for_budget": (LADDER.for_budget, [-1, NAN, None]),
+    "for_mistake_cost": (LADDER.for_mistake_cost, [-1, 0, NAN, INF]),
+    "for_error(at_most)": (LADDER.for_error, [-1, 1.5, NAN, INF]),
+    "for_error(confidence)": (lambda x: LADDER.for_error(0.3, confidence=x), [0, 1, NAN, "high"]),
+    "for_drop(at_most)": (LADDER.for_drop, [-1, 1.5, NAN, INF]),
+    "gap(confidence)": (lambda x: LADDER.gap(confidence=x, tradeoff=0.9), [0, 1, NAN, None]),
+    "session(max_cost)": (lambda x: POLICY.session(max_cost=x), [-1, 0, NAN]),
+}
+
+
+@pytest.mark.parametrize("call", NUMBERS)
+def test_numbers_out_of_their_range_are_refused(call):
+    function, wrong = NUMBERS[call]
+    for number in wrong:
+        with pytest.raises(ArgumentError, match=re.escape(str(number))):
+            function(number)

@@ -179,11 +179,19 @@ def test_the_network_itself_is_recommended_where_nothing_clearly_beats_it(trace,
 
 
 def test_too_few_inputs_to_time_on_are_refused(trace):
-    with pytest.raises(ArgumentError, match="there are 3 inputs to time on"):
+    with pytest.raises(ArgumentError, match="inputs has 3 rows to time on"):
         recommend(adding_network(), trace, evidence(3, seed=3)[0], batch=4)
     for batch in (0, 2.0):
         with pytest.raises(ArgumentError, match=f"batch is {batch}; it must be a whole number"):
             recommend(adding_network(), trace, evidence(3, seed=3)[0], batch=batch)
+
+
+@pytest.mark.parametrize("option", ["more_error", "caution"])
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -0.01, "0.01"])
+def test_allowances_that_are_no_finite_numbers_are_refused(trace, option, number):
+    inputs = evidence(4, seed=3)[0]
+    with pytest.raises(ArgumentError, match=f"{option} is {number!r}; it must be a finite number"):
+        recommend(adding_network(), trace, inputs, batch=4, **{option: number})
 
 
 def test_it_profiles_by_itself(trace):

@@ -176,7 +176,7 @@ def test_split_is_the_permutation_it_returns():
 
 
 def test_a_split_needs_a_seed_that_numpy_takes():
-    with pytest.raises(ArgumentError, match="seed is -1; it must be 0 or more"):
+    with pytest.raises(ArgumentError, match="seed is -1; it must be a whole number"):
         pair().split(0.5, -1)
 
 

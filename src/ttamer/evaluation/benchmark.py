@@ -16,7 +16,7 @@ import numpy as np
 
 from ttamer._arguments import require_path
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.evaluation.bootstrap import RowBootstrap, interval
+from ttamer.evaluation.bootstrap import RowBootstrap, check_resampling, interval
 from ttamer.evaluation.families import family_names, uses_labels
 from ttamer.evaluation.frontiers import frontier
 from ttamer.fitted.replay import paid
@@ -109,6 +109,7 @@ def bench(
     ['fit', 'test']
     """
     done = []
+    check_resampling(resamples, seed)
     names = None if families is None else family_names(families)
     found = find_traces(folder)
     for path, cascade in found:  # a file that cannot be used is found before the work
@@ -186,6 +187,7 @@ def bench_trace(
     order = np.random.default_rng(0).permutation(len(trace))
     half = len(trace) // 2
     fit_trace, test_trace = trace.take(order[:half]), trace.take(order[half:])
+    check_resampling(resamples, seed)
     result = frontier(fit_trace, test_trace, families=families, resamples=0, progress=progress)
     return TraceBench(name, result, _compare(result, test_trace, resamples=resamples, seed=seed))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer.errors import ArgumentError
+from ttamer._arguments import require_whole
 from ttamer.fitted.replay import paid
 from ttamer.stats.envelope import cost_at_error, error_at_cost
 
@@ -27,13 +27,24 @@ if TYPE_CHECKING:
     from ttamer.evaluation.frontiers import Frontier
     from ttamer.trace.trace import Measure, Trace
 
-__all__ = ["Resampled", "RowBootstrap", "draw_counts", "interval"]
+__all__ = ["Resampled", "RowBootstrap", "check_resampling", "draw_counts", "interval"]
 
 MAX_BLOCKS = 4000
 """The largest number of groups of rows that are drawn. More rows are grouped at random: the mean of
 a group varies less in proportion to its size, so the spread of the drawn means does not change."""
 
 Interval = tuple[float, float]
+
+
+def check_resampling(resamples: int, seed: int) -> None:
+    """Refuse numbers that nothing can be drawn by.
+
+    >>> check_resampling(-1, 0)
+    Traceback (most recent call last):
+    ttamer.errors.ArgumentError: resamples is -1; it must be a whole number from 0 on
+    """
+    require_whole(resamples, "resamples")
+    require_whole(seed, "seed")
 
 
 def draw_counts(
@@ -49,8 +60,6 @@ def draw_counts(
     >>> draw_counts(np.array([2, 1]), 3, np.random.default_rng(0)).sum(axis=1).tolist()
     [3, 3, 3]
     """
-    if resamples < 0:
-        raise ArgumentError(f"resamples is {resamples}; it must be 0 or more")
     total = int(counts.sum())
     return generator.multinomial(total, counts / total, size=resamples)
 

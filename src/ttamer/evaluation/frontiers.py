@@ -16,6 +16,7 @@ from ttamer._display.progress import shown
 from ttamer._numbers import counted, number, percent
 from ttamer.baselines import FAMILIES, Unsuitable
 from ttamer.errors import ArgumentError
+from ttamer.evaluation.bootstrap import check_resampling
 from ttamer.evaluation.families import fit_all
 from ttamer.evaluation.results import measure
 from ttamer.fitted.mixture import shown_error
@@ -361,6 +362,7 @@ def frontier(
     """
     for trace in (fit_trace, test_trace):
         require_trace(trace, "a frontier")
+    check_resampling(resamples, seed)
     fit_trace, test_trace = fit_trace.with_verification(), test_trace.with_verification()
     if fit_trace.names != test_trace.names:
         raise ArgumentError(

@@ -15,7 +15,13 @@ from ttamer._arguments import require_kind
 from ttamer._display.notebook import card
 from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.bootstrap import Interval, RowBootstrap, draw_counts, interval
+from ttamer.evaluation.bootstrap import (
+    Interval,
+    RowBootstrap,
+    check_resampling,
+    draw_counts,
+    interval,
+)
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import shown_error
 from ttamer.fitted.replay import Played, full_cost, latency_of, paid
@@ -142,7 +148,7 @@ def evaluate(
 
     Raises:
         ArgumentError: If the trace has no rows, the rule is no rule or a ladder of many policies,
-            or ``resamples`` is negative.
+            or ``resamples`` or ``seed`` is no whole number from 0 on.
         TraceError: If the trace lacks what the target needs.
 
     >>> from ttamer import datasets, fit
@@ -198,6 +204,7 @@ def measure(
     14694
     """
     require_trace(trace, "measure")
+    check_resampling(resamples, seed)
     require_kind(played, Played, "measure needs a replay", "call policy.play(trace)")
     rows = np.arange(len(trace))
     losses = trace.losses(target)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 import numpy as np
 
+from ttamer._arguments import require_number, require_whole
+from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError
 from ttamer.fitted.quantiser import MAX_STATES, METHODS
 
@@ -68,7 +69,7 @@ class FitOptions:
     """The seed of the folds, and of the choice of rows held out."""
     hold_out: float = 0.0
     """The share of rows held out to test the ladder on, which promises need
-    (``ladder.for_error``, ``ladder.for_drop``); at most half."""
+    (``ladder.for_error``, ``ladder.for_drop``); at most 0.9."""
     latency_weight: float | None = None
     """What a unit of latency is worth, in the unit of cost: policies minimise the loss and ``cost +
     latency_weight * latency``. By default the cascade's."""
@@ -87,19 +88,12 @@ class FitOptions:
         whole = isinstance(states, int | np.integer)
         if states is not None and (not whole or not 1 <= states <= MAX_STATES):
             raise ArgumentError(f"states must be from 1 to {MAX_STATES}, not {states!r}")
-        for name, value, least in (("folds", self.folds, 2), ("seed", self.seed, 0)):
-            if not isinstance(value, int | np.integer) or value < least:
-                raise ArgumentError(
-                    f"{name} is {value!r}; it must be a whole number from {least} on"
-                )
-        if not 0 <= self.smoothing < math.inf:
-            raise ArgumentError(
-                f"smoothing must be finite and not negative, not {self.smoothing!r}"
-            )
-        weight = self.latency_weight
-        if weight is not None and not 0 <= weight < math.inf:
-            raise ArgumentError(f"latency_weight must be finite and not negative, not {weight!r}")
-        if not 0 <= self.hold_out <= MAX_HOLD_OUT:
+        require_whole(self.folds, "folds", least=2)
+        require_whole(self.seed, "seed")
+        require_number(self.smoothing, "smoothing")
+        if self.latency_weight is not None:
+            require_number(self.latency_weight, "latency_weight")
+        if not is_number(self.hold_out) or not 0 <= self.hold_out <= MAX_HOLD_OUT:
             raise ArgumentError(
                 f"hold_out is {self.hold_out!r}; it must be from 0 to {MAX_HOLD_OUT}"
             )

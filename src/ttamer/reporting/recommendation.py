@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ttamer._arguments import require_whole
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.bootstrap import Resampled, interval
 from ttamer.evaluation.families import SUMMARIES, uses_labels
@@ -147,7 +148,7 @@ def recommend(
         The recommendation, with its numbers and their intervals.
 
     Raises:
-        ArgumentError: If the frontier has no such family.
+        ArgumentError: If the frontier has no such family, or ``resamples`` is below 1.
 
     >>> from ttamer import datasets
     >>> from ttamer.evaluation import frontier
@@ -159,6 +160,8 @@ def recommend(
     """
     require_frontier(frontier, "recommend")
     require_trace(test_trace, "recommend")
+    require_whole(resamples, "resamples", least=1)
+    require_whole(seed, "seed")
     test_trace = test_trace.with_verification()
     if family not in frontier.families:
         raise ArgumentError(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ HALVINGS = 40
 
 def check_confidence(confidence: float) -> float:
     """Return how often a promise may be broken, 1 - confidence."""
-    if not 0.5 <= confidence < 1:
+    if not is_number(confidence) or not 0.5 <= confidence < 1:
         raise ArgumentError(f"confidence is {confidence!r}; it must be from 0.5 to below 1")
     return 1 - float(confidence)
 

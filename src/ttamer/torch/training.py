@@ -18,8 +18,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from ttamer._arguments import require_kind
+from ttamer._arguments import require_kind, require_number, require_whole
 from ttamer._files import atomic_write
+from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError
 from ttamer.torch.devices import autocast, device_of, inputs_and_labels
 from ttamer.torch.early_exit import require_exits
@@ -91,11 +92,12 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.part not in PARTS:
             raise ArgumentError(f"part must be one of {', '.join(PARTS)}, not {self.part!r}")
-        if self.epochs < 1 or not self.rate > 0:
-            raise ArgumentError(
-                f"epochs is {self.epochs} and rate {self.rate}; epochs must be at least 1 and rate "
-                "more than 0"
-            )
+        require_whole(self.epochs, "epochs", least=1)
+        require_whole(self.seed, "seed")
+        require_number(self.weight_decay, "weight_decay")
+        for name, value in (("rate", self.rate), ("clip", self.clip)):
+            if value is not None and not (is_number(value) and 0 < value < math.inf):
+                raise ArgumentError(f"{name} is {value!r}; it must be a finite number above 0")
         if not 0 <= self.warmup < 1:
             raise ArgumentError(
                 f"warmup is {self.warmup}; it must be a share of all steps, less than 1"

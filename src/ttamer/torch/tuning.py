@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ttamer._arguments import require_number, require_whole
+from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
 from ttamer.fitting.plans import fit
 from ttamer.torch.devices import by_position, rows_of, wait
@@ -176,7 +178,8 @@ def recommend(
         faster.
 
     Raises:
-        ArgumentError: There is less than one batch of inputs, or the batch size is less than 1.
+        ArgumentError: There is less than one batch of inputs, the batch size is less than 1, or
+            ``more_error`` or ``caution`` is negative or not finite.
 
     Example::
 
@@ -188,12 +191,14 @@ def recommend(
     require_trace(trace, "recommend")
     report = progress or (lambda _: None)
     inputs = by_position(inputs, network.input_names)
-    if not isinstance(batch, int) or batch < 1:
-        raise ArgumentError(f"batch is {batch}; it must be a whole number, at least 1")
+    require_whole(batch, "batch", least=1)
+    require_number(more_error, "more_error")
+    require_number(caution, "caution")
     cut = [part for part in _split(inputs, batch) if rows_of(part) == batch]
     if not cut:
         raise ArgumentError(
-            f"there are {rows_of(inputs)} inputs to time on; give at least one batch of {batch}"
+            f"inputs has {counted(rows_of(inputs), 'row')} to time on; give at least one batch of "
+            f"{batch}"
         )
     if measured is None:
         measured = profile(
@@ -211,7 +216,7 @@ def recommend(
         )
         for each in chosen
     ]  # fmt: skip
-    report(f"timing {len(runners)} policies beside the network")
+    report(f"timing {counted(len(runners), 'policy')} beside the network")
     full = full_run(network, cut[0], precision=precision, graphs=graphs)
     usual, *seconds = time_each_batch([full, *runners], cut)
     alone, *times = (timing_of(each, batch) for each in (usual, *seconds))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from ttamer._arguments import require_kind, require_path
+from ttamer._arguments import require_kind, require_path, require_whole
 from ttamer._display.drawing import draw_curves
 from ttamer._display.notebook import card
 from ttamer._numbers import counted, number, percent
@@ -640,8 +640,7 @@ class Trace:
         """
         if not 0 < fraction < 1:
             raise ArgumentError(f"fraction is {fraction}; it must lie between 0 and 1")
-        if seed < 0:
-            raise ArgumentError(f"seed is {seed}; it must be 0 or more")
+        require_whole(seed, "seed")
         require_rows(self, 2, "a split")
         order = np.random.default_rng(seed).permutation(len(self))
         count = min(max(round(fraction * len(self)), 1), len(self) - 1)
