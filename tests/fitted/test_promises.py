@@ -14,7 +14,15 @@ from support.traces import answering_trace, chain_trace
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.results import measure
 from ttamer.fitted.mixture import Mix, Rungs
-from ttamer.fitted.promise import HeldOut, check_promise, make_promise, pairs_of_corners
+from ttamer.fitted.promise import (
+    MAX_HELD_LOSSES,
+    HeldOut,
+    check_promise,
+    make_promise,
+    pairs_of_corners,
+    were_fitted_to,
+)
+from ttamer.trace.spec import CascadeSpec
 
 
 @pytest.fixture(scope="module")
@@ -327,6 +335,27 @@ def test_no_promise_on_the_rows_fitted_to():
         ladder.with_holdout(trace.take([]))
     with pytest.raises(ArgumentError, match=r"from 0 to 0\.9"):
         tt.fit(trace, hold_out=0.95)
+
+
+def test_rows_held_out_by_another_seed_are_known_as_part_of_the_log(tmp_path):
+    trace = answering_trace(500)
+    ladder = tt.fit(trace, tradeoffs=[0.9], hold_out=0.2, seed=5)
+    tt.save(ladder, tmp_path / "ladder.ttamer")
+    for each in (ladder, tt.load(tmp_path / "ladder.ttamer")):
+        with pytest.raises(ArgumentError, match="fitted to 400 of these 500 rows: a promise needs"):
+            each.for_error(0.4, on=trace)
+    model = dataclasses.replace(ladder.fitted, plan={"seed": "no number"})
+    assert not were_fitted_to(model, ladder.held, trace)
+
+
+def test_a_log_with_many_losses_is_known_too():
+    spec = CascadeSpec.of({"only": 1.0}, max_loss=1.0)
+    rows = np.random.default_rng(0).random((2 * MAX_HELD_LOSSES, 1))
+    trace = tt.Trace(spec, rows, loss=rows)
+    ladder = tt.fit(trace, belief="calibrated", states=1, tradeoffs=[0.9], hold_out=0.9)
+    assert ladder.held.rows == MAX_HELD_LOSSES < 0.9 * len(trace)
+    with pytest.raises(ArgumentError, match="a promise needs"):
+        ladder.for_error(0.9, on=trace)
 
 
 def test_a_ladder_without_estimates_is_reported():

@@ -68,6 +68,10 @@ MAX_HELD_LOSSES = 20_000
 of more, since rows of a log are often sorted."""
 
 
+MAX_SEED_DIGITS = 40
+"""A longer text in the plan of a fit is not read as its seed."""
+
+
 @dataclass(frozen=True)
 class Promise:
     """A certificate: what is promised, on how many rows that was tested, and whether it passed.
@@ -144,13 +148,17 @@ def rows_split(trace: Trace, count: int, seed: int = 0) -> tuple[Trace, Trace]:
 def were_fitted_to(fitted: Model, held: HeldOut | None, trace: Trace) -> bool:
     """Return whether rows are those fitted to, or these and the rows held out of the same log.
 
-    Such a log is recognised by repeating the split of the fit, with the default seed.
+    Such a log is recognised by repeating the split of the fit.
     """
     if trace.digest == fitted.trace_digest:
         return True
-    if held is None or len(trace) != fitted.rows + held.rows:
+    count = len(trace) - fitted.rows
+    if held is None or count <= 0 or held.rows not in (count, min(count, MAX_HELD_LOSSES)):
         return False
-    return rows_split(trace, held.rows)[0].digest == fitted.trace_digest
+    seed = str(fitted.plan.get("seed", 0))  # of a file: any text
+    known = seed.isdecimal() and len(seed) <= MAX_SEED_DIGITS
+    fitted_rows, _ = rows_split(trace, count, int(seed) if known else 0)
+    return fitted_rows.digest == fitted.trace_digest
 
 
 def refuse_fitted_rows(ladder: FittedLadder, trace: Trace, what: str) -> None:

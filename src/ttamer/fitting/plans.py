@@ -162,7 +162,11 @@ def _fit(trace: Trace, chosen: FitOptions) -> FittedLadder:
     if ladder.rungs is None or held is not None:
         ladder = with_rungs(ladder, held or held_out(priced, best, weights, chosen), priced)
     ladder = with_latencies(ladder, trace)
-    return ladder if kept is None else ladder.with_holdout(kept)
+    if kept is None:
+        return ladder
+    if chosen.seed:  # by which the rows held out are found again
+        ladder = fitted_to(ladder, len(trace), trace.digest, seed=chosen.seed)
+    return ladder.with_holdout(kept)
 
 
 def with_latency_price(trace: Trace, options: FitOptions) -> Trace:
@@ -394,9 +398,12 @@ def build(
     )
 
 
-def fitted_to(ladder: FittedLadder, rows: int, digest: str) -> FittedLadder:
-    """Return a ladder fitted to a sample as one fitted to all rows, with their digest."""
-    plan = dict(ladder.fitted.plan)
+def fitted_to(ladder: FittedLadder, rows: int, digest: str, **noted: Any) -> FittedLadder:
+    """Return a ladder as one fitted to all rows of which it may have a sample, with their digest.
+
+    ``noted`` is added to its plan.
+    """
+    plan = {**ladder.fitted.plan, **noted}
     if ladder.fitted.rows < rows:
         plan["sampled"] = ladder.fitted.rows
     model = dataclasses.replace(ladder.fitted, plan=plan, trace_digest=digest, rows=rows)
