@@ -80,6 +80,14 @@ def test_kmeans_is_optimal(numbers, states):
     assert got == pytest.approx(best, abs=1e-9)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e160, 1e-170])
+@pytest.mark.parametrize("shift", [0.0, 1e8])
+def test_kmeans_does_not_depend_on_the_scale(scale, shift):
+    column = np.repeat([0.0, 0.3, 1.0, 1.2], 5) + np.tile(np.arange(5) / 100, 4)
+    edges = edges_of(scale * (column + shift), states=4, method="kmeans") / scale - shift
+    np.testing.assert_array_equal(np.searchsorted(edges, column), np.repeat(range(4), 5))
+
+
 @pytest.mark.parametrize("states", [0, 257])
 def test_a_silly_number_of_states_is_refused(states):
     with pytest.raises(ArgumentError, match="1 to 256"):

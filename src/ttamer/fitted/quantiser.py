@@ -199,9 +199,12 @@ def _kmeans_cuts(
     if len(distinct) > KMEANS_CELLS:
         ranks = np.linspace(0, counts.sum(), KMEANS_CELLS, endpoint=False)
         starts = np.unique(np.searchsorted(np.cumsum(counts), ranks, side="right"))
+    # Moved to [0, 1]: squares of values far from 0 would lose how far they are apart.
+    low, high = 0.5 * distinct[0], 0.5 * distinct[-1]
+    place = (0.5 * distinct - low) / (high - low) if high > low else distinct - distinct[0]
     weight = np.add.reduceat(counts, starts).astype(float)
-    total = np.add.reduceat(counts * distinct, starts)
-    square = np.add.reduceat(counts * distinct**2, starts)
+    total = np.add.reduceat(counts * place, starts)
+    square = np.add.reduceat(counts * place**2, starts)
     w, t, q = (np.concatenate([[0.0], np.cumsum(part)]) for part in (weight, total, square))
     cells = len(starts)
     # cost[i, j]: within-cluster sum of squares of cells i to j - 1.
