@@ -320,3 +320,23 @@ def test_predictions_in_a_list_keep_their_types(said):
     nodes = dict.fromkeys(NAMES, batched(together))
     found = check_same(fitted("none")[0], nodes, [0, 1])
     assert list(map(type, found.answers)) == list(map(type, said))
+
+
+def test_missing_signals_are_refused_before_any_call():
+    rng = np.random.default_rng(0)
+    length = rng.random(3000)
+    right = rng.random((3000, 2)) < np.stack(
+        [np.where(length < 0.5, 0.95, 0.35), np.full(3000, 0.9)], axis=1
+    )
+    spec = CascadeSpec.of({"a": 1.0, "b": 10.0}, order="fixed")
+    trace = Trace(spec, rng.random((3000, 2)), correct=right, signals={"length": length})
+    calls = []
+
+    def together(rows):
+        calls.append(len(rows))
+        return np.zeros(len(rows), int), np.zeros(len(rows))
+
+    cascade = Cascade(fit(trace).at(0.5), {"a": batched(together), "b": batched(together)})
+    with pytest.raises(ArgumentError, match="fitted with signals"):
+        cascade.run_batch(np.arange(3))
+    assert not calls

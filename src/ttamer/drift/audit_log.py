@@ -123,7 +123,8 @@ class Retention:
     """
 
     rows: int | None = None
-    """At least this many rows are kept, and less than one segment more."""
+    """At least this many rows are kept, and less than one segment more; a row whose label came
+    later is in the log twice, and counts twice."""
     bytes: int | None = None
     """The segments have at most this size together."""
     seconds: float | None = None

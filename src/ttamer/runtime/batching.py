@@ -174,6 +174,8 @@ class _Run:
             for each, rows in parts
             if len(rows)
         ]
+        for group in groups:
+            self._signals(group.model, every[:0])  # missing ones are refused before any call
         model = groups[0].model
         codes = ClassCodes(model.classes if isinstance(model, BeliefModel) else ())
         owner = np.full(self.count, -1)
@@ -333,8 +335,8 @@ class _Run:
         signals = self._signals(model, rows)
         return model.states_at(place, confidence, self.coded[rows], signals, extras)
 
-    def _signals(self, model: BeliefModel, rows: NDArray[np.intp]) -> NDArray[np.float64] | None:
-        if model.belief.signals is None:
+    def _signals(self, model: Model, rows: NDArray[np.intp]) -> NDArray[np.float64] | None:
+        if not isinstance(model, BeliefModel) or model.belief.signals is None:
             return None
         names = model.belief.signals.names
         if missing := [name for name in names if name not in self.signals]:
