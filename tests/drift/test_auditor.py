@@ -155,6 +155,7 @@ def test_a_label_may_come_after_the_row_or_before(tmp_path, clock):
             auditor.draw(name)
         auditor.add("after", 0, 1.0, answers_of(stream, 0))
         assert auditor.label("before", "4")
+        assert not auditor.label("before", "3")  # the first label counts, as after the row
         auditor.add("before", 1, 1.0, answers_of(stream, 1))
         assert auditor.label("after", "2")
         auditor.add("never", 2, 1.0, answers_of(stream, 2))

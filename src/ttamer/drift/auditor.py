@@ -332,10 +332,10 @@ class PendingLabels:
 
     def label(self, request: str, label: str) -> tuple[bool, AuditRow | None]:
         """Take a label; return whether it is expected, and its row if that came first."""
-        if request not in self._expected:
+        row = self._expected.get(request)
+        if request not in self._expected or isinstance(row, str):
             return False, None
-        row = self._expected[request]
-        if row is None or isinstance(row, str):
+        if row is None:
             self._expected[request] = label
             return True, None
         del self._expected[request]
