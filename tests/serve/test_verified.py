@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import httpx2 as httpx
@@ -13,7 +14,11 @@ from ttamer.errors import CascadeError
 from ttamer.serve.collection.collecting import collect_upstreams
 from ttamer.serve.collection.prompts import Prompt
 from ttamer.serve.config import read_settings, settings_from
+from ttamer.serve.upstreams.client import HttpClient
+from ttamer.serve.upstreams.node import CHAT, open_nodes
+from ttamer.serve.upstreams.upstream import CallContext
 from ttamer.trace.spec import CascadeSpec, toml_text
+from ttamer.trace.verification import SUFFIX
 
 SURE = "How likely is it that the answer is right?"
 
@@ -57,6 +62,30 @@ def served(tmp_path, start_upstream):
         return path
 
     return make, {"small": small, "large": large, "judge": judge}
+
+
+def test_a_node_and_its_self_report_have_one_limit_of_calls(served):
+    """An answer is under way, so that a report of another one is not asked for."""
+    make, upstreams = served
+    table = {"confidence": "self-report", "max_concurrent": 1, "max_wait": 0.0}
+    settings = read_settings(make(table)).split_verified()
+    small, body = upstreams["small"], {"messages": [{"role": "user", "content": "easy 1"}]}
+
+    async def go():
+        async with HttpClient() as client:
+            nodes = open_nodes(settings, client)
+            answer = await nodes["small"].ask(CHAT, body)
+            small.mode = "slow"
+            running = asyncio.create_task(nodes["small"].ask(CHAT, body))
+            await asyncio.to_thread(small.wait_for, 2)
+            context = CallContext.within(3600.0)
+            verified = await nodes["small" + SUFFIX].verify(answer, body, context)
+            small.release()
+            await running
+            return verified
+
+    assert asyncio.run(go()).confidence == 0.0
+    assert (small.count, small.most_open) == (2, 1)
 
 
 def prompt(count):

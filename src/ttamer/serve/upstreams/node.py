@@ -122,6 +122,9 @@ def open_nodes(
         name: (kept or {}).get(name) or Upstream(node, client, read_errors=read_errors)
         for name, node in settings.nodes.items()
     }
+    for name, node in settings.nodes.items():
+        if node.verifies is not None:  # by calls of the same server
+            upstreams[name].share_limits(upstreams[node.verifies])
     return {
         name: Node(
             upstream,

@@ -447,6 +447,10 @@ class Upstream:
         """Whether the circuit breakers of all servers are open."""
         return all(breaker.is_open for breaker in self._breakers.values())
 
+    def share_limits(self, other: Upstream) -> None:
+        """Count calls with those of another node of the same server, and stop them together."""
+        self._limits, self._breakers, self._load = other._limits, other._breakers, other._load
+
     async def call(
         self,
         path: str,
