@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 
 import httpx2 as httpx
 import pytest
 
 import ttamer as tt
+from support.waiting import LONGEST_WAIT
 from ttamer.errors import ArtefactError
 from ttamer.serve.config import read_settings
 from ttamer.serve.gateway import Gateway
@@ -151,6 +153,36 @@ def test_two_calls_that_both_fail_are_both_paid(run_gateway):
     assert small.count == 2
     assert gateway.metric("ttamer_cost_total") == 2.0
     assert gateway.metric("ttamer_failed_total") == 1
+
+
+def test_one_policy_is_made_at_a_time_whatever_requests_are_cancelled(run_gateway, monkeypatch):
+    gateway = run_gateway(2, serve={"allow": ["tradeoff"]})
+    policies = gateway.gateway.policies.current.policies
+    begun, may_end, made = threading.Event(), threading.Event(), []
+    choose = policies._choose
+
+    def slowly(point):
+        made.append(point[1])
+        begun.set()
+        assert may_end.wait(LONGEST_WAIT)
+        return choose(point)
+
+    monkeypatch.setattr(policies, "_choose", slowly)
+
+    async def go():
+        first = asyncio.create_task(policies.choose(("tradeoff", 0.5)))
+        await asyncio.to_thread(begun.wait, LONGEST_WAIT)
+        first.cancel()
+        await asyncio.wait([first])
+        assert first.cancelled()
+        is_next_waiting = policies._choosing.locked()
+        may_end.set()
+        await policies.choose(("tradeoff", 0.6))
+        await policies.choose(("tradeoff", 0.5))
+        return is_next_waiting
+
+    assert gateway.do(go())
+    assert made == [0.5, 0.6]  # what was made for a cancelled request is kept
 
 
 def test_a_policy_alone_has_one_operating_point(run_gateway):

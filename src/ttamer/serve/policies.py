@@ -174,26 +174,42 @@ class Policies:
         point = name, max(low, on_grid(name, value))
         active = self._chosen.get(point)
         if active is None:
-            async with self._choosing:
-                active = self._chosen.get(point)
-                if active is None:
-                    active = await self._choose_in_turn(point)
-            self._chosen[point] = active
-            if len(self._chosen) > MAX_CHOICES:
-                self._chosen.popitem(last=False)
+            active = await self._made(point)
         self._chosen.move_to_end(point)
         return active
 
-    async def _choose_in_turn(self, point: tuple[str, float]) -> ActivePolicy:
-        """Make a policy in a thread, once earlier ones have left time for other requests."""
+    async def _made(self, point: tuple[str, float]) -> ActivePolicy:
+        """Make a policy in a thread, once earlier ones have left time for other requests.
+
+        A thread cannot be stopped: where the request is cancelled, the next one waits all the same.
+        """
+        await self._choosing.acquire()
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(max(0.0, self._next_choice - loop.time()))
-        start = loop.time()
+        active = self._chosen.get(point)
+        if active is not None:
+            self._choosing.release()
+            return active
         try:
-            return await asyncio.to_thread(self._choose, point)
-        finally:
-            end = loop.time()
-            self._next_choice = end + CHOICE_REST * (end - start)
+            await asyncio.sleep(max(0.0, self._next_choice - loop.time()))
+        except BaseException:
+            self._choosing.release()
+            raise
+        made = loop.create_task(asyncio.to_thread(self._choose, point))
+        made.add_done_callback(partial(self._keep, point, loop.time()))
+        return await asyncio.shield(made)
+
+    def _keep(
+        self, point: tuple[str, float], start: float, made: asyncio.Task[ActivePolicy]
+    ) -> None:
+        """Keep a policy that has been made, and let the next one be made."""
+        end = made.get_loop().time()
+        self._next_choice = end + CHOICE_REST * (end - start)
+        self._choosing.release()
+        if made.cancelled() or made.exception() is not None:
+            return
+        self._chosen[point] = made.result()
+        if len(self._chosen) > MAX_CHOICES:
+            self._chosen.popitem(last=False)
 
     def _choose(self, point: tuple[str, float]) -> ActivePolicy:
         """Make the policy of an operating point; takes milliseconds."""
