@@ -527,9 +527,13 @@ def test_frontier_writes_the_json_it_promises(trace_files):
 
 
 @pytest.mark.parametrize("command", ["frontier", "report", "bench"])
-def test_an_unknown_family_is_refused_before_anything_is_read(command, tmp_path, capsys):
+def test_unknown_families_and_resamples_are_refused_before_anything_is_read(
+    command, tmp_path, capsys
+):
     assert main([command, str(tmp_path / "missing.csv"), "--families", "threshold,magic"]) == 2
     assert "there is no family 'magic'; there are ttamer, paper" in capsys.readouterr().err
+    assert main([command, str(tmp_path / "missing.csv"), "--resamples", "-5"]) == 2
+    assert "--resamples is -5; it must be a whole number" in capsys.readouterr().err
 
 
 def test_report_writes_one_page(trace_files):

@@ -53,6 +53,11 @@ def test_the_warning_names_the_node_both_ranges_and_what_to_do(ladder, new):
     assert text.endswith("on the scale of the fit, or fit again to rows like these")
 
 
+def test_the_warning_shows_the_ranges_of_two_nodes_at_most(ladder, new):
+    with pytest.warns(TraceWarning, match=r"'small': .*; 'middle': [^;]*; and 1 more\)"):
+        ladder.at(0.9).play(on_scale(new, "percent"))
+
+
 def test_promises_and_gaps_on_another_scale_warn(ladder, new):
     percent = on_scale(new, "percent")
     for test in (

@@ -237,9 +237,17 @@ def test_where_all_is_free_the_policy_of_least_error_is_recommended():
     )
     assert (advice.outcome, advice.family, advice.saving) == ("wins", "ttamer", None)
     assert advice.settings[0].point.knob == {"tradeoff": 0.51}
-    level = recommend(made(trace, {**families, "chain": [range(59, 1000)]}), trace)
+    assert advice.notes == ("Next comes chain: 7.00%.",)
+
+
+def test_where_all_is_free_rows_may_be_too_few_to_tell_two_rules_apart():
+    trace = correcting(60)
+    ahead = recommend(made(trace, {"ttamer": [range(60, 1000)], "chain": [range(59, 1000)]}), trace)
+    assert ahead.outcome == "wins"
+    assert ahead.notes == ("Next comes chain: 4.10%; these rows cannot tell the two apart.",)
+    level = recommend(made(trace, {"ttamer": [range(59, 1000)], "chain": [range(60, 1000)]}), trace)
     assert (level.outcome, level.family) == ("ties", "ttamer")
-    assert "of ttamer is 4.00%, level with chain (4.10%), and that of" in level.sentence
+    assert "of ttamer is 4.10%, level with chain (4.00%), and that of" in level.sentence
 
 
 def test_where_all_is_free_a_rule_that_clearly_errs_less_is_recommended():

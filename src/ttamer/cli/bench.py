@@ -27,7 +27,9 @@ def add_to(commands: Any) -> None:
         "folder", help="traces, each with NAME.toml (or one cascade.toml) beside it"
     )
     parser.add_argument(
-        "--families", metavar="A,B", help="the families to compare (default: all that suit)"
+        "--families",
+        metavar="A,B",
+        help="the families to compare, such as ttamer,threshold,chain (default: all that suit)",
     )
     parser.add_argument("--resamples", type=int, default=200, metavar="N",
                         help="bootstrap resamples for the intervals (default 200)")  # fmt: skip

@@ -40,7 +40,8 @@ def add_comparison_options(parser: Any) -> None:
     parser.add_argument("--test", metavar="TRACE", help="rows to measure on")
     add_reading_options(parser)
     parser.add_argument("--families", metavar="A,B",
-                        help="the families to compare (default: all that suit)")  # fmt: skip
+                        help="the families to compare, such as ttamer,threshold,chain "
+                        "(default: all that suit)")  # fmt: skip
     parser.add_argument("--resamples", type=int, default=1000, metavar="N",
                         help="bootstrap resamples for the intervals (default 1000)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -75,9 +76,14 @@ def run(args: argparse.Namespace) -> None:
 
 
 def named_families(args: argparse.Namespace) -> list[str] | None:
-    """Return the families that the options name; ``None`` for all that suit."""
+    """Return the families that the options name; ``None`` for all that suit.
+
+    Options that cannot be used are refused here, before any work.
+    """
+    from ttamer.evaluation.bootstrap import check_resampling
     from ttamer.evaluation.families import family_names
 
+    check_resampling(args.resamples, seed=0)
     if not args.families:
         return None
     return family_names(name.strip() for name in args.families.split(","))

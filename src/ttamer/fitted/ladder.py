@@ -538,7 +538,7 @@ class FittedLadder(Ladder):
         Raises:
             ArgumentError: No policy is that cheap, or the ladder has no estimates.
         """
-        if not is_number(cost):
+        if not is_number(cost) or cost != cost:
             raise ArgumentError(f"cost is {cost!r}; it must be a number")
         return self.mixed(self.require_rungs().for_budget(cost), seed=seed)
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BeliefModel", "ConfidenceModel", "Model", "SolvedPolicy", "States", "Visits"]
 
+MAX_NAMED = 2
+"""A warning shows the ranges of at most this many nodes."""
 SolvedPolicy = IndexPolicy | WalkPolicy
 """A policy that a solver gives: tables over the places of a problem."""
 
@@ -173,7 +175,9 @@ class Model(ABC):
                 stacklevel=3,
             )
         if rescaled := self._bins.rescaled(trace.confidence):
-            found = "; ".join(self._ranges(node, trace) for node in rescaled)
+            found = "; ".join(self._ranges(node, trace) for node in rescaled[:MAX_NAMED])
+            if len(rescaled) > MAX_NAMED:
+                found += f"; and {len(rescaled) - MAX_NAMED} more"
             warnings.warn(
                 f"confidences are on another scale than in the fit ({found}): give them on the "
                 "scale of the fit, or fit again to rows like these",

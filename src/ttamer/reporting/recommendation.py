@@ -327,15 +327,16 @@ def _outcome_by_error(
         return bool(interval(one - other)[1] < 0)
 
     mine, alone = errors(family), draws.error
-    if rival is None:
-        return ("wins" if clearly_less(mine, alone) else "nothing"), family, False
-    theirs = errors(rival)
-    close = not clearly_less(mine, theirs) and not clearly_less(theirs, mine)
-    if clearly_less(theirs, mine) and clearly_less(theirs, alone):
-        return "loses", rival, False
+    theirs = mine if rival is None else errors(rival)
+    close = rival is not None and not (clearly_less(mine, theirs) or clearly_less(theirs, mine))
+    if rival is not None and clearly_less(theirs, mine) and clearly_less(theirs, alone):
+        return "loses", rival, close
     if not clearly_less(mine, alone):
         return "nothing", family, close
-    return ("ties" if close else "wins"), family, close
+    is_behind = rival is not None and (
+        _least_error(frontier, rival).result.error < _least_error(frontier, family).result.error
+    )
+    return ("ties" if is_behind else "wins"), family, close
 
 
 def _savings(frontier: Frontier, more: float) -> dict[str, float]:
@@ -429,6 +430,16 @@ class _Words:
             f"{self.alone} {alone}: use {use}."
         )
 
+    def _free_notes(self, outcome: Outcome) -> list[str]:
+        """Return what the sentence leaves out where all costs are zero."""
+        rival = self.rival
+        if rival is not None and outcome == "loses" and rival in SUMMARIES:
+            return [f"The rule {rival} {SUMMARIES[rival]}."]
+        if rival is not None and outcome == "wins":
+            close = "; these rows cannot tell the two apart" if self.close else ""
+            return [f"Next comes {rival}: {self._least(rival)}{close}."]
+        return []
+
     def _least(self, family: str) -> str:
         """Return the least error of a family in words."""
         return shown_error(_least_error(self.frontier, family).result.error, self.frontier.measure)
@@ -446,8 +457,8 @@ class _Words:
 
     def notes(self, outcome: Outcome) -> list[str]:
         """Return what the sentence leaves out."""
-        if outcome == "loses" and _is_free(self.frontier) and self.rival in SUMMARIES:
-            return [f"The rule {self.rival} {SUMMARIES[self.rival]}."]
+        if len(self.trace.names) > 1 and _is_free(self.frontier):
+            return self._free_notes(outcome)
         if len(self.trace.names) == 1 or self.frontier.reference.cost <= 0:
             return []
         lines = []
