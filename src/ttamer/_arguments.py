@@ -92,8 +92,7 @@ def require_whole(value: object, name: str, *, least: int = 0) -> None:
     Traceback (most recent call last):
     ttamer.errors.ArgumentError: seed is 1.5; it must be a whole number from 0 on
     """
-    is_whole = is_number(value) and not isinstance(value, float | np.floating)
-    if not is_whole or value < least:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
         raise ArgumentError(f"{name} is {value!r}; it must be a whole number from {least} on")
 
 

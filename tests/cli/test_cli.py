@@ -702,7 +702,8 @@ def test_a_trace_without_costs_needs_a_cascade(tmp_path, capsys):
     frame.to_parquet(tmp_path / "log.parquet")
     output = ["--states", "3", "-o", str(tmp_path / "p.ttamer")]
     assert main(["fit", str(tmp_path / "log.parquet"), *output]) == 2
-    assert f"a [[node]] for each of {', '.join(trace.names)}" in capsys.readouterr().err
+    lines = "the lines [[node]], name = 'small' and cost = 1.0"
+    assert f"for each of {', '.join(trace.names)} {lines}" in capsys.readouterr().err
     priced = frame.assign(**{f"{name}.cost": 2.0 for name in trace.names})
     priced.to_parquet(tmp_path / "log.parquet")
     assert main(["fit", str(tmp_path / "log.parquet"), *output]) == 0

@@ -74,8 +74,8 @@ def _require_costs(path: str) -> None:
     is_priced = all(f"{name}.cost" in source.columns for name in names)
     if suffix_of(path) in (".csv", ".csv.gz") or not is_priced:
         raise ArgumentError(
-            f"{path}: keeps no cascade: give --cascade FILE, a cascade.toml with the name and the "
-            f"cost of a [[node]] for each of {', '.join(names)}"
+            f"{path}: keeps no cascade: give --cascade FILE, a cascade.toml that has for "
+            f"each of {', '.join(names)} the lines [[node]], name = {names[0]!r} and cost = 1.0"
         )
 
 

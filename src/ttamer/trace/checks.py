@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer._arguments import require_kind
+from ttamer._numbers import counted
 from ttamer.errors import TraceError, TraceWarning
 from ttamer.trace.classes import shown
 from ttamer.trace.mistakes import ANY_CLASS
@@ -142,8 +143,8 @@ def check_for_fit(trace: Trace) -> None:
     check_classes(trace, "the trace")
     if len(trace) < MIN_RELIABLE_ROWS:
         warnings.warn(
-            f"the trace has {len(trace)} rows; below {MIN_RELIABLE_ROWS} the error and cost of a "
-            "policy on new rows are hardly known: collect more",
+            f"the trace has {counted(len(trace), 'row')}; below {MIN_RELIABLE_ROWS} the error and "
+            "cost of a policy on new rows are hardly known: collect more",
             TraceWarning,
             stacklevel=4,
         )
