@@ -397,8 +397,8 @@ def _describe_mixture(given: Mixture, notes: dict[str, str]) -> Described:
     if any(None in each for each in numbers):
         raise ArgumentError("a mixture needs the error and cost of its policies to be saved")
     table = np.array(numbers, float).T
-    places = (tradeoffs.index(each.tradeoff) for each in (given.cheap, given.expensive))
-    mix = Mix(*places, given.share)
+    cheap, expensive = (tradeoffs.index(x.tradeoff) for x in (given.cheap, given.expensive))
+    mix = Mix(cheap, expensive, given.share)
     promises: tuple[Promise, ...] = ()
     if given.promise is not None:
         promises = (dataclasses.replace(given.promise, mix=mix),)
