@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from ttamer.stats.logistic import EDGE, fit_logistic, logit, sigmoid
+from ttamer.stats.logistic import EDGE, fit_by_class, fit_logistic, logit, sigmoid
 
 
 def drawn(rows=400, width=4, seed=0, scale=1.0):
@@ -154,3 +154,18 @@ def test_weights_are_shrunk_towards_the_prior():
     )
     half = fit_logistic(features, outcomes, ridge=50.0, prior=prior)
     assert ((half - free)[1:] * (prior - free)[1:] > 0).all()
+
+
+@pytest.mark.parametrize("odds", [-9.0, -13.0, 13.0])
+def test_a_prior_that_is_certain_and_wrong_is_left(odds):
+    rng = np.random.default_rng(0)
+    features = np.column_stack([np.ones(80), odds + rng.normal(size=80)])
+    outcomes = rng.random(80) < (0.9 if odds < 0 else 0.1)
+    prior = np.array([0.0, 1.0])
+    weights = fit_logistic(features, outcomes, ridge=20.0, prior=prior)
+    assert sigmoid(features @ weights).mean() == pytest.approx(outcomes.mean(), abs=1e-4)
+    codes = np.repeat([0, 1], 40).astype(np.int32)
+    weights, terms = fit_by_class(features, codes, outcomes, classes=2, ridge=20.0, prior=prior)
+    assert sigmoid(features @ weights + terms[codes]).mean() == pytest.approx(
+        outcomes.mean(), abs=1e-4
+    )

@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 __all__ = ["CLASS_RIDGE", "fit_by_class", "fit_logistic", "logit", "sigmoid"]
 
 MAX_ROUNDS = 25
 """Newton's method stops after this many steps at the latest."""
+MAX_HALVINGS = 200
+"""It stops after this many halvings of steps, all together: where chances are near 0 or 1, a step
+may be a million times too long."""
 TOLERANCE = 1e-8
 """A step that lowers the objective by less than this share of it is the last."""
 EDGE = 1e-6
@@ -94,28 +99,19 @@ def fit_logistic(
     penalty = ridge * spread**2 + 1e-9 * rows  # a column without spread keeps a weight near zero
     penalty[0] = 1e-9 * rows
     middle = np.zeros(width) if prior is None else prior
-    weights = (middle if start is None else start).copy()
     wanted = outcomes.astype(float)
-    best = np.inf
-    step = np.zeros(width)
-    for _ in range(MAX_ROUNDS):
-        odds = features @ weights
+
+    def loss(weights: NDArray[np.float64], odds: NDArray[np.float64]) -> float:
         far = weights - middle
-        loss = float(np.logaddexp(0, odds).sum() - wanted @ odds + 0.5 * penalty @ far**2)
-        if loss > best + 1e-9 * abs(best):  # too long a step: half of it
-            step *= 0.5
-            weights = weights - step
-            continue
-        settled = best - loss < TOLERANCE * (1 + abs(loss))
-        best = loss
-        if settled:
-            break
+        return float(np.logaddexp(0, odds).sum() - wanted @ odds + 0.5 * penalty @ far**2)
+
+    def step(weights: NDArray[np.float64], odds: NDArray[np.float64]) -> NDArray[np.float64]:
         chances = sigmoid(odds)
-        slope = features.T @ (chances - wanted) + penalty * far
+        slope = features.T @ (chances - wanted) + penalty * (weights - middle)
         bend = (features * (chances * (1 - chances))[:, np.newaxis]).T @ features
-        step = -np.linalg.solve(bend + np.diag(penalty), slope)
-        weights = weights + step
-    return weights
+        return -np.linalg.solve(bend + np.diag(penalty), slope)
+
+    return _minimise(middle if start is None else start, features.__matmul__, loss, step)
 
 
 def fit_by_class(
@@ -144,34 +140,58 @@ def fit_by_class(
     spread[0] = 0.0
     penalty = ridge * spread**2 + 1e-9 * len(rows)
     holding = np.where(met < 0, np.inf, class_ridge)
-    weights, terms = prior.copy(), np.zeros(len(met))
-    step, turn = np.zeros(len(prior)), np.zeros(len(met))
-    best = np.inf
-    for _ in range(MAX_ROUNDS):
-        odds = rows @ weights + np.repeat(terms, sizes)
-        far = weights - prior
+    width = len(prior)
+
+    def odds_at(both: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(rows @ both[:width] + np.repeat(both[width:], sizes))
+
+    def loss(both: NDArray[np.float64], odds: NDArray[np.float64]) -> float:
+        far, terms = both[:width] - prior, both[width:]
         drawn = penalty @ far**2 + class_ridge * (terms @ terms)
-        loss = float(np.logaddexp(0, odds).sum() - wanted @ odds + 0.5 * drawn)
-        if loss > best + 1e-9 * abs(best):  # too long a step: half of it
-            step, turn = 0.5 * step, 0.5 * turn
-            weights, terms = weights - step, terms - turn
-            continue
-        settled = best - loss < TOLERANCE * (1 + abs(loss))
-        best = loss
-        if settled:
-            break
+        return float(np.logaddexp(0, odds).sum() - wanted @ odds + 0.5 * drawn)
+
+    def step(both: NDArray[np.float64], odds: NDArray[np.float64]) -> NDArray[np.float64]:
         chances = sigmoid(odds)
         bends = chances * (1 - chances)
         weighed = rows * bends[:, np.newaxis]
         across = np.add.reduceat(weighed, starts, axis=0)
         alone = np.add.reduceat(bends, starts) + holding
-        slope = rows.T @ (chances - wanted) + penalty * far
-        tilt = np.add.reduceat(chances - wanted, starts) + class_ridge * terms
+        slope = rows.T @ (chances - wanted) + penalty * (both[:width] - prior)
+        tilt = np.add.reduceat(chances - wanted, starts) + class_ridge * both[width:]
         share = across / alone[:, np.newaxis]
         system = weighed.T @ rows + np.diag(penalty) - across.T @ share
-        step = -np.linalg.solve(system, slope - share.T @ tilt)
-        turn = -(tilt + across @ step) / alone
-        weights, terms = weights + step, terms + turn
+        turn = -np.linalg.solve(system, slope - share.T @ tilt)
+        return np.concatenate([turn, -(tilt + across @ turn) / alone])
+
+    both = _minimise(np.concatenate([prior, np.zeros(len(met))]), odds_at, loss, step)
     every = np.zeros(classes)
-    every[met[met >= 0]] = terms[met >= 0]
-    return weights, every
+    every[met[met >= 0]] = both[width:][met >= 0]
+    return both[:width], every
+
+
+def _minimise(
+    start: NDArray[np.float64],
+    odds_at: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    loss_at: Callable[[NDArray[np.float64], NDArray[np.float64]], float],
+    step_at: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
+) -> NDArray[np.float64]:
+    """Return the weights of least loss by Newton's method; a step that raises it is halved."""
+    weights, kept, step = start.copy(), start.copy(), np.zeros_like(start)
+    best, rounds, halvings = np.inf, 0, 0
+    while True:
+        odds = odds_at(weights)
+        loss = loss_at(weights, odds)
+        if not loss <= best + 1e-9 * abs(best):  # too long a step: half of it
+            if halvings == MAX_HALVINGS:
+                return kept
+            halvings += 1
+            step *= 0.5
+            weights = weights - step
+            continue
+        settled = best - loss < TOLERANCE * (1 + abs(loss))
+        best, kept = loss, weights
+        if settled or rounds == MAX_ROUNDS:
+            return weights
+        rounds += 1
+        step = step_at(weights, odds)
+        weights = weights + step
