@@ -145,6 +145,23 @@ def test_a_verifier_keeps_one_limit_for_all_of_its_calls(make_served, changed):
         assert nodes(changed).settings.retries == 2
 
 
+def test_the_share_of_a_client_in_audits_is_limited_once_there_is_another(
+    make_served, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WEB_KEY", OLD)
+    monkeypatch.setenv("JOB_KEY", NEW)
+    key = {"name": "web", "env": "WEB_KEY", "roles": ["ask"]}
+    audit = {"share": 1.0, "log": str(tmp_path / "audits")}
+    served = make_served(2, serve={"key": [key], "audit": audit})
+    with running(served.cascade, served.artefact) as gateway:
+        gateway.gateway._reread, gateway.served = partial(read_settings, served.cascade), served
+        audits = gateway.gateway.audits
+        assert not any(audits._has_too_many("web") for _ in range(50))
+        edit(gateway, 'roles = ["ask"]}', 'roles = ["ask"]}, {name = "job", env = "JOB_KEY"}')
+        assert reload(gateway).ok
+        assert any(audits._has_too_many("web") for _ in range(50))
+
+
 def cut_short(served):
     served.artefact.write_bytes(served.artefact.read_bytes()[:-100])
 

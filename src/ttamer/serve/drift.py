@@ -192,12 +192,17 @@ class Audits:
         texts: TextVectors | None = None,
     ) -> None:
         self._texts = texts
-        self._settings, self._nodes, self._metrics = settings, nodes, metrics
+        self._nodes, self._metrics = nodes, metrics
+        self.change(settings)
         self._auditor = auditor
         self._slots = asyncio.Semaphore(_audit_settings(settings).at_once)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._has_clients = sum("ask" in key.roles for key in settings.serve.key) > 1
         self._recent: deque[str] = deque(maxlen=RECENT_AUDITS)
+
+    def change(self, settings: Settings) -> None:
+        """Take settings that were reloaded: the API keys may be others."""
+        self._settings = settings
+        self._has_clients = sum("ask" in key.roles for key in settings.serve.key) > 1
 
     @property
     def is_busy(self) -> bool:

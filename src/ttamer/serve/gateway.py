@@ -23,6 +23,7 @@ from ttamer.serve.answers.confidence import question_text
 from ttamer.serve.answers.prompt_signals import embedding_signals, prompt_signals
 from ttamer.serve.config import EMBEDDINGS_NODE
 from ttamer.serve.drift import (
+    Audits,
     DriftControl,
     audit_from,
     concealer,
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
     from ttamer.runtime.outcome import Outcome
     from ttamer.serve.accounts import Account
     from ttamer.serve.config import ServeSettings, Settings
-    from ttamer.serve.drift import Audits
     from ttamer.serve.observability.record import Refusal, RequestRecord
     from ttamer.serve.policies import ActivePolicy, Artefact, Reload
     from ttamer.serve.processes.workers import WorkerPlace
@@ -318,6 +318,8 @@ class Gateway:
         self.metrics.add_keys(self.accounts)
         self.limit.change(**_concurrency(serve))
         self._client.change(_connections(serve))
+        if isinstance(self.audits, Audits):
+            self.audits.change(new)
         self.log.event("settings", cause=cause, changed=changed)
         self.status.event("settings", f"changed: {', '.join(changed)}", ok=True)
 
