@@ -650,7 +650,7 @@ def test_collect_skips_inputs_on_which_a_callable_fails(tmp_path, capsys):
     assert main(command) == 2
     assert "skip these rows with --skip-bad" in capsys.readouterr().err
     assert main([*command, "--skip-bad"]) == 0
-    assert "1 inputs left out" in capsys.readouterr().out
+    assert "1 input left out" in capsys.readouterr().out
 
 
 def test_collect_refuses_options_that_would_do_nothing(capsys):

@@ -16,6 +16,7 @@ from support.running_gateway import running
 from support.waiting import until
 from ttamer.cli import main
 from ttamer.drift.audit_log import read_log
+from ttamer.errors import TraceWarning
 from ttamer.serve.collection.collecting import collect_upstreams
 from ttamer.serve.collection.prefixes import recalled_answers
 from ttamer.serve.collection.prompts import Prompt
@@ -122,6 +123,12 @@ def replayed(policy, trace):
     ]
 
 
+def replayed_alone(policy, trace):
+    """A replay without the margins, which warns."""
+    with pytest.warns(TraceWarning, match=r"the policy reads small\.margin"):
+        return replayed(policy, dataclasses.replace(trace, extras={}))
+
+
 def test_served_decisions_are_those_of_a_replay(fitted, write):
     trace, ladder, artefact = fitted
     assert ladder.fitted.reads == {"small": ("margin",)}
@@ -132,8 +139,7 @@ def test_served_decisions_are_those_of_a_replay(fitted, write):
     assert served == expected
     assert len({by for _, by in served}) == 2
     # Small's confidence is always 0.5: without the margin all are decided alike.
-    alone = dataclasses.replace(trace, extras={})
-    assert replayed(ladder.at(0.9), alone) != replayed(ladder.at(0.9), trace)
+    assert replayed_alone(ladder.at(0.9), trace) != replayed(ladder.at(0.9), trace)
 
 
 def test_streams_decide_alike(fitted, write):
@@ -164,8 +170,8 @@ def test_without_the_setting_a_check_warns_and_the_confidence_alone_decides(fitt
     with running(cascade, artefact) as gateway:
         assert [line for line in gateway.log if line["event"] == "warning"]
         served = [(sorted(path.split(",")), by) for path, by in paths(gateway)]
-    alone = dataclasses.replace(trace, extras={})
-    assert served == [(sorted(asked), by) for asked, by in replayed(ladder.at(0.9), alone)]
+    expected = replayed_alone(ladder.at(0.9), trace)
+    assert served == [(sorted(asked), by) for asked, by in expected]
 
 
 def test_a_policy_that_is_reloaded_warns_too(fitted, write, tmp_path):

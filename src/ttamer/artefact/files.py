@@ -103,7 +103,7 @@ def save(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(policy, Path(folder, "small.ttamer"), notes={"trace": "july"})
     ...     load(Path(folder, "small.ttamer"))
-    WalkPolicy(1 nodes, tradeoff=0.5, value=0.175)
+    WalkPolicy(1 node, tradeoff=0.5, value=0.175)
     """
     header, arrays = _describe(policy, dict(notes or {}))
     require_path(path, "save")
@@ -184,7 +184,7 @@ def open_artefact(path: str | os.PathLike[str]) -> Artefact:
     ...     save(solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5), path)
     ...     artefact = open_artefact(path)
     >>> artefact.policy, artefact.facts["kind"]
-    (WalkPolicy(1 nodes, tradeoff=0.5, value=0.175), 'policy')
+    (WalkPolicy(1 node, tradeoff=0.5, value=0.175), 'policy')
     """
     with _about(path):
         contents = read(path)

@@ -392,7 +392,7 @@ class Problem:
             ProblemError: If the edges do not allow it.
 
         >>> Problem.line([0.0], [1.0], [[1.0]]).with_moves("precedence")
-        Problem(precedence, 1 nodes, 1 edges)
+        Problem(precedence, 1 node, 1 edge)
         """
         return self if moves == self.moves else Problem(moves, self.nodes, self.edges)
 
@@ -688,7 +688,7 @@ class Problem:
         >>> edge = {"from": None, "to": "a", "cost": 0.1, "probabilities": [[0.5, 0.5]]}
         >>> nodes = [{"name": "a", "losses": [0.0, 1.0]}]
         >>> Problem.from_dict({"moves": "walk", "nodes": nodes, "edges": [edge]})
-        Problem(walk, 1 nodes, 1 edges)
+        Problem(walk, 1 node, 1 edge)
         """
         form = check_form(data)
         return cls(

@@ -84,7 +84,7 @@ def read_trace(
     ...     _ = path.write_text("a.confidence,a.correct\n0.5,1\n0.9,0\n")
     ...     trace = read_trace(path)
     >>> trace, trace.notes
-    (Trace(2 rows, 1 nodes, correct), ("no cascade was given: the nodes are 'a', each at cost 1",))
+    (Trace(2 rows, 1 node, correct), ("no cascade was given: the nodes are 'a', each at cost 1",))
     """
     source, layout = _open(path, cascade, on_bad)
     return read_source(source, layout, on_bad)

@@ -664,7 +664,7 @@ class Trace:
         >>> from ttamer.trace.spec import CascadeSpec
         >>> one = Trace(CascadeSpec.of({"only": 1.0}), [[0.5], [0.6]])
         >>> Trace.concat([one, one])
-        Trace(4 rows, 1 nodes)
+        Trace(4 rows, 1 node)
         """
         require_kind(traces, Iterable, "concat takes a list of traces", "write [one, two]")
         traces = list(traces)
@@ -866,7 +866,7 @@ class Trace:
         ...     path = pathlib.Path(folder, "log.csv")
         ...     _ = path.write_text("a.confidence,a.correct\n0.5,1\n0.9,0\n")
         ...     Trace.read(path, {"a": 2.5})
-        Trace(2 rows, 1 nodes, correct)
+        Trace(2 rows, 1 node, correct)
         """
         from ttamer.trace.files import read_trace
 
