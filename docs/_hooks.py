@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+([^)#]+)\)")
+OUTSIDE = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#]+)(?:#[^)]*)?\)")
 """A link that climbs out of the folder of its page."""
 REFERENCE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 """The line of a reference page that names its package."""
@@ -23,7 +23,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     folder = (DOCS / page.file.src_uri).parent
 
     def replace(found: re.Match[str]) -> str:
-        target = found[0].rpartition("(")[2].rstrip(")")
+        target = found[2]
         path = (folder / target).resolve()
         if path.is_relative_to(DOCS):
             return found[0]
