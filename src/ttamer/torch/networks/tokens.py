@@ -131,9 +131,12 @@ def scores_of_padding(seen: Tensor, dtype: torch.dtype) -> Tensor:
 def check_padding_last(mask: Tensor) -> None:
     """Refuse padding before tokens, which causal layers would attend to.
 
-    On a GPU looking there would make the host wait, so that is done only where a network learns.
+    On a GPU looking there would make the host wait, which a capture refuses: it is done only where
+    a network learns.
     """
-    looks = mask.device.type == "cpu" or (mask.is_cuda and torch.is_grad_enabled())
+    looks = mask.device.type == "cpu" or (
+        mask.is_cuda and torch.is_grad_enabled() and not torch.cuda.is_current_stream_capturing()
+    )
     if looks and not torch.compiler.is_compiling() and bool((mask[:, 1:] > mask[:, :-1]).any()):
         raise ArgumentError(
             "a text has padding before a token, and this network needs padding last: set "
