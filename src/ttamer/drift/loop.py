@@ -205,8 +205,8 @@ def serving_of(ladder: FittedLadder, reference: Trace, settings: LoopSettings) -
         The policy with its promise. Where no policy can be certified, ``promise.certified`` is
         false, and the policy is the most expensive of the ladder.
     """
-    counted = HeldOut.of(ladder, reference, against=settings.against or reference.names[-1])
-    promise = make_promise(counted, settings.kind, settings.at_most, settings.confidence)
+    held = HeldOut.of(ladder, reference, against=settings.against or reference.names[-1])
+    promise = make_promise(held, settings.kind, settings.at_most, settings.confidence)
     policy = ladder.mixture_for(promise, seed=settings.seed)
     return CertifiedServing(policy, ladder.with_promise(policy), promise, reference)
 
@@ -494,8 +494,8 @@ class Loop:
             ladder = self._refit(fitted)
             self.state = "certifying"
             level = (1 - settings.confidence) / (self._attempt * (self._attempt + 1))
-            counted = HeldOut.of(ladder, held, against=self._against)
-            promise = make_promise(counted, settings.kind, settings.at_most, 1 - level)
+            tested = HeldOut.of(ladder, held, against=self._against)
+            promise = make_promise(tested, settings.kind, settings.at_most, 1 - level)
         except Exception as error:  # such as a full disk: the loop must not stay in this state
             text = f"these rows cannot be fitted: {failure_text(error)}"
             self._attempt_failed(count, text, {})
