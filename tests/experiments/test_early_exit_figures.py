@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ttamer as tt
 from support.traces import chain_trace
 from ttamer.evaluation.frontiers import Reference
 from ttamer.stats.envelope import lower_envelope
@@ -171,22 +172,10 @@ def test_certified_settings_are_means_over_splits(script, trace):
     for split in range(2):
         order = np.random.default_rng(split).permutation(len(trace))
         known, test = (trace.take(part) for part in np.array_split(order, 2))
-        threshold = script.controlled_threshold(known)
-        places = [
-            next((k for k, seen in enumerate(row[:-1]) if seen >= threshold), len(row) - 1)
-            for row in test.confidence
-        ]
-        found.append(np.mean([sum(test.spec.costs[: place + 1]) for place in places]))
+        policy = tt.fit(known, belief="threshold").for_drop(script.DROP)
+        found.append(tt.evaluate(policy, test, resamples=0).cost)
     last = script.promised({"here": trace}, 2).splitlines()[-1]
     assert f"{100 * np.mean(found):.1f}% ± " in last.rpartition("  ")[2]
-
-
-def test_a_threshold_that_changes_right_answers_is_not_certified(script, trace):
-    """Where only the last exit is right, every row that stops early is one more mistake."""
-    prediction = np.repeat(np.array([[1, 1, 0]], np.int32), len(trace), 0)
-    worse = dataclasses.replace(trace, prediction=prediction)
-    threshold = script.controlled_threshold(worse)
-    assert (worse.confidence[:, :-1] >= threshold).any(axis=1).mean() < script.DROP
 
 
 def test_no_trace_at_all(script, tmp_path):

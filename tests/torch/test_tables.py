@@ -20,6 +20,7 @@ from ttamer.errors import ArgumentError
 from ttamer.fitted.ladder import FittedPolicy
 from ttamer.fitting.plans import fit
 from ttamer.solvers import solve
+from ttamer.torch.runner import Runner
 from ttamer.torch.tables import BeliefTables, PlainTables, tables_of, threshold_tables
 from ttamer.torch.tracing import trace_of
 from ttamer.trace.spec import CascadeSpec
@@ -158,12 +159,33 @@ def test_a_policy_that_goes_back_to_an_exit_it_passed():
     assert back
 
 
-def test_a_policy_on_confidence_without_recall():
-    policy = fitted("calibrated").at(0.9)
-    problem = policy.policy.problem
-    other = FittedPolicy.of(solve(problem, 0.9, recall=False), policy.fitted)
-    with pytest.raises(ArgumentError, match="needs recall"):
-        tables_of(other, NAMES, CLASSES)
+@pytest.mark.parametrize("tradeoff", [0.3, 0.8, 0.95])
+def test_a_policy_on_confidence_without_recall(tradeoff):
+    policy = fitted("calibrated").at(tradeoff)
+    without = solve(policy.policy.problem, tradeoff, recall=False)
+    answers_as_replayed(FittedPolicy.of(without, policy.fitted))
+
+
+def test_thresholds_run_on_the_network():
+    inputs, labels = evidence(400, seed=2)
+    spec = fitted("none").fitted.spec
+    trace = trace_of(adding_network(), batches(inputs, labels), spec=spec)
+    ladder = fit(trace, belief="threshold", tradeoffs=[0.0, 0.4, 0.6, 0.9, 1.0])
+    asked = [answers_as_replayed(policy) for policy in ladder]
+    assert asked == sorted(asked)
+    assert asked[0] == 400
+    assert asked[-1] == 400 * EXITS
+
+
+def answers_as_replayed(policy):
+    """Run a policy on a network, compare with a replay of its trace, and count the exits asked."""
+    inputs, labels = evidence(400, seed=2)
+    network = adding_network()
+    trace = trace_of(network, batches(inputs, labels), spec=policy.fitted.spec)
+    answers, played = Runner(network, policy)(inputs), policy.play(trace)
+    assert answers.exit.tolist() == played.answer.tolist()
+    assert answers.asked.tolist() == played.asked.tolist()
+    return int(played.asked.sum())
 
 
 def test_classes_that_are_not_in_the_trace():

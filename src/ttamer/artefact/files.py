@@ -226,7 +226,15 @@ def _checked(
         line: tuple[int, ...] = ()
         if isinstance(fitted, BeliefModel) and has_line(fitted, saved.problem):
             line = tuple(len(node.losses) for node in saved.problem.nodes)
-        record = restore_record(header["record"], arrays, count, names, graded=graded, line=line)
+        record = restore_record(
+            header["record"],
+            arrays,
+            count,
+            names,
+            graded=graded,
+            thresholds=fitted.has_thresholds,
+            line=line,
+        )
     mixture = None
     if saved.kind == "mixture":
         mixture = restore_mixture(header["mixture"], arrays, count)

@@ -35,6 +35,8 @@ __all__ = ["describe_record", "restore_record"]
 MAX_PROMISES = 16
 MAX_SEED = 2**62
 """Seeds are from minus this to this."""
+Pairs = tuple[tuple[int, int], ...]
+"""Neighbouring policies, by number."""
 FIELDS = ("held", "promises")
 HELD_FIELDS = ("rows", "trace", "against")
 PROMISE_FIELDS = ("kind", "cheap", "dear", "certified", "rows", "trace", "against", "needed")
@@ -114,11 +116,13 @@ def restore_record(
     names: Sequence[str],
     *,
     graded: bool = False,
+    thresholds: bool = False,
     line: Sequence[int] = (),
 ) -> Record:
     """Check what a file records of how its ``count`` policies did, and return it.
 
-    With ``graded`` it records losses instead of errors. ``line`` has the number of states at each
+    With ``graded`` it records losses instead of errors; of ``thresholds``, which are all tested, it
+    records every pair of neighbours. ``line`` has the number of states at each
     exit of a network that cautious policies may be for; without one there are none.
     """
     fields = fields_of(described, "the record", FIELDS)
@@ -127,7 +131,8 @@ def restore_record(
     held = None
     if fields["held"] != {}:
         restore = _held_losses if graded else _held
-        held = restore(fields["held"], arrays, rungs, names)
+        pairs = pairs_of_corners(rungs.tested(every=thresholds))
+        held = restore(fields["held"], arrays, pairs, names)
         if cautious is not None:
             held = _with_cautious(held, arrays, count, len(cautious), names[-1])
     elif any(name.startswith("record_held") for name in arrays):
@@ -228,11 +233,10 @@ def _check_counts(counts: NDArray[Any], rows: int) -> None:
 
 
 def _held(
-    item: object, arrays: Mapping[str, NDArray[Any]], rungs: Rungs, names: Sequence[str]
+    item: object, arrays: Mapping[str, NDArray[Any]], pairs: Pairs, names: Sequence[str]
 ) -> HeldOut:
     fields = fields_of(item, "the rows held out", HELD_FIELDS)
     (rows,) = integers_of([fields["rows"]], "the rows held out", least=1, most=MAX_ROWS)
-    pairs = pairs_of_corners(rungs.corners)
     counts = arrays.get("record_held")
     if counts is None or counts.shape != (len(pairs), 8):
         raise ArtefactDamaged("the record must have eight counts for each pair of corners")
@@ -253,11 +257,10 @@ def _held(
 
 
 def _held_losses(
-    item: object, arrays: Mapping[str, NDArray[Any]], rungs: Rungs, names: Sequence[str]
+    item: object, arrays: Mapping[str, NDArray[Any]], pairs: Pairs, names: Sequence[str]
 ) -> HeldLosses:
     fields = fields_of(item, "the rows held out", HELD_FIELDS)
     (rows,) = integers_of([fields["rows"]], "the rows held out", least=1, most=MAX_ROWS)
-    pairs = pairs_of_corners(rungs.corners)
     empty = np.empty((0, 0))
     bound = arrays.get("record_held_bound", empty)
     losses = arrays.get("record_held_losses", empty)

@@ -41,8 +41,9 @@ def add_to(commands: Any) -> None:
 
 def add_fit_options(parser: Any) -> None:
     """Add what can be chosen about a fit."""
-    parser.add_argument("--belief", choices=("full", "calibrated", "none"), default="full",
-                        help="how losses are estimated; none is the paper as written")  # fmt: skip
+    parser.add_argument("--belief", choices=("full", "calibrated", "none", "threshold"),
+                        default="full", help="how losses are estimated; none: the paper as "
+                        "written; threshold: one for all nodes, certified on all rows")  # fmt: skip
     parser.add_argument("--order", choices=("fixed", "skip", "any", "auto"),
                         help="overrides the cascade's")  # fmt: skip
     parser.add_argument("--states", type=int, metavar="N",
@@ -94,6 +95,7 @@ def run(args: argparse.Namespace) -> None:
     save(ladder, args.output)
     rungs = ladder.require_rungs()
     plan, rows, held = ladder.fitted.plan, ladder.fitted.rows, ladder.held
+    kept = None if held is None or ladder.fitted.has_thresholds else held.rows
     chosen: FittedPolicy | Mixture = ladder.default()
     if args.mistake_cost is not None:
         chosen = ladder.for_mistake_cost(args.mistake_cost)
@@ -102,7 +104,7 @@ def run(args: argparse.Namespace) -> None:
         facts = {
             "output": args.output,
             "rows": rows,
-            "held_out": held and held.rows,
+            "held_out": kept,
             "plan": dict(plan),
             "policies": [
                 {"tradeoff": policy.tradeoff, "error": error, "cost": cost}
@@ -117,13 +119,16 @@ def run(args: argparse.Namespace) -> None:
         print(as_json(facts))
         return
     nodes = len(ladder.fitted.spec.names)
-    held_out = f" ({held.rows} more held out)" if held else ""
-    print(f"{counted(rows, 'row')}{held_out}, {counted(nodes, 'node')}: order {plan['order']}, "
+    more = f" ({kept} more held out)" if kept else ""
+    print(f"{counted(rows, 'row')}{more}, {counted(nodes, 'node')}: order {plan['order']}, "
           f"{counted(plan['states'], 'state')} per node, belief {plan['belief']}\n")  # fmt: skip
     if ladder.fitted.reads:
         print(f"Beside confidences it reads {', '.join(ladder.fitted.columns_read)}.\n")
     _show(ladder)
-    print("\nWhat to expect on new rows, by cross-fitting; of full: as a share of the full model's")
+    found = "What to expect on new rows, by cross-fitting"
+    if ladder.fitted.has_thresholds:
+        found = "As measured on these rows"
+    print(f"\n{found}; of full: as a share of the full model's")
     print("cost, or of the most expensive model's.")
     _show_best_node(ladder)
     if args.mistake_cost is None:
@@ -209,10 +214,11 @@ def _show(ladder: FittedLadder) -> None:
     if times is not None and rungs.node_costs is not None:  # the fit's may hold a price of latency
         full = float(rungs.node_costs.max()) or 1.0
     latency = [] if times is None else ["latency", "95% within"]
-    print(table(["cost", "of full", measure, *latency, "tradeoff"], [
+    last, digits = ("threshold", 6) if ladder.fitted.has_thresholds else ("tradeoff", 3)
+    print(table(["cost", "of full", measure, *latency, last], [
         [number(rungs.costs[rung]), f"{rungs.costs[rung] / full:.1%}",
          shown_error(float(rungs.errors[rung]), measure),
          *(() if times is None else map(number, times[rung, :2].tolist())),
-         f"{ladder[rung].tradeoff:.3g}"]
+         f"{ladder[rung].tradeoff:.{digits}g}"]
         for rung in rungs.corners
     ]))  # fmt: skip

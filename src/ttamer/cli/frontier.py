@@ -146,9 +146,11 @@ def frontier_text(
     if "ttamer" in result.families:
         advice = recommend(result, test_trace)
         lines += ["", f"What to use: {' '.join([advice.sentence, *advice.notes])}"]
+        cascade = f" --cascade {args.cascade}" if args and args.cascade else ""
+        if args is not None and advice.outcome == "loses" and advice.family == "threshold":
+            lines += ["", f"Next: ttamer fit {args.trace or args.fit}{cascade} --belief threshold"]
         if args is not None and ladder is not None and advice.outcome in ("wins", "ties"):
             budget = budget_of(ladder, *advice.settings)
-            cascade = f" --cascade {args.cascade}" if args.cascade else ""
             lines += [
                 "",
                 f"Next: ttamer fit {args.trace or args.fit}{cascade}",

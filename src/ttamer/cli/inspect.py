@@ -87,6 +87,8 @@ def _frontier(policy: Any) -> str:
         full, unit = policy.fitted.full_cost / policy.fitted.loss_unit, "best if a mistake costs"
         if loss != "error":
             shown, unit = "{:.4g}", "best if a loss of 1 costs"
+        if policy.fitted.has_thresholds:
+            unit = "threshold"
         head = f"Expected on new rows, as the cost grows from {{}} to {{}} per input: {loss}"
     else:
         costs, errors = [p.expected_cost for p in policy], [p.expected_loss for p in policy]
@@ -105,6 +107,8 @@ def _frontier(policy: Any) -> str:
     for rung in some:
         tradeoff = policy[rung].tradeoff
         worth = number(full * tradeoff / (1 - tradeoff)) if tradeoff < 1 else "more"
+        if unit == "threshold":
+            worth = f"{tradeoff:.6g}"
         rows.append([number(costs[rung]), shown.format(errors[rung]), worth])
     ends = head.format(number(costs[corners[0]]), number(costs[corners[-1]]))
     return (

@@ -25,12 +25,14 @@ from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.problem import Edge, Node, Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from ttamer.fitted.models import BeliefModel, States
     from ttamer.trace.trace import Trace
 
-__all__ = ["Cautious", "cautious_model", "cautious_problem", "has_line"]
+__all__ = ["Cautious", "cautious_model", "cautious_problem", "has_line", "stopping_policy"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,27 +64,46 @@ class Cautious:
 
     def policy(self, number: int, problem: Problem) -> WalkPolicy:
         """Return the tables of one of the policies, on what :func:`cautious_problem` gives."""
-        tradeoff, last = float(self.tradeoffs[number]), len(problem.nodes) - 1
-        phi = [tradeoff * node.losses for node in problem.nodes]
-        choices = [np.full(len(own), STOP, np.int32) for own in phi]
-        for place in reversed(range(last)):
-            onward = problem.edges[place + 1]
-            price = (1 - tradeoff) * float(np.mean(onward.cost))
-            going = price + onward.probabilities @ phi[place + 1]
-            goes_on = np.arange(len(going)) >= self.cuts[number, place]
-            phi[place] = np.where(goes_on, going, phi[place])
-            choices[place] = np.where(goes_on, np.int32(place + 1), choices[place])
-        first = problem.edges[0]
-        value = float((first.probabilities @ phi[0])[0])
-        value += (1 - tradeoff) * float(np.mean(first.cost))
-        return WalkPolicy(
-            problem=problem,
-            tradeoff=tradeoff,
-            recall=False,
-            value=value,
-            choices=tuple(table[:, np.newaxis] for table in (*choices, np.zeros(1, np.int32))),
-            phi=tuple(table[:, np.newaxis] for table in (*phi, np.array([value]))),
-        )
+        stops = [
+            np.arange(len(node.losses)) < cut
+            for node, cut in zip(problem.nodes, self.cuts[number].tolist(), strict=False)
+        ]
+        return stopping_policy(problem, float(self.tradeoffs[number]), stops)
+
+
+def stopping_policy(
+    problem: Problem, tradeoff: float, stops: Sequence[NDArray[np.bool_]]
+) -> WalkPolicy:
+    """Return the tables of a policy that stops in given states, on a line without recall.
+
+    Args:
+        problem: A line, as a walk.
+        tradeoff: Of the policy: what its tables weigh losses and costs by.
+        stops: Per node but the last, shape (states,): whether to stop there.
+
+    Returns:
+        A policy without recall, which may not be the best one for its tradeoff.
+    """
+    last = len(problem.nodes) - 1
+    phi = [tradeoff * node.losses for node in problem.nodes]
+    choices = [np.full(len(own), STOP, np.int32) for own in phi]
+    for place in reversed(range(last)):
+        onward = problem.edges[place + 1]
+        price = (1 - tradeoff) * float(np.mean(onward.cost))
+        going = price + onward.probabilities @ phi[place + 1]
+        phi[place] = np.where(stops[place], phi[place], going)
+        choices[place] = np.where(stops[place], choices[place], np.int32(place + 1))
+    first = problem.edges[0]
+    value = float((first.probabilities @ phi[0])[0])
+    value += (1 - tradeoff) * float(np.mean(first.cost))
+    return WalkPolicy(
+        problem=problem,
+        tradeoff=tradeoff,
+        recall=False,
+        value=value,
+        choices=tuple(table[:, np.newaxis] for table in (*choices, np.zeros(1, np.int32))),
+        phi=tuple(table[:, np.newaxis] for table in (*phi, np.array([value]))),
+    )
 
 
 def has_line(model: BeliefModel, problem: Problem) -> bool:

@@ -329,6 +329,15 @@ class FittedLadder(Ladder):
         """The cascade it was fitted for."""
         return self.fitted.spec
 
+    @property
+    def tested(self) -> tuple[int, ...]:
+        """The policies whose mixtures promises are tested on, by number, the cheapest first.
+
+        They are the corners of the frontier. Thresholds are all tested, since they may be tested on
+        the rows that the frontier was measured on.
+        """
+        return self.require_rungs().tested(every=self.fitted.has_thresholds)
+
     def __iter__(self) -> Iterator[FittedPolicy]:
         return iter(self.policies)
 
@@ -420,7 +429,8 @@ class FittedLadder(Ladder):
         """Return the policy solved for the nearest tradeoff; the lower one if two are as near.
 
         Args:
-            tradeoff: From 0, the cheapest answer, to 1, the best answer whatever it costs.
+            tradeoff: From 0, the cheapest answer, to 1, the best answer whatever it costs. With
+                ``belief="threshold"`` it is the threshold.
 
         Returns:
             One policy of the ladder.
@@ -441,6 +451,7 @@ class FittedLadder(Ladder):
         Returns:
             The policy solved for the nearest such cost, on a scale of ratios. It is the policy of
             tradeoff ``m / (m + price * full_cost)``, m being the cost times ``fitted.loss_unit``.
+            Of thresholds, which are not solved for, the one of least cost on the rows.
 
         Raises:
             ArgumentError: The cost or the price is not positive and finite.
@@ -448,6 +459,9 @@ class FittedLadder(Ladder):
         for name, value in (("mistake_cost", cost), ("price", price)):
             if not is_number(value) or not (isfinite(value) and value > 0):
                 raise ArgumentError(f"{name} is {value!r}; it must be a finite number above 0")
+        if self.fitted.has_thresholds:
+            rungs = self.require_rungs()
+            return self[int((cost * rungs.errors + price * rungs.costs).argmin())]
         wanted = log(cost * self.fitted.loss_unit / self.fitted.full_cost) - log(price)
         inside = [policy for policy in self if 0 < policy.tradeoff < 1] or list(self)
         if len(inside) == 1:
@@ -658,6 +672,11 @@ class FittedLadder(Ladder):
         >>> 0 < ladder.gap(tradeoff=0.8).bound < 0.2
         True
         """
+        if self.fitted.has_thresholds:
+            raise ArgumentError(
+                "a gap compares a policy with the best one for its tradeoff, and thresholds have "
+                'none: fit with another belief than "threshold"'
+            )
         rows = self.held_rows if on is None else on
         if rows is None:
             raise ArgumentError(

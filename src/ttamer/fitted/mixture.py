@@ -89,6 +89,10 @@ class Rungs:
         """The rungs on the lower convex envelope, the cheapest first."""
         return tuple(lower_envelope(self.costs, self.corner_errors).tolist())
 
+    def tested(self, *, every: bool) -> tuple[int, ...]:
+        """Return the rungs whose mixtures promises are tested on: every one, or the corners."""
+        return tuple(range(len(self))) if every else self.corners
+
     @property
     def corner_errors(self) -> NDArray[np.float64]:
         """Shape (policies,): the errors by which corners are chosen."""

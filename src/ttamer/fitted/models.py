@@ -140,6 +140,11 @@ class Model(ABC):
     """The nodes of the cascade that have been asked at each place of the problem."""
 
     @property
+    def has_thresholds(self) -> bool:
+        """Whether its policies are thresholds on the confidence, set before any row was seen."""
+        return self.plan.get("belief") == "threshold"
+
+    @property
     def reads(self) -> Mapping[str, tuple[str, ...]]:
         """The columns beside the confidence that its policies read, by node; empty for most."""
         return {}
@@ -251,7 +256,7 @@ class Model(ABC):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ConfidenceModel(Model):
-    """States are bins of each node's own confidence: ``belief="none"`` and ``"calibrated"``."""
+    """States are bins of each node's own confidence: every belief but ``"full"``."""
 
     quantiser: Quantiser
     """Edges per node of the cascade, in the cascade's order."""

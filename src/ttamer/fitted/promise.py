@@ -3,7 +3,8 @@
 Mixes are tested one after another, from the safest to the cheapest, each at the full level, until
 one fails (fixed-sequence testing: the order was fixed by the fit rows, the tests are made on
 rows held out). The last one that passed keeps the promise: over all draws of the held-out rows,
-what is returned breaks it with a chance of at most 1 - confidence.
+what is returned breaks it with a chance of at most 1 - confidence. The order of thresholds on the
+confidence is fixed before any row is seen, so they are tested on all rows.
 
 - error: the share of wrong answers is at most ``at_most``, by the exact binomial test;
 - drop: that share is at most ``at_most`` above another node's, by an exact test of the rows on
@@ -94,10 +95,10 @@ class Promise:
     bound: float
     """With this confidence the error (or the drop) of this mix is at most so much."""
     observed: float
-    """The error (or the drop) on the rows held out."""
+    """The error (or the drop) on the rows it was tested on."""
     rows: int
     trace_digest: str
-    """Of the rows held out."""
+    """Of the rows it was tested on."""
     against: str
     """The node that a drop is measured from."""
     rows_needed: int | None = None
@@ -118,7 +119,7 @@ class Promise:
         what = self.measure if self.kind == "error" else f"drop against {self.against!r}"
         asked = f"{what} at most {shown_error(self.at_most, self.measure)}"
         asked += f" with confidence {self.confidence:g}"
-        seen = f"{observed} on {counted(self.rows, 'row')} held out, at most {bound}"
+        seen = f"{observed} on {counted(self.rows, 'row')}, at most {bound}"
         if self.certified:
             return f"{asked}: certified ({seen})"
         if self.refuted:
@@ -163,7 +164,7 @@ def were_fitted_to(fitted: Model, held: HeldOut | None, trace: Trace) -> bool:
 
 def refuse_fitted_rows(ladder: FittedLadder, trace: Trace, what: str) -> None:
     """Refuse rows that a ladder was fitted to, or that hold them."""
-    if not were_fitted_to(ladder.fitted, ladder.held, trace):
+    if ladder.fitted.has_thresholds or not were_fitted_to(ladder.fitted, ladder.held, trace):
         return
     if trace.digest == ladder.fitted.trace_digest:
         raise ArgumentError(
@@ -210,7 +211,7 @@ class HeldOut:
                 f"these rows are measured by their {trace.measure}, and the ladder was fitted to "
                 f"the {ladder.fitted.measure}: give rows with the same losses, or fit again"
             )
-        pairs = pairs_of_corners(ladder.require_rungs().corners)
+        pairs = pairs_of_corners(ladder.tested)
         against = against or trace.names[-1]
         node = trace.spec.index_of(against)
         if trace.is_graded:

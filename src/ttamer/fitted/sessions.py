@@ -293,8 +293,21 @@ class ConfidenceSession(_ModelSession):
         why = inner.why
         if isfinite(inner.best) and isfinite(inner.index):
             tradeoff = self._inner.tradeoff
-            why = self._in_words(inner, inner.best / tradeoff if tradeoff else 0.0)
+            if self._model.has_thresholds:
+                why = self._threshold_in_words(tradeoff)
+            else:
+                why = self._in_words(inner, inner.best / tradeoff if tradeoff else 0.0)
         return dataclasses.replace(inner, price=self.price, why=why)
+
+    def _threshold_in_words(self, threshold: float) -> str:
+        """Return why to stop or go on, where the policy is one threshold on the confidence."""
+        if self.next is not None and threshold == 1:
+            return f"the policy asks every node: ask {self.next!r}"
+        stands, decision = "reaches", "stop"
+        if self.next is not None:
+            stands, decision = "is below", f"ask {self.next!r}"
+        last = self.asked[-1]
+        return f"the confidence of {last!r} {stands} the threshold {threshold:.6g}: {decision}"
 
 
 class BeliefSession(_ModelSession):

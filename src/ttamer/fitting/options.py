@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BeliefKind", "FitKeywords", "FitOptions"]
 
-BeliefKind = Literal["none", "calibrated", "full"]
-BELIEFS = ("none", "calibrated", "full")
+BeliefKind = Literal["full", "calibrated", "none", "threshold"]
+BELIEFS = ("full", "calibrated", "none", "threshold")
 MAX_HOLD_OUT = 0.9
 """At most this share of the rows is held out."""
 
@@ -52,7 +52,9 @@ class FitOptions:
     """
 
     belief: BeliefKind = "full"
-    """What a state loses: ``"full"``, ``"calibrated"``, or ``"none"`` for the paper as written."""
+    """What a state loses: ``"full"``, ``"calibrated"``, or ``"none"`` for the paper as written.
+    ``"threshold"`` fits nothing: each policy is one threshold on the confidence for all nodes, and
+    promises are tested on all rows."""
     order: Order | None = None
     """Overrides the cascade's; ``"auto"`` tries what the cascade allows."""
     states: int | None = None
@@ -62,7 +64,8 @@ class FitOptions:
     smoothing: float = 1.0
     """How many rows of a node's own law are added to each row of transitions."""
     tradeoffs: Iterable[float] | None = None
-    """The tradeoffs to solve for, from 0 to 1; by default a range that spans the frontier."""
+    """The tradeoffs to solve for, from 0 to 1; by default a range that spans the frontier. With
+    belief ``"threshold"``, the thresholds."""
     folds: int = 5
     """The number of folds of cross-validation, at least 2."""
     seed: int = 0

@@ -13,6 +13,8 @@ What a state loses is the ``belief``:
 - ``"full"`` (the default): a state is the chance to be wrong of the best answer in hand, given
   everything seen so far (fitted/belief.py, beliefs.py). On short traces it must first win against
   ``"calibrated"`` in cross-validation.
+
+``"threshold"`` fits nothing: its policies are thresholds on the confidence (thresholds.py).
 """
 
 from __future__ import annotations
@@ -39,6 +41,12 @@ from ttamer.fitting.offsets import dispersion
 from ttamer.fitting.options import FitOptions
 from ttamer.fitting.regressions import sampled
 from ttamer.fitting.subset_search import searches_subsets
+from ttamer.fitting.thresholds import (
+    check_threshold_options,
+    ladder_of_thresholds,
+    quantiser_of,
+    thresholds_of,
+)
 from ttamer.policy.base import Ladder
 from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.problem.tradeoff import check_tradeoffs
@@ -151,6 +159,8 @@ def _fit(trace: Trace, chosen: FitOptions) -> FittedLadder:
     require_trace(trace, "a fit")
     trace = trace.with_verification()
     check_for_fit(trace)
+    if chosen.belief == "threshold":
+        return _of_thresholds(trace, chosen)
     kept = None
     if chosen.hold_out:
         if trace.is_graded:
@@ -167,6 +177,22 @@ def _fit(trace: Trace, chosen: FitOptions) -> FittedLadder:
     if chosen.seed:  # by which the rows held out are found again
         ladder = fitted_to(ladder, len(trace), trace.digest, seed=chosen.seed)
     return ladder.with_holdout(kept)
+
+
+def _of_thresholds(trace: Trace, options: FitOptions) -> FittedLadder:
+    """Return a ladder of thresholds, which promises may be tested on with the same rows."""
+    require_rows(trace, MIN_ROWS, "fitting")
+    check_threshold_options(trace, options)
+    thresholds = thresholds_of(options)
+    quantiser = quantiser_of(thresholds, len(trace.names))
+    plan = Plan("threshold", "fixed", quantiser.counts[0], options.quantise, options.smoothing)
+    columns = columns_of(trace, plan)
+    counts = Counts.of(trace, quantiser, pairs_of(trace.spec, columns, plan))
+    problem, model = _parts_of(counts, quantiser, trace.spec, columns, plan, trace.digest)
+    ladder = with_latencies(ladder_of_thresholds(problem, model, thresholds, trace), trace)
+    if trace.is_graded and trace.spec.loss_bound is None:  # then nothing can be promised
+        return ladder
+    return ladder.with_holdout(trace)
 
 
 def with_latency_price(trace: Trace, options: FitOptions) -> Trace:
@@ -424,6 +450,19 @@ def build_from(
     trace_digest: str,
 ) -> FittedLadder:
     """Fit from counts, however they were added up."""
+    problem, fitted = _parts_of(counts, quantiser, spec, columns, plan, trace_digest)
+    return FittedLadder.of(solve_ladder(problem, tradeoffs), fitted)
+
+
+def _parts_of(
+    counts: Counts,
+    quantiser: Quantiser,
+    spec: CascadeSpec,
+    columns: Sequence[int],
+    plan: Plan,
+    trace_digest: str,
+) -> tuple[Problem, ConfidenceModel]:
+    """Return the problem that counts describe, and the model of its states."""
     full = spec.full_cost(counts.cost / counts.rows)
     problem = problem_of(counts, spec, columns, plan, full_cost=full)
     fitted = ConfidenceModel(
@@ -436,7 +475,7 @@ def build_from(
         full_cost=full,
         loss_scale=counts.largest_loss,
     )
-    return FittedLadder.of(solve_ladder(problem, tradeoffs), fitted)
+    return problem, fitted
 
 
 def problem_of(

@@ -161,6 +161,11 @@ def fit_batches(
 def streamed(given: FitKeywords) -> FitOptions:
     """Return the options of a fit in two readings."""
     options = FitOptions(**given)
+    if options.belief == "threshold":
+        raise ArgumentError(
+            'belief="threshold" needs the rows in memory: use ttamer.fit (no --stream or --ray), '
+            "on a part of the rows where they are too many"
+        )
     if options.hold_out:
         raise ArgumentError(
             "hold_out needs the rows in memory: keep rows in a file of their own, and give them to "

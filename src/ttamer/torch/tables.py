@@ -237,12 +237,15 @@ def threshold_tables(thresholds: NDArray[np.float64]) -> PlainTables:
 def _plain_tables(edges: Sequence[NDArray[np.float64]], policy: WalkPolicy) -> PlainTables:
     """Return the tables of a policy on confidence."""
     problem = policy.problem
-    if not policy.recall:
-        raise ArgumentError("a policy on confidence needs recall to run on a network")
     bins = max(len(own) for own in edges) + 1
+    positions: Sequence[NDArray[np.integer]] = problem.grid.positions
+    columns = len(problem.grid)
+    if not policy.recall:  # the last one asked answers: each exit has one loss, below those before
+        columns = len(edges)
+        positions = [np.full(len(n.losses), columns - 1 - k) for k, n in enumerate(problem.nodes)]
     own = np.zeros((len(edges), bins), np.int32)
-    onward = np.full((len(edges), bins, len(problem.grid)), STOP, np.int32)
-    for k, position in enumerate(problem.grid.positions):
+    onward = np.full((len(edges), bins, columns), STOP, np.int32)
+    for k, position in enumerate(positions):
         own[k, : len(position)] = position
         onward[k, : len(position)] = policy.choices[k]
     return PlainTables(
