@@ -19,7 +19,7 @@ import ttamer as tt
 from support.three_models import three_models
 from support.traces import answering_trace
 from ttamer import datasets
-from ttamer.cli import main
+from ttamer.cli import build_parser, main
 from ttamer.cli.demo import three_numbers
 from ttamer.evaluation.frontiers import frontier
 
@@ -64,6 +64,16 @@ def test_an_argument_too_many_is_refused_by_its_command(capsys):
     refused = capsys.readouterr().err
     assert "ttamer fit: error: unrecognized arguments: cascade.toml" in refused
     assert "--cascade cascade.toml (see ttamer fit --help)" in refused
+
+
+def test_a_file_may_stand_behind_options():
+    parser = build_parser()
+    args = parser.parse_args(["certify", "policy.ttamer", "--drop", "0.01", "new.parquet"])
+    assert (args.policy, args.trace, args.drop) == ("policy.ttamer", "new.parquet", 0.01)
+    args = parser.parse_args(["serve", "cascade.toml", "--port", "8000", "policy.ttamer", "--open"])
+    assert (args.cascade, args.policy, args.open) == ("cascade.toml", "policy.ttamer", True)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["certify", "policy.ttamer", "--gap", "new.parquet", "other.parquet"])
 
 
 def test_version_is_the_package_version():

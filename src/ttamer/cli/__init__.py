@@ -56,12 +56,26 @@ class _Parser(argparse.ArgumentParser):
                 for action in self._actions
                 if action.option_strings
             }
+            rest = self._filled(found, rest)
             if rest:
                 hint = ""
                 if "cascade" in found.options and rest[0].endswith(".toml"):
                     hint = f"; a cascade is given by --cascade {rest[0]}"
                 self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         return found, rest
+
+    def _filled(self, found: argparse.Namespace, rest: list[str]) -> list[str]:
+        """Give a file that stands behind options to the argument that may be left out.
+
+        Before Python 3.13 such an argument counts as left out once an option comes before it.
+        """
+        for action in self._actions:
+            optional = not action.option_strings and action.nargs == "?"
+            if optional and rest and getattr(found, action.dest) is action.default:
+                if rest[0].startswith("-"):
+                    break
+                setattr(found, action.dest, rest.pop(0))
+        return rest
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
