@@ -72,6 +72,7 @@ for _name in ("langid", "vgg11-cifar10", "minilm-imdb"):
             rows_of(name, "fit"), belief=belief, states=8
         )
 FITS |= {
+    "minilm-imdb threshold": lambda: tt.fit(rows_of("minilm-imdb", "fit"), belief="threshold"),
     "vgg11-cifar10 full, few rows": lambda: tt.fit(rows_of("vgg11-cifar10", "fit", 400)),
     "minilm-imdb calibrated, states chosen": lambda: tt.fit(
         rows_of("minilm-imdb", "fit", 200), belief="calibrated", quantise="kmeans"

@@ -782,8 +782,8 @@ class FittedLadder(Ladder):
         if self.held is None:
             raise ArgumentError(
                 "a promise needs rows the ladder was not fitted to: hold some out of the fit "
-                "(hold_out=0.2; ttamer fit --hold-out 0.2), or give others (on=trace; ttamer "
-                "certify POLICY TRACE)"
+                "(hold_out=0.2; ttamer fit --hold-out 0.2), give others (on=trace; ttamer "
+                'certify POLICY TRACE), or fit with belief="threshold", which needs no others'
             )
         return self.held if node is None else self.held.compared_with(node)
 
