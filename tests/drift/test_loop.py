@@ -174,6 +174,22 @@ def test_rolled_back_to_the_fallback_policy_while_in_the_shadow_it_can_go_on(
     assert (loop.candidate, loop.state) == (None, "suspected")
 
 
+def test_rolled_back_to_the_fallback_policy_after_it_gave_up_it_can_go_on(serving, settings):
+    """Once it stayed in the state "watching" with nothing to watch, and could not be retried."""
+    hard = dataclasses.replace(settings, at_most=1e-4, window=400)
+    loop, stream = Loop(serving, hard), stream_of(20, 1800, seed=3)
+    row = drive(loop, stream, until="fallback")
+    assert loop.rows_needed > hard.window
+    loop.roll_back()
+    assert (loop.serving, loop.state) == (serving, "watching")
+    loop.roll_back()
+    assert isinstance(loop.policy, AskLast)
+    assert (loop.state, loop.rows_needed) == ("suspected", hard.refit_rows)
+    loop.release()
+    assert drive(loop, stream, begin=row, until="fallback") < len(stream)
+    assert [event.kind for event in loop.events].count("refit") == 2
+
+
 def test_where_nothing_can_be_certified_the_fallback_policy_stays(serving, settings):
     hard = dataclasses.replace(settings, at_most=1e-4, attempts=2)
     loop = Loop(serving, hard)

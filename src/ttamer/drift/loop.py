@@ -376,8 +376,8 @@ class Loop:
             if isinstance(self.serving, CertifiedServing):
                 self._monitor = self._monitor_of(self.serving)
                 self.state = "watching"
-            elif self.state == "shadowing":
-                self.state = "suspected"
+            else:
+                self._wait_for_rows()
             self._record("roll back", f"{reason}: {self.serving} serves; the loop is held")
 
     def retry(self, reason: str = "retried by an operator") -> None:
@@ -394,8 +394,7 @@ class Loop:
                 raise ArgumentError(
                     f'the loop is in state "{self.state}"; it can retry in state "fallback" only'
                 )
-            self.state, self._failed = "suspected", 0  # the attempts still share one level
-            self._needed = self.settings.refit_rows
+            self._wait_for_rows()  # the attempts still share one level
             self._record("retry", reason)
 
     def fall_back(self, reason: str = "requested by an operator") -> None:
@@ -464,10 +463,14 @@ class Loop:
     def _suspect(self, change: int, alarm_at: int) -> None:
         """Wait for rows to fit, from the change on."""
         self._change, self._alarm_at = change, alarm_at
-        self._attempt = self._failed = 0
-        self._needed = self.settings.refit_rows
+        self._attempt = 0
         self._candidate = None
-        self.state = "suspected"
+        self._wait_for_rows()
+
+    def _wait_for_rows(self) -> None:
+        """Wait for as many rows as a first attempt needs."""
+        self.state, self._failed = "suspected", 0
+        self._needed = self.settings.refit_rows
 
     def _serve_fallback(self, reason: str = "") -> None:
         """Let the fallback policy serve, if it does not already."""
