@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+import ttamer as tt
 from support.shifting import SPEC, stream_of
 from support.waiting import until
 from ttamer.drift.audit_log import AuditLog, NodeAnswer, read_log
@@ -85,6 +86,30 @@ def test_rows_that_end_in_another_order_are_taken(serving, settings, clock):
     assert (auditor.seen, loop.audited, auditor.lost) == (4, 4, 0)
 
 
+def test_rows_from_before_a_change_that_end_after_the_alarm_are_not_taken_as_new(
+    serving, settings, clock
+):
+    """Certified on them, a policy for the traffic since would be promised too much."""
+    stream, quiet, fitted = stream_of(100, 700, seed=60), 100, []
+
+    def refit(rows):
+        fitted.append(rows)
+        return tt.fit(rows)
+
+    loop = Loop(serving, settings, refit=refit)
+    auditor = Auditor(SPEC, AuditSampler(1.0), loop=loop, clock=clock)
+    begin = range(quiet // 2, quiet)  # of the others the labels come later
+    for row in [*begin, *range(quiet, quiet + 250), *range(quiet // 2), *range(350, 700)]:
+        auditor.add(f"{row}", row, 1.0, answers_of(stream, row))
+    auditor.close()
+    assert quiet < loop.events[0].number < quiet + 250
+    early = {tuple(row) for row in stream.confidence[: quiet // 2].tolist()}
+    assert fitted
+    assert not early & {tuple(row) for rows in fitted for row in rows.confidence.tolist()}
+    status = auditor.status()
+    assert (status["outdated"], status["seen"], status["lost"]) == (50, 650, 0)
+
+
 def test_against_labels_the_loop_waits_for_rows_that_have_one(serving, settings, clock):
     stream = stream_of(6, 0, seed=1)
     spec = dataclasses.replace(SPEC, target="label")
@@ -144,7 +169,7 @@ def test_a_label_may_come_after_the_row_or_before(tmp_path, clock):
     stream, shown = stream_of(6, 0, seed=1), []
 
     class Shown:
-        number = -1
+        number, change = -1, None
 
         def update(self, trace, _, keys):
             shown.append((keys[0], trace.classes[trace.label[0]]))
@@ -188,7 +213,7 @@ def test_a_label_may_be_matched_with_the_answers_of_its_row(tmp_path, clock):
         return right
 
     class Shown:
-        number = -1
+        number, change = -1, None
 
         def update(self, trace, *_):
             shown.append(trace.classes[trace.label[0]])
@@ -221,7 +246,7 @@ def test_of_too_many_rows_without_a_label_the_oldest_are_forgotten(clock):
 class SlowLoop:
     """A loop that re-fits until it may go on, and then breaks."""
 
-    number = -1
+    number, change = -1, None
 
     def __init__(self):
         self.begun, self.go_on = threading.Event(), threading.Event()

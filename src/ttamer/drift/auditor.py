@@ -79,6 +79,9 @@ class Auditor:
         """The number of requests drawn to be audited."""
         self.written = self.seen = 0
         """The number of rows in the log, and of rows that the loop has taken."""
+        self.outdated = 0
+        """The number of rows, most often with late labels, from before the last change of traffic:
+        the loop does not take them."""
         self.lost = self.failed = 0
         """The number of rows that were lost, and of audits in which a node failed."""
         self._spec, self._report_failure, self._clock = spec, failed, clock
@@ -207,6 +210,7 @@ class Auditor:
             "spent": audit.spent,
             "written": self.written,
             "seen": self.seen,
+            "outdated": self.outdated,
             "waiting": max((each.waiting for each in self._workers), default=0),
             "unlabelled": 0 if self._pending is None else len(self._pending),
             "failed": self.failed,
@@ -257,6 +261,9 @@ class Auditor:
         """Pass a row to the loop, if its right answer is known."""
         row = item.with_right_label()
         if self._spec.target == "label" and row.label is None:
+            return
+        if loop.change is not None and row.number < loop.change:
+            self.outdated += 1  # a policy for the traffic since must not be certified on it
             return
         trace = trace_of_rows(self._spec, [row], {})
         # Audits do not end in the order in which they began.

@@ -294,6 +294,11 @@ class Loop:
         return self._monitor
 
     @property
+    def change(self) -> int | None:
+        """The row of the traffic at which the last change is estimated to have happened."""
+        return self._change
+
+    @property
     def rows_since_change(self) -> int:
         """The number of audited rows kept since the last change."""
         return 0 if self._change is None else self._count_from(self._change)

@@ -145,6 +145,7 @@ def drift_status(loop: dict | None = None, **facts) -> dict:
         "spent": 7800.0,
         "written": 312,
         "seen": 312,
+        "outdated": 0,
         "waiting": 0,
         "unlabelled": 0,
         "failed": 0,
@@ -655,7 +656,7 @@ def test_in_a_browser_what_the_loop_waits_for(chromium, site, answer, loop, what
 def test_in_a_browser_what_serves_what_is_audited_and_what_it_cost(chromium, site, answer):
     quiet = drift_status(loop_status())
     busy = drift_status(
-        SUSPECTED, waiting=3, unlabelled=37, uncovered=1, failed=2, lost=5, spent=-1e-16
+        SUSPECTED, waiting=3, unlabelled=37, outdated=4, uncovered=1, failed=2, lost=5, spent=-1e-16
     )
     seen, site.widths = [], (1280,)
     for drift in (quiet, busy, drift_status()):
@@ -674,6 +675,9 @@ def test_in_a_browser_what_serves_what_is_audited_and_what_it_cost(chromium, sit
     assert seen[1]["facts"]["Spent on audits"] == "0"
     assert seen[1]["facts"]["In the queue"] == "3 rows"
     assert seen[1]["facts"]["Without a label"] == "37 rows, not used until there is one"
+    assert (
+        seen[1]["facts"]["Too late"] == "4 rows from before the last change, not used by the loop"
+    )
     assert seen[1]["facts"]["Not covered"] == "1 request: the budget was spent"
     assert seen[1]["bad"] == ["2 audits: a node did not answer", "5 rows"]
     assert list(seen[2]["facts"]) == ["Audited", "Stated share", "Spent on audits", "Rows logged"]
