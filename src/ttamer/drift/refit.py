@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ttamer.artefact.files import load, save
+from ttamer.drift.worker import failure_text
 from ttamer.errors import TTamerError
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitting.plans import fit
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RefitProcess", "main"]
 
+TIMEOUT = 3600.0
+"""The seconds after which a fit is ended: until then the loop takes no rows and obeys no action."""
 NICENESS = 10
 """The niceness of the child process: the process that answers requests has priority."""
 ROWS, CASCADE, POLICY = "rows.npz", "cascade.toml", "policy.ttamer"
@@ -35,15 +38,16 @@ STOPPED = "the fit was stopped"
 class RefitProcess:
     """Fits traces in a child process, one at a time; :meth:`stop` ends it for good.
 
-    Args:
-        hidden: The environment variables that the child does not get, such as keys.
-
     >>> refit = RefitProcess()
     >>> refit.stop()  # no fit is started after this
+
+    Args:
+        hidden: The environment variables that the child does not get, such as keys.
+        timeout: The number of seconds after which a fit is ended.
     """
 
-    def __init__(self, hidden: frozenset[str] = frozenset()) -> None:
-        self._hidden = hidden
+    def __init__(self, hidden: frozenset[str] = frozenset(), *, timeout: float = TIMEOUT) -> None:
+        self._hidden, self._timeout = hidden, timeout
         self._process: subprocess.Popen[str] | None = None
         self._starting = threading.Lock()
         self._stopped = threading.Event()
@@ -58,7 +62,8 @@ class RefitProcess:
             The fitted ladder.
 
         Raises:
-            TTamerError: Where the fit fails or is stopped; the text is that of the fit.
+            TTamerError: Where the fit fails, is stopped or takes too long; the text is that of the
+                fit.
         """
         with TemporaryDirectory() as folder:
             rows.write(Path(folder, ROWS))
@@ -95,12 +100,12 @@ class RefitProcess:
             os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
         with process:
             try:
-                error = process.communicate()[1]
-            except BaseException:  # this thread is interrupted
-                process.kill()
-                process.wait()
-                raise
+                error = process.communicate(timeout=self._timeout)[1]
+            except subprocess.TimeoutExpired:
+                return f"the fit took more than {self._timeout:g} s"
             finally:
+                process.kill()  # where it takes too long, or this thread is interrupted
+                process.wait()
                 with self._starting:
                     self._process = None
         if process.returncode == 0:
@@ -108,7 +113,9 @@ class RefitProcess:
         if self._stopped.is_set():
             return STOPPED
         lines = error.strip().splitlines()
-        return lines[-1] if lines else f"the fit ended with status {process.returncode}"
+        if process.returncode < 0 or not lines:  # a signal: there are only warnings, if anything
+            return f"the fit ended with status {process.returncode}"
+        return lines[-1]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -123,8 +130,8 @@ def main(arguments: Sequence[str]) -> int:
     (folder,) = map(Path, arguments)
     try:
         save(fit(Trace.read(folder / ROWS, folder / CASCADE)), folder / POLICY)
-    except TTamerError as error:
-        sys.stderr.write(" ".join(str(error).split()) + "\n")
+    except Exception as error:
+        sys.stderr.write(" ".join(failure_text(error).split()) + "\n")
         return 2
     return 0
 
