@@ -627,6 +627,15 @@ def test_collect_asks_python_callables(tmp_path, capsys):
     assert "is not text in UTF-8" in odd
 
 
+def test_evaluate_refuses_a_choice_where_the_file_holds_one_policy(fitted, tmp_path, capsys):
+    one, rows = str(tmp_path / "one.ttamer"), str(fitted.folder / "test.npz")
+    tt.save(tt.load(fitted.policy)[-1], one)
+    assert main(["evaluate", one, rows]) == 0
+    for option in ("--tradeoff", "--budget", "--mistake-cost", "--p95"):
+        assert main(["evaluate", one, rows, option, "0.5"]) == 2
+        assert "holds one policy, so that there is nothing to choose" in capsys.readouterr().err
+
+
 def test_certify_refuses_options_that_do_nothing_and_rows_that_show_nothing_new(
     fitted, tmp_path, capsys
 ):
@@ -637,6 +646,7 @@ def test_certify_refuses_options_that_do_nothing_and_rows_that_show_nothing_new(
     for arguments, said in (
         ([policy, rows, "--error", "0.3", "--against", "large"], "--against is for --drop"),
         ([promised, rows, "--confidence", "0.99"], "has its own confidence"),
+        ([promised, rows, "-o", promised], "-o is for a new promise"),
         ([promised, rows], "the rows that a promise in"),
     ):
         assert main(["certify", *arguments]) == 2
@@ -695,6 +705,16 @@ def test_an_output_that_cannot_be_written_is_found_before_the_work(
     said = refuse(*command, "-o", output, cwd=tmp_path)
     assert f"-o {output}: " in said
     assert reason in said
+
+
+def test_events_that_cannot_be_written_are_found_before_the_replay(trace_files, capsys):
+    stream = str(trace_files / "test.csv")
+    for events, reason in (
+        (trace_files / "no" / "e.jsonl", "there is no folder"),
+        (stream, "the command reads it, and would replace it"),
+    ):
+        assert main(["replay", stream, "--fit", "missing.csv", "--events", str(events)]) == 2
+        assert f"--events {events}: {reason}" in capsys.readouterr().err
 
 
 def test_no_command_replaces_a_file_that_it_reads(trace_files, capsys):

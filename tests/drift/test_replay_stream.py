@@ -123,7 +123,12 @@ def test_the_command_gives_json_and_takes_a_policy(files, capsys, tmp_path):
         ((), "give a stream"),
         (("--example", "nothing"), "the streams are"),
         (("--example", "vgg16-to-noise", "--fit", "x"), "has its own rows"),
+        (("--example", "vgg16-to-noise", "--cascade", "x"), "remove --fit"),
         (("stream.npz",), "give --fit"),
+        (("stream.npz", "--fit", "fit.npz", "--block", "0"), "--block is 0"),
+        (("stream.npz", "--policy", "fit.npz"), "is a trace, and a policy is needed"),
+        (("stream.npz", "--policy", "p.ttamer", "--cascade", "c.toml"), "remove --cascade"),
+        (("stream.npz", "--shadow-rows", "0"), "shadow_rows is 0; it must be at least 1"),
         (("stream.npz", "--policy", "missing.ttamer"), "missing.ttamer"),
     ],
 )
@@ -132,6 +137,11 @@ def test_what_is_missing_is_reported(files, monkeypatch, arguments, text):
     with pytest.raises((TTamerError, OSError)) as error:
         run(*arguments)
     assert text in str(error.value)
+
+
+def test_a_refit_may_wait_for_more_rows_than_are_kept_by_default(files, capsys):
+    run(files / "stream.npz", "--fit", files / "fit.npz", "--refit-rows", "20000", "--json")
+    assert json.loads(capsys.readouterr().out)["rows"] == 2500
 
 
 def test_the_command_lists_the_streams(capsys):

@@ -169,7 +169,7 @@ def test_the_default_policy_and_the_command(tmp_path, capsys):
     assert "no policy that asks these nodes is below" in text
     for wrong, says in (
         ([files[0], "--gap"], "--gap needs rows"),
-        ([*files, "--gap", "-o", str(tmp_path / "x.ttamer")], "leave out -o"),
+        ([*files, "--gap", "-o", str(tmp_path / "x.ttamer")], "-o is for a new promise"),
         ([*files, "--tradeoff", "0.5"], "--tradeoff is for --gap"),
     ):
         assert main(["certify", *wrong]) == 2

@@ -101,6 +101,8 @@ def _check_options(args: argparse.Namespace) -> None:
             "a promise in the file has its own confidence: leave out --confidence, or make a new "
             "promise with --error or --drop"
         )
+    if args.output and args.error is None and args.drop is None:
+        raise ArgumentError("-o is for a new promise: leave it out, or give --error or --drop")
     args.against = args.against or "last"
     args.confidence = DEFAULT_CONFIDENCE if args.confidence is None else args.confidence
 
@@ -112,8 +114,6 @@ def _gap(ladder: FittedLadder, trace: Trace | None, args: argparse.Namespace) ->
 
     if trace is None:
         raise ArgumentError("--gap needs rows: give a trace that the ladder was not fitted to")
-    if args.output:
-        raise ArgumentError("--gap writes no policies: leave out -o")
     gap = ladder.gap(confidence=args.confidence, tradeoff=args.tradeoff, on=trace)
     if args.json:
         print(as_json(gap.to_dict()))

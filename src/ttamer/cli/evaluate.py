@@ -70,6 +70,11 @@ def run(args: argparse.Namespace) -> None:
     default = None
     policies: list[FittedPolicy | Mixture]
     if isinstance(loaded, FittedPolicy | Mixture):
+        if {args.tradeoff, args.budget, args.mistake_cost, args.p95} != {None}:
+            raise ArgumentError(
+                f"{args.policy} holds one policy, so that there is nothing to choose: remove "
+                "--tradeoff, --budget, --mistake-cost and --p95"
+            )
         policies = [loaded]
     elif args.mistake_cost is not None:
         policies = [loaded.for_mistake_cost(args.mistake_cost)]

@@ -90,9 +90,13 @@ def sparkline(values: Sequence[float]) -> str:
 
 def check_output(args: argparse.Namespace) -> None:
     """Refuse an output that cannot be written, before any work is done."""
-    output = getattr(args, "output", None)
-    if not output:
-        return
+    for name, option in (("output", "-o"), ("events", "--events")):
+        if output := getattr(args, name, None):
+            _check_file(option, output, args)
+
+
+def _check_file(option: str, output: str, args: argparse.Namespace) -> None:
+    """Refuse a file that cannot be written, or that the command reads."""
     path = Path(output)
     folder = path.parent
     if getattr(args, "makes_folders", False):
@@ -108,12 +112,14 @@ def check_output(args: argparse.Namespace) -> None:
     elif _is_read(path, args):
         problem = "the command reads it, and would replace it"
     if problem:
-        raise ArgumentError(f"-o {output}: {problem}; choose a file that can be written")
+        raise ArgumentError(f"{option} {output}: {problem}; choose a file that can be written")
 
 
 def _is_read(path: Path, args: argparse.Namespace) -> bool:
     """Return whether a command reads the file that it is to write; a policy may be replaced."""
-    given = [value for name, value in vars(args).items() if name not in ("output", "policy")]
+    given = [
+        value for name, value in vars(args).items() if name not in ("output", "events", "policy")
+    ]
     texts = [text for value in given for text in (value if isinstance(value, list) else [value])]
     files = [text for text in texts if isinstance(text, str) and Path(text).is_file()]
     return path.is_file() and any(path.samefile(file) for file in files)

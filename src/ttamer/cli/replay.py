@@ -78,10 +78,13 @@ def run(args: argparse.Namespace) -> None:
     from ttamer.cli.output import as_json, progress_line
     from ttamer.datasets.streams import names
     from ttamer.drift import replay_stream
+    from ttamer.errors import ArgumentError
 
     if args.example == "list":
         print("\n".join(names()))
         return
+    if args.block < 1:
+        raise ArgumentError(f"--block is {args.block}; it must be at least 1")
     settings = _settings(args)
     serving, stream, shift, before = _opened(args, settings)
     progress = progress_line(quiet=args.json)
@@ -128,6 +131,7 @@ def _settings(args: argparse.Namespace) -> LoopSettings:
         false_alarms=args.false_alarms,
         refit_rows=args.refit_rows,
         shadow_rows=args.shadow_rows,
+        window=max(LoopSettings.window, args.refit_rows),
         seed=args.seed,
     )
 
@@ -139,7 +143,7 @@ def _opened(
     import dataclasses
 
     from ttamer.artefact.files import load
-    from ttamer.cli.traces import read
+    from ttamer.cli.traces import read, refuse_trace
     from ttamer.datasets import streams
     from ttamer.drift import serving_of
     from ttamer.errors import ArgumentError
@@ -149,9 +153,10 @@ def _opened(
     if (args.example is None) == (args.stream is None):
         raise ArgumentError("give a stream to replay, or --example NAME")
     if args.example is not None:
-        if args.fit or args.policy or args.reference:
+        if args.fit or args.policy or args.reference or args.cascade:
             raise ArgumentError(
-                "an --example has its own rows to fit: remove --fit, --policy and --reference"
+                "an --example has its own rows to fit: remove --fit, --policy, --reference and "
+                "--cascade"
             )
         stream = streams.load(args.example, target=args.target or "last")
         fitted, held = stream.fit.split(0.6, args.seed)
@@ -166,6 +171,9 @@ def _opened(
     if args.fit is not None and (args.policy is not None or args.reference is not None):
         raise ArgumentError("give --fit, or --policy and --reference, not both")
     if args.policy is not None:
+        refuse_trace(args.policy, "replay STREAM --policy POLICY --reference TRACE")
+        if args.cascade is not None:
+            raise ArgumentError("--policy has its own cascade: remove --cascade")
         ladder = load(args.policy)
         if not isinstance(ladder, FittedLadder):
             raise ArgumentError(f"{args.policy} holds no fitted ladder; make one with ttamer fit")

@@ -53,11 +53,9 @@ class LoopSettings:
     def __post_init__(self) -> None:
         if not 0 < self.hold_out < 1:
             raise ArgumentError(f"hold_out is {self.hold_out!r}; it must lie between 0 and 1")
-        if self.refit_rows < MIN_REFIT_ROWS or self.shadow_rows < 1 or self.attempts < 1:
-            raise ArgumentError(
-                f"refit_rows is {self.refit_rows}, shadow_rows {self.shadow_rows} and attempts "
-                f"{self.attempts}; at least {MIN_REFIT_ROWS}, 1 and 1 are needed"
-            )
+        for name, least in (("refit_rows", MIN_REFIT_ROWS), ("shadow_rows", 1), ("attempts", 1)):
+            if (value := getattr(self, name)) < least:
+                raise ArgumentError(f"{name} is {value}; it must be at least {least}")
         if self.window < self.refit_rows:
             raise ArgumentError(
                 f"window is {self.window} and refit_rows is {self.refit_rows}; window must be at "
