@@ -317,6 +317,15 @@ def test_what_cannot_be_a_row_is_refused_and_the_log_goes_on(tmp_path):
 def test_errors_say_what_to_do(tmp_path):
     with pytest.raises(TraceError, match="no log to read"):
         read_log(tmp_path / "nowhere")
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(TraceError, match="no log to read"):
+        read_log(file)
+    for folder in (file, file / "log"):
+        with pytest.raises(TraceError, match=r"cannot be written: (File exists|Not a directory)"):
+            AuditLog(folder, SPEC).__enter__()
+    with pytest.raises(ArgumentError, match="last is 0; it must be at least 1"):
+        read_log(tmp_path, last=0)
     with AuditLog(tmp_path, SPEC), pytest.raises(TraceError, match="flush the log, or wait"):
         read_log(tmp_path)
     with pytest.raises(ArgumentError, match="segment_rows"):
@@ -328,6 +337,44 @@ def test_errors_say_what_to_do(tmp_path):
     (tmp_path / "00000001.journal").unlink()
     with AuditLog(tmp_path, SPEC):  # nothing holds the lock
         pass
+
+
+def test_after_a_change_of_the_cascade_the_newest_holds(tmp_path):
+    dearer = CascadeSpec.of({"small": 2.0, "large.v2": 5.0}, target="label")
+    more = CascadeSpec.of({"small": 2.0, "middle": 3.0, "large.v2": 5.0}, target="label")
+    for number, spec in enumerate((SPEC, dearer)):
+        with AuditLog(tmp_path, spec) as log:
+            log.add(row(number))
+    assert read_log(tmp_path).spec == dearer
+    with AuditLog(tmp_path, more) as log:
+        answers = {**row(2).answers, "middle": NodeAnswer(0.5, "a", 3.0)}
+        log.add(dataclasses.replace(row(2), answers=answers))
+    with pytest.raises(TraceError, match=r"has the nodes small, large\.v2, .*with last=1"):
+        read_log(tmp_path)
+    assert read_log(tmp_path, last=1).spec == more
+
+
+def test_rows_whose_segment_cannot_be_written_stay_in_the_journal(tmp_path, monkeypatch):
+    """Nor is a segment tried again at each of the rows after it."""
+    tried = []
+
+    def full(*_, **__):
+        tried.append(True)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with AuditLog(tmp_path, SPEC, segment_rows=3) as log:
+        with monkeypatch.context() as patch:
+            patch.setattr(audit_log, "atomic_write", full)
+            for number in range(5):
+                if number == 2:
+                    with pytest.raises(TraceError, match="No space left"):
+                        log.add(row(number))
+                else:
+                    log.add(row(number))
+        assert (len(tried), log.waiting) == (1, 5)
+        log.add(row(5))
+        assert log.waiting == 0
+    assert numbers(read_log(tmp_path)) == list(range(6))
 
 
 def test_a_journal_that_cannot_be_opened_is_opened_later(tmp_path, monkeypatch):

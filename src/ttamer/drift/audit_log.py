@@ -168,7 +168,8 @@ class AuditLog:
 
     Raises:
         ArgumentError: Where ``segment_rows`` or ``sync_rows`` is below 1.
-        TraceError: On entering, where another process writes the log or its journal is damaged.
+        TraceError: On entering, where the folder cannot be written, another process writes the log,
+            or its journal is damaged.
     """
 
     def __init__(
@@ -196,13 +197,14 @@ class AuditLog:
         """The number of rows found in the journal of a log that was not closed."""
 
     def __enter__(self) -> Self:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = _locked(self.folder)
-        try:
-            self._recover()
-        except BaseException:
-            self._close()
-            raise
+        with self._writing():
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = _locked(self.folder)
+            try:
+                self._recover()
+            except BaseException:
+                self._close()
+                raise
         return self
 
     def _recover(self) -> None:
@@ -247,7 +249,8 @@ class AuditLog:
 
         Raises:
             ArgumentError: Where the log is not open, or the row is not complete.
-            TraceError: Where the folder cannot be written.
+            TraceError: Where the folder cannot be written. Where only a segment cannot, its rows
+                stay in the journal, and it is tried again ``segment_rows`` rows later.
         """
         if self._lock < 0:
             raise ArgumentError(f"{self.folder}: the log is not open; use it with `with`")
@@ -257,7 +260,7 @@ class AuditLog:
                 self._open_journal()
             self._journal.append(line)
         self._waiting.append(row)
-        if len(self._waiting) >= self._segment_rows:
+        if len(self._waiting) % self._segment_rows == 0:
             self.flush()
 
     def flush(self) -> None:
@@ -394,7 +397,8 @@ def read_log(
 ) -> Trace:
     """Return the rows of a log as a trace, from complete segments only.
 
-    A row whose label came later is in the log twice, and is read once.
+    A row whose label came later is in the log twice, and is read once. Where the cascade was
+    changed, the rows have the cascade of the newest segment.
 
     >>> from tempfile import TemporaryDirectory
     >>> from ttamer.trace import CascadeSpec
@@ -417,13 +421,17 @@ def read_log(
         The rows, in the order in which they were added.
 
     Raises:
-        TraceError: Where there is no log, or no row in a complete segment.
+        ArgumentError: Where ``last`` is below 1.
+        TraceError: Where there is no log, no row in a complete segment, or segments have other
+            nodes than later ones.
     """
     require_path(folder, "read_log", "give the folder of a log")
+    if last is not None and last < 1:
+        raise ArgumentError(f"last is {last}; it must be at least 1")
     for _ in range(MAX_READS):
         try:
             return _read(Path(folder), last, labelled=labelled)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             if not Path(folder).is_dir():
                 break  # else retention removed a segment
     raise TraceError(f"{folder}: there is no log to read")
@@ -439,6 +447,11 @@ def _read(folder: Path, last: int | None, *, labelled: bool) -> Trace:
             break
         part = _read_one(each.path, labelled=labelled)
         if part is not None:
+            if parts and part.names != parts[0].names:
+                raise TraceError(
+                    f"{each.path}: has the nodes {', '.join(part.names)}, and later segments have "
+                    f"{', '.join(parts[0].names)}; read the rows since with last={rows}"
+                )
             part = part.take(_unread(part, read))
             parts.insert(0, part)
             rows += len(part)
@@ -447,7 +460,7 @@ def _read(folder: Path, last: int | None, *, labelled: bool) -> Trace:
         raise TraceError(
             f"{folder}: there is no {what} in a complete segment yet; flush the log, or wait"
         )
-    whole = joined(parts)
+    whole = dataclasses.replace(joined(parts), spec=parts[-1].spec)
     return whole if last is None else whole.take(slice(max(0, rows - last), None))
 
 
