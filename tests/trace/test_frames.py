@@ -54,6 +54,11 @@ MAKERS = {
     "polars categories": lambda columns: pl.DataFrame(columns).with_columns(
         pl.col("label").cast(pl.Categorical)
     ),
+    "unsigned categories": lambda columns: (
+        pl.DataFrame(columns)
+        .with_columns(pl.col("label", "small.prediction").cast(pl.Categorical))
+        .to_arrow()
+    ),
     "pandas categories": lambda columns: pd.DataFrame(columns).astype({"label": "category"}),
     "an index": lambda columns: pd.DataFrame(columns, index=["x", "y", "z"]),
     "interchange": lambda columns: OnlyInterchange(pa.table(columns)),

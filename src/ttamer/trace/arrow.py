@@ -106,7 +106,10 @@ class ArrowBatch:
             ):
                 raise self._wrong_type(of, "text, whole numbers or truth values")
             coded = chunk if is_coded else chunk.dictionary_encode()
-            index = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+            index = coded.indices
+            if types.is_unsigned_integer(index.type):  # as polars and DuckDB write categories
+                index = index.cast(pa.int64())
+            index = index.fill_null(-1).to_numpy(zero_copy_only=False)
             met = np.zeros(len(coded.dictionary) + 1, bool)  # the last entry stands for null
             met[index] = True
             table = np.full(met.size, -1, np.int32)
