@@ -62,10 +62,10 @@ bench: $(VENV)/.dev
 # those tests are skipped with the command that would; with CI set they fail.
 .PHONY: programs
 programs:
-	@if ! { command -v chromium && command -v prometheus; } > /dev/null 2>&1; then \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
-	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium prometheus > /dev/null; \
-	  else echo "skipping tests in Chromium and Prometheus; to run them: apt-get install chromium prometheus"; fi; fi
+	@{ command -v chromium && command -v prometheus; } > /dev/null \
+	  || { [ "$$(id -u)" = 0 ] && apt-get update -qq \
+	    && apt-get install -y -qq --no-install-recommends chromium prometheus; } > /dev/null 2>&1 \
+	  || echo "skipping tests in Chromium and Prometheus; to run them: apt-get install chromium prometheus"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,17 @@ def test_workflows_run_targets_that_the_makefile_has():
                     used.add(words[1])
     assert {"test", "docs", "release-check", "explore"} <= used
     assert used <= targets
+
+
+def test_the_lowest_versions_are_those_that_the_project_states():
+    """A requirement without a bound would be the first version ever released."""
+    test = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text("utf-8"))
+    (command,) = [
+        step["run"] for step in test["jobs"]["lowest"]["steps"] if "lowest" in step.get("run", "")
+    ]
+    _, own, *named = shlex.split(command.partition("lowest-direct")[2])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert set(re.findall(r"[\w]+", own)) <= set(extras)
+    assert named
+    assert set(named) <= set(extras["dev"])

@@ -20,7 +20,11 @@ def headless(
     ``reach`` says which hosts there are: without, it would ask its maker for news.
     """
     binary = require_program(
-        "chromium", "chromium-browser", package="chromium", purpose=f"looking at {what}"
+        "chromium",
+        "chromium-browser",
+        "google-chrome",
+        package="chromium",
+        purpose=f"looking at {what}",
     )
 
     def run(address: str, *options: str) -> subprocess.CompletedProcess[str]:
