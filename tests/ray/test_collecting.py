@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -109,11 +111,25 @@ def test_bad_arguments_are_refused_before_any_call(cluster_collect):
         cluster_collect(TEXTS, nodes, repeat=0)
     with pytest.raises(TraceError, match="there are 1 labels and more inputs"):
         cluster_collect(TEXTS, nodes, labels=["A"])
-    with pytest.raises(ArgumentError, match="workers of 'small' are 0"):
-        cluster_collect(TEXTS, nodes, workers=0)
+    for workers in (0, 1.5, "2", {"small": True}):
+        with pytest.raises(ArgumentError, match=r"workers of 'small' is .*a whole number from 1"):
+            cluster_collect(TEXTS, nodes, workers=workers)
     with pytest.raises(ArgumentError, match="workers name 'tiny'; the nodes are small"):
         cluster_collect(TEXTS, nodes, workers={"tiny": 1})
     with pytest.raises(ArgumentError, match="resources name 'tiny'; the nodes are small"):
         cluster_collect(TEXTS, nodes, resources={"tiny": {}})
     with pytest.raises(ArgumentError, match="need 3 CPUs together, and the cluster has 2"):
         cluster_collect(TEXTS, nodes, resources={"small": {"num_cpus": 3}})
+
+
+def test_what_cannot_be_sent_or_created_is_named(cluster_collect):
+    from ttamer.ray import WorkLost
+
+    lock = threading.Lock()
+    nodes = {"small": ray_models.Small, "large": lambda text: (lock, text)}
+    with pytest.raises(ArgumentError, match=r"node 'large' cannot be sent .*lock.*; give a class"):
+        cluster_collect(TEXTS, nodes)
+    with pytest.raises(ArgumentError, match="inputs 64 to 65, or their labels, cannot be sent"):
+        cluster_collect([*TEXTS[:65], lock], {"small": ray_models.Small})
+    with pytest.raises(WorkLost, match="node 'broken' could not be created: RuntimeError: no file"):
+        cluster_collect(TEXTS[:2], {"broken": ray_models.Broken})

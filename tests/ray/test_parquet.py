@@ -105,6 +105,9 @@ def test_files_that_cannot_be_read_in_parts_are_refused(tmp_path):
         files_of(tmp_path)
     with pytest.raises(ArgumentError, match="there are no files"):
         files_of([])
+    for wrong in (None, ["log.parquet", 3]):
+        with pytest.raises(ArgumentError, match="paths must be a file, a folder, or a list"):
+            files_of(wrong)
     with pytest.raises(TraceError, match="cannot be read"):
         stretches(files_of(tmp_path / "none.parquet"), SPEC, rows=10, blocks=1)
 

@@ -46,6 +46,13 @@ class Large(Model):
     name, skill = "large", 0.95
 
 
+class Broken(Small):
+    """Cannot be created."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("no file of weights")
+
+
 class HeldSmall(Small):
     """Says which process works on a text, and waits with texts of ``hold ...`` to be let go.
 

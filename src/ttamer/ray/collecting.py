@@ -10,24 +10,27 @@ from __future__ import annotations
 import inspect
 import itertools
 import pickle
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import ray
 import ray.data
 from ray.exceptions import RayError
 
+from ttamer._arguments import require_whole
 from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.ray.cluster import WorkLost, cpus, joined, resources
 from ttamer.ray.parquet import Span, files_of, spans_of
 from ttamer.runtime import collecting as local
 from ttamer.runtime.calling import Batched, EventLoop, max_batch, require_callables
+from ttamer.runtime.reply import error_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from ttamer.ray.parquet import Paths
-    from ttamer.trace.spec import Order, Target
-    from ttamer.trace.trace import OnBad, Trace
+    from ttamer.trace.trace import Trace
 
 __all__ = ["collect", "collect_parquet"]
 
@@ -79,9 +82,11 @@ def collect(
     start = 0
     while part := list(itertools.islice(pairs, size)):
         values, right = [value for value, _ in part], [label for _, label in part]
-        chunks.append(
-            {"start": start, "values": pickle.dumps(values), "labels": pickle.dumps(right)}
-        )
+        what = f"inputs {start} to {start + len(part) - 1}, or their labels,"
+        with _sending(what, "give what each actor can make them from, such as paths"):
+            chunks.append(
+                {"start": start, "values": pickle.dumps(values), "labels": pickle.dumps(right)}
+            )
         start += len(part)
     work = _Work(nodes, start, labels is not None, workers, resources or {}, **options)
     with joined(address):
@@ -156,25 +161,10 @@ class _Work:
         labelled: bool,
         workers: int | Mapping[str, int],
         resources: Mapping[str, Mapping[str, float]],
-        *,
-        repeat: int = 1,
-        warmup: int = 1,
-        costs: Literal["measured"] | Mapping[str, float] = "measured",
-        order: Order = "auto",
-        target: Target | None = None,
-        on_error: OnBad = "refuse",
         progress: Callable[[int, int | None], None] | bool | None = None,
+        **options: Any,
     ) -> None:
-        self._options = local.Collection.of(
-            nodes,
-            labelled=labelled,
-            repeat=repeat,
-            warmup=warmup,
-            costs=costs,
-            order=order,
-            target=target,
-            on_error=on_error,
-        )
+        self._options = local.Collection.of(nodes, labelled=labelled, **options)
         if not rows:
             raise TraceError("there are no inputs to ask about; bring at least one")
         names = tuple(nodes)
@@ -212,6 +202,9 @@ class _Work:
     def done(self, data: Any) -> Trace:
         """Pass chunks through all nodes, and return the trace."""
         self._check_room()
+        for name, node in self._nodes.items():
+            with _sending(f"node {name!r}", "give a class, of which each actor creates an object"):
+                ray.cloudpickle.dumps(node)  # type: ignore[no-untyped-call]
         data.context.execution_options.preserve_order = True
         data.context.enable_progress_bars = False
         for number, (name, node) in enumerate(self._nodes.items()):
@@ -259,7 +252,10 @@ class _Asker:
     def __init__(self, number: int, name: str, node: Any, options: local.Collection) -> None:
         self._column, self._name, self._block = f"answers {number}", name, options.block
         self._calls = options.calls(EventLoop())
-        self._node = _created(node)
+        try:
+            self._node = _created(node)
+        except Exception as error:
+            raise TraceError(f"node {name!r} could not be created: {error_text(error)}") from None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         answers = [
@@ -280,6 +276,15 @@ class _Asker:
         return answers, None
 
 
+@contextmanager
+def _sending(what: str, remedy: str) -> Iterator[None]:
+    """Report what cannot be pickled."""
+    try:
+        yield
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise ArgumentError(f"{what} cannot be sent to the cluster: {error}; {remedy}") from None
+
+
 def _created(node: Any) -> Any:
     """Return a callable: an object of a class, or the node itself."""
     if isinstance(node, Batched):
@@ -289,11 +294,10 @@ def _created(node: Any) -> Any:
 
 def _by_node(workers: int | Mapping[str, int], names: tuple[str, ...]) -> dict[str, int]:
     """Return the number of actors of each node."""
-    table = dict.fromkeys(names, workers) if isinstance(workers, int) else {**workers}
+    table = {**workers} if isinstance(workers, Mapping) else dict.fromkeys(names, workers)
     if odd := set(table) - set(names):
         raise ArgumentError(f"workers name {odd.pop()!r}; the nodes are {', '.join(names)}")
     found = {name: table.get(name, 1) for name in names}
     for name, count in found.items():
-        if count < 1:
-            raise ArgumentError(f"workers of {name!r} are {count}; at least 1 is needed")
+        require_whole(count, f"the number of workers of {name!r}", least=1)
     return found

@@ -10,6 +10,7 @@ A *span* is consecutive rows of one or more files of inputs, read together and p
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._arguments import require_kind
 from ttamer.errors import ArgumentError, CascadeError, TraceError
 from ttamer.trace.arrow import ArrowBatch, ParquetFile, arrow
 from ttamer.trace.builder import TraceBuilder
@@ -26,7 +28,6 @@ from ttamer.trace.files import open_source
 from ttamer.trace.spec import CascadeSpec
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Sequence
 
     from ttamer.trace.columns import Layout
@@ -76,9 +77,11 @@ class Stretch:
 
 def files_of(paths: Paths) -> list[Path]:
     """Return the files in order: those named, and those of a folder sorted by name."""
-    given = [paths] if isinstance(paths, str) or not isinstance(paths, list | tuple) else paths
+    given = paths if isinstance(paths, list | tuple) else [paths]
     found: list[Path] = []
     for each in given:
+        what = "paths must be a file, a folder, or a list of them"
+        require_kind(each, (str, os.PathLike), what, "give a str or a pathlib.Path")
         path = Path(each)  # type: ignore[arg-type]
         inside = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         if not inside:
