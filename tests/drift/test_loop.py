@@ -9,6 +9,7 @@ import pytest
 
 import ttamer as tt
 from support.shifting import rows_of, stream_of
+from ttamer.datasets import load
 from ttamer.drift.decisions import decide
 from ttamer.drift.fallback import AskLast
 from ttamer.drift.loop import Event, Loop, serving_of, status_of
@@ -281,12 +282,21 @@ def test_settings_that_cannot_be_are_refused(serving, settings):
     for wrong, text in (
         ({"hold_out": 1.0}, "hold_out is 1.0"),
         ({"refit_rows": 5}, "refit_rows is 5"),
+        ({"refit_rows": 400.5}, "refit_rows is 400.5; it must be a whole number from 50"),
+        ({"attempts": 0}, "attempts is 0"),
         ({"window": 60}, "window is 60"),
+        ({"kind": "errors"}, 'it must be "error" or "drop"'),
     ):
         with pytest.raises(ArgumentError, match=text):
             dataclasses.replace(settings, **wrong)
     with pytest.raises(ArgumentError, match="3 rows and 1 numbers"):
         Loop(serving, settings).update(rows_of(3, seed=1), [1])
+    with pytest.raises(ArgumentError, match="3 rows and 1 keys"):
+        Loop(serving, settings).update(rows_of(3, seed=1), [1, 2, 3], ["a"])
+    with pytest.raises(ArgumentError, match="the nodes small, middle, large, and the rows have"):
+        Loop(serving, settings).update(load("minilm-imdb").take(slice(1)), [1])
+    with pytest.raises(ArgumentError, match="a loop needs a CertifiedServing, not FittedLadder"):
+        Loop(serving.ladder, settings)
     with pytest.raises(ArgumentError, match="order of the traffic"):
         Loop(serving, settings).update(rows_of(3, seed=1), [1, 3, 3])
 

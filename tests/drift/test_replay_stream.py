@@ -128,7 +128,10 @@ def test_the_command_gives_json_and_takes_a_policy(files, capsys, tmp_path):
         (("stream.npz", "--fit", "fit.npz", "--block", "0"), "--block is 0"),
         (("stream.npz", "--policy", "fit.npz"), "is a trace, and a policy is needed"),
         (("stream.npz", "--policy", "p.ttamer", "--cascade", "c.toml"), "remove --cascade"),
-        (("stream.npz", "--shadow-rows", "0"), "shadow_rows is 0; it must be at least 1"),
+        (
+            ("stream.npz", "--shadow-rows", "0"),
+            "shadow_rows is 0; it must be a whole number from 1",
+        ),
         (("stream.npz", "--policy", "missing.ttamer"), "missing.ttamer"),
     ],
 )

@@ -149,6 +149,8 @@ def test_with_equal_chances_it_is_the_plain_mean():
         (lambda: AuditSampler(0.5, cost=5.0, budget=Budget(total=4.0)), "one audit may cost 5"),
         (lambda: estimate([], []), "needs rows"),
         (lambda: estimate([1.0], [0.0]), "chance above 0"),
+        (lambda: estimate([1.0], [1.5]), "at most 1"),
+        (lambda: estimate([1.0, 0.0], [0.5, 0.5], requests=1), "requests is 1, and 2 of them"),
     ],
 )
 def test_what_cannot_be_is_refused(make, text):

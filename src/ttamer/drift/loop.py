@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ttamer._arguments import require_kind
 from ttamer._numbers import counted
 from ttamer.drift.audit_log import joined
 from ttamer.drift.decisions import decide
@@ -40,9 +41,11 @@ from ttamer.drift.fallback import AskLast
 from ttamer.drift.monitor import Bound, Monitor
 from ttamer.drift.worker import failure_text
 from ttamer.errors import ArgumentError
+from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import shown_error
 from ttamer.fitted.promise import HeldOut, check_promise, make_promise
 from ttamer.fitting.plans import fit
+from ttamer.trace.checks import require_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +54,7 @@ if TYPE_CHECKING:
 
     from ttamer.drift.monitor import Alarm
     from ttamer.drift.settings import LoopSettings
-    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+    from ttamer.fitted.ladder import FittedPolicy
     from ttamer.fitted.mixture import Mixture
     from ttamer.fitted.promise import Promise
     from ttamer.trace.trace import Trace
@@ -204,7 +207,12 @@ def serving_of(ladder: FittedLadder, reference: Trace, settings: LoopSettings) -
     Returns:
         The policy with its promise. Where no policy can be certified, ``promise.certified`` is
         false, and the policy is the most expensive of the ladder.
+
+    Raises:
+        ArgumentError: Where the ladder was fitted to the reference, or it has no rows.
     """
+    require_kind(ladder, FittedLadder, "serving_of needs a ladder", "give the result of ttamer.fit")
+    require_trace(reference, "serving_of")
     held = HeldOut.of(ladder, reference, against=settings.against or reference.names[-1])
     promise = make_promise(held, settings.kind, settings.at_most, settings.confidence)
     policy = ladder.mixture_for(promise, seed=settings.seed)
@@ -246,6 +254,9 @@ class Loop:
         refit: Callable[[Trace], FittedLadder] = fit,
         clock: Callable[[], float] | None = None,
     ) -> None:
+        require_kind(
+            serving, CertifiedServing, "a loop needs a CertifiedServing", "give that of serving_of"
+        )
         self.settings = settings
         self.state: LoopState = "watching"
         self.serving: Serving = serving
@@ -327,10 +338,19 @@ class Loop:
             The events that the rows caused.
 
         Raises:
-            ArgumentError: Where the numbers do not increase, or are not as many as the rows.
+            ArgumentError: Where the rows are of other nodes, the numbers do not increase, or
+                numbers or keys are not as many as the rows.
         """
-        if len(numbers) != len(rows):
-            raise ArgumentError(f"there are {len(rows)} rows and {len(numbers)} numbers")
+        require_trace(rows, "Loop.update")
+        nodes = self._fallback.policy.spec.names
+        if rows.names != nodes:
+            raise ArgumentError(
+                f"the loop is for the nodes {', '.join(nodes)}, and the rows have "
+                f"{', '.join(rows.names)}"
+            )
+        for what, given in (("numbers", numbers), ("keys", numbers if keys is None else keys)):
+            if len(given) != len(rows):
+                raise ArgumentError(f"there are {len(rows)} rows and {len(given)} {what}")
         with self._lock:
             self._new_events = []
             if len(rows):

@@ -210,12 +210,20 @@ def estimate(values: ArrayLike, chances: ArrayLike, requests: int | None = None)
         The mean, its standard error, and the rows behind it.
 
     Raises:
-        ArgumentError: Where there are no rows, or a chance is not above 0.
+        ArgumentError: Where there are no rows, a chance is not above 0 and at most 1, or there are
+            fewer requests than rows.
     """
     known = np.asarray(values, np.float64)
     chance = np.asarray(chances, np.float64)
-    if not known.size or known.shape != chance.shape or not (chance > 0).all():
-        raise ArgumentError("an estimate needs rows, and for each a value and a chance above 0")
+    is_probability = (chance > 0) & (chance <= 1)
+    if not known.size or known.shape != chance.shape or not is_probability.all():
+        raise ArgumentError(
+            "an estimate needs rows, and for each a value and a chance above 0 and at most 1"
+        )
+    if requests is not None and requests < known.size:
+        raise ArgumentError(
+            f"requests is {requests}, and {known.size} of them were audited: count all requests"
+        )
     weight = 1 / chance
     total = float(weight.sum())
     count = total if requests is None else requests

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ttamer._arguments import require_whole
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -51,11 +52,13 @@ class LoopSettings:
     """The seed of all random draws."""
 
     def __post_init__(self) -> None:
+        if self.kind not in ("error", "drop"):
+            raise ArgumentError(f'kind is {self.kind!r}; it must be "error" or "drop"')
         if not 0 < self.hold_out < 1:
             raise ArgumentError(f"hold_out is {self.hold_out!r}; it must lie between 0 and 1")
-        for name, least in (("refit_rows", MIN_REFIT_ROWS), ("shadow_rows", 1), ("attempts", 1)):
-            if (value := getattr(self, name)) < least:
-                raise ArgumentError(f"{name} is {value}; it must be at least {least}")
+        require_whole(self.refit_rows, "refit_rows", least=MIN_REFIT_ROWS)
+        require_whole(self.shadow_rows, "shadow_rows", least=1)
+        require_whole(self.attempts, "attempts", least=1)
         if self.window < self.refit_rows:
             raise ArgumentError(
                 f"window is {self.window} and refit_rows is {self.refit_rows}; window must be at "
