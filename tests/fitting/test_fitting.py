@@ -351,6 +351,15 @@ def test_intervals_of_rare_losses_are_as_wide_as_their_standard_error_says():
     assert high - low == pytest.approx(2 * 1.96 * loss.std() / np.sqrt(len(loss)), rel=0.1)
 
 
+def test_intervals_of_heavy_tailed_costs_are_as_wide_as_their_standard_error_says():
+    generator = np.random.default_rng(0)
+    cost = generator.lognormal(sigma=2.5, size=(20_000, 1))
+    right = generator.random(cost.shape) < 0.9
+    trace = Trace(CascadeSpec.of({"only": 1.0}), np.zeros(cost.shape), correct=right, cost=cost)
+    low, high = evaluate(fit(trace, states=1, tradeoffs=[0.5])[0], trace).cost_interval
+    assert high - low == pytest.approx(2 * 1.96 * cost.std() / np.sqrt(len(cost)), rel=0.1)
+
+
 @pytest.mark.parametrize("belief", ["full", "calibrated"])
 def test_in_a_fixed_order_every_exit_is_asked_on_the_way_also_with_parents(belief):
     plain = chain_trace(300)

@@ -2,10 +2,10 @@
 
 A resampled mean depends only on how often each group of rows is drawn, so rows are grouped, and
 resamples are drawn as counts of the groups. Points are grouped by their distinct pairs of (wrong,
-cost): a million rows cost no more than a thousand. Where answers have losses and there are many
-pairs, rows are grouped at random: groups of rows that are alike would hide how far large losses
-differ. What is read off an envelope depends on all points of a family and on the reference at once,
-so there rows are grouped at random too, and the envelope is computed for each resample.
+cost): a million rows cost no more than a thousand. Where there are many pairs, rows are grouped at
+random: groups of rows that are alike would hide how far large costs and losses differ. What is read
+off an envelope depends on all points of a family and on the reference at once, so there rows are
+grouped at random too, and the envelope is computed for each resample.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ QUANTILES = (0.5, 0.9, 0.99)
 """The quantiles of the cost that a result holds."""
 
 MAX_GROUPS = 1000
-"""The largest number of distinct pairs of (wrong, cost) that are drawn; with more, right and wrong
-are grouped by cost, and rows with losses are drawn themselves."""
+"""The largest number of distinct pairs of (wrong, cost) that are drawn; with more, rows are drawn
+themselves."""
 
 
 @dataclass(frozen=True)
@@ -244,14 +244,9 @@ def _intervals(
         return (float(wrong.mean()),) * 2, (float(cost.mean()),) * 2
     both = np.column_stack([wrong.astype(float), cost])
     pairs, counts = np.unique(both, axis=0, return_counts=True)
-    if len(pairs) > MAX_GROUPS and wrong.dtype != np.bool_:  # most rows lose something of their own
+    if len(pairs) > MAX_GROUPS:  # most rows have a cost or a loss of their own
         means = _row_bootstrap(rows, resamples, seed).column_means(both.T)
     else:
-        if len(pairs) > MAX_GROUPS:  # a cost of its own on every row: group them finely
-            edges = np.quantile(cost, np.linspace(0, 1, MAX_GROUPS // 2))
-            group = 2 * np.searchsorted(edges, cost) + wrong
-            _, group, counts = np.unique(group, return_inverse=True, return_counts=True)
-            pairs = np.column_stack([np.bincount(group, each) / counts for each in both.T])
         means = draw_counts(counts, resamples, np.random.default_rng(seed)) @ pairs / rows
     low, high = interval(means, axis=0)
     return (float(low[0]), float(high[0])), (float(low[1]), float(high[1]))
