@@ -89,6 +89,20 @@ def test_an_input_that_costs_more_has_the_policy_of_a_cheaper_mistake():
         assert ladder.for_mistake_cost(full, price=price).tradeoff == tradeoff
 
 
+def test_a_mistake_cost_chooses_between_the_two_ends_where_a_ladder_has_no_more():
+    ladder = tt.fit(answering_trace(300), tradeoffs=[0.0, 1.0])
+    full = ladder.fitted.full_cost
+    assert ladder.for_mistake_cost(0.5 * full).tradeoff == 0.0
+    assert ladder.for_mistake_cost(2.0 * full).tradeoff == 1.0
+
+
+def test_a_budget_of_the_only_corner_s_cost_is_met_up_to_rounding():
+    rungs = Rungs(np.array([0.2, 0.3]), np.array([1.0, 2.0]))
+    assert rungs.for_budget(1.0 - 1e-12) == rungs.for_budget(1.0) == (0, 0, 1.0)
+    two = Rungs(np.array([0.3, 0.2]), np.array([1.0, 2.0]))
+    assert two.for_budget(1.0 - 1e-12) == (0, 1, 0.0)
+
+
 def test_the_default_policy_is_as_accurate_as_the_best_node_at_less_cost():
     trace = datasets.load("langid", "fit").take(slice(2500))
     ladder = tt.fit(trace)

@@ -463,9 +463,9 @@ class FittedLadder(Ladder):
             rungs = self.require_rungs()
             return self[int((cost * rungs.errors + price * rungs.costs).argmin())]
         wanted = log(cost * self.fitted.loss_unit / self.fitted.full_cost) - log(price)
-        inside = [policy for policy in self if 0 < policy.tradeoff < 1] or list(self)
-        if len(inside) == 1:
-            return inside[0]
+        inside = [policy for policy in self if 0 < policy.tradeoff < 1]
+        if not inside:  # the ends alone: mistakes count for nothing, or for everything
+            return self[-1 if wanted > 0 else 0]
         return min(inside, key=lambda policy: abs(log(_odds(policy.tradeoff)) - wanted))
 
     def default(self, *, seed: int = 0) -> Mixture:

@@ -143,11 +143,12 @@ class Rungs:
                 f"no policy of this ladder costs as little as {cost:g}: the cheapest costs "
                 f"{costs[0]:g} per input; give at least that"
             )
+        cost = max(cost, float(costs[0]))
         if cost >= costs[-1]:
             return Mix(corners[-1], corners[-1], 1.0)
-        right = max(1, int(np.searchsorted(costs, cost, side="right")))
+        right = int(np.searchsorted(costs, cost, side="right"))
         share = (cost - costs[right - 1]) / (costs[right] - costs[right - 1])
-        return Mix(corners[right - 1], corners[right], float(np.clip(share, 0.0, 1.0)))
+        return Mix(corners[right - 1], corners[right], float(share))
 
 
 def shown_error(value: float, measure: Measure, *, digits: int = 2) -> str:
