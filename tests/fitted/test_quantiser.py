@@ -97,3 +97,11 @@ def test_a_silly_number_of_states_is_refused(states):
 def test_an_unknown_method_is_refused():
     with pytest.raises(ArgumentError, match="uniform, quantile, kmeans"):
         Quantiser.fit(np.zeros((3, 1)), states=2, method="magic")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_largest_confidences_there_are_overflow_nowhere(method):
+    column = np.finfo(float).max * np.linspace(-1, 1, 50)
+    quantiser = Quantiser.fit(column[:, np.newaxis], states=4, method=method)
+    assert quantiser.counts == (4,)
+    assert quantiser.rescaled(column[:, np.newaxis]) == []

@@ -110,8 +110,9 @@ def _is_rescaled(edges: NDArray[np.float64], values: NDArray[np.float64]) -> boo
         return True
     if low >= 0 and high <= 1:
         low, high = 0.0, 1.0
-    width = high - low
-    far = (values < low - width) | (values > high + width)
+    with np.errstate(over="ignore"):
+        width = high - low
+        far = (values < low - width) | (values > high + width)
     return bool(far.mean() >= MIN_FAR_SHARE)
 
 
@@ -172,7 +173,7 @@ def edges_of(values: NDArray[np.float64], *, states: int, method: Method) -> NDA
     if len(distinct) <= states:
         return _between(distinct, np.arange(1, len(distinct)))
     if method == "uniform":
-        edges = np.linspace(distinct[0], distinct[-1], states + 1)[1:-1]
+        edges = 2 * np.linspace(distinct[0] / 2, distinct[-1] / 2, states + 1)[1:-1]
         return _between(distinct, np.searchsorted(distinct, edges))
     if method == "quantile":
         ranks = np.arange(1, states) * len(values) / states
