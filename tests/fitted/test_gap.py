@@ -128,6 +128,13 @@ def test_costs_by_row_and_losses_count():
         unbounded.gap(tradeoff=0.5, on=free.take(slice(400, 800)))
 
 
+def test_where_costs_alone_count_and_all_is_free_there_is_no_gap():
+    rows = drawn("fixed", 200, 0)
+    free = rows.with_spec(rows.spec.with_costs({"a": 0.0, "b": 0.0}))
+    gap = tt.fit(free, hold_out=0.5, tradeoffs=[0.0, 1.0], belief="calibrated").gap(tradeoff=0.0)
+    assert (gap.upper, gap.lower, gap.any_policy, gap.bound) == (0.0, 0.0, 0.0, 0.0)
+
+
 def test_what_it_needs_is_said():
     ladder = fitted("fixed")
     with pytest.raises(ArgumentError, match="needs rows the ladder was not fitted to"):

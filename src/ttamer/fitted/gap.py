@@ -176,22 +176,27 @@ def gap_of(policy: FittedPolicy, trace: Trace, *, confidence: float) -> Gap:
     mine = weight * lost[every, played.answer] + (1 - weight) * paid(played.asked, trace) / unit
     most = weight * max_loss + (1 - weight) * rows.largest_cost()
     ones = np.ones(len(trace), np.intp)
-    upper = most * betting_upper(np.minimum(mine / most, 1.0), ones, alpha=each)
+
+    def upper_of(objective: NDArray[np.float64]) -> float:
+        """Return an upper bound on the mean of an objective from 0 to the most it can be."""
+        if not most:  # costs alone count, and all is free
+            return 0.0
+        return most * betting_upper(np.minimum(objective / most, 1.0), ones, alpha=each)
+
     best, lines = rows.optimal_value(weight), rows.lines()
     alone = [paid(np.tile(needed, (len(trace), 1)), trace) for needed in trace.spec.required]
     knowing = np.min(weight * lost.T + (1 - weight) * np.array(alone) / unit, axis=0)
-    any_policy = most * (1 - betting_upper(1 - np.minimum(knowing / most, 1.0), ones, alpha=each))
     return Gap(
         tradeoff=weight,
         confidence=float(confidence),
         rows=len(trace),
         lines=lines,
         observed=float(mine.mean()),
-        upper=float(upper),
+        upper=upper_of(mine),
         best_on_rows=best,
         lower=_lower(best, most, len(trace), lines, each),
         hindsight=float(knowing.mean()),
-        any_policy=float(any_policy),
+        any_policy=most - upper_of(np.maximum(most - knowing, 0.0)),
     )
 
 
@@ -296,6 +301,8 @@ def _with_best(
 
 def _lower(value: float, most: float, rows: int, lines: int, alpha: float) -> float:
     """Return the least expected objective that is likely enough to be counted as ``value``."""
+    if not value:
+        return 0.0
     if lines == 1:
         least, high = 0.0, value / most
         seen = high
