@@ -148,6 +148,13 @@ def test_frugalml_is_the_best_strategy_there_is(seed, least, by_label):
         assert best_at(mine, price) == pytest.approx(best_at(brute, price))
 
 
+def test_frugalml_takes_the_largest_confidences_there_are():
+    trace = random_trace(0, nodes=2, rows=40)
+    wide = dataclasses.replace(trace, confidence=np.where(trace.confidence > 1, 1.7e308, -1.7e308))
+    narrow = dataclasses.replace(trace, confidence=np.sign(wide.confidence))
+    assert points(fit("frugalml", wide), wide) == points(fit("frugalml", narrow), narrow)
+
+
 def test_frugalml_keeps_to_the_order_where_it_is_skip():
     trace = random_trace(4, nodes=3, rows=60, order="skip")
     for setting in fit("frugalml", trace):

@@ -17,6 +17,7 @@ from ttamer.evaluation.families import fit_all
 from ttamer.evaluation.frontiers import frontier
 from ttamer.evaluation.results import measure
 from ttamer.stats.envelope import cost_at_error
+from ttamer.trace.trace import Trace
 
 FEW = ["ttamer", "paper", "threshold", "always-best", "oracle"]
 
@@ -87,6 +88,13 @@ def test_families_that_do_not_suit_are_named_with_the_reason():
     assert set(some.left_out) == {"patience", "margin"}
     with pytest.raises(ArgumentError, match="no family suits"):
         frontier(trace, trace, families=["patience"])
+
+
+def test_families_that_suit_the_fit_rows_alone_leave_no_empty_frontier():
+    rows = answering_trace(200)
+    bare = Trace(rows.spec, rows.confidence, correct=~rows.wrong())
+    with pytest.raises(ArgumentError, match=r"no family suits .*patience: on the test rows"):
+        frontier(rows, bare, families=["patience"])
 
 
 def test_confidences_of_another_scale_leave_the_paper_out_but_not_us():

@@ -94,7 +94,8 @@ class Base:
         else:
             group = group[rows]
         sure = trace.confidence[rows, base]
-        ends = np.flatnonzero(np.append((np.diff(sure) != 0) | (np.diff(group) != 0), True))
+        changes = (sure[1:] != sure[:-1]) | (group[1:] != group[:-1])
+        ends = np.flatnonzero(np.append(changes, True))
         starts = np.searchsorted(group, np.arange(len(self.groups) + 1))
         self.cut_at = sure[ends]
         self.first = np.searchsorted(group[ends], np.arange(len(self.groups) + 1))

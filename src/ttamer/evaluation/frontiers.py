@@ -375,9 +375,6 @@ def frontier(
         raise ArgumentError("the ladder was fitted to other rows than the trace to fit on has")
     with shown(progress) as hook:
         settings, left_out = fit_all(fit_trace, families, ladder=ladder, progress=hook)
-        if not settings:
-            reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
-            raise ArgumentError(f"no family suits this trace ({reasons})")
         points, played = [], {}
         for place, (name, choices) in enumerate(settings.items(), start=1):
             if hook:
@@ -391,6 +388,9 @@ def frontier(
                 Point(name, choice.knob, measure(done, test_trace, resamples=resamples, seed=seed))
                 for choice, done in zip(choices, played[name], strict=True)
             ]
+    if not points:
+        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+        raise ArgumentError(f"no family suits this trace ({reasons})")
     return Frontier(
         points=tuple(points),
         reference=_reference(fit_trace, test_trace),
