@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -162,6 +164,15 @@ def test_the_pool_is_chosen_on_rows_from_all_of_a_sorted_trace(monkeypatch):
     trace = Trace(CascadeSpec.of(costs, order="any"), rng.uniform(size=right.shape), correct=right)
     played = fit(trace, states=4, tradeoffs=[0.9])[0].play(trace)
     assert played.asked[:, -1].all()
+
+
+def test_no_error_is_expected_to_be_above_one_where_costs_have_a_heavy_tail():
+    trace = models(250, seed=1)
+    spread = np.random.default_rng(1).lognormal(sigma=4.0, size=trace.confidence.shape)
+    spread /= spread.mean(axis=0)
+    rungs = fit(dataclasses.replace(trace, cost=trace.costs * spread)).rungs
+    assert rungs.errors.max() <= 1
+    assert rungs.smoothed_errors.max() <= 1
 
 
 def test_the_optimism_of_a_search_is_that_with_the_states_given(monkeypatch):

@@ -125,10 +125,14 @@ def build_on_subsets(
     )
     say("estimating what the policies do on new rows")
     rungs = rungs_of(ladder, trace, used, ladder.fitted.states(trace))
-    optimism = _optimism(search, places, policies, fits, estimates) * trace.loss_scale
-    smoothed = None if rungs.smoothed_errors is None else rungs.smoothed_errors + optimism
+    optimism = _optimism(search, places, policies, fits, estimates)
+
+    def raised(errors: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.minimum(errors + optimism * trace.loss_scale, trace.loss_scale)
+
+    smoothed = None if rungs.smoothed_errors is None else raised(rungs.smoothed_errors)
     return ladder.with_rungs(
-        dataclasses.replace(rungs, errors=rungs.errors + optimism, smoothed_errors=smoothed)
+        dataclasses.replace(rungs, errors=raised(rungs.errors), smoothed_errors=smoothed)
     )
 
 
