@@ -228,3 +228,14 @@ def test_rare_large_losses_leave_room_for_policies_between(graded):
         tradeoff = ladder.for_mistake_cost(wanted).tradeoff
         assert tradeoff / (1 - tradeoff) * full / unit == pytest.approx(wanted, rel=0.15)
     assert len(ladder.rungs.corners) > 5
+
+
+def test_the_default_compares_mean_losses_in_any_unit():
+    rows = answering_trace(300)
+    lost = rows.wrong() * np.random.default_rng(0).lognormal(sigma=0.3, size=rows.confidence.shape)
+    for unit in (1e-12, 1.0):
+        ladder = tt.fit(with_losses(rows, unit * lost))
+        best = ladder.rungs.node_errors.min()
+        errors = np.full(len(ladder), 1.5 * best)  # nowhere as good as the best model alone
+        worse = ladder.with_rungs(dataclasses.replace(ladder.rungs, errors=errors))
+        assert worse.default().single_node == "large"

@@ -121,3 +121,10 @@ def test_points_that_are_none_are_refused(costs, errors):
 def test_an_area_needs_a_range(low, high):
     with pytest.raises(ArgumentError, match="low must be below high"):
         area_under([1.0], [0.1], low, high)
+
+
+def test_a_target_is_met_up_to_rounding_in_any_unit_of_loss():
+    for unit in (1e-12, 1.0, 1e12):
+        errors = [0.5 * unit, 0.1 * unit]
+        assert cost_at_error([1.0, 3.0], errors, 0.1 * unit * (1 - 1e-12)) == pytest.approx(3.0)
+        assert cost_at_error([1.0, 3.0], errors, 0.09 * unit) is None

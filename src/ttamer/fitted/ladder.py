@@ -488,7 +488,7 @@ class FittedLadder(Ladder):
         rungs = self.require_rungs()
         errors, costs = rungs.node_errors, rungs.node_costs
         if errors is not None and costs is not None and not self.spec.has_passing:
-            worse = rungs.error_of(mix) > errors[best] + 1e-9
+            worse = rungs.error_of(mix) > errors[best] + 1e-9 * self.fitted.loss_unit
             if worse or rungs.cost_of(mix) > costs[best]:
                 one = self.alone(self.spec.names[best])
                 return Mixture(one, one, 1.0, seed, error=one.error, cost=one.cost)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["area_under", "cost_at_error", "error_at_cost", "lower_envelope"]
 
-# A mean over many rows is not exact: a target met but for this much is met.
+# A mean over many rows is not exact: a target met but for this share is met.
 _SLACK = 1e-9
 
 
@@ -72,7 +72,7 @@ def cost_at_error(costs: ArrayLike, errors: ArrayLike, error: float) -> float | 
     True
     """
     x, y = _envelope(costs, errors)
-    if error < y[-1] - _SLACK:
+    if error < y[-1] - _SLACK * y[0]:
         return None
     return float(np.interp(-error, -y, x))
 
