@@ -178,6 +178,31 @@ def test_a_node_without_an_answer_in_time_counts_as_no_answer(never, kind, limit
     assert found.cost.tolist() == [cascade.run(row).cost for row in range(3)]
 
 
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_no_row_is_called_after_the_deadline(never, is_batched):
+    """Rows that wait for the calls of others are not called, and cost nothing."""
+    called = []
+
+    def hang(row):
+        called.append(int(row))
+        never.wait(30)
+        return 0, 0.9
+
+    def hang_alone(rows):
+        if len(rows) > 1:
+            raise MemoryError
+        return [hang(rows[0])]
+
+    nodes = dict.fromkeys(NAMES, batched(hang_alone) if is_batched else hang)
+    cascade = Cascade(fitted("none", "fixed")[-1], nodes, deadline=0.1)
+    found = cascade.run_batch(np.arange(4))
+    assert called == [0]
+    assert found.asked.sum() == 1
+    assert found.cost.tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert len(found.errors) == 4
+    assert all("the deadline of 0.1 s has passed" in text for text in found.errors.values())
+
+
 def test_second_calls_are_made_and_paid(never):
     trace, policy = make_trace("fixed"), fitted("none", "fixed")[0]
     second = threading.Event()

@@ -8,6 +8,7 @@ calls.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sized
@@ -155,9 +156,10 @@ class _Run:
         size = self.cascade.batched[node].size or len(rows)
         yield from (rows[at : at + size] for at in range(0, len(rows), size))
 
-    def call(self, node: str, rows: NDArray[np.intp], timeout: float | None) -> CallResult:
+    def call(self, node: str, rows: NDArray[np.intp], end: float = math.inf) -> CallResult:
         """Call a node that answers for several inputs, once."""
-        return call(Call(self.cascade.batched[node], self.take(rows), timeout))
+        timeout = self.cascade.timeouts.get(node)
+        return call(Call(self.cascade.batched[node], self.take(rows), timeout, end=end))
 
     # Fitted policies, over arrays
 
@@ -225,25 +227,21 @@ class _Run:
     def _ask(self, node: int, rows: NDArray[np.intp], codes: ClassCodes) -> set[int]:
         """Call a node for some rows and keep its replies; return the rows on which it failed."""
         name = self.spec.names[node]
-        timeout = self.cascade.timeouts.get(name)
         if name in self.cascade.batched:
             parts = self.parts(name, rows)
-            return set().union(*(self._ask_part(node, part, timeout, codes) for part in parts))
-        function = self.cascade.nodes[name]
+            return set().union(*(self._ask_part(node, part, codes) for part in parts))
+        function, timeout = self.cascade.nodes[name], self.cascade.timeouts.get(name)
         results = [call(Call(function, self.value(row), timeout)) for row in rows]
         return self._keep(node, rows, results, codes)
 
-    def _ask_part(
-        self, node: int, rows: NDArray[np.intp], timeout: float | None, codes: ClassCodes
-    ) -> set[int]:
+    def _ask_part(self, node: int, rows: NDArray[np.intp], codes: ClassCodes) -> set[int]:
         """Make one call for several rows and keep the replies; return the rows that failed."""
         name = self.spec.names[node]
-        result = self.call(name, rows, timeout)
+        result = self.call(name, rows)
         with suppress(Exception):  # what cannot be kept as columns is read row by row
             if result.error is None and self._keep_columns(node, rows, result.returned, codes):
                 return set()
-        timeouts = dict.fromkeys(rows.tolist(), timeout)
-        return self._keep(node, rows, self._results(name, rows, result, timeouts), codes)
+        return self._keep(node, rows, self._results(name, rows, result), codes)
 
     def _keep(
         self,
@@ -415,31 +413,21 @@ class _Run:
                 results[row] = call(request)
         for name, rows in together.items():
             for part in self.parts(name, np.array(rows, np.intp)):
-                results |= self._round_of(name, part, requests)
+                end = min(requests[row].end for row in part.tolist())
+                each = self._results(name, part, self.call(name, part, end), end)
+                results |= zip(part.tolist(), each, strict=True)
         return results
 
-    def _round_of(
-        self, name: str, rows: NDArray[np.intp], requests: Mapping[int, Call]
-    ) -> dict[int, CallResult]:
-        """Make one call of a node for several rows."""
-        timeouts = {row: requests[row].timeout for row in rows.tolist()}
-        least = min((limit for limit in timeouts.values() if limit is not None), default=None)
-        results = self._results(name, rows, self.call(name, rows, least), timeouts)
-        return dict(zip(rows.tolist(), results, strict=True))
-
     def _results(
-        self,
-        name: str,
-        rows: NDArray[np.intp],
-        result: CallResult,
-        timeouts: Mapping[int, float | None],
+        self, name: str, rows: NDArray[np.intp], result: CallResult, end: float = math.inf
     ) -> list[CallResult]:
         """Return the result of each row of one call.
 
         A call that ended at its time limit is the result of all of them. Where it failed otherwise,
         or returned no replies, each row is called alone.
         """
-        is_limited = any(limit is not None for limit in timeouts.values())
+        timeout = self.cascade.timeouts.get(name)
+        is_limited = timeout is not None or end < math.inf
         if is_limited and isinstance(result.error, TimeoutError):
             return [result] * len(rows)
         if result.error is None:
@@ -448,7 +436,5 @@ class _Run:
                 replies = rows_of(result.returned, len(rows))
                 return [CallResult(reply, None, 1, 1, share) for reply in replies]
         answer = self.cascade.batched[name].first
-        return [
-            call(Call(answer, self.take(rows[at : at + 1]), timeouts[row]))
-            for at, row in enumerate(rows.tolist())
-        ]
+        each = (self.take(rows[at : at + 1]) for at in range(len(rows)))
+        return [call(Call(answer, one, timeout, end=end)) for one in each]

@@ -117,6 +117,8 @@ class Call(NamedTuple):
     """The session that decides, in which this node is next."""
     asked: Sequence[Any] = ()
     """The calls made before (:class:`~ttamer.runtime.outcome.NodeCall`)."""
+    end: float = math.inf
+    """When the time of the input is up, by ``time.monotonic()``; no call is made after it."""
 
 
 class CallResult(NamedTuple):
@@ -125,7 +127,7 @@ class CallResult(NamedTuple):
     returned: Any
     error: Exception | None
     calls: int
-    """How many calls were made."""
+    """How many calls were made; none where the time of the input was up."""
     paid: int
     """How many of them are paid: all but those whose error has ``paid = False``."""
     seconds: float
@@ -172,23 +174,27 @@ class _Attempts:
 
     def __init__(self, request: Call) -> None:
         self.start = time.monotonic()
-        self.end = None if request.timeout is None else self.start + request.timeout
+        limit = math.inf if request.timeout is None else request.timeout
+        self.end = min(self.start + limit, request.end)
         self.hedge = None if request.hedge is None else self.start + request.hedge
-        if self.hedge is not None and self.end is not None and self.hedge >= self.end:
+        if self.hedge is not None and self.hedge >= self.end:
             self.hedge = None
         self.made = self.failed = self.unpaid = 0
         self.error: Exception | None = None
+        self.is_late = request.end <= self.start
+        """Whether the time of the input was up before the first call."""
+        if self.is_late:
+            self.error = TimeoutError("the time was up before the call")
 
     def wait(self) -> float | None:
         """Return how long to wait for the calls made."""
-        ends = [end for end in (self.end, self.hedge) if end is not None]
-        left = min(ends, default=math.inf) - time.monotonic()
+        left = (self.end if self.hedge is None else self.hedge) - time.monotonic()
         return max(0.0, left) if left <= threading.TIMEOUT_MAX else None
 
     def is_over(self) -> bool:
         """Return whether the time is up; if not, it is time for the second call."""
         # A wait may end a little before its time, and no second call is due then.
-        if self.end is not None and (self.hedge is None or time.monotonic() >= self.end):
+        if self.hedge is None or time.monotonic() >= self.end:
             self.error = TimeoutError(f"no answer in {self.end - self.start:.4g} s")
             return True
         self.hedge = None
@@ -212,7 +218,9 @@ class _Attempts:
 def call(request: Call) -> CallResult:
     """Call now, in this thread unless there is a time limit."""
     attempts = _Attempts(request)
-    if request.timeout is None and request.hedge is None:
+    if attempts.is_late:
+        return attempts.result()
+    if attempts.end == math.inf and request.hedge is None:
         attempts.made = 1
         try:
             return attempts.result(_returned(request), good=True)
@@ -239,6 +247,8 @@ def call(request: Call) -> CallResult:
 async def call_async(request: Call) -> CallResult:
     """Call without blocking: async functions in this loop, others in a thread of their own."""
     attempts = _Attempts(request)
+    if attempts.is_late:
+        return attempts.result()
     tasks: set[asyncio.Task[Any]] = set()
     call_once = _awaited if is_async(request.function) else _in_thread
     try:

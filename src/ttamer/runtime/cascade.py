@@ -18,6 +18,7 @@ from the replies it has. Every call is paid, unless its exception has ``paid = F
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -237,7 +238,8 @@ class Cascade:
         A node marked by :func:`~ttamer.runtime.batched` gets the rows as they are taken from
         ``inputs``: an array for an array, a frame for a frame, else a list. Other nodes are called
         row by row. A row on which a node fails goes on without it, as in :meth:`run`. The time
-        limit of a node holds for the call of a batch; only nodes called row by row are hedged.
+        limit of a node holds for the call of a batch; only nodes called row by row are hedged. All
+        inputs start at once, so that the deadline of an input is that of the batch.
 
         Args:
             inputs: An array, a pandas frame or a sequence, one row for each input.
@@ -303,6 +305,8 @@ class Cascade:
             if limits.forbid(price):
                 break
             reply, done = yield from self._ask(node, value, price, limits, turn, asked)
+            if not done.calls:  # the deadline passed before the call
+                continue
             if reply is not None:
                 try:
                     turn.observe(
@@ -341,8 +345,10 @@ class Cascade:
             hedge = self.hedge.get(node)
             if hedge is not None and limits.exceeds((paid + 2) * price):
                 hedge = None
-            timeout = limits.least(self.timeouts.get(node))
-            result = yield Call(self.nodes[node], value, timeout, hedge, node, turn, asked)
+            timeout = self.timeouts.get(node)
+            result = yield Call(
+                self.nodes[node], value, timeout, hedge, node, turn, asked, limits.end
+            )
             calls += result.calls
             paid += result.paid
             seconds += result.seconds
@@ -409,6 +415,7 @@ class _Limits:
     def __init__(self, max_cost: float | None, deadline: float | None) -> None:
         self.start = time.monotonic()
         self.max_cost, self.deadline = max_cost, deadline
+        self.end = math.inf if deadline is None else self.start + deadline
         self.spent = 0.0
         self.reached = ""
         """Which limit ended the run, as text."""
@@ -418,13 +425,6 @@ class _Limits:
     def seconds(self) -> float:
         return time.monotonic() - self.start
 
-    def least(self, timeout: float | None) -> float | None:
-        """Return a timeout that ends no later than the deadline."""
-        if self.deadline is None:
-            return timeout
-        left = max(0.0, self.deadline + self.start - time.monotonic())
-        return left if timeout is None else min(timeout, left)
-
     def exceeds(self, cost: float) -> bool:
         if self.max_cost is None:
             return False
@@ -432,7 +432,7 @@ class _Limits:
 
     def forbid(self, cost: float, *, retrying: bool = False) -> bool:
         """Return whether a call at this cost is forbidden; keep the reason if it ends the run."""
-        if self.deadline is not None and time.monotonic() - self.start >= self.deadline:
+        if self.deadline is not None and time.monotonic() >= self.end:
             self.late = True
             self.reached = f"the deadline of {self.deadline:g} s has passed"
             return True

@@ -322,7 +322,7 @@ class _Ahead:
             self.relays[node] = relay, asyncio.create_task(relay.begin())
             return
         ask = stream.policy.cascade.nodes[node]
-        call = Call(ask, stream.request, question.timeout, None, node)
+        call = Call(ask, stream.request, question.timeout, node=node, end=question.end)
         self.calls[node] = asyncio.create_task(call_async(call))
 
     async def take(self, question: Call) -> CallResult | None:
