@@ -32,6 +32,23 @@ def chat(*tokens, text="x", top=()):
     return {"choices": [{"message": message, "logprobs": {"content": content}}]}
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<think>\n6? 7?\n</think>\n\n6", "6"),
+        ("6? No, 7.\n</think>\n7", "7"),
+        ("<think>6? 7", ""),
+        ("I think> 6", "I think> 6"),
+        ("Write <think> first", "Write <think> first"),
+        (" 6 ", " 6 "),
+    ],
+)
+def test_reasoning_is_no_part_of_an_answer(text, answer):
+    assert answer_text({"choices": [{"message": {"content": text}}]}) == answer
+    assert answer_text({"choices": [{"text": text}]}) == answer
+    assert answer_text({"label": text}, "label") == answer
+
+
 def test_the_answer_is_the_text_of_the_first_choice():
     assert answer_text(chat(text="Paris")) == "Paris"
     assert answer_text({"choices": [{"text": "Paris"}]}) == "Paris"

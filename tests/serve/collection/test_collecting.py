@@ -77,6 +77,23 @@ def test_what_was_answered_is_not_asked_again(served):
     assert counts(served) == [31, 31]
 
 
+def test_equal_prompts_are_asked_once(served):
+    reported = []
+    trace = collected(
+        served, [*LABELLED, *LABELLED[:5]], progress=lambda *numbers: reported.append(numbers)
+    )
+    assert counts(served) == [30, 30]
+    assert reported[-1] == (60, 60, 0)
+    assert trace.prediction[30:].tolist() == trace.prediction[:5].tolist()
+
+
+def test_equal_prompts_without_an_answer_are_all_counted(make_served):
+    served = make_served(node={"small": {"concurrency": 1}})
+    served.upstreams["small"].plan = ["garbage"]
+    trace = collected(served, [*LABELLED, LABELLED[0]], on_error="skip")
+    assert trace.left_out == {"small returned text that is not JSON": 2}
+
+
 def test_a_node_that_changes_is_asked_again_and_the_others_are_not(served):
     collected(served)
     text = served.cascade.read_text("utf-8")
@@ -343,6 +360,15 @@ def test_an_error_of_an_upstream_is_shown_to_the_operator(served):
         collected(served)
 
 
+def test_reasoning_is_no_part_of_an_answer(make_served):
+    served = make_served(2, serve={"compare": "contains"})
+    small = served.upstreams["small"]
+    small.answer = lambda *_: ("<think> A or B or C or D </think> E", 0.9)
+    trace = collected(served)
+    assert {trace.classes[code] for code in trace.prediction[:, 0]} == {"e"}
+    assert trace.wrong()[:, 0].all()
+
+
 # The judge
 
 
@@ -392,10 +418,18 @@ def test_a_judge_needs_no_labels(served):
 
 def test_a_verdict_that_is_none_leaves_its_row_out(served):
     judging(served.upstreams["large"], lambda text: "maybe" if "Question 3?" in text else "yes")
-    with pytest.raises(TraceError, match="the judge: the judge returned neither yes nor no: 1"):
+    with pytest.raises(TraceError, match="the judge returned neither yes nor no: 1"):
         collected(served, judge=Judge("large"))
     trace = collected(served, judge=Judge("large"), on_error="skip")
     assert len(trace) == 29
+
+
+def test_a_judge_that_only_fails_is_soon_left_alone(make_served):
+    served = make_served(2, node={"large": {"concurrency": 1}})
+    judged = judging(served.upstreams["large"], lambda _: "<think>Let me")
+    with pytest.raises(TraceError, match=r"max_tokens = false.*the judge was not called any more"):
+        collected(served, judge=Judge("large"))
+    assert len(judged) == MAX_FAILURES
 
 
 def test_scores_of_a_judge_become_losses(served):

@@ -16,7 +16,13 @@ def reply(text):
 
 @pytest.mark.parametrize(
     ("text", "verdict"),
-    [("yes", True), ("No.", False), ("**Yes**, it is", True), ("Verdict: no", False)],
+    [
+        ("yes", True),
+        ("No.", False),
+        ("**Yes**, it is", True),
+        ("Verdict: no", False),
+        ("<think>No, or is it?</think>Yes", True),
+    ],
 )
 def test_the_first_yes_or_no_is_the_verdict(text, verdict):
     assert verdict_from(reply(text)) is verdict

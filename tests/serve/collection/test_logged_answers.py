@@ -46,6 +46,11 @@ def written(tmp_path):
     return write
 
 
+def test_reasoning_is_no_part_of_an_answer(written):
+    log = written(row(**{"small.answer": "<think>Paris? No.</think>Rome"}), row())
+    assert import_answers(log, spec()).wrong().tolist() == [[True, False], [False, False]]
+
+
 def test_answers_are_compared_by_the_cascade_s_rule_and_tokens_are_priced(written):
     log = written(
         row(),

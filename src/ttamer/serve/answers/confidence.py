@@ -41,6 +41,7 @@ __all__ = [
     "question_text",
     "token_entries",
     "verifier_body",
+    "without_reasoning",
 ]
 
 MAX_PREFIX = 16
@@ -70,7 +71,8 @@ def answer_text(response: Mapping[str, Any], path: str | None = None) -> str:
     """Return the text of the answer.
 
     Tool calls are their names and arguments as JSON; a refusal is its text. An answer without
-    content is empty, such as one that ended while the model reasoned.
+    content is empty, such as one that ended while the model reasoned. Reasoning in the text is no
+    part of the answer (:func:`without_reasoning`).
 
     >>> answer_text({"choices": [{"message": {"content": "Paris"}}]})
     'Paris'
@@ -82,12 +84,12 @@ def answer_text(response: Mapping[str, Any], path: str | None = None) -> str:
         value = _at(response, path)
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise Unreadable(f"returned no text at answer = {path!r}")
-        return str(value)
+        return without_reasoning(str(value))
     choice = _choice_of(response)
     message = choice.get("message")
     if not isinstance(message, dict):
         if isinstance(choice.get("text"), str):
-            return str(choice["text"])
+            return without_reasoning(choice["text"])
         raise Unreadable("returned no text in choices.0")
     calls = message.get("tool_calls") or [{"function": message.get("function_call")}]
     if not isinstance(calls, list) or not all(map(_is_call, calls)):
@@ -98,7 +100,25 @@ def answer_text(response: Mapping[str, Any], path: str | None = None) -> str:
     if not isinstance(message.get("content"), str | list | None):
         raise Unreadable("the content of choices.0 is not text")
     refusal = message.get("refusal")
-    return message_text(message.get("content")) or (refusal if isinstance(refusal, str) else "")
+    text = without_reasoning(message_text(message.get("content")))
+    return text or (refusal if isinstance(refusal, str) else "")
+
+
+def without_reasoning(text: str) -> str:
+    """Return an answer without the reasoning that a model wrote before it.
+
+    It ends at ``</think>``, and begins with ``<think>`` or, where that is part of the upstream's
+    prompt, at once. Reasoning without an end leaves no answer.
+
+    >>> without_reasoning("<think>6 or 7? It is 6.</think> 6"), without_reasoning("<think>Hm, 6")
+    ('6', '')
+    """
+    if "think>" not in text:
+        return text
+    _, end, answer = text.partition("</think>")
+    if end:
+        return answer.strip()
+    return "" if text.lstrip().startswith("<think>") else text
 
 
 def is_plain_text(response: Mapping[str, Any]) -> bool:

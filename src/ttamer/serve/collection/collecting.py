@@ -144,10 +144,12 @@ class _Collection:
     journal: Journal
     path: str
     progress: Callable[[int, int, int], None] | None
-    failed: dict[tuple[str, int], str] = field(default_factory=dict)
+    failed: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Why there is no answer, by node and key."""
     verdicts: _Verdicts | None = None
     signals: _PromptSignals | None = None
     done: int = 0
+    total: int = 0
 
     def __post_init__(self) -> None:
         self._identities = {name: self._identity(name) for name in self.settings.nodes}
@@ -172,13 +174,14 @@ class _Collection:
         return journal_key(self._identities[name], self.prompts[row].body)
 
     async def all(self) -> None:
-        """Make the calls whose answers are not in the journal."""
-        total = len(self.prompts) * len(self.settings.nodes)
+        """Make the calls whose answers are not in the journal; equal prompts are asked once."""
+        different = {name: self._different(name) for name in self.settings.nodes}
         waiting = {
-            name: [row for row in range(len(self.prompts)) if self.entry(name, row) is None]
-            for name in self.settings.nodes
+            name: [row for row in rows if self.entry(name, row) is None]
+            for name, rows in different.items()
         }
-        self.done = total - sum(map(len, waiting.values()))
+        self.total = sum(map(len, different.values()))
+        self.done = self.total - sum(map(len, waiting.values()))
         self._report()
         async with HttpClient() as client, asyncio.TaskGroup() as group:
             nodes = open_nodes(self.settings, client, read_errors=True, keep_first=True)
@@ -187,11 +190,18 @@ class _Collection:
                 for _ in range(min(node.settings.concurrency, len(waiting[name]))):
                     group.create_task(self._worker(node, rows, failures))
 
+    def _different(self, name: str) -> list[int]:
+        """Return the rows of different prompts; of equal ones, the first."""
+        first: dict[str, int] = {}
+        for row in range(len(self.prompts)):
+            first.setdefault(self.key(name, row), row)
+        return list(first.values())
+
     async def _worker(self, node: Node, rows: Iterator[int], failures: _FailureCount) -> None:
         name = node.settings.name
         for row in rows:
             if failures.too_many:
-                self.failed[name, row] = "was not called any more"
+                self.failed[name, self.key(name, row)] = "was not called any more"
             else:
                 await self._one(node, row, failures)
             self.done += 1
@@ -216,15 +226,11 @@ class _Collection:
         return None if confidence is None else replace(found, confidence=confidence)
 
     async def _one(self, node: Node, row: int, failures: _FailureCount) -> None:
-        name = node.settings.name
+        key = self.key(node.settings.name, row)
         try:
             answer = await node.ask(self.path, self.prompts[row].body)
         except UpstreamFailed as error:
-            reason = str(error).partition(": ")[2]
-            parts = [repr(error.upstream_text)] if error.upstream_text else []
-            parts += [error.remedy] if error.remedy else []
-            detail = f" ({'; '.join(parts)})" if parts else ""
-            self.failed[name, row] = reason + detail
+            self.failed[node.settings.name, key] = _reason(error)
             failures.count += 1
             return
         failures.count = 0
@@ -233,12 +239,11 @@ class _Collection:
             answer.text, confidence, answer.cost, answer.margin, answer.entropy, answer.first,
             answer.likelihoods, answer.verification,
         )  # fmt: skip
-        self.journal.add(self.key(name, row), entry)
+        self.journal.add(key, entry)
 
     def _report(self) -> None:
         if self.progress is not None:
-            total = len(self.prompts) * len(self.settings.nodes)
-            self.progress(self.done, total, len(self.failed))
+            self.progress(self.done, self.total, len(self.failed))
 
 
 class _PromptSignals:
@@ -323,24 +328,32 @@ class _Verdicts:
             for entry in self._collection.entries(row):
                 if entry is not None and self.score(row, entry.text) is None:
                     waiting[self.key(row, entry.text)] = self._request(row, entry.text)
-        calls = iter(waiting.items())
+        calls, failures = iter(waiting.items()), _FailureCount()
         async with HttpClient() as client, asyncio.TaskGroup() as group:
             upstream = Upstream(self._node, client, read_errors=True)
             for _ in range(min(self._node.concurrency, len(waiting))):
-                group.create_task(self._worker(upstream, calls))
+                group.create_task(self._worker(upstream, calls, failures))
 
     async def _worker(
-        self, upstream: Upstream, calls: Iterator[tuple[str, dict[str, Any]]]
+        self,
+        upstream: Upstream,
+        calls: Iterator[tuple[str, dict[str, Any]]],
+        failures: _FailureCount,
     ) -> None:
         for key, request in calls:
+            if failures.too_many:
+                self.failed[key] = "was not called any more"
+                continue
             try:
                 response = await upstream.call("/chat/completions", request)
                 read = score_from if self._judge.graded else verdict_from
                 score = float(read(response.body))
                 cost = call_cost(self._node, response.body)
             except (UpstreamFailed, Unreadable) as error:
-                self.failed[key] = str(error)
+                self.failed[key] = _reason(error)
+                failures.count += 1
                 continue
+            failures.count = 0
             self._collection.journal.add(key, JournalEntry(answer_text(response.body), score, cost))
 
     async def note(
@@ -393,6 +406,16 @@ class _FailureCount:
     @property
     def too_many(self) -> bool:
         return self.count >= MAX_FAILURES
+
+
+def _reason(error: UpstreamFailed | Unreadable) -> str:
+    """Return why a call has no result, with the upstream's own text and what helps."""
+    if isinstance(error, Unreadable):
+        return str(error)
+    more = [repr(error.upstream_text)] if error.upstream_text else []
+    more += [error.remedy] if error.remedy else []
+    reason = str(error).partition(": ")[2]
+    return f"{reason} ({'; '.join(more)})" if more else reason
 
 
 def _hint(reasons: str, prompts: Sequence[Prompt]) -> str:
@@ -475,10 +498,10 @@ async def _trace(
             table.append(found)
             continue
         if unjudged is not None and verdicts is not None:
-            reason = f"the judge: {verdicts.failed[verdicts.key(row, unjudged.text)]}"
+            reason = f"the judge {verdicts.failed[verdicts.key(row, unjudged.text)]}"
         else:
             name = names[entries.index(None)]
-            reason = f"{name} {collection.failed[name, row]}"
+            reason = f"{name} {collection.failed[name, collection.key(name, row)]}"
         left_out[reason] = left_out.get(reason, 0) + 1
     if left_out and (on_error == "refuse" or not rows):
         failed = Counter(f"{name} {reason}" for (name, _), reason in collection.failed.items())

@@ -96,7 +96,7 @@ def verdict_from(response: Mapping[str, Any]) -> bool:
     """
     found = _VERDICT.search(answer_text(response))
     if found is None:
-        raise Unreadable("the judge returned neither yes nor no")
+        raise Unreadable(f"returned neither yes nor no{_cut(response)}")
     return found[1].casefold() == "yes"
 
 
@@ -112,5 +112,15 @@ def score_from(response: Mapping[str, Any]) -> float:
     found = _SCORE.search(answer_text(response))
     score = float(found[1]) if found else math.inf
     if score > TOP_SCORE:
-        raise Unreadable(f"the judge returned no score from 0 to {TOP_SCORE}")
+        raise Unreadable(f"returned no score from 0 to {TOP_SCORE}{_cut(response)}")
     return score / TOP_SCORE
+
+
+def _cut(response: Mapping[str, Any]) -> str:
+    """Return what helps where a model reasons, and its verdict is cut off before it begins."""
+    if answer_text(response).strip():
+        return ""
+    return (
+        f", but an empty text; {MAX_VERDICT_TOKENS} tokens are too few for a model that reasons: "
+        "for such a judge write params = {max_tokens = false}"
+    )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ttamer._arguments import require_path
 from ttamer.errors import CascadeError, TraceError
 from ttamer.runtime.comparison import Comparer, Comparison, joined_aliases
+from ttamer.serve.answers.confidence import without_reasoning
 from ttamer.serve.collection.rows import json_rows, read_text
 from ttamer.serve.config import TokenCost, comparison_of, token_cost_of
 from ttamer.trace.spec import CascadeNode, CascadeSpec
@@ -167,7 +168,7 @@ class _Column:
         else:
             used = [_number(row, str(column), least=0.0) for column in self.tokens]
             cost = self.fixed + self.price.input * used[0] + self.price.output * used[1]
-        return _Reply(str(answer), confidence, cost)
+        return _Reply(without_reasoning(str(answer)), confidence, cost)
 
 
 def _number(row: Mapping[str, Any], column: str, *, least: float = -math.inf) -> float:

@@ -406,7 +406,9 @@ def call_cost(settings: NodeSettings, response: Mapping[str, Any]) -> float:
     """Return the cost of one call: the node's cost and the price of its tokens."""
     cost = Tariff(settings).price(Usage.of(response))
     if cost is None:
-        raise Unreadable("the response has no usage, which cost_per_token needs")
+        raise Unreadable(
+            "returned no usage, which cost_per_token needs: give the node a cost instead"
+        )
     return cost
 
 
