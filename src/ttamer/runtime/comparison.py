@@ -42,7 +42,7 @@ __all__ = [
     "ComparisonKind",
     "Pair",
     "PairScore",
-    "joined_aliases",
+    "label_form",
 ]
 
 ComparisonKind = Literal[
@@ -422,24 +422,27 @@ class Comparer:
         return next((each for each, is_right in zip(known, right, strict=True) if is_right), label)
 
 
-def joined_aliases(aliases: Sequence[object], rule: Comparison) -> str:
-    """Return the aliases of a label as one text, which :meth:`Comparison.label` takes.
+def label_form(label: str | Sequence[str], rule: Comparison) -> str:
+    """Return the form of a label, or of its aliases, that predictions are compared with.
 
     Raises:
-        TraceError: If the rule takes one text, or an alias is not text or a number.
+        TraceError: If there are aliases and the rule takes one text, or there is no content under
+            the rule.
 
-    >>> joined_aliases(["Paris", "Paname"], Comparison("contains"))
-    'Paris|Paname'
+    >>> label_form(["Paris", "Paname"], Comparison("contains"))
+    'paris|paname'
     """
-    if rule.kind not in ("contains", "embedding"):
-        raise TraceError(
-            f'the label is a list of aliases, and compare = "{rule}" takes one text; use compare = '
-            '"contains" or "embedding"'
-        )
-    for alias in aliases:
-        if isinstance(alias, bool) or not isinstance(alias, str | int | float):
-            raise TraceError(f"the label has {alias!r} among its aliases; write texts or numbers")
-    return ALIAS_SEPARATOR.join(map(str, aliases))
+    if not isinstance(label, str):
+        if rule.kind not in ("contains", "embedding"):
+            raise TraceError(
+                f'the label is a list of aliases, and compare = "{rule}" takes one text; use '
+                'compare = "contains" or "embedding"'
+            )
+        label = ALIAS_SEPARATOR.join(label)
+    form = rule.label(label)
+    if form is None:
+        raise TraceError(f'the label {_shown(label)} has no content under compare = "{rule}"')
+    return form
 
 
 def _aliases(label: str | None) -> list[str]:

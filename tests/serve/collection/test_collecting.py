@@ -305,8 +305,8 @@ def test_another_comparison_asks_nothing_again(make_served):
     trace = collected(served, labelled([(truth(q), "nothing") for q in QUESTIONS]))
     assert not trace.wrong().any()
     changed(served, '"contains"', '"json"')
-    trace = collected(served, labelled([json.dumps(truth(q)) for q in QUESTIONS[:-1]] + ["1"]))
-    assert (trace.prediction == -1).all()
+    with pytest.raises(TraceError, match=r'compare = "json": .* first answer \'The answer is'):
+        collected(served, labelled([json.dumps(truth(q)) for q in QUESTIONS]))
     assert counts(served) == [30, 30]
     changed(served, '"json"', '"choice"')  # its confidence is that of the letter
     collected(served)
@@ -517,10 +517,29 @@ def test_prompts_in_every_form(tmp_path):
     one, two = read_prompts(tmp_path / "p.csv", label="answer")
     assert one == Prompt({"messages": [{"role": "user", "content": "One,\ntwo?"}]}, "B")
     assert two.label is None
+    (tmp_path / "p.csv").write_text("prompt, label\nOne?,B,,\n", "utf-8")
+    assert [prompt.label for prompt in read_prompts(tmp_path / "p.csv")] == ["B"]
     (tmp_path / "p.txt").write_text("One?\n\nTwo?\n", "utf-8")
     assert [p.body for p in read_prompts(tmp_path / "p.txt", endpoint="completions")] == [
         {"prompt": "One?"}, {"prompt": "Two?"}]  # fmt: skip
     assert read_prompts(tmp_path / "p.txt", endpoint="classify")[0].body == {"input": "One?"}
+
+
+@pytest.mark.parametrize(
+    ("label", "text"),
+    [
+        (3.0, "3"),
+        (True, "true"),
+        ({"a": "\u00e9"}, '{"a": "\u00e9"}'),
+        ([1, "one"], ("1", "one")),
+        (" ", None),
+    ],
+)
+def test_a_label_is_read_as_a_model_would_write_it(tmp_path, label, text):
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"prompt": "x", "label": label}), "utf-8")
+    (prompt,) = read_prompts(path)
+    assert prompt.label == text
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.csv", "p.txt"])
@@ -540,7 +559,7 @@ def test_only_line_feeds_end_a_line_and_a_byte_order_mark_is_no_text(tmp_path, n
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("p.csv", "prompt\n" + "x" * 200_000, "line 2: is not CSV .*give long prompts as JSON"),
+        ("p.csv", "prompt\n" + "x" * 200_000, "line 2: is not CSV .*give long texts as JSON"),
         ("p.jsonl", "", "no prompts"),
         ("p.jsonl", "{", "line 1: is not JSON"),
         ("p.jsonl", '{"prompt": "x"}\n[]', "line 2: is not an object"),
@@ -548,9 +567,16 @@ def test_only_line_feeds_end_a_line_and_a_byte_order_mark_is_no_text(tmp_path, n
         ("p.jsonl", '{"question": "x", "id": 1}', "other fields: 'question', 'id'"),
         ("p.jsonl", '{"prompt": 3}', "line 1: has no prompt"),
         ("p.jsonl", '{"messages": []}', "line 1: messages must be"),
-        ("p.jsonl", '{"prompt": "x", "label": {}}', "line 1: label: a class must be"),
+        (
+            "p.jsonl",
+            '{"prompt": "x", "label": []}',
+            r"line 1: label: \[\] is not a list of aliases",
+        ),
+        ("p.jsonl", '{"prompt": "x", "label": [true]}', "True. is not a list of aliases"),
+        ("p.csv", "prompt,label\n2, 3 or 4?,3\n", "line 2: has 3 cells, .* names 2; put texts"),
+        ("p.tsv", "prompt\tlabel\nx\t3\n", "read as CSV"),
         ("p.csv", "question\nx\n", "no column prompt"),
-        ("p.csv", "", "no column prompt"),
+        ("p.csv", "", "no prompts"),
         ("p.csv", "prompt\n", "no prompts"),
     ],
 )

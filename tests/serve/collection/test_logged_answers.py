@@ -46,6 +46,19 @@ def written(tmp_path):
     return write
 
 
+def test_answers_and_labels_may_be_json(written):
+    answers = {"small.answer": {"city": "Paris"}, "large.answer": '{"city": "Rome"}'}
+    log = written(row(**answers, label={"city": "Paris"}))
+    assert import_answers(log, spec("json")).wrong().tolist() == [[False, True]]
+
+
+def test_a_comma_that_is_not_quoted_is_refused(tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text("small.answer,small.cost,large.answer,label\nParis, I think,1,Paris,Paris\n")
+    with pytest.raises(TraceError, match=r"log.csv: line 2: has 5 cells, .* in double quotes"):
+        import_answers(log, spec())
+
+
 def test_reasoning_is_no_part_of_an_answer(written):
     log = written(row(**{"small.answer": "<think>Paris? No.</think>Rome"}), row())
     assert import_answers(log, spec()).wrong().tolist() == [[True, False], [False, False]]
@@ -100,6 +113,8 @@ def test_the_last_node_may_be_the_label(written):
     [
         ({"small.answer": None}, "small.answer is missing, as after a failed call"),
         ({"large.answer": ["a"]}, "large.answer is a list; it must be text"),
+        ({"label": ""}, "has no label, and 2 of 3 rows have one"),
+        ({"label": "..."}, "the label '...' has no content under"),
         ({"large.confidence": None}, "large.confidence is None; it must be a finite number"),
         ({"large.confidence": True}, "large.confidence is True"),
         ({"small.input_tokens": -1}, "small.input_tokens is -1; it must be a number from 0"),
@@ -120,9 +135,13 @@ def test_rows_that_cannot_be_used_are_named_or_skipped(written, change, said):
         ([{"large.answer": "x"}], "exact", "'small.answer' is missing; there are large.answer"),
         ([row(label="Bern")], "contains", "no answer equals any label under"),
         ([row(label="Bern")], "exact", "the first label is 'Bern' and the first answer"),
-        ([row(), {**row(), "label": None}], "exact", "1 of 2 rows have no label"),
+        (
+            [row(), {**row(), "label": None}],
+            "exact",
+            "line 2: has no label, and 1 of 2 rows",
+        ),
         ([row(label=["a", "b"])], "exact", 'of aliases, and compare = "exact" takes one text'),
-        ([row(label=["a", None])], "contains", "line 1: the label has None among its aliases"),
+        ([row(label=["a", None])], "contains", "None. is not a list of aliases; write texts"),
         ([row(label="no letter")], "choice", "has no content under"),
         ([{"small.answer": "a", "large.answer": "b"}], "exact", "prices the tokens of 'small'"),
         ([row(**{"large.confidence": "x"})], "exact", "line 1: large.confidence is 'x'"),

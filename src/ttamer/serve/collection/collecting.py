@@ -19,7 +19,7 @@ import numpy as np
 from ttamer._files import atomic_write
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.runtime.comparison import joined_aliases
+from ttamer.runtime.comparison import label_form
 from ttamer.runtime.jsonl import json_line
 from ttamer.serve.answers.confidence import (
     LIKELIHOODS,
@@ -29,7 +29,7 @@ from ttamer.serve.answers.confidence import (
     question_text,
 )
 from ttamer.serve.answers.prompt_signals import embedding_signals, prompt_signals
-from ttamer.serve.collection.comparing import KeptAnswers, Likeness
+from ttamer.serve.collection.comparing import KeptAnswers, Likeness, compare_answers
 from ttamer.serve.collection.journal import EXTRAS, Journal, JournalEntry, journal_key
 from ttamer.serve.collection.judging import Agreement, score_from, verdict_from
 from ttamer.serve.formats.schemas import CHAT, CLASSIFY, COMPLETION
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ttamer.runtime.comparison import Comparer, Comparison
+    from ttamer.runtime.comparison import Comparer
     from ttamer.serve.collection.comparing import AppliedComparison
     from ttamer.serve.collection.judging import Judge
     from ttamer.serve.collection.prompts import Endpoint, Prompt
@@ -456,24 +456,13 @@ def _labels(
                 )
             labels.append(None)
             continue
-        label = _label_text(prompt.label, compare, row)
-        if label is None:
-            raise TraceError(
-                f"prompt {row} (counting from 0): the label {prompt.label!r} has no content under "
-                f'compare = "{compare}"; change it, or the comparison'
-            )
-        labels.append(label)
-    return labels
-
-
-def _label_text(label: str | tuple[str, ...], compare: Comparison, row: int) -> str | None:
-    """Return a label as it is compared; ``None`` for one without content."""
-    if isinstance(label, tuple):
         try:
-            label = joined_aliases(label, compare)
+            labels.append(label_form(prompt.label, compare))
         except TraceError as error:
-            raise TraceError(f"prompt {row} (counting from 0): {error}") from None
-    return compare.label(label)
+            raise TraceError(
+                f"prompt {row} (counting from 0): {error}; change it, or the comparison"
+            ) from None
+    return labels
 
 
 async def _trace(
@@ -536,45 +525,37 @@ async def _compared(
 ) -> Trace:
     """Return the trace of answers that are compared."""
     verdicts, comparer, spec = collection.verdicts, applied.comparer, applied.spec
-    compare, notes = comparer.rule, list(applied.notes)
+    notes = list(applied.notes)
     apart = [node.verify_cost is not None for node in spec.nodes]
     cost = np.array([
         [entry.cost - entry.verification * is_apart
          for entry, is_apart in zip(found, apart, strict=True)]
         for found in table
     ])  # fmt: skip
-    predictions = [[compare.prediction(entry.text) for entry in found] for found in table]
-    label, correct, score = right, None, None
+    answers = [[entry.text for entry in found] for found in table]
+    labels = None if verdicts is not None or right is None else [each or "" for each in right]
+    try:
+        compared = await compare_answers(comparer, answers, labels)
+    except TraceError as error:
+        raise TraceError(
+            f"{error}, or name a judge (--judge NODE); the answers are kept, and are not asked for "
+            "again"
+        ) from None
+    correct: Any = compared.correct
+    score = None
     if verdicts is not None:
         scores = np.array([
-            [verdicts.score(row, entry.text) for entry in found]
-            for row, found in zip(rows, table, strict=True)
+            [verdicts.score(row, text) for text in texts]
+            for row, texts in zip(rows, answers, strict=True)
         ], np.float64)  # fmt: skip
         notes.append(await verdicts.note(rows, scores, right, comparer))
         correct, score = (None, scores) if verdicts.is_graded else (scores >= HALF, None)
-        label = None
-    elif right is not None and not compare.is_transitive:  # labels are compared one by one
-        pairs = [
-            (entry.text, each or "")
-            for found, each in zip(table, right, strict=True)
-            for entry in found
-        ]
-        correct = np.array(await comparer.right(pairs)).reshape(len(table), -1)
-        label = None
-    if not compare.is_transitive:
-        predictions = [await comparer.matched_all(each) for each in predictions]
-    given = {each for row in predictions for each in row} - {None}
-    if label is not None and given and not given & {*label}:
-        raise TraceError(
-            f"{compare.unmatched(label[0], predictions[0][0])}, or name a judge (--judge NODE); "
-            "the answers are kept, and are not asked for again"
-        )
     extras = _extras(table, collection.settings.nodes, notes)
     return Trace.from_arrays(
         spec,
         [[entry.confidence for entry in found] for found in table],
-        prediction=predictions,
-        label=label,
+        prediction=compared.prediction,
+        label=compared.label,
         correct=correct,
         score=score,
         cost=None if (cost == spec.costs).all() else cost,

@@ -36,7 +36,59 @@ if TYPE_CHECKING:
     from ttamer.serve.upstreams.embedding import TextVectors
     from ttamer.trace.spec import CascadeSpec
 
-__all__ = ["AppliedComparison", "KeptAnswers", "Likeness"]
+__all__ = ["AppliedComparison", "ComparedAnswers", "KeptAnswers", "Likeness", "compare_answers"]
+
+
+@dataclass(frozen=True)
+class ComparedAnswers:
+    """What a trace has of answers: their predictions, and labels or which answers are right."""
+
+    prediction: list[list[str | None]]
+    label: Sequence[str] | None = None
+    correct: list[list[bool]] | None = None
+    """Where labels are compared one by one: equality is not transitive."""
+
+
+async def compare_answers(
+    comparer: Comparer, answers: Sequence[Sequence[str]], labels: Sequence[str] | None
+) -> ComparedAnswers:
+    """Compare answers with one another, and with labels where there are some.
+
+    >>> import asyncio
+    >>> comparer = Comparer(Comparison("choice"))
+    >>> asyncio.run(compare_answers(comparer, [["(B)", "C."]], ["B"])).prediction
+    [['B', 'C']]
+
+    Args:
+        comparer: The rule of comparison.
+        answers: The answers to each prompt, in the order of the nodes.
+        labels: The forms of the labels, such as
+            :func:`~ttamer.runtime.comparison.label_form` returns.
+
+    Returns:
+        The predictions, and the labels or which answers are right.
+
+    Raises:
+        TraceError: If no answer is right.
+    """
+    rule = comparer.rule
+    predictions = [[rule.prediction(text) for text in row] for row in answers]
+    if rule.is_transitive:
+        found = ComparedAnswers(predictions, labels)
+        is_any_right = not {*(labels or ())}.isdisjoint(each for row in predictions for each in row)
+    else:
+        correct = None
+        if labels is not None:
+            right = [(text, label) for row, label in zip(answers, labels, strict=True)
+                     for text in row]  # fmt: skip
+            verdicts = iter(await comparer.right(right))
+            correct = [[next(verdicts) for _ in row] for row in answers]
+        matched = [await comparer.matched_all(row) for row in predictions]
+        found = ComparedAnswers(matched, None, correct)
+        is_any_right = any(map(any, correct or ()))
+    if labels is not None and not is_any_right:
+        raise TraceError(rule.unmatched(labels[0], answers[0][0]))
+    return found
 
 
 @dataclass(frozen=True)

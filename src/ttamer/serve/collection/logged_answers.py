@@ -8,25 +8,25 @@ Answers are compared with labels and with one another by ``compare`` of the casc
 from __future__ import annotations
 
 import asyncio
-import csv
 import dataclasses
-import io
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttamer._arguments import require_path
 from ttamer.errors import CascadeError, TraceError
-from ttamer.runtime.comparison import Comparer, Comparison, joined_aliases
+from ttamer.runtime.comparison import Comparer, Comparison, label_form
 from ttamer.serve.answers.confidence import without_reasoning
-from ttamer.serve.collection.rows import json_rows, read_text
+from ttamer.serve.collection.comparing import compare_answers
+from ttamer.serve.collection.rows import csv_rows, json_rows, label_of, read_text
 from ttamer.serve.config import TokenCost, comparison_of, token_cost_of
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from ttamer.trace.trace import OnBad
 
@@ -44,8 +44,9 @@ def import_answers(
     r"""Read a log of answers in free text.
 
     One row per input has ``<node>.answer`` for every node, and where known ``label`` (in JSON lines
-    also a list of aliases), ``<node>.confidence``, ``<node>.cost``, or ``<node>.input_tokens`` and
-    ``<node>.output_tokens``. A node without confidences gets ``confidence = "none"``.
+    also a list of aliases, or an object), ``<node>.confidence``, ``<node>.cost``, or
+    ``<node>.input_tokens`` and ``<node>.output_tokens``. A node without confidences gets
+    ``confidence = "none"``.
 
     Args:
         path: JSON lines (.jsonl, .ndjson) or CSV.
@@ -84,11 +85,17 @@ def import_answers(
         raise TraceError(f"{path}: holds no rows")
     columns = {name for _, row in rows for name in row}
     nodes = [_Column(node, columns, str(path)) for node in spec.nodes]
+    given = [row.get("label") for _, row in rows]
+    labelled = sum(value is not None and str(value).strip() != "" for value in given)
     left_out: dict[str, int] = {}
-    kept = []
+    kept: list[tuple[list[_Reply], str | None]] = []
     for place, row in rows:
         try:
-            kept.append(([node.read(row) for node in nodes], _label(row.get("label"), rule)))
+            label = label_of(row.get("label"))
+            if label is None and labelled:
+                raise TraceError(f"has no label, and {labelled} of {len(rows)} rows have one")  # noqa: TRY301
+            form = None if label is None else label_form(label, rule)
+            kept.append(([node.read(row, rule) for node in nodes], form))
         except TraceError as error:
             if on_bad == "refuse":
                 raise TraceError(
@@ -113,7 +120,23 @@ def import_answers(
             for node in spec.nodes
         ),
     )
-    return _compared(spec, rule, kept, left_out, notes, str(path))
+    replies = [each for each, _ in kept]
+    labels = [label for _, label in kept if label is not None]
+    answers = [[reply.text for reply in row] for row in replies]
+    try:
+        compared = asyncio.run(compare_answers(Comparer(rule), answers, labels or None))
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
+    return Trace.from_arrays(
+        spec,
+        [[reply.confidence for reply in row] for row in replies],
+        prediction=compared.prediction,
+        label=compared.label,
+        correct=compared.correct,
+        cost=[[reply.cost for reply in row] for row in replies],
+        left_out=left_out,
+        notes=tuple(notes),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +173,7 @@ class _Column:
         column = f"{self.name}.{field}"
         return column if column in columns else None
 
-    def read(self, row: Mapping[str, Any]) -> _Reply:
+    def read(self, row: Mapping[str, Any], rule: Comparison) -> _Reply:
         """Return the reply on a row."""
         answer = row.get(f"{self.name}.answer")
         if answer is None:
@@ -158,6 +181,8 @@ class _Column:
                 f"{self.name}.answer is missing, as after a failed call; an answer without content "
                 'is "" in JSON lines'
             )
+        if isinstance(answer, list | dict) and rule.kind == "json":
+            answer = json.dumps(answer, ensure_ascii=False)
         if isinstance(answer, list | dict):
             raise TraceError(f"{self.name}.answer is {_JSON_NAMES[type(answer)]}; it must be text")
         confidence = 0.0 if self.confidence is None else _number(row, self.confidence)
@@ -183,93 +208,11 @@ def _number(row: Mapping[str, Any], column: str, *, least: float = -math.inf) ->
     return number
 
 
-def _label(value: Any, rule: Comparison) -> str | None:
-    """Return the text of a label, aliases joined; ``None`` where there is none."""
-    if isinstance(value, list):
-        value = joined_aliases(value, rule)
-    return None if value is None or not str(value).strip() else str(value)
-
-
-def _compared(
-    spec: CascadeSpec,
-    rule: Comparison,
-    kept: Sequence[tuple[Sequence[_Reply], str | None]],
-    left_out: Mapping[str, int],
-    notes: Sequence[str],
-    path: str,
-) -> Trace:
-    """Return the trace of answers that are compared by the rule."""
-    replies, texts = [each for each, _ in kept], [label for _, label in kept]
-    predictions = [
-        [rule.prediction(reply.text) if reply.text else None for reply in row] for row in replies
-    ]
-    labels = correct = None
-    if any(text is not None for text in texts):
-        if None in texts:
-            raise TraceError(
-                f"{path}: {texts.count(None)} of {len(texts)} rows have no label; label all of "
-                "them, or none"
-            )
-        if rule.is_transitive:
-            labels = [rule.label(str(text)) for text in texts]
-            if None in labels:
-                raise TraceError(
-                    f"{path}: the label {texts[labels.index(None)]!r} has no content under "
-                    f'compare = "{rule}"; change it, or the comparison'
-                )
-        else:
-            correct = [
-                [bool(reply.text) and rule.is_right(reply.text, str(text)) for reply in row]
-                for row, text in zip(replies, texts, strict=True)
-            ]
-        _check_matches(rule, predictions, labels, correct, texts, path)
-    if not rule.is_transitive:
-        predictions = asyncio.run(_matched(Comparer(rule), predictions))
-    return Trace.from_arrays(
-        spec,
-        [[reply.confidence for reply in row] for row in replies],
-        prediction=predictions,
-        label=labels,
-        correct=correct,
-        cost=[[reply.cost for reply in row] for row in replies],
-        left_out=left_out,
-        notes=tuple(notes),
-    )
-
-
-def _check_matches(
-    rule: Comparison,
-    predictions: Sequence[Sequence[str | None]],
-    labels: Sequence[str | None] | None,
-    correct: Sequence[Sequence[bool]] | None,
-    texts: Sequence[str | None],
-    path: str,
-) -> None:
-    """Refuse a log in which no answer is right."""
-    given = {each for row in predictions for each in row} - {None}
-    if given & set(labels or ()) or any(map(any, correct or ())):
-        return
-    raise TraceError(f"{path}: {rule.unmatched(texts[0], predictions[0][0])}")
-
-
-async def _matched(
-    comparer: Comparer, predictions: Sequence[Sequence[str | None]]
-) -> list[list[str | None]]:
-    """Return the predictions of each row, equal ones written alike."""
-    return [await comparer.matched_all(row) for row in predictions]
-
-
 def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the place and the fields of each row."""
     text = read_text(file)
     if file.suffix == ".csv":
-        table = csv.DictReader(io.StringIO(text, newline=""), restval=None)
-        try:
-            for row in table:
-                found = {name: cell or None for name, cell in row.items() if name is not None}
-                yield f"{file}: line {table.line_num}", found
-        except csv.Error as error:
-            raise TraceError(f"{file}: is not CSV that can be read ({error})") from None
+        yield from csv_rows(file, text)
         return
     if file.suffix not in (".jsonl", ".ndjson"):
         raise TraceError(f"{file}: the suffix must be one of .jsonl, .ndjson, .csv")

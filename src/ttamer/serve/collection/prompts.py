@@ -10,8 +10,6 @@ In JSON lines, further keys are sent with the request unchanged.
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -19,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from ttamer._arguments import require_path
 from ttamer._files import lines_of
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.serve.collection.rows import json_rows, read_text
-from ttamer.trace.classes import class_text
+from ttamer.serve.collection.rows import csv_rows, json_rows, label_of, read_text
 
 if TYPE_CHECKING:
     import os
@@ -59,7 +56,7 @@ def read_prompts(
     Args:
         path: JSON lines (.jsonl, .ndjson), CSV, or text with one prompt per line.
         label: The field that holds the reference answer; in JSON lines, a list of texts holds its
-            aliases.
+            aliases, and an object is JSON text.
         endpoint: The endpoint that the prompts are for.
         request: Fields sent with every prompt, unless the prompt sets them itself.
 
@@ -84,7 +81,10 @@ def read_prompts(
     require_path(path, "read_prompts")
     prompts = []
     for place, row in _rows(Path(path), label):
-        reference = _label(row.pop(label, None), place, label)
+        try:
+            reference = label_of(row.pop(label, None))
+        except TraceError as error:
+            raise TraceError(f"{place}: {label}: {error}") from None
         body = dict(request or {}) | _body(row, endpoint, place)
         prompts.append(Prompt(body, reference))
     if not prompts:
@@ -96,44 +96,27 @@ def _rows(file: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the place and the fields of each prompt."""
     text = read_text(file)
     if file.suffix == ".csv":
-        table = csv.DictReader(io.StringIO(text, newline=""), restval="")
-        try:
-            if "prompt" not in (table.fieldnames or ()):
-                found = ", ".join(table.fieldnames or ())
+        for place, row in csv_rows(file, text):
+            if "prompt" not in row:
                 raise TraceError(
-                    f"{file}: has no column prompt, and its first line names {found or 'none'}; "
+                    f"{file}: has no column prompt, and its first line names {', '.join(row)}; "
                     "call the column of the prompts prompt"
                 )
-            kept = ("prompt", label)  # other columns are ignored
-            for row in table:
-                yield f"{file}: line {table.line_num}", {k: row[k] for k in kept if k in row}
-        except csv.Error as error:
-            raise TraceError(
-                f"{file}: line {table.line_num + 1}: is not CSV that can be read ({error}); give "
-                "long prompts as JSON lines"
-            ) from None
+            yield place, {k: row[k] for k in ("prompt", label) if k in row}  # others are ignored
         return
     if file.suffix == ".json":
         raise TraceError(
             f"{file}: JSON is read as JSON lines, from a file called .jsonl: write one object per "
             "line"
         )
+    if file.suffix == ".tsv":
+        raise TraceError(f"{file}: tables are read as CSV, with commas, from a file called .csv")
     if file.suffix in (".jsonl", ".ndjson"):
         yield from json_rows(file, text)
         return
     for number, line in enumerate(lines_of(text), start=1):
         if line.strip():
             yield f"{file}: line {number}", {"prompt": line}
-
-
-def _label(value: Any, place: str, field: str) -> str | tuple[str, ...] | None:
-    """Return the label of a row, or its aliases."""
-    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
-        return tuple(value)
-    try:
-        return class_text(value) or None
-    except TraceError as error:
-        raise TraceError(f"{place}: {field}: {error}") from None
 
 
 def _body(row: dict[str, Any], endpoint: Endpoint, place: str) -> dict[str, Any]:
