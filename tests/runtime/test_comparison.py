@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import string
+import time
 from typing import get_args
 
 import pytest
@@ -99,7 +100,17 @@ def test_an_empty_answer_is_none(compare):
         ("50%", "50%"),
         ("$5", "$5"),
         ("C++", "c++"),
+        ("C#", "c#"),
+        ("A-", "a-"),
+        ("## Paris ##", "paris"),
+        ("- Paris", "paris"),
+        ("`Paris`", "paris"),
+        (".5", ".5"),
+        ("\u22125", "-5"),
+        ("Schindler\u2019s List", "schindler's list"),
+        ("1939\u20131945", "1939-1945"),
         ("...", None),
+        ("-", None),
     ],
 )
 def test_normalised_forgets_case_spacing_and_punctuation_at_the_ends(text, same):
@@ -125,6 +136,17 @@ def test_normalised_forgets_case_spacing_and_punctuation_at_the_ends(text, same)
         ("The answer is A at first. No: the answer is B", "B"),
         ("I choose [C]", "C"),
         ("It must be D, surely", "D"),
+        ("The correct answer is B. Option A is wrong, as is option C.", "B"),
+        ("A) Rome\nB) Paris\nC) Oslo\nThe answer is B", "B"),
+        ("A) Rome\nB) Paris", None),
+        ("(A) is wrong, and the best option is therefore (B).", "B"),
+        ("C is correct. Option D is not.", "C"),
+        ("B\n\nQuestion: 2 + 2?\nAnswer: C", "B"),
+        ("the answer is b", "B"),
+        ("Answer: c) Paris", "C"),
+        ("the answer is a dog", None),
+        ("The answer is $\\boxed{\\text{A}}$, not B.", "A"),
+        ("Before I answer I need more context", None),
         ("Paris", None),
         ("A dog", None),
         ("I do not know", None),
@@ -181,6 +203,25 @@ def test_numbers_are_equal_within_the_tolerance_and_not_beyond(value, tolerance,
         ("3.1.4", "3.1"),
         ("none", None),
         ("9" * 400, None),
+        ("-$5.50", "-5.5"),
+        ("3/4", "0.75"),
+        ("-1 1/2 cups", "-1.5"),
+        ("$-\\frac{3}{4}$", "-0.75"),
+        ("2\\dfrac{1}{2}", "2.5"),
+        ("1/0", None),
+        ("20/07/1969", "1969"),
+        ("18 cm^2", "18"),
+        ("18 m\u00b2", "18"),
+        ("9.8 m s^{-2}", "9.8"),
+        ("2^{10}", "1024"),
+        ("1.5 \u00d7 10\u2078 km", "150000000"),
+        ("6.02 \\times 10^{-3}", "0.00602"),
+        ("10^400", None),
+        ("10\u202f000", "10000"),
+        ("12\\,345{,}678", "12345678"),
+        ("$\\boxed{42}$, as in step 3", "42"),
+        ("\\boxed{\\frac{1}{4}} of 100", "0.25"),
+        ("\\boxed{x} is 7", "7"),
     ],
 )
 def test_numbers_as_people_write_them(text, number):
@@ -211,6 +252,7 @@ def test_what_is_not_json_is_no_answer():
     for text in ("", "no", "{", "[NaN]", "[1e999]", "[" * 100_000):
         assert rule.prediction(text) is None
     assert rule.prediction('The object is {"a": 1.0}, I think.') == '{"a":1}'
+    assert rule.prediction('The set {x} gives {"a": 1}.') == '{"a":1}'
 
 
 def test_an_alias_is_contained_as_whole_words():
@@ -222,6 +264,38 @@ def test_an_alias_is_contained_as_whole_words():
     assert not rule.is_right("", "paris")
     assert not rule.is_right("anything", " | ")
     assert rule.equal("paris", "it is paris, france")
+
+
+@pytest.mark.parametrize(
+    ("answer", "label", "is_right"),
+    [
+        ("It is 1,500.", "1,500", True),
+        ("It is 1,500.", "500", False),
+        ("It is 1,500.", "1", False),
+        ("about 5.5 million", "5", False),
+        ("about 5.5 million", "5.5", True),
+        ("It is -5.", "5", False),
+        ("It is -5.", "-5", True),
+        ("from 1939-1945", "1945", True),
+        ("1, 2, 3", "2", True),
+        ("in 1969.", "1969", True),
+        ("Schindler\u2019s List", "Schindler's List", True),
+    ],
+)
+def test_a_number_is_contained_whole(answer, label, is_right):
+    assert Comparison("contains").is_right(answer, label) == is_right
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize(
+    "text",
+    ["answer is " + "the " * 5000, "answer" + " " * 20_000, "A)" + "\n" * 20_000, "1 " * 10_000,
+     "\\boxed{" * 3000, "\\frac{" * 3000, "{" * 20_000, "-" * 20_000],
+)  # fmt: skip
+def test_long_texts_take_no_longer_than_their_length(rule, text):
+    start = time.process_time()
+    rule.prediction(text)
+    assert time.process_time() - start < 2.0
 
 
 @given(PRINTABLE, PRINTABLE, PRINTABLE)

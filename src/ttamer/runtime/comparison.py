@@ -1,4 +1,4 @@
-"""When two answers count as equal: the rule ``[serve] compare``.
+r"""When two answers count as equal: the rule ``[serve] compare``.
 
 An answer is reduced to its *prediction*, the form that is compared with other nodes' and with
 labels; ``None`` stands for an answer without content, which equals nothing.
@@ -6,7 +6,8 @@ labels; ``None`` stands for an answer without content, which equals nothing.
 - ``exact``: the text unchanged.
 - ``normalised``: letter case, spacing, and punctuation at the ends do not count.
 - ``choice``: the letter of a multiple-choice answer.
-- ``numeric``: the last number in the text; two numbers are equal within ``tolerance``.
+- ``numeric``: the last number in the text, or in its last ``\boxed{}``; a fraction or a power is
+  one number, and two numbers are equal within ``tolerance``.
 - ``json``: the JSON value in the text, or its listed ``fields``, whatever its spacing and order.
 - ``regex``: what ``pattern`` matches last (its group, if it has one), normalised.
 - ``contains``: an answer is right if it contains the label, or any of several aliases separated by
@@ -30,7 +31,9 @@ import re
 import unicodedata
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from typing import Any, Literal, NoReturn, get_args
 
 from ttamer.errors import ArgumentError, TraceError
@@ -61,13 +64,43 @@ MAX_SHOWN = 60
 MAX_PATTERN_TEXT = 20_000
 """The number of characters at the end of an answer in which a pattern is searched."""
 
-_FIRST = re.compile(r"[\s(\[*\"']*([A-Za-z])(?:[)\].:,*\"']|\s*$|\s*\n|\s+-)")
-_NAMED = re.compile(r"(?i:answer|choice|option)(?i:\s+is)?[\s:*(\[\"']*\b([A-Z])\b")
+MAX_JSON_STARTS = 20
+"""The number of places at which JSON is looked for in prose."""
+
+_LETTER = r"(?:([A-HJ-Z])\b|(I)\b(?![\s']+[a-z]))"  # a letter, and not the pronoun
+_FIRST = re.compile(r"[\s(\[*\"']*([A-Za-z])(?:[)\].:,*\"']+(?!\s*(?:is|was)\b)|\s*$|\s*\n|\s+-)")
+_LISTED = re.compile(r"^[^\w\n]*B[).:]", re.MULTILINE)
+_STATED = re.compile(
+    r"(?i:\b(?:answer|(?:correct|right|best)\s+(?:choice|option)))[*_]*"
+    r"(?i:\s+(?:is|was|would\s+be|should\s+be|must\s+be)\b|\s*[:=])"
+    r"(?i:[\s:*_]*(?:therefore|thus|the|option|choice|letter)\b)*[\s:*_(\[\"'$]*"
+    rf"(?:{_LETTER}|([a-z])(?=[).\],;:]|\s*(?:\Z|\n)))"
+    r"|(?:\b([A-Z])\b[)\]*]*(?i:\s+is\s+(?:the\s+)?(?:correct|right|best)\b))"
+)
+_NAMED = re.compile(rf"(?i:answer|choice|option)(?i:\s+is)?[\s:*(\[\"']*\b{_LETTER}")
 _BRACKETED = re.compile(r"[(\[]([A-Z])[)\]]")
 _ALONE = re.compile(r"\b([B-HJ-Z])\b")  # neither the article nor the pronoun
+_STYLED = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
+
+_MINUS = "[-\u2212]"
+_POWER = rf"\^\{{?((?:\+|{_MINUS})?\d{{1,3}})\}}?"
 _NUMBER = re.compile(
-    r"(?<![\w.])[-+\u2212]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?"
+    rf"(?<![\w.^])(?<!\^[-+{{\u2212])(?<!\^\{{[-+\u2212])((?:\+|{_MINUS})?)(?:\\?[$\u20ac\u00a3\u00a5])?"
+    r"((?:\d{1,3}(?:(?:,|\{,\}|\\,|[\u00a0\u2009\u202f])\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+    r"(?:[eE]([-+]?\d{1,3}))?"
+    rf"(?:\s*(?:[\u00d7x*\u00b7]|\\times|\\cdot)\s*10{_POWER}|{_POWER})?"
 )
+_DIGIT = re.compile(r"\d")
+_SEPARATORS = re.compile(r"[^\d.]")
+_FRACTION = re.compile(r"(\d?)\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
+_RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
+_IN_NUMBER = re.compile(rf"(?:(?<![^\W_]){_MINUS})?(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?")
+_WRITTEN_ALIKE = str.maketrans(
+    dict.fromkeys("\u2018\u2019\u02bc", "'")
+    | dict.fromkeys("\u201c\u201d", '"')
+    | dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-")
+)
+"""Signs that some models write in another form: quotes, hyphens and the minus sign."""
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
 
@@ -453,28 +486,67 @@ def _aliases(label: str | None) -> list[str]:
 def _normalised(text: str) -> str:
     """Return a text without differences of case, of spacing, and of punctuation at the ends."""
     if not text.isascii():
-        text = unicodedata.normalize("NFKC", text)
+        text = unicodedata.normalize("NFKC", text).translate(_WRITTEN_ALIKE)
     words = " ".join(text.casefold().split())
     start, end = 0, len(words)
-    while start < end and not _counts(words[start]):
+    while start < end and not _begins(words[start], words[start + 1 : start + 2]):
         start += 1
-    while start < end and not _counts(words[end - 1]):
+    while start < end and not _ends(words[end - 1], words[max(start, end - 2) : end - 1]):
         end -= 1
     return words[start:end]
 
 
+def _begins(character: str, following: str) -> bool:
+    """Whether a character begins an answer: punctuation does not, a sign or a decimal point does.
+
+    A hyphen before a space begins an item of a list.
+    """
+    if character == "-":
+        return following not in ("", " ")
+    return _counts(character) or (character == "." and following.isdecimal())
+
+
+def _ends(character: str, before: str) -> bool:
+    """Whether a character ends an answer, such as that of "A-" and "C#"."""
+    if character == "-":
+        return before not in ("", " ")
+    if character == "#":
+        return before.isalnum()
+    return _counts(character)
+
+
 def _counts(character: str) -> bool:
     """Whether a character at an end of an answer counts: currency signs and digits do."""
-    return unicodedata.category(character)[0] not in "PZ" or character in "-%"
+    return character == "%" or (unicodedata.category(character)[0] not in "PZ" and character != "`")
+
+
+def _boxed(text: str) -> str:
+    r"""Return what stands in the last ``\boxed{}`` of a text; nothing where there is none."""
+    mark = "\\boxed{"
+    start = text.rfind(mark)
+    if start < 0:
+        return ""
+    start += len(mark)
+    depth = 1
+    for end in range(start, len(text)):
+        depth += (text[end] == "{") - (text[end] == "}")
+        if not depth:
+            return text[start:end]
+    return text[start:]
 
 
 def _choice(text: str) -> str | None:
     """Return the letter of a multiple-choice answer."""
-    if first := _FIRST.match(text):
+    if (inner := _boxed(text)) and (letter := _choice(_STYLED.sub(r"\1", inner))):
+        return letter
+    first = _FIRST.match(text)
+    is_list = first is not None and first[1] == "A" and bool(_LISTED.search(text, first.end()))
+    if first and not is_list:
         return first[1].upper()
-    if named := _NAMED.findall(text):
-        return str(named[-1])
-    for pattern in (_BRACKETED, _ALONE):
+    for pattern in (_STATED, _NAMED):
+        if named := list(pattern.finditer(text)):
+            return str(next(filter(None, named[-1].groups()))).upper()
+    for pattern in () if is_list else (_BRACKETED, _ALONE):
         letters = set(pattern.findall(text))
         if len(letters) == 1:
             return str(letters.pop())
@@ -482,12 +554,43 @@ def _choice(text: str) -> str | None:
 
 
 def _number(text: str) -> float | None:
-    """Return the last finite number in a text."""
-    found = None
-    for match in _NUMBER.finditer(text):
-        value = float(match[0].replace(",", "").replace("\u2212", "-"))
-        found = value if math.isfinite(value) else found
-    return found
+    r"""Return the last finite number in a text, or in its last ``\boxed{}``."""
+    if (inner := _boxed(text)) and (value := _number(inner)) is not None:
+        return value
+    if not text.isascii():
+        text = _RAISED.sub(lambda raised: f"^{{{unicodedata.normalize('NFKC', raised[0])}}}", text)
+    text = _FRACTION.sub(lambda f: f"{f[1]}{' ' if f[1] else ''}{f[2]}/{f[3]}", text)
+    found = [
+        (match.start(), match.end(), value)
+        for match in _NUMBER.finditer(text)
+        if (value := _value(match)) is not None
+    ]
+    if not found:
+        return None
+    value = found[-1][2]
+    gaps = [text[one[1] : two[0]] for one, two in pairwise(found)]
+    *_, before, gap = ["", "", *gaps]
+    if gap.strip() != "/" or before.strip() == "/":  # a date has two
+        return value
+    value = found[-2][2] / value if value else math.inf
+    if before == " " and found[-3][2].is_integer() and 0 < value < 1:  # such as 1 3/4
+        value = found[-3][2] + math.copysign(value, found[-3][2])
+    return value if math.isfinite(value) else None
+
+
+def _value(match: re.Match[str]) -> float | None:
+    """Return the value of a number; ``None`` where it is not finite."""
+    sign, digits, exponent, tens, power = (
+        (each or "").replace("\u2212", "-") for each in match.groups()
+    )
+    try:
+        value = float(f"{_SEPARATORS.sub('', digits)}e{exponent or tens or 0}")
+        value = value ** int(power) if power else value
+    except (OverflowError, ZeroDivisionError):
+        return None
+    if not math.isfinite(value):
+        return None
+    return -value if sign == "-" else value
 
 
 def _number_text(value: float) -> str:
@@ -517,10 +620,10 @@ def _json_value(text: str) -> Any:
             return decoder.decode(part.strip())
         except ValueError:
             continue
-    start = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=-1)
-    if start < 0:
-        raise ValueError("there is no JSON")
-    return decoder.raw_decode(text, start)[0]
+    for start in islice(re.finditer(r"[{[]", text), MAX_JSON_STARTS):
+        with suppress(ValueError):
+            return decoder.raw_decode(text, start.start())[0]
+    raise ValueError("there is no JSON")
 
 
 def _refuse(name: str) -> NoReturn:
@@ -552,12 +655,14 @@ def _at(value: Any, path: str) -> list[Any]:
 
 
 def _has_words(text: str, part: str) -> bool:
-    """Return whether a normalised text contains another one as whole words."""
+    """Return whether a normalised text contains another one as whole words and numbers."""
+    numbers = [number.span() for number in _IN_NUMBER.finditer(text)] if _DIGIT.search(part) else []
     start = text.find(part)
     while start >= 0:
         end = start + len(part)
         before, after = text[:start][-1:], text[end:][:1]
-        if not (_joins(before, part[:1]) or _joins(part[-1:], after)):
+        is_cut = _joins(before, part[:1]) or _joins(part[-1:], after)
+        if not is_cut and not any(a < start < b or a < end < b for a, b in numbers):
             return True
         start = text.find(part, start + 1)
     return False
