@@ -167,6 +167,7 @@ def _judge(args: argparse.Namespace) -> Judge | None:
 
     from ttamer.errors import ArgumentError
     from ttamer.serve.collection.judging import Judge
+    from ttamer.serve.collection.rows import read_text
 
     if args.judge is None:
         needed = [("--rubric", args.rubric), ("--graded", args.graded)]
@@ -176,7 +177,7 @@ def _judge(args: argparse.Namespace) -> Judge | None:
             if given:
                 raise ArgumentError(f"{flag} is for a judge: give --judge NODE")
         return None
-    rubric = "" if args.rubric is None else Path(args.rubric).read_text("utf-8").strip()
+    rubric = "" if args.rubric is None else read_text(Path(args.rubric)).strip()
     return Judge(args.judge, rubric, args.graded, args.min_agreement)
 
 

@@ -360,6 +360,19 @@ def test_an_error_of_an_upstream_is_shown_to_the_operator(served):
         collected(served)
 
 
+def test_answers_without_content_are_counted(make_served):
+    served = make_served(2, serve={"compare": "choice"})
+    small = served.upstreams["small"]
+    texts = {QUESTIONS[0]: "", QUESTIONS[1]: "<think>A or", QUESTIONS[2]: "I do not know"}
+    real = small.answer
+    small.answer = lambda prompt, n: (texts[prompt], 0.9) if prompt in texts else real(prompt, n)
+    (note,) = collected(served).notes
+    assert note == (
+        "3 of 30 answers of 'small' have no content under compare = \"choice\", 2 of them no text: "
+        "a model that reasons needs more max_tokens"
+    )
+
+
 def test_reasoning_is_no_part_of_an_answer(make_served):
     served = make_served(2, serve={"compare": "contains"})
     small = served.upstreams["small"]
@@ -762,3 +775,6 @@ def test_the_command_takes_a_judge_and_its_rubric(served, prompts, tmp_path, cap
     assert not tt.Trace.read(output).wrong().any()
     assert main([*command, "--rubric", str(tmp_path / "rubric.txt")]) == 2
     assert "give --judge NODE" in capsys.readouterr().err
+    (tmp_path / "rubric.txt").write_bytes(b"\xff")
+    assert main([*command, "--judge", "large", "--rubric", str(tmp_path / "rubric.txt")]) == 2
+    assert "rubric.txt: is not text in UTF-8" in capsys.readouterr().err

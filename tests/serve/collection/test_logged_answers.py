@@ -75,6 +75,7 @@ def test_answers_are_compared_by_the_cascade_s_rule_and_tokens_are_priced(writte
     assert trace.prediction[0, 0] == trace.prediction[0, 1]
     assert trace.prediction[1, 0] != trace.prediction[1, 1]
     assert trace.prediction[2, 0] == -1
+    assert trace.notes[-1].startswith("1 of 3 answers of 'small' has no content under compare")
     np.testing.assert_allclose(trace.costs, [[4.0, 30.0]] * 3)
     assert trace.confidence.tolist() == [[0.0, 0.9]] * 3
 

@@ -496,8 +496,9 @@ async def _trace(
         failed = Counter(f"{name} {reason}" for (name, _), reason in collection.failed.items())
         counts = {**left_out, **failed}  # every node's failures, and the judge's
         reasons = "; ".join(f"{reason}: {count}" for reason, count in counts.items())
+        lacked = "an answer" if verdicts is None else "an answer or a verdict"
         raise TraceError(
-            f"{sum(left_out.values())} of {len(collection.prompts)} prompts lack an answer "
+            f"{sum(left_out.values())} of {len(collection.prompts)} prompts lack {lacked} "
             f"({reasons}); fix the cause{_hint(reasons, collection.prompts)} and run the same "
             "command again, which asks only these, or skip them with --skip-bad"
         )
@@ -541,6 +542,7 @@ async def _compared(
             f"{error}, or name a judge (--judge NODE); the answers are kept, and are not asked for "
             "again"
         ) from None
+    notes += compared.notes(comparer.rule, spec.names, answers)
     correct: Any = compared.correct
     score = None
     if verdicts is not None:

@@ -48,6 +48,38 @@ class ComparedAnswers:
     correct: list[list[bool]] | None = None
     """Where labels are compared one by one: equality is not transitive."""
 
+    def notes(
+        self, rule: Comparison, names: Sequence[str], answers: Sequence[Sequence[str]]
+    ) -> list[str]:
+        """Return how many answers of each node have no content, for those that have some.
+
+        >>> found = ComparedAnswers([["4", None], ["5", "5"]])
+        >>> print(*found.notes(Comparison("numeric"), ["a", "b"], [["4", "four"], ["5", "5"]]))
+        1 of 2 answers of 'b' has no content under compare = "numeric"
+
+        Args:
+            rule: The rule of comparison.
+            names: The nodes.
+            answers: The answers to each prompt, in the order of the nodes.
+
+        Returns:
+            A text for each node with such answers.
+        """
+        notes = []
+        for node, name in enumerate(names):
+            count = sum(row[node] is None for row in self.prediction)
+            empty = sum(not row[node].strip() for row in answers)
+            if count:
+                has = "has" if count == 1 else "have"
+                note = (
+                    f"{count} of {len(answers)} answers of {name!r} {has} no content under "
+                    f'compare = "{rule}"'
+                )
+                if empty:
+                    note += f", {empty} of them no text: a model that reasons needs more max_tokens"
+                notes.append(note)
+        return notes
+
 
 async def compare_answers(
     comparer: Comparer, answers: Sequence[Sequence[str]], labels: Sequence[str] | None

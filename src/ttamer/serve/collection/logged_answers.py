@@ -135,7 +135,7 @@ def import_answers(
         correct=compared.correct,
         cost=[[reply.cost for reply in row] for row in replies],
         left_out=left_out,
-        notes=tuple(notes),
+        notes=(*notes, *compared.notes(rule, spec.names, answers)),
     )
 
 
