@@ -109,7 +109,7 @@ def test_bad_arguments_are_refused_before_any_call(cluster_collect):
         cluster_collect(TEXTS, [ray_models.Small])
     with pytest.raises(ArgumentError, match="repeat is 0"):
         cluster_collect(TEXTS, nodes, repeat=0)
-    with pytest.raises(TraceError, match="there are 1 labels and more inputs"):
+    with pytest.raises(TraceError, match="1 label and more inputs are given"):
         cluster_collect(TEXTS, nodes, labels=["A"])
     for workers in (0, 1.5, "2", {"small": True}):
         with pytest.raises(ArgumentError, match=r"workers of 'small' is .*a whole number from 1"):

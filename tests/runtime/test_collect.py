@@ -130,9 +130,16 @@ def fails(value):
     return value, 0.5
 
 
+def fails_at_length(value):
+    if value == 2:
+        raise ValueError("the first line\n  and the second")
+    return value, 0.5
+
+
 @pytest.mark.parametrize(
     ("node", "says"),
     [
+        (fails_at_length, "raised ValueError: the first line and the second; fix the callable"),
         (fails, "node 'n', input 2 .*: raised KeyError: 'broken'; fix the callable"),
         (lambda v: ("x", "high" if v == 2 else 1), r"input 2 .* no number \(str\)"),
         (lambda v: ("x", None if v == 2 else 1), r"input 2 .* no number \(NoneType\)"),
@@ -263,8 +270,8 @@ def test_progress():
         ({"costs": {"short": 1}}, ArgumentError, "only one of them has 'full'"),
         ({"costs": {"short": 1, "full": -1}}, CascadeError, "cost is -1"),
         ({"order": "random"}, CascadeError, "order is 'random'"),
-        ({"labels": ["a"]}, TraceError, "there are 1 labels and more inputs"),
-        ({"labels": ["a"] * 3}, TraceError, "there are 2 inputs and more labels"),
+        ({"labels": ["a"]}, TraceError, "1 label and more inputs are given"),
+        ({"labels": ["a"] * 3}, TraceError, "2 inputs and more labels are given"),
         ({"labels": ["a", [1]]}, TraceError, "label 1 .* a class must be"),
         ({"inputs": []}, TraceError, "no inputs"),
         ({"nodes": {}}, CascadeError, "no nodes"),

@@ -289,7 +289,7 @@ def test_lists_frames_and_batches_of_a_limited_size():
     assert of_frame.answers == of_list.answers
 
 
-@pytest.mark.parametrize("inputs", ["text", None, iter([1])])
+@pytest.mark.parametrize("inputs", ["text", None, iter([1]), {"a": 1}, {"a", "b"}])
 def test_inputs_that_are_not_several_are_refused(inputs):
     cascade = Cascade(fitted("none")[0], dict.fromkeys(NAMES, lambda _: (0, 0.5)))
     with pytest.raises(ArgumentError, match="run_batch takes several inputs, not"):

@@ -117,7 +117,8 @@ class _Run:
 
     def __init__(self, cascade: Cascade, inputs: Any, signals: Mapping[str, Any] | None) -> None:
         self.cascade, self.inputs = cascade, inputs
-        if isinstance(inputs, str | bytes) or not isinstance(inputs, Sized):
+        is_indexed = isinstance(inputs, Sized) and hasattr(inputs, "__getitem__")
+        if isinstance(inputs, str | bytes | Mapping) or not is_indexed:
             remedy = "give a list, an array or a data frame; for one input call run"
             require_kind(inputs, list, "run_batch takes several inputs", remedy)
         self.count = int(inputs.shape[0]) if hasattr(inputs, "shape") else len(inputs)
@@ -149,7 +150,7 @@ class _Run:
             return self.inputs.iloc[rows]
         if hasattr(self.inputs, "shape"):
             return self.inputs[rows]
-        return [self.inputs[row] for row in rows]
+        return [self.inputs[row] for row in rows.tolist()]
 
     def parts(self, node: str, rows: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
         """Yield the rows of each call of a node that answers for several inputs."""
@@ -231,7 +232,7 @@ class _Run:
             parts = self.parts(name, rows)
             return set().union(*(self._ask_part(node, part, codes) for part in parts))
         function, timeout = self.cascade.nodes[name], self.cascade.timeouts.get(name)
-        results = [call(Call(function, self.value(row), timeout)) for row in rows]
+        results = [call(Call(function, self.value(row), timeout)) for row in rows.tolist()]
         return self._keep(node, rows, results, codes)
 
     def _ask_part(self, node: int, rows: NDArray[np.intp], codes: ClassCodes) -> set[int]:

@@ -269,7 +269,7 @@ class Calls:
         what = str(error) if isinstance(error, Unusable) else f"raised {type(error).__name__}"
         if self.on_error == "skip":
             return f"{name} {what}"
-        detail = "" if isinstance(error, Unusable) else f": {error}"
+        detail = "" if isinstance(error, Unusable) else f": {' '.join(str(error).split())}"
         raise TraceError(
             f"node {name!r}, {where} (counting from 0): {what}{detail}; fix the "
             'callable, or skip these rows with on_error="skip" (they are counted)'
@@ -382,9 +382,9 @@ def with_labels(
     end = object()
     for position, (value, label) in enumerate(itertools.zip_longest(inputs, labels, fillvalue=end)):
         if value is end or label is end:
-            few, many = ("inputs", "labels") if value is end else ("labels", "inputs")
+            few, many = ("input", "labels") if value is end else ("label", "inputs")
             raise TraceError(
-                f"there are {position} {few} and more {many}; there must be as many of each"
+                f"{counted(position, few)} and more {many} are given; there must be as many of each"
             )
         yield value, label
 
