@@ -206,6 +206,7 @@ def _from_upstreams(args: argparse.Namespace) -> Trace:
     if args.label != DEFAULT_LABEL and all(prompt.label is None for prompt in prompts):
         raise ArgumentError(f"--label {args.label}: no prompt of {args.prompts} has that field")
     progress = progress_line(quiet=args.json)
+    counts = "answers" if args.judge is None else "answers and verdicts"
     journal, answers = _kept(args)
     trace = collect_upstreams(
         settings,
@@ -217,7 +218,7 @@ def _from_upstreams(args: argparse.Namespace) -> Trace:
         endpoint=args.endpoint,
         on_error="skip" if args.skip_bad else "refuse",
         progress=lambda done, total, failed: progress(
-            f"{done} of {total} answers" + (f", {failed} failed" if failed else "")
+            f"{done} of {total} {counts}" + (f", {failed} failed" if failed else "")
         ),
     )
     progress("")

@@ -405,7 +405,12 @@ def test_a_judge_decides_who_is_right_and_its_agreement_is_reported(served):
     small, large = served.upstreams.values()
     small.answer = lambda prompt, _: (f"{truth(prompt)}, I would say", 0.6)
     judged = judging(large, lambda text: "Yes." if "I would say" in text else "no")
-    trace = collected(served, judge=Judge("large"))
+    reported = []
+    trace = collected(
+        served, judge=Judge("large"), progress=lambda *numbers: reported.append(numbers)
+    )
+    assert (60, 60, 0) in reported
+    assert reported[-1] == (120, 120, 0)
     assert trace.correct.tolist() == [[True, False]] * 30
     assert trace.label is None
     (note,) = trace.notes

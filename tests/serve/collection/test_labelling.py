@@ -18,7 +18,7 @@ from support.browser import headless
 from ttamer.cli import main
 from ttamer.errors import TraceError
 from ttamer.serve.collection.label_choice import LabelPlan
-from ttamer.serve.collection.labelling import Labelling, LabelServer, read_answers
+from ttamer.serve.collection.labelling import KeptRow, Labelling, LabelServer, read_answers
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
@@ -61,6 +61,20 @@ def labelling(tmp_path):
     rows = read_answers(f"{path}.answers.jsonl", trace.names)
     with Labelling(LabelPlan(trace), rows, tmp_path / "labels.jsonl") as labelling:
         yield labelling
+
+
+def test_rows_with_the_same_prompt_and_answers_are_labelled_once(tmp_path):
+    trace = Trace.from_arrays(
+        SPEC, [[0.5, 0.6]] * 3, prediction=[["a", "b"], ["c", "d"], ["a", "b"]]
+    )
+    rows = [KeptRow("same", None, {"small": "a", "large": "b"})] * 3
+    rows[1] = KeptRow("other", None, {"small": "c", "large": "d"})
+    for _ in range(2):  # and when the labels are read again
+        with Labelling(LabelPlan(trace), rows, tmp_path / "labels.jsonl") as labelling:
+            if not labelling.right:
+                labelling.add(0, ["large"])
+            assert labelling.right == {0: (False, True), 2: (False, True)}
+            assert labelling.next() == 1
 
 
 def test_four_of_five_rows_are_ones_on_which_nodes_differ():

@@ -95,7 +95,7 @@ def collect_upstreams(
             Verdicts are kept in the journal, and are not part of the nodes' costs.
         likeness: With ``compare = "embedding"``: what the threshold is fitted to, or measured with;
             ``notes`` has it and how often it agrees, and the trace's cascade the threshold.
-        progress: Called with the numbers of answers done, total and failed.
+        progress: Called with the numbers of answers and verdicts done, total and failed.
 
     Returns:
         The trace, with a cost per row where calls differ in cost.
@@ -182,7 +182,7 @@ class _Collection:
         }
         self.total = sum(map(len, different.values()))
         self.done = self.total - sum(map(len, waiting.values()))
-        self._report()
+        self.report()
         async with HttpClient() as client, asyncio.TaskGroup() as group:
             nodes = open_nodes(self.settings, client, read_errors=True, keep_first=True)
             for name, node in nodes.items():
@@ -205,7 +205,7 @@ class _Collection:
             else:
                 await self._one(node, row, failures)
             self.done += 1
-            self._report()
+            self.report()
 
     def entries(self, row: int) -> list[JournalEntry | None]:
         """Return the answers to a prompt, in the order of the nodes."""
@@ -241,9 +241,12 @@ class _Collection:
         )  # fmt: skip
         self.journal.add(key, entry)
 
-    def _report(self) -> None:
+    def report(self) -> None:
+        """Report how many answers and verdicts are there."""
         if self.progress is not None:
-            self.progress(self.done, self.total, len(self.failed))
+            failed = len(self.failed)
+            failed += 0 if self.verdicts is None else len(self.verdicts.failed)
+            self.progress(self.done, self.total, failed)
 
 
 class _PromptSignals:
@@ -262,7 +265,8 @@ class _PromptSignals:
         journal, prompts = self._collection.journal, self._collection.prompts
         if self._settings is None or not self._settings.signals:
             return
-        waiting = [row for row in range(len(prompts)) if self._key(row) not in journal]
+        keys = {self._key(row): row for row in range(len(prompts))}
+        waiting = [row for key, row in keys.items() if key not in journal]
         async with HttpClient() as client:
             embedder = Embedder(self._settings, client, read_errors=True)
             for start in range(0, len(waiting), EMBEDDED_AT_ONCE):
@@ -329,6 +333,7 @@ class _Verdicts:
                 if entry is not None and self.score(row, entry.text) is None:
                     waiting[self.key(row, entry.text)] = self._request(row, entry.text)
         calls, failures = iter(waiting.items()), _FailureCount()
+        self._collection.total += len(waiting)
         async with HttpClient() as client, asyncio.TaskGroup() as group:
             upstream = Upstream(self._node, client, read_errors=True)
             for _ in range(min(self._node.concurrency, len(waiting))):
@@ -343,18 +348,25 @@ class _Verdicts:
         for key, request in calls:
             if failures.too_many:
                 self.failed[key] = "was not called any more"
-                continue
-            try:
-                response = await upstream.call("/chat/completions", request)
-                read = score_from if self._judge.graded else verdict_from
-                score = float(read(response.body))
-                cost = call_cost(self._node, response.body)
-            except (UpstreamFailed, Unreadable) as error:
-                self.failed[key] = _reason(error)
-                failures.count += 1
-                continue
-            failures.count = 0
-            self._collection.journal.add(key, JournalEntry(answer_text(response.body), score, cost))
+            else:
+                await self._one(upstream, key, request, failures)
+            self._collection.done += 1
+            self._collection.report()
+
+    async def _one(
+        self, upstream: Upstream, key: str, request: Mapping[str, Any], failures: _FailureCount
+    ) -> None:
+        try:
+            response = await upstream.call("/chat/completions", request)
+            read = score_from if self._judge.graded else verdict_from
+            score = float(read(response.body))
+            cost = call_cost(self._node, response.body)
+        except (UpstreamFailed, Unreadable) as error:
+            self.failed[key] = _reason(error)
+            failures.count += 1
+            return
+        failures.count = 0
+        self._collection.journal.add(key, JournalEntry(answer_text(response.body), score, cost))
 
     async def note(
         self,

@@ -137,7 +137,9 @@ class Labelling:
                 f"there are prompts for {counted(len(self.rows), 'row')}, and the trace has "
                 f"{len(self.plan.trace)}; both must be of the same collection"
             )
-        self._keys = {row.key: number for number, row in enumerate(self.rows)}
+        self._places: dict[str, list[int]] = {}  # equal rows have one label
+        for number, row in enumerate(self.rows):
+            self._places.setdefault(row.key, []).append(number)
         self._file = JsonLines(self.path, sync_lines=1)
         self._lock = threading.Lock()
 
@@ -149,32 +151,35 @@ class Labelling:
         for number, line in self._file.lines():
             try:
                 entry = json.loads(line)
-                row = self._keys.get(entry["key"])
+                rows = self._places.get(entry["key"])
                 right = entry["right"]
                 names = None if right is None else set(map(str, right))
             except (ValueError, KeyError, TypeError):
                 raise TraceError(
                     f"{self.path}: line {number} is not a label; remove the line"
                 ) from None
-            if row is None:
+            if rows is None:
                 self.unknown += 1
             else:
-                self._set(row, names)
+                self._set(rows, names)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def _set(self, row: int, names: set[str] | None) -> None:
-        if names is None:
-            self.right.pop(row, None)
-            self.skipped.add(row)
-        else:
-            self.skipped.discard(row)
-            self.right[row] = tuple(name in names for name in self.plan.trace.names)
+    def _set(self, rows: Sequence[int], names: set[str] | None) -> None:
+        for row in rows:
+            if names is None:
+                self.right.pop(row, None)
+                self.skipped.add(row)
+            else:
+                self.skipped.discard(row)
+                self.right[row] = tuple(name in names for name in self.plan.trace.names)
 
     def add(self, row: int, right: Sequence[str] | None) -> None:
         """Keep a label, and write it at once; a second label for a row replaces the first.
+
+        Rows with the same prompt and answers have the same label.
 
         Args:
             row: The row.
@@ -188,12 +193,13 @@ class Labelling:
         if not 0 <= row < len(self.rows) or (names or set()) - set(self.plan.trace.names):
             raise ArgumentError(f"there is no row {row}, or no node of the label's {right!r}")
         kept = None if names is None else [n for n in self.plan.trace.names if n in names]
+        key = self.rows[row].key
         with self._lock:
             try:
-                self._file.append(json_line({"key": self.rows[row].key, "right": kept}))
+                self._file.append(json_line({"key": key, "right": kept}))
             except OSError as error:
                 raise TraceError(f"{self.path}: cannot be written: {error.strerror}") from None
-            self._set(row, names)
+            self._set(self._places[key], names)
 
     def next(self) -> int | None:
         """Return the row to label next; ``None`` where all are done.
