@@ -91,6 +91,17 @@ def ask(gateway, text):
     return response.headers["x-ttamer-path"]
 
 
+def test_equal_prompts_are_embedded_once(make_served, start_upstream):
+    embeddings = start_upstream("embeddings")
+    table = {"upstream": embeddings.url, "signals": 3}
+    served = make_served(serve={"signals": True, "embeddings": table})
+    for upstream in served.upstreams.values():
+        upstream.answer = lambda *_: ("A", 0.9)
+    prompts = [Prompt(chat("What is it?"), "A")] * 3
+    collect_upstreams(read_settings(served.cascade), prompts, served.cascade.with_name("journal"))
+    assert [body["input"] for body in embeddings.requests] == [["What is it?"]]
+
+
 def test_the_first_node_is_chosen_by_the_prompt(make_served, start_upstream):
     embeddings = start_upstream("embeddings")
     table = {"upstream": embeddings.url, "signals": 3}
