@@ -83,16 +83,20 @@ def run(args: argparse.Namespace) -> None:
         rows = {str(path): len(part) for path, part in parts.items()}
         print(as_json({"rows": rows, "cascade": str(cascade), "notes": list(trace.notes)}))
         return
-    if args.format == "answers":
+    is_text = args.format == "answers"
+    if is_text:
         print(f"{node_table(trace)}\n")
     for path, part in parts.items():
         print(f"  {path}: {counted(len(part), 'row')} of {', '.join(trace.names)}")
     print(f"  {cascade}: names and costs; edit the costs where the log has none")
+    # A trace of answers has its costs, and keeps the cascade with them inside unless it is CSV.
+    is_whole = is_text and suffix not in (".csv", ".csv.gz")
+    needed = "" if is_whole else f" --cascade {cascade}"
     if args.test_share:
         fit_path, test_path = parts
-        print(f"\nNext: ttamer frontier --fit {fit_path} --test {test_path} --cascade {cascade}")
+        print(f"\nNext: ttamer frontier --fit {fit_path} --test {test_path}{needed}")
     else:
-        print(f"\nNext: ttamer fit {output} --cascade {cascade}")
+        print(f"\nNext: ttamer fit {output}{needed}")
 
 
 def _read(args: argparse.Namespace) -> Trace:

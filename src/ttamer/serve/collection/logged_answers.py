@@ -106,7 +106,8 @@ def import_answers(
     if not kept:
         raise TraceError(f"{path}: all of its rows were left out")
     notes = [
-        f'no column {node.name}.confidence: its confidence is "none", as the gateway\'s should be'
+        f'no column {node.name}.confidence: write confidence = "none" for {node.name!r} in the '
+        "cascade.toml that serves it"
         for node in nodes
         if node.confidence is None
     ]
