@@ -14,7 +14,7 @@ from support.faulty_upstream import truth
 from ttamer.cli import main
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.serve.collection.collecting import MAX_FAILURES, collect_upstreams
-from ttamer.serve.collection.journal import Journal, JournalEntry
+from ttamer.serve.collection.journal import Journal, JournalEntry, journal_key
 from ttamer.serve.collection.judging import Judge
 from ttamer.serve.collection.prompts import Prompt, read_prompts
 from ttamer.serve.config import NodeSettings, read_settings
@@ -107,6 +107,50 @@ def test_a_node_that_changes_is_asked_again_and_the_others_are_not(served):
     )
     collected(served)
     assert counts(served) == [60, 30]
+
+
+def test_other_prices_ask_nothing_again(make_served):
+    served = make_served(2, node={"large": {"confidence": "agreement", "samples": 2}})
+    assert collected(served).costs.mean(axis=0).tolist() == [1.0, 25.0]
+    assert counts(served) == [30, 60]
+    changed(served, "cost = 1.0", "cost = 2.0")
+    assert collected(served).costs.mean(axis=0).tolist() == [2.0, 25.0]
+    changed(served, "cost = 2.0", "cost_per_token = {input = 0.5, output = 1}")
+    assert collected(served).costs.mean(axis=0).tolist() == [2 * 0.5 + 1, 25.0]
+    assert counts(served) == [30, 60]
+    changed(served, "cost = 12.5", "cost = 13.0")  # of several calls, which are not priced again
+    collected(served)
+    assert counts(served) == [30, 120]
+
+
+def test_answers_without_usage_are_asked_again_where_tokens_get_a_price(make_served):
+    served = make_served(2)
+    small = served.upstreams["small"]
+    small.states_usage = False
+    collected(served)
+    changed(served, "cost = 1.0", "cost_per_token = {input = 0.5, output = 1}")
+    with pytest.raises(TraceError, match=r"small returned no usage, .*: give the node a cost"):
+        collected(served)
+    small.states_usage = True
+    assert collected(served).costs[:, 0].tolist() == [2.0] * 30
+
+
+def test_entries_of_an_earlier_version_are_kept_by_their_prices(served):
+    first = collected(served)
+    journal = served.cascade.with_name("journal")
+    rows = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
+    keys = {}
+    for node in read_settings(served.cascade).nodes.values():
+        values = {"path": "/chat/completions", "compare": "choice", **node.answer_settings}
+        unpriced = {name: value for name, value in values.items() if name != "cost"}
+        for prompt in LABELLED:
+            keys[journal_key(unpriced, prompt.body)] = journal_key(values, prompt.body)
+    for row in rows:
+        row["key"] = keys[row["key"]]
+        del row["usage"]
+    journal.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    assert collected(served).digest == first.digest
+    assert counts(served) == [30, 30]
 
 
 def test_settings_of_a_later_version_keep_the_keys_of_a_journal():

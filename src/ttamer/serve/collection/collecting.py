@@ -2,7 +2,8 @@
 
 Each node is called by as many workers as its ``concurrency`` allows. Every answer is written to the
 journal at once, so that the same command continues after an interruption of any kind. Journal
-entries are found by node and prompt: changed ones are asked, the others are not.
+entries are found by node and prompt: changed ones are asked, the others are not. Answers are priced
+when the trace is made, so that other prices need no further calls.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ttamer.serve.answers.confidence import (
     question_text,
 )
 from ttamer.serve.answers.prompt_signals import embedding_signals, prompt_signals
+from ttamer.serve.bill import Tariff, Usage
 from ttamer.serve.collection.comparing import KeptAnswers, Likeness, compare_answers
 from ttamer.serve.collection.journal import EXTRAS, Journal, JournalEntry, journal_key
 from ttamer.serve.collection.judging import Agreement, score_from, verdict_from
@@ -57,6 +59,10 @@ __all__ = ["collect_upstreams"]
 MAX_FAILURES = 10
 """The number of failures in a row after which a node is not called any more."""
 
+SEVERAL_CALLS = ("agreement", "self-report", "verifier")
+"""The sources of confidence for which an answer takes several calls."""
+PRICES = ("cost", "cost_per_token")
+"""The settings of a node that are prices."""
 HALF = 0.5
 """The score from which an answer counts as right."""
 MAX_SHOWN_ALIASES = 6
@@ -152,7 +158,15 @@ class _Collection:
     total: int = 0
 
     def __post_init__(self) -> None:
-        self._identities = {name: self._identity(name) for name in self.settings.nodes}
+        self._priced = {name: self._identity(name) for name in self.settings.nodes}
+        self._identities = {
+            name: _without_prices(values) if self._is_one_call(name) else values
+            for name, values in self._priced.items()
+        }
+
+    def _is_one_call(self, name: str) -> bool:
+        """Return whether an answer takes one call, so that its usage is enough to price it."""
+        return self.settings.nodes[name].confidence not in SEVERAL_CALLS
 
     def _identity(self, name: str) -> dict[str, Any]:
         """Return the settings that a node's answers depend on."""
@@ -211,9 +225,20 @@ class _Collection:
         """Return the answers to a prompt, in the order of the nodes."""
         return [self.entry(name, row) for name in self.settings.nodes]
 
+    def _kept(self, name: str, row: int) -> JournalEntry | None:
+        """Return a node's answer to a prompt from the journal, with its cost at today's prices."""
+        found = self.journal.get(self.key(name, row))
+        if not self._is_one_call(name):
+            return found
+        if found is None:  # earlier versions kept answers by their prices, too
+            return self.journal.get(journal_key(self._priced[name], self.prompts[row].body))
+        usage = None if found.usage is None else Usage(*found.usage)
+        cost = Tariff(self.settings.nodes[name]).price(usage)
+        return None if cost is None else replace(found, cost=cost)
+
     def entry(self, name: str, row: int) -> JournalEntry | None:
         """Return a node's answer to a prompt, with the confidence by the node's source."""
-        found, source = self.journal.get(self.key(name, row)), self.settings.nodes[name].confidence
+        found, source = self._kept(name, row), self.settings.nodes[name].confidence
         if (
             found is None
             or source not in LIKELIHOODS
@@ -235,9 +260,10 @@ class _Collection:
             return
         failures.count = 0
         confidence = float(answer.confidence or 0.0)
+        usage = Usage.of(answer.response) if self._is_one_call(node.settings.name) else None
         entry = JournalEntry(
             answer.text, confidence, answer.cost, answer.margin, answer.entropy, answer.first,
-            answer.likelihoods, answer.verification,
+            answer.likelihoods, answer.verification, usage,
         )  # fmt: skip
         self.journal.add(key, entry)
 
@@ -418,6 +444,11 @@ class _FailureCount:
     @property
     def too_many(self) -> bool:
         return self.count >= MAX_FAILURES
+
+
+def _without_prices(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without those that answers do not depend on, only their costs."""
+    return {key: value for key, value in settings.items() if key not in PRICES}
 
 
 def _reason(error: UpstreamFailed | Unreadable) -> str:

@@ -43,6 +43,9 @@ class JournalEntry:
     without asking again."""
     verification: float = 0.0
     """The part of the cost that is for the confidence alone."""
+    usage: tuple[int, int] | None = None
+    """The tokens of the prompt and of the answer, where it is of one call: other prices need no
+    further calls."""
 
 
 def journal_key(*parts: Mapping[str, Any]) -> str:
@@ -103,6 +106,8 @@ class Journal:
             margin, entropy = extras
             kept = row.get("likelihoods")
             likelihoods = None if kept is None else {k: float(v) for k, v in kept.items()}
+            tokens = row.get("usage")
+            usage = None if tokens is None else (int(tokens[0]), int(tokens[1]))
             entry = JournalEntry(
                 row["text"],
                 numbers[0],
@@ -112,10 +117,11 @@ class Journal:
                 first,
                 likelihoods,
                 float(row.get("verification", 0.0)),
+                usage,
             )
             key = row["key"]
             is_valid = isinstance(entry.text, str) and all(map(math.isfinite, numbers))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             is_valid = False
         if not is_valid:
             raise TraceError(
