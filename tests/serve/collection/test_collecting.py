@@ -13,8 +13,9 @@ import ttamer as tt
 from support.faulty_upstream import truth
 from ttamer.cli import main
 from ttamer.errors import ArgumentError, TraceError
+from ttamer.serve.collection import collecting
 from ttamer.serve.collection.collecting import MAX_FAILURES, collect_upstreams
-from ttamer.serve.collection.journal import Journal, JournalEntry, journal_key
+from ttamer.serve.collection.journal import Journal, JournalEntry
 from ttamer.serve.collection.judging import Judge
 from ttamer.serve.collection.prompts import Prompt, read_prompts
 from ttamer.serve.config import NodeSettings, read_settings
@@ -133,24 +134,6 @@ def test_answers_without_usage_are_asked_again_where_tokens_get_a_price(make_ser
         collected(served)
     small.states_usage = True
     assert collected(served).costs[:, 0].tolist() == [2.0] * 30
-
-
-def test_entries_of_an_earlier_version_are_kept_by_their_prices(served):
-    first = collected(served)
-    journal = served.cascade.with_name("journal")
-    rows = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
-    keys = {}
-    for node in read_settings(served.cascade).nodes.values():
-        values = {"path": "/chat/completions", "compare": "choice", **node.answer_settings}
-        unpriced = {name: value for name, value in values.items() if name != "cost"}
-        for prompt in LABELLED:
-            keys[journal_key(unpriced, prompt.body)] = journal_key(values, prompt.body)
-    for row in rows:
-        row["key"] = keys[row["key"]]
-        del row["usage"]
-    journal.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    assert collected(served).digest == first.digest
-    assert counts(served) == [30, 30]
 
 
 def test_settings_of_a_later_version_keep_the_keys_of_a_journal():
@@ -466,8 +449,23 @@ def test_a_judge_decides_who_is_right_and_its_agreement_is_reported(served):
     again = collected(served, judge=Judge("large"))
     assert again.digest == trace.digest
     assert len(judged) == 60  # verdicts are kept
+    changed(served, "cost = 12.5", "cost = 13.0")
+    collected(served, judge=Judge("large"))
+    assert len(judged) == 60  # at other prices too
     collected(served, judge=Judge("large", "Only answers in French are right."))
     assert len(judged) == 120
+
+
+def test_entries_of_an_earlier_version_are_kept_by_their_prices(served, monkeypatch):
+    judged = judging(served.upstreams["large"], lambda _: "yes")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(collecting, "_without_prices", dict)
+        first = collected(served, judge=Judge("large"))
+    before, verdicts = counts(served), len(judged)
+    again = collected(served, judge=Judge("large"))
+    assert again.digest == first.digest
+    assert again.notes == first.notes
+    assert (counts(served), len(judged)) == (before, verdicts)
 
 
 def test_a_judge_needs_no_labels(served):

@@ -324,7 +324,8 @@ class _Verdicts:
     def __init__(self, collection: _Collection, judge: Judge) -> None:
         self._collection, self._judge = collection, judge
         self._node = collection.settings.nodes[judge.node]
-        self._identity = {"judge": self._node.answer_settings, "rubric": judge.rubric}
+        self._priced = {"judge": self._node.answer_settings, "rubric": judge.rubric}
+        self._identity = {**self._priced, "judge": _without_prices(self._node.answer_settings)}
         self._sees_labels = all(prompt.label is not None for prompt in collection.prompts)
         self.failed: dict[str, str] = {}
         """The reasons why answers have no verdict, by key."""
@@ -341,9 +342,15 @@ class _Verdicts:
         """Return the key of a verdict in the journal."""
         return journal_key(self._identity, self._request(row, answer))
 
+    def _entry(self, row: int, answer: str) -> JournalEntry | None:
+        """Return a verdict; earlier versions kept verdicts by the judge's prices, too."""
+        journal, request = self._collection.journal, self._request(row, answer)
+        found = journal.get(journal_key(self._identity, request))
+        return found or journal.get(journal_key(self._priced, request))
+
     def score(self, row: int, answer: str) -> float | None:
         """Return how right an answer is, from 0 to 1; ``None`` where there is no verdict."""
-        entry = self._collection.journal.get(self.key(row, answer))
+        entry = self._entry(row, answer)
         return None if entry is None else entry.confidence
 
     @property
@@ -408,12 +415,12 @@ class _Verdicts:
         """
         collection = self._collection
         entries = [[entry for entry in collection.entries(row) if entry] for row in rows]
-        keys = {
-            self.key(row, entry.text)
+        verdicts = {
+            self.key(row, entry.text): self._entry(row, entry.text)
             for row, found in zip(rows, entries, strict=True)
             for entry in found
         }
-        costs = [entry.cost for key in keys if (entry := collection.journal.get(key))]
+        costs = [entry.cost for entry in verdicts.values() if entry is not None]
         judged: list[bool] = []
         labelled: list[tuple[str, str]] = []
         for place, (found, own) in enumerate(zip(entries, scores, strict=True)):
