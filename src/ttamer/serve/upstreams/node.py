@@ -156,6 +156,7 @@ class Node:
         self._compare = compare
         self._texts = texts
         self._verifier = verifier
+        self._reading = _Reading(self.settings.name)
 
     @property
     def can_stream(self) -> bool:
@@ -178,13 +179,11 @@ class Node:
         Raises :class:`~ttamer.serve.upstreams.upstream.UpstreamFailed`, of kind "garbage" where the
         response lacks the answer or the source of its confidence.
         """
-        try:
+        with self._reading:
             if self.settings.confidence == "agreement":
                 return await self._ask_samples(path, body, context)
             received = await self.upstream.call(path, self.adapted(path, body), context)
             return await self._answer_of(received, body, context)
-        except Unreadable as error:
-            raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
 
     async def ask_alone(
         self,
@@ -194,11 +193,9 @@ class Node:
     ) -> NodeAnswer:
         """Return the node's answer without a confidence, for a request to this node alone."""
         response = await self.upstream.call(path, body, context)
-        try:
+        with self._reading:
             text = answer_text(response.body, self.settings.answer)
             cost = _cost(self.settings, response, context)
-        except Unreadable as error:
-            raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
         return NodeAnswer(None, None, text, response.body, cost, content=response.content)
 
     def adapted(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -221,10 +218,8 @@ class Node:
 
         Raises :class:`~ttamer.serve.upstreams.upstream.UpstreamFailed` as :meth:`ask` does.
         """
-        try:
+        with self._reading:
             return await self._answer_of(NodeResponse(response, 0.0, cost=cost), body, context)
-        except Unreadable as error:
-            raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
 
     async def _answer_of(
         self,
@@ -355,13 +350,11 @@ class Node:
 
         Raises :class:`~ttamer.serve.upstreams.upstream.UpstreamFailed` as :meth:`ask` does.
         """
-        try:
+        with self._reading:
             if self.settings.confidence == "self-report":
                 sure, cost, _ = await self._report(body, answer.text, context)
             else:
                 sure, cost = await self._verify(question_text(body), answer.text, context)
-        except Unreadable as error:
-            raise UpstreamFailed(self.settings.name, "garbage", str(error)) from None
         return replace(answer, confidence=sure, cost=cost, verification=cost, calls=1)
 
     async def _ask_samples(
@@ -400,6 +393,20 @@ class Node:
     def _read(self, response: NodeResponse) -> tuple[str, str | None]:
         text = answer_text(response.body, self.settings.answer)
         return text, self._compare.prediction(text)
+
+
+class _Reading:
+    """Inside, a response that cannot be read is a failure of its node."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Unreadable):
+            raise UpstreamFailed(self._node, "garbage", str(error)) from None
 
 
 def call_cost(settings: NodeSettings, response: Mapping[str, Any]) -> float:
