@@ -229,3 +229,14 @@ def test_a_hung_node_is_not_asked_once_its_breaker_opened(run_gateway):
     assert large.count >= 2 * REQUESTS
     text = gateway.gateway.metrics.text().decode()
     assert 'ttamer_failed_total{kind="open",node="small"}' in text
+
+
+def test_a_breaker_opens_where_requests_have_less_time_than_their_node(run_gateway):
+    """A call that had all of its request's time counts, and the next requests need not wait."""
+    node = {"small": {"timeout": 3600.0, "breaker": 1}}
+    gateway = run_gateway(1, serve={"timeout": 0.5}, node=node)
+    small = gateway.served.upstreams["small"]
+    small.mode = "slow"
+    assert [status for status, _, _ in every(gateway, 1)] == [504]
+    assert [status for status, _, _ in every(gateway, 1)] == [502]
+    assert small.count == 1

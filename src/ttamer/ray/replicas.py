@@ -146,7 +146,9 @@ class Replica:
         try:
             if self._model is None:
                 node = await self._opened()
-                return await node.ask(path, body, CallContext.within(timeout, headers))
+                context = CallContext.within(timeout, headers)
+                whole = context._replace(seconds=self._settings.serve.timeout)
+                return await node.ask(path, body, whole)
             return await self._asked(path, body, timeout)
         except UpstreamFailed as error:
             text = str(error).removeprefix(f"node {error.node!r}: ")  # the gateway adds it

@@ -249,7 +249,7 @@ class App:
         assert gateway.embedder is not None  # noqa: S101 - only then is there this route
         sent = {key: value for key, value in data.items() if key != "model"}
         deadline, headers = exchange.start + serve.timeout, {"x-request-id": exchange.request_id}
-        context = CallContext(deadline, headers, exchange.bill)
+        context = CallContext(deadline, headers, exchange.bill, serve.timeout)
         try:
             with RequestGuard(
                 gateway.watchdog, exchange.receive, context.seconds_left + GRACE

@@ -53,7 +53,7 @@ from ttamer.serve.streaming import SpeculationBudget
 from ttamer.serve.upstreams.client import HttpClient
 from ttamer.serve.upstreams.embedding import Embedder, LocalEmbedder, comparer_of
 from ttamer.serve.upstreams.node import open_nodes
-from ttamer.serve.upstreams.upstream import CallContext, UpstreamFailed
+from ttamer.serve.upstreams.upstream import UpstreamFailed
 
 if TYPE_CHECKING:
     import os
@@ -620,7 +620,7 @@ class Gateway:
         signals = prompt_signals(request.body)
         embeddings = self.settings.serve.embeddings
         if self.embedder is not None and embeddings is not None and embeddings.signals:
-            context = CallContext(request.deadline, bill=request.bill)
+            context = request.calls()
             try:
                 (vector,) = await self.embedder.vectors([question_text(request.body)], context)
             except UpstreamFailed as error:
@@ -712,7 +712,7 @@ class Gateway:
         """
         compare = self.settings.serve.compare
         if not compare.is_transitive:
-            context = CallContext(request.deadline, bill=request.bill)
+            context = request.calls()
             matched = answer.prediction
             try:
                 comparer = comparer_of(compare, self.texts, context)

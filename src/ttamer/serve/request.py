@@ -96,6 +96,8 @@ class RequestContext:
     """A secret key made of the client and the id, for the cascade; see ``Gateway.request_key``."""
     deadline: float = math.inf
     """The time by which it must be answered, by ``time.monotonic()``."""
+    seconds: float = math.inf
+    """The time that it had when it began."""
     span: RequestSpan = NO_SPAN
     failures: dict[str, FailureFacts] = field(default_factory=dict)
     """The last failure of each node that failed."""
@@ -145,12 +147,12 @@ class RequestContext:
         """The seconds until the deadline."""
         return max(0.0, self.deadline - time.monotonic())
 
-    def calls(self, span: NodeSpan) -> CallContext:
+    def calls(self, span: NodeSpan = NO_NODE) -> CallContext:
         """Return the context of calls to nodes, whose span the upstream's spans are below."""
         headers = {"x-request-id": self.request_id}
         if span is not NO_NODE:
             headers |= span.headers()
-        return CallContext(self.deadline, headers, self.bill)
+        return CallContext(self.deadline, headers, self.bill, self.seconds)
 
 
 class RequestHandler:
@@ -238,6 +240,7 @@ class RequestHandler:
             request_id=exchange.request_id,
             client=client,
             deadline=exchange.start + serve.timeout,
+            seconds=serve.timeout,
             span=span,
             bill=self._bill,
         )

@@ -487,6 +487,37 @@ def test_requests_without_time_left_do_not_open_a_breaker(small, is_stream):
     assert small.count == 0
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("timeout", "whole", "opens"),
+    [
+        (30.0, 60.0, False),  # the request had little time left
+        (0.1, 60.0, True),  # the call had all of the node's time
+        (30.0, 0.1, True),  # the call had all of the request's time
+    ],
+)
+def test_a_call_cut_short_by_its_request_does_not_open_a_breaker(
+    small, timeout, whole, opens, is_stream
+):
+    """A slow node before this one leaves little time; that shows nothing about this one."""
+    small.mode = "hang"
+
+    async def go():
+        async with HttpClient() as session:
+            upstream = Upstream(settings(small.url, breaker=1, timeout=timeout), session)
+            deadline = time.monotonic() + (60.0 if timeout < 1 else 0.1)
+            context = CallContext(deadline, seconds=whole)
+            stream = upstream.relay(CHAT, BODY, context)
+            call = stream.__aenter__() if is_stream else upstream.call(CHAT, BODY, context)
+            with pytest.raises(UpstreamFailed) as caught:
+                await call
+            assert caught.value.kind == "timeout"
+            return upstream.is_open
+
+    assert asyncio.run(go()) is opens
+    assert small.count == 1
+
+
 def test_failures_of_a_request_do_not_open_a_breaker():
     breaker = CircuitBreaker(2)
     for kind in ("refused", "garbage", "too_large", "connect", "refused", "connect"):

@@ -113,6 +113,8 @@ MAX_PAUSE = 10.0
 """The most seconds between two attempts."""
 MIN_OUTAGE = 1.0
 """The seconds without a success after which failures open a circuit breaker."""
+FAIR_SHARE = 0.5
+"""The share of its time that a call must have had for its timeout to count for a breaker."""
 MAX_ERROR_BYTES = 4096
 """The most bytes read of an error response."""
 MAX_ERROR_TEXT = 200
@@ -215,11 +217,13 @@ class CallContext(NamedTuple):
     """Sent too, except for those that are the node's own, such as the key."""
     bill: Bill | None = None
     """Where every attempt is booked."""
+    seconds: float = math.inf
+    """The time that the request had when it began."""
 
     @classmethod
     def within(cls, seconds: float, headers: Mapping[str, str] | None = None) -> CallContext:
         """Return the context of calls that end within some seconds, all together."""
-        return cls(time.monotonic() + seconds, headers or {})
+        return cls(time.monotonic() + seconds, headers or {}, seconds=seconds)
 
     @property
     def seconds_left(self) -> float:
@@ -343,7 +347,7 @@ class CircuitBreaker:
                     each.expire()
 
     def abandoned(self, permit: Permit | None = None) -> None:
-        """Take the end of a call that was cancelled, which shows nothing, with its permit."""
+        """Take the end of a call that shows nothing about the server, with its permit."""
         self._end_probe(permit)
 
     def _end_probe(self, permit: Permit | None) -> bool:
@@ -469,7 +473,7 @@ class Upstream:
         content, most = self._bounded(path, body, bill)
         call = _Call(path, content, headers, deadline, bill, node or self.settings.name, most)
         (answer, received, cost), attempts, base = await self._attempt(
-            partial(self._call_once, call), deadline
+            partial(self._call_once, call), context
         )
         self._leave(base)
         seconds = time.monotonic() - start
@@ -598,7 +602,7 @@ class Upstream:
                 raise
             return response, charge
 
-        (response, charge), _, base = await self._attempt(begun, deadline)
+        (response, charge), _, base = await self._attempt(begun, context)
         try:
             kind = response.header("content-type") or "application/octet-stream"
             chunks = self._chunks(response, deadline)
@@ -614,20 +618,21 @@ class Upstream:
                 self._settle(bill, charge, None)
 
     async def _attempt(
-        self, attempt: Callable[[str], Awaitable[T]], deadline: float
+        self, attempt: Callable[[str], Awaitable[T]], context: CallContext
     ) -> tuple[T, int, str]:
         """Call each server as often as allowed; return the result, the attempts and the server.
 
         The caller calls :meth:`_leave` with the server, once the response is complete.
         """
-        attempts = 0
+        attempts, deadline = 0, context.deadline
         failed: UpstreamFailed | None = None
         for base in self._order():
             breaker = self._breakers[base]
             for retry in range(self.settings.retries + 1):
                 if failed is not None and retry and not await self._pause(failed, retry, deadline):
                     break
-                if time.monotonic() >= deadline:  # it says nothing about the server
+                start = time.monotonic()
+                if start >= deadline:  # it says nothing about the server
                     raise failed or self._failed("timeout", "there was no time for a call")
                 permit = breaker.allow()
                 if permit is None:
@@ -639,6 +644,7 @@ class Upstream:
                 try:
                     if self._limits is not None:
                         await self._enter(self._limits, deadline)
+                        start = time.monotonic()
                     self._load[base] += 1
                     try:
                         result = await attempt(base)
@@ -650,7 +656,10 @@ class Upstream:
                     if failed.kind in ("limit", "budget", "queue"):
                         breaker.abandoned(permit)
                         raise (before or failed) from None
-                    breaker.failed(failed.kind, permit)
+                    if failed.kind == "timeout" and self._was_cut_short(start, context):
+                        breaker.abandoned(permit)
+                    else:
+                        breaker.failed(failed.kind, permit)
                     is_final = failed.kind == "refused" and failed.status not in _ELSEWHERE
                     if is_final or time.monotonic() >= deadline:
                         raise failed from None
@@ -663,6 +672,11 @@ class Upstream:
                     breaker.succeeded()
                     return result, attempts, base
         raise failed or self._failed("timeout", "there was no time for a call")
+
+    def _was_cut_short(self, start: float, context: CallContext) -> bool:
+        """Return whether a call ended early because its request had little time left."""
+        longest = min(self.settings.timeout, context.seconds)
+        return time.monotonic() - start < FAIR_SHARE * longest
 
     def _order(self) -> Sequence[str]:
         """Return the servers in the order in which they are called.
