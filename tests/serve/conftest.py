@@ -74,9 +74,8 @@ def _no_proxy_of_this_machine(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory):
-    """A certificate for 127.0.0.1, signed by itself, and its key."""
+def write_certificate(path: Path, serial: int = 1) -> Path:
+    """Write a certificate for 127.0.0.1, signed by itself, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
     now = dt.datetime.now(dt.UTC)
@@ -86,19 +85,30 @@ def certificate(tmp_path_factory):
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
-        .serial_number(1)
+        .serial_number(serial)
         .not_valid_before(now - dt.timedelta(days=1))
         .not_valid_after(now + dt.timedelta(days=1))
         .add_extension(address, critical=False)
         .sign(key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
-    path = tmp_path_factory.mktemp("tls") / "server.pem"
     path.write_bytes(
         key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         + built.public_bytes(pem)
     )
     return path
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory):
+    """A certificate for 127.0.0.1, signed by itself, and its key."""
+    return write_certificate(tmp_path_factory.mktemp("tls") / "server.pem")
+
+
+@pytest.fixture
+def renew_certificate():
+    """Write another certificate: ``renew_certificate(path, serial=2)``."""
+    return write_certificate
 
 
 @pytest.fixture

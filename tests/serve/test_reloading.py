@@ -198,14 +198,12 @@ def test_a_policy_that_is_refused_leaves_the_settings_too(keyed, spoil, why):
     assert [post(keyed, key).status_code for key in (OLD, NEW)] == [401, 429]
 
 
-def test_a_step_that_fails_at_last_refuses_the_policy_too(keyed):
-    """Such as a certificate that changes while the policy is loaded."""
-
+def test_a_check_that_fails_refuses_the_policy_and_the_settings_too(keyed):
     def fail():
         raise ArgumentError("the certificate cannot be used")
 
     before, version = keyed.gateway.settings, keyed.gateway.policies.current.version
-    keyed.gateway.on_reload.append(lambda: fail)
+    keyed.gateway.on_reload.append(fail)
     edit(keyed, "timeout = 30", "timeout = 30\nmax_body = 10")
     tt.save(keyed.served.ladder, keyed.served.artefact, notes={"n": "2"})
     result = reload(keyed)
@@ -227,9 +225,12 @@ def test_too_many_keys_change_nothing(make_served, tmp_path, monkeypatch):
         text = served.cascade.read_text("utf-8")
         text = text.replace("budget = 1000.0}", f"budget = 2.0}}, {more}")
         served.cascade.write_text(text, "utf-8")
+        is_renewed = []
+        gateway.gateway.on_reload.append(lambda: lambda: is_renewed.append(True))
         result = reload(gateway)
         assert not result.ok
         assert "at most 1 keys" in result.message
+        assert not is_renewed
         assert [post(gateway, key).status_code for key in (OLD, NEW)] == [200, 401]
         assert gateway.gateway.accounts["web"].left == 999.0
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2 as httpx
 import numpy as np
 import pytest
+from cryptography import x509
 
 import ttamer as tt
 from support.gateway_process import GatewayProcess
@@ -267,3 +268,34 @@ def test_it_serves_https(served, start, certificate, capsys):
     for wrong in (["--tls-cert", str(served.cascade)], ["--tls-key", str(certificate)]):
         assert main(["serve", *files, "--check", *wrong]) == 2
         assert "--tls-cert" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_renewed_certificate_is_used_after_a_reload(
+    served, start, tmp_path, renew_certificate, workers
+):
+    """A broken one is refused; requests go on with the last one that was accepted."""
+    path = renew_certificate(tmp_path / "server.pem", serial=2)
+    gateway = start(served, "--tls-cert", str(path), "--workers", str(workers))
+    address = "127.0.0.1", int(gateway.url.rpartition(":")[2])
+
+    def serials() -> set[int]:
+        texts = [ssl.get_server_certificate(address) for _ in range(5)]
+        return {x509.load_pem_x509_certificate(text.encode()).serial_number for text in texts}
+
+    def reload(number: int) -> list[bool]:
+        gateway.child.send_signal(signal.SIGHUP)
+        gateway.wait_for("policy", workers * (1 + number))  # each reports the start too
+        return [line["ok"] for line in gateway.lines if line["event"] == "policy"][-workers:]
+
+    gateway.wait_for("start", workers)
+    assert serials() == {2}
+    renew_certificate(path, serial=3)
+    assert all(reload(1))
+    assert serials() == {3}
+    path.write_text("no certificate")
+    assert not any(reload(2))
+    assert serials() == {3}
+    trusted = ssl.create_default_context(cafile=renew_certificate(path, serial=4))
+    assert all(reload(3))
+    assert httpx.get(f"{gateway.url}/readyz", verify=trusted).status_code == 200

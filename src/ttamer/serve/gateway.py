@@ -150,8 +150,8 @@ class Gateway:
         self._reread = reread
         self._reloading = asyncio.Lock()
         self.on_reload: list[Callable[[], Callable[[], None]]] = []
-        """Called on every reload: each checks something, and returns what changes it. An error
-        refuses the reload."""
+        """Called on every reload: each checks something, and returns what changes it. An error of
+        the check refuses the reload; the change itself does not fail."""
         self.settings = settings
         self.log = JsonLog() if log is None else log
         self._force = force
@@ -278,7 +278,7 @@ class Gateway:
                 steps = [each() for each in self.on_reload]
                 if self._reread is not None:
                     new = (await asyncio.to_thread(self._reread)).split_verified()
-                    steps += self._changing_to(new, cause)
+                    steps = [*self._changing_to(new, cause), *steps]
             except (TTamerError, OSError) as error:
                 return self.policies.refuse(cause, str(error))
             return await self.policies.reload(cause, steps)

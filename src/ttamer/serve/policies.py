@@ -479,8 +479,8 @@ class PolicyStore:
     ) -> Reload:
         """Load the file again, in a thread, and activate it if it is valid.
 
-        ``steps`` are what changes with it: they run once the file is known to be valid, and an
-        error of one refuses the reload.
+        ``steps`` are what changes with it: they run once the file is known to be valid. The first
+        may still refuse the reload by an error, the others may not: nothing is undone.
         """
         async with self._changing:
             self._signature = await asyncio.to_thread(self._read_signature)

@@ -148,14 +148,21 @@ def check_certificate(certificate: str, key: str | None) -> None:
     Raises:
         ArgumentError: If TLS cannot be spoken with them.
     """
+    _tls_context(certificate, key)
+
+
+def _tls_context(certificate: str, key: str | None) -> ssl.SSLContext:
+    """Return the context of a certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+        context.load_cert_chain(certificate, key, password="")
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(
             f"--tls-cert {certificate} and --tls-key {key or 'none'} cannot be used: {reason}; "
             "both are PEM files, and the key has no password"
         ) from None
+    return context
 
 
 def server_config(gateway: Gateway, **options: Any) -> uvicorn.Config:
@@ -235,13 +242,19 @@ def _is_loopback(host: str) -> bool:
 def _renew_certificate(
     config: uvicorn.Config, certificate: tuple[str, str | None]
 ) -> Callable[[], None]:
-    """Check a renewed certificate; return what uses it for new connections."""
-    check_certificate(*certificate)
+    """Load a renewed certificate; return what uses it for new connections.
+
+    The listening socket keeps its context: each handshake, with a server name or without one,
+    changes to the one that was loaded.
+    """
+    renewed = _tls_context(*certificate)
+
+    def use(connection: ssl.SSLObject, *_: object) -> None:
+        connection.context = renewed
 
     def renew() -> None:
-        check_certificate(*certificate)  # it may have changed since
         if config.ssl is not None:
-            config.ssl.load_cert_chain(*certificate)
+            config.ssl.sni_callback = use
 
     return renew
 
