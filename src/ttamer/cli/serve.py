@@ -81,7 +81,9 @@ def run(args: argparse.Namespace) -> None:
         raise ArgumentError(
             f"{args.cascade} is a policy, and the cascade comes first: ttamer serve CASCADE POLICY"
         )
-    settings = read_settings(args.cascade)
+    place = None if args.worker is None else WorkerPlace.parse(args.worker)
+    read = read_settings if place is None else place.accepted.settings
+    settings = read(args.cascade)
     if args.policy is None:
         if args.probe is None:
             raise ArgumentError(
@@ -92,7 +94,6 @@ def run(args: argparse.Namespace) -> None:
     refuse_trace(args.policy, "serve CASCADE POLICY")
     check_workers(args.workers)
     reread = partial(read_settings, args.cascade)
-    place = None if args.worker is None else WorkerPlace.parse(args.worker)
     log = JsonLog(worker=None if place is None else place.name)
     gateway = Gateway(settings, args.policy, log=log, force=args.force, reread=reread, place=place)
     check_exposure(args.host, has_keys=gateway.keys is not None, is_open=args.open)

@@ -72,10 +72,12 @@ if TYPE_CHECKING:
     from ttamer.serve.config import ServeSettings, Settings
     from ttamer.serve.observability.record import Refusal, RequestRecord
     from ttamer.serve.policies import ActivePolicy, Artefact, Reload
+    from ttamer.serve.processes.accepted import AcceptedFiles
     from ttamer.serve.processes.workers import WorkerPlace
     from ttamer.serve.request import RequestContext
     from ttamer.serve.upstreams.embedding import TextVectors
     from ttamer.serve.upstreams.node import Node, NodeAnswer
+    from ttamer.trace.spec import CascadeSpec
 
 __all__ = ["Gateway", "UnknownModel"]
 
@@ -142,6 +144,8 @@ class Gateway:
         embed: Callable[[list[str]], Any] | None = None,
     ) -> None:
         serve, self._splits = settings.serve, settings.spec.has_verify_costs
+        self._spec = settings.spec
+        """The cascade as its file states it."""
         settings = settings.split_verified()
         if serve.compare.kind == "embedding":
             _check_embedding(serve, has_function=embed is not None)
@@ -184,7 +188,10 @@ class Gateway:
             raise CascadeError(
                 f"a node is called {taken.pop()!r}, the name of the whole cascade; rename it"
             )
-        self.policies = PolicyStore(artefact, settings.spec.names, self._policies, self._reloaded)
+        self._accepted = None if place is None else place.accepted
+        self.policies = PolicyStore(
+            artefact, settings.spec.names, self._policies, self._reloaded, self._accepted
+        )
         self.ready = False
         self.watchdog = Watchdog()
         self.audits: Audits | RemoteAudits | None = None
@@ -277,7 +284,7 @@ class Gateway:
             try:
                 steps = [each() for each in self.on_reload]
                 if self._reread is not None:
-                    new = (await asyncio.to_thread(self._reread)).split_verified()
+                    new = await asyncio.to_thread(self._reread)
                     steps = [*self._changing_to(new, cause), *steps]
             except (TTamerError, OSError) as error:
                 return self.policies.refuse(cause, str(error))
@@ -285,6 +292,7 @@ class Gateway:
 
     def _changing_to(self, new: Settings, cause: str) -> list[Callable[[], None]]:
         """Return what changes the settings to these; raise where they cannot be served."""
+        spec, new = new.spec, new.split_verified()
         changed, keys = changes(self.settings, new), Keys.of(new.serve)
         if (keys is None) != (self.keys is None):
             raise CascadeError("[serve]: API keys cannot be added or removed without a restart")
@@ -300,10 +308,11 @@ class Gateway:
             for name, node in new.nodes.items()
             if not {name, node.verifier or name} <= kept.keys()
         }
-        return [partial(self._change, new, keys, moved, changed, cause)]
+        return [partial(self._change, spec, new, keys, moved, changed, cause)]
 
     def _change(
         self,
+        spec: CascadeSpec,
         new: Settings,
         keys: Keys | None,
         nodes: Mapping[str, Node],
@@ -314,7 +323,7 @@ class Gateway:
         serve = new.serve
         change_accounts(self.accounts, serve.key, _names(keys), self._ledger)  # may still refuse
         self._nodes.update(nodes)  # in place: audits use them too
-        self.settings, self.keys = new, keys
+        self._spec, self.settings, self.keys = spec, new, keys
         self.metrics.add_keys(self.accounts)
         self.limit.change(**_concurrency(serve))
         self._client.change(_connections(serve))
@@ -768,7 +777,18 @@ class Gateway:
         for warning in self.policies.current.policies.warnings:
             self.log.event("warning", message=warning)
 
+    def _accept(self, accepted: AcceptedFiles, reload: Reload) -> None:
+        """Let processes that start later serve what this one serves."""
+        if not reload.ok or (reload.action == "load" and not accepted.is_empty):
+            return
+        try:
+            accepted.accept(self._spec, reload.version)
+        except OSError as error:
+            self.log.event("warning", message=f"the settings were not kept: {error.strerror}")
+
     def _reloaded(self, reload: Reload) -> None:
+        if self._accepted is not None:
+            self._accept(self._accepted, reload)
         if reload.changed:
             self.metrics.policy(reload.version[:SHORT_VERSION], reload.cause)
         if reload.action != "load":

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ttamer.fitted.mixture import Mixture
     from ttamer.fitted.promise import Promise
     from ttamer.serve.config import NodeSettings, ServeSettings
+    from ttamer.serve.processes.accepted import AcceptedFiles
     from ttamer.trace.spec import CascadeSpec
 
 __all__ = [
@@ -436,7 +437,7 @@ class PolicyStore:
 
     ``build`` makes the policies of an artefact and its version; a
     :class:`~ttamer.errors.TTamerError` from it refuses the file. ``notify`` receives the result of
-    every attempt.
+    every attempt. ``accepted`` keeps copies of what can be served, for processes that start later.
     """
 
     def __init__(
@@ -445,8 +446,9 @@ class PolicyStore:
         nodes: Sequence[str],
         build: Callable[[Artefact, str], Policies],
         notify: Callable[[Reload], None] = lambda _: None,
+        accepted: AcceptedFiles | None = None,
     ) -> None:
-        self._path = Path(path)
+        self._path, self._accepted = Path(path), accepted
         self._nodes = tuple(nodes)
         self._build = build
         self._notify = notify
@@ -463,9 +465,13 @@ class PolicyStore:
         return self._current
 
     def read(self) -> LoadedArtefact:
-        """Load the first artefact, without a report; a file that is not valid is an error here."""
-        self._signature = self._read_signature()
-        self._current = self._load()
+        """Load the first artefact, without a report; a file that is not valid is an error here.
+
+        Where other processes serve another one, it is theirs; the file is looked at later.
+        """
+        copy = None if self._accepted is None else self._accepted.instead_of(self._path)
+        self._signature = self._read_signature() if copy is None else None
+        self._current = self._load(copy)
         return self._current
 
     def load(self, cause: str = "start") -> LoadedArtefact:
@@ -558,9 +564,13 @@ class PolicyStore:
             return found.st_mtime_ns, found.st_size, found.st_ino
         return None
 
-    def _load(self) -> LoadedArtefact:
-        artefact, version = load_artefact(self._path, self._nodes)
-        return LoadedArtefact(artefact, version, str(self._path), self._build(artefact, version))
+    def _load(self, copy: Path | None = None) -> LoadedArtefact:
+        path = self._path if copy is None else copy
+        artefact, version = load_artefact(path, self._nodes)
+        loaded = LoadedArtefact(artefact, version, str(path), self._build(artefact, version))
+        if self._accepted is not None:
+            self._accepted.copy(path, version)
+        return loaded
 
     def _report(
         self, ok: bool, action: str, cause: str, *, changed: bool, message: str = ""

@@ -238,3 +238,29 @@ def test_a_signal_that_arrives_while_workers_start_stops_all_of_them(monkeypatch
     with socket.socket() as listener:
         workers.supervise(["serve"], 2, listener, lambda: None, JsonLog(io.StringIO()))
     assert len(children) == 2
+
+
+def test_a_worker_that_is_started_again_serves_what_the_others_serve(make_served):
+    """Not files that a reload has refused: other costs need a restart, and half a file is none."""
+    served = make_served(1, serve={"watch": 0})
+    gateway = GatewayProcess(str(served.cascade), str(served.artefact), "--workers", "2")
+    try:
+        gateway.wait_for("start", 2)
+        text = served.cascade.read_text("utf-8").replace("watch = 0", "watch = 0\nmax_body = 200")
+        served.cascade.write_text(text, "utf-8")
+        gateway.child.send_signal(signal.SIGHUP)
+        gateway.wait_for("settings", 2)
+        served.cascade.write_text(text.replace("cost = 1.0", "cost = 7.0"), "utf-8")
+        served.artefact.write_bytes(served.artefact.read_bytes()[:-100])
+        gateway.child.send_signal(signal.SIGHUP)
+        assert not gateway.wait_for("policy", 6)["ok"]  # two loads, four reloads
+        os.kill(gateway.workers()["0"], signal.SIGKILL)
+        gateway.wait_for("start", 3)
+        for worker in ("0", "1"):
+            with gateway.only(worker):
+                response = gateway.post()
+                assert (response.status_code, response.headers["x-ttamer-cost"]) == (200, "1")
+                assert gateway.post(user="x" * 200).status_code == 413
+        assert gateway.end() == 0
+    finally:
+        gateway.close()

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer._files import atomic_write, lines_of
 from ttamer.errors import ArgumentError
+from ttamer.serve.processes.accepted import AcceptedFiles
 from ttamer.serve.processes.channel import CALL_SECONDS, answering, call
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class WorkerPlace:
     name: int | str
     count: int
     folder: Path
-    """The private folder: sockets, the shared secret and counts, and policies of the loop."""
+    """The private folder: sockets, the shared secret and counts, and what is served."""
 
     @classmethod
     def parse(cls, text: str) -> WorkerPlace:
@@ -94,6 +95,11 @@ class WorkerPlace:
     def secret(self) -> bytes:
         """The secret of the gateway, which all of its processes share."""
         return (self.folder / "secret").read_bytes()
+
+    @property
+    def accepted(self) -> AcceptedFiles:
+        """The settings and the policy that all processes serve."""
+        return AcceptedFiles(self.folder)
 
     def own(self, path: str) -> str:
         """Return the name of this worker's own file, beside those of the others."""
