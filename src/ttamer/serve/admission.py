@@ -187,8 +187,9 @@ def check_key(keys: Keys | None, exchange: HttpExchange, role: str) -> str:
     """
     if keys is None:
         return ""
-    own = exchange.header(b"x-api-key")  # as Anthropic's clients send it
-    header = exchange.header(b"authorization") or (None if own is None else f"Bearer {own}")
+    header = exchange.header(b"authorization")
+    if not header and (own := exchange.header(b"x-api-key")):  # as Anthropic's clients send it
+        header = f"Bearer {own}"
     client = keys.client(header)
     if client is None:
         exchange.response_headers["www-authenticate"] = "Bearer"

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ttamer.fitted.sessions import SLACK
@@ -284,6 +285,7 @@ class Bill:
         return _usage(self._charges)
 
 
+@lru_cache(maxsize=1024)
 def shown(cost: float) -> str:
     """Return a cost as clients see it, without the noise of adding prices.
 

@@ -348,12 +348,12 @@ class RequestHandler:
         """Return the headers that name the path and its cost; of errors too."""
         bill = self._bill
         asked = self._asked if self._by else self._calls(bill.by_node())
-        return _path_headers(self._by, [one.node for one in asked]) | cost_headers(bill)
+        return _path_headers(self._by, tuple([one.node for one in asked])) | cost_headers(bill)
 
-    def _stream_headers(self, by: str, path: Sequence[str]) -> dict[str, str]:
+    def _stream_headers(self, by: str, path: tuple[str, ...]) -> dict[str, str]:
         """Return the headers of a stream; a cost that depends on its tokens is not known yet."""
         headers, bill = _path_headers(by, path), self._bill
-        return headers if bill.estimated else {**headers, "x-ttamer-cost": shown(bill.cost)}
+        return headers if bill.estimated else headers | {"x-ttamer-cost": shown(bill.cost)}
 
     def _calls(self, bill: Mapping[str, NodeBill]) -> list[NodeCall]:
         """Return the nodes asked, with the cost of all of their calls, ended ones too."""
@@ -479,13 +479,10 @@ def cost_headers(bill: Bill) -> dict[str, str]:
     return headers
 
 
-def _path_headers(by: str | None, path: Sequence[str]) -> dict[str, str]:
-    headers = {"x-ttamer-path": ",".join(map(_quoted, path))}
+@lru_cache(maxsize=1024)
+def _path_headers(by: str | None, path: tuple[str, ...]) -> dict[str, str]:
+    """Return the headers that name the nodes; there are few paths, and none is changed later."""
+    headers = {"x-ttamer-path": ",".join(quote(name, safe="") for name in path)}
     if by is None:
         return headers
-    return {"x-ttamer-answered-by": _quoted(by.removesuffix(SUFFIX)), **headers}
-
-
-@lru_cache(maxsize=1024)
-def _quoted(name: str) -> str:
-    return quote(name, safe="")
+    return {"x-ttamer-answered-by": quote(by.removesuffix(SUFFIX), safe=""), **headers}

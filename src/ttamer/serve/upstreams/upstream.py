@@ -18,7 +18,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlencode
 
@@ -405,18 +404,6 @@ class _Limited:
         await self._timeout.__aexit__(kind, error, trace)
 
 
-class _Call(NamedTuple):
-    """What all attempts of a call have in common."""
-
-    path: str
-    content: bytes
-    headers: Mapping[str, str]
-    deadline: float
-    bill: Bill
-    node: str
-    most: float
-
-
 class Upstream:
     """The server behind one node, and its fallback.
 
@@ -468,49 +455,46 @@ class Upstream:
         The deadline is for all attempts together; each has the node's own timeout besides. They are
         booked as calls of ``node``, by default this one.
         """
-        start = time.monotonic()
-        deadline, headers, bill = context.deadline, context.headers, context.bill or Bill()
+        start, bill = time.monotonic(), context.bill or Bill()
         content, most = self._bounded(path, body, bill)
-        call = _Call(path, content, headers, deadline, bill, node or self.settings.name, most)
-        (answer, received, cost), attempts, base = await self._attempt(
-            partial(self._call_once, call), context
-        )
+        settings, deadline = self.settings, context.deadline
+
+        async def answered(base: str) -> tuple[dict[str, Any], bytes, float]:
+            """Call a server; return its answer, the answer as received, and its cost."""
+            limit = self._limit(deadline)
+            charge = self._open(bill, node or settings.name, most)
+            try:
+                target, breaker = self._target(base, path), self._breakers[base]
+                request = target.request(content, self._with(context.headers))
+                connection = self._client.take(target.origin)
+                if connection is None:
+                    async with breaker.limited(limit):
+                        connection = await self._client.acquire(target.origin)
+                    limit = self._limit(deadline)
+                charge.is_sent = True
+                breaker.waiting.add(connection)
+                try:
+                    response = await connection.exchange(
+                        request, settings.max_response, MAX_ERROR_BYTES, limit
+                    )
+                finally:
+                    breaker.waiting.discard(connection)
+                self._check(response)
+                answer, received = self._parsed(response.content), response.content
+                if settings.api == "anthropic":
+                    answer = chat_from_message(answer)
+                    received = encode(answer)
+            except BaseException as error:
+                _drop_unpaid(bill, charge, error)
+                raise
+            self._settle(bill, charge, Usage.of(answer))
+            return answer, received, charge.cost
+
+        (answer, received, cost), attempts, base = await self._attempt(answered, context)
         self._leave(base)
         seconds = time.monotonic() - start
-        is_fallback = base == self.settings.fallback
+        is_fallback = base == settings.fallback
         return NodeResponse(answer, seconds, attempts, is_fallback, received, cost)
-
-    async def _call_once(self, call: _Call, base: str) -> tuple[dict[str, Any], bytes, float]:
-        """Call a server once; return its answer, the answer as received, and its cost."""
-        settings, bill = self.settings, call.bill
-        limit = self._limit(call.deadline)
-        charge = self._open(bill, call.node, call.most)
-        try:
-            target, breaker = self._target(base, call.path), self._breakers[base]
-            request = target.request(call.content, self._with(call.headers))
-            connection = self._client.take(target.origin)
-            if connection is None:
-                async with breaker.limited(limit):
-                    connection = await self._client.acquire(target.origin)
-                limit = self._limit(call.deadline)
-            charge.is_sent = True
-            breaker.waiting.add(connection)
-            try:
-                response = await connection.exchange(
-                    request, settings.max_response, MAX_ERROR_BYTES, limit
-                )
-            finally:
-                breaker.waiting.discard(connection)
-            self._check(response)
-            answer, received = self._parsed(response.content), response.content
-            if settings.api == "anthropic":
-                answer = chat_from_message(answer)
-                received = encode(answer)
-        except BaseException as error:
-            _drop_unpaid(bill, charge, error)
-            raise
-        self._settle(bill, charge, Usage.of(answer))
-        return answer, received, charge.cost
 
     def _bounded(
         self, path: str, given: Mapping[str, Any], bill: Bill, *, is_stream: bool = False
