@@ -151,24 +151,25 @@ class Metrics:
         if counted is None:
             counted = self._requests.labels(endpoint, str(record.status))
             self._counted[endpoint, record.status] = counted
-        self._add(counted)
+        self._pending[counted] += 1
         self._seconds.observe(endpoint, record.seconds)
         if record.client in self._keys:
             requests, cost = self._keys[record.client]
-            self._add(requests)
+            self._pending[requests] += 1
             self._add(cost, record.cost)
         if record.asked or record.bill:
             self._count_nodes(record)
 
     def _count_nodes(self, record: RequestRecord) -> None:
+        pending = self._pending
         for one in record.asked:
             node = one.node
             if node not in self._asked:
                 continue
-            self._add(self._asked[node])
+            pending[self._asked[node]] += 1
             self._add(self._costs[node], one.cost)
             if one.error is not None:
-                self._add(self._failed[node, failure_kind(one.error)])
+                pending[self._failed[node, failure_kind(one.error)]] += 1
         for node, bill in record.bill.items():
             if bill.estimated:
                 self._add(self._estimated, bill.estimated)
@@ -180,12 +181,12 @@ class Metrics:
                 self._add(prompt, bill.usage.prompt)
                 self._add(completion, bill.usage.completion)
         if record.by in self._answered:
-            self._add(self._answered[record.by])
+            pending[self._answered[record.by]] += 1
         self._add(self._cost, record.cost)
         if record.asked:
-            self._add(self._depth[min(len(record.asked), len(self._depth) - 1)])
+            pending[self._depth[min(len(record.asked), len(self._depth) - 1)]] += 1
         if record.capped:
-            self._add(self._capped)
+            pending[self._capped] += 1
         if record.hedged:
             self._add(self._hedged, record.hedged)
 
