@@ -13,8 +13,14 @@ from transformers import (
     DistilBertForSequenceClassification,
     LlamaConfig,
     LlamaForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    T5Config,
+    T5EncoderModel,
     ViTConfig,
     ViTForImageClassification,
+    Wav2Vec2Config,
+    Wav2Vec2ForSequenceClassification,
 )
 
 from ttamer.errors import ArgumentError
@@ -126,6 +132,28 @@ def llama():
     return LlamaForSequenceClassification(config)
 
 
+def modernbert():
+    """Layers with local attention get another mask and other positions than the first."""
+    config = ModernBertConfig(
+        vocab_size=40, intermediate_size=8, num_labels=CLASSES, pad_token_id=0, local_attention=4,
+        global_attn_every_n_layers=2, **SMALL,
+    )  # fmt: skip
+    return ModernBertForSequenceClassification(config)
+
+
+class T5(nn.Module):
+    """The first block returns a bias that all others get."""
+
+    def __init__(self):
+        super().__init__()
+        sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2, "num_layers": 3}
+        self.t5 = T5EncoderModel(T5Config(vocab_size=40, **sizes))
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, input_ids, attention_mask):
+        return self.head(self.t5(input_ids, attention_mask).last_hidden_state[:, 0])
+
+
 def vit():
     config = ViTConfig(
         image_size=16, patch_size=4, intermediate_size=8, num_labels=CLASSES, **SMALL
@@ -139,6 +167,8 @@ MODELS = {
     "bert": (bert, "bert.encoder.layer", tokens),
     "distilbert": (distilbert, "distilbert.transformer.layer", tokens),
     "llama": (llama, "model.layers", tokens),
+    "modernbert": (modernbert, "model.layers", tokens),
+    "t5": (T5, "t5.encoder.block", tokens),
     "vit": (vit, None, lambda: {"pixel_values": images()}),
 }
 
@@ -209,8 +239,9 @@ def test_training_tracing_and_counting_work_on_an_attached_network():
     assert not torch.equal(copied.full(example), network.full(example))
 
 
-def test_batches_with_and_without_padding():
-    model, points, example = build("llama")
+@pytest.mark.parametrize("name", ["llama", "modernbert", "t5"])
+def test_batches_with_and_without_padding(name):
+    model, points, example = build(name)
     network = attach(model, points, example)
     for padding in (True, False):
         inputs = tokens(3, padding=False) if not padding else tokens(4)
@@ -286,8 +317,8 @@ class Odd(nn.Module):
             x = self.blocks[0](start)
         if self.rule == "random":
             x = x + torch.rand_like(x)
-        if self.rule == "tokens":
-            return x
+        if self.rule == "one":
+            return x[:, :1]
         return (self.fc(x),) if self.rule == "tuple" else self.fc(x)
 
 
@@ -299,6 +330,7 @@ class Odd(nn.Module):
         ("between", r"blocks\.1 does not get the output of blocks\.0"),
         ("random", "the full output for 3 inputs would differ"),
         ("tuple", "returns tuple; it must return logits"),
+        ("one", r"returns shape \(3, 1\); it must return logits .* of 2 classes or more"),
     ],
 )
 def test_models_that_cannot_have_exits_are_refused(rule, text):
@@ -308,34 +340,130 @@ def test_models_that_cannot_have_exits_are_refused(rule, text):
 
 
 class Caching(nn.Module):
-    """A block that gets what it must not get."""
+    """Blocks that get something besides the hidden state."""
 
     def __init__(self, extra):
         super().__init__()
-        self.blocks = nn.ModuleList(Taking() for _ in range(2))
+        self.blocks = nn.ModuleList(Taking() for _ in range(3))
         self.more = extra
 
     def forward(self, x):
         for k, block in enumerate(self.blocks):
-            x = block(x, self.more(k))
+            x = block(x, self.more(k, x))
         return x
 
 
 class Taking(nn.Module):
-    def forward(self, x, _extra):
-        return x + 1
+    def forward(self, x, extra):
+        return x + (extra if isinstance(extra, torch.Tensor) else 1)
 
 
 @pytest.mark.parametrize(
     ("extra", "text"),
     [
-        (lambda _: object(), "gets a object.*use_cache = False"),
-        (lambda k: torch.zeros(2 + k), r"blocks\.1 gets a tensor of shape \(3,\)"),
+        (lambda _k, _x: object(), "gets a object.*use_cache = False"),
+        (
+            lambda k, x: x.mean(0) if k else None,
+            r"blocks\.1 gets a tensor of shape \(3,\) that dep",
+        ),
+        (lambda k, x: torch.ones(1) * (6 // int(x[0, 0])) if k else None, r"blocks\.1 gets"),
     ],
 )
-def test_blocks_get_only_what_is_known_at_the_first(extra, text):
+def test_blocks_get_only_what_is_known_before_they_run(extra, text):
     with pytest.raises(ArgumentError, match=text):
-        attach(Caching(extra), "blocks", torch.randn(3, CLASSES))
+        attach(Caching(extra), "blocks", torch.zeros(3, CLASSES))
+
+
+def test_later_blocks_may_get_tensors_that_the_first_does_not_get():
+    model = Caching(lambda k, x: torch.full((len(x), 1), 10.0**k) if k else None)
+    network = attach(model, "blocks", torch.randn(4, CLASSES))
+    inputs = torch.randn(2, CLASSES)
+    torch.testing.assert_close(network.full(inputs), inputs + 111)
+
+
+def test_a_mask_that_only_a_later_block_gets_is_missed_in_an_example_without_padding():
+    """As where the first layers are local, and the mask of the others masks nothing."""
+
+    class Masked(Caching):
+        def forward(self, inputs, attention_mask):
+            mask = None if attention_mask.all() else attention_mask
+            for k, block in enumerate(self.blocks):
+                inputs = block(inputs, mask if k else torch.ones(1, 1))
+            return inputs
+
+    example = {"inputs": torch.randn(4, CLASSES), "attention_mask": torch.ones(4, CLASSES)}
+    network = attach(Masked(None), "blocks", example)
+    assert torch.equal(network.full(example), example["inputs"] + 3)
+    example["attention_mask"][1, 2:] = 0
+    with pytest.raises(ArgumentError, match="attach with an example that has padding"):
+        network.full(example)
+
+
+class Halving(nn.Module):
+    """A block that gets the sides of images, as a constant, and returns those of its output."""
+
+    def forward(self, x, sides):
+        rows, width = x.shape[0], x.shape[2]
+        x = x.view(rows, sides[0] // 2, 2, sides[1], width).mean(2).flatten(1, 2)
+        return x, (sides[0] // 2, sides[1])
+
+
+class WithSides(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Halving() for _ in range(3))
+
+    def forward(self, x):
+        sides = x.shape[1:3]
+        x = x.flatten(1, 2)
+        for block in self.blocks:
+            x, (height, width) = block(x, sides)
+            sides = torch.Size((height, width))
+        return x.sum(1)
+
+
+def test_blocks_may_get_and_return_sizes():
+    images = torch.randn(4, 8, 2, CLASSES)
+    network = attach(WithSides(), "blocks", images)
+    with torch.no_grad():
+        torch.testing.assert_close(network.full(images[:2]), images[:2].sum((1, 2)) / 8)
+    with pytest.raises(ArgumentError, match=r"get torch.Size\(\[16, 2\]\) for these inputs"):
+        network.full(torch.randn(4, 16, 2, CLASSES))
+
+
+@pytest.mark.parametrize("part", ["ramps", "all"])
+def test_ramps_learn_before_a_block_that_changes_its_input(part):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.ReLU(inplace=True),
+        nn.Linear(8, CLASSES),
+    )  # fmt: skip
+    inputs, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    network = attach(model, ["0", "2"], inputs)
+    losses = train(network, [(inputs, labels)], Recipe(part, epochs=3, rate=0.1))
+    assert losses[-1] < losses[0]
+    with torch.no_grad():
+        torch.testing.assert_close(network(inputs)[-1], model(inputs))
+
+
+def test_ramps_read_a_mask_that_is_longer_than_the_tokens():
+    """As for audio, where many samples become one token."""
+    torch.manual_seed(0)
+    config = Wav2Vec2Config(
+        intermediate_size=8, num_labels=CLASSES, conv_dim=[4, 4], conv_stride=[4, 2],
+        conv_kernel=[8, 4], num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        feat_extract_norm="layer", classifier_proj_size=8, **SMALL,
+    )  # fmt: skip
+    model = Wav2Vec2ForSequenceClassification(config).eval()
+    lengths = torch.tensor([[400], [120]])
+    mask = (torch.arange(400) < lengths).long()
+    sounds = {"input_values": torch.randn(2, 400) * mask, "attention_mask": mask}
+    with torch.no_grad():
+        network = attach(model, "wav2vec2.encoder.layers", sounds)
+        ramp, hidden = next(network.ramps()), network.segments[0](tuple(sounds.values()))[0]
+        assert hidden.shape[1] == 48
+        mean = hidden[1, :15].mean(0)  # of 8 1/3 samples for each token, 120 begin before the end
+        torch.testing.assert_close(network(sounds)[0][1], ramp.layers(mean))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ their known output. What comes before the first block is therefore computed twic
 for embeddings and small stems.
 
 Three rules are checked on the example: each block gets the output of the block before, everything
-else that a block gets is known when the first block starts, and the full output is unchanged.
+else that a block gets is known before any block runs or is returned by the first, and the full
+output is unchanged.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["attach"]
 
-CONSTANTS = (type(None), bool, int, float, str, torch.dtype)
+CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.Size)
 """What a block may get besides tensors."""
 MASK_NAMES = ("attention_mask", "mask")
 """The names of inputs that mark tokens, true or 1, and padding, false or 0."""
@@ -65,7 +67,9 @@ def attach(
             the names of the arguments to tensors. The network then takes tensors in this order, or
             such a mapping.
         pool: The vector of an input whose blocks return (batch, tokens, width): its first or last
-            token, or the mean. Padding is left out where an input is named ``attention_mask``.
+            token, or the mean. Padding is left out where an input is named ``attention_mask``: of
+            blocks that return fewer tokens than it has, as for audio, in proportion; tokens that
+            the model adds at the end count as padding.
         ramp: A function that returns a ramp for the output of a block, given for the example; by
             default pooling and a linear layer, chosen by the number of dimensions.
 
@@ -133,26 +137,57 @@ class _Chain:
     count: int
     """The number of the model's arguments."""
     blocks: tuple[nn.Module, ...]
-    hidden: int
-    """The position of the hidden state among the values that the first block gets."""
-    carried: tuple[int, ...]
-    """The positions of its other tensors."""
-    batched: tuple[bool, ...]
-    """Which of these have the batch as their first dimension."""
-    specs: tuple[Any, ...]
-    """The structure of each block's arguments, with the positions of its values."""
-    sources: tuple[tuple[Any, ...], ...]
-    """Per block and value: ("tensor", its position at the first block) or ("constant", value)."""
-    outputs: tuple[int | None, ...]
-    """Per block, the position of the hidden state in its output; ``None`` for the output itself."""
-    lengths: tuple[int, ...]
-    """Per block, the number of parts of its output."""
+    calls: tuple[_Call, ...]
+    """How each of them is called for the example."""
+    carried: tuple[_Carried, ...]
+    """The tensors besides the hidden state that blocks get."""
+    probed: int
+    """The number of blocks whose calls are looked at before any block runs: up to the last that
+    gets other tensors than those before it."""
     mask: int | None
-    """The position of the mask among the model's arguments."""
+    """The position of the mask in a value, if the model takes one."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """How one block is called, and what it returns."""
+
+    spec: Any
+    """The structure of its arguments, with the positions of its values."""
+    sources: tuple[tuple[str, Any], ...]
+    """Per value: ("hidden", ``None``), ("carried", its number) or ("constant", value)."""
+    hidden: int
+    """The position of the hidden state among the values."""
+    part: int | None
+    """The position of the hidden state in the output; ``None`` where it is the output itself."""
+    parts: tuple[Any, ...]
+    """The constants of an output of several parts, and ``None`` for its tensors."""
+    in_place: bool
+    """Whether the block changes the hidden state that it gets."""
+
+    def output(self, hidden: Tensor) -> Any:
+        """Return an output of this form without its other tensors, such as attention weights.
+
+        These are unused, or the check of the full output fails.
+        """
+        if self.part is None:
+            return hidden
+        return (*self.parts[: self.part], hidden, *self.parts[self.part + 1 :])
+
+
+class _Carried(NamedTuple):
+    """A tensor besides the hidden state that blocks get."""
+
+    block: int | None
+    """The first block that gets it, or ``None`` where the first block returns it."""
+    at: int
+    """Its position among the values of that block, or in the output of the first."""
+    batched: bool
+    """Whether it has the batch as its first dimension."""
 
 
 class _Reached(Exception):  # noqa: N818 - it ends a run early, it is not an error
-    """The first block was called."""
+    """The last block that is looked at was called."""
 
 
 class _First(nn.Module):
@@ -173,26 +208,24 @@ class _First(nn.Module):
                 f"the network takes {chain.count} tensors, as in the example{names}, not "
                 f"{len(inputs)}"
             )
-        leaves = _first_call(self.model, chain.blocks[0], inputs, chain.keys)
-        for leaf, (kind, constant) in zip(leaves, chain.sources[0], strict=True):
-            if kind == "constant" and isinstance(leaf, Tensor):
-                raise ArgumentError(
-                    "the blocks get a tensor that they did not get for the example, such as a mask "
-                    "for padding: attach with an example that has padding"
-                )
-            # Some differ while training, such as whether keys and values are kept.
-            if kind == "constant" and leaf != constant and not self.training:
-                raise ArgumentError(
-                    f"the blocks get {leaf!r} for these inputs and got {constant!r} for the "
-                    "example: give inputs of the shape of the example, or build EarlyExit(blocks, "
-                    "ramps, head)"
-                )
+        calls = _probe(self.model, chain, inputs)
+        _compare(chain, calls, training=self.training)
+
+        def with_rows(leaf: Tensor | None, batched: bool) -> Tensor:
+            rows = inputs[0].shape[0]  # not len, which an export to ONNX would take for a constant
+            if leaf is None:  # models leave out a mask that masks nothing
+                return torch.empty((rows, 0), device=inputs[0].device)
+            return leaf if batched else leaf.unsqueeze(0).expand(rows, *leaf.shape)
+
         carried = [
-            _carried(leaves[at], batched, inputs[0])
-            for at, batched in zip(chain.carried, chain.batched, strict=True)
+            None if block is None else with_rows(calls[block][at], batched)
+            for block, at, batched in chain.carried
         ]
-        hidden = _run_block(chain, 0, leaves[chain.hidden], carried)
-        return (hidden, *carried, *inputs)
+        output = _run_block(chain, 0, calls[0][chain.calls[0].hidden], carried)
+        for number, (block, at, batched) in enumerate(chain.carried):
+            if block is None:
+                carried[number] = with_rows(output[at], batched)
+        return (_hidden(chain, 0, output), *carried, *inputs)  # type: ignore[arg-type]
 
 
 class _Block(nn.Module):
@@ -205,8 +238,11 @@ class _Block(nn.Module):
 
     def forward(self, value: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the output of the block, and the rest of the value as it is."""
-        kept = value[1 : 1 + len(self._chain.carried)]
-        return (_run_block(self._chain, self._number, value[0], kept), *value[1:])
+        chain, hidden = self._chain, value[0]
+        if chain.calls[self._number].in_place and not torch.is_inference_mode_enabled():
+            hidden = hidden.clone()  # a ramp that learns reads it again for its gradients
+        output = _run_block(chain, self._number, hidden, value[1:])
+        return (_hidden(chain, self._number, output), *value[1:])
 
     def extra_repr(self) -> str:
         """Show the block where PyTorch prints modules."""
@@ -226,13 +262,10 @@ class _Rest(nn.Module):
         chain, hidden = self._chain, value[0]
         inputs = value[1 + len(chain.carried) :]
 
-        def known(at: int | None, length: int) -> Callable[..., Any]:
-            # A tuple's other parts, such as attention weights, are unused or the check fails.
-            parts = tuple(hidden if k == at else None for k in range(length))
-            return lambda *_args, **_kwargs: hidden if at is None else parts
+        def known(call: _Call) -> Callable[..., Any]:
+            return lambda *_args, **_kwargs: call.output(hidden)
 
-        known_outputs = map(known, chain.outputs, chain.lengths)
-        replaced = dict(zip(chain.blocks, known_outputs, strict=True))
+        replaced = dict(zip(chain.blocks, map(known, chain.calls), strict=True))
         with _replaced(replaced):
             return _logits(_call(self._model[0], inputs, chain.keys))
 
@@ -328,11 +361,11 @@ def _call(model: nn.Module, inputs: Sequence[Tensor], keys: tuple[str, ...] | No
 def _logits(output: Any) -> Tensor:
     """Return the logits of a model's output."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if not isinstance(logits, Tensor) or logits.ndim != 2:
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] < 2:
         what = type(output).__name__ if logits is None else f"shape {tuple(logits.shape)}"
         raise ArgumentError(
-            f"the model returns {what}; it must return logits of shape (batch, classes), as a "
-            "tensor or in .logits: give a model with a classification head"
+            f"the model returns {what}; it must return logits of shape (batch, classes), of 2 "
+            "classes or more, as a tensor or in .logits: give a model with a classification head"
         )
     return logits
 
@@ -356,39 +389,71 @@ def _unflatten(spec: Any, leaves: Sequence[Any]) -> Any:
     return leaves[spec]
 
 
-def _first_call(
-    model: nn.Module, block: nn.Module, inputs: Sequence[Tensor], keys: tuple[str, ...] | None
-) -> list[Any]:
-    """Run a model up to its first block, and return the values that the block gets."""
-    found: list[Any] = []
+def _probe(model: nn.Module, chain: _Chain, inputs: Sequence[Tensor]) -> list[list[Any]]:
+    """Return the values that blocks get, as far as they are looked at, without running a block."""
+    found: list[list[Any]] = []
 
-    def stop(*args: Any, **kwargs: Any) -> None:
-        _flatten((args, kwargs), found)
-        raise _Reached
+    def pass_on(call: _Call, *args: Any, **kwargs: Any) -> Any:
+        leaves: list[Any] = []
+        _flatten((args, kwargs), leaves)
+        found.append(leaves)
+        if len(found) == chain.probed:
+            raise _Reached
+        return call.output(leaves[call.hidden])
 
-    with _replaced({block: stop}), contextlib.suppress(_Reached):
-        _call(model, inputs, keys)
+    probed = zip(chain.blocks[: chain.probed], chain.calls, strict=False)
+    forwards = {block: partial(pass_on, call) for block, call in probed}
+    with _replaced(forwards), contextlib.suppress(_Reached):
+        _call(model, inputs, chain.keys)
     return found
 
 
-def _carried(leaf: Tensor | None, batched: bool, like: Tensor) -> Tensor:
-    """Return a tensor with the batch first; models leave out a mask that masks nothing."""
-    rows = like.shape[0]  # not len, which an export to ONNX would take for a constant
-    if leaf is None:
-        return torch.empty((rows, 0), device=like.device)
-    return leaf if batched else leaf.unsqueeze(0).expand(rows, *leaf.shape)
+def _compare(chain: _Chain, calls: Sequence[Sequence[Any]], *, training: bool) -> None:
+    """Raise an error where blocks get tensors or constants that they did not get for the example.
+
+    Some constants differ while training, such as whether keys and values are kept; those of later
+    blocks may depend on what blocks return.
+    """
+    for number, (leaves, call) in enumerate(zip(calls, chain.calls, strict=False)):
+        if len(leaves) != len(call.sources):
+            raise ArgumentError(
+                f"the blocks get {len(leaves)} values for these inputs and got "
+                f"{len(call.sources)} for the example: give inputs of the shape of the example, or "
+                "build EarlyExit(blocks, ramps, head)"
+            )
+        for leaf, (kind, constant) in zip(leaves, call.sources, strict=True):
+            if kind == "constant" and isinstance(leaf, Tensor):
+                raise ArgumentError(
+                    "the blocks get a tensor that they did not get for the example, such as a mask "
+                    "for padding: attach with an example that has padding"
+                )
+            if kind == "constant" and leaf != constant and not number and not training:
+                raise ArgumentError(
+                    f"the blocks get {leaf!r} for these inputs and got {constant!r} for the "
+                    "example: give inputs of the shape of the example, or build EarlyExit(blocks, "
+                    "ramps, head)"
+                )
 
 
-def _run_block(chain: _Chain, number: int, hidden: Tensor, carried: Sequence[Tensor]) -> Tensor:
-    """Call one block, and return the hidden state of its output."""
-    tensors: dict[int, Tensor | None] = {chain.hidden: hidden}
-    for at, batched, tensor in zip(chain.carried, chain.batched, carried, strict=True):
-        left_out = tensor.ndim == 2 and tensor.shape[1] == 0
-        tensors[at] = None if left_out else tensor if batched else tensor[0]
-    leaves = [tensors[what] if kind == "tensor" else what for kind, what in chain.sources[number]]
-    args, kwargs = _unflatten(chain.specs[number], leaves)
-    output = chain.blocks[number](*args, **kwargs)
-    part = chain.outputs[number]
+def _run_block(chain: _Chain, number: int, hidden: Tensor, carried: Sequence[Tensor | None]) -> Any:
+    """Call one block, and return its output."""
+
+    def value(kind: str, what: Any) -> Any:
+        if kind != "carried":
+            return hidden if kind == "hidden" else what
+        tensor = carried[what]
+        if tensor is None or (tensor.ndim == 2 and tensor.shape[1] == 0):  # it was left out
+            return None
+        return tensor if chain.carried[what].batched else tensor[0]
+
+    call = chain.calls[number]
+    args, kwargs = _unflatten(call.spec, [value(*source) for source in call.sources])
+    return chain.blocks[number](*args, **kwargs)
+
+
+def _hidden(chain: _Chain, number: int, output: Any) -> Tensor:
+    """Return the hidden state of a block's output."""
+    part = chain.calls[number].part
     found: Tensor = output if part is None else output[part]
     return found
 
@@ -418,9 +483,10 @@ def _chain(
     modules = dict(model.named_modules())
     blocks = tuple(modules[name] for name in names)
     calls = _calls(model, blocks, inputs, keys)
+    rows = len(inputs[0])
     # One row more, not fewer: of the rest none may have padding, and models leave such masks out.
     more = _calls(model, blocks, tuple(torch.cat([each, each[-1:]]) for each in inputs), keys)
-    order = [block for block, *_ in calls]
+    order = [call.block for call in calls]
     if not order and any(map(_is_compiled, modules.values())):
         raise ArgumentError(
             f"{type(model).__name__} is compiled, and its blocks cannot be run apart: attach to "
@@ -432,59 +498,135 @@ def _chain(
             f"the blocks must run once each, in the order {', '.join(names)}; the model ran "
             f"{', '.join(ran) or 'none of them'}: choose others with points"
         )
-    outputs: list[int | None] = []
-    hidden: list[int] = []
-    for (_, _, _, output), (_, leaves, _, _), (name, following) in zip(
-        calls, calls[1:], pairwise(names), strict=False
-    ):
-        parts: list[Any] = list(output) if isinstance(output, tuple | list) else [output]
+    hidden, parts = _hidden_states(calls, names)
+    returned = _parts(calls[0].output)
+    carried: list[_Carried] = []
+    tensors: list[Tensor] = []  # those carried, for the example
+
+    def slot(number: int, at: int, leaf: Tensor) -> int:
+        """Return the number of a tensor among those carried."""
+        same = [k for k, tensor in enumerate(tensors) if tensor is leaf]
+        if same:
+            return same[0]
+        part = next((k for k, each in enumerate(returned) if number and each is leaf), None)
+        other = more[number].leaves[at] if part is None else _parts(more[0].output)[part]
+        batched = bool(leaf.ndim) and (len(leaf), len(other)) == (rows, rows + 1)
+        tensors.append(leaf)
+        carried.append(
+            _Carried(number, at, batched) if part is None else _Carried(None, part, batched)
+        )
+        return len(carried) - 1
+
+    described = []
+    for number, (call, name) in enumerate(zip(calls, names, strict=True)):
+        sources: list[tuple[str, Any]] = []
+        for at, leaf in enumerate(call.leaves):
+            if leaf is call.leaves[hidden[number]]:
+                sources.append(("hidden", None))
+            elif isinstance(leaf, Tensor):
+                sources.append(("carried", slot(number, at, leaf)))
+            elif isinstance(leaf, CONSTANTS):
+                sources.append(("constant", leaf))
+            else:
+                raise ArgumentError(
+                    f"{name} gets a {type(leaf).__name__}, and blocks may get tensors and "
+                    "constants only; for a cache of keys and values set model.config.use_cache = "
+                    "False"
+                )
+        before = calls[number - 1].returned[parts[number - 1] or 0] if number else None
+        described.append(
+            _Call(
+                spec=call.spec,
+                sources=tuple(sources),
+                hidden=hidden[number],
+                part=parts[number],
+                parts=tuple(map(_constant, _parts(call.output))),
+                in_place=before not in (None, call.read[hidden[number]]),
+            )
+        )
+    kinds = [
+        tuple((kind, what is None if kind == "constant" else what) for kind, what in call.sources)
+        for call in described
+    ]
+    masks = [k for k, key in enumerate(keys or ()) if key in MASK_NAMES and inputs[k].ndim == 2]
+    chain = _Chain(
+        keys=keys,
+        count=len(inputs),
+        blocks=blocks,
+        calls=tuple(described),
+        carried=tuple(carried),
+        probed=1 + max(kinds.index(kind) for kind in kinds),
+        mask=1 + len(carried) + masks[0] if masks else None,
+    )
+    _check_known(model, chain, inputs, tensors, names)
+    return chain
+
+
+def _hidden_states(
+    calls: Sequence[_Recorded], names: Sequence[str]
+) -> tuple[list[int], list[int | None]]:
+    """Return the positions of the hidden state in the call of each block and in its output."""
+    positions: list[int] = []
+    parts: list[int | None] = []
+    for number, (call, following) in enumerate(pairwise(calls)):
         match = [
             (k, at)
-            for k, part in enumerate(parts)
-            for at, leaf in enumerate(leaves)
+            for k, part in enumerate(_parts(call.output))
+            for at, leaf in enumerate(following.leaves)
             if isinstance(part, Tensor) and leaf is part
         ]
         if not match:
             raise ArgumentError(
-                f"{following} does not get the output of {name}: the model computes something "
-                "between them; choose other points, or build EarlyExit(blocks, ramps, head)"
+                f"{names[number + 1]} does not get the output of {names[number]}: the model "
+                "computes something between them; choose other points, or build "
+                "EarlyExit(blocks, ramps, head)"
             )
-        outputs.append(match[0][0] if isinstance(output, tuple | list) else None)
-        hidden.append(match[0][1])
-    last = calls[-1][3]
-    outputs.append((outputs[-1] if outputs else 0) or 0 if isinstance(last, tuple | list) else None)
-    first = calls[0][1]
-    at = (
-        hidden[0] if hidden else next(k for k, leaf in enumerate(first) if isinstance(leaf, Tensor))
-    )
-    carried = [k for k, leaf in enumerate(first) if isinstance(leaf, Tensor) and k != at]
-    sources = []
-    for number, ((_, leaves, _, _), name) in enumerate(zip(calls, names, strict=True)):
-        where = at if number == 0 else hidden[number - 1]
-        sources.append(
-            tuple(
-                _source(k, leaf, where, at, first, carried, name) for k, leaf in enumerate(leaves)
+        part, at = match[0]
+        parts.append(part if isinstance(call.output, tuple | list) else None)
+        positions.append(at)
+    last = (parts[-1] if parts else 0) or 0
+    parts.append(last if isinstance(calls[-1].output, tuple | list) else None)
+    first = next((k for k, leaf in enumerate(calls[0].leaves) if isinstance(leaf, Tensor)), 0)
+    return [positions[0] if positions else first, *positions], parts
+
+
+def _check_known(
+    model: nn.Module,
+    chain: _Chain,
+    inputs: Sequence[Tensor],
+    tensors: Sequence[Tensor],
+    names: Sequence[str],
+) -> None:
+    """Raise an error where a tensor that a later block gets depends on what blocks return."""
+    later = [
+        (one.block, one.at, tensor)
+        for one, tensor in zip(chain.carried, tensors, strict=True)
+        if one.block
+    ]
+    calls: list[list[Any]] = []
+    if later:
+        with contextlib.suppress(Exception):  # whatever a model does without its blocks
+            calls = _probe(model, chain, inputs)
+    for block, at, tensor in later:
+        found = calls[block][at] if block < len(calls) else None
+        if not isinstance(found, Tensor) or not torch.equal(found, tensor):
+            raise ArgumentError(
+                f"{names[block]} gets a tensor of shape {tuple(tensor.shape)} that depends on what "
+                "the blocks before it return; choose points up to it, or build EarlyExit(blocks, "
+                "ramps, head) from the model's parts"
             )
-        )
-    used = sorted({what for row in sources for kind, what in row if kind == "tensor"} - {at})
-    batched = []
-    for k in used:
-        now, then = first[k].shape, more[0][1][k].shape
-        batched.append(bool(now) and now[0] == len(inputs[0]) and then[0] == len(inputs[0]) + 1)
-    mask = next((k for k, key in enumerate(keys or ()) if key in MASK_NAMES), None)
-    return _Chain(
-        keys=keys,
-        count=len(inputs),
-        blocks=blocks,
-        hidden=at,
-        carried=tuple(used),
-        batched=tuple(batched),
-        specs=tuple(spec for _, _, spec, _ in calls),
-        sources=tuple(sources),
-        outputs=tuple(outputs),
-        lengths=tuple(len(out) if isinstance(out, tuple | list) else 1 for *_, out in calls),
-        mask=None if mask is None else 1 + len(used) + mask,
-    )
+
+
+def _parts(output: Any) -> Sequence[Any]:
+    """Return the parts of a block's output."""
+    return output if isinstance(output, tuple | list) else (output,)
+
+
+def _constant(part: Any) -> Any:
+    """Return a part of an output if it consists of constants, and ``None`` otherwise."""
+    leaves: list[Any] = []
+    _flatten(part, leaves)
+    return part if all(isinstance(leaf, CONSTANTS) for leaf in leaves) else None
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -492,32 +634,19 @@ def _is_compiled(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
 
 
-def _source(
-    position: int,
-    leaf: Any,
-    hidden: int,
-    first_hidden: int,
-    first: list[Any],
-    carried: list[int],
-    name: str,
-) -> tuple[str, Any]:
-    """Return where one value of a block's call comes from."""
-    if position == hidden:
-        return ("tensor", first_hidden)
-    if isinstance(leaf, Tensor):
-        for k in carried:
-            if leaf is first[k]:
-                return ("tensor", k)
-        raise ArgumentError(
-            f"{name} gets a tensor of shape {tuple(leaf.shape)} that the first block does not get; "
-            "choose points up to it, or build EarlyExit(blocks, ramps, head) from the model's parts"
-        )
-    if isinstance(leaf, CONSTANTS):
-        return ("constant", leaf)
-    raise ArgumentError(
-        f"{name} gets a {type(leaf).__name__}, and blocks may get tensors and constants only; for "
-        "a cache of keys and values set model.config.use_cache = False"
-    )
+class _Recorded(NamedTuple):
+    """One call of a block."""
+
+    block: nn.Module
+    leaves: list[Any]
+    """The values that it got."""
+    spec: Any
+    """Their structure."""
+    output: Any
+    read: list[int]
+    """How often each of its values had been changed in place when it returned."""
+    returned: list[int]
+    """The same of each part of its output."""
 
 
 def _calls(
@@ -525,14 +654,15 @@ def _calls(
     blocks: Sequence[nn.Module],
     inputs: tuple[Tensor, ...],
     keys: tuple[str, ...] | None,
-) -> list[tuple[nn.Module, list[Any], Any, Any]]:
-    """Run a model, and return for each call of a block its values, their structure, its output."""
-    calls: list[tuple[nn.Module, list[Any], Any, Any]] = []
+) -> list[_Recorded]:
+    """Run a model, and return the calls of blocks."""
+    calls: list[_Recorded] = []
 
     def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         leaves: list[Any] = []
         spec = _flatten((args, kwargs), leaves)
-        calls.append((module, leaves, spec, output))
+        changes = _changes(leaves), _changes(_parts(output))
+        calls.append(_Recorded(module, leaves, spec, output, *changes))
 
     hooks = [block.register_forward_hook(record, with_kwargs=True) for block in blocks]
     try:
@@ -541,6 +671,14 @@ def _calls(
         for hook in hooks:
             hook.remove()
     return calls
+
+
+def _changes(values: Sequence[Any]) -> list[int]:
+    """Return how often each tensor was changed in place; inference tensors do not count."""
+    return [
+        each._version if isinstance(each, Tensor) and not each.is_inference() else 0
+        for each in values
+    ]
 
 
 def _check(

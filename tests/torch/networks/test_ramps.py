@@ -121,3 +121,12 @@ def test_ways_of_pooling_are_checked():
         Ramp(nn.Linear(4, 2), pool="max")
     assert Ramp(nn.Linear(4, 2)).reads == Ramp(nn.Linear(4, 2), pool="first").reads == (0,)
     assert Ramp(nn.Linear(4, 2), pool="last", mask=3).reads == (0, 3)
+
+
+def test_a_mask_may_have_more_or_fewer_positions_than_there_are_tokens():
+    hidden = torch.tensor([[[1.0], [3.0], [8.0]]])
+    more = torch.arange(8)[None] < 4  # of these, two tokens begin before the end
+    fewer = torch.tensor([[1, 1]])  # the model has added the last token
+    for mask in (more, fewer):
+        read = {pool: Ramp(pool=pool)((hidden, mask)).item() for pool in POOLS}
+        assert read == {"first": 1.0, "mean": 2.0, "last": 3.0}

@@ -35,7 +35,7 @@ class Ramp(nn.Module):
 
     ``pool``: hidden states have the shape (batch, tokens, width), and the layers read one vector
     for each input. ``mask``: the position in a value of the mask, true for tokens and false for
-    padding, if there is one.
+    padding, if there is one; some models make fewer tokens of their inputs, or add some at the end.
     """
 
     def __init__(self, *layers: nn.Module, pool: Pool | None = None, mask: int | None = 1) -> None:
@@ -53,7 +53,7 @@ class Ramp(nn.Module):
         hidden = value[0]
         if self.pool is None:
             return cast("Tensor", self.layers(hidden))
-        mask = None if self.mask is None else value[self.mask]
+        mask = None if self.mask is None else _for_tokens(value[self.mask], hidden.shape[1])
         if not self.training and _in_kernels(hidden):
             return self._in_few_kernels(hidden, mask)
         return cast("Tensor", self.layers(pooled(hidden, mask, self.pool)))
@@ -102,6 +102,16 @@ def pooled(hidden: Tensor, mask: Tensor | None, pool: Pool) -> Tensor:
     positions = torch.arange(kept.shape[1], device=kept.device)
     last = torch.where(kept, positions, 0).amax(dim=1)
     return hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
+
+
+def _for_tokens(mask: Tensor, tokens: int) -> Tensor:
+    """Return a mask for as many tokens: in proportion if they are fewer, with padding if more."""
+    given = mask.shape[1]
+    if given == tokens:
+        return mask
+    if given < tokens:
+        return nn.functional.pad(mask, (0, tokens - given))
+    return mask[:, torch.arange(tokens, device=mask.device) * given // tokens]
 
 
 def _in_kernels(hidden: Tensor) -> bool:
