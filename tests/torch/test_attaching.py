@@ -23,6 +23,7 @@ from transformers import (
     Wav2Vec2ForSequenceClassification,
 )
 
+import ttamer as tt
 from ttamer.errors import ArgumentError
 from ttamer.torch import (
     Recipe,
@@ -31,6 +32,7 @@ from ttamer.torch import (
     combine_exits,
     count_flops,
     exits_on_bert,
+    fold_batch_norm,
     profile,
     threshold_tables,
     trace_of,
@@ -677,6 +679,56 @@ def test_a_compiled_model_gets_its_exits_before(compiled):
     (points,) = (name for name, _ in model.named_modules() if name.endswith("blocks"))
     with pytest.raises(ArgumentError, match="before it is compiled"):
         attach(model, points, images())
+
+
+def test_batch_norm_is_folded_within_blocks_and_not_across_them():
+    torch.manual_seed(0)
+    blocks = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.ReLU(), nn.Conv2d(4, 4, 3),
+              nn.BatchNorm2d(4)), nn.ReLU()]  # fmt: skip
+    model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, CLASSES))
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean)
+    network = attach(model, ["0", "2"], images())
+    folded = fold_batch_norm(network)
+    with torch.no_grad():
+        for found, expected in zip(folded(images()), network(images()), strict=True):
+            torch.testing.assert_close(found, expected)
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in folded.modules()) == 1
+
+
+class Small(nn.Module):
+    """What quantize_dynamic puts in the place of a linear layer: no subclass of it."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.weight, self.bias, self.out_features = layer.weight, layer.bias, layer.out_features
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+def quantized(module):
+    """Return a copy with all of its linear layers replaced."""
+    module = copy.deepcopy(module)
+    for parent in [*module.modules()]:
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, Small(child))
+    return module
+
+
+def test_linear_layers_may_be_replaced_inside_blocks_and_not_as_blocks():
+    texts, labels = tokens(), torch.arange(5) % CLASSES
+    network = attach(bert(), "bert.encoder.layer", texts)
+    policy = tt.fit(trace_of(network, [(texts, labels)] * 20)).at(tradeoff=0.9)
+    answers = Runner(quantized(network), policy)(texts)
+    torch.testing.assert_close(answers.logits, Runner(network, policy)(texts).logits)
+    model, inputs = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, CLASSES)), torch.randn(3, 4)
+    with pytest.raises(ArgumentError, match="such as a Linear: where modules are replaced, as by"):
+        quantized(attach(model, ["0"], inputs)).full(inputs)
+    before = attach(quantized(model), ["0"], inputs)
+    torch.testing.assert_close(before.full(inputs), model(inputs))
 
 
 def test_a_model_without_weights_or_with_nan_is_named():

@@ -197,6 +197,8 @@ class _First(nn.Module):
         super().__init__()
         self.model = model  # registered once, here: the other parts only refer to it
         self._chain = chain
+        self.runs_apart = chain.blocks
+        """The modules that must not be replaced in the model, or joined with others."""
 
     def forward(self, value: Value) -> tuple[Tensor, ...]:
         """Return the output of the first block, what later blocks get, and the model's inputs."""
@@ -405,6 +407,12 @@ def _probe(model: nn.Module, chain: _Chain, inputs: Sequence[Tensor]) -> list[li
     forwards = {block: partial(pass_on, call) for block, call in probed}
     with _replaced(forwards), contextlib.suppress(_Reached):
         _call(model, inputs, chain.keys)
+    if len(found) < chain.probed:
+        raise ArgumentError(
+            f"{type(model).__name__} does not run the blocks that it was attached with, such as a "
+            f"{type(chain.blocks[len(found)]).__name__}: where modules are replaced, as by "
+            "quantize_dynamic, do that before exits are attached"
+        )
     return found
 
 

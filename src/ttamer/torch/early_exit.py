@@ -212,7 +212,8 @@ def require_exits(network: object) -> None:
 def fold_batch_norm(network: EarlyExit) -> EarlyExit:
     """Fold batch normalisations into convolutions, where one follows the other in a sequence.
 
-    Subclasses of either, which may compute more, stay as they are.
+    Subclasses of either, which may compute more, stay as they are, and so do blocks of an attached
+    network that are one of the two themselves: those run one by one.
 
     Args:
         network: The trained network; it is not changed.
@@ -229,6 +230,7 @@ def fold_batch_norm(network: EarlyExit) -> EarlyExit:
     require_exits(network)
     copy = deepcopy(network).eval()
     copy.config = None  # it has fewer weights now
+    apart = {block for part in copy.segments.modules() for block in getattr(part, "runs_apart", ())}
     for part in [module for module in copy.modules() if isinstance(module, nn.Sequential)]:
         layers = list(part.children())
         kept: list[nn.Module] = []
@@ -238,6 +240,7 @@ def fold_batch_norm(network: EarlyExit) -> EarlyExit:
                 type(layer) is nn.BatchNorm2d
                 and type(before) is nn.Conv2d
                 and layer.running_mean is not None  # or it takes the means of each batch
+                and apart.isdisjoint((before, layer))
             ):
                 kept[-1] = fuse_conv_bn_eval(before, layer)
             else:

@@ -526,12 +526,13 @@ def _event(device: torch.device) -> Any:
 def _classes(network: EarlyExit) -> int:
     """Return the number of classes: the width of the last linear layer of the head, or of a ramp.
 
-    The head of an attached network calls the model that it is a part of, and has no layers.
+    The head of an attached network calls the model that it is a part of, and has no layers. Linear
+    layers with int8 weights are of another class.
     """
     if isinstance(network, CombinedExits):
         network = network.plain()  # there the ramps are apart from the segments
     for each in reversed(network.exits):
-        layers = [m for m in each.modules() if isinstance(m, torch.nn.Linear)]
-        if layers:
-            return int(layers[-1].out_features)
+        widths = [m.out_features for m in each.modules() if hasattr(m, "out_features")]
+        if widths:
+            return int(widths[-1])
     raise ArgumentError("no exit has a linear layer to count classes by: name them with classes=")
