@@ -32,16 +32,30 @@ def made(asking, *, batch=4, segment=1.0):
     )
 
 
-@pytest.fixture(autouse=True)
-def few_tradeoffs(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def few_tradeoffs():
     """Use few tradeoffs: these are tests of the search, not of the fit."""
-    monkeypatch.setattr(tuning, "TRADEOFFS", 6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "TRADEOFFS", 6)
+        yield
 
 
 @pytest.fixture(scope="module")
 def trace():
     """Enough rows that a fit needs no cross-validation."""
     return trace_of(adding_network(), [evidence(2000, seed=0)])
+
+
+@pytest.fixture(scope="module")
+def own(trace):
+    """The error of the network itself."""
+    return float(trace.wrong()[:, -1].mean())
+
+
+@pytest.fixture(scope="module")
+def cheap(trace, own):
+    """What is found with ramps that cost little, for two points more error."""
+    return search(trace, made(0.01), 4, max_error=own + 0.02)
 
 
 def test_what_a_batch_takes_is_predicted_by_hand():
@@ -59,9 +73,7 @@ def test_what_a_batch_takes_is_predicted_by_hand():
     assert predicted(asked, last, more, 1) == pytest.approx(0.25 + 1 + 0.5 + 0.5 * 3)
 
 
-def test_cheap_ramps_are_used_and_expensive_ones_are_not(trace):
-    own = float(trace.wrong()[:, -1].mean())
-    cheap = search(trace, made(0.01), 4, max_error=own + 0.02)
+def test_cheap_ramps_are_used_and_expensive_ones_are_not(trace, own, cheap):
     assert cheap[0].seconds < 4.0
     assert cheap[0].ramps
     assert cheap == sorted(cheap, key=lambda each: each.seconds)
@@ -72,9 +84,9 @@ def test_cheap_ramps_are_used_and_expensive_ones_are_not(trace):
     assert all(each.seconds > 4.0 or not each.ramps for each in expensive)
 
 
-def test_all_ramps_are_tried_together_too(trace, monkeypatch):
+def test_all_ramps_are_tried_together_too(trace, own, monkeypatch):
     monkeypatch.setattr(tuning, "MAX_RAMPS", 1)
-    own, lines = float(trace.wrong()[:, -1].mean()), []
+    lines = []
     found = search(trace, made(0.01), 4, max_error=own + 0.02, progress=lines.append)
     assert lines[-1] == "ramps exit1, exit2, exit3"
     assert max(len(each.ramps) for each in found) > 1
@@ -82,14 +94,11 @@ def test_all_ramps_are_tried_together_too(trace, monkeypatch):
     assert tuning.many_ramps(3) == (1, 2)
 
 
-def test_a_cautious_search_keeps_standard_errors_to_spare(trace):
-    own = float(trace.wrong()[:, -1].mean())
-    bold, cautious = (
-        search(trace, made(0.01), 4, max_error=own + 0.02, caution=caution) for caution in (0, 1)
-    )
-    assert cautious[0].seconds >= bold[0].seconds
+def test_a_cautious_search_keeps_standard_errors_to_spare(trace, own, cheap):
+    cautious = search(trace, made(0.01), 4, max_error=own + 0.02, caution=1)
+    assert cautious[0].seconds >= cheap[0].seconds
     assert all(each.error + each.spread <= own + 0.02 for each in cautious)
-    some = next(each for each in bold if each.ramps)
+    some = next(each for each in cheap if each.ramps)
     fewer = trace.with_spec(made(0.01).costs(4).spec(skip=True))
     fewer = fewer.restrict(some.policy.fitted.spec.names)
     wrong = fewer.wrong().astype(float)
@@ -167,7 +176,10 @@ NOISE -= NOISE.mean()
 
 
 @pytest.mark.parametrize("ours", [1.99, 1.85 + NOISE, 2.2], ids=["share", "noise", "slower"])
-def test_the_network_itself_is_recommended_where_nothing_clearly_beats_it(trace, slow, ours):
+def test_the_network_itself_is_recommended_where_nothing_clearly_beats_it(
+    trace, cheap, slow, ours, monkeypatch
+):
+    monkeypatch.setattr(tuning, "search", lambda *_, **__: cheap)
     network, (inputs, _) = adding_network().eval(), evidence(16, seed=3)
     slow |= {"ours": ours, "full": 2.0}
     found = recommend(network, trace, inputs, batch=4, more_error=0.05, measured=made(0.01))
