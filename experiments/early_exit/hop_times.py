@@ -47,7 +47,7 @@ from ttamer.torch.decide_cpu import CpuDecider
 from ttamer.torch.devices import rows_of, take, tensors_of
 from ttamer.torch.graphs import GraphRunner, full_graph
 from ttamer.torch.networks.ramps import Ramp, dense_layers, pooled
-from ttamer.torch.profiling import extra_time, full_run, in_sequence
+from ttamer.torch.profiling import full_run, in_sequence, timed_in_turns
 from ttamer.torch.runner import Runner
 from ttamer.torch.tuning import time_batches
 
@@ -133,7 +133,8 @@ def profiled(network, value):
 def longer(run, other, value):
     """Return by how much a call takes longer than another, in turns."""
     calls = waited(run, value), waited(other, value)
-    return float(np.median([extra_time(*calls, CUDA) for _ in range(TURNS)]))
+    turns = [np.array(timed_in_turns(calls, CUDA)) for _ in range(TURNS)]
+    return float(np.median([np.median(each[:, 0] - each[:, 1]) for each in turns]))
 
 
 def parts_in_graphs(network, value):

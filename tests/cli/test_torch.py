@@ -17,6 +17,11 @@ def tiny():
     blocks = [nn.Linear(4, 4), nn.Linear(4, 4)]
     return EarlyExit(blocks, [nn.Linear(4, 2)], nn.Linear(4, 2)), zeros(3, 4)
 
+def by_name():
+    network, inputs = tiny()
+    network.input_names = ("inputs",)
+    return network, {"inputs": inputs}
+
 def nothing():
     return 3
 
@@ -46,6 +51,11 @@ def test_a_network_of_ones_own_is_profiled(capsys):
     assert json.loads(capsys.readouterr().out)["sizes"] == [1, 2]
 
 
+def test_an_example_may_be_a_mapping(capsys):
+    assert main(["torch", "profile", "my_networks:by_name", "--batch", "2", "--device", "cpu"]) == 0
+    assert "my_networks:by_name on cpu, fp32" in capsys.readouterr().out
+
+
 def test_columns_are_of_the_batch_sizes_that_were_asked_for(monkeypatch, capsys):
     times = ((0.001, 0.002, 0.004), (0.003, 0.006, 0.009))
     found = Profile(
@@ -71,7 +81,10 @@ def test_columns_are_of_the_batch_sizes_that_were_asked_for(monkeypatch, capsys)
         (["my_networks:nothing"], "returned int; it must return an EarlyExit"),
         (["my_networks:tiny", "--device", "cuda:77"], "--device cuda:77: cannot be used"),
         (["my_networks:tiny", "--device", "toaster"], "--device toaster: cannot be used"),
-        (["my_networks:tiny", "--batch", "0", "--device", "cpu"], "batch sizes are (0,)"),
+        (
+            ["my_networks:tiny", "--batch", "0", "--device", "cpu"],
+            "a batch size is 0; it must be a whole",
+        ),
         (["my_networks:tiny", "--threads", "0"], "--threads is 0"),
         (["my_networks:tiny", "--graphs", "--device", "cpu"], "CUDA graphs need a network on"),
     ],

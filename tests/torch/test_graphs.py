@@ -153,6 +153,15 @@ def test_steps_lead_from_one_exit_to_the_next_and_skip_those_that_no_row_asks():
     assert follow[1] == [None] * len(cases[1])
 
 
+@pytest.mark.usefixtures("replayed")
+def test_a_network_in_training_mode_is_not_captured():
+    network, inputs = adding_network(), evidence(4, seed=0)[0]
+    runner = GraphRunner(network, threshold_tables(np.array([0.5, 0.5, 0.5, 0.0])), inputs)
+    network.train()
+    with pytest.raises(ArgumentError, match=r"in training mode: call network\.eval\(\)"):
+        runner(inputs)
+
+
 def test_a_call_is_one_launch_and_no_wait(replayed):
     policy = fitted("full", skip=False).at(0.97)
     inputs = evidence(3, seed=9)[0]

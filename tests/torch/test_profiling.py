@@ -185,7 +185,7 @@ def test_one_exit_is_asked_once(monkeypatch):
     assert measured.asking[0] == pytest.approx((50e-6,), rel=0.05)
 
 
-def test_extra_time_is_that_of_work_timed_in_turns(monkeypatch):
+def test_work_is_timed_in_turns(monkeypatch):
     now, ran = [0.0], []
 
     def work(name, seconds):
@@ -194,7 +194,8 @@ def test_extra_time_is_that_of_work_timed_in_turns(monkeypatch):
 
     monkeypatch.setattr(profiling.time, "perf_counter", lambda: now[0])
     mine, its = (lambda: work("mine", 0.1)), (lambda: work("its", 0.05))
-    assert profiling.extra_time(mine, its, torch.device("cpu")) == pytest.approx(0.05, abs=0.002)
+    turns = np.array(profiling.timed_in_turns((mine, its), torch.device("cpu")))
+    assert turns[:, 0] - turns[:, 1] == pytest.approx(0.05, abs=0.002)
     assert ran[-4:] == ["mine", "its", "mine", "its"]
 
 
@@ -228,9 +229,11 @@ def test_slow_work_is_timed_twice(monkeypatch):
 
 def test_bad_sizes_and_graphs_without_a_gpu_are_refused():
     inputs = evidence(3, seed=0)[0]
-    for sizes in ((), (0, 2)):
-        with pytest.raises(ArgumentError, match="batch sizes are"):
-            profile(adding_network(), inputs, sizes=sizes)
+    with pytest.raises(ArgumentError, match="there are no batch sizes"):
+        profile(adding_network(), inputs, sizes=())
+    for size in (0, 1.5):
+        with pytest.raises(ArgumentError, match=f"a batch size is {size}; it must be a whole"):
+            profile(adding_network(), inputs, sizes=(2, size))
     with pytest.raises(ArgumentError, match="CUDA graphs need a network on a GPU"):
         profile(adding_network(), inputs, sizes=(2,), graphs=True)
 

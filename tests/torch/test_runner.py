@@ -426,8 +426,10 @@ def test_batches_of_a_window_go_together():
     sizes = [len(part) for part in runner.stream(inputs.split(20), window=3)]
     assert sizes == [20] * 5
     assert calls.segments[0] == [60, 40]
-    with pytest.raises(ArgumentError, match="window is 0"):
+    with pytest.raises(ArgumentError, match="window is 0; it must be a whole number from 1 on"):
         list(runner.stream([inputs], window=0))
+    with pytest.raises(ArgumentError, match=r"window is 2\.5"):
+        list(runner.stream([inputs], window=2.5))
 
 
 def test_batches_of_other_shapes_go_apart_in_their_order():

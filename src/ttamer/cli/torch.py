@@ -60,7 +60,6 @@ def run_profile(args: argparse.Namespace) -> None:
         import torch
     except ModuleNotFoundError:
         raise MissingExtra("torch", "torch") from None
-    from ttamer.torch.devices import to_device
     from ttamer.torch.profiling import profile
 
     if args.threads is not None:
@@ -78,7 +77,7 @@ def run_profile(args: argparse.Namespace) -> None:
     progress = progress_line(quiet=args.json)
     measured = profile(
         network,
-        to_device(example, device),
+        example,
         sizes=args.batch,
         precision=args.precision,
         graphs=args.graphs,

@@ -6,7 +6,6 @@ multiplying and adding are two operations. Measured costs come from :mod:`ttamer
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,13 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ttamer.torch.combining import CombinedExits
-from ttamer.torch.devices import by_position, rows_of
+from ttamer.torch.devices import by_position, evaluating, rows_of
 from ttamer.torch.early_exit import require_exits
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ttamer.torch.early_exit import EarlyExit, Inputs
     from ttamer.trace.spec import Target
 
@@ -101,7 +98,7 @@ def count_flops(network: EarlyExit, inputs: Inputs) -> Costs:
     rows = rows_of(value)
     segments, ramps = [], []
     # The plain kernel of attention consists of matrix products, which are counted.
-    with _evaluating(network), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+    with evaluating(network), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         for segment, ramp in zip(network.segments, network.exits, strict=True):
             with FlopCounterMode(display=False) as counter:
                 value = segment(value)
@@ -111,15 +108,3 @@ def count_flops(network: EarlyExit, inputs: Inputs) -> Costs:
                 ramp(value)
             ramps.append(counter.get_total_flops() / rows)
     return Costs(network.names, tuple(segments), tuple(ramps), "flops")
-
-
-@contextlib.contextmanager
-def _evaluating(network: EarlyExit) -> Iterator[None]:
-    """Run in evaluation mode, so that running means stay, and restore the modes afterwards."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

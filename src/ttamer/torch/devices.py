@@ -1,4 +1,4 @@
-"""Values on devices: moving them, taking rows of them, and the precision of a network."""
+"""Values on devices: moving them, taking rows of them, and the precision and mode of a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import nn
 
@@ -26,6 +26,7 @@ __all__ = [
     "check_current",
     "check_precision",
     "device_of",
+    "evaluating",
     "in_memory_order",
     "inputs_and_labels",
     "rows_of",
@@ -75,6 +76,18 @@ def autocast(
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=cached)
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Run in evaluation mode, so that running means stay, and restore the modes afterwards."""
+    modes = [(each, each.training) for each in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for each, training in modes:
+            each.training = training
 
 
 def to_device(value: Inputs, device: torch.device, names: Sequence[str] | None = None) -> Value:

@@ -180,8 +180,10 @@ class GraphRunner(Runner):
             The answers, in the order of the inputs; the next call overwrites them.
 
         Raises:
-            ArgumentError: The batch is empty, larger than the example, or has other shapes.
+            ArgumentError: The batch is empty, larger than the example, or has other shapes, or the
+                network was put in training mode.
         """
+        self._check_mode()
         value = by_position(inputs, self.network.input_names)
         count = _fitting_rows(value, self.batch)
         size = self._fitting(count)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
+from ttamer._arguments import require_whole
 from ttamer.errors import ArgumentError
 from ttamer.torch.costs import Costs
 from ttamer.torch.devices import autocast, device_of, rows_of, take, to_device, wait
@@ -194,7 +195,8 @@ def profile(
         The measured times.
 
     Raises:
-        ArgumentError: A batch size is less than 1, or graphs are wanted without a GPU.
+        ArgumentError: A batch size is not a whole number of at least 1, or graphs are wanted
+            without a GPU.
 
     >>> from torch import nn, zeros
     >>> from ttamer.torch import EarlyExit
@@ -206,9 +208,11 @@ def profile(
     require_exits(network)
     network.eval()
     device = device_of(network)
-    sizes = tuple(sorted(set(sizes)))
-    if not sizes or sizes[0] < 1:
-        raise ArgumentError(f"batch sizes are {sizes}; give at least one, each 1 or more")
+    for size in sizes:
+        require_whole(size, "a batch size", least=1)
+    sizes = tuple(sorted({int(size) for size in sizes}))
+    if not sizes:
+        raise ArgumentError("there are no batch sizes; give at least one")
     if graphs and device.type != "cuda":
         raise ArgumentError(
             "CUDA graphs need a network on a GPU: move it there, or use graphs=False"
@@ -486,13 +490,6 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
     """Return the seconds that work takes when it is repeated: the median of a few timings."""
     repeats, timings = _effort(work, device)
     return statistics.median(_once(work, repeats, device) for _ in range(timings))
-
-
-def extra_time(
-    work: Callable[[], object], other: Callable[[], object], device: torch.device
-) -> float:
-    """Return the seconds by which work takes longer than other work, timed in turns."""
-    return statistics.median(mine - its for mine, its in timed_in_turns((work, other), device))
 
 
 def timed_in_turns(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from ttamer._arguments import require_whole
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
 from ttamer.torch.combining import CombinedExits
@@ -323,10 +324,9 @@ class Runner:
             The answers of each batch, in order.
 
         Raises:
-            ArgumentError: ``window`` is less than 1.
+            ArgumentError: ``window`` is not a whole number of at least 1.
         """
-        if window < 1:
-            raise ArgumentError(f"window is {window}; it must be at least 1")
+        require_whole(window, "window", least=1)
         waiting: list[Inputs] = []
         for batch in batches:
             waiting.append(batch)
@@ -378,12 +378,16 @@ class Runner:
                 yield found, _rows(answers, found)
 
     def _received(self, inputs: Inputs) -> Value:
-        """Return inputs on the device; with dropout, as while training, answers would be random."""
+        """Return inputs on the device."""
+        self._check_mode()
+        return to_device(inputs, self._device, self.network.input_names)
+
+    def _check_mode(self) -> None:
+        """Refuse a network in training mode: with dropout answers would be random."""
         if self.network.training:
             raise ArgumentError(
                 "the network is in training mode: call network.eval() before it is run"
             )
-        return to_device(inputs, self._device, self.network.input_names)
 
     def _together(self, batches: list[Inputs]) -> Iterator[Answers]:
         """Run batches of one shape as one, and yield the answers of each batch, in order."""

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ttamer.errors import ArgumentError
+from ttamer.torch.devices import evaluating
 from ttamer.torch.early_exit import EarlyExit
 from ttamer.torch.networks.vgg import check_classes, pooled_ramp
 
@@ -76,10 +77,8 @@ def exits_on_resnet(
     ramps: list[nn.Module] = []
     reference = next(model.parameters())
     value = torch.zeros((1, 3, size, size), device=reference.device, dtype=reference.dtype)
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()  # so that running means stay
     try:
-        with torch.no_grad():
+        with evaluating(model), torch.no_grad():
             for block in blocks[:-1]:
                 value = block(value)
                 ramps.append((ramp or pooled_ramp)(value.shape[1], value.shape[2], classes))
@@ -88,9 +87,6 @@ def exits_on_resnet(
         raise ArgumentError(
             f"{type(model).__name__} cannot run on images of 3 x {size} x {size}: {error}"
         ) from error
-    finally:
-        for module, training in modes:
-            module.training = training
     check_classes(model, logits.shape[1], classes)
     return EarlyExit(
         blocks, [each.to(reference) for each in ramps], head, names=[*names[:-1], "full"]
