@@ -5,7 +5,9 @@
 ``folder`` is one that ``EarlyExit.save_pretrained`` wrote with a ladder of policies. Requests that
 arrive within 5 ms run as one batch; rows that the policy is done with leave it part way.
 
-    curl localhost:8000 -d '{"input": [0.1, 0.2, 0.3]}'
+    curl localhost:8000 -d @image.json
+
+``image.json`` holds one input of the network, such as an image: ``{"input": [[[0.1, ...]]]}``.
 """
 
 import asyncio

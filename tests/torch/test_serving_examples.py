@@ -46,18 +46,40 @@ class Tensor(SimpleNamespace):
         return self.values
 
 
-def test_triton_runs_the_requests_of_a_batch_together(saved, monkeypatch):
+TEXT = (EXAMPLES / "triton_early_exit/config.pbtxt").read_text("utf-8")
+
+
+@pytest.fixture
+def model(monkeypatch):
+    """The model that Triton would load."""
     utils = ModuleType("triton_python_backend_utils")
     utils.Tensor = lambda name, values: Tensor(name=name, values=values)
     utils.InferenceResponse = lambda output_tensors: SimpleNamespace(tensors=output_tensors)
     utils.get_input_tensor_by_name = lambda request, name: request[name]
     monkeypatch.setitem(sys.modules, utils.__name__, utils)
-    text = (EXAMPLES / "triton_early_exit/config.pbtxt").read_text("utf-8")
-    pairs = re.findall(r'key: "(\w+)", value: \{ string_value: "([^"]+)" \}', text)
+    return load(EXAMPLES / "triton_early_exit/1/model.py").TritonPythonModel()
+
+
+def configured(folder):
+    """Return the configuration as Triton passes it on."""
+    pairs = re.findall(r'key: "(\w+)", value: \{ string_value: "([^"]+)" \}', TEXT)
     parameters = {key: {"string_value": value} for key, value in pairs}
-    parameters["folder"]["string_value"] = str(saved.folder)
-    model = load(EXAMPLES / "triton_early_exit/1/model.py").TritonPythonModel()
-    model.initialize({"model_config": json.dumps({"parameters": parameters})})
+    parameters["folder"]["string_value"] = str(folder)
+    return {"model_config": json.dumps({"parameters": parameters})}
+
+
+def test_triton_runs_each_instance_on_its_own_gpu(saved, model, monkeypatch):
+    current, moved = [], []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, to: moved.append(to) or self)
+    on = {"model_instance_kind": "GPU", "model_instance_device_id": "1"}
+    model.initialize(configured(saved.folder) | on)
+    assert current == ["cuda:1"]
+    assert "cuda:1" in moved
+
+
+def test_triton_runs_the_requests_of_a_batch_together(saved, model):
+    model.initialize(configured(saved.folder))
     cuts = [slice(0, 1), slice(1, 8), slice(8, 60)]
     requests = [{"INPUT": Tensor(values=saved.images[cut].numpy())} for cut in cuts]
     calls = []
@@ -71,6 +93,8 @@ def test_triton_runs_the_requests_of_a_batch_together(saved, monkeypatch):
         assert [name.decode() for name in by[:, 0]] == [
             saved.names[k] for k in saved.answers.exit[cut].tolist()
         ]
-    outputs = re.findall(r'name: "([A-Z]+)", data_type', text)
+    outputs = re.findall(r'name: "([A-Z]+)", data_type', TEXT)
     assert outputs == ["INPUT", *(tensor.name for tensor in responses[0].tensors)]
-    assert "dynamic_batching" in text
+    taken = re.search(r'name: "INPUT", .* dims: \[ ([-0-9, ]+) \]', TEXT)[1]
+    assert [int(size) for size in taken.split(",")] == [*saved.images.shape[1:]]
+    assert "dynamic_batching" in TEXT

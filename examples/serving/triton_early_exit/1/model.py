@@ -22,8 +22,10 @@ class TritonPythonModel:
         """Load the network and the policy that the configuration names."""
         parameters = json.loads(args["model_config"])["parameters"]
         settings = {key: value["string_value"] for key, value in parameters.items()}
-        on_gpu = args.get("model_instance_kind") == "GPU"
-        device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
+        device = "cpu"
+        if args.get("model_instance_kind") == "GPU":
+            device = f"cuda:{args['model_instance_device_id']}"
+            torch.cuda.set_device(device)  # a network runs on the current GPU
         network = exits.EarlyExit.from_pretrained(settings["folder"]).to(device)
         self.runner = exits.Runner.from_pretrained(
             settings["folder"], network, tradeoff=float(settings["tradeoff"])
@@ -38,7 +40,7 @@ class TritonPythonModel:
         ]
         answers = self.runner(torch.cat(rows))
         classes = answers.logits.argmax(1).cpu().numpy()
-        asked_last = self.names[answers.exit.cpu().numpy()]
+        answered_by = self.names[answers.exit.cpu().numpy()]
         responses, start = [], 0
         for each in rows:
             end = start + len(each)
@@ -46,7 +48,7 @@ class TritonPythonModel:
                 pb_utils.InferenceResponse(
                     output_tensors=[
                         pb_utils.Tensor("CLASS", classes[start:end, None]),
-                        pb_utils.Tensor("EXIT", asked_last[start:end, None]),
+                        pb_utils.Tensor("EXIT", answered_by[start:end, None]),
                     ]
                 )
             )
