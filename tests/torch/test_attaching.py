@@ -299,6 +299,18 @@ def test_a_ramp_of_ones_own():
         assert torch.equal(network(example)[0], next(network.ramps()).layers(hidden[:, 0]))
 
 
+@pytest.mark.parametrize(
+    ("ramp", "text"),
+    [
+        (nn.Linear(5, CLASSES), r"blocks\.0 cannot read its output of shape \(5, 17, 8\): Runtime"),
+        (nn.Linear(8, 7), r"blocks\.0 returns shape \(5, 7\) .* as the model does, \(5, 3\)"),
+    ],
+)
+def test_ramps_that_do_not_fit_are_refused(ramp, text):
+    with pytest.raises(ArgumentError, match=text):
+        attach(VisionTransformer(), "blocks", images(), ramp=lambda _: ramp)
+
+
 class Odd(nn.Module):
     """A model that breaks one rule."""
 
@@ -321,6 +333,8 @@ class Odd(nn.Module):
             x = x + torch.rand_like(x)
         if self.rule == "one":
             return x[:, :1]
+        if self.rule == "mapping":
+            return {"logits": self.fc(x)}
         return (self.fc(x),) if self.rule == "tuple" else self.fc(x)
 
 
@@ -339,6 +353,10 @@ def test_models_that_cannot_have_exits_are_refused(rule, text):
     torch.manual_seed(0)
     with pytest.raises(ArgumentError, match=text):
         attach(Odd(rule), "blocks", torch.randn(3, 4))
+
+
+def test_logits_may_be_in_a_mapping():
+    assert attach(Odd("mapping"), "blocks", torch.randn(3, 4)).names[-1] == "full"
 
 
 class Caching(nn.Module):
@@ -395,7 +413,7 @@ def test_a_mask_that_only_a_later_block_gets_is_missed_in_an_example_without_pad
 
     example = {"inputs": torch.randn(4, CLASSES), "attention_mask": torch.ones(4, CLASSES)}
     network = attach(Masked(None), "blocks", example)
-    assert torch.equal(network.full(example), example["inputs"] + 3)
+    torch.testing.assert_close(network.full(example), example["inputs"] + 3)
     example["attention_mask"][1, 2:] = 0
     with pytest.raises(ArgumentError, match="attach with an example that has padding"):
         network.full(example)
@@ -473,6 +491,9 @@ def test_ramps_read_a_mask_that_is_longer_than_the_tokens():
     [
         ("layers", images(), "has no module 'layers'; lists of blocks are stages"),
         ([], images(), "points is empty"),
+        (None, images(), "points is a NoneType, not a name or a list of names"),
+        (ConvNet().stages, images(), "points is a ModuleList, not a name"),
+        ([*ConvNet().stages], images(), "points is a list, not a name or a list of names: give"),
         ("fc", images(), "fc is a Linear; give the name of a ModuleList"),
         ("stages", images(1), "have 1 rows; give the same number, at least 2"),
         ("stages", (images(3), images(2)), "have 3, 2 rows"),

@@ -57,7 +57,7 @@ def attach(
     """Put exits on a model by the names of its blocks.
 
     Args:
-        model: A classifier: its output is a tensor of shape (batch, classes), or has one in
+        model: A classifier: its output is a tensor of shape (batch, classes), or has one as
             ``logits``. It is put in evaluation mode, and its weights are shared. Two calls must
             not run at the same time in different threads.
         points: The name of an ``nn.ModuleList`` or ``nn.Sequential``, for an exit after each of its
@@ -70,8 +70,9 @@ def attach(
             token, or the mean. Padding is left out where an input is named ``attention_mask``: of
             blocks that return fewer tokens than it has, as for audio, in proportion; tokens that
             the model adds at the end count as padding.
-        ramp: A function that returns a ramp for the output of a block, given for the example; by
-            default pooling and a linear layer, chosen by the number of dimensions.
+        ramp: A function that returns a ramp for the output of a block, given for the example; of
+            tokens a ramp reads the vector. By default pooling and a linear layer, chosen by the
+            number of dimensions.
 
     Returns:
         The network with exits, named after the modules, with "_" for ".". Its ramps have random
@@ -79,8 +80,8 @@ def attach(
 
     Raises:
         ArgumentError: A name is not in the model, the blocks do not run one after another, the
-            model's arguments or output are of another kind, the full output would change, or the
-            model has no weights yet, or returns NaN.
+            model's arguments or output are of another kind, a ramp does not fit, the full output
+            would change, or the model has no weights yet, or returns NaN.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3))
     >>> network = attach(model, ["0", "1"], torch.randn(5, 4))
@@ -118,7 +119,8 @@ def attach(
             classes = expected.shape[1]
             layers = _layers(value[0], classes, name) if ramp is None else (ramp(value[0]),)
             read = pool if value[0].ndim == 3 else None
-            ramps.append(Ramp(*layers, pool=read, mask=chain.mask).to(value[0]))
+            ramps.append(Ramp(*layers, pool=read, mask=chain.mask).to(value[0]).eval())
+            _check_ramp(ramps[-1], value, expected.shape, name)
         exits = [name.replace(".", "_") for name in names if name in wanted]
         network = EarlyExit(
             blocks, ramps, _Rest(chain, model), names=[*exits, "full"], input_names=keys
@@ -287,6 +289,22 @@ def _layers(hidden: Tensor, classes: int, name: str) -> tuple[nn.Module, ...]:
     )
 
 
+def _check_ramp(ramp: nn.Module, value: Any, shape: torch.Size, name: str) -> None:
+    """Raise an error unless a ramp returns logits of a shape for a value."""
+    try:
+        found = tuple(ramp(value).shape)
+    except Exception as error:  # whatever a ramp does
+        raise ArgumentError(
+            f"the ramp for {name} cannot read its output of shape {tuple(value[0].shape)}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if found != tuple(shape):
+        raise ArgumentError(
+            f"the ramp for {name} returns shape {found} for the example; it must return logits as "
+            f"the model does, {tuple(shape)}"
+        )
+
+
 def _inputs(
     example: Inputs,
 ) -> tuple[tuple[Tensor, ...], tuple[str, ...] | None]:
@@ -320,6 +338,11 @@ def _names(model: nn.Module, points: str | Sequence[str]) -> tuple[list[str], se
     """Return the names of the blocks that run one after another, and of those with an exit."""
     require_kind(model, nn.Module, "attach needs a model of PyTorch", "load it first")
     modules = dict(model.named_modules())
+    if not isinstance(points, Sequence) or any(isinstance(each, nn.Module) for each in points):
+        raise ArgumentError(
+            f"points is a {type(points).__name__}, not a name or a list of names: give the name of "
+            "a list of blocks, such as encoder.layers, or names of blocks"
+        )
     names = [points] if isinstance(points, str) else list(points)
     missing = [name for name in names if name not in modules or not name]
     if not names:
@@ -362,12 +385,13 @@ def _call(model: nn.Module, inputs: Sequence[Tensor], keys: tuple[str, ...] | No
 
 def _logits(output: Any) -> Tensor:
     """Return the logits of a model's output."""
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    found = output.get("logits") if isinstance(output, Mapping) else output
+    logits = found if isinstance(found, Tensor) else getattr(found, "logits", None)
     if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] < 2:
         what = type(output).__name__ if logits is None else f"shape {tuple(logits.shape)}"
         raise ArgumentError(
             f"the model returns {what}; it must return logits of shape (batch, classes), of 2 "
-            "classes or more, as a tensor or in .logits: give a model with a classification head"
+            "classes or more, as a tensor or as logits: give a model with a classification head"
         )
     return logits
 
