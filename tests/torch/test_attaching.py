@@ -193,6 +193,11 @@ def call(model, example):
     return getattr(output, "logits", output)
 
 
+def apart(network, inputs):
+    """Return the full output, by running the blocks one by one."""
+    return network(inputs)[-1]
+
+
 def value_of(example):
     values = tuple(example.values()) if isinstance(example, dict) else (example,)
     return values if len(values) > 1 else values[0]
@@ -207,7 +212,8 @@ def test_the_full_output_is_unchanged_and_rows_leave_on_their_own(name):
         assert network.names[-1] == "full"
         assert len(network.names) == 3
         inputs = value_of(example)
-        torch.testing.assert_close(network.full(inputs), expected, atol=1e-5, rtol=1e-5)
+        assert torch.equal(network.full(inputs), expected)
+        torch.testing.assert_close(apart(network, inputs), expected, atol=1e-5, rtol=1e-5)
         every = network(inputs)
         assert [tuple(logits.shape) for logits in every] == [(5, CLASSES)] * 3
         # Half way between two confidences, so that rounding decides nothing.
@@ -248,16 +254,16 @@ def test_batches_with_and_without_padding(name):
     for padding in (True, False):
         inputs = tokens(3, padding=False) if not padding else tokens(4)
         with torch.no_grad():
-            found, expected = network.full(value_of(inputs)), call(model, inputs)
+            found, expected = apart(network, value_of(inputs)), call(model, inputs)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_an_example_without_padding_cannot_serve_inputs_with_padding():
     model, points, _ = build("llama")
     network = attach(model, points, tokens(padding=False))
-    network.full(value_of(tokens(padding=False)))
+    apart(network, value_of(tokens(padding=False)))
     with pytest.raises(ArgumentError, match="attach with an example that has padding"):
-        network.full(value_of(tokens()))
+        apart(network, value_of(tokens()))
 
 
 def test_points_may_be_some_blocks_of_a_list_or_modules_one_after_another():
@@ -281,7 +287,7 @@ def test_points_may_be_some_blocks_of_a_list_or_modules_one_after_another():
     model, inputs = Stages(), torch.randn(3, 4)
     network = attach(model, ["layer1", "layer2"], inputs)
     assert network.names == ("layer1", "layer2", "full")
-    torch.testing.assert_close(network.full(inputs), model(inputs))
+    torch.testing.assert_close(apart(network, inputs), model(inputs))
 
 
 def test_a_ramp_of_ones_own():
@@ -398,7 +404,7 @@ def test_later_blocks_may_get_tensors_that_the_first_does_not_get():
     model = Caching(lambda k, x: torch.full((len(x), 1), 10.0**k) if k else None)
     network = attach(model, "blocks", torch.randn(4, CLASSES))
     inputs = torch.randn(2, CLASSES)
-    torch.testing.assert_close(network.full(inputs), inputs + 111)
+    torch.testing.assert_close(apart(network, inputs), inputs + 111)
 
 
 def test_a_mask_that_only_a_later_block_gets_is_missed_in_an_example_without_padding():
@@ -413,10 +419,10 @@ def test_a_mask_that_only_a_later_block_gets_is_missed_in_an_example_without_pad
 
     example = {"inputs": torch.randn(4, CLASSES), "attention_mask": torch.ones(4, CLASSES)}
     network = attach(Masked(None), "blocks", example)
-    torch.testing.assert_close(network.full(example), example["inputs"] + 3)
+    torch.testing.assert_close(apart(network, example), example["inputs"] + 3)
     example["attention_mask"][1, 2:] = 0
     with pytest.raises(ArgumentError, match="attach with an example that has padding"):
-        network.full(example)
+        apart(network, example)
 
 
 class Halving(nn.Module):
@@ -446,9 +452,9 @@ def test_blocks_may_get_and_return_sizes():
     images = torch.randn(4, 8, 2, CLASSES)
     network = attach(WithSides(), "blocks", images)
     with torch.no_grad():
-        torch.testing.assert_close(network.full(images[:2]), images[:2].sum((1, 2)) / 8)
+        torch.testing.assert_close(apart(network, images[:2]), images[:2].sum((1, 2)) / 8)
     with pytest.raises(ArgumentError, match=r"get torch.Size\(\[16, 2\]\) for these inputs"):
-        network.full(torch.randn(4, 16, 2, CLASSES))
+        apart(network, torch.randn(4, 16, 2, CLASSES))
 
 
 @pytest.mark.parametrize("part", ["ramps", "all"])
@@ -535,10 +541,8 @@ def test_outputs_without_a_default_ramp_need_one():
 
 def test_inputs_of_another_number_are_refused():
     network = attach(ConvNet(), "stages", images())
-    with pytest.raises(
-        ArgumentError, match="the network takes 1 tensors, as in the example, not 2"
-    ):
-        network.full((images(), images()))
+    with pytest.raises(ArgumentError, match="the network takes 1 tensor, as in the example, not 2"):
+        apart(network, (images(), images()))
 
 
 class Pairs(nn.Module):
@@ -582,9 +586,9 @@ def test_a_network_takes_what_it_was_attached_with():
     example = {"inputs": torch.randn(4, 4)}
     network = attach(OfPairs(), "blocks", example)
     more = {"inputs": torch.randn(2, 4), "other": torch.zeros(2)}
-    assert torch.equal(network.full(more), network.full(more["inputs"]))
+    assert torch.equal(apart(network, more), apart(network, more["inputs"]))
     with pytest.raises(ArgumentError, match="inputs are other, and the network also takes in"):
-        network.full({"other": torch.zeros(2)})
+        apart(network, {"other": torch.zeros(2)})
 
 
 def test_mappings_are_taken_wherever_inputs_are():
@@ -638,7 +642,7 @@ def test_the_only_padding_of_an_example_may_be_in_any_row():
     network = attach(model, "bert.encoder.layer", texts)
     with torch.no_grad():
         for some in (tokens(), tokens(padding=False)):
-            torch.testing.assert_close(network.full(some), model(**some).logits)
+            torch.testing.assert_close(apart(network, some), model(**some).logits)
 
 
 def test_a_forward_of_a_blocks_own_stays():
@@ -650,7 +654,7 @@ def test_a_forward_of_a_blocks_own_stays():
     with torch.no_grad():
         expected = model(images())
         network = attach(model, "blocks", images())
-        torch.testing.assert_close(network.full(images()), expected, rtol=0, atol=0)
+        torch.testing.assert_close(apart(network, images()), expected, rtol=0, atol=0)
         torch.testing.assert_close(model(images()), expected, rtol=0, atol=0)
 
 
@@ -685,9 +689,9 @@ def test_numbers_that_blocks_get_must_be_those_of_the_example():
     ids, model = tokens()["input_ids"], ByLength()
     network = attach(model, "layers", ids)
     with torch.no_grad():
-        torch.testing.assert_close(network.full(ids[:2]), model(ids[:2]))
+        torch.testing.assert_close(apart(network, ids[:2]), model(ids[:2]))
     with pytest.raises(ArgumentError, match=r"get 5 for these inputs and got 7 for the example"):
-        network.full(ids[:, :5])
+        apart(network, ids[:, :5])
     train(network, [(ids, torch.zeros(5, dtype=torch.int64))], Recipe("all", epochs=1, rate=0.1))
 
 
@@ -700,6 +704,24 @@ def test_a_compiled_model_gets_its_exits_before(compiled):
     (points,) = (name for name, _ in model.named_modules() if name.endswith("blocks"))
     with pytest.raises(ArgumentError, match="before it is compiled"):
         attach(model, points, images())
+
+
+def test_the_full_network_is_the_model_itself_until_segments_are_compiled():
+    model = VisionTransformer().eval()
+    network = attach(model, "blocks", images())
+    combined = combine_exits(network, [(images(), torch.arange(5) % CLASSES)])
+    calls = []
+    model.patch_embed.register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        for each in (network, combined, copy.deepcopy(network)):
+            assert torch.equal(each.full(images()), model(images()))
+            assert len(calls) == 2
+            calls.clear()
+        with pytest.raises(ArgumentError, match="the network takes 1 tensor, as in the example, n"):
+            network.full((images(), images()))
+        network.segments[1].compile(backend="eager")
+        torch.testing.assert_close(network.full(images()), model(images()))
+        assert len(calls) == 3  # before the first block, and for the head
 
 
 def test_batch_norm_is_folded_within_blocks_and_not_across_them():
@@ -747,9 +769,9 @@ def test_linear_layers_may_be_replaced_inside_blocks_and_not_as_blocks():
     torch.testing.assert_close(answers.logits, Runner(network, policy)(texts).logits)
     model, inputs = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, CLASSES)), torch.randn(3, 4)
     with pytest.raises(ArgumentError, match="such as a Linear: where modules are replaced, as by"):
-        quantized(attach(model, ["0"], inputs)).full(inputs)
+        apart(quantized(attach(model, ["0"], inputs)), inputs)
     before = attach(quantized(model), ["0"], inputs)
-    torch.testing.assert_close(before.full(inputs), model(inputs))
+    torch.testing.assert_close(apart(before, inputs), model(inputs))
 
 
 def test_a_model_without_weights_or_with_nan_is_named():

@@ -185,6 +185,13 @@ def test_one_exit_is_asked_once(monkeypatch):
     assert measured.asking[0] == pytest.approx((50e-6,), rel=0.05)
 
 
+def test_calls_are_timed_beside_the_same_segments():
+    network, inputs = adding_network(), evidence(2, seed=0)[0]
+    network.whole = lambda _: pytest.fail("another way to the full output was timed")
+    assert profile(network, inputs, sizes=(2,)).sizes == (2,)
+    assert network.whole is not None
+
+
 def test_work_is_timed_in_turns(monkeypatch):
     now, ran = [0.0], []
 

@@ -119,14 +119,16 @@ def attach(
             classes = expected.shape[1]
             layers = _layers(value[0], classes, name) if ramp is None else (ramp(value[0]),)
             read = pool if value[0].ndim == 3 else None
-            ramps.append(Ramp(*layers, pool=read, mask=chain.mask).to(value[0]).eval())
-            _check_ramp(ramps[-1], value, expected.shape, name)
+            made = Ramp(*layers, pool=read, mask=chain.mask).to(value[0]).eval()
+            _check_ramp(made, value, expected.shape, name)
+            ramps.append(made)
         exits = [name.replace(".", "_") for name in names if name in wanted]
         network = EarlyExit(
             blocks, ramps, _Rest(chain, model), names=[*exits, "full"], input_names=keys
         )
         network.eval()
         _check(network, model, inputs, keys)
+    network.whole = partial(_whole, chain, model)
     return network
 
 
@@ -205,13 +207,7 @@ class _First(nn.Module):
     def forward(self, value: Value) -> tuple[Tensor, ...]:
         """Return the output of the first block, what later blocks get, and the model's inputs."""
         chain = self._chain
-        inputs = (value,) if isinstance(value, Tensor) else tuple(value)
-        if len(inputs) != chain.count:
-            names = "" if chain.keys is None else f" ({', '.join(chain.keys)})"
-            raise ArgumentError(
-                f"the network takes {chain.count} tensors, as in the example{names}, not "
-                f"{len(inputs)}"
-            )
+        inputs = _given(chain, value)
         calls = _probe(self.model, chain, inputs)
         _compare(chain, calls, training=self.training)
 
@@ -272,6 +268,23 @@ class _Rest(nn.Module):
         replaced = dict(zip(chain.blocks, map(known, chain.calls), strict=True))
         with _replaced(replaced):
             return _logits(_call(self._model[0], inputs, chain.keys))
+
+
+def _given(chain: _Chain, value: Value) -> tuple[Tensor, ...]:
+    """Return the model's inputs; refuse another number than in the example."""
+    inputs = (value,) if isinstance(value, Tensor) else tuple(value)
+    if len(inputs) != chain.count:
+        names = "" if chain.keys is None else f" ({', '.join(chain.keys)})"
+        raise ArgumentError(
+            f"the network takes {counted(chain.count, 'tensor')}, as in the example{names}, not "
+            f"{len(inputs)}"
+        )
+    return inputs
+
+
+def _whole(chain: _Chain, model: nn.Module, value: Value) -> Tensor:
+    """Return the logits of the model as it is."""
+    return _logits(_call(model, _given(chain, value), chain.keys))
 
 
 def _layers(hidden: Tensor, classes: int, name: str) -> tuple[nn.Module, ...]:

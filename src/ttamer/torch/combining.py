@@ -137,6 +137,7 @@ class CombinedExits(EarlyExit):
             trim=None if own is None else lambda value: _joined(own(_hidden(value)), value[-1]),
             input_names=network.input_names,
         )
+        self.whole = network.whole
 
     def plain(self) -> EarlyExit:
         """Return the network whose exits are not combined, with the same modules.

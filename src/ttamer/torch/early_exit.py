@@ -103,6 +103,9 @@ class EarlyExit(nn.Module):
         """What a value loses when rows have left, or ``None`` where nothing can be left out."""
         self.input_names = None if input_names is None else tuple(input_names)
         """The names of the inputs, or ``None`` where a mapping is not taken."""
+        self.whole: Callable[[Any], Tensor] | None = None
+        """The full output from the inputs, where that takes less than the segments and the head;
+        set by :func:`ttamer.torch.attach`. It is not used once a segment is compiled."""
 
     def forward(self, inputs: Inputs) -> list[Tensor]:
         """Run all exits.
@@ -130,6 +133,8 @@ class EarlyExit(nn.Module):
             The logits of the head, shape (batch, classes).
         """
         value: Any = self._positional(inputs)
+        if self.whole is not None and not any(each._compiled_call_impl for each in self.segments):
+            return self.whole(value)
         *segments, head = self.backbone()
         for segment in segments:
             value = segment(value)

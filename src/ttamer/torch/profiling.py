@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from copy import copy
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
@@ -326,7 +327,9 @@ class _Parts:
                 graphs=graphs, sizes=[self._size],
             )  # fmt: skip
             calls.append(waited(runner))
-        alone = full_run(self._network, inputs, precision=precision, graphs=graphs)
+        bare = copy(self._network)
+        bare.whole = None  # its segments and head are what calls with exits run, too
+        alone = full_run(bare, inputs, precision=precision, graphs=graphs)
         return [*calls, waited(alone)]
 
     def regrouping(self) -> float:

@@ -536,7 +536,8 @@ def _classes(network: EarlyExit) -> int:
     if isinstance(network, CombinedExits):
         network = network.plain()  # there the ramps are apart from the segments
     for each in reversed(network.exits):
-        widths = [m.out_features for m in each.modules() if hasattr(m, "out_features")]
-        if widths:
-            return int(widths[-1])
+        widths = [getattr(layer, "out_features", None) for layer in each.modules()]
+        found = [width for width in widths if isinstance(width, int)]
+        if found:
+            return found[-1]
     raise ArgumentError("no exit has a linear layer to count classes by: name them with classes=")
