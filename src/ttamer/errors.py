@@ -87,7 +87,7 @@ class MissingExtra(TTamerError, ImportError):  # noqa: N818 - named after what h
 class TraceWarning(UserWarning):
     """A trace can be used, but probably has a mistake, or too few rows.
 
-    It is raised for classes that differ only in white space, and for a fit to fewer than 100 rows.
+    It is raised for a class that is written in two ways, and for a fit to fewer than 100 rows.
 
     >>> import warnings
     >>> warnings.simplefilter("error", TraceWarning)  # treat it as an error

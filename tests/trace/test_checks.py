@@ -50,7 +50,7 @@ def test_one_shared_class_is_enough_and_correct_is_believed():
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
 def test_classes_that_differ_in_white_space_are_warned_of(kind, tmp_path):
-    message = "the classes 'ham ' and 'ham' differ only in white space, and are two classes"
+    message = "the classes 'ham ' and 'ham' differ only in white space, and count as two"
     with pytest.warns(TraceWarning, match=f"the arrays: {message}"):
         trace = arrays("ham", ("ham ", "ham"))
     with pytest.warns(TraceWarning, match=f"the replies: {message}"):
@@ -63,10 +63,20 @@ def test_classes_that_differ_in_white_space_are_warned_of(kind, tmp_path):
         list(read_batches(path, rows=2))
 
 
-def test_white_space_in_a_single_class_is_no_mistake():
+def test_one_class_with_white_space_or_a_point_is_no_mistake():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         arrays(" ham", (" ham", "spam"))
+        arrays("3.0", ("3.0", "3.5"))
+
+
+def test_whole_numbers_with_a_point_in_some_columns_are_warned_of(tmp_path):
+    path = tmp_path / "log.csv"  # as pandas writes a column of whole numbers with a missing one
+    path.write_text("a.confidence,a.prediction,b.confidence,b.prediction,label\n"
+                    "0.5,3.0,0.5,3,3\n0.5,,0.5,2,2\n")  # fmt: skip
+    message = "log.csv: the classes '3.0' and '3' are the same number, and count as two"
+    with pytest.warns(TraceWarning, match=message):
+        Trace.read(path, {"a": 1.0, "b": 2.0})
 
 
 def test_a_fit_to_few_rows_warns():

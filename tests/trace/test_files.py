@@ -440,7 +440,7 @@ def test_duplicate_columns(tmp_path):
             archive.writestr("a.confidence.npy", array.getvalue())
     for suffix in FORMATS:
         for cascade in (None, CascadeSpec.of({"a": 1.0})):
-            with pytest.raises(TraceError, match=r"'a.confidence' stands there 2 times"):
+            with pytest.raises(TraceError, match=r"'a.confidence' appears 2 times"):
                 Trace.read(tmp_path / f"t.{suffix}", cascade)
 
 
@@ -448,11 +448,13 @@ def test_duplicate_columns(tmp_path):
     ("text", "says"),
     [
         ("a.confidence\n0.5\nx\n", r"'a.confidence': row 1 \(counting from 0\) holds 'x'"),
-        ("a.confidence\n0.5\nNA\n", "row 1 .* holds 'NA'"),
+        ("a.confidence\n0.5\nNA\n", "row 1 .* holds 'NA'.*; leave a cell without a value empty"),
+        ("a.confidence\n91.5%\n", "row 0 .* holds '91.5%'.*; leave out the \"%\""),
+        ('a.confidence\n"0,9"\n', "row 0 .* holds '0,9'.*; write decimals with a point"),
         ("a.confidence\n0.5\n1_0\n", "row 1 .* holds '1_0'"),
         ("a.confidence,label\n0.5,x\n0.5\n", "line 3 has 1 cells, and the header has 2"),
         ("a.confidence,label\n0.5,x\n0.5,y,z\n", "line 3 has 3 cells, and the header has 2"),
-        ("a.confidence,a.correct\n0.5,1\n0.5,maybe\n", "row 1 .* 'maybe', which is not a truth"),
+        ("a.confidence,a.correct\n0.5,1\n0.5,maybe\n", "row 1 .* 'maybe', .* write true or false"),
         ("a.confidence", "no rows"),
     ],
 )

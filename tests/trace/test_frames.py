@@ -152,7 +152,7 @@ def test_the_index_of_pandas_is_not_a_column(tmp_path):
 
 def test_columns_of_one_name_are_refused():
     frame = pd.DataFrame(COLUMNS)
-    with pytest.raises(TraceError, match="the column 'label' stands there 2 times; keep one"):
+    with pytest.raises(TraceError, match="the column 'label' appears 2 times; keep one"):
         Trace.from_frame(pd.concat([frame, frame["label"]], axis=1), costs=COSTS)
 
 
@@ -176,7 +176,7 @@ def test_order_and_target_go_with_costs():
         ),
         (
             {"small.confidence": ["a", "b", "c"]},
-            "the frame: column 'small.conf.*holds .*string",
+            "the frame: column 'small.conf.*holds text such as 'a', and numbers are needed",
         ),
         ({"label": ["bird"] * 3}, "the frame: no label is ever predicted"),
         (
@@ -185,7 +185,7 @@ def test_order_and_target_go_with_costs():
         ),
         (
             {"small.correct": ["yes"] * 3, "large.v2.correct": ["no"] * 3},
-            r"column 'small.correct': holds .*string.*, and truth values, or 0 and 1 are needed",
+            "column 'small.correct': holds text such as 'yes', and truth values, or 0 and 1 are",
         ),
     ],
 )
@@ -198,6 +198,14 @@ def test_what_cannot_be_used_is_named(maker, change, message):
 def test_costs_that_are_no_mapping_are_refused():
     with pytest.raises(ArgumentError, match=r"costs must be a mapping .* not list"):
         Trace.from_frame(pd.DataFrame(COLUMNS), costs=[1.0, 2.0])
+
+
+@pytest.mark.parametrize("spell", [lambda c: c.replace(".", "_"), str.title, " {}".format])
+def test_columns_that_differ_in_marks_spaces_or_capitals_are_to_be_renamed(spell):
+    frame = pd.DataFrame(COLUMNS).rename(columns=spell)
+    first = spell("small.confidence")
+    with pytest.raises(TraceError, match=f"rename '{first}' to 'small.confidence', .* more alike"):
+        Trace.from_frame(frame, costs=COSTS)
 
 
 def test_a_label_of_another_name_is_named():
@@ -228,6 +236,8 @@ def test_a_frame_in_the_wrong_place_reports_what_to_call():
     for column in (frame["label"], pl.DataFrame(COLUMNS)["label"]):
         with pytest.raises(ArgumentError, match="a Series is one column: give the frame with"):
             Trace.from_frame(column)
+    with pytest.raises(ArgumentError, match=r"not LazyFrame; give frame.collect\(\)"):
+        Trace.from_frame(pl.DataFrame(COLUMNS).lazy())
     with pytest.raises(ArgumentError, match="not both"):
         Trace.from_frame(frame, CascadeSpec.of(COSTS), costs=COSTS)
     with pytest.raises(ArgumentError, match='"pandas", "polars" or "arrow"'):

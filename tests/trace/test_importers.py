@@ -453,7 +453,7 @@ def test_frugalml_files_that_cannot_be_read(tmp_path):
         import_frugalml(table, prices)
     doubled = pa.table([[0.1], [0.2]], names=["conf__Google"] * 2)
     pq.write_table(doubled, table)
-    with pytest.raises(TraceError, match="stands there twice"):
+    with pytest.raises(TraceError, match="appears twice"):
         import_frugalml(table, prices)
 
 
@@ -517,7 +517,7 @@ def test_long_csv_with_gaps(tmp_path):
         ("", "is empty"),
         ("sample,exit,confidence\n", "no rows"),
         ("sample,exit\n1,a\n", "'confidence' is missing"),
-        ("sample,sample,exit,confidence\n1,1,a,0.5\n", "'sample' stands there twice"),
+        ("sample,sample,exit,confidence\n1,1,a,0.5\n", "'sample' appears twice"),
         ("sample,exit,confidence\n1,a,0.5\n1,a,0.6\n", "sample '1' has 2 lines for exit 'a'"),
         ("sample,exit,confidence\n,a,0.5\n", "'sample': row 0 .* is empty"),
         ("sample,exit,confidence\n1,,0.5\n", "'exit': row 0 .* is empty"),

@@ -30,6 +30,8 @@ __all__ = ["CsvFile", "ParquetFile", "arrow", "write_csv", "write_parquet"]
 
 _CASCADE = b"ttamer.cascade"
 _BATCH_ROWS = 1 << 17
+_MISSING = ("na", "n/a", "none", "null", "-", "?")
+"""What other programs write where there is no value."""
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError)
 """What a damaged file can make pyarrow raise, besides its own."""
 
@@ -81,7 +83,7 @@ class ArrowBatch:
             if pa.types.is_decimal(values.type):
                 values = values.cast(pa.float64())
             if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
-                raise self._wrong_type(values.type, needed)
+                raise self._wrong_type(values, needed)
             out[part] = values.to_numpy(zero_copy_only=False)
 
     def codes(self, column: str, out: NDArray[np.int32], codes: ClassCodes) -> None:
@@ -104,7 +106,7 @@ class ArrowBatch:
                 or types.is_boolean(of)
                 or types.is_null(of)
             ):
-                raise self._wrong_type(of, "text, whole numbers or truth values")
+                raise self._wrong_type(chunk, "text, whole numbers or truth values")
             coded = chunk if is_coded else chunk.dictionary_encode()
             index = coded.indices
             if types.is_unsigned_integer(index.type):  # as polars and DuckDB write categories
@@ -144,7 +146,10 @@ class ArrowBatch:
             ) from None
 
     @staticmethod
-    def _wrong_type(found: object, needed: str) -> TraceError:
+    def _wrong_type(values: Any, needed: str) -> TraceError:
+        given, found = values.drop_null(), str(values.type)
+        if found in ("string", "large_string") and len(given):
+            found = f"text such as {given[0].as_py()[:80]!r}"
         return TraceError(f"holds {found}, and {needed} are needed; convert the column")
 
 
@@ -278,13 +283,29 @@ class CsvFile:
                         if cells[at] and not _parses(cells[at], kind):
                             return (
                                 f"column {name!r}: row {row} (counting from 0) holds "
-                                f"{cells[at][:80]!r}, which is not a {kind}; correct the log"
+                                f"{cells[at][:80]!r}, which is not a {kind}; "
+                                f"{_remedy(cells[at].strip(), kind)}"
                             )
         except UnicodeDecodeError:
             return f"is not text in UTF-8 after row {row}"
         except (OSError, EOFError, zlib.error, csv.Error):
             return None
         return None
+
+
+def _remedy(cell: str, kind: str) -> str:
+    """Return what to write in place of a cell that cannot be read.
+
+    >>> _remedy("NA", "number"), _remedy("91%", "number"), _remedy("0,9", "number")
+    ('leave a cell without a value empty', 'leave out the "%"', 'write decimals with a point')
+    """
+    if cell.casefold() in _MISSING:
+        return "leave a cell without a value empty"
+    if kind == "truth value":
+        return "write true or false, or 1 or 0"
+    if cell.endswith("%"):
+        return 'leave out the "%"'
+    return "write decimals with a point" if "," in cell else "correct the log"
 
 
 def _parses(cell: str, kind: str) -> bool:

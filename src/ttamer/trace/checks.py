@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import re
 import warnings
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -27,9 +29,11 @@ __all__ = [
     "check_for_fit",
     "label_warnings",
     "require_trace",
-    "warn_of_spaces",
+    "warn_of_variants",
 ]
 
+_WHOLE = re.compile(r"^([+-]?\d+)\.0+$")
+"""A whole number as a number with a point."""
 UNPRICED = "at cost 1"
 """The end of the note on nodes whose costs were not given."""
 UNIT_RATIO = 30.0
@@ -94,30 +98,39 @@ def check_classes(trace: Trace, place: str) -> None:
         agreement = Agreement()
         agreement.add(trace)
         agreement.check(trace.classes, place)
-    warn_of_spaces(trace.classes, place)
+    warn_of_variants(trace.classes, place)
 
 
-def warn_of_spaces(classes: Sequence[str], place: str) -> None:
-    """Warn of classes that differ only in white space at their ends: they count as two.
+def warn_of_variants(classes: Sequence[str], place: str) -> None:
+    """Warn of a class that is written in two ways: ``"cat "`` and ``"cat"``, ``3.0`` and ``3``.
+
+    Classes are compared as text, so that these count as two. A column of whole numbers with a
+    missing value becomes one of ``3.0`` in many a CSV file.
 
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
-    ...     warn_of_spaces(("cat", "dog", "cat "), "log.csv")
-    >>> print(caught[0].message)
-    log.csv: the classes 'cat ' and 'cat' differ only in white space, and are two
-    classes; strip them
+    ...     warn_of_variants(("cat", "dog", "cat "), "log.csv")
+    ...     warn_of_variants(("3.0", "3"), "log.csv")
+    >>> for each in caught:
+    ...     print(each.message)
+    log.csv: the classes 'cat ' and 'cat' differ only in white space, and count as two
+    classes; write them alike
+    log.csv: the classes '3.0' and '3' are the same number, and count as two
+    classes; write them alike
     """
-    padded = [text for text in classes if text != text.strip()]
-    if not padded:
+    plain = [_WHOLE.sub(r"\1", text.strip()) for text in classes]
+    if all(map(operator.eq, plain, classes)):
         return
     first: dict[str, str] = {}
-    for text in classes:
-        other = first.setdefault(text.strip(), text)
+    for key, text in zip(plain, classes, strict=True):
+        other = first.setdefault(key, text)
         if other != text:
             one, two = sorted((text, other), key=len, reverse=True)
+            is_space = one.strip() == two.strip()
+            how = "differ only in white space" if is_space else "are the same number"
             warnings.warn(
-                f"{place}: the classes {one!r} and {two!r} differ only in white space, and are two "
-                "classes; strip them",
+                f"{place}: the classes {one!r} and {two!r} {how}, and count as two classes; "
+                "write them alike",
                 TraceWarning,
                 stacklevel=3,
             )

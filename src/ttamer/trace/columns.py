@@ -105,6 +105,9 @@ def plan(
         elif column != "label" and not _INDEX.fullmatch(column):
             unused.append(column)
     if strangers:
+        hint = _renames(strangers, spec, fields)
+        if hint:
+            raise TraceError(f"{place}: columns of nodes that are not in the cascade{hint}")
         raise TraceError(
             f"{place}: columns of nodes that are not in the cascade: {shown(strangers)}; the "
             f"cascade has {shown(spec.names)}: add a [[node]], or an entry in costs, for each of "
@@ -114,11 +117,15 @@ def plan(
         lacking = [f"{n}.{name}" for i, n in enumerate(spec.names) if i not in fields[name]]
         if lacking and (name == "confidence" or fields[name]):
             alike = get_close_matches(lacking[0], unused, n=1, cutoff=0.75)
-            hint = f": rename {alike[0]!r}" if alike else f"; there are {shown(columns, 12)}"
-            if unused and not alike:
-                hint += f" (not understood: {shown(unused)})"
-            if name == "confidence" and not fields[name] and not alike:
-                hint += "; where a node gives no confidence, write 0 on every row"
+            hint = _renames(unused, spec, fields)
+            if not hint and alike:
+                hint = f": rename {alike[0]!r}"
+            elif not hint:
+                hint = f"; there are {shown(columns, 12)}"
+                if unused:
+                    hint += f" (not understood: {shown(unused)})"
+                if name == "confidence" and not fields[name]:
+                    hint += "; where a node gives no confidence, write 0 on every row"
             every = "" if name == "confidence" else f", and {name} is needed for all nodes or none"
             raise TraceError(f"{place}: the column {lacking[0]!r} is missing{every}{hint}")
     if fields["loss"] and fields["score"]:
@@ -134,6 +141,31 @@ def plan(
     return Layout(place, spec, label, ordered, signals, (*notes, *found))
 
 
+def _renames(
+    columns: Sequence[str], spec: CascadeSpec, fields: Mapping[str, Mapping[int, str]]
+) -> str:
+    """Return which columns to rename: those that are missing but for marks, spaces and capitals.
+
+    >>> _renames(["a_confidence", "id"], CascadeSpec.of({"a": 1.0}), {"confidence": {}})
+    ": rename 'a_confidence' to 'a.confidence'"
+    """
+    missing = {
+        _letters(f"{node}.{field}"): f"{node}.{field}"
+        for field, found in fields.items()
+        for place, node in enumerate(spec.names)
+        if place not in found
+    }
+    pairs = [(column, missing.get(_letters(column))) for column in columns]
+    pairs = [pair for pair in pairs if pair[1] is not None]
+    listed = ", ".join(f"{column!r} to {name!r}" for column, name in pairs[:2])
+    more = f", and {len(pairs) - 2} more alike" if len(pairs) > 2 else ""
+    return f": rename {listed}{more}" if pairs else ""
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name)).casefold()
+
+
 def check_names(columns: Sequence[str], place: str) -> None:
     """Refuse columns that are there twice, and a header whose columns were not separated."""
     if len(columns) == 1 and (found := [mark for mark in SEPARATORS if mark in columns[0]]):
@@ -144,7 +176,7 @@ def check_names(columns: Sequence[str], place: str) -> None:
     repeated = [name for i, name in enumerate(columns) if name in columns[:i]]
     if repeated:
         raise TraceError(
-            f"{place}: the column {repeated[0]!r} stands there {list(columns).count(repeated[0])} "
+            f"{place}: the column {repeated[0]!r} appears {list(columns).count(repeated[0])} "
             "times; keep one"
         )
 

@@ -16,7 +16,7 @@ from ttamer._arguments import require_path
 from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError, CascadeError, TraceError
 from ttamer.trace.builder import Batch, TraceBuilder
-from ttamer.trace.checks import Agreement, warn_of_spaces
+from ttamer.trace.checks import Agreement, warn_of_variants
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.columns import Layout, infer_spec, plan
 from ttamer.trace.spec import CascadeSpec
@@ -174,7 +174,7 @@ def read_source(source: Source, layout: Layout, on_bad: OnBad) -> Trace:
 def _check_classes(agreement: Agreement, layout: Layout, classes: Sequence[str]) -> None:
     if layout.compares_classes:
         agreement.check(classes, layout.place)
-    warn_of_spaces(classes, layout.place)
+    warn_of_variants(classes, layout.place)
 
 
 def _check_rows(place: str, read: int, kept: int) -> None:

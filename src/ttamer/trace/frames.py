@@ -74,9 +74,12 @@ def trace_from_frame(
             "frame with a column <node>.confidence for each node"
         )
     if not is_frame(frame):
+        remedy = "read a file with Trace.read, build from arrays with Trace.from_arrays"
+        if hasattr(frame, "collect"):  # polars computes it only then
+            remedy = "give frame.collect()"
         raise ArgumentError(
             f"from_frame needs a data frame (pandas, polars, Arrow), not {type(frame).__name__}; "
-            "read a file with Trace.read, build from arrays with Trace.from_arrays"
+            f"{remedy}"
         )
     if costs is not None:
         if cascade is not None:
@@ -97,9 +100,10 @@ def _table(frame: Any) -> Any:
         else:
             table = importlib.import_module("pyarrow.interchange").from_dataframe(frame)
     except (pa.ArrowException, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+        why = "; ".join(map(str, error.args)) or type(error).__name__
         raise TraceError(
-            f"{PLACE}: cannot be read as an Arrow table: {str(error).splitlines()[0][:200]}; give "
-            "each column one type"
+            f"{PLACE}: cannot be read as an Arrow table: {why.splitlines()[0][:200]}; give each "
+            "column one type"
         ) from None
     for number, field in enumerate(table.schema):
         if "string_view" in str(field.type):  # as polars exports text and categories

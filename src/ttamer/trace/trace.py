@@ -198,7 +198,7 @@ class Trace:
                 label is ever predicted by any node.
 
         Warns:
-            TraceWarning: If two classes differ only in white space.
+            TraceWarning: If a class is written in two ways, such as with a space at its end.
 
         >>> Trace.from_arrays({"small": 1.0, "large": 9.0}, [[0.4, 0.9]], loss=[[3.5, 0.2]]).names
         ('small', 'large')

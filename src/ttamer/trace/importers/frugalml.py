@@ -50,7 +50,7 @@ def import_frugalml(
     columns = source.columns
     for column in columns:
         if columns.count(column) > 1:
-            raise TraceError(f"{place}: the column {column!r} stands there twice; keep one")
+            raise TraceError(f"{place}: the column {column!r} appears twice; keep one")
     services = [c.removeprefix("conf__") for c in columns if c.startswith("conf__")]
     if not services:
         raise TraceError(f"{place}: there is no column conf__<service>; this is no FrugalML table")

@@ -112,7 +112,7 @@ def _read(path: Path) -> _Lines:
             )
     for name in columns:
         if columns.count(name) > 1:
-            raise TraceError(f"{path}: the column {name!r} stands there twice; keep one")
+            raise TraceError(f"{path}: the column {name!r} appears twice; keep one")
     texts = [name for name in _TEXTS if name in columns]
     fields: dict[str, dict[int, str]] = {
         "confidence": {0: "confidence"},
