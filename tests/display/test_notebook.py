@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import xml.etree.ElementTree as ET  # our own drawings
 
@@ -100,6 +101,16 @@ def test_the_table_of_a_trace_has_what_is_known(trace):
 
 def test_the_plot_of_a_ladder_has_each_node_alone(ladder):
     assert "large &amp; slow alone" in ladder.plot()
+
+
+def test_names_of_marks_that_are_close_do_not_cover_each_other():
+    marks = {f"node {k}": (5.0 + 0.01 * k, 0.2) for k in range(4)}
+    drawing = draw_curves({"ours": ([1.0, 9.0], [0.3, 0.1])}, "cost", "error", marks=marks)
+    named = re.findall(r'<text x="([\d.]+)" y="([\d.]+)">node', drawing)
+    places = [(float(x), float(y)) for x, y in named]
+    assert len(places) == 4
+    for (x, y), (other, below) in itertools.combinations(places, 2):
+        assert abs(y - below) > 13 or abs(x - other) > 40
 
 
 def test_ticks_that_differ_have_labels_that_differ():

@@ -321,6 +321,13 @@ def test_bars_of_steps_show_what_the_policy_does():
     assert policy.asked[policy.problem.names[first]] == pytest.approx(1.0)
 
 
+def test_a_step_at_which_no_node_has_been_asked_is_named():
+    ladder = fit(datasets.load("langid", "fit").take(slice(600)))  # it has a signal
+    policy, names = ladder.at(0.5).policy, ladder.fitted.spec.names
+    axes = draw_step_bars(policy, [[names[n] for n in s] for s in ladder.fitted.steps]).axes[0]
+    assert axes.texts[0].get_text() == "at the start  (100%)"
+
+
 def test_a_trace_without_predictions_or_probabilities(tmp_path):
     plain = chain_trace(4200)
     trace = Trace(plain.spec, 40 * plain.confidence - 7, correct=plain.correct)

@@ -21,6 +21,8 @@ LEGEND_ROW = 22
 """The height of one line of the legend, in pixels."""
 LETTER = 7.4
 """The width of a letter of 13 pixels, in pixels, for laying out."""
+LINE = 15
+"""The height of a line of text, in pixels."""
 MAX_LINEAR_RATIO = 30.0
 """Where the largest x is more than this times the smallest, the axis is logarithmic."""
 STYLES = (
@@ -129,12 +131,12 @@ def draw_curves(
             f"<title>{escape(name)}: {escape(shown(x))}, {shown_y(y)}</title></circle>"
             for x, y in ordered
         ]
+    places = _mark_names({name: (across(x), up(y)) for name, (x, y) in single.items()})
     for name, (x, y) in single.items():
-        right = across(x) > WIDTH / 2
+        left, bottom = places[name]
         parts.append(
             f'<path d="M{across(x):.1f} {up(y) - 6:.1f}l6 6l-6 6l-6 -6z" fill="#1c2733"/>'
-            f'<text x="{across(x) + (-10 if right else 10):.1f}" y="{up(y) - 8:.1f}" '
-            f'text-anchor="{"end" if right else "start"}">{escape(name)}</text>'
+            f'<text x="{left:.1f}" y="{bottom:.1f}">{escape(name)}</text>'
         )
     for row, entries in enumerate(rows):
         y = HEIGHT + LEGEND_ROW * (row + 0.4)
@@ -146,6 +148,33 @@ def draw_curves(
                 f'<text x="{x + 32:.0f}" y="{y + 4:.1f}">{escape(name)}</text>'
             )
     return Drawing("\n".join([*parts, "</svg>\n"]))
+
+
+def _mark_names(marks: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """Return where the name of each mark begins, in pixels: where it covers no other name.
+
+    >>> _mark_names({"one": (100.0, 50.0), "two": (101.0, 50.0)})
+    {'one': (110.0, 42.0), 'two': (68.8, 42.0)}
+    """
+    found: dict[str, tuple[float, float]] = {}
+
+    def is_free(width: float, left: float, bottom: float) -> bool:
+        return all(
+            abs(bottom - other) >= LINE
+            or left >= begin + LETTER * len(name)
+            or begin >= left + width
+            for name, (begin, other) in found.items()
+        )
+
+    for name, (x, y) in marks.items():
+        width = LETTER * len(name)
+        sides = [x + 10, x - 10 - width]
+        if x > WIDTH / 2:
+            sides.reverse()
+        places = [(left, bottom) for bottom in (y - 8, y + 16) for left in sides]
+        inside = [place for place in places if place[0] >= 0 and place[0] + width <= WIDTH]
+        found[name] = next((place for place in inside if is_free(width, *place)), places[0])
+    return found
 
 
 def _is_wide(values: Sequence[float]) -> bool:

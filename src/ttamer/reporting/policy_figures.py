@@ -185,7 +185,7 @@ def draw_step_bars(
             onward = [set(steps[target]) - set(steps[node]) for target in choice[choice >= 0]]
             names = list(dict.fromkeys(name for names in onward for name in sorted(names)))
             share = percent(policy.asked[policy.problem.names[node]])
-            asked = _joined([printable(name, 12) for name in steps[node]])
+            asked = _joined([printable(name, 12) for name in steps[node]]) or "at the start"
             then = "ask " + " or ".join(printable(name, 12) for name in names) if names else ""
             # Out of the layout: a text that is too long must not squeeze the bars.
             axes.text(0, row - 0.08, f"{asked}  ({share})", color=INK, fontsize=8.5,
