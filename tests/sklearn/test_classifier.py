@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.compose import make_column_transformer
 from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
@@ -12,7 +13,7 @@ from sklearn.model_selection import KFold
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -154,6 +155,23 @@ def test_margins_text_and_frames_will_do(digits):
     with pytest.raises(ValueError, match="feature names"):
         cascade.predict(frame.rename(columns={"p0": "other"}))
     del held, right
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_models_may_select_the_columns_of_a_frame_by_name(library, digits):
+    frames = pytest.importorskip(library)
+    x, y, _, _ = digits
+    frame = frames.DataFrame({"edge": x[:, 2], "word": [f"w{c % 3}" for c in y], "mid": x[:, 36]})
+
+    def model(tree):
+        return make_pipeline(
+            make_column_transformer((OneHotEncoder(), ["word"]), ("passthrough", ["mid"])), tree
+        )
+
+    models = [(f"{n}", model(DecisionTreeClassifier(max_depth=n))) for n in (1, 6)]
+    cascade = CascadeClassifier(models, costs={"1": 1.0, "6": 9.0}, cv=2, fit_options=QUICK)
+    assert cascade.fit(frame, y % 3).score(frame, y % 3) == 1.0
+    assert cascade.predict(frame[:5]).shape == (5,)
 
 
 def test_parameters_of_the_models_are_reached_by_name():

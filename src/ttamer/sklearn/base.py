@@ -155,7 +155,7 @@ class CascadeEstimator(_BaseComposition):
             validate_data(self, rows, reset=False, skip_check_array=True)
         if issparse(rows):
             rows = rows.tocsr()
-        elif not (hasattr(rows, "iloc") or isinstance(rows, list)):
+        elif not (hasattr(rows, "iloc") or isinstance(rows, list) or _is_polars(rows)):
             rows = np.asarray(rows)
         if getattr(getattr(rows, "dtype", None), "kind", "") == "f":
             tags = get_tags(self).input_tags
@@ -311,6 +311,11 @@ def _within_one_standard_error(ladder: FittedLadder, trace: Trace) -> FittedPoli
     allowed = losses[:, best].mean() + losses[:, best].std() / len(losses) ** 0.5
     good = [rung for rung in rungs.corners if rungs.errors[rung] <= allowed]
     return ladder[good[0] if good else int(rungs.errors.argmin())]
+
+
+def _is_polars(rows: Any) -> bool:
+    """Whether rows are a frame of polars, whose columns models may select by name."""
+    return type(rows).__module__.startswith("polars.") and hasattr(rows, "columns")
 
 
 def _are_named(models: Any) -> bool:
