@@ -58,6 +58,13 @@ def test_help_names_every_command():
         assert command in text
 
 
+def test_without_arguments_the_commands_are_listed_and_nothing_succeeds():
+    done = run()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == succeed("--help")
+    assert "To begin: ttamer demo" in done.stderr
+
+
 def test_an_argument_too_many_is_refused_by_its_command(capsys):
     with pytest.raises(SystemExit):
         main(["fit", "trace.csv", "cascade.toml"])
@@ -83,7 +90,6 @@ def test_version_is_the_package_version():
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["nonsense"],
         ["solve"],
         ["solve", "x.json"],
@@ -287,6 +293,12 @@ def test_the_first_line_of_the_demo_is_the_result(demo):
     assert "fitting ttamer" in done.stderr  # progress
 
 
+def test_the_demo_shows_no_number_twice(demo):
+    first, second, *_ = demo[0].stdout.splitlines()
+    assert first.endswith("% of its cost")
+    assert second == "  and 92.9% accuracy at most, at no more than its cost"
+
+
 def test_the_demo_shows_ttamer_ahead_of_the_paper_and_of_every_threshold(demo):
     rows = {}
     for line in demo[0].stdout.splitlines():
@@ -327,7 +339,9 @@ def test_the_demo_of_a_network_names_its_exits_and_the_full_network(network_demo
 
 def test_the_demo_of_a_network_begins_with_three_numbers_and_reports_what_to_use(network_demo):
     numbers, *_, page = network_demo[0].split("\n\n")
-    advice = next(line for line in network_demo[0].splitlines() if line.startswith("What to use"))
+    advice = next(part for part in network_demo[0].split("\n\n") if part.startswith("What to use"))
+    assert max(map(len, advice.splitlines())) <= 80
+    advice = advice.replace("\n", " ")
     first, *near = numbers.splitlines()
     assert first.startswith("With ttamer: the accuracy of the full network (")
     assert len(near) == 2
@@ -407,6 +421,9 @@ def test_fit_and_evaluate_name_the_best_model_and_show_the_same_policies(fitted,
     assert f"Best single model, {best}: cost {cost:.4g} per input, error {errors.min():.2%}" in (
         fitted.shown
     )
+    default = fitted.ladder.default()
+    share = f"{default.described}, {default.cost / cost:.1%} of its cost"
+    assert f"As accurate as {best}: {share} (the default of serving)" in fitted.shown
     assert main(["evaluate", str(fitted.policy), str(fitted.folder / "test.npz")]) == 0
     shown = capsys.readouterr().out
     tradeoffs = [
@@ -499,9 +516,9 @@ def test_a_cascade_kept_in_the_file_is_used(trace_files):
     facts = json.loads(succeed("fit", trace_files / "fit.npz", *out))
     assert facts["rows"] == 300
     assert tt.load(trace_files / "p.ttamer").spec == answering_trace(10).spec
-    assert "give --cascade FILE" in refuse("fit", trace_files / "fit.csv", *out)
+    assert "give --cascade" in refuse("fit", trace_files / "fit.csv", *out)
     answering_trace(10).write(trace_files / "fit.csv.gz")
-    assert "give --cascade FILE" in refuse("fit", trace_files / "fit.csv.gz", *out)
+    assert "give --cascade" in refuse("fit", trace_files / "fit.csv.gz", *out)
 
 
 def test_evaluate_refuses_a_policy_without_confidences(problem_file, trace_files):
@@ -696,6 +713,7 @@ def test_collect_refuses_options_that_would_do_nothing(capsys):
             "no folder file",
         ),
         (["demo"], "file/out", "no folder file"),
+        (["demo"], "file", "it is a file, and a folder is written"),
     ],
 )
 def test_an_output_that_cannot_be_written_is_found_before_the_work(
@@ -717,6 +735,18 @@ def test_events_that_cannot_be_written_are_found_before_the_replay(trace_files, 
         assert f"--events {events}: {reason}" in capsys.readouterr().err
 
 
+def test_what_is_drawn_or_logged_must_be_writable_before_the_work(tmp_path):
+    said = refuse("replay", "--example", "vgg16-to-noise", "--events", "no/e.jsonl", cwd=tmp_path)
+    assert "--events no/e.jsonl: there is no folder no" in said
+    said = refuse("replay", "--example", "vgg16-to-noise", "--plot", ".", cwd=tmp_path)
+    assert "--plot .: it is a folder" in said
+
+
+def test_a_report_is_an_html_page(tmp_path):
+    said = refuse("report", "nothing.csv", "-o", "report.png", cwd=tmp_path)
+    assert "report.png: a report is an HTML page: give a name that ends in .html" in said
+
+
 def test_no_command_replaces_a_file_that_it_reads(trace_files, capsys):
     log, cascade = trace_files / "fit.csv", trace_files / "cascade.toml"
     before = log.read_bytes(), cascade.read_bytes()
@@ -734,6 +764,9 @@ def test_a_trace_without_costs_needs_a_cascade(tmp_path, capsys):
     assert main(["fit", str(tmp_path / "log.parquet"), *output]) == 2
     lines = "the lines [[node]], name = 'small' and cost = 1.0"
     assert f"for each of {', '.join(trace.names)} {lines}" in capsys.readouterr().err
+    trace.spec.to_file(tmp_path / "cascade.toml")
+    assert main(["fit", str(tmp_path / "log.parquet"), *output]) == 2
+    assert f"give --cascade {tmp_path / 'cascade.toml'}\n" in capsys.readouterr().err
     priced = frame.assign(**{f"{name}.cost": 2.0 for name in trace.names})
     priced.to_parquet(tmp_path / "log.parquet")
     assert main(["fit", str(tmp_path / "log.parquet"), *output]) == 0
@@ -807,3 +840,12 @@ def test_a_bad_trace_is_one_line(trace_files, content, words):
     text = refuse("fit", bad, "--cascade", trace_files / "cascade.toml", "--json")
     for word in ("bad.csv", *words):
         assert word in text
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_an_error_removes_the_line_of_progress_from_a_terminal(is_terminal, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["inspect", "none.ttamer"]) == 2
+    clear = "\r\x1b[K" if is_terminal else ""
+    assert capsys.readouterr().err.startswith(f"{clear}ttamer: error: none.ttamer")

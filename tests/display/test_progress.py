@@ -36,6 +36,13 @@ def test_a_line_is_overwritten_on_a_terminal_and_removed_at_the_end():
     assert stream.getvalue() == "\r\x1b[Ktried 1 of 3\r\x1b[K"
 
 
+def test_a_line_does_not_wrap_on_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = Terminal()
+    ProgressReport(stream, bar=False)("estimating what the policies do")
+    assert stream.getvalue() == "\r\x1b[Kestimating what the"
+
+
 def test_elsewhere_a_line_is_written_now_and_then():
     stream = io.StringIO()
     report = ProgressReport(stream, bar=False)

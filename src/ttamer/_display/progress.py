@@ -6,6 +6,7 @@ Work reports lines of text. A text with "3 of 12" in it moves the bar, and gives
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import time
 from contextlib import contextmanager
@@ -100,7 +101,8 @@ class ProgressReport:
             return
         line = text + self._left.of(text)
         if self._stream.isatty():
-            print(f"\r\x1b[K{line[:100]}", end="", file=self._stream, flush=True)
+            width = shutil.get_terminal_size().columns - 1  # a line that wraps is not overwritten
+            print(f"\r\x1b[K{line[:width]}", end="", file=self._stream, flush=True)
         elif text and time.monotonic() - self._shown >= _LINE_SECONDS:
             self._shown = time.monotonic()
             print(f"... {line}", file=self._stream, flush=True)

@@ -86,6 +86,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="ttamer",
         description="Decide, per input, which model to ask, when to stop, whose answer to return.",
+        epilog="To begin: ttamer demo. With a log of yours: ttamer frontier LOG --cascade "
+        "cascade.toml",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"ttamer {__version__}")
@@ -128,7 +130,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # not every code page has bars, or all names
         sys.stdout.reconfigure(errors="replace")
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.print_help(sys.stderr)
+        return 2
+    args = parser.parse_args(argv)
     try:
         check_output(args)
         with warnings.catch_warnings():
@@ -136,6 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = args.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
+        print(_cleared(), end="", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of a pipe has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -144,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("TTAMER_TRACEBACK"):
             raise
         text = _with_flags(_one_line(error), args)
-        print(f"{paint('ttamer: error:', 'red', sys.stderr)} {text}", file=sys.stderr)
+        print(f"{_cleared()}{paint('ttamer: error:', 'red', sys.stderr)} {text}", file=sys.stderr)
         return 2
     return int(code or 0)
 
@@ -163,9 +170,14 @@ def _show_warning(otherwise: Callable[..., None]) -> Callable[..., None]:
         if text in shown:
             return
         shown.add(text)
-        print(f"{paint('Warning:', 'bold', sys.stderr)} {text}", file=sys.stderr)
+        print(f"{_cleared()}{paint('Warning:', 'bold', sys.stderr)} {text}", file=sys.stderr)
 
     return show
+
+
+def _cleared() -> str:
+    """Return what removes a line of progress from a terminal."""
+    return "\r\x1b[K" if sys.stderr.isatty() else ""
 
 
 def _one_line(error: Exception) -> str:

@@ -105,7 +105,7 @@ def joined(ours: Frontier, others: Frontier) -> Frontier:
 
 
 def three_numbers(result: Frontier, test_trace: Trace) -> list[str]:
-    """Return what ttamer reaches, in three lines.
+    """Return what ttamer reaches, in two or three lines.
 
     Separate models together may be more accurate than the best of them: the lines say by how much.
     The exits of one network rarely are: there the lines say what giving up some accuracy saves.
@@ -125,11 +125,13 @@ def three_numbers(result: Frontier, test_trace: Trace) -> list[str]:
     first = (
         f"the accuracy of {reference_in_words(result, test_trace)} ({1 - best.error:.1%}) {same}"
     )
-    at_most = f"{most:.1%} at most, whatever it costs"
     if not test_trace.spec.is_network:
         error = result.error_at("ttamer", best.cost)
-        at_price = [] if error is None else [f"{1 - error:.1%} accuracy at its cost"]
-        return [first, *at_price, at_most]
+        at_price = "" if error is None else f"{1 - error:.1%}"
+        if at_price == f"{most:.1%}":
+            return [first, f"{at_price} accuracy at most, at no more than its cost"]
+        priced = [f"{at_price} accuracy at its cost"] if at_price else []
+        return [first, *priced, f"{most:.1%} at most, whatever it costs"]
     if 0.0 not in shares:
         first = f"{first}: {most:.1%} at most"
     near = [f"within {points(more)} of it at {shares[more]:.1%} of its cost"

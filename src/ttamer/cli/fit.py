@@ -130,9 +130,11 @@ def run(args: argparse.Namespace) -> None:
         found = "As measured on these rows"
     print(f"\n{found}; of full: as a share of the full model's")
     print("cost, or of the most expensive model's.")
-    _show_best_node(ladder)
+    best = _show_best_node(ladder)
     if args.mistake_cost is None:
-        print(f"As accurate as the best single model: {chosen.described} (the default of serving)")
+        name, cost = best or ("the best single model", 0.0)
+        share = "" if not cost or chosen.cost is None else f", {chosen.cost / cost:.1%} of its cost"
+        print(f"As accurate as {name}: {chosen.described}{share} (the default of serving)")
     else:
         print(f"At {args.mistake_cost:g} per mistake: {chosen.described}")
     if chosen.single_node is not None and nodes > 1:
@@ -184,24 +186,28 @@ def _fitted(args: argparse.Namespace, progress: Callable[[str], None]) -> Fitted
     return fit_file(args.trace, args.cascade, on_bad=on_bad, **options)
 
 
-def _show_best_node(ladder: FittedLadder) -> None:
-    """Print which node is the most accurate, and a warning where all are free."""
-    from ttamer.cli.output import number
-    from ttamer.fitted.mixture import shown_error
+def _show_best_node(ladder: FittedLadder) -> tuple[str, float] | None:
+    """Print which node is the most accurate, and a warning where all are free.
+
+    Returns:
+        The name and the cost of that node, where they are known.
+    """
+    from ttamer.fitted.mixture import described
 
     rungs, measure = ladder.require_rungs(), ladder.fitted.measure
     if rungs.node_errors is None or rungs.node_costs is None:
-        return
+        return None
     best = int(rungs.node_errors.argmin())
-    error = shown_error(float(rungs.node_errors[best]), measure)
-    cost = number(float(rungs.node_costs[best]))
-    print(f"Best single model, {ladder.spec.names[best]}: cost {cost} per input, {measure} {error}")
+    name = ladder.spec.names[best]
+    cost, error = float(rungs.node_costs[best]), float(rungs.node_errors[best])
+    print(f"Best single model, {name}: {described(cost, error, measure)}")
     if not rungs.node_costs.any():
         print(
             "Warning: every node costs 0, so that there is nothing to save: write what a call "
             "costs into the cascade, or into columns <node>.cost",
             file=sys.stderr,
         )
+    return name, cost
 
 
 def _show(ladder: FittedLadder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from ttamer._numbers import counted
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from ttamer.trace.trace import Trace
 
 __all__ = ["add_comparison_options", "add_to", "frontier_text", "named_families", "two_traces"]
+
+LINE = 80
+"""The most characters in a line of prose."""
 
 
 def add_to(commands: Any) -> None:
@@ -145,7 +149,8 @@ def frontier_text(
         lines += [f"  left out: {name}: {why}" for name, why in result.left_out.items()]
     if "ttamer" in result.families:
         advice = recommend(result, test_trace)
-        lines += ["", f"What to use: {' '.join([advice.sentence, *advice.notes])}"]
+        advised = f"What to use: {' '.join([advice.sentence, *advice.notes])}"
+        lines += ["", textwrap.fill(advised, LINE, break_on_hyphens=False)]
         cascade = f" --cascade {args.cascade}" if args and args.cascade else ""
         if args is not None and advice.outcome == "loses" and advice.family == "threshold":
             lines += ["", f"Next: ttamer fit {args.trace or args.fit}{cascade} --belief threshold"]
@@ -154,7 +159,7 @@ def frontier_text(
             lines += [
                 "",
                 f"Next: ttamer fit {args.trace or args.fit}{cascade}",
-                "  and of its policies that one, by its expected cost: "
-                f"for_budget({budget}) in Python, budget = {budget} in [serve]",
+                "and choose that policy by its expected cost:",
+                f"  for_budget({budget}) in Python, budget = {budget} in [serve]",
             ]
     return "\n".join(lines)

@@ -25,6 +25,9 @@ STYLES = {"bold": "1", "red": "31", "green": "32", "faint": "2"}
 BARS = "▁▂▃▄▅▆▇█"
 """The characters of a sparkline, from the lowest to the highest."""
 
+OUTPUTS = {"output": "-o", "draw": "--draw", "plot": "--plot", "events": "--events"}
+"""The options that name what a command writes."""
+
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows under a head: the first column aligned to the left, the others to the right.
@@ -90,36 +93,33 @@ def sparkline(values: Sequence[float]) -> str:
 
 def check_output(args: argparse.Namespace) -> None:
     """Refuse an output that cannot be written, before any work is done."""
-    for name, option in (("output", "-o"), ("events", "--events")):
-        if output := getattr(args, name, None):
-            _check_file(option, output, args)
+    for name, flag in OUTPUTS.items():
+        output = getattr(args, name, None)
+        if output and (problem := _problem(Path(output), args, name)):
+            raise ArgumentError(f"{flag} {output}: {problem}; choose another")
 
 
-def _check_file(option: str, output: str, args: argparse.Namespace) -> None:
-    """Refuse a file that cannot be written, or that the command reads."""
-    path = Path(output)
+def _problem(path: Path, args: argparse.Namespace, name: str) -> str | None:
+    """Return why an output cannot be written, or nothing."""
     folder = path.parent
-    if getattr(args, "makes_folders", False):
+    if name == "plot" or getattr(args, "makes_folders", False):
         while not folder.exists():
             folder = folder.parent
-    problem = None
     if not folder.is_dir():
-        problem = f"there is no folder {folder}"
-    elif path.is_dir() and not getattr(args, "writes_folder", False):
-        problem = "it is a folder"
-    elif not os.access(path if path.exists() else folder, os.W_OK):
-        problem = "it is not writable"
-    elif _is_read(path, args):
-        problem = "the command reads it, and would replace it"
-    if problem:
-        raise ArgumentError(f"{option} {output}: {problem}; choose a file that can be written")
+        return f"there is no folder {folder}"
+    writes_folder = getattr(args, "writes_folder", False)
+    if path.exists() and path.is_dir() != writes_folder:
+        return "it is a file, and a folder is written" if writes_folder else "it is a folder"
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        return "it is not writable"
+    if _is_read(path, args):
+        return "the command reads it, and would replace it"
+    return None
 
 
 def _is_read(path: Path, args: argparse.Namespace) -> bool:
     """Return whether a command reads the file that it is to write; a policy may be replaced."""
-    given = [
-        value for name, value in vars(args).items() if name not in ("output", "events", "policy")
-    ]
+    given = [value for name, value in vars(args).items() if name not in (*OUTPUTS, "policy")]
     texts = [text for value in given for text in (value if isinstance(value, list) else [value])]
     files = [text for text in texts if isinstance(text, str) and Path(text).is_file()]
     return path.is_file() and any(path.samefile(file) for file in files)

@@ -36,7 +36,9 @@ def run(args: argparse.Namespace) -> None:
     from ttamer.evaluation.frontiers import frontier
     from ttamer.fitting.plans import fit
     from ttamer.reporting import write_report
+    from ttamer.reporting.report import require_page
 
+    require_page(args.output)
     names = named_families(args)
     if names is not None:
         names = list(dict.fromkeys(["ttamer", *names]))  # the page is about its policies

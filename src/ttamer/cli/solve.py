@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> None:
     from ttamer.errors import ArgumentError
     from ttamer.theory.optimal_values import optima
 
+    if args.draw and args.ladder is not None:
+        raise ArgumentError("--draw needs --tradeoff: a ladder has many policies")
     problem = Problem.from_file(args.problem)
     recall = not args.no_recall
     if args.ladder is not None:
@@ -65,27 +67,14 @@ def run(args: argparse.Namespace) -> None:
         best = optima(problem, policy.tradeoff)
         print(as_json(_facts(policy, best)) if args.json else _text(policy, best))
         solved = policy
-    if args.draw:
-        _draw(solved, args)
+        if args.draw:
+            policy.plot(args.draw)
+            if not args.json:
+                print(f"\n  drawn in {args.draw}")
     if args.output:
         save(solved, args.output)
         if not args.json:
             print(f"\n  written to {args.output}")
-
-
-def _draw(solved: Policy | Ladder, args: argparse.Namespace) -> None:
-    """Draw one policy; of a ladder there is none to choose."""
-    from ttamer.errors import ArgumentError
-    from ttamer.policy import Policy
-
-    if not isinstance(solved, Policy):
-        raise ArgumentError("--draw needs --tradeoff: a ladder has many policies")
-    try:
-        solved.plot(args.draw)
-    except OSError as error:
-        raise ArgumentError(f"--draw {args.draw}: {error.strerror or error}") from None
-    if not args.json:
-        print(f"\n  drawn in {args.draw}")
 
 
 def _facts(policy: Policy, best: Optima) -> dict[str, Any]:

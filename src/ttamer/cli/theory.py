@@ -1,4 +1,4 @@
-"""``ttamer theory``: the paper's two demonstrations, and its Alg. 3 step by step."""
+"""``ttamer theory``: the paper's demonstrations, and its Alg. 3 step by step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "theory",
         help="the paper's theory as running code",
-        description="The paper's two demonstrations, computed.",
+        description="The paper's demonstrations, computed.",
         allow_abbrev=False,
     )
     which = parser.add_subparsers(title="demonstrations", metavar="NAME", required=True)
@@ -76,16 +76,12 @@ def run_contract(args: argparse.Namespace) -> None:
 
     from ttamer import Problem
     from ttamer.cli.output import as_json, number, table
-    from ttamer.errors import ArgumentError
     from ttamer.theory import contract, draw_contraction
 
     problem = Problem.from_file(args.problem)
     steps = contract(problem, args.tradeoff)
     if args.draw:
-        try:
-            Path(args.draw).write_text(draw_contraction(problem, steps), "utf-8")
-        except OSError as error:
-            raise ArgumentError(f"--draw {args.draw}: {error.strerror or error}") from None
+        Path(args.draw).write_text(draw_contraction(problem, steps), "utf-8")
     if args.json:
         facts = [
             {

@@ -73,6 +73,9 @@ def _require_costs(path: str) -> None:
     names = infer_spec(source.columns, {}, path)[0].names
     is_priced = all(f"{name}.cost" in source.columns for name in names)
     if suffix_of(path) in (".csv", ".csv.gz") or not is_priced:
+        beside = Path(path).with_name("cascade.toml")
+        if beside.is_file():
+            raise ArgumentError(f"{path}: keeps no cascade: give --cascade {beside}")
         raise ArgumentError(
             f"{path}: keeps no cascade: give --cascade FILE, a cascade.toml that has for "
             f"each of {', '.join(names)} the lines [[node]], name = {names[0]!r} and cost = 1.0"

@@ -82,7 +82,7 @@ def report(
         The frontier that the page shows.
 
     Raises:
-        ArgumentError: As :func:`ttamer.frontier`.
+        ArgumentError: As :func:`ttamer.frontier`, and if ``path`` does not end in ``.html``.
         MissingExtra: If matplotlib is not installed.
 
     >>> import tempfile
@@ -97,7 +97,7 @@ def report(
     from ttamer.fitting.plans import fit
 
     require_trace(test_trace, "a report")  # before the fit, which takes long
-    require_path(path, "report")
+    require_page(path)
     names = None
     if families is not None:
         names = ["ttamer", *(each for each in family_names(families) if each != "ttamer")]
@@ -132,7 +132,8 @@ def write_report(
         The paths written, the page first.
 
     Raises:
-        ArgumentError: If the ladder or the trace does not belong to the frontier.
+        ArgumentError: If the ladder or the trace does not belong to the frontier, or ``path`` does
+            not end in ``.html``.
         MissingExtra: If matplotlib is not installed.
 
     >>> import tempfile
@@ -149,7 +150,7 @@ def write_report(
     """
     require_frontier(frontier, "write_report")
     require_trace(test_trace, "write_report")
-    require_path(path, "write_report")
+    require_page(path)
     test_trace = test_trace.with_verification()
     if len(test_trace) != frontier.test_rows:
         raise ArgumentError(
@@ -202,6 +203,18 @@ def write_report(
             written.append(folder / f"{picture.name}.svg")
             written[-1].write_bytes(picture.drawn.svg)
     return written
+
+
+def require_page(path: str | os.PathLike[str]) -> None:
+    """Refuse a path that does not name an HTML file.
+
+    >>> require_page("r.png")
+    Traceback (most recent call last):
+    ttamer.errors.ArgumentError: r.png: a report is an HTML page: give a name that ends in .html
+    """
+    require_path(path, "a report")
+    if Path(path).suffix.lower() not in (".html", ".htm"):
+        raise ArgumentError(f"{path}: a report is an HTML page: give a name that ends in .html")
 
 
 def _family_of(ladder: FittedLadder, frontier: Frontier, trace: Trace) -> str:
