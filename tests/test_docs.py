@@ -34,6 +34,18 @@ def test_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
         exec(compile(code, str(page), "exec"), names)  # noqa: S102 - our own pages
 
 
+def test_the_quickstart_prints_what_its_comments_show(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    code = blocks(ROOT / "docs" / "index.md")
+    for block in code:
+        exec(block, names)  # noqa: S102 - our own page
+    printed = capsys.readouterr().out.splitlines()
+    shown = re.findall(r"^(?:print.*  )?# (.+)$", "".join(code), re.MULTILINE)
+    assert len(shown) == 5
+    assert shown == printed[: len(shown)]
+
+
 def test_the_readme_has_code_to_run():
     assert blocks(ROOT / "README.md")
 
@@ -142,14 +154,16 @@ def test_private_names_would_be_noticed(name, is_public):
     assert public(name) == is_public
 
 
-def test_every_command_is_in_the_readme():
+def test_every_command_is_on_the_page_of_commands_and_in_the_readme():
     shown = subprocess.run(
         [sys.executable, "-m", "ttamer", "--help"], capture_output=True, text=True, check=True
     ).stdout
-    listed = re.findall(r"^    (\w+) ", shown, re.MULTILINE)
+    listed = re.findall(r"^    (\w+)(?: |$)", shown, re.MULTILINE)
+    page = (ROOT / "docs" / "commands.md").read_text("utf-8")
     readme = (ROOT / "README.md").read_text("utf-8")
     assert listed
-    assert [name for name in listed if f"ttamer {name}" not in readme] == []
+    assert [name for name in listed if f"| `ttamer {name}` |" not in page] == []
+    assert [name for name in listed if not re.search(rf"`(ttamer )?{name}`", readme)] == []
 
 
 def commands_shown(page: Path) -> list[list[str]]:
