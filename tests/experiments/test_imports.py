@@ -1,0 +1,62 @@
+"""Scripts outside the package import names that the package has; nothing is run."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+SCRIPTS = [
+    path
+    for folder in ("benchmarks", "examples", "experiments", "scripts")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+
+
+@cache
+def names_of(module: str) -> set[str]:
+    """Return the names at the top of a module, of a package also its modules."""
+    place = SOURCE.joinpath(*module.split("."))
+    files = [place.with_suffix(".py"), place / "__init__.py", place / "__init__.pyi"]
+    found = {path.stem for path in place.glob("*") if path.suffix == ".py" or path.is_dir()}
+    for path in files:
+        if not path.exists():
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom | ast.Import):
+                found |= {alias.asname or alias.name for alias in node.names}
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+    return found
+
+
+def missing(script: str) -> list[str]:
+    """Return what a script imports from the package and the package does not have."""
+    tree = ast.parse(script)
+    # What a script tries first, or where that fails, may be of another version.
+    tried = {id(each) for node in ast.walk(tree) if isinstance(node, ast.Try)
+             for each in ast.walk(node)}  # fmt: skip
+    return [
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and id(node) not in tried
+        if node.module is not None and node.module.split(".")[0] == "ttamer"
+        for alias in node.names
+        if alias.name not in names_of(node.module)
+    ]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_script_imports_is_there(path):
+    assert missing(path.read_text("utf-8")) == []
+
+
+def test_a_name_that_is_gone_is_found():
+    script = "from ttamer.fitting.plans import fit, gone\nfrom ttamer.nowhere import fit"
+    assert missing(script) == ["ttamer.fitting.plans.gone", "ttamer.nowhere.fit"]
