@@ -47,6 +47,15 @@ def test_until_the_alarm_it_is_the_policy_as_it_is(replayed, serving):
     np.testing.assert_array_equal(found.arms["fixed"].cost, plain.cost)
 
 
+def test_in_its_phase_the_fallback_policy_alone_decides(replayed):
+    """Also in the batch of the alarm: its rows after the alarm are not of this phase."""
+    found, _ = replayed
+    fallback = found.phases()[1]
+    assert fallback["adapted"] == fallback["fallback"]
+    alarm = next(event.number for event in found.events if event.kind == "alarm")
+    assert fallback["begin"] > alarm + 1  # else this shows nothing
+
+
 def test_blocks_cover_the_stream_and_agree_with_the_whole(replayed):
     found, _ = replayed
     blocks = found.blocks(700)

@@ -143,11 +143,11 @@ class ReplayResult:
         """
         names = {"fallback": "the fallback policy", "swap": "a new policy"}
         cuts = [(0, "the first policy")]
-        cuts += [
-            (event.number + 1, names[event.kind])
-            for event in self.events
-            if event.kind in names and event.number + 1 < len(self)
-        ]
+        for event in self.events:
+            # The rest of a batch is decided by the policy that it began with.
+            begin = (event.number // BATCH_ROWS + 1) * BATCH_ROWS
+            if event.kind in names and begin < len(self):
+                cuts.append((begin, names[event.kind]))
         ends = [row for row, _ in cuts[1:]] + [len(self)]
         return [
             {"serving": serving, "audited": self.audited_between(begin, end),
