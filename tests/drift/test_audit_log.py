@@ -27,7 +27,7 @@ from ttamer.drift.audit_log import (
     segments,
     trace_of_rows,
 )
-from ttamer.errors import ArgumentError, TraceError
+from ttamer.errors import ArgumentError, MissingExtra, TraceError
 from ttamer.trace.spec import CascadeSpec
 
 SPEC = CascadeSpec.of({"small": 1.0, "large.v2": 5.0}, target="last")
@@ -291,6 +291,14 @@ def test_one_writer_at_a_time(tmp_path):
         pass
     with AuditLog(tmp_path, SPEC) as log:
         log.add(row(1))
+
+
+def test_without_pyarrow_no_row_is_taken(tmp_path, monkeypatch):
+    """Once it failed at the first segment, and again when the gateway stopped."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtra, match="pyarrow"):
+        AuditLog(tmp_path / "log", SPEC).__enter__()
+    assert not (tmp_path / "log").exists()
 
 
 def test_what_cannot_be_a_row_is_refused_and_the_log_goes_on(tmp_path):

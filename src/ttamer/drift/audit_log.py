@@ -168,6 +168,7 @@ class AuditLog:
 
     Raises:
         ArgumentError: Where ``segment_rows`` or ``sync_rows`` is below 1.
+        MissingExtra: On entering, where pyarrow is not installed.
         TraceError: On entering, where the folder cannot be written, another process writes the log,
             or its journal is damaged.
     """
@@ -197,6 +198,9 @@ class AuditLog:
         """The number of rows found in the journal of a log that was not closed."""
 
     def __enter__(self) -> Self:
+        from ttamer.trace.arrow import arrow
+
+        arrow()  # not at the first segment, when rows have been taken
         with self._writing():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = _locked(self.folder)
