@@ -15,7 +15,7 @@ from ttamer.cli import replay as command
 from ttamer.datasets import streams
 from ttamer.drift import LoopSettings, serving_of
 from ttamer.drift.decisions import decide
-from ttamer.drift.replay import ARMS, replay_stream
+from ttamer.drift.replay import replay_stream
 from ttamer.errors import ArgumentError, TTamerError
 
 
@@ -62,7 +62,8 @@ def test_blocks_cover_the_stream_and_agree_with_the_whole(replayed):
     assert [block["begin"] for block in blocks] == list(range(0, 5000, 700))
     assert blocks[-1]["end"] == 5000
     weights = [block["end"] - block["begin"] for block in blocks]
-    for arm in ARMS:
+    assert list(found.arms) == ["adapted", "fixed", "retuned", "fallback"]
+    for arm in found.arms:
         mean = np.average([block[arm]["error"] for block in blocks], weights=weights)
         assert mean == pytest.approx(found.between(0, 5000)[arm]["error"])
     with pytest.raises(ArgumentError, match="rows is 0"):

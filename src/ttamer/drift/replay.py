@@ -24,20 +24,18 @@ from ttamer.fitting.plans import fit
 from ttamer.trace.checks import require_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from ttamer.drift.decisions import Decisions
     from ttamer.drift.loop import CertifiedServing, Event
     from ttamer.drift.settings import LoopSettings
     from ttamer.fitted.ladder import FittedLadder
+    from ttamer.fitted.replay import Rule
     from ttamer.trace.trace import Measure, Trace
 
-__all__ = ["ARMS", "Arm", "ReplayResult", "replay_stream"]
+__all__ = ["Arm", "ReplayResult", "replay_stream"]
 
-ARMS = ("adapted", "fixed", "retuned", "fallback")
-"""The policies compared: the loop's, the first, re-tuned thresholds, and the fallback policy."""
 BATCH_ROWS = 20
 """The number of rows served before the loop takes the audited ones among them."""
 
@@ -70,7 +68,8 @@ class ReplayResult:
     """
 
     arms: dict[str, Arm]
-    """The policies compared, by name; see :data:`ARMS`."""
+    """The policies compared: ``adapted``, the loop's; ``fixed``, the first; ``retuned``, thresholds
+    re-tuned on recent rows, where they are compared; and ``fallback``."""
     audited: NDArray[np.bool_]
     """Shape (T,): the audited rows."""
     audit_cost: float
@@ -235,25 +234,22 @@ def replay_stream(
     unit = stream.spec.loss_bound if stream.is_graded else None
     bound = Bound(settings.kind, settings.at_most, node, unit)
 
-    def lost_by(done: Decisions) -> NDArray[np.float64]:
-        """Return the loss of each row, in the unit of the losses."""
-        return (bound.excess(done) + bound.share) * (1.0 if unit is None else unit)
+    def measured(rule: Rule, rows: Trace, keys: list[int] | None = None) -> Arm:
+        """Return the loss of each row, in the unit of the losses, and its cost."""
+        done = decide(rule, rows, keys)
+        return Arm((bound.excess(done) + bound.share) * (1.0 if unit is None else unit), done.cost)
 
     thresholds = None
     if thresholds_from is not None:
         thresholds = RetunedThresholds(thresholds_from, bound, window=settings.refit_rows)
-    lost = {name: np.zeros(count) for name in ("adapted", "retuned")}
-    cost = {name: np.zeros(count) for name in ("adapted", "retuned")}
+    adapted: list[Arm] = []
+    retuned: list[Arm] = []
     for begin in range(0, count, BATCH_ROWS):
         numbers = np.arange(begin, min(begin + BATCH_ROWS, count))
         rows = stream.take(numbers)
-        done = decide(loop.policy, rows, numbers.tolist())
-        lost["adapted"][numbers] = lost_by(done)
-        cost["adapted"][numbers] = done.cost
+        adapted.append(measured(loop.policy, rows, numbers.tolist()))
         if thresholds is not None:
-            tuned = decide(thresholds.rule, rows)
-            lost["retuned"][numbers] = lost_by(tuned)
-            cost["retuned"][numbers] = tuned.cost
+            retuned.append(measured(thresholds.rule, rows))
         seen = np.flatnonzero(audited[numbers])
         if seen.size:
             some = rows.take(seen)
@@ -262,14 +258,17 @@ def replay_stream(
                 thresholds.update(some)
         if progress is not None:
             progress(f"row {numbers[-1] + 1} of {count}: {loop.state}")
-    arms = {"adapted": Arm(lost["adapted"], cost["adapted"])}
-    plain = {"fixed": serving.policy, "fallback": AskLast(stream.spec)}
-    for name in ARMS[1:]:
-        if name in plain:
-            done = decide(plain[name], stream)
-            arms[name] = Arm(lost_by(done), done.cost)
-        elif thresholds is not None:
-            arms[name] = Arm(lost[name], cost[name])
+    arms = {"adapted": _joined(adapted), "fixed": measured(serving.policy, stream)}
+    if retuned:
+        arms["retuned"] = _joined(retuned)
+    arms["fallback"] = measured(AskLast(stream.spec), stream)
     every = paid(np.ones((count, len(stream.spec)), bool), stream)
     extra = float((np.maximum(every - arms["adapted"].cost, 0) * audited).mean())
     return ReplayResult(arms, audited, extra, tuple(loop.events), settings, stream.measure)
+
+
+def _joined(parts: Sequence[Arm]) -> Arm:
+    """Return the rows of all parts, one after the other."""
+    return Arm(
+        np.concatenate([part.lost for part in parts]), np.concatenate([part.cost for part in parts])
+    )
