@@ -95,7 +95,8 @@ def one_run(name: str, seed: int, pictures: Path | None) -> dict[str, Any]:
     }
     if alarm is not None:
         run["audited_to_alarm"] = replayed.audited_between(stream.shift, alarm + 1)
-        run["to_alarm"] = replayed.between(stream.shift, alarm + 1)
+        if alarm >= stream.shift:
+            run["to_alarm"] = replayed.between(stream.shift, alarm + 1)
     if swap is not None and swap + 1 < count:
         run["audited_to_swap"] = replayed.audited_between(stream.shift, swap + 1)
         run["since_swap"] = replayed.between(swap + 1, count)

@@ -15,6 +15,7 @@ from ttamer.cli import replay as command
 from ttamer.datasets import streams
 from ttamer.drift import LoopSettings, serving_of
 from ttamer.drift.decisions import decide
+from ttamer.drift.figure import draw_replay
 from ttamer.drift.replay import replay_stream
 from ttamer.errors import ArgumentError, TTamerError
 
@@ -68,6 +69,11 @@ def test_blocks_cover_the_stream_and_agree_with_the_whole(replayed):
         assert mean == pytest.approx(found.between(0, 5000)[arm]["error"])
     with pytest.raises(ArgumentError, match="rows is 0"):
         found.blocks(0)
+    for begin, end in ((5, 5), (-1, 5), (4000, 5001)):
+        with pytest.raises(ArgumentError, match=f"begin is {begin} and end is {end}"):
+            found.between(begin, end)
+    with pytest.raises(ArgumentError, match="smooth is 0"):
+        draw_replay(found, smooth=0)
 
 
 def test_about_the_share_asked_for_is_audited_and_paid_for(replayed):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer._arguments import require_whole
 from ttamer.errors import MissingExtra
 from ttamer.fitted.mixture import shown_error
 
@@ -63,8 +64,10 @@ def draw_replay(
         The matplotlib figure.
 
     Raises:
+        ArgumentError: Where ``smooth`` is below 1.
         MissingExtra: Where matplotlib is not installed.
     """
+    require_whole(smooth, "smooth", least=1)
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:

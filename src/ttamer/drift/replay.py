@@ -123,7 +123,14 @@ class ReplayResult:
         Returns:
             ``begin``, ``end`` and, by arm, the mean error (or drop), or the mean loss, and the
             mean cost per row, in the cascade's units.
+
+        Raises:
+            ArgumentError: Where there is no such row.
         """
+        if not 0 <= begin < end <= len(self):
+            raise ArgumentError(
+                f"begin is {begin} and end is {end}; there are rows from 0 to {len(self)}"
+            )
         part = slice(begin, end)
         found: dict[str, Any] = {"begin": begin, "end": end}
         for name, arm in self.arms.items():
