@@ -153,6 +153,23 @@ def test_a_cap_is_reported():
         ladder[0].session(max_cost=float("nan"))
 
 
+def test_where_one_model_alone_costs_more_than_the_cap_another_answers(tmp_path):
+    one = tt.fit(answering_trace(ROWS, order="any")).alone("large")
+    tt.save(one, tmp_path / "one.ttamer")
+    for policy in (one, tt.load(tmp_path / "one.ttamer")):
+        assert policy.session().starts == {"large": 20.0, "middle": 4.0, "small": 1.0}
+        turn = policy.session(max_cost=5.0)
+        assert (turn.next, turn.capped) == ("middle", True)
+        turn.observe(confidence=0.1)
+        assert (turn.next, turn.answer, turn.cost) == (None, "middle", 4.0)
+        turn = policy.session(max_cost=5.0)
+        turn.fail()
+        assert turn.next == "small"
+        assert policy.single_node == "large"
+    with pytest.raises(ArgumentError, match="the cheapest to start with, 'small', costs 1"):
+        one.session(max_cost=0.5)
+
+
 def test_sums_of_costs_meet_a_cap_but_for_rounding():
     trace = answering_trace(2000)
     spec = CascadeSpec.of({"small": 0.1, "middle": 0.2, "large": 20.0}, order="fixed")

@@ -2,7 +2,7 @@
 
 It asks one node, and those that must be asked before it, and returns its answer; where that node
 fails, the others are asked until one answers: separate models by their error, the lowest first, and
-others in their order.
+others in their order. Where a separate model costs more than a cap, another one answers alone.
 """
 
 from __future__ import annotations
@@ -41,21 +41,28 @@ def alone(
     spec, full, tradeoff = model.spec, model.full_cost, 0.5
     first = [v for v in spec.asking_order() if spec.required[node, v]]
     others = [v for v in spec.asking_order() if v not in first]
-    if not (spec.is_network or spec.is_tree):
+    separate = not (spec.is_network or spec.is_tree)
+    if separate:
         others.sort(key=lambda v: float(errors[v]))
     columns = [*first, *others]
+    ways = list(zip([-1, *columns], columns, strict=False))
+    if separate:  # under a cap on the cost another node may be asked first
+        ways += [(-1, v) for v in others]
     losses = errors[columns] / model.loss_unit
-    costs = [
-        spec.step_cost(source, target, spec.costs) / full
-        for source, target in zip([-1, *columns], columns, strict=False)
-    ]
-    names = [spec.names[v] for v in columns]
+    costs = [spec.step_cost(source, target, spec.costs) / full for source, target in ways]
     problem = Problem(
         "walk",
-        tuple(Node(name, np.array([loss])) for name, loss in zip(names, losses, strict=True)),
         tuple(
-            Edge(source, target, cost=cost, probabilities=np.ones((1, 1)))
-            for source, target, cost in zip([None, *names], names, costs, strict=False)
+            Node(spec.names[v], np.array([loss])) for v, loss in zip(columns, losses, strict=True)
+        ),
+        tuple(
+            Edge(
+                None if source < 0 else spec.names[source],
+                spec.names[target],
+                cost=cost,
+                probabilities=np.ones((1, 1)),
+            )
+            for (source, target), cost in zip(ways, costs, strict=True)
         ),
     )
     last = len(first) - 1
