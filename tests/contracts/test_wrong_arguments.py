@@ -166,6 +166,8 @@ def test_the_message_names_what_was_received_and_what_to_do():
     policy = tt.fit(datasets.load("langid", part="fit").take(range(200))).at(0.9)
     with pytest.raises(tt.ArgumentError, match="max_cost is '1'; it must be a number above 0"):
         policy.session(max_cost="1")
+    with pytest.raises(tt.ArgumentError, match="a replay needs a Trace, not str: make one with"):
+        policy.play("trace.parquet")
     with pytest.raises(tt.ArgumentError, match="tradeoffs must be several numbers, not float"):
         tt.solve_ladder(tt.Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), 0.5)
     with pytest.raises(tt.ArgumentError, match="collect takes a list of inputs, not str"):
@@ -175,6 +177,7 @@ def test_the_message_names_what_was_received_and_what_to_do():
 STRINGS = datasets.load("langid", part="fit").take(range(60))
 LADDER = tt.fit(STRINGS, belief="none", hold_out=0.5)
 POLICY = LADDER.at(0.9)
+SOLVED = tt.solve(tt.Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), 0.5)
 NAN, INF = float("nan"), float("inf")
 NUMBERS = {
     "evaluate(resamples)": (
@@ -200,6 +203,10 @@ NUMBERS = {
     "for_error(confidence)": (lambda x: LADDER.for_error(0.3, confidence=x), [0, 1, NAN, "high"]),
     "for_drop(at_most)": (LADDER.for_drop, [-1, 1.5, NAN, INF]),
     "gap(confidence)": (lambda x: LADDER.gap(confidence=x, tradeoff=0.9), [0, 1, NAN, None]),
+    "simulate(inputs)": (lambda x: tt.simulate(SOLVED, x, seed=0), [0, -1, 1.5, NAN, "1"]),
+    "simulate(seed)": (lambda x: tt.simulate(SOLVED, 2, seed=x), [-1, 1.5, None]),
+    "batch": (SOLVED.batch, [-1, 1.5, NAN, "1"]),
+    "future(state)": (lambda x: SOLVED.future("m1", x), [-1, 2, 0.5, "0"]),
     "session(max_cost)": (lambda x: POLICY.session(max_cost=x), [-1, 0, NAN]),
 }
 

@@ -142,7 +142,7 @@ def test_a_batch_of_one_is_a_session(policy):
 @pytest.mark.parametrize("size", [-1, -10])
 @EACH
 def test_a_negative_number_of_inputs_is_refused(policy, size):
-    with pytest.raises(ArgumentError, match=f"cannot have {size} inputs"):
+    with pytest.raises(ArgumentError, match=f"size is {size}; it must be a whole number from 0 on"):
         policy.batch(size)
 
 

@@ -171,6 +171,7 @@ REFUSED = {
         "2 loss supports for 3 nodes|one list per node",
     ),
     "a line without losses": (line(losses=[]), "0 loss supports for 3 nodes"),
+    "a line of one loss": (line(losses=0.5), "losses are 0.5: give one list of losses"),
     "an empty line": (line(costs=[], probabilities=[]), "no nodes"),
     "parents lacking": (
         lambda: Problem.forest([0.1], [1, 1], [[1], [1]], [None]),
@@ -178,6 +179,10 @@ REFUSED = {
     ),
     "a parent beyond the nodes": (forest([None, 2]), "parents[1] is 2, and there are 2 nodes"),
     "a negative parent": (forest([None, -1]), "parents[1] is -1, and there are 2 nodes"),
+    "a parent by its name": (
+        forest([None, "m1"]),
+        "parents[1] is 'm1'; give a node's number, or None",
+    ),
     "a parent of itself": (forest([None, 1]), "cycle|'m2'"),
     "parents in a circle": (forest([None, 2, 1]), "cycle|'m2', 'm3'"),
     "a tree with two roots": (
@@ -192,6 +197,10 @@ REFUSED = {
     "no lines": (lambda: Problem.multi_line([]), "no nodes"),
     "a skip lacking a pair": (skip(lacking=(0, 1)), "skip: probabilities lacks the pair (0, 1)"),
     "a skip lacking a start": (skip(lacking=(None, 0)), "probabilities lacks the pair (None, 0)"),
+    "a skip by names": (
+        lambda: Problem.skip([0.1], [1.0], {(None, "m1"): [1.0]}),
+        "skip: (None, 'm1') is no pair of node numbers: write (None, 0)",
+    ),
     "a skip lacking a cost": (skip(costs=[1.0]), "skip: 1 cost for 2 nodes|one per node"),
     "a skip lacking the cost of a pair": (
         skip(costs={(None, 0): 1, (None, 1): 1}),

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer._arguments import require_kind
-from ttamer.errors import ArgumentError
+from ttamer._arguments import require_kind, require_whole
 from ttamer.policy.base import Policy
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def simulate(policy: Policy, inputs: int, *, seed: int) -> Simulation:
         The loss, the cost and the answering node of every input.
 
     Raises:
-        ArgumentError: If ``inputs`` is less than 1.
+        ArgumentError: If ``inputs`` is no whole number from 1 on, or ``seed`` none from 0 on.
 
     >>> from ttamer import Problem, solve
     >>> policy = solve(Problem.line([0.0, 1.0], [0.1], [[0.5, 0.5]]), tradeoff=0.5)
@@ -64,8 +63,8 @@ def simulate(policy: Policy, inputs: int, *, seed: int) -> Simulation:
     """
     remedy = "solve a problem with ttamer.solve, or load a policy with ttamer.load(path)"
     require_kind(policy, Policy, "simulate needs a Policy", remedy)
-    if inputs < 1:
-        raise ArgumentError(f"simulate needs at least one input, not {inputs!r}")
+    require_whole(inputs, "inputs", least=1)
+    require_whole(seed, "seed")
     problem, generator = policy.problem, np.random.default_rng(seed)
     batch = policy.batch(inputs)
     seen = np.zeros((inputs, len(problem.nodes) + 1), np.intp)  # the start has one state, 0

@@ -27,6 +27,7 @@ from ttamer.fitted.sessions import BeliefSession, ConfidenceSession
 from ttamer.policy.index import IndexPolicy
 from ttamer.policy.session import LastAnswerSession
 from ttamer.policy.walk import WalkPolicy
+from ttamer.trace.checks import require_trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -246,6 +247,7 @@ class Model(ABC):
 
     def _check(self, trace: Trace) -> None:
         """Refuse a trace of other nodes."""
+        require_trace(trace, "a replay")
         if trace.names != self.spec.names:
             raise ArgumentError(
                 f"the policy was fitted for {', '.join(self.spec.names)}, and the trace has "

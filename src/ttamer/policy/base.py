@@ -282,7 +282,7 @@ class Policy(ABC):
         return 1 if place < 0 else len(self.problem.nodes[place].losses)
 
     def _check_state(self, place: int, state: int) -> int:
-        if not 0 <= state < self._states(place):
+        if not isinstance(state, int | np.integer) or not 0 <= state < self._states(place):
             where = "the start" if place < 0 else f"node {self.problem.names[place]!r}"
             raise ArgumentError(f"{where} has states 0 to {self._states(place) - 1}, not {state!r}")
         return state

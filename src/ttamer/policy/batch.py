@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ttamer._arguments import require_whole
 from ttamer._numbers import counted
-from ttamer.errors import ArgumentError, ObservationError
+from ttamer.errors import ObservationError
 from ttamer.policy.expected_walk import STOP
 
 if TYPE_CHECKING:
@@ -45,8 +46,7 @@ class Batch(ABC):
     """
 
     def __init__(self, policy: Policy, size: int) -> None:
-        if size < 0:
-            raise ArgumentError(f"a batch cannot have {size} inputs")
+        require_whole(size, "size")
         self._policy = policy
         self.next: NDArray[np.int32] = np.full(size, STOP, np.int32)
         """Per input, the number of the node to ask now; -1 once stopped."""

@@ -576,6 +576,11 @@ class Problem:
         >>> Problem.skip([0.0, 1.0], [0.1, 0.2], rows)
         Problem(walk, 2 nodes, 3 edges)
         """
+        for key in probabilities:
+            if not _is_pair(key):
+                raise ProblemError(
+                    f"skip: {key!r} is no pair of node numbers: write (None, 0) or (0, 1)"
+                )
         count = 1 + max((v for _, v in probabilities), default=-1)
         nodes = _nodes(losses, count, names)
         pairs: list[tuple[int | None, int]] = [(None, v) for v in range(count)]
@@ -662,7 +667,11 @@ class Problem:
                 raise ProblemError(f"{given} {what} for {count} costs: give one of each per node")
         nodes = _nodes(losses, count, names)
         for node, parent in enumerate(parents):
-            if parent is not None and not 0 <= parent < count:
+            if parent is None:
+                continue
+            if not isinstance(parent, int | np.integer):
+                raise ProblemError(f"parents[{node}] is {parent!r}; give a node's number, or None")
+            if not 0 <= parent < count:
                 raise ProblemError(f"parents[{node}] is {parent}, and there are {count} nodes")
         return cls(
             moves,
@@ -768,6 +777,13 @@ def _is_mapping(costs: object) -> bool:
     return hasattr(costs, "keys")
 
 
+def _is_pair(pair: object) -> bool:
+    match pair:
+        case (None | int() | np.integer(), int() | np.integer()):
+            return True
+    return False
+
+
 def _nodes(
     losses: ArrayLike | Sequence[ArrayLike], count: int, names: Sequence[str] | None
 ) -> tuple[Node, ...]:
@@ -777,13 +793,15 @@ def _nodes(
         raise ProblemError(
             f"{counted(len(names), 'name')} for {counted(count, 'node')}: give one name per node"
         )
+    remedy = "give one list of losses for all nodes, or one list per node"
     supports: Sequence[Any] = losses  # type: ignore[assignment]
+    if not hasattr(supports, "__len__") or isinstance(supports, str):
+        raise ProblemError(f"losses are {losses!r}: {remedy}")
     if len(supports) and np.ndim(supports[0]) == 0:
         supports = [losses] * count
     if len(supports) != count:
         raise ProblemError(
-            f"{counted(len(supports), 'loss support')} for {counted(count, 'node')}: give one list "
-            "of losses for all nodes, or one list per node"
+            f"{counted(len(supports), 'loss support')} for {counted(count, 'node')}: {remedy}"
         )
     return tuple(map(Node, names, supports))
 
