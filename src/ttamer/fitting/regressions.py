@@ -117,6 +117,14 @@ def sampled(rows: int, count: int) -> NDArray[np.intp]:
     return np.sort(chosen)
 
 
+def _enough_rows(trace: Trace, wrong: Losses) -> tuple[Trace, Losses]:
+    """Return at most ``MAX_ROWS`` rows: more change nothing but the time."""
+    if len(trace) <= MAX_ROWS:
+        return trace, wrong
+    rows = sampled(len(trace), MAX_ROWS)
+    return trace.take(rows), wrong[rows]
+
+
 def has_class_terms(trace: Trace) -> bool:
     """Return whether a belief has class terms: for separate models, given enough rows."""
     separate = not trace.spec.is_network and trace.spec.order != "skip"
@@ -182,9 +190,7 @@ def fit_belief(
         The belief.
     """
     whole = len(trace) if part_of is None else part_of
-    if len(trace) > MAX_ROWS:  # more change nothing but the time
-        rows = sampled(len(trace), MAX_ROWS)
-        trace, wrong = trace.take(rows), wrong[rows]
+    trace, wrong = _enough_rows(trace, wrong)
     nodes = wrong.shape[1]
     predictions = predictions_of(trace)
     if class_terms is None:
@@ -308,9 +314,7 @@ def useful_extras(trace: Trace, wrong: Losses) -> dict[int, tuple[str, ...]]:
     """
     if not any(name in trace.extras for name in BELIEF_FIELDS):
         return {}
-    if len(trace) > MAX_ROWS:
-        rows = sampled(len(trace), MAX_ROWS)
-        trace, wrong = trace.take(rows), wrong[rows]
+    trace, wrong = _enough_rows(trace, wrong)
     shrinkage = Shrinkage.of(
         len(trace), network=trace.spec.is_network, dispersion=dispersion(wrong),
         very_few=len(trace) <= VERY_FEW_ROWS,
@@ -396,10 +400,7 @@ def by_column(belief: Belief, trace: Trace, name: str) -> Belief:
     Returns:
         A belief with the same log-odds wherever the column is given.
     """
-    wrong = trace.loss_shares()
-    if len(trace) > MAX_ROWS:
-        rows = sampled(len(trace), MAX_ROWS)
-        trace, wrong = trace.take(rows), wrong[rows]
+    trace, wrong = _enough_rows(trace, trace.loss_shares())
     shrinkage = Shrinkage.of(len(trace), network=trace.spec.is_network)
     alone = _nodes_alone(trace, wrong, shrinkage, by_class=False)
     extras = {
