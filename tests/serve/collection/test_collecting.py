@@ -549,7 +549,7 @@ def test_a_journal_that_was_cut_short_loses_its_last_line_only(tmp_path):
                                   '"prediction": null, "confidence": NaN, "cost": 1}'])  # fmt: skip
 def test_a_file_that_is_no_journal_is_refused(tmp_path, line):
     (tmp_path / "journal").write_text(f"{line}\n", "utf-8")
-    with pytest.raises(TraceError, match="line 1 is not a journal entry"):
+    with pytest.raises(TraceError, match="line 1 is not a journal entry; remove the line"):
         Journal(tmp_path / "journal").__enter__()
 
 

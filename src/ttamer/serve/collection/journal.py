@@ -125,7 +125,7 @@ class Journal:
             is_valid = False
         if not is_valid:
             raise TraceError(
-                f"{self._file.path}: line {number} is not a journal entry; move the file away to "
-                "ask all prompts again"
+                f"{self._file.path}: line {number} is not a journal entry; remove the line (what "
+                "it held is asked again), or name another file with --journal"
             )
         return key, entry
