@@ -33,7 +33,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, Literal, NoReturn, get_args
 
 from ttamer.errors import ArgumentError, TraceError
@@ -489,9 +489,13 @@ def _normalised(text: str) -> str:
         text = unicodedata.normalize("NFKC", text).translate(_WRITTEN_ALIKE)
     words = " ".join(text.casefold().split())
     start, end = 0, len(words)
-    while start < end and not _begins(words[start], words[start + 1 : start + 2]):
+    while start < end and not (
+        words[start].isalnum() or _begins(words[start], words[start + 1 : start + 2])
+    ):
         start += 1
-    while start < end and not _ends(words[end - 1], words[max(start, end - 2) : end - 1]):
+    while start < end and not (
+        words[end - 1].isalnum() or _ends(words[end - 1], words[max(start, end - 2) : end - 1])
+    ):
         end -= 1
     return words[start:end]
 
@@ -559,22 +563,26 @@ def _number(text: str) -> float | None:
         return value
     if not text.isascii():
         text = _RAISED.sub(lambda raised: f"^{{{unicodedata.normalize('NFKC', raised[0])}}}", text)
-    text = _FRACTION.sub(lambda f: f"{f[1]}{' ' if f[1] else ''}{f[2]}/{f[3]}", text)
-    found = [
-        (match.start(), match.end(), value)
-        for match in _NUMBER.finditer(text)
-        if (value := _value(match)) is not None
-    ]
-    if not found:
-        return None
-    value = found[-1][2]
-    gaps = [text[one[1] : two[0]] for one, two in pairwise(found)]
-    *_, before, gap = ["", "", *gaps]
-    if gap.strip() != "/" or before.strip() == "/":  # a date has two
+    if "frac{" in text:
+        text = _FRACTION.sub(lambda f: f"{f[1]}{' ' if f[1] else ''}{f[2]}/{f[3]}", text)
+    numbers = (
+        (match.start(), match.end(), found)
+        for match in reversed(list(_NUMBER.finditer(text)))
+        if (found := _value(match)) is not None
+    )
+    start, _, value = next(numbers, (0, 0, None))
+    if value is None or "/" not in text[max(0, start - 3) : start]:
         return value
-    value = found[-2][2] / value if value else math.inf
-    if before == " " and found[-3][2].is_integer() and 0 < value < 1:  # such as 1 3/4
-        value = found[-3][2] + math.copysign(value, found[-3][2])
+    over = next(numbers, None)
+    if over is None or text[over[1] : start].strip() != "/":
+        return value
+    whole = next(numbers, None)
+    gap = "" if whole is None else text[whole[1] : over[0]]
+    if gap.strip() == "/":  # of a date
+        return value
+    value = over[2] / value if value else math.inf
+    if whole is not None and gap == " " and whole[2].is_integer() and 0 < value < 1:  # as in 1 3/4
+        value = whole[2] + math.copysign(value, whole[2])
     return value if math.isfinite(value) else None
 
 
