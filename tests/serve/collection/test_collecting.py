@@ -400,6 +400,17 @@ def test_answers_without_content_are_counted(make_served):
     )
 
 
+@pytest.mark.parametrize(("report", "count"), [("", 1), ("70", 0)])
+def test_self_reports_that_never_hold_a_number_are_noted(make_served, report, count):
+    served = make_served(2, node={"small": {"confidence": "self-report"}})
+    small = served.upstreams["small"]
+    real = small.answer
+    small.answer = lambda prompt, n: (report, 0.9) if "How likely" in prompt else real(prompt, n)
+    notes = collected(served).notes
+    assert len(notes) == count
+    assert all("no self-report of 'small' holds a number" in note for note in notes)
+
+
 def test_reasoning_is_no_part_of_an_answer(make_served):
     served = make_served(2, serve={"compare": "contains"})
     small = served.upstreams["small"]

@@ -593,6 +593,12 @@ async def _compared(
             "again"
         ) from None
     notes += compared.notes(comparer.rule, spec.names, answers)
+    for place, (name, node) in enumerate(collection.settings.nodes.items()):
+        if node.confidence == "self-report" and not any(found[place].confidence for found in table):
+            notes.append(
+                f"no self-report of {name!r} holds a number: its confidence is 0 on every row; a "
+                "model that reasons needs params = {max_tokens = false}"
+            )
     correct: Any = compared.correct
     score = None
     if verdicts is not None:
