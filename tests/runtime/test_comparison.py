@@ -252,7 +252,8 @@ def test_what_is_not_json_is_no_answer():
     for text in ("", "no", "{", "[NaN]", "[1e999]", "[" * 100_000):
         assert rule.prediction(text) is None
     assert rule.prediction('The object is {"a": 1.0}, I think.') == '{"a":1}'
-    assert rule.prediction('The set {x} gives {"a": 1}.') == '{"a":1}'
+    assert rule.prediction('The set {x} of [that](link) gives {"a": 1}.') == '{"a":1}'
+    assert rule.prediction('Here it is: {"a": [1, 2], "b"') is None  # cut off
 
 
 def test_an_alias_is_contained_as_whole_words():

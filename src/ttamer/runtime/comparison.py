@@ -31,9 +31,7 @@ import re
 import unicodedata
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Literal, NoReturn, get_args
 
 from ttamer.errors import ArgumentError, TraceError
@@ -63,9 +61,6 @@ MAX_SHOWN = 60
 """The number of characters of a text in a message."""
 MAX_PATTERN_TEXT = 20_000
 """The number of characters at the end of an answer in which a pattern is searched."""
-
-MAX_JSON_STARTS = 20
-"""The number of places at which JSON is looked for in prose."""
 
 _LETTER = r"(?:([A-HJ-Z])\b|(I)\b(?![\s']+[a-z]))"  # a letter, and not the pronoun
 _FIRST = re.compile(r"[\s(\[*\"']*([A-Za-z])(?:[)\].:,*\"']+(?!\s*(?:is|was)\b)|\s*$|\s*\n|\s+-)")
@@ -101,6 +96,7 @@ _WRITTEN_ALIKE = str.maketrans(
     | dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-")
 )
 """Signs that some models write in another form: quotes, hyphens and the minus sign."""
+_JSON_START = re.compile(r'\{\s*["}]|\[\s*(?:[]["{\d-]|true|false|null)')  # not braces in prose
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
 
@@ -628,10 +624,10 @@ def _json_value(text: str) -> Any:
             return decoder.decode(part.strip())
         except ValueError:
             continue
-    for start in islice(re.finditer(r"[{[]", text), MAX_JSON_STARTS):
-        with suppress(ValueError):
-            return decoder.raw_decode(text, start.start())[0]
-    raise ValueError("there is no JSON")
+    start = _JSON_START.search(text)
+    if start is None:
+        raise ValueError("there is no JSON")
+    return decoder.raw_decode(text, start.start())[0]
 
 
 def _refuse(name: str) -> NoReturn:
