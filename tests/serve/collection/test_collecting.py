@@ -215,6 +215,15 @@ def test_the_failures_of_every_node_are_listed(make_served):
         collected(served)
 
 
+def test_a_server_that_is_not_there_is_named_and_a_slow_one_with_its_limit(make_served):
+    served = make_served(2, node={"large": {"timeout": 0.25}})
+    small, large = served.upstreams.values()
+    small.mode, large.mode = "refuse", "hang"
+    text = rf"small connection failed \(upstream = '{small.url}'\).*in time \(timeout = 0.25\)"
+    with pytest.raises(TraceError, match=text):
+        collected(served, LABELLED[:2])
+
+
 def test_labels_on_some_prompts_need_a_judge(make_served):
     served = make_served(2)
     prompts = [Prompt({"prompt": text}, "A" if k else None) for k, text in enumerate("xyz")]

@@ -255,7 +255,7 @@ class _Collection:
         try:
             answer = await node.ask(self.path, self.prompts[row].body)
         except UpstreamFailed as error:
-            self.failed[node.settings.name, key] = _reason(error)
+            self.failed[node.settings.name, key] = _reason(error, node.settings)
             failures.count += 1
             return
         failures.count = 0
@@ -395,7 +395,7 @@ class _Verdicts:
             score = float(read(response.body))
             cost = call_cost(self._node, response.body)
         except (UpstreamFailed, Unreadable) as error:
-            self.failed[key] = _reason(error)
+            self.failed[key] = _reason(error, self._node)
             failures.count += 1
             return
         failures.count = 0
@@ -458,12 +458,16 @@ def _without_prices(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in PRICES}
 
 
-def _reason(error: UpstreamFailed | Unreadable) -> str:
+def _reason(error: UpstreamFailed | Unreadable, node: NodeSettings) -> str:
     """Return why a call has no result, with the upstream's own text and what helps."""
     if isinstance(error, Unreadable):
         return str(error)
     more = [repr(error.upstream_text)] if error.upstream_text else []
     more += [error.remedy] if error.remedy else []
+    if error.kind == "connect":
+        more.append(f"upstream = {str(node.upstream)!r}")
+    elif error.kind == "timeout":
+        more.append(f"timeout = {node.timeout:g}")
     reason = str(error).partition(": ")[2]
     return f"{reason} ({'; '.join(more)})" if more else reason
 
