@@ -488,6 +488,16 @@ def test_entries_of_an_earlier_version_are_kept_by_their_prices(served, monkeypa
     assert (counts(served), len(judged)) == (before, verdicts)
 
 
+def test_an_answer_without_text_is_wrong_and_is_not_judged(served):
+    small, large = served.upstreams.values()
+    small.answer = lambda *_: ("", 0.6)
+    judged = judging(large, lambda _: "yes")
+    trace = collected(served, judge=Judge("large"))
+    assert trace.correct.tolist() == [[False, True]] * 30
+    assert len(judged) == 30
+    assert "of 30 answers" in trace.notes[-1]
+
+
 def test_a_judge_needs_no_labels(served):
     judging(served.upstreams["large"], lambda _: "yes")
     unlabelled = [Prompt(prompt.body) for prompt in LABELLED]

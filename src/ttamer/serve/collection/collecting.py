@@ -349,7 +349,12 @@ class _Verdicts:
         return found or journal.get(journal_key(self._priced, request))
 
     def score(self, row: int, answer: str) -> float | None:
-        """Return how right an answer is, from 0 to 1; ``None`` where there is no verdict."""
+        """Return how right an answer is, from 0 to 1; ``None`` where there is no verdict.
+
+        An answer without text is wrong, and is not judged.
+        """
+        if not answer.strip():
+            return 0.0
         entry = self._entry(row, answer)
         return None if entry is None else entry.confidence
 
@@ -404,7 +409,7 @@ class _Verdicts:
     async def note(
         self,
         rows: Sequence[int],
-        scores: NDArray[np.float64],
+        answers: Sequence[Sequence[str]],
         labels: Sequence[str | None] | None,
         comparer: Comparer,
     ) -> str:
@@ -413,21 +418,19 @@ class _Verdicts:
         Raises:
             TraceError: If they agree with fewer labels than the judge must.
         """
-        collection = self._collection
-        entries = [[entry for entry in collection.entries(row) if entry] for row in rows]
-        verdicts = {
-            self.key(row, entry.text): self._entry(row, entry.text)
-            for row, found in zip(rows, entries, strict=True)
-            for entry in found
-        }
-        costs = [entry.cost for entry in verdicts.values() if entry is not None]
+        verdicts: dict[str, JournalEntry] = {}
         judged: list[bool] = []
         labelled: list[tuple[str, str]] = []
-        for place, (found, own) in enumerate(zip(entries, scores, strict=True)):
+        for place, (row, texts) in enumerate(zip(rows, answers, strict=True)):
             label = None if labels is None else labels[place]
-            if label is not None:
-                judged += [bool(score >= HALF) for score in own]
-                labelled += [(entry.text, label) for entry in found]
+            for text in filter(str.strip, texts):
+                entry = self._entry(row, text)
+                assert entry is not None  # noqa: S101 - rows without all verdicts are left out
+                verdicts[self.key(row, text)] = entry
+                if label is not None:
+                    judged.append(entry.confidence >= HALF)
+                    labelled.append((text, label))
+        costs = [entry.cost for entry in verdicts.values()]
         agreement = Agreement.of(judged, await comparer.right(labelled))
         least = self._judge.min_agreement
         if agreement.answers and agreement.interval[1] < least:
@@ -610,7 +613,7 @@ async def _compared(
             [verdicts.score(row, text) for text in texts]
             for row, texts in zip(rows, answers, strict=True)
         ], np.float64)  # fmt: skip
-        notes.append(await verdicts.note(rows, scores, right, comparer))
+        notes.append(await verdicts.note(rows, answers, right, comparer))
         correct, score = (None, scores) if verdicts.is_graded else (scores >= HALF, None)
     extras = _extras(table, collection.settings.nodes, notes)
     return Trace.from_arrays(
