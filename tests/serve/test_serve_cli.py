@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import ssl
@@ -169,6 +170,22 @@ def test_a_descriptor_that_is_no_socket_is_refused(served, capsys, descriptor):
     arguments = [str(served.cascade), str(served.artefact), "--fd", str(descriptor)]
     assert main(["serve", *arguments]) != 0
     assert "is not an open socket" in capsys.readouterr().err
+
+
+def test_a_socket_of_a_network_needs_keys_too(served, capsys):
+    arguments = ["serve", str(served.cascade), str(served.artefact), "--fd"]
+    with socket.create_server(("0.0.0.0", 0)) as listener:  # noqa: S104
+        assert main([*arguments, str(os.dup(listener.fileno()))]) == 2
+    assert "the address is 0.0.0.0; set keys_env" in capsys.readouterr().err
+
+
+def test_a_socket_that_is_not_tcp_is_refused(served, capsys, tmp_path):
+    arguments = ["serve", str(served.cascade), str(served.artefact), "--fd"]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        assert main([*arguments, str(os.dup(listener.fileno()))]) == 2
+    assert "is not a listening TCP socket" in capsys.readouterr().err
 
 
 def probed(served, capsys, *arguments: str) -> tuple[int, str]:

@@ -96,7 +96,8 @@ def run(args: argparse.Namespace) -> None:
     reread = partial(read_settings, args.cascade)
     log = JsonLog(worker=None if place is None else place.name)
     gateway = Gateway(settings, args.policy, log=log, force=args.force, reread=reread, place=place)
-    check_exposure(args.host, has_keys=gateway.keys is not None, is_open=args.open)
+    check = partial(check_exposure, has_keys=gateway.keys is not None, is_open=args.open)
+    check(args.host)
     gateway.load()
     names = settings.spec.names
     policies = gateway.policies.current.policies
@@ -116,6 +117,7 @@ def run(args: argparse.Namespace) -> None:
         return
     with inherit(args.fd) if args.fd is not None else listen(args.host, args.port) as listener:
         host, port = listener.getsockname()[:2]
+        check(host)  # of an inherited socket only its address tells
         scheme = "http" if certificate is None else "https"
         url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         text = f"serving {', '.join(names)} at {url}/v1, status at {url}/status"

@@ -215,19 +215,29 @@ def inherit(descriptor: int) -> socket.socket:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(f"--fd {descriptor}: is not an open socket: {reason}") from None
-    if not is_listening:
-        raise ArgumentError(f"--fd {descriptor}: is not a listening socket")
+    if not is_listening or listener.family not in (socket.AF_INET, socket.AF_INET6):
+        listener.close()
+        raise ArgumentError(f"--fd {descriptor}: is not a listening TCP socket")
     listener.set_inheritable(False)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def check_exposure(host: str, *, has_keys: bool, is_open: bool) -> None:
-    """Refuse to serve other machines without API keys, unless ``--open`` allows it."""
+    """Refuse to serve other machines without API keys, unless ``--open`` allows it.
+
+    Args:
+        host: The address to listen on.
+        has_keys: Whether clients need an API key.
+        is_open: Whether ``--open`` was passed.
+
+    Raises:
+        ArgumentError: If every client of a network would be served.
+    """
     if has_keys or is_open or _is_loopback(host):
         return
     raise ArgumentError(
-        f"without API keys only this machine is served, and --host is {host}; set keys_env in "
+        f"without API keys only this machine is served, and the address is {host}; set keys_env in "
         "[serve], or pass --open to serve every client"
     )
 
