@@ -15,6 +15,7 @@ from support.traces import answering_trace, chain_trace
 from ttamer.artefact import files
 from ttamer.errors import ArgumentError, ArtefactError
 from ttamer.serve import policies as reloading
+from ttamer.serve.hangups import hangups_kept
 from ttamer.serve.policies import PolicyStore, load_artefact
 
 NODES = ("small", "middle", "large")
@@ -362,6 +363,20 @@ def test_sighup_reloads_and_is_no_longer_handled_afterwards(reloader, ladders, p
     asyncio.run(main())
     assert reported[-1].cause == "signal"
     assert reported[-1].changed
+
+
+def test_a_sighup_that_comes_early_reloads_once_there_is_a_handler(
+    reloader, ladders, path, reported
+):
+    async def main():
+        async with reloader.watching(0):
+            await asyncio.wait_for(Watched(reloader, reported).until(2), 30)
+
+    tt.save(ladders[1], path)
+    with hangups_kept():
+        os.kill(os.getpid(), signal.SIGHUP)
+        asyncio.run(main())
+    assert (reported[-1].cause, reported[-1].changed) == ("signal", True)
 
 
 def test_watching_in_another_thread_goes_without_the_signal(reloader, ladders, path, reported):

@@ -58,6 +58,13 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Check, listen, and serve until stopped."""
+    from ttamer.serve.hangups import hangups_kept
+
+    with hangups_kept():
+        _run(args)
+
+
+def _run(args: argparse.Namespace) -> None:
     from functools import partial
 
     from ttamer.cli.traces import refuse_trace

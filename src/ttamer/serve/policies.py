@@ -25,6 +25,7 @@ from ttamer.drift.loop import CertifiedServing, FallbackServing
 from ttamer.errors import ArgumentError, ArtefactError, TTamerError
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.runtime.cascade import Cascade
+from ttamer.serve.hangups import take_hangup
 from ttamer.serve.http import HttpError
 from ttamer.serve.observability.status import Frontier, Rung, frontier_of
 
@@ -595,4 +596,6 @@ def _handle_hangup(loop: asyncio.AbstractEventLoop, hangups: asyncio.Event) -> b
         loop.add_signal_handler(signal.SIGHUP, hangups.set)
     except (AttributeError, NotImplementedError, RuntimeError, ValueError):
         return False
+    if take_hangup():
+        hangups.set()
     return True

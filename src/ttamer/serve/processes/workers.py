@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer._files import atomic_write, lines_of
 from ttamer.errors import ArgumentError
+from ttamer.serve.hangups import hangups_blocked
 from ttamer.serve.processes.accepted import AcceptedFiles
 from ttamer.serve.processes.channel import CALL_SECONDS, answering, call
 
@@ -291,11 +292,12 @@ class _Supervisor:
         options, passed = ["--worker", str(place)], [] if place.is_owner else [self._descriptor]
         for descriptor in passed:
             options += ["--fd", str(descriptor)]
-        return subprocess.Popen(  # noqa: S603 - our own command
-            [sys.executable, "-m", "ttamer", *self._command, *options],
-            stdout=subprocess.PIPE,
-            pass_fds=passed,
-        )
+        with hangups_blocked():
+            return subprocess.Popen(  # noqa: S603 - our own command
+                [sys.executable, "-m", "ttamer", *self._command, *options],
+                stdout=subprocess.PIPE,
+                pass_fds=passed,
+            )
 
     def _pass_on(self, sig: int, frame: object) -> None:
         """Pass a signal on to all workers; their owner ends after them."""
