@@ -192,6 +192,25 @@ def test_a_retry_waits_as_long_as_retry_after_asks(small, start_upstream, monkey
     assert waited == [7.0, 7.0]
 
 
+def test_a_request_does_not_wait_for_a_server_that_is_busy_for_long(
+    small, start_upstream, monkeypatch
+):
+    """A call without a deadline, as of a collection, tries again after the longest pause."""
+    other = start_upstream("other")
+    waited = []
+
+    async def sleep(seconds):
+        waited.append(seconds)
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    small.plan, small.status, small.headers = ["error"], 429, {"retry-after": "3600"}
+    reply = ask(settings(small.url, retries=2, fallback=other.url), timeout=60.0)
+    assert (reply.attempts, reply.by_fallback, waited) == (2, True, [])
+    small.plan = ["error"]
+    reply = ask(settings(small.url, retries=2, fallback=other.url))
+    assert (reply.attempts, reply.by_fallback, waited) == (2, False, [module.MAX_PAUSE])
+
+
 @pytest.mark.parametrize("mode", ["error", "garbage", "truncated", "reset", "refuse", "slow"])
 def test_the_fallback_answers_for_a_node_that_fails(small, start_upstream, mode):
     other = start_upstream("other")

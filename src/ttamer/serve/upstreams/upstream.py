@@ -799,7 +799,12 @@ class Upstream:
         )
 
     async def _pause(self, failed: UpstreamFailed, retry: int, deadline: float) -> bool:
-        """Wait before a retry; return whether there was time to."""
+        """Wait before a retry; return whether there was time to.
+
+        Where the server asks for a longer pause than the longest, a request goes on without it.
+        """
+        if failed.pause > MAX_PAUSE and deadline < math.inf:
+            return False
         pause = FIRST_PAUSE * 2 ** (retry - 1) * random.uniform(0.5, 1.5)  # noqa: S311 - jitter
         pause = min(max(pause, failed.pause), MAX_PAUSE)
         if time.monotonic() + pause >= deadline:
