@@ -13,6 +13,7 @@ from ttamer.cli import main
 from ttamer.errors import CascadeError
 from ttamer.serve.collection.prefixes import fit_prefixes, recalled_answers
 from ttamer.serve.config import settings_from
+from ttamer.serve.sse import DONE, event_of
 from ttamer.serve.streaming import _Assembled
 from ttamer.serve.upstreams.node import Node
 from ttamer.trace.spec import CascadeSpec
@@ -76,6 +77,27 @@ def test_events_are_in_the_cascades_name_and_tokens_are_booked(run_gateway):
     assert all(event["choices"] and "usage" not in event for event in events)
     tokens = len(LONG.split(" "))
     assert gateway.metric("ttamer_cost_total") == 1.0 + 12.5 + 1.0 + 2.0 * tokens
+
+
+def test_usage_is_in_the_last_event_alone(run_gateway):
+    """As of Azure, whose streams begin with an event without choices."""
+    gateway = run_gateway(2)
+    answering(gateway.served)
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    events = [
+        {"choices": [], "prompt_filter_results": [{"prompt_index": 0}], "usage": None},
+        {"choices": [{"index": 0, "delta": {"content": "B"}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": usage},
+    ]
+    large = gateway.served.upstreams["large"]
+    large.raw = b"".join([*map(event_of, events), DONE])
+    large.raw_type = "text/event-stream"
+    with stream(gateway, stream_options={"include_usage": True}) as response:
+        data = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
+    first, _, last = (json.loads(each) for each in data[:-1])
+    assert (first.get("usage"), "ttamer" in first) == (None, False)
+    assert last["usage"]["completion_tokens"] == 1 + 2  # of both nodes
+    assert [each["node"] for each in last["ttamer"]["nodes"]] == ["small", "large"]
 
 
 @pytest.mark.parametrize("mode", ["decided", "whole"])

@@ -153,7 +153,7 @@ class Relay:
                 if _violation(data) is not None:
                     raise self.fail(UpstreamFailed(self.name, "garbage", "streams no chunks"))
                 kept = {key: data[key] for key in CHUNK_FIELDS if key in data}
-                if not data["choices"]:
+                if not data["choices"] and data.get("usage"):  # Azure begins without choices too
                     kept |= openai.bill_fields(request.bill)
                 yield {**kept, **head}
 

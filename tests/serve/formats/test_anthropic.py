@@ -9,7 +9,8 @@ import pytest
 
 from ttamer.errors import CascadeError
 from ttamer.serve.config import settings_from
-from ttamer.serve.formats.anthropic import chat_from_message, message_body
+from ttamer.serve.formats.anthropic import BROKEN, ChatChunks, chat_from_message, message_body
+from ttamer.serve.sse import data_of
 from ttamer.trace.spec import CascadeSpec
 
 ASK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "q"}]
@@ -93,3 +94,22 @@ def test_a_node_without_log_probabilities_needs_another_confidence():
     text = "[[node]]\nname = 'a'\ncost = 1\nupstream = 'http://127.0.0.1:1/v1'\napi = 'anthropic'\n"
     with pytest.raises(CascadeError, match="have no log-probabilities"):
         settings_from(CascadeSpec.from_toml(text))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        [],
+        {"type": "message_start", "message": "m"},
+        {"type": "message_start", "message": {"usage": [1]}},
+        {"type": "content_block_start", "index": [1], "content_block": {"type": "tool_use"}},
+        {"type": "content_block_start", "content_block": "text"},
+        {"type": "content_block_delta", "delta": ["text_delta"]},
+        {"type": "content_block_delta", "index": {}, "delta": {"type": "input_json_delta"}},
+        {"type": "message_delta", "usage": 5},
+    ],
+)
+def test_an_event_that_is_none_of_a_message_ends_the_stream_with_an_error(event):
+    chunks = ChatChunks(usage=True)
+    received = b"data: " + json.dumps(event).encode() + b"\n\n"
+    assert json.loads(data_of(chunks.feed(received))) == BROKEN

@@ -9,8 +9,10 @@ of chat completions as they arrive. Messages have no log-probabilities. The othe
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from ttamer.serve.formats.schemas import compile_schema
 from ttamer.serve.sse import DONE, EventSplitter, data_of, event_of
 
 if TYPE_CHECKING:
@@ -173,6 +175,22 @@ def _counts(usage: Mapping[str, Any]) -> dict[str, int] | None:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
+_OBJECT = {"type": ["object", "null"]}
+_violation = compile_schema(
+    {
+        "type": "object",
+        "properties": {
+            "index": {"type": ["integer", "null"]},
+            "message": {**_OBJECT, "properties": {"usage": _OBJECT}},
+            "content_block": _OBJECT,
+            "delta": _OBJECT,
+            "usage": _OBJECT,
+        },
+    }
+)
+"""Checks the fields of an event that are read."""
+
+
 class ChatChunks:
     r"""The events of a streamed message, as chunks of a chat completion.
 
@@ -198,11 +216,10 @@ class ChatChunks:
 
     def _event(self, event: bytes) -> Iterator[bytes]:
         content = data_of(event)
-        try:
+        data: Any = None
+        with suppress(ValueError, RecursionError):
             data = json.loads(content) if content else {}
-        except (ValueError, RecursionError):
-            data = {"type": "error"}
-        kind = data.get("type") if isinstance(data, dict) else "error"
+        kind = data.get("type") if _violation(data) is None else "error"
         if kind == "message_start":
             message = data.get("message") or {}
             self._head |= {key: message.get(key) for key in ("id", "model")}
