@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
 import pytest
@@ -19,7 +20,15 @@ from support.billing import (
 )
 from ttamer.errors import CascadeError
 from ttamer.serve.accounts import Account, BudgetSpent, RateExceeded
-from ttamer.serve.bill import Bill, LimitReached, StreamUsage, Tariff, Usage, output_limit
+from ttamer.serve.bill import (
+    UNSTATED_TOKENS,
+    Bill,
+    LimitReached,
+    StreamUsage,
+    Tariff,
+    Usage,
+    output_limit,
+)
 from ttamer.serve.config import NodeSettings, TokenCost, settings_from
 from ttamer.serve.formats.openai import bill_fields
 from ttamer.trace.spec import CascadeSpec
@@ -87,6 +96,25 @@ def test_a_request_without_a_limit_gets_the_tokens_that_can_be_paid_for(run_gate
     assert small.requests[0]["max_tokens"] == 11
     assert ask(gateway, n=3).status_code == 200
     assert small.requests[1]["max_tokens"] == 3  # for each of three answers
+
+
+def test_requests_without_a_limit_share_the_budget_of_their_key(run_gateway, monkeypatch):
+    """A call once counted as the whole budget while it ran, and others were refused."""
+    monkeypatch.setenv("WEB", "a-key-of-the-tests-0001")
+    bearer = {"authorization": "Bearer a-key-of-the-tests-0001"}
+    key = {"name": "web", "env": "WEB", "budget": 1e6}
+    tokens = {"cost_per_token": {"output": 1.0}}
+    gateway = run_gateway(1, serve={"key": [key]}, node={"small": tokens})
+    small = gateway.served.upstreams["small"]
+    small.mode = "slow"
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(ask, gateway, headers=bearer) for _ in range(3)]
+        small.wait_for(3)
+        assert gateway.gateway.accounts["web"].left == 1e6 - 3 * (1.0 + UNSTATED_TOKENS)
+        small.mode = "ok"
+        small.release()
+        assert [each.result().status_code for each in waiting] == [200] * 3
+    assert {each["max_tokens"] for each in small.requests} == {UNSTATED_TOKENS}
 
 
 def test_a_node_that_can_cost_too_much_is_passed_over(run_gateway):

@@ -14,7 +14,7 @@ The most that a call can cost: a token is at least one byte, so a prompt has no 
 request has bytes; images, sounds and files count :data:`PART_TOKENS` besides. The answer has at
 most the tokens that the request allows (``max_tokens``), or, where it states no limit, as many as
 the longest answer of the node so far. Where a limit on cost applies and the request states none,
-the number of tokens that can be paid for is sent as its limit.
+the number of tokens that can be paid for is sent as its limit, up to :data:`UNSTATED_TOKENS`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ttamer.serve.config import NodeSettings
 
 __all__ = [
+    "UNSTATED_TOKENS",
     "Bill",
     "Charge",
     "LimitReached",
@@ -48,6 +49,11 @@ __all__ = [
 
 PART_TOKENS = 4096
 """The tokens counted for an image, a sound or a file in a request, besides its bytes."""
+UNSTATED_TOKENS = 4096
+"""The most tokens of an answer, where cost is limited and the request states no limit.
+
+Upstreams refuse a limit that is above their own, and a call counts as all of it while it runs.
+"""
 PROMPT_TOKENS = 64
 """The tokens that an upstream's prompt template may add."""
 OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")

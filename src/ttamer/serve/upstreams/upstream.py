@@ -23,6 +23,7 @@ from urllib.parse import urlencode
 
 from ttamer.errors import CascadeError, TTamerError
 from ttamer.serve.bill import (
+    UNSTATED_TOKENS,
     Bill,
     Charge,
     LimitReached,
@@ -90,7 +91,6 @@ _LIMIT_FIELDS = {
     "/responses": "max_output_tokens",
 }
 """The field that limits the tokens of an answer, by path."""
-_MANY_TOKENS = 2**31
 
 T = TypeVar("T")
 
@@ -512,11 +512,11 @@ class Upstream:
             return encode(self.adapted(body)), tariff.cost
         limit, field = output_limit(body), _LIMIT_FIELDS.get(path)
         if limit is None and field is not None and bill.left < math.inf:
-            longest = encode(self.adapted({**body, field: _MANY_TOKENS}))
+            longest = encode(self.adapted({**body, field: UNSTATED_TOKENS}))
             affordable = tariff.affordable(longest, bill.left)
             if affordable is not None:
                 answers = answers_of(body)  # the limit is for each of them
-                body[field] = max(1, min(affordable // answers, _MANY_TOKENS))
+                body[field] = max(1, min(affordable // answers, UNSTATED_TOKENS))
                 limit = answers * body[field]
         content = encode(self.adapted(body))
         return content, tariff.most(content, limit)
