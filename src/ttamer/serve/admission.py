@@ -13,10 +13,11 @@ from collections import deque
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
 
 from ttamer.errors import ArgumentError, TTamerError
 from ttamer.serve.http import ClientDisconnected, HttpError, TooManyRequests
+from ttamer.serve.values import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -36,7 +37,7 @@ __all__ = [
     "check_key",
 ]
 
-ROLES = ("ask", "label", "metrics")
+ROLES: tuple[str, ...] = get_args(Role)
 """What an API key may be used for: requests, labels, and metrics with the status page."""
 ADMIN = "admin"
 """The role of admin keys, which are configured apart from the others."""
