@@ -1,5 +1,6 @@
 """A network with its policy in one folder."""
 
+import copy
 import json
 
 import pytest
@@ -16,6 +17,7 @@ from ttamer.torch import (
     Runner,
     attach,
     bert,
+    combine_exits,
     fold_batch_norm,
     gpt2,
     llama,
@@ -61,6 +63,24 @@ def test_a_family_is_built_again_from_its_folder(family, tmp_path):
     with torch.no_grad():
         for mine, theirs in zip(network(inputs), loaded(inputs), strict=True):
             assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("family", ["vgg", "bert", "llama"])
+def test_a_family_is_built_again_in_its_precision(family, tmp_path):
+    torch.manual_seed(0)
+    make, inputs = FAMILIES[family]
+    network = make().bfloat16().eval()
+    inputs = inputs.bfloat16() if isinstance(inputs, torch.Tensor) else inputs
+    labels = torch.tensor([0, 1])
+    for each in (network, combine_exits(network, [(inputs, labels)])):  # fp32 in part
+        each.save_pretrained(tmp_path)
+        loaded = EarlyExit.from_pretrained(tmp_path)
+        with torch.no_grad():
+            for mine, theirs in zip(each(inputs), loaded(inputs), strict=True):
+                assert mine.dtype == theirs.dtype
+                assert torch.equal(mine, theirs)
+        into = EarlyExit.from_pretrained(tmp_path, copy.deepcopy(each).float())
+        assert {parameter.dtype for parameter in into.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("build", [bert, mpnet])

@@ -195,7 +195,8 @@ class EarlyExit(nn.Module):
                 for families that are built by name, such as ``vgg``, ``bert`` and ``llama``.
 
         Returns:
-            The network in evaluation mode, on the CPU or where the given one is.
+            The network in evaluation mode, on the CPU and in the precision that it was saved in, or
+            as the given one is.
 
         Raises:
             ArgumentError: The folder is not complete, or does not fit the network.

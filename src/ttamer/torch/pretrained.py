@@ -116,7 +116,8 @@ def load_pretrained(folder: str | os.PathLike[str], network: EarlyExit | None = 
             those that ``vgg``, ``bert``, ``exits_on_bert``, ``mpnet``, ``gpt2`` or ``llama`` built.
 
     Returns:
-        The network in evaluation mode, the policy and the names of the classes.
+        The network in evaluation mode, a family's in the precision that it was saved in, the policy
+        and the names of the classes.
 
     Raises:
         ArgumentError: The folder is not complete, was written by a later version, or does not fit
@@ -130,6 +131,7 @@ def load_pretrained(folder: str | os.PathLike[str], network: EarlyExit | None = 
     """
     path = Path(folder)
     config = _config(path)
+    built = network is None
     if network is None:
         network = _build(path, config["network"])
     names = tuple(config["names"])
@@ -138,7 +140,7 @@ def load_pretrained(folder: str | os.PathLike[str], network: EarlyExit | None = 
             f"{path}: the exits are {', '.join(names)}, and those of the network are "
             f"{', '.join(network.names)}; build the network as it was saved"
         )
-    _load_weights(path / WEIGHTS, network)
+    _load_weights(path / WEIGHTS, network, convert=built)
     policy = None
     if (path / POLICY).exists():
         found = load(path / POLICY)
@@ -203,8 +205,8 @@ def _config(path: Path) -> dict[str, Any]:
     return found
 
 
-def _load_weights(path: Path, network: EarlyExit) -> None:
-    """Replace the weights of a network by those of a file."""
+def _load_weights(path: Path, network: EarlyExit, *, convert: bool) -> None:
+    """Replace the weights of a network by those of a file; ``convert``: in their precision too."""
     tensors = _safetensors()
     try:
         stored = tensors.load_file(str(path))
@@ -218,6 +220,10 @@ def _load_weights(path: Path, network: EarlyExit) -> None:
                 f"{path}: {name} has shape {tuple(value.shape)} in the file and {shape} in the "
                 "network; build the network as it was saved"
             )
+    if convert:
+        for name, own in network.state_dict(keep_vars=True).items():
+            if name in stored:  # others share their memory with one of these
+                own.data = own.data.to(stored[name].dtype)
     missing, _ = tensors.load_model(network, str(path), strict=False)
     if missing:
         raise ArgumentError(

@@ -232,10 +232,10 @@ def profile(
             reach = dict(zip(groups, segment_times(network, batches, device), strict=True))
         # The largest first: the others find its memory free.
         for size, value in reversed(list(zip(groups, batches, strict=True))):
-            if progress is not None:
-                progress(f"timing batches of {size}")
             if not graphs and size not in sizes:
                 continue
+            if progress is not None:
+                progress(f"timing batches of {size}")
             parts = _Parts(network, value, capturing)
             if graphs:
                 reach[size] = parts.segments()
