@@ -83,6 +83,19 @@ def test_a_family_is_built_again_in_its_precision(family, tmp_path):
         assert {parameter.dtype for parameter in into.parameters()} == {torch.float32}
 
 
+def test_a_network_that_cannot_be_saved_leaves_the_folder_as_it_is(tmp_path):
+    class Packed(nn.Linear):
+        def get_extra_state(self):
+            return torch.int8
+
+    network = adding_network()
+    network.save_pretrained(tmp_path)
+    network.exits[1] = Packed(2, 2)
+    with pytest.raises(ArgumentError, match=r"exits\.1\._extra_state is not a tensor, as in netw"):
+        network.save_pretrained(tmp_path)
+    assert EarlyExit.from_pretrained(tmp_path, adding_network()).names == network.names
+
+
 @pytest.mark.parametrize("build", [bert, mpnet])
 def test_a_folder_that_does_not_record_its_ramps_has_dense_ones(build, tmp_path):
     small = {bert: BertConfig, mpnet: MPNetConfig}[build](**SMALL)

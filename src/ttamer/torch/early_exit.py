@@ -177,7 +177,7 @@ class EarlyExit(nn.Module):
             classes: The names of the classes, as in the policy's trace, where they are not numbers.
 
         Raises:
-            ArgumentError: The policy is for other exits.
+            ArgumentError: The policy is for other exits, or a weight is not a tensor.
         """
         from ttamer.torch.pretrained import save_pretrained
 

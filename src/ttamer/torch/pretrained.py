@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from ttamer._files import atomic_write
 from ttamer.artefact import load, save
 from ttamer.errors import ArgumentError, MissingExtra
@@ -78,7 +80,8 @@ def save_pretrained(
         classes: The names of the classes, as in the policy's trace, where they are not numbers.
 
     Raises:
-        ArgumentError: The policy is for other exits, or no fitted policy or ladder.
+        ArgumentError: The policy is for other exits, or no fitted policy or ladder, or a weight is
+            not a tensor.
 
     >>> import tempfile
     >>> from ttamer.torch import vgg
@@ -89,6 +92,12 @@ def save_pretrained(
     """
     if policy is not None:
         _check_policy(policy, network)
+    packed = [name for name, part in network.state_dict().items() if not isinstance(part, Tensor)]
+    if packed:
+        raise ArgumentError(
+            f"{packed[0]} is not a tensor, as in networks with int8 weights: save the network "
+            "before it is quantized"
+        )
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     (path / CONFIG).unlink(missing_ok=True)

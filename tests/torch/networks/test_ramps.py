@@ -102,6 +102,22 @@ def test_counters_are_left_at_zero_and_have_one_owner():
     assert not counters(5, CPU).any()
 
 
+def test_layers_that_compute_something_else_are_left_to_pytorch():
+    class Scaled(nn.Linear):
+        def forward(self, vectors):
+            return 3 * super().forward(vectors)
+
+    class Shifted(nn.LayerNorm):
+        def forward(self, vectors):
+            return 1 + super().forward(vectors)
+
+    hidden, mask = value_of(5, 9, 8)
+    with torch.inference_mode():
+        for layers in ((nn.LayerNorm(8), Scaled(8, 2)), (Shifted(8), nn.Linear(8, 2))):
+            ramp = Ramp(*layers, pool="mean").eval()
+            torch.testing.assert_close(ramp._in_few_kernels(hidden, mask), ramp((hidden, mask)))
+
+
 def test_norms_without_weights_are_left_to_pytorch():
     assert is_norm(nn.LayerNorm(4))
     assert is_norm(nn.RMSNorm(4))

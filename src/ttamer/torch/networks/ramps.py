@@ -64,7 +64,7 @@ class Ramp(nn.Module):
 
         pool = cast("Pool", self.pool)
         *before, last = (each for each in self.layers if not isinstance(each, nn.Dropout))
-        if not isinstance(last, nn.Linear) or last.out_features > MAX_CLASSES:
+        if type(last) is not nn.Linear or last.out_features > MAX_CLASSES:
             return cast("Tensor", self.layers(pool_tokens(hidden, mask, pool)))
         if not before:
             return classify(hidden, mask, last, pool=pool)

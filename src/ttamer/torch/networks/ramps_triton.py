@@ -39,7 +39,8 @@ def is_norm(layer: nn.Module) -> bool:
     """Return whether a layer is a norm of whole vectors that :func:`classify` computes."""
     if not isinstance(layer, nn.LayerNorm | nn.RMSNorm):
         return False
-    return layer.weight is not None and len(layer.normalized_shape) == 1
+    plain = type(layer) in (nn.LayerNorm, nn.RMSNorm)  # a subclass may compute something else
+    return plain and layer.weight is not None and len(layer.normalized_shape) == 1
 
 
 def pool_tokens(hidden: Tensor, mask: Tensor | None, pool: Pool) -> Tensor:
