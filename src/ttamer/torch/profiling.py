@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from copy import copy
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
@@ -28,7 +27,7 @@ from ttamer._arguments import require_whole
 from ttamer.errors import ArgumentError
 from ttamer.torch.costs import Costs
 from ttamer.torch.devices import autocast, device_of, rows_of, take, to_device, wait
-from ttamer.torch.early_exit import require_exits
+from ttamer.torch.early_exit import EarlyExit, require_exits
 from ttamer.torch.runner import Regrouping, Runner, group_sizes
 from ttamer.torch.tables import threshold_tables
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
     from ttamer.fitted.ladder import FittedPolicy
     from ttamer.torch.devices import Precision
-    from ttamer.torch.early_exit import EarlyExit, Inputs, Value
+    from ttamer.torch.early_exit import Inputs, Value
     from ttamer.torch.tables import Tables
 
 __all__ = ["Profile", "profile", "timed"]
@@ -327,8 +326,9 @@ class _Parts:
                 graphs=graphs, sizes=[self._size],
             )  # fmt: skip
             calls.append(waited(runner))
-        bare = copy(self._network)
-        bare.whole = None  # its segments and head are what calls with exits run, too
+        # Not network.full, which may take a shorter way: these parts run in calls with exits, too.
+        *segments, head = self._network.backbone()
+        bare = EarlyExit(segments, [None] * (len(segments) - 1), head)
         alone = full_run(bare, inputs, precision=precision, graphs=graphs)
         return [*calls, waited(alone)]
 
