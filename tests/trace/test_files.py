@@ -217,9 +217,19 @@ def test_costs_by_name_are_a_cascade(tmp_path):
         assert trace.spec == CascadeSpec.of(costs)
 
 
-def test_other_tables_are_refused_with_how_to_convert_them():
+def test_other_tables_are_refused_with_how_to_convert_them(tmp_path):
     with pytest.raises(TraceError, match=r"\.npz; convert it first, as with pandas.read_json\("):
         Trace.read("log.jsonl")
+    with pytest.raises(TraceError, match="is a folder; name one file in it"):
+        Trace.read(tmp_path)
+    with pytest.raises(TraceError, match=r"\.npz$"):
+        big_trace(5).write("log.jsonl")
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_folder_that_is_missing_is_named(tmp_path, suffix):
+    with pytest.raises(TraceError, match=rf"cannot be written: there is no folder {tmp_path}/no$"):
+        big_trace(5).write(tmp_path / "no" / f"t.{suffix}")
 
 
 def test_a_cascade_given_goes_before_the_one_in_the_file(tmp_path):

@@ -118,6 +118,7 @@ SKIP, FIXED = "[cascade]\norder = 'skip'\n", "[cascade]\norder = 'fixed'\n"
         ),
         ("[cascade]\norder = 'skip'\n" + NODE + "[[node]]\nname='b'\ncost=1\nafter='a'", "skip"),
         (NODE + "passing = 1", "[[node]] 1 ('a'): has passing = 1.0"),
+        ("order = 'any'\n" + NODE, "order belongs to a table: write it below a line [cascade]"),
         (FIXED + NODE + "after='b'\n[[node]]\nname='b'\ncost=1", "stands behind it"),
         (FIXED + NODE + "passing = 0", 'write order = "skip", or remove passing'),
         (SKIP + NODE + "passing = -1", "[[node]] 1 ('a'): passing is -1.0"),
@@ -157,6 +158,12 @@ def test_a_circle_further_down_is_found_too():
     nodes = [CascadeNode("a", 1, "b"), CascadeNode("b", 1, "c"), CascadeNode("c", 1, "b")]
     with pytest.raises(CascadeError, match="circle"):
         CascadeSpec(tuple(nodes))
+
+
+def test_options_that_are_numbers_of_numpy_are_written_as_numbers():
+    node = CascadeNode("a", 1.0, options={"timeout": np.float64(2.5), "retries": np.int64(3)})
+    read = CascadeSpec.from_toml(CascadeSpec((node,)).to_toml())
+    assert read.nodes[0].options == {"timeout": 2.5, "retries": 3}
 
 
 def test_options_cannot_hide_a_cost():

@@ -113,7 +113,11 @@ def test_unknown_target():
         ({"prediction": [[0.5, 0.5]]}, "must be numbers, not float64"),
         ({"label": [[0, 0]]}, "label: has shape"),
         ({"label": np.array([2**32])}, "codes"),
-        ({"correct": [[1, 0]]}, "truth values"),
+        ({"correct": [[1, 0]]}, r"truth values, not int64; write .astype\(bool\)"),
+        (
+            {"correct": [["yes", "no"]]},
+            'truth values, not <U3; compare it, as with values == "yes"',
+        ),
         ({"signals": {"": [1.0]}}, "signal ''"),
         ({"signals": {"s": [np.nan]}}, "signal 's': row 0"),
         ({"signals": {"s": [1.0, 2.0]}}, "signal 's': has shape"),
@@ -282,6 +286,22 @@ def test_arrays_of_numbers_have_the_codes_of_their_numbers(kind, values):
     table, plain = fast.encode(array), slow.encode(array.tolist())
     assert [fast.classes[c] for c in table] == [slow.classes[c] for c in plain]
     assert table.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("score", "says"),
+    [("x", "score: must be numbers"), (np.nan, "score: 1 are not from 0 to 1, the first is nan")],
+)
+def test_scores_that_are_none(score, says):
+    with pytest.raises(TraceError, match=says):
+        Trace.from_arrays(PAIR, [[0.1, 0.2]], score=[[0.5, score]])
+
+
+def test_a_missing_value_of_pandas_is_no_answer():
+    pandas = pytest.importorskip("pandas")
+    codes = ClassCodes().encode(pandas.Series([3, None], dtype="Int64"))
+    assert codes.tolist() == [0, -1]
+    assert ClassCodes().code(pandas.NaT) == -1
 
 
 def test_values_that_are_no_class():

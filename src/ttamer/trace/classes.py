@@ -2,7 +2,7 @@
 
 Predictions and labels are compared as text, so that a class is the same class in every file
 format: a whole number is written without a point (``3`` and ``3.0`` are both ``"3"``), ``True`` is
-``"1"``, and ``None`` or NaN is no answer, code -1.
+``"1"``, and ``None``, NaN or a missing value of pandas is no answer, code -1.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ClassCodes", "class_text", "shown"]
 
+_MISSING = ("NAType", "NaTType")
+"""The types that pandas has for a missing value."""
+
 
 def class_text(value: object) -> str | None:
     """Return the text of a class, or ``None`` where there is no answer.
@@ -35,6 +38,8 @@ def class_text(value: object) -> str | None:
         value = value.item()
     if value is None or isinstance(value, str):
         return value
+    if type(value).__name__ in _MISSING and type(value).__module__.startswith("pandas."):
+        return None
     if isinstance(value, int):
         return str(int(value))
     if isinstance(value, float):

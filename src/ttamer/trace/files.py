@@ -188,13 +188,18 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     """Open a trace file by its suffix, and read its header."""
     require_path(path, "reading a trace")
     path = Path(path)
-    suffix = suffix_of(path)
+    if path.is_dir():
+        raise TraceError(f"{path}: is a folder; name one file in it")
+    try:
+        suffix = suffix_of(path)
+    except TraceError as error:
+        if (advice := CONVERTED.get(path.suffix.lower())) is None:
+            raise
+        raise TraceError(f"{error}; convert it first, as with {advice}") from None
     try:
         size = path.stat().st_size
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if path.is_dir():
-        raise TraceError(f"{path}: is a folder; name one file in it")
     if not size:
         raise TraceError(f"{path}: is empty")
     if suffix == ".npz":
@@ -275,6 +280,8 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     suffix = suffix_of(path)
     if not len(trace):
         raise TraceError(f"{path}: a trace of no rows is not written")
+    if not path.parent.is_dir():  # pyarrow would name a file of our own
+        raise TraceError(f"{path}: cannot be written: there is no folder {path.parent}")
     try:
         with atomic_write(path) as part:
             if suffix == ".npz":
@@ -303,9 +310,7 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
     for suffix in SUFFIXES:
         if name.endswith(suffix):
             return suffix
-    kind = Path(name).suffix
-    advice = f"; convert it first, as with {CONVERTED[kind]}" if kind in CONVERTED else ""
-    raise TraceError(f"{path}: the suffix must be one of {', '.join(SUFFIXES)}{advice}")
+    raise TraceError(f"{path}: the suffix must be one of {', '.join(SUFFIXES)}")
 
 
 def beside(path: str | os.PathLike[str], ending: str) -> Path:

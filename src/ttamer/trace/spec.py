@@ -59,7 +59,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from ttamer._arguments import require_kind, require_path
-from ttamer._numbers import is_number
+from ttamer._display.notebook import card
+from ttamer._numbers import counted, is_number
+from ttamer._numbers import number as shown_number
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.trace.mistakes import checked_mistakes, largest_mistake
 from ttamer.trace.verification import joined_nodes, split_nodes
@@ -239,7 +241,7 @@ class CascadeSpec:
                     )
             if node.parents and self.order == "skip":
                 raise CascadeError(
-                    f'{place}: has after = {_given(node.after)}, and order = "skip" goes through '
+                    f'{place}: has after = {_value(node.after)}, and order = "skip" goes through '
                     'the nodes as they stand; remove after, or use order = "auto"'
                 )
         by_name = {node.name: node for node in self.nodes}
@@ -552,6 +554,20 @@ class CascadeSpec:
     def __len__(self) -> int:
         return len(self.nodes)
 
+    def _repr_html_(self) -> str:
+        head, rows = ["node", "cost"], [[n.name, shown_number(n.cost)] for n in self.nodes]
+        columns = {
+            "after": [", ".join(n.parents) or "-" for n in self.nodes] if self.is_tree else [],
+            "passing": [shown_number(each) for each in self.passing] if self.has_passing else [],
+        }
+        for name, cells in columns.items():
+            if cells:
+                head.append(name)
+                rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
+        title = f"{self.name or 'Cascade'}: {counted(len(self), 'node')}"
+        notes = [f"order {self.order}, target {self.target}"]
+        return card(title, notes=notes, head=head, rows=rows)
+
     def index_of(self, node: str) -> int:
         """Return a node's number.
 
@@ -671,6 +687,8 @@ class CascadeSpec:
         if not isinstance(data, dict):
             raise CascadeError("a cascade must be a table with [[node]] tables inside")
         for key in data:
+            if key in _HEAD_KEYS:
+                raise CascadeError(f"{key} belongs to a table: write it below a line [cascade]")
             if key not in ("cascade", "serve", "node"):
                 raise CascadeError(
                     f"there is an unknown table {key!r}; a cascade has [cascade], [serve] and "
@@ -834,13 +852,8 @@ def _checked_parents(after: object, place: str) -> str | tuple[str, ...] | None:
     if not after:
         raise CascadeError(f"{place}: after is an empty list; name a node, or remove after")
     if len(set(after)) < len(after):
-        raise CascadeError(f"{place}: after names a node twice, {_given(after)}; keep one")
+        raise CascadeError(f"{place}: after names a node twice, {_value(after)}; keep one")
     return after[0] if len(after) == 1 else tuple(after)
-
-
-def _given(after: object) -> str:
-    """Return ``after`` as it is written in the file."""
-    return _value(after)
 
 
 def _way_back(name: str, nodes: Mapping[str, CascadeNode]) -> list[str]:
@@ -902,6 +915,8 @@ def _key(key: object) -> str:
 
 
 def _value(value: object) -> str:
+    if isinstance(value, np.generic):  # its text names its type
+        value = value.item()
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

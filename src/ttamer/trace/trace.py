@@ -212,7 +212,7 @@ class Trace:
         if score is not None:
             if fields.get("loss") is not None:
                 raise TraceError("give losses or scores, not both")
-            spec, fields["loss"] = graded(spec, np.asarray(score, np.float64))
+            spec, fields["loss"] = graded(spec, _numbers(score, "score"))
         trace = cls(
             spec, values, prediction=predicted, label=coded, classes=codes.classes, **fields
         )
@@ -914,7 +914,7 @@ def graded(
     spec: CascadeSpec, score: NDArray[np.float64]
 ) -> tuple[CascadeSpec, NDArray[np.float64]]:
     """Return the losses of scores, and the cascade with 1 as the largest loss."""
-    outside = (score < 0) | (score > 1)
+    outside = ~((score >= 0) & (score <= 1))  # NaN is outside too
     if outside.any():
         raise TraceError(
             f"score: {int(outside.sum())} are not from 0 to 1, the first is "
@@ -936,7 +936,9 @@ def _array(values: Any, kind: type, shape: tuple[int, ...], what: str) -> NDArra
     """Return a read-only view of the values in the right type; refuse what does not fit."""
     array = np.asarray(values)
     if kind is np.bool_ and array.dtype != np.bool_:
-        raise TraceError(f"{what}: must be truth values, not {array.dtype}; write .astype(bool)")
+        is_number = array.dtype.kind in "iuf"  # of text, astype(bool) is true throughout
+        remedy = "write .astype(bool)" if is_number else 'compare it, as with values == "yes"'
+        raise TraceError(f"{what}: must be truth values, not {array.dtype}; {remedy}")
     if array.dtype.kind not in ("biu" if kind is np.int32 else "biuf"):
         raise TraceError(f"{what}: must be numbers, not {array.dtype}")
     if array.shape != shape:
