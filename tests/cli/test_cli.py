@@ -659,7 +659,12 @@ def test_certify_refuses_options_that_do_nothing_and_rows_that_show_nothing_new(
     policy, rows = str(fitted.policy), str(fitted.folder / "test.npz")
     promised = str(tmp_path / "promised.ttamer")
     assert main(["certify", policy, rows, "--drop", "0.3", "-o", promised]) == 0
-    capsys.readouterr()
+    lines = capsys.readouterr().out.splitlines()
+    ladder = tt.load(promised)
+    assert lines[0] == str(ladder.promises[0])
+    expected = ladder.mixture_for(ladder.promises[0]).described
+    assert lines[1] == f"  its policy, as the fit expects: {expected}"
+    assert lines[2:] == [f"  written to {promised}"]
     for arguments, said in (
         ([policy, rows, "--error", "0.3", "--against", "large"], "--against is for --drop"),
         ([promised, rows, "--confidence", "0.99"], "has its own confidence"),

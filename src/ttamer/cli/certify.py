@@ -160,10 +160,5 @@ def _checked(ladder: FittedLadder, trace: Trace | None, name: str) -> list[Promi
 
 
 def _show(ladder: FittedLadder, promise: Promise) -> None:
-    from ttamer.cli.output import number
-
-    policy = ladder.mixture_for(promise)
     print(promise)
-    print(f"  {policy}")
-    if policy.cost is not None:
-        print(f"  expected cost {number(policy.cost)} per input")
+    print(f"  its policy, as the fit expects: {ladder.mixture_for(promise).described}")
