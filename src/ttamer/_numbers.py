@@ -69,13 +69,15 @@ def percent(share: float, *, digits: int | None = None) -> str:
 
     >>> percent(0.4234), percent(0.0712), percent(0.0004), percent(0.0), percent(0.9871)
     ('42%', '7.1%', '<0.1%', '0%', '98.7%')
-    >>> percent(0.1, digits=1)
-    '10.0%'
+    >>> percent(0.1, digits=1), percent(-1e-17)
+    ('10.0%', '0%')
     """
     if digits is not None:
         return f"{share:.{digits}%}"
     size = abs(share)
-    if 0 < size < 0.001:
+    if size < 1e-12:  # 0 but for rounding
+        return "0%"
+    if size < 0.001:
         return "<0.1%"
     if 0.985 < size < 0.9995:
         return f"{share:.1%}"

@@ -417,6 +417,14 @@ def test_the_frontier_alone_makes_a_picture(case, tmp_path):
     assert "fill: #1b7f79" in drawing or "stroke: #1b7f79" in drawing
 
 
+def test_a_legend_of_many_families_at_the_reference_is_not_cut_off():
+    one = chain_trace(600, nodes=1)
+    figure = draw_frontier(frontier(one, one, resamples=0))
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert 0 < box.x0 < box.x1 < figure.bbox.width
+
+
 def test_costs_far_below_the_reference_are_drawn_on_a_logarithmic_scale(case):
     front = case[0]
     costs, errors = front.curve("ttamer")

@@ -26,6 +26,8 @@ from ttamer.reporting.style import (
 from ttamer.stats.envelope import lower_envelope
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -52,6 +54,8 @@ _BACKGROUND = (
     ("#8d6fc0", (0, (9, 3))),
 )
 """The colour and the line style of each family in the background."""
+_LETTER, _HANDLE = 0.0078, 0.066
+"""The width of a letter of the legend, and of a handle with its margins, as shares of a figure."""
 _NARROW_FONT = 11.8
 """The size of text for narrow screens, in points: at least 12 pixels on a screen of 400."""
 _CLOSE = 0.1
@@ -94,7 +98,7 @@ def draw_frontier(
         plain_axes(axes, grid="both")
         _Drawing(frontier, axes, arrow, more_error).draw()
         handles, labels = axes.get_legend_handles_labels()
-        columns = 4
+        columns = _legend_columns(labels)
         if narrow:
             axes.tick_params(labelsize=_NARROW_FONT)
             axes.xaxis.label.set_fontsize(_NARROW_FONT)
@@ -109,6 +113,22 @@ def draw_frontier(
             labelcolor=INK,
         )  # fmt: skip
     return figure
+
+
+def _legend_columns(labels: Sequence[str]) -> int:
+    """Return into how many columns a legend goes: at most four, and none of them cut off.
+
+    >>> _legend_columns(["ttamer", "chain", "paper", "oracle"])
+    4
+    >>> _legend_columns(["threshold-per-exit (the reference)"] * 14)
+    3
+    """
+    for columns in (4, 3, 2):
+        rows = -(-len(labels) // columns)
+        longest = (max(map(len, labels[at : at + rows])) for at in range(0, len(labels), rows))
+        if sum(_HANDLE + _LETTER * length for length in longest) <= 1:
+            return columns
+    return 1
 
 
 def point_name(place: int) -> str:

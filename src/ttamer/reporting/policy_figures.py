@@ -363,6 +363,7 @@ def _cost_axis(
     labels = percents([rungs[i].result.cost / unit if unit else 0.0 for i in ticks])
     first = [place for place, label in enumerate(labels) if label not in labels[:place]]
     axes.set_xticks(ticks[first], [labels[place] for place in first])
+    axes.tick_params(axis="x", pad=6)  # clear of the 0% of the other axis
     axes.set_xlim(-0.6, len(rungs) - 0.4)
     axes.set_xlabel("cost per input, one bar per policy", color=MUTED, fontsize=9)
     for number, rung in enumerate(rungs):
