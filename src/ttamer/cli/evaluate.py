@@ -110,7 +110,8 @@ def run(args: argparse.Namespace) -> None:
     rows = [_cells(p, r) for p, r in zip(policies, results, strict=True)]
     timed = ["latency", "95% within"] if results[0].latency is not None else []
     measure = results[0].measure
-    head = ["cost", "of full", *timed, measure, "95%", "recalled", "helped", "hurt", "tradeoff"]
+    model = (policies[0].cheap if isinstance(policies[0], Mixture) else policies[0]).fitted
+    head = ["cost", "of full", *timed, measure, "95%", "recalled", "helped", "hurt", model.setting]
     print(table(head, list({tuple(row[:-1]): row for row in rows}.values())))
     print("\nof full: as a share of the full model's cost, or of the most expensive model's;")
     print("recalled: an earlier answer was returned; helped, hurt: that was better, worse.")
@@ -189,6 +190,6 @@ def _short(policy: FittedPolicy | Mixture) -> str:
     from ttamer.fitted.mixture import Mixture
 
     if not isinstance(policy, Mixture):
-        return f"{policy.tradeoff:.3g}"
-    low, high = f"{policy.cheap.tradeoff:.3g}", f"{policy.expensive.tradeoff:.3g}"
+        return policy.setting
+    low, high = policy.cheap.setting, policy.expensive.setting
     return high if low == high else f"{low} or {high} ({policy.share:.0%})"

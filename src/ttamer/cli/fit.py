@@ -220,11 +220,10 @@ def _show(ladder: FittedLadder) -> None:
     if times is not None and rungs.node_costs is not None:  # the fit's may hold a price of latency
         full = float(rungs.node_costs.max()) or 1.0
     latency = [] if times is None else ["latency", "95% within"]
-    last, digits = ("threshold", 6) if ladder.fitted.has_thresholds else ("tradeoff", 3)
-    print(table(["cost", "of full", measure, *latency, last], [
+    print(table(["cost", "of full", measure, *latency, ladder.fitted.setting], [
         [number(rungs.costs[rung]), f"{rungs.costs[rung] / full:.1%}",
          shown_error(float(rungs.errors[rung]), measure),
          *(() if times is None else map(number, times[rung, :2].tolist())),
-         f"{ladder[rung].tradeoff:.{digits}g}"]
+         ladder[rung].setting]
         for rung in rungs.corners
     ]))  # fmt: skip

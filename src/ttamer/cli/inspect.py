@@ -107,8 +107,8 @@ def _frontier(policy: Any) -> str:
     for rung in some:
         tradeoff = policy[rung].tradeoff
         worth = number(full * tradeoff / (1 - tradeoff)) if tradeoff < 1 else "more"
-        if unit == "threshold":
-            worth = f"{tradeoff:.6g}"
+        if isinstance(policy, FittedLadder) and policy.fitted.has_thresholds:
+            worth = policy[rung].setting
         rows.append([number(costs[rung]), shown.format(errors[rung]), worth])
     ends = head.format(number(costs[corners[0]]), number(costs[corners[-1]]))
     return (

@@ -105,7 +105,7 @@ class FittedPolicy(Policy):
 
     def __repr__(self) -> str:
         names = ", ".join(self.fitted.spec.names)
-        return f"FittedPolicy({names}; {self.described}, tradeoff {self.tradeoff:.3g})"
+        return f"FittedPolicy({names}; {self.described}, {self.fitted.setting} {self.setting})"
 
     def _repr_html_(self) -> str:
         return policy_card("Policy", self)
@@ -114,6 +114,11 @@ class FittedPolicy(Policy):
     def described(self) -> str:
         """What it costs and how often it errs, in words."""
         return described(self.cost, self.error, self.fitted.measure)
+
+    @property
+    def setting(self) -> str:
+        """Its tradeoff, or its threshold, in few digits."""
+        return f"{self.tradeoff:.{6 if self.fitted.has_thresholds else 3}g}"
 
     @cached_property
     def single_node(self) -> str | None:
@@ -390,11 +395,11 @@ class FittedLadder(Ladder):
             [
                 number(float(self.rungs.costs[rung])),
                 shown_error(float(self.rungs.errors[rung]), self.fitted.measure),
-                f"{self[rung].tradeoff:.3g}",
+                self[rung].setting,
             ]
             for rung in corners[:: -(-len(corners) // MAX_ROWS)]
         ]
-        head = ["cost per input", self.fitted.measure, "tradeoff"]
+        head = ["cost per input", self.fitted.measure, self.fitted.setting]
         return card(repr(self), head=head, rows=rows, drawing=self.plot())
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:

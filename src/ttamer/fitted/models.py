@@ -146,6 +146,11 @@ class Model(ABC):
         return self.plan.get("belief") == "threshold"
 
     @property
+    def setting(self) -> str:
+        """What its policies differ in: their tradeoff, or their threshold."""
+        return "threshold" if self.has_thresholds else "tradeoff"
+
+    @property
     def reads(self) -> Mapping[str, tuple[str, ...]]:
         """The columns beside the confidence that its policies read, by node; empty for most."""
         return {}

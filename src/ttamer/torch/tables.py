@@ -179,7 +179,7 @@ def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str]
     if not isinstance(policy, FittedPolicy):
         raise ArgumentError(
             f"a network runs one fitted policy, not a {type(policy).__name__}: take "
-            "ladder.at(tradeoff) of a ladder, or .cheap or .expensive of a mixture"
+            "ladder.at(tradeoff) of a ladder, or .expensive of a mixture: its promise holds for it"
         )
     fitted, solved = policy.fitted, policy.policy
     names = fitted.spec.names
