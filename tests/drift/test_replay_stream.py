@@ -131,6 +131,9 @@ def test_the_command_gives_json_and_takes_a_policy(files, capsys, tmp_path):
     assert found["promise"]["certified"] is True
     assert {"adapted", "fixed", "fallback"} < set(found["whole"])
     assert found["events"][0]["kind"] == "alarm"
+    with pytest.raises(ArgumentError, match=r"--target is 'label', and .* was fitted for 'last'"):
+        run(files / "stream.npz", "--policy", policy, "--reference", files / "held.npz",
+            "--target", "label")  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,11 @@ def _opened(
                 "--policy needs --reference: earlier rows that it was not fitted to"
             )
         args.cascade = ladder.fitted.spec
+        if args.target not in (None, args.cascade.target):
+            raise ArgumentError(
+                f"--target is {args.target!r}, and {args.policy} was fitted for "
+                f"{args.cascade.target!r}; the loop needs the same target"
+            )
         reference = opened(args.reference)
         return serving_of(ladder, reference, settings), opened(args.stream), None, reference
     if args.fit is None:
