@@ -74,6 +74,26 @@ def test_it_goes_all_the_way_round(whole):
     assert list(loop.events) == reported
 
 
+def test_callbacks_that_fail_leave_no_step_half_done(serving, settings, stream, whole):
+    """Once the loop stayed in the state "refitting" or "swapped" for good, and tested nothing."""
+
+    def broken(_):
+        raise OSError("the chat is down")
+
+    loop, failed = Loop(serving, settings, notify=broken, swap=broken), 0
+    for row in range(0, len(stream), 10):
+        try:
+            loop.update(stream.take(slice(row, row + 10)), range(row, row + 10))
+        except OSError:
+            failed += 1
+    assert failed > 3
+    assert list(loop.events) == whole[1]
+    assert loop.state == "watching"
+    with pytest.raises(OSError, match="the chat is down"):
+        loop.hold()
+    assert loop.held
+
+
 def test_the_alarm_comes_after_the_change_and_reports_when_it_was(whole):
     alarm = whole[1][0]
     assert QUIET < alarm.number < QUIET + 200

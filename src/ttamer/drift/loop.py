@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from threading import RLock
@@ -48,7 +49,7 @@ from ttamer.fitting.plans import fit
 from ttamer.trace.checks import require_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -236,7 +237,8 @@ class Loop:
         serving: The policy that serves at first, with its reference rows.
         settings: The promise, and how many rows the loop waits for.
         swap: Called with the policy that serves from now on.
-        notify: Called with every event.
+        notify: Called with every event. What ``swap`` or ``notify`` raises is raised again once the
+            step that called it is complete.
         refit: The function from rows to a ladder.
         clock: The time in seconds since 1970, for the events.
 
@@ -272,6 +274,7 @@ class Loop:
         self.audited = 0
         """The number of audited rows taken."""
         self._new_events: list[Event] = []
+        self._callback_errors: list[Exception] = []
         self._lock = RLock()
         self._swap, self._notify, self._refit, self._clock = swap, notify, refit, clock
         self._against = settings.against or serving.reference.names[-1]
@@ -351,7 +354,7 @@ class Loop:
         for what, given in (("numbers", numbers), ("keys", numbers if keys is None else keys)):
             if len(given) != len(rows):
                 raise ArgumentError(f"there are {len(rows)} rows and {len(given)} {what}")
-        with self._lock:
+        with self._step():
             self._new_events = []
             if len(rows):
                 places = [int(number) for number in numbers]
@@ -370,7 +373,7 @@ class Loop:
             reason: The text of the event.
         """
         self.held = True  # at once, even during an update
-        with self._lock:
+        with self._step():
             self._record("hold", reason)
 
     def release(self, reason: str = "released by an operator") -> None:
@@ -379,7 +382,7 @@ class Loop:
         Args:
             reason: The text of the event.
         """
-        with self._lock:
+        with self._step():
             self.held = False
             self._record("release", reason)
 
@@ -392,7 +395,7 @@ class Loop:
         Raises:
             ArgumentError: Where there is no former policy.
         """
-        with self._lock:
+        with self._step():
             if self.former is None:
                 raise ArgumentError("there is no former policy to roll back to")
             self._candidate = None
@@ -414,7 +417,7 @@ class Loop:
         Raises:
             ArgumentError: Where the state is not ``"fallback"``.
         """
-        with self._lock:
+        with self._step():
             if self.state != "fallback":
                 raise ArgumentError(
                     f'the loop is in state "{self.state}"; it can retry in state "fallback" only'
@@ -428,7 +431,7 @@ class Loop:
         Args:
             reason: The beginning of the event's text.
         """
-        with self._lock:
+        with self._step():
             self._suspect(self.number + 1, self.number + 1)
             self._serve_fallback(reason)
 
@@ -441,13 +444,29 @@ class Loop:
             serving: The policy, with its reference rows.
             reason: The beginning of the event's text.
         """
-        with self._lock:
+        with self._step():
             self._monitor = self._monitor_of(serving)
             self._candidate = self._before_alarm = self._change = None
             self._serve(serving)
             self.former = None
             self.state = "watching"
             self._record("reset", f"{reason}: {serving} serves")
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        """Hold the lock; raise what a callback raised at the end, when the state is whole."""
+        with self._lock:
+            yield
+            if self._callback_errors:
+                errors, self._callback_errors = self._callback_errors, []
+                raise errors[0]
+
+    def _call(self, callback: Callable[[Any], None], argument: object) -> None:
+        """Call a function of the user's; what it raises must not leave a step half done."""
+        try:
+            callback(argument)
+        except Exception as error:
+            self._callback_errors.append(error)
 
     def _update(self, rows: Trace, numbers: list[int], keys: Sequence[str | int]) -> None:
         """Take audited rows that were checked."""
@@ -606,7 +625,7 @@ class Loop:
     def _serve(self, serving: Serving) -> None:
         """Let another policy serve."""
         self.former, self.serving = self.serving, serving
-        self._swap(serving)
+        self._call(self._swap, serving)
 
     def _monitor_of(self, serving: CertifiedServing) -> Monitor:
         """Return new tests for a policy."""
@@ -644,7 +663,7 @@ class Loop:
         event = Event(self.number, self.state, kind, text, facts or {}, now)
         self.events.append(event)
         self._new_events.append(event)
-        self._notify(event)
+        self._call(self._notify, event)
 
 
 def status_of(loop: Loop) -> dict[str, Any]:
