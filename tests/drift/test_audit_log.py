@@ -334,7 +334,7 @@ def test_errors_say_what_to_do(tmp_path):
             AuditLog(folder, SPEC).__enter__()
     with pytest.raises(ArgumentError, match="last is 0; it must be at least 1"):
         read_log(tmp_path, last=0)
-    with AuditLog(tmp_path, SPEC), pytest.raises(TraceError, match="flush the log, or wait"):
+    with AuditLog(tmp_path, SPEC), pytest.raises(TraceError, match="wait for more rows, or flush"):
         read_log(tmp_path)
     with pytest.raises(ArgumentError, match="segment_rows"):
         AuditLog(tmp_path, SPEC, segment_rows=0)

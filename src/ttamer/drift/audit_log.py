@@ -462,7 +462,8 @@ def _read(folder: Path, last: int | None, *, labelled: bool) -> Trace:
     if not rows:
         what = "row with a label" if labelled else "row"
         raise TraceError(
-            f"{folder}: there is no {what} in a complete segment yet; flush the log, or wait"
+            f"{folder}: there is no {what} in a complete segment yet; wait for more rows, or flush "
+            "the log (a gateway does when it stops)"
         )
     whole = dataclasses.replace(joined(parts), spec=parts[-1].spec)
     return whole if last is None else whole.take(slice(max(0, rows - last), None))
