@@ -170,6 +170,34 @@ def test_where_one_model_alone_costs_more_than_the_cap_another_answers(tmp_path)
         one.session(max_cost=0.5)
 
 
+def test_while_every_node_fails_the_reason_is_that_there_is_no_answer(fitted):
+    _, ladder = fitted
+    for policy in ladder:
+        turn = policy.session()
+        while turn.next is not None:
+            turn.fail()
+            found = turn.explain()
+            assert (found.answer, found.best, found.gain) == (None, float("inf"), None)
+            if turn.next is not None:
+                assert found.why == f"there is no answer yet: ask {turn.next!r}"
+        assert found.why == "no node asked has an answer, and no node is left that might: stop"
+
+
+def test_the_reason_of_one_model_alone_is_that_it_is_alone(tmp_path):
+    tt.save(tt.fit(answering_trace(ROWS, order="any")).alone("large"), tmp_path / "one.ttamer")
+    policy = tt.load(tmp_path / "one.ttamer")
+    turn = policy.session()
+    turn.observe(confidence=0.1)
+    assert turn.explain().why == "the policy takes the answer of 'large' alone: stop"
+    turn = policy.session()
+    turn.fail()
+    turn.observe(confidence=0.1)
+    assert turn.explain().why == "the policy takes one answer alone, and 'large' gave none: stop"
+    turn = tt.fit(chain_trace(ROWS)).alone("exit2").session()
+    turn.observe(confidence=0.1)
+    assert turn.explain().why == "the policy takes the answer of 'exit2' alone: ask 'exit2'"
+
+
 def test_sums_of_costs_meet_a_cap_but_for_rounding():
     trace = answering_trace(2000)
     spec = CascadeSpec.of({"small": 0.1, "middle": 0.2, "large": 20.0}, order="fixed")

@@ -149,3 +149,11 @@ def test_where_no_policy_is_sure_of_an_answer_the_choice_has_the_least_chance_of
                 assert chance == pytest.approx(least)
 
     check()
+
+
+def test_without_recall_a_node_that_failed_has_no_loss_in_the_reason():
+    line = tt.Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    turn = tt.solve(line, 0.5, recall=False).session()
+    turn.fail()
+    found = turn.explain()
+    assert (found.best, found.why) == (math.inf, "there is no answer yet: ask 'm2'")

@@ -83,7 +83,7 @@ def alone(
         spec=spec,
         quantiser=Quantiser(tuple(np.empty(0) for _ in columns)),
         steps=tuple((column,) for column in columns),
-        plan={"belief": "none", "order": "fixed", "states": 1},
+        plan={"belief": "none", "order": "fixed", "states": 1, "alone": spec.names[node]},
         trace_digest=model.trace_digest,
         rows=model.rows,
         full_cost=full,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ttamer._numbers import as_float, is_number, number, percent
 from ttamer.errors import ArgumentError, ObservationError, TraceError
 from ttamer.fitted.belief import EXCLUDED_LOGIT
-from ttamer.policy.session import Explanation, IndexSession, Session, WalkSession
+from ttamer.policy.session import NO_ANSWER, Explanation, IndexSession, Session, WalkSession
 from ttamer.trace.classes import class_text
 
 if TYPE_CHECKING:
@@ -290,8 +290,13 @@ class ConfidenceSession(_ModelSession):
     def explain(self) -> Explanation:
         """Return the reasons for the current decision."""
         inner = self._inner.explain()
-        why = inner.why
-        if isfinite(inner.best) and isfinite(inner.index):
+        why, alone = inner.why, self._model.plan.get("alone")
+        if alone is not None and self.answer is not None:
+            decision = "stop" if self.next is None else f"ask {self.next!r}"
+            why = f"the policy takes the answer of {alone!r} alone: {decision}"
+            if self.next is None and self.answer != alone:
+                why = f"the policy takes one answer alone, and {alone!r} gave none: stop"
+        elif isfinite(inner.best) and isfinite(inner.index):
             tradeoff = self._inner.tradeoff
             if self._model.has_thresholds:
                 why = self._threshold_in_words(tradeoff)
@@ -510,9 +515,13 @@ class BeliefSession(_ModelSession):
     def explain(self) -> Explanation:
         """Return the reasons for the current decision."""
         inner = self._inner.explain()
-        if self._gain:
+        if self._owner < 0:
+            inner = dataclasses.replace(inner, best=inf)
+        elif self._gain:
             inner = dataclasses.replace(inner, index=inner.best - self._gain)
-        if not self._asked:
+        if self._owner < 0 and self.next is None:
+            why = NO_ANSWER
+        elif self._owner < 0:
             why = f"there is no answer yet: ask {self.next!r}"
         elif inner.index == inf:
             why = f"no node is left to ask: answer with {self.answer!r}"

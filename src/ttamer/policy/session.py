@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ttamer.problem.problem import Problem
 
 __all__ = [
+    "NO_ANSWER",
     "Explanation",
     "IndexSession",
     "LastAnswerSession",
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 INFINITY = float("inf")
+NO_ANSWER = "no node asked has an answer, and no node is left that might: stop"
 
 
 @dataclass(frozen=True)
@@ -403,7 +405,7 @@ class StateSession(Session):
         if self.next is None and best < INFINITY:
             index = max(index, best)  # a tie within rounding stops
         if best == INFINITY and self.next is None:
-            why = "no node asked has an answer, and no node is left that might: stop"
+            why = NO_ANSWER
         elif best == INFINITY:
             why = f"there is no answer yet: ask {self.next!r}"
         elif self.next is not None:
@@ -577,7 +579,7 @@ class LastAnswerSession(StateSession):
         """Return the reasons for the current decision."""
         after, state = self._last()
         best = INFINITY
-        if after is not None:
+        if self._answer >= 0:
             losses = self._policy.problem.nodes[self._path[-1][0]].losses[state : state + 1]
             best = float(weigh_losses(losses, self._policy.tradeoff)[0])
         return self._explained(best, self._policy.going_on(after, state))
