@@ -114,11 +114,10 @@ def run(args: argparse.Namespace) -> None:
         trace.spec.to_file(cascade)
         written.append(str(cascade))
     costs = dict(zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True))
-    errors = errors_of(trace)
     if args.json:
         facts = {"rows": len(trace), "costs": costs, "left_out": dict(trace.left_out)}
-        facts |= {"errors": errors} if errors else {}
-        print(as_json({**facts, "notes": list(trace.notes), "written": written}))
+        facts |= {"errors": errors_of(trace), "notes": list(trace.notes), "written": written}
+        print(as_json(facts))
         return
     print(f"{counted(len(trace), 'row')}\n")
     print(node_table(trace))
@@ -130,13 +129,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"\n  {note}")
     print(f"\n  written to {' and '.join(written)}")
     needed = f" --cascade {cascade}" if suffix in (".csv", ".csv.gz") else ""
-    if errors:
-        print(f"\nNext: ttamer fit {args.output}{needed}")
-    else:
-        print(
-            "\nNo answer is known to be right, which a fit needs: give --labels FILE, or write "
-            f'target = "last" under [cascade] in {cascade}: then the last node is right'
-        )
+    print(f"\nNext: ttamer fit {args.output}{needed}")
 
 
 def _refuse_options(args: argparse.Namespace, *, of_cascade: bool) -> None:

@@ -60,7 +60,7 @@ def add_to(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Import, split, write, and print the commands that come next."""
     from ttamer.cli.output import as_json
-    from ttamer.cli.traces import node_table
+    from ttamer.cli.traces import errors_of, node_table
     from ttamer.errors import ArgumentError
     from ttamer.trace.files import beside, suffix_of
 
@@ -92,7 +92,12 @@ def run(args: argparse.Namespace) -> None:
     # A trace of answers has its costs, and keeps the cascade with them inside unless it is CSV.
     is_whole = is_text and suffix not in (".csv", ".csv.gz")
     needed = "" if is_whole else f" --cascade {cascade}"
-    if args.test_share:
+    if is_text and not errors_of(trace):
+        print(
+            "\nNo answer is known to be right, which a fit needs: add a label to every row, or "
+            f'write target = "last" under [cascade] in {args.cascade}, and import again'
+        )
+    elif args.test_share:
         fit_path, test_path = parts
         print(f"\nNext: ttamer frontier --fit {fit_path} --test {test_path}{needed}")
     else:

@@ -191,3 +191,14 @@ def test_the_command_writes_what_a_fit_reads(tmp_path, capsys):
     assert shown.endswith(f"Next: ttamer fit {trace}\n")  # its cascade, not the user's, is right
     assert main(["fit", trace, "-o", str(tmp_path / "policy.ttamer"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 120
+
+
+def test_the_command_says_what_a_fit_needs_where_there_are_no_labels(written, tmp_path, capsys):
+    log = written(*({**row(), "label": None} for _ in range(3)))
+    cascade = tmp_path / "cascade.toml"
+    cascade.write_text(CASCADE, "utf-8")
+    command = ["import", "answers", str(log), "--cascade", str(cascade)]
+    assert main([*command, "-o", str(tmp_path / "trace.npz")]) == 0
+    shown = capsys.readouterr().out
+    assert "Next:" not in shown
+    assert f'write target = "last" under [cascade] in {cascade}' in shown
