@@ -63,7 +63,10 @@ MAX_PATTERN_TEXT = 20_000
 """The number of characters at the end of an answer in which a pattern is searched."""
 
 _LETTER = r"(?:([A-HJ-Z])\b|(I)\b(?![\s']+[a-z]))"  # a letter, and not the pronoun
-_FIRST = re.compile(r"[\s(\[*\"']*([A-Za-z])(?:[)\].:,*\"']+(?!\s*(?:is|was)\b)|\s*$|\s*\n|\s+-)")
+_FIRST = re.compile(
+    r"[\s(\[*\"'#`$>-]*(?:([A-Z])\s+\(|([A-Za-z])"
+    r"(?:[)\].:,*\"']+(?!\s*(?:is|was)\b)|[`$]?\s*(?:$|\n)|\s+[-\u2013\u2014]))"
+)
 _LISTED = re.compile(r"^[^\w\n]*B[).:]", re.MULTILINE)
 _STATED = re.compile(
     r"(?i:\b(?:answer|(?:correct|right|best)\s+(?:choice|option)))[*_]*"
@@ -72,7 +75,7 @@ _STATED = re.compile(
     rf"(?:{_LETTER}|([a-z])(?=[).\],;:]|\s*(?:\Z|\n)))"
     r"|(?:\b([A-Z])\b[)\]*]*(?i:\s+is\s+(?:the\s+)?(?:correct|right|best)\b))"
 )
-_NAMED = re.compile(rf"(?i:answer|choice|option)(?i:\s+is)?[\s:*(\[\"']*\b{_LETTER}")
+_NAMED = re.compile(rf"(?i:answer|choice|option)(?i:\s+is)?[\s:*(\[\"'>]*\b{_LETTER}")
 _BRACKETED = re.compile(r"[(\[]([A-Z])[)\]]")
 _ALONE = re.compile(r"\b([B-HJ-Z])\b")  # neither the article nor the pronoun
 _STYLED = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
@@ -540,9 +543,10 @@ def _choice(text: str) -> str | None:
     if (inner := _boxed(text)) and (letter := _choice(_STYLED.sub(r"\1", inner))):
         return letter
     first = _FIRST.match(text)
-    is_list = first is not None and first[1] == "A" and bool(_LISTED.search(text, first.end()))
-    if first and not is_list:
-        return first[1].upper()
+    letter = None if first is None else str(first[1] or first[2]).upper()
+    is_list = first is not None and letter == "A" and bool(_LISTED.search(text, first.end()))
+    if letter and not is_list:
+        return letter
     for pattern in (_STATED, _NAMED):
         if named := list(pattern.finditer(text)):
             return str(next(filter(None, named[-1].groups()))).upper()
