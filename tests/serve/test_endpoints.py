@@ -14,7 +14,7 @@ from support.faulty_upstream import tool_response
 from support.waiting import until
 from ttamer.serve.formats.responses import chat_body
 from ttamer.serve.http import HttpError
-from ttamer.serve.upstreams import upstream as upstream_module
+from ttamer.serve.upstreams import breaker
 
 ASK = [{"role": "user", "content": "q"}]
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
@@ -364,7 +364,7 @@ def test_a_client_is_asked_to_wait_for_at_least_the_gateway_s_own_time(run_gatew
 def test_a_client_learns_when_an_open_circuit_breaker_allows_a_call(
     run_gateway, start_upstream, monkeypatch
 ):
-    monkeypatch.setattr(upstream_module, "MIN_OUTAGE", 0.0)
+    monkeypatch.setattr(breaker, "MIN_OUTAGE", 0.0)
     node = {"small": {"breaker": 1}, "large": {"breaker": 1}}
     gateway = busy(run_gateway, start_upstream, {"small": (429, "30")}, node=node)
     for _ in range(2):

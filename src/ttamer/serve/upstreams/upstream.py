@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from ttamer.errors import CascadeError, TTamerError
@@ -42,6 +42,7 @@ from ttamer.serve.formats.anthropic import (
     message_body,
 )
 from ttamer.serve.sse import EVENT_STREAM
+from ttamer.serve.upstreams.breaker import CircuitBreaker
 from ttamer.serve.upstreams.client import (
     ConnectFailed,
     HttpClient,
@@ -55,7 +56,6 @@ from ttamer.serve.upstreams.limits import CallLimits, NodeLimitReached
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-    from types import TracebackType
 
     from ttamer.serve.config import NodeSettings
     from ttamer.serve.observability.record import Failure
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_REQUEST",
     "CallContext",
-    "CircuitBreaker",
     "FailureFacts",
     "NodeResponse",
     "RelayedStream",
@@ -78,8 +77,6 @@ _UNPAID: frozenset[Failure] = frozenset(
     {"connect", "refused", "busy", "open", "limit", "budget", "queue"}
 )
 """The failures after which a call costs nothing."""
-_BREAKING: frozenset[Failure] = frozenset({"connect", "timeout", "busy", "error", "cut"})
-"""The failures that the circuit breaker counts: those of the server, not of one request."""
 _ELSEWHERE = (401, 403, 404)
 """The statuses after which the fallback is called: this server lacks the model, or the key."""
 
@@ -110,8 +107,6 @@ FIRST_PAUSE = 0.05
 """The seconds before the first retry; doubled for each further one, or as Retry-After demands."""
 MAX_PAUSE = 10.0
 """The most seconds between two attempts."""
-MIN_OUTAGE = 1.0
-"""The seconds without a success after which failures open a circuit breaker."""
 FAIR_SHARE = 0.5
 """The share of its time that a call must have had for its timeout to count for a breaker."""
 MAX_ERROR_BYTES = 4096
@@ -257,151 +252,6 @@ class RelayedStream:
     content_type: str
     chunks: AsyncIterator[bytes]
     """Raises :class:`UpstreamFailed` where the connection breaks."""
-
-
-class CircuitBreaker:
-    """Stops calls to a server that fails, and tests from time to time whether it works again.
-
-    It opens after ``failures`` failures in a row, over at least :data:`MIN_OUTAGE` seconds unless
-    they are timeouts: of concurrent calls, those that fail end first. While it is open no call is
-    made; after a pause one call is allowed, the probe, which closes it or doubles the pause. Of the
-    calls that began before, only a success counts meanwhile. Calls that wait for a server when its
-    timeouts open the breaker end at once.
-
-    >>> breaker = CircuitBreaker(failures=2)
-    >>> breaker.failed("timeout"), breaker.allow() is None
-    (None, False)
-    >>> CircuitBreaker(failures=0).allow() is None
-    False
-    """
-
-    def __init__(
-        self,
-        failures: int,
-        pause: float = 5.0,
-        max_pause: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._limit, self._first_pause, self._max_pause = failures, pause, max_pause
-        self._clock = clock
-        self._failures = 0
-        self._first_failure = 0.0
-        self._pause = pause
-        self._open_until: float | None = None
-        self._probe: Permit | None = None
-        self.waiting: set[_Expiring] = set()
-        """What waits for the server, and ends when timeouts open the breaker."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether calls are stopped."""
-        return self._open_until is not None
-
-    def allow(self) -> Permit | None:
-        """Return the permit of a call that may be made now; after a pause, one may."""
-        if self._open_until is None:
-            return NO_PROBE
-        if not self.may_test:
-            return None
-        self._probe = Permit()
-        return self._probe
-
-    @property
-    def may_test(self) -> bool:
-        """Whether it is open and the next call would test the server."""
-        is_due = self._open_until is not None and self._clock() >= self._open_until
-        return is_due and self._probe is None
-
-    @property
-    def seconds_left(self) -> float:
-        """The seconds until a call may test the server; 0 where none is left."""
-        return 0.0 if self._open_until is None else max(0.0, self._open_until - self._clock())
-
-    def succeeded(self) -> None:
-        """Take the success of a call."""
-        self._failures = 0
-        self._pause = self._first_pause
-        self._open_until = None
-        self._probe = None
-
-    def failed(self, kind: Failure, permit: Permit | None = None) -> None:
-        """Take the failure of a call, with its permit."""
-        if kind not in _BREAKING:
-            self.succeeded()  # the server works
-            return
-        now = self._clock()
-        if not self._failures:
-            self._first_failure = now
-        self._failures += 1
-        is_probe = self._end_probe(permit)
-        is_long = kind == "timeout" or now - self._first_failure >= MIN_OUTAGE
-        is_outage = self._failures >= self._limit and is_long
-        if not self._limit or not (is_probe or is_outage):
-            return
-        if self._open_until is None or is_probe:
-            self._open_until = now + self._pause
-            self._pause = min(2 * self._pause, self._max_pause)
-            if kind == "timeout":
-                for each in tuple(self.waiting):
-                    each.expire()
-
-    def abandoned(self, permit: Permit | None = None) -> None:
-        """Take the end of a call that shows nothing about the server, with its permit."""
-        self._end_probe(permit)
-
-    def _end_probe(self, permit: Permit | None) -> bool:
-        """Return whether the permit is that of the probe, which has ended."""
-        is_probe = permit is not None and permit is self._probe
-        if is_probe:
-            self._probe = None
-        return is_probe
-
-    def limited(self, seconds: float) -> _Limited:
-        """Limit the time of a block, which also ends when timeouts open the breaker."""
-        return _Limited(self.waiting, seconds)
-
-
-class Permit:
-    """Allows one call of a server with a circuit breaker; that of a probe is its own."""
-
-    __slots__ = ()
-
-
-NO_PROBE = Permit()
-"""The permit of calls to a server whose circuit breaker is closed."""
-
-
-class _Expiring(Protocol):
-    """What waits for a server."""
-
-    def expire(self) -> None: ...
-
-
-class _Limited:
-    """A time limit."""
-
-    __slots__ = ("_timeout", "_waiting")
-
-    def __init__(self, waiting: set[_Expiring], seconds: float) -> None:
-        self._waiting, self._timeout = waiting, asyncio.timeout(seconds)
-
-    def expire(self) -> None:
-        """End the block now."""
-        if not self._timeout.expired():
-            self._timeout.reschedule(asyncio.get_running_loop().time())
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-        self._waiting.add(self)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._waiting.discard(self)
-        await self._timeout.__aexit__(kind, error, trace)
 
 
 class Upstream:
