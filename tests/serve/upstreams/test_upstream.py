@@ -97,6 +97,18 @@ def test_a_key_that_is_not_there_is_reported_at_once(value, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "options", [{"key_env": "SMALL_KEY"}, {"headers": (("x-team", HeaderFromEnv("SMALL_KEY")),)}]
+)
+def test_a_key_that_no_header_can_hold_is_reported_at_once(options, monkeypatch):
+    """Every call of the node would fail. A password of a proxy is encoded, and may be any text."""
+    monkeypatch.setenv("SMALL_KEY", "\u201csk-1\u201d")
+    with pytest.raises(module.CascadeError, match="not ASCII, such as curly quotes"):
+        Upstream(settings("http://x/v1", **options), None)
+    proxy = {"proxy": "http://proxy:3128", "proxy_auth_env": "SMALL_KEY"}
+    Upstream(settings("http://x/v1", **proxy), None)
+
+
+@pytest.mark.parametrize(
     ("mode", "kind", "paid"),
     [
         ("error", "error", True),

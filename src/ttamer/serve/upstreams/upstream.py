@@ -750,12 +750,17 @@ def _route(settings: NodeSettings) -> Route:
 
 
 def _from_env(settings: NodeSettings, option: str, name: str) -> str:
-    """Return the secret that an environment variable holds."""
+    """Return the secret that an environment variable holds; one that a header can hold too."""
     secret = os.environ.get(name, "").strip()
     if not secret or not secret.isprintable():
         raise CascadeError(
             f"node {settings.name!r}: {option} names {name}, and that environment "
             f"variable holds no key; set it, or remove {option}"
+        )
+    if not secret.isascii() and option != "proxy_auth_env":
+        raise CascadeError(
+            f"node {settings.name!r}: {option} names {name}, and that environment variable has "
+            "characters that are not ASCII, such as curly quotes; set it to the key alone"
         )
     return secret
 
