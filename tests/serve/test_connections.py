@@ -294,6 +294,44 @@ def test_a_response_is_one_write():
     assert served(echo, POST, POST).writes == [RESPONSE, RESPONSE]
 
 
+OFFER = b"connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda request: [request],
+        lambda request: [request[:-2], request[-2:]],
+        lambda request: [request[k : k + 1] for k in range(len(request))],
+        lambda request: [request + POST],
+    ],
+    ids=["whole", "body apart", "bytes", "with the next"],
+)
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_an_offer_of_another_protocol_is_ignored(cut, is_chunked):
+    """Clients such as Java's offer HTTP/2 with each request; its body was taken for that."""
+    request = POST.replace(b"host: x\r\n", b"host: x\r\n" + OFFER)
+    if is_chunked:
+        request = request.replace(b"content-length: 2", b"transfer-encoding: chunked")
+        request = request.removesuffix(b"hi") + b"2\r\nhi\r\n0\r\n\r\n"
+    parts = cut(request)
+    expected = [RESPONSE] * (1 + parts[0].endswith(POST))
+    assert served(echo, *parts, POST).writes == [*expected, RESPONSE]
+
+
+def test_a_websocket_is_answered_as_any_request():
+    request = GET.replace(
+        b"host: x\r\n", b"host: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    )
+    (written,) = served(echo, request).writes
+    assert written.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_a_tunnel_is_refused():
+    (written,) = served(echo, b"CONNECT example.org:443 HTTP/1.1\r\nhost: x\r\n\r\nhi").writes
+    assert written.startswith(b"HTTP/1.1 400 ")
+
+
 def test_requests_sent_at_once_are_answered_in_order():
     transport = served(echo, POST + POST.replace(b"hi", b"ho"))
     assert transport.writes == [RESPONSE, RESPONSE.replace(b"hi", b"ho")]

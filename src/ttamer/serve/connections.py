@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -239,6 +240,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._awaits_headers = True
         self.is_fresh = True
         """Whether no request has been received yet."""
+        self._head = b""
+        """The head of a request that offers another protocol, without the offer."""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -266,11 +269,31 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._unparsed += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._unparsed > MAX_HEADER_BYTES:
             self._refuse("headers")
         elif self._timer is None and (self._awaits_headers or self._is_idle):
             self._start_timer()
+
+    def _parse(self, data: bytes) -> None:
+        """Parse bytes; a request that offers another protocol, as HTTP/2, without that offer.
+
+        The parser takes all that follows its headers for the other protocol.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            text = "Invalid HTTP request received."
+            self.logger.warning(text)
+            self.send_400_response(text)
+        except httptools.HttpParserUpgrade as upgrade:
+            head, self._head = self._head, b""
+            if head:
+                self.parser = httptools.HttpRequestParser(self)
+                with suppress(AttributeError):  # before httptools 0.6.3
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self._parse(head + data[upgrade.args[0] :])
 
     @property
     def _is_idle(self) -> bool:
@@ -308,6 +331,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         parser, before = self.parser, self.cycle
+        if parser.should_upgrade() and parser.get_method() != b"CONNECT":
+            spoken = parser.get_http_version().encode()
+            first = b"%b %b HTTP/%b\r\n" % (parser.get_method(), self.url, spoken)
+            lines = [b"%b: %b\r\n" % each for each in self.headers if each[0] != b"upgrade"]
+            self._head = b"".join([first, *lines, b"\r\n"])
+            return
         parts = _parts_of if len(self.url) <= MAX_CACHED_URL else _parts_of.__wrapped__
         path, raw_path, query = parts(self.url)
         version = parser.get_http_version()
@@ -366,7 +395,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """End the request."""
         self._unparsed = 0
         cycle = self.cycle
-        if not self.transport.is_closing() and not cycle.response_complete:
+        if cycle is not None and not self.transport.is_closing() and not cycle.response_complete:
             cycle.more_body = False
             cycle.message_event.set()
 
