@@ -109,6 +109,22 @@ def test_all_nodes_fail_and_every_request_gets_an_error(run_gateway, mode, nodes
     assert gateway.metric("ttamer_failed_total") >= REQUESTS
 
 
+def test_an_unexpected_error_of_one_node_is_in_the_log(run_gateway, monkeypatch):
+    """The other node answers: nothing else states the type and the place of the error."""
+    gateway = run_gateway(2, serve={"tradeoff": 0.5})
+    small = gateway.gateway.node("small")
+
+    async def ask(*_):
+        raise LookupError("a text that may hold a prompt")
+
+    monkeypatch.setattr(small, "ask", ask)
+    assert [status for status, _, _ in every(gateway, 1)] == [200]
+    (line,) = [line for line in gateway.log if line["event"] == "failure"]
+    assert (line["request"], line["type"]) == ("r0", "LookupError")
+    assert line["at"][-1].startswith("test_faults.py:")
+    assert "prompt" not in str(line)
+
+
 def test_the_deadline_ends_what_hangs(run_gateway):
     gateway = run_gateway(2, serve={"timeout": 0.5}, node=node(timeout=20.0, breaker=0))
     for upstream in gateway.served.upstreams.values():

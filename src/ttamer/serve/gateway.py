@@ -750,7 +750,13 @@ class Gateway:
 
         def asker(name: str) -> Callable[[RequestContext], Awaitable[Reply]]:
             async def ask(request: RequestContext) -> Reply:
-                answer = await self._ask(name, request)
+                try:
+                    answer = await self._ask(name, request)
+                except UpstreamFailed:
+                    raise
+                except Exception as error:  # the policy goes on without the node
+                    self.log.failure(request.request_id, error)
+                    raise
                 reply = Reply(answer.prediction, answer.confidence or 0.0, answer, answer.cost)
                 return reply if answer.extras is None else reply._replace(extras=answer.extras)
 
