@@ -247,3 +247,18 @@ def test_keys_cannot_appear(make_served):
         new = read_settings(served.cascade)
         with pytest.raises(CascadeError, match="cannot be added"):
             gateway.gateway._changing_to(new, "test")
+
+
+def test_a_folder_that_cannot_be_written_refuses_no_reload(make_served, tmp_path):
+    served = make_served(1, serve={"timeout": 30})
+    (tmp_path / "secret").write_bytes(b"s" * 32)
+    with running(served.cascade, served.artefact, WorkerPlace(0, 1, tmp_path)) as gateway:
+        gateway.gateway._reread = partial(read_settings, served.cascade)
+        gateway.served = served
+        (tmp_path / "accepted.json").unlink()
+        (tmp_path / "accepted.json").mkdir()
+        edit(gateway, "timeout = 30", "timeout = 30\nmax_body = 10")
+        assert reload(gateway).ok
+        assert post(gateway).status_code == 413
+        (warning,) = [event for event in gateway.log if event["event"] == "warning"]
+        assert warning["message"].startswith("not kept for workers that start later: ")

@@ -789,8 +789,8 @@ class Gateway:
             return
         try:
             accepted.accept(self._spec, reload.version)
-        except OSError as error:
-            self.log.event("warning", message=f"the settings were not kept: {error.strerror}")
+        except (OSError, CascadeError) as error:
+            self.log.event("warning", message=f"not kept for workers that start later: {error}")
 
     def _reloaded(self, reload: Reload) -> None:
         if self._accepted is not None:
