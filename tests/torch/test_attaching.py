@@ -1,6 +1,8 @@
 """Exits by the names of blocks: on plain lists, timm-style and transformers models."""
 
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -704,6 +706,38 @@ def test_a_compiled_model_gets_its_exits_before(compiled):
     (points,) = (name for name, _ in model.named_modules() if name.endswith("blocks"))
     with pytest.raises(ArgumentError, match="before it is compiled"):
         attach(model, points, images())
+
+
+@pytest.mark.parametrize("run", [1, 2], ids=["before the blocks", "after the blocks"])
+def test_threads_do_not_meet_the_blocks_of_others(run):
+    model = VisionTransformer().eval()
+    network = attach(model, "blocks", images())
+    with torch.no_grad():
+        expected = network(images())
+    inside, done, runs = threading.Event(), threading.Event(), []
+
+    def pause(*_):
+        if threading.current_thread() is not threading.main_thread():
+            runs.append(1)
+            if len(runs) == run:
+                inside.set()
+                assert done.wait(60)
+
+    def call():
+        with torch.no_grad():
+            return network(images())
+
+    model.patch_embed.register_forward_hook(pause)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(call)
+        assert inside.wait(60)
+        try:
+            found = call()
+        finally:
+            done.set()
+        for each in (found, other.result()):
+            torch.testing.assert_close(each, expected, rtol=0, atol=0)
+    assert not any("forward" in vars(block) for block in model.blocks)
 
 
 def test_the_full_network_is_the_model_itself_until_segments_are_compiled():

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -44,6 +45,8 @@ MASK_NAMES = ("attention_mask", "mask")
 """The names of inputs that mark tokens, true or 1, and padding, false or 0."""
 TOLERANCE = 1e-4
 """The largest relative difference of the full output that rounding may cause."""
+REPLACING = Lock()
+"""Held while forwards are replaced."""
 
 
 def attach(
@@ -58,8 +61,7 @@ def attach(
 
     Args:
         model: A classifier: its output is a tensor of shape (batch, classes), or has one as
-            ``logits``. It is put in evaluation mode, and its weights are shared. Two calls must
-            not run at the same time in different threads.
+            ``logits``. It is put in evaluation mode, and its weights are shared.
         points: The name of an ``nn.ModuleList`` or ``nn.Sequential``, for an exit after each of its
             blocks but the last; or names of blocks of one such list, for an exit after each of
             these; or the names of other modules that run one after another.
@@ -503,19 +505,48 @@ def _hidden(chain: _Chain, number: int, output: Any) -> Tensor:
     return found
 
 
+class _Forward:
+    """The forward of a module while threads replace it, each for its own calls."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.own = vars(module).get("forward")  # some modules have one of their own already
+        self.by_thread: dict[int, Callable[..., Any]] = {}
+        self._usual: Callable[..., Any] = module.forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.by_thread.get(_thread(), self._usual)(*args, **kwargs)
+
+
+def _thread() -> int:
+    """Return the number of this thread; neither it nor a lock can be traced."""
+    return 0 if torch.compiler.is_compiling() else get_ident()
+
+
+def _alone() -> contextlib.AbstractContextManager[object]:
+    """Return the context in which no other thread replaces a forward."""
+    return contextlib.nullcontext() if torch.compiler.is_compiling() else REPLACING
+
+
 @contextlib.contextmanager
 def _replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Replace the forward of some modules for a while; some have one of their own already."""
-    own = {module: vars(module).get("forward") for module in forwards}
-    for module, forward in forwards.items():
-        module.__dict__["forward"] = forward
+    """Replace the forward of some modules for a while, for calls of this thread."""
+    me = _thread()
+    with _alone():
+        for module, forward in forwards.items():
+            if not isinstance(vars(module).get("forward"), _Forward):
+                module.__dict__["forward"] = _Forward(module)
+            module.__dict__["forward"].by_thread[me] = forward
     try:
         yield
     finally:
-        for module, before in own.items():
-            del module.__dict__["forward"]
-            if before is not None:
-                module.__dict__["forward"] = before
+        with _alone():
+            for module in forwards:
+                shared = module.__dict__["forward"]
+                del shared.by_thread[me]
+                if not shared.by_thread:
+                    del module.__dict__["forward"]
+                    if shared.own is not None:
+                        module.__dict__["forward"] = shared.own
 
 
 def _chain(
