@@ -202,6 +202,8 @@ class Answers:
 class Runner:
     """A network with exits and the policy that decides on them.
 
+    On a CPU several threads may call it at a time; on a GPU their calls must not overlap.
+
     Args:
         network: The network; it is put in evaluation mode, and is run in that mode only.
         policy: A fitted policy for these exits, or the tables of one.
