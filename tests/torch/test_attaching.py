@@ -409,6 +409,42 @@ def test_later_blocks_may_get_tensors_that_the_first_does_not_get():
     torch.testing.assert_close(apart(network, inputs), inputs + 111)
 
 
+def encoder(**options):
+    """PyTorch's own encoder with padding, by default with the tokens first."""
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 16, **options)
+            self.encoder = nn.TransformerEncoder(layer, 3)
+            self.head, self.first = nn.Linear(8, CLASSES), options.get("batch_first", False)
+
+        def forward(self, x, padding):
+            x = self.encoder(x if self.first else x.transpose(0, 1), src_key_padding_mask=padding)
+            return self.head(x.mean(1 if self.first else 0))
+
+    return Encoder().eval()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
+def test_blocks_must_return_the_batch_first():
+    padding = torch.arange(6) >= torch.tensor([[6], [4], [2], [6], [6], [6]])
+    example = {"x": torch.randn(6, 6, 8), "padding": padding}
+    with pytest.raises(
+        ArgumentError, match=r"layers\.0 returns shape \(6, 6, 8\) for 6 inputs, and"
+    ):
+        attach(encoder(), "encoder.layers", example)
+    model = encoder(batch_first=True)
+    with pytest.raises(ArgumentError, match=r"nested tensor: .* set its use_nested_tensor"):
+        attach(model, "encoder.layers", example)
+    model.encoder.use_nested_tensor = False
+    network = attach(model, "encoder.layers", example)
+    some = {key: value[1:3] for key, value in example.items()}
+    with torch.no_grad():
+        torch.testing.assert_close(apart(network, some), model(**some))
+
+
 def test_a_mask_that_only_a_later_block_gets_is_missed_in_an_example_without_padding():
     """As where the first layers are local, and the mask of the others masks nothing."""
 

@@ -575,6 +575,8 @@ def _chain(
             f"{', '.join(ran) or 'none of them'}: choose others with points"
         )
     hidden, parts = _hidden_states(calls, names)
+    for name, call, other, part in zip(names, calls, more, parts, strict=True):
+        _check_batch(name, *(_parts(each.output)[part or 0] for each in (call, other)), rows)
     returned = _parts(calls[0].output)
     carried: list[_Carried] = []
     tensors: list[Tensor] = []  # those carried, for the example
@@ -664,6 +666,20 @@ def _hidden_states(
     parts.append(last if isinstance(calls[-1].output, tuple | list) else None)
     first = next((k for k, leaf in enumerate(calls[0].leaves) if isinstance(leaf, Tensor)), 0)
     return [positions[0] if positions else first, *positions], parts
+
+
+def _check_batch(name: str, hidden: Tensor, more: Tensor, rows: int) -> None:
+    """Raise an error unless the batch comes first in what a block returns."""
+    if hidden.is_nested:
+        raise ArgumentError(
+            f"{name} returns a nested tensor: build nn.TransformerEncoder with "
+            "enable_nested_tensor=False, or set its use_nested_tensor = False"
+        )
+    if (hidden.shape[:1], more.shape[:1]) != ((rows,), (rows + 1,)):
+        raise ArgumentError(
+            f"{name} returns shape {tuple(hidden.shape)} for {rows} inputs, and the batch must "
+            "come first in it (batch_first=True in many modules)"
+        )
 
 
 def _check_known(

@@ -65,9 +65,8 @@ class Decider:
     def __init__(self, tables: Tables, device: torch.device) -> None:
         if tables.exits > MAX_EXITS:
             raise ArgumentError(
-                f"there are {tables.exits} exits, and at most {MAX_EXITS} are supported: "
-                "leave some "
-                "ramps out (None)"
+                f"there are {tables.exits} exits, and at most {MAX_EXITS} are supported: build the "
+                "network with fewer ramps"
             )
         self.tables = tables.to(device)
         self._device = device
@@ -101,9 +100,8 @@ class Decider:
         """Refuse logits for another number of classes than the tables are for."""
         if isinstance(self.tables, BeliefTables) and self.tables.leans.shape[1] != classes:
             raise ArgumentError(
-                f"the policy's tables are for {self.tables.leans.shape[1]} classes, and "
-                "the network's "
-                f"logits are for {classes}: name all classes with classes="
+                f"the policy's tables are for {self.tables.leans.shape[1]} classes, and the "
+                f"network's logits are for {classes}: name all classes with classes="
             )
 
     def observe(
@@ -176,9 +174,7 @@ class Decider:
         totals = own[..., 0] + own[..., 1] * odds + own[..., 2] * lean
         totals = totals + torch.where(same, agreed, differed).sum(dim=2)
         least, place = totals[:, 0], torch.zeros_like(step)
-        for k in range(
-            1, totals.shape[1]
-        ):  # among equals the first, which argmin does not guarantee
+        for k in range(1, totals.shape[1]):  # argmin does not guarantee the first among equals
             better = totals[:, k] < least
             least, place = least.where(~better, totals[:, k]), place.where(~better, k)
         owner = context.gather(1, place[:, None])[:, 0]

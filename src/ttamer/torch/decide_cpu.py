@@ -85,9 +85,7 @@ class CpuDecider(Decider):
         tables = self._arrays
         every_odds, every_lean = carry.odds.numpy(), carry.lean.numpy()
         every_odds[row, exit_] = own_odds
-        lean = tables["leans"][
-            exit_, prediction
-        ]  # no answer reads the last entry, and is corrected below
+        lean = tables["leans"][exit_, prediction]  # of no answer the last, which is not used
         every_lean[row, exit_] = np.where(prediction == NO_ANSWER, 0.0, lean)
         step = carry.place.numpy()[row]
         context = tables["context"][step]

@@ -116,9 +116,8 @@ class Profile:
         """
         if size not in self.sizes:
             raise ArgumentError(
-                f"batches of {size} were not measured, only "
-                f"{', '.join(map(str, self.sizes))}: choose one "
-                "of these, or measure again"
+                f"batches of {size} were not measured, only {', '.join(map(str, self.sizes))}: "
+                "choose one of these, or measure again"
             )
         at, group = self.sizes.index(size), self.groups.index(size)
         return Costs(
