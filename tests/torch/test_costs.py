@@ -85,3 +85,22 @@ def test_ramps_are_counted_where_kernels_would_run_them(monkeypatch):
     network = EarlyExit([nn.Identity()], [], ramp)
     costs = count_flops(network, (torch.zeros(5, 4, 6), torch.ones(5, 4, dtype=torch.bool)))
     assert costs.ramps == (2 * 6 * 2,)
+
+
+class Latent(nn.Module):
+    """A block that calls a module with one of its parameters, as of queries that are learned."""
+
+    def __init__(self):
+        super().__init__()
+        self.latents, self.linear = nn.Parameter(torch.zeros(1, 4)), nn.Linear(4, 4)
+        self.linear.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return x + self.linear(self.latents)
+
+
+def test_a_parameter_may_be_the_input_of_a_module():
+    network = EarlyExit([Latent()], [], nn.Linear(4, 2))
+    learning = [parameter.requires_grad for parameter in network.parameters()]
+    assert count_flops(network, torch.zeros(1, 4)).segments == (2 * 4 * 4,)
+    assert [parameter.requires_grad for parameter in network.parameters()] == learning

@@ -6,6 +6,7 @@ multiplying and adding are two operations. Measured costs come from :mod:`ttamer
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ from ttamer.torch.early_exit import require_exits
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ttamer.torch.early_exit import EarlyExit, Inputs
     from ttamer.trace.spec import Target
 
@@ -98,7 +101,7 @@ def count_flops(network: EarlyExit, inputs: Inputs) -> Costs:
     rows = rows_of(value)
     segments, ramps = [], []
     # The plain kernel of attention consists of matrix products, which are counted.
-    with evaluating(network), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+    with evaluating(network), _frozen(network), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         for segment, ramp in zip(network.segments, network.exits, strict=True):
             with FlopCounterMode(display=False) as counter:
                 value = segment(value)
@@ -108,3 +111,16 @@ def count_flops(network: EarlyExit, inputs: Inputs) -> Costs:
                 ramp(value)
             ramps.append(counter.get_total_flops() / rows)
     return Costs(network.names, tuple(segments), tuple(ramps), "flops")
+
+
+@contextlib.contextmanager
+def _frozen(network: EarlyExit) -> Iterator[None]:
+    """Freeze all parameters for a while: the counter fails where a module is called with one."""
+    learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
