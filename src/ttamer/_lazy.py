@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from ttamer.errors import MissingExtra
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["attach"]
+__all__ = ["attach", "is_installed"]
 
 _IMPORT = re.compile(r"^from (?P<home>[\w.]+) import (?:\((?P<many>[^)]*)\)|(?P<one>.+))$", re.M)
 
@@ -46,8 +47,8 @@ def attach(
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
             module = import_module(home)
-        except ModuleNotFoundError as error:
-            if extra is None or error.name != extra:
+        except ModuleNotFoundError:  # perhaps of what the extra brings along
+            if extra is None or is_installed(extra):
                 raise
             raise MissingExtra(extra, extra) from None
         # A stub may list a module of the package itself.
@@ -57,6 +58,18 @@ def attach(
 
     names = sorted(homes)
     return load, lambda: names, names
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported, without importing it.
+
+    >>> is_installed("json"), is_installed("no_such_module")
+    (True, False)
+    """
+    try:
+        return find_spec(module) is not None
+    except ValueError:  # it is blocked: sys.modules has None for it
+        return False
 
 
 def _homes(package: str) -> dict[str, str]:

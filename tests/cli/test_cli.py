@@ -747,6 +747,22 @@ def test_what_is_drawn_or_logged_must_be_writable_before_the_work(tmp_path):
     assert "--plot .: it is a folder" in said
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["demo", "-o", "out"],
+        ["report", "log.csv", "-o", "report.html"],
+        ["replay", "--example", "vgg16-to-noise", "--plot", "plot.png"],
+    ],
+)
+def test_what_draws_needs_matplotlib_before_the_work(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(command) == 2
+    message = "this needs matplotlib, which is not installed: pip install 'ttamer[plot]'"
+    assert capsys.readouterr().err == f"ttamer: error: {message}\n"
+
+
 def test_a_report_is_an_html_page(tmp_path):
     said = refuse("report", "nothing.csv", "-o", "report.png", cwd=tmp_path)
     assert "report.png: a report is an HTML page: give a name that ends in .html" in said

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from sklearn.datasets import make_friedman1
@@ -79,3 +82,12 @@ def test_models_are_judged_alike_on_sorted_rows(numbers, fitted):
 def test_an_unknown_loss_is_refused(numbers):
     with pytest.raises(tt.ArgumentError, match="loss is 'cubic'; it must be one of absolute_error"):
         CascadeRegressor([("line", LinearRegression())], loss="cubic").fit(*numbers)
+
+
+def test_without_scikit_learn_the_extra_is_named():
+    blocked = "import sys; sys.modules |= dict.fromkeys(('scipy', 'sklearn'))"
+    code = f"{blocked}; from ttamer.sklearn import CascadeRegressor"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.endswith(
+        "this needs sklearn, which is not installed: pip install 'ttamer[sklearn]'\n"
+    )

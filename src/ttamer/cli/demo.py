@@ -48,7 +48,9 @@ def run(args: argparse.Namespace) -> None:
     from ttamer.evaluation.frontiers import frontier
     from ttamer.fitting.plans import fit
     from ttamer.reporting import write_report
+    from ttamer.reporting.style import require_matplotlib
 
+    require_matplotlib()
     progress = progress_line()
     fit_trace = datasets.load(args.trace, part="fit")
     test_trace = datasets.load(args.trace, part="test")

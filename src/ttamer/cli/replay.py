@@ -85,6 +85,10 @@ def run(args: argparse.Namespace) -> None:
         return
     if args.block < 1:
         raise ArgumentError(f"--block is {args.block}; it must be at least 1")
+    if args.plot:
+        from ttamer.reporting.style import require_matplotlib
+
+        require_matplotlib()
     settings = _settings(args)
     serving, stream, shift, before = _opened(args, settings)
     progress = progress_line(quiet=args.json)

@@ -37,8 +37,10 @@ def run(args: argparse.Namespace) -> None:
     from ttamer.fitting.plans import fit
     from ttamer.reporting import write_report
     from ttamer.reporting.report import require_page
+    from ttamer.reporting.style import require_matplotlib
 
     require_page(args.output)
+    require_matplotlib()
     names = named_families(args)
     if names is not None:
         names = list(dict.fromkeys(["ttamer", *names]))  # the page is about its policies

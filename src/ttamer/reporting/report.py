@@ -37,7 +37,7 @@ from ttamer.reporting.recommendation import (
     recommend,
     settings_at,
 )
-from ttamer.reporting.style import drawn, less, number, percent, svg_of
+from ttamer.reporting.style import drawn, less, number, percent, require_matplotlib, svg_of
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.checks import require_trace
 
@@ -98,6 +98,7 @@ def report(
 
     require_trace(test_trace, "a report")  # before the fit, which takes long
     require_page(path)
+    require_matplotlib()
     names = None
     if families is not None:
         names = ["ttamer", *(each for each in family_names(families) if each != "ttamer")]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ttamer._lazy import is_installed
 from ttamer._numbers import number, percent
 from ttamer.errors import MissingExtra
 
@@ -33,6 +34,7 @@ __all__ = [
     "plain_axes",
     "points",
     "printable",
+    "require_matplotlib",
     "save_figure",
     "style",
     "svg_of",
@@ -124,13 +126,18 @@ def printable(name: object, most: int = _MAX_LETTERS) -> str:
     return f" {text}" if text.startswith("_") else text  # matplotlib hides labels with _ in front
 
 
+def require_matplotlib() -> None:
+    """Refuse to draw where matplotlib is not installed: before the work, not after it."""
+    if not is_installed("matplotlib"):
+        raise MissingExtra("matplotlib", "plot")
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """Draw or save with the settings that all figures share."""
-    try:
-        import matplotlib as mpl
-    except ModuleNotFoundError:
-        raise MissingExtra("matplotlib", "plot") from None
+    require_matplotlib()
+    import matplotlib as mpl
+
     settings: dict[Any, Any] = {
         "text.parse_math": False,
         "svg.fonttype": "none",
