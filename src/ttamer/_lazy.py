@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +65,8 @@ def is_installed(module: str) -> bool:
     >>> is_installed("json"), is_installed("no_such_module")
     (True, False)
     """
+    from importlib.util import find_spec
+
     try:
         return find_spec(module) is not None
     except ValueError:  # it is blocked: sys.modules has None for it
