@@ -385,6 +385,20 @@ def test_rows_whose_segment_cannot_be_written_stay_in_the_journal(tmp_path, monk
     assert numbers(read_log(tmp_path)) == list(range(6))
 
 
+def test_a_journal_that_is_long_enough_becomes_a_segment_with_the_next_row(tmp_path):
+    """As where the process was killed before the segment was written."""
+    log = AuditLog(tmp_path, SPEC, segment_rows=10)
+    log.__enter__()
+    for number in range(4):
+        log.add(row(number))
+    log._close()
+    with AuditLog(tmp_path, SPEC, segment_rows=3) as log:
+        assert log.recovered == 4
+        log.add(row(4))
+        assert log.waiting == 0
+    assert numbers(read_log(tmp_path)) == list(range(5))
+
+
 def test_a_journal_that_cannot_be_opened_is_opened_later(tmp_path, monkeypatch):
     """As where the process has too many open files when a segment is complete."""
 

@@ -191,6 +191,8 @@ class AuditLog:
         self._segment_rows, self._sync_rows = segment_rows, sync_rows
         self._retention = retention or Retention()
         self._waiting: list[AuditRow] = []
+        self._due = segment_rows
+        """The number of rows in the journal at which a segment is written."""
         self._index = 0
         self._journal = JsonLines(self._journal_path(), sync_lines=sync_rows)
         self._lock = -1
@@ -264,7 +266,7 @@ class AuditLog:
                 self._open_journal()
             self._journal.append(line)
         self._waiting.append(row)
-        if len(self._waiting) % self._segment_rows == 0:
+        if len(self._waiting) >= self._due:
             self.flush()
 
     def flush(self) -> None:
@@ -276,6 +278,7 @@ class AuditLog:
         if not self._waiting:
             return
         rows = self._waiting
+        self._due = len(rows) + self._segment_rows  # where this fails
         name = f"{self._index:08d}-{len(rows)}-{int(rows[-1].time)}.parquet"
         signals = {
             NUMBER: np.array([row.number for row in rows], np.float64),
@@ -288,7 +291,7 @@ class AuditLog:
         with self._writing():
             with atomic_write(self.folder / name, durable=True, private=True) as part:
                 write_parquet(trace, part)
-            self._waiting = []
+            self._waiting, self._due = [], self._segment_rows
             self._index += 1
             self._journal.close()
             self._journal.path.unlink(missing_ok=True)
