@@ -174,7 +174,6 @@ class Status:
             key.spent += _finite(record.cost)
         if not record.asked:
             return
-        exact: dict[str, float] = {}
         for one in record.asked:
             node = self._nodes.get(one.node)
             if node is not None:
@@ -184,10 +183,8 @@ class Status:
                     kind = failure_kind(one.error)
                     node.failures[kind] = node.failures.get(kind, 0) + 1
                 node.spent += _finite(one.cost)
-            billed = record.bill.get(one.node)
-            if node is not None and one.error is None and not (billed and billed.estimated):
-                exact[one.node] = _finite(one.cost)
-        self._count_exact(exact)
+        if self._calls:
+            self._count_exact(record)
         answered = self._nodes.get(record.by or "")
         if answered is not None:
             answered.answered += 1
@@ -196,8 +193,14 @@ class Status:
         self._estimated += _finite(record.estimated)
         self._recent.append(_finite(record.cost))
 
-    def _count_exact(self, exact: dict[str, float]) -> None:
+    def _count_exact(self, record: RequestRecord) -> None:
         """Count what the nodes asked by one request cost, where that is known."""
+        exact: dict[str, float] = {}
+        for one in record.asked:
+            billed = record.bill.get(one.node)
+            is_exact = one.error is None and not (billed and billed.estimated)
+            if is_exact and one.node in self._nodes:
+                exact[one.node] = _finite(one.cost)
         for name, calls in self._calls.items():
             if name in exact:
                 calls.count += 1
