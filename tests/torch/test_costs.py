@@ -88,7 +88,7 @@ def test_ramps_are_counted_where_kernels_would_run_them(monkeypatch):
 
 
 class Latent(nn.Module):
-    """A block that calls a module with one of its parameters, as of queries that are learned."""
+    """A block that calls a module with a view of a parameter, as of queries that are learned."""
 
     def __init__(self):
         super().__init__()
@@ -96,10 +96,10 @@ class Latent(nn.Module):
         self.linear.bias.requires_grad_(False)
 
     def forward(self, x):
-        return x + self.linear(self.latents)
+        return x + self.linear(self.latents.expand(len(x), -1))
 
 
-def test_a_parameter_may_be_the_input_of_a_module():
+def test_a_view_of_a_parameter_may_be_the_input_of_a_module():
     network = EarlyExit([Latent()], [], nn.Linear(4, 2))
     learning = [parameter.requires_grad for parameter in network.parameters()]
     assert count_flops(network, torch.zeros(1, 4)).segments == (2 * 4 * 4,)

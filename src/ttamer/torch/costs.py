@@ -115,7 +115,7 @@ def count_flops(network: EarlyExit, inputs: Inputs) -> Costs:
 
 @contextlib.contextmanager
 def _frozen(network: EarlyExit) -> Iterator[None]:
-    """Freeze all parameters for a while: the counter fails where a module is called with one."""
+    """Freeze all parameters for a while: the counter fails where a module gets a view of one."""
     learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
     for parameter in learning:
         parameter.requires_grad_(False)
