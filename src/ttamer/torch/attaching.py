@@ -576,7 +576,8 @@ def _chain(
         )
     hidden, parts = _hidden_states(calls, names)
     for name, call, other, part in zip(names, calls, more, parts, strict=True):
-        _check_batch(name, *(_parts(each.output)[part or 0] for each in (call, other)), rows)
+        one, two = (_parts(each.output)[part or 0] for each in (call, other))
+        _check_batch(name, one, two, rows)
     returned = _parts(calls[0].output)
     carried: list[_Carried] = []
     tensors: list[Tensor] = []  # those carried, for the example
