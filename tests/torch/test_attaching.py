@@ -426,6 +426,23 @@ def encoder(**options):
     return Encoder().eval()
 
 
+def test_blocks_must_return_tensors_and_always_run():
+    with pytest.raises(ArgumentError, match=r"encoder returns a BaseModelOutput.*; a block must r"):
+        attach(bert(), ["bert.encoder"], tokens())
+
+    class Even(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+        def forward(self, x):
+            x = self.blocks[0](x)
+            return self.blocks[1](x) if len(x) % 2 else x
+
+    with pytest.raises(ArgumentError, match="Even runs other blocks for 3 inputs than for 4"):
+        attach(Even(), "blocks", torch.randn(3, 4))
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
 def test_blocks_must_return_the_batch_first():

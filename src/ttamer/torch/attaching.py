@@ -574,6 +574,11 @@ def _chain(
             f"the blocks must run once each, in the order {', '.join(names)}; the model ran "
             f"{', '.join(ran) or 'none of them'}: choose others with points"
         )
+    if [call.block for call in more] != order:
+        raise ArgumentError(
+            f"{type(model).__name__} runs other blocks for {rows} inputs than for {rows + 1}: "
+            "choose points that always run"
+        )
     hidden, parts = _hidden_states(calls, names)
     for name, call, other, part in zip(names, calls, more, parts, strict=True):
         one, two = (_parts(each.output)[part or 0] for each in (call, other))
@@ -669,8 +674,13 @@ def _hidden_states(
     return [positions[0] if positions else first, *positions], parts
 
 
-def _check_batch(name: str, hidden: Tensor, more: Tensor, rows: int) -> None:
-    """Raise an error unless the batch comes first in what a block returns."""
+def _check_batch(name: str, hidden: Any, more: Any, rows: int) -> None:
+    """Raise an error unless a block returns a tensor in which the batch comes first."""
+    if not isinstance(hidden, Tensor):
+        raise ArgumentError(
+            f"{name} returns a {type(hidden).__name__}; a block must return a tensor, or a tuple "
+            "with one: choose blocks inside it"
+        )
     if hidden.is_nested:
         raise ArgumentError(
             f"{name} returns a nested tensor: build nn.TransformerEncoder with "
