@@ -37,6 +37,22 @@ def test_nodes_that_are_all_wrong_on_most_rows_get_a_warning():
     assert label_warnings(trace_of(100, agreeing=50, right=50)) == ()
 
 
+def test_a_node_that_writes_classes_in_another_way_gets_a_warning():
+    label = ["cat", "dog"] * 20
+    confidence = np.ones((40, 2))
+
+    def warnings_of(answers, **fields):
+        prediction = list(zip(answers, label, strict=True))
+        trace = Trace.from_arrays(SPEC, confidence, prediction=prediction, label=label, **fields)
+        return [text for text in label_warnings(trace) if "is the label of any row" in text]
+
+    (warning,) = warnings_of(["CAT", "DOG"] * 20)
+    assert "no answer of 'small' is the label of any row: its answers are 'CAT', 'DOG'" in warning
+    assert warnings_of(["CAT", "dog"] * 20) == []
+    assert warnings_of([None] * 40) == []
+    assert warnings_of(["CAT", "DOG"] * 20, correct=np.ones((40, 2), bool)) == []
+
+
 def test_few_rows_and_good_rows_get_none():
     assert label_warnings(trace_of(19)) == ()
     assert label_warnings(answering_trace(200)) == ()

@@ -244,6 +244,7 @@ def label_warnings(trace: Trace) -> tuple[str, ...]:
             )
     if trace.is_graded:
         return tuple(found)  # no loss is too large
+    found += _strange_answers(trace)
     try:
         errors = trace.wrong().mean(axis=0)
     except TraceError:
@@ -256,3 +257,24 @@ def label_warnings(trace: Trace) -> tuple[str, ...]:
             "were compared (compare in [serve], when answers were collected or imported)"
         )
     return tuple(found)
+
+
+def _strange_answers(trace: Trace) -> list[str]:
+    """Return a warning where one node never answers with a class that any label has."""
+    if trace.correct is not None or trace.prediction is None or trace.label is None:
+        return []
+    if trace.spec.target != "label":
+        return []
+    labels = np.unique(trace.label[trace.label >= 0])
+    for name, column in zip(trace.names, trace.prediction.T, strict=True):
+        answers = np.unique(column[column >= 0])
+        if len(answers) and len(labels) and not np.isin(answers, labels).any():
+            given, right = (
+                shown((trace.classes[code] for code in codes.tolist()), 3)
+                for codes in (answers, labels)
+            )
+            return [
+                f"no answer of {name!r} is the label of any row: its answers are {given}, labels "
+                f"are {right}; write both the same way"
+            ]
+    return []
