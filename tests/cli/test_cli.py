@@ -513,10 +513,11 @@ def test_fit_as_the_paper_has_it_and_in_batches(trace_files):
 def test_a_cascade_kept_in_the_file_is_used(trace_files):
     answering_trace(300, seed=0).write(trace_files / "fit.npz")
     out = ("-o", trace_files / "p.ttamer", "--json")
-    facts = json.loads(succeed("fit", trace_files / "fit.npz", *out))
-    assert facts["rows"] == 300
-    assert tt.load(trace_files / "p.ttamer").spec == answering_trace(10).spec
-    assert "give --cascade" in refuse("fit", trace_files / "fit.csv", *out)
+    for more in ((), ("--stream",)):
+        facts = json.loads(succeed("fit", trace_files / "fit.npz", *out, *more))
+        assert facts["rows"] == 300
+        assert tt.load(trace_files / "p.ttamer").spec == answering_trace(10).spec
+        assert "give --cascade" in refuse("fit", trace_files / "fit.csv", *out, *more)
     answering_trace(10).write(trace_files / "fit.csv.gz")
     assert "give --cascade" in refuse("fit", trace_files / "fit.csv.gz", *out)
 

@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _fitted(args: argparse.Namespace, progress: Callable[[str], None]) -> FittedLadder:
-    from ttamer.cli.traces import read
+    from ttamer.cli.traces import read, require_costs
     from ttamer.errors import ArgumentError
     from ttamer.fitting.plans import fit
     from ttamer.fitting.streaming import fit_file
@@ -181,7 +181,7 @@ def _fitted(args: argparse.Namespace, progress: Callable[[str], None]) -> Fitted
             )
         return fit_parquet(args.trace, args.cascade, address=args.ray, **options)
     if args.cascade is None:
-        raise ArgumentError("--stream needs --cascade FILE")
+        require_costs(args.trace)
     on_bad: OnBad = "skip" if args.skip_bad else "refuse"
     return fit_file(args.trace, args.cascade, on_bad=on_bad, **options)
 

@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
     from ttamer.trace.trace import Trace
 
-__all__ = ["add_reading_options", "errors_of", "node_table", "read", "refuse_trace"]
+__all__ = [
+    "add_reading_options",
+    "errors_of",
+    "node_table",
+    "read",
+    "refuse_trace",
+    "require_costs",
+]
 
 
 def add_reading_options(parser: Any) -> None:
@@ -37,7 +44,7 @@ def read(path: str, args: argparse.Namespace) -> Trace:
     from ttamer.trace.trace import Trace
 
     if args.cascade is None:
-        _require_costs(path)
+        require_costs(path)
     cascade = args.cascade
     if isinstance(cascade, CascadeSpec):  # a policy's own: its log has one column per node
         cascade = cascade.join_verified()
@@ -61,7 +68,7 @@ def refuse_trace(path: str, usage: str) -> None:
         )
 
 
-def _require_costs(path: str) -> None:
+def require_costs(path: str) -> None:
     """Refuse a file without a cascade, unless it is a Parquet or NPZ file with all costs."""
     from ttamer.errors import ArgumentError
     from ttamer.trace.columns import infer_spec

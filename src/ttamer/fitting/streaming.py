@@ -65,7 +65,7 @@ SAMPLE_ROWS = 50_000
 
 def fit_file(
     path: str | os.PathLike[str],
-    cascade: CascadeSpec | Mapping[str, float] | str | os.PathLike[str],
+    cascade: CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None = None,
     *,
     on_bad: OnBad = "refuse",
     **options: Unpack[FitKeywords],
@@ -74,7 +74,8 @@ def fit_file(
 
     Args:
         path: A Parquet, CSV or NPZ file.
-        cascade: The cascade, the path of a ``cascade.toml``, or the cost of each node by name.
+        cascade: The cascade, the path of a ``cascade.toml``, or the cost of each node by name; by
+            default the one kept in the file.
         on_bad: As for :meth:`ttamer.Trace.read`.
         **options: The fields of :class:`~ttamer.fitting.FitOptions`, but ``hold_out``.
 
