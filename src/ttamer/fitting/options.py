@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 import numpy as np
@@ -100,6 +101,32 @@ class FitOptions:
             raise ArgumentError(
                 f"hold_out is {self.hold_out!r}; it must be from 0 to {MAX_HOLD_OUT}"
             )
+
+    @classmethod
+    def of(cls, given: FitKeywords) -> FitOptions:
+        """Return the options that a function was given as keywords.
+
+        Args:
+            given: The keywords.
+
+        Returns:
+            The options, all others at their defaults.
+
+        Raises:
+            ArgumentError: There is no such option, or a value is out of range.
+
+        >>> FitOptions.of({"beleif": "none"})
+        Traceback (most recent call last):
+            ...
+        ttamer.errors.ArgumentError: a fit has no option 'beleif': did you mean 'belief'?
+        """
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                alike = get_close_matches(name, known, n=1)
+                hint = f"did you mean {alike[0]!r}?" if alike else f"it has {', '.join(known)}"
+                raise ArgumentError(f"a fit has no option {name!r}: {hint}")
+        return cls(**given)
 
     def report(self, text: str) -> None:
         """Pass a line of text to ``progress``, where there is one.

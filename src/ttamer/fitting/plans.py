@@ -149,7 +149,7 @@ def fit(trace: Trace, **options: Unpack[FitKeywords]) -> FittedLadder:
     >>> len(ladder), ladder.tradeoffs[0], ladder.tradeoffs[-1]
     (48, 0.0, 1.0)
     """
-    chosen = FitOptions(**options)
+    chosen = FitOptions.of(options)
     with shown(chosen.progress) as hook:
         return _fit(trace, dataclasses.replace(chosen, progress=hook))
 

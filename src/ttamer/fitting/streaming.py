@@ -161,7 +161,7 @@ def fit_batches(
 
 def streamed(given: FitKeywords) -> FitOptions:
     """Return the options of a fit in two readings."""
-    options = FitOptions(**given)
+    options = FitOptions.of(given)
     if options.belief == "threshold":
         raise ArgumentError(
             'belief="threshold" needs the rows in memory: use ttamer.fit (no --stream or --ray), '
