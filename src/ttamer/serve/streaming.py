@@ -64,11 +64,10 @@ class Relay:
         name: str,
         stack: AsyncExitStack,
         *,
-        own: bool = False,
         logprobs: bool = False,
     ) -> None:
-        self._is_own, self._has_logprobs = own, logprobs
         self._gateway, self._request, self.name, self._stack = gateway, request, name, stack
+        self._has_logprobs = logprobs
         self._start = time.monotonic()
         self._span = request.span.node(name)
         self._failed: UpstreamFailed | None = None
@@ -318,7 +317,7 @@ class _Ahead:
             return
         left = {*gateway.settings.spec.names} - {one.node for one in question.asked}
         if left == {question.node, node} and stream.relays(node, [*question.asked, question]):
-            relay = Relay(gateway, stream.request, node, stream.stack, own=True)
+            relay = Relay(gateway, stream.request, node, stream.stack)
             self.relays[node] = relay, asyncio.create_task(relay.begin())
             return
         ask = stream.policy.cascade.nodes[node]
@@ -463,7 +462,7 @@ class CascadeStream:
         Returns the whole answer where they are not, and ``None`` where the stream is relayed.
         """
         start, name = time.monotonic(), question.node
-        relay = Relay(self.gateway, self.request, name, self.stack, own=True, logprobs=True)
+        relay = Relay(self.gateway, self.request, name, self.stack, logprobs=True)
         try:
             response = await self._read_early(relay, prefix)
             if response is None:
@@ -521,7 +520,7 @@ class CascadeStream:
         """Ask nodes until one can be relayed, or the policy stops."""
         request, ahead = self.request, _Ahead(self)
         if self._only is not None:
-            self._relay = Relay(self.gateway, request, self._only, self.stack, own=True)
+            self._relay = Relay(self.gateway, request, self._only, self.stack)
             self.by = self._only
             try:
                 self._chunks, self._content_type = await self._relay.begin()
@@ -558,7 +557,7 @@ class CascadeStream:
         start, name = time.monotonic(), question.node
         relay, task = ahead.relays.pop(name, (None, None))
         if relay is None or task is None:
-            relay = Relay(self.gateway, self.request, name, self.stack, own=True)
+            relay = Relay(self.gateway, self.request, name, self.stack)
             task = asyncio.create_task(relay.begin())
         try:
             self._chunks, self._content_type = await task
