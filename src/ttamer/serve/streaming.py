@@ -358,7 +358,7 @@ class CascadeStream:
         policy: ActivePolicy,
         stack: AsyncExitStack,
         *,
-        only: str | None = None,
+        only: str | None,
     ) -> None:
         self._only = only
         self.gateway, self.request, self.policy, self.stack = gateway, request, policy, stack
@@ -385,11 +385,6 @@ class CascadeStream:
         """The nodes whose answers the policy took, in order."""
         own = () if self._relay is None else (self.by,)
         return (*(one.node for one in self._before), *own)
-
-    @property
-    def cost(self) -> float:
-        """The cost of all calls; while the stream runs, the most that it can be."""
-        return self.request.bill.cost
 
     @property
     def is_capped(self) -> bool:
@@ -514,7 +509,8 @@ class CascadeStream:
         except (ValueError, RecursionError, Unreadable, AttributeError):
             raise relay.fail(UpstreamFailed(name, "garbage", "returned no answer")) from None
         answer = NodeAnswer(None, None, text, body, relay.cost)
-        return Outcome(answer, None, name, self.asked, self.cost, 0.0, "relayed", capped=False)
+        cost = self.request.bill.cost
+        return Outcome(answer, None, name, self.asked, cost, 0.0, "relayed", capped=False)
 
     async def _walk(self) -> None:
         """Ask nodes until one can be relayed, or the policy stops."""
@@ -551,7 +547,7 @@ class CascadeStream:
             is_free = (
                 question.node not in ahead.calls and self.gateway.node(question.node).can_stream
             )
-            if prefix and is_free and self._may_be_early:
+            if prefix and is_free and self._may_differ:
                 return await self._early(question, prefix)
             return await ahead.take(question) or await call_async(question)
         start, name = time.monotonic(), question.node
@@ -570,8 +566,8 @@ class CascadeStream:
         return None
 
     @property
-    def _may_be_early(self) -> bool:
-        """Whether streams may be relayed on the evidence of their first tokens."""
+    def _may_differ(self) -> bool:
+        """Whether a stream may return another answer than the policy would, given all of it."""
         serve = self.gateway.settings.serve
         return serve.stream == "last" and self.policy.promise is None
 
@@ -589,10 +585,10 @@ class CascadeStream:
 
     def relays(self, node: str, asked: Sequence[Any]) -> bool:
         """Return whether a node's stream may be relayed once the policy stops after it."""
-        settings, serve = self.gateway.settings, self.gateway.settings.serve
         if not self._may_relay(node):
             return False
-        if serve.stream == "last" and self.policy.promise is None:
+        if self._may_differ:
             return True
-        is_right = settings.spec.target == "last" and node == settings.spec.names[-1]
+        spec = self.gateway.settings.spec
+        is_right = spec.target == "last" and node == spec.names[-1]
         return is_right or all(getattr(one, "error", None) is not None for one in asked)
