@@ -235,8 +235,6 @@ class NodeResponse(NamedTuple):
     body: dict[str, Any]
     seconds: float
     """The time to the last byte, failed attempts included."""
-    attempts: int = 1
-    by_fallback: bool = False
     content: bytes = b""
     """The body as received."""
     cost: float = 0.0
@@ -309,8 +307,7 @@ class Upstream:
         content, most = self._bounded(path, body, bill)
         settings, deadline = self.settings, context.deadline
 
-        async def answered(base: str) -> tuple[dict[str, Any], bytes, float]:
-            """Call a server; return its answer, the answer as received, and its cost."""
+        async def answered(base: str) -> NodeResponse:
             limit = self._limit(deadline)
             charge = self._open(bill, node or settings.name, most)
             try:
@@ -338,13 +335,11 @@ class Upstream:
                 _drop_unpaid(bill, charge, error)
                 raise
             self._settle(bill, charge, Usage.of(answer))
-            return answer, received, charge.cost
+            return NodeResponse(answer, time.monotonic() - start, received, charge.cost)
 
-        (answer, received, cost), attempts, base = await self._attempt(answered, context)
+        response, base = await self._attempt(answered, context)
         self._leave(base)
-        seconds = time.monotonic() - start
-        is_fallback = base == settings.fallback
-        return NodeResponse(answer, seconds, attempts, is_fallback, received, cost)
+        return response
 
     def _bounded(
         self, path: str, given: Mapping[str, Any], bill: Bill, *, is_stream: bool = False
@@ -436,7 +431,7 @@ class Upstream:
                 raise
             return response, charge
 
-        (response, charge), _, base = await self._attempt(begun, context)
+        (response, charge), base = await self._attempt(begun, context)
         try:
             kind = response.header("content-type") or "application/octet-stream"
             chunks = self._chunks(response, deadline)
@@ -453,12 +448,12 @@ class Upstream:
 
     async def _attempt(
         self, attempt: Callable[[str], Awaitable[T]], context: CallContext
-    ) -> tuple[T, int, str]:
-        """Call each server as often as allowed; return the result, the attempts and the server.
+    ) -> tuple[T, str]:
+        """Call each server as often as allowed; return the result, and the server that gave it.
 
         The caller calls :meth:`_leave` with the server, once the response is complete.
         """
-        attempts, deadline = 0, context.deadline
+        deadline = context.deadline
         failed: UpstreamFailed | None = None
         for base in self._order():
             breaker = self._breakers[base]
@@ -474,7 +469,6 @@ class Upstream:
                         "open", "is not called: its calls failed", pause=breaker.seconds_left
                     )
                     break
-                attempts += 1
                 try:
                     if self._limits is not None:
                         await self._enter(self._limits, deadline)
@@ -504,7 +498,7 @@ class Upstream:
                     raise
                 else:
                     breaker.succeeded()
-                    return result, attempts, base
+                    return result, base
         raise failed or self._failed("timeout", "there was no time for a call")
 
     def _was_cut_short(self, start: float, context: CallContext) -> bool:
