@@ -91,7 +91,6 @@ def test_a_real_verifier_gives_a_probability(real_cascade):
     )
     said = ask(real_cascade, "small", prompt(*QUESTIONS[0][:3]))
     assert 0 < said.confidence < 1
-    assert said.calls == 2
     assert ask(real_cascade, "small", prompt(*QUESTIONS[0][:3])).confidence == said.confidence
 
 
@@ -102,7 +101,7 @@ def test_real_samples_agree_more_or_less(real_cascade):
     )
     said = ask(real_cascade, "small", prompt(*QUESTIONS[1][:3]), seed=1)
     assert round(said.confidence * 3, 6) in (0, 1, 2, 3)
-    assert (said.calls, said.cost) == (3, 3.0)
+    assert said.cost == 3.0
 
 
 def test_collect_over_real_models_gives_a_trace_that_fits(real_cascade, tmp_path, capsys):

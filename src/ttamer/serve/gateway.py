@@ -16,7 +16,7 @@ from ttamer.errors import CascadeError, TTamerError
 from ttamer.fitted.mixture import Mixture
 from ttamer.runtime.calling import Call, CallResult, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall
-from ttamer.runtime.reply import Reply, error_text
+from ttamer.runtime.reply import error_text
 from ttamer.serve.accounts import Ledger, change_accounts
 from ttamer.serve.admission import ADMIN, Client, ConcurrencyLimit, Keys, Watchdog
 from ttamer.serve.answers.confidence import question_text
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     )
 
     from ttamer.runtime.outcome import Outcome
+    from ttamer.runtime.reply import Reply
     from ttamer.serve.accounts import Account
     from ttamer.serve.config import ServeSettings, Settings
     from ttamer.serve.observability.record import Refusal, RequestRecord
@@ -751,14 +752,12 @@ class Gateway:
         def asker(name: str) -> Callable[[RequestContext], Awaitable[Reply]]:
             async def ask(request: RequestContext) -> Reply:
                 try:
-                    answer = await self._ask(name, request)
+                    return (await self._ask(name, request)).reply
                 except UpstreamFailed:
                     raise
                 except Exception as error:  # the policy goes on without the node
                     self.log.failure(request.request_id, error)
                     raise
-                reply = Reply(answer.prediction, answer.confidence or 0.0, answer, answer.cost)
-                return reply if answer.extras is None else reply._replace(extras=answer.extras)
 
             return ask
 

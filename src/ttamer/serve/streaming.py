@@ -471,7 +471,7 @@ class CascadeStream:
             garbage = UpstreamFailed(name, "garbage", "returned no chat completion")
             return CallResult(None, garbage, 1, 1, time.monotonic() - start)
         answer = await self.gateway.taken(self.request, name, answer)
-        return CallResult(answer, None, 1, 1, time.monotonic() - start)
+        return CallResult(answer.reply, None, 1, 1, time.monotonic() - start)
 
     async def _read_early(
         self, relay: Relay, prefix: Sequence[PrefixSettings]

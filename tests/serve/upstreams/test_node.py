@@ -50,7 +50,7 @@ def test_a_letter_is_as_sure_as_its_probability(small):
     assert said.prediction == said.text == truth("Which?")
     text, sure = small.answer("Which?", 0)
     assert (text, pytest.approx(said.confidence)) == (said.prediction, sure)
-    assert (said.cost, said.calls) == (2.0, 1)
+    assert (said.cost, small.count) == (2.0, 1)
 
 
 def test_log_probabilities_are_asked_for_and_only_shown_on_request(small):
@@ -83,7 +83,7 @@ def test_agreement_asks_several_times_and_returns_the_modal_answer(small):
     assert (said.prediction, said.text) == ("B", "B")
     assert said.response["choices"][0]["message"]["content"] == "B"
     assert said.confidence == pytest.approx(2 / 3)
-    assert (said.cost, said.calls, small.count) == (6.0, 3, 3)
+    assert (said.cost, small.count) == (6.0, 3)
     assert {request["temperature"] for request in small.requests} == {0.7}
 
 
@@ -127,7 +127,7 @@ def test_a_verifier_judges_the_answer(small, start_upstream):
     }
     said = node_asked(tables, CHAT, body())
     assert said.confidence == pytest.approx(0.8)
-    assert (said.prediction, said.cost, said.calls) == (truth("Which?"), 2.5, 2)
+    assert (said.prediction, said.cost) == (truth("Which?"), 2.5)
     assert judge.requests[0]["model"] == "judging"
     assert "logprobs" not in small.requests[0]
     judge.mode = "error"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import nan
 from typing import TYPE_CHECKING, Any
 
+from ttamer.runtime.reply import Reply
 from ttamer.serve.answers.confidence import (
     ALTERNATIVES,
     MAX_ENTROPY,
@@ -71,7 +72,6 @@ class NodeAnswer:
     """The upstream's response, without log-probabilities that the client did not request."""
     cost: float
     """The cost of all calls, in the cascade's units."""
-    calls: int = 1
     verification: float = 0.0
     """The part of the cost that is for the confidence alone."""
     content: bytes = b""
@@ -86,17 +86,13 @@ class NodeAnswer:
     """The confidences that other sources give by the same tokens, where the node keeps them."""
 
     @property
-    def answer(self) -> NodeAnswer:
-        """What :class:`ttamer.Cascade` returns as the answer."""
-        return self
-
-    @property
-    def extras(self) -> tuple[float, ...] | None:
-        """The fields of :data:`~ttamer.trace.trace.EXTRA_FIELDS`, NaN where one is not known."""
+    def reply(self) -> Reply:
+        """What the cascade takes; its answer is this object."""
+        found = Reply(self.prediction, self.confidence or 0.0, self, self.cost)
         if self.margin is None and self.entropy is None:
-            return None
-        known = (self.margin, self.entropy, None)
-        return tuple([nan if value is None else value for value in known])
+            return found
+        known = (self.margin, self.entropy, None)  # as in EXTRA_FIELDS
+        return found._replace(extras=tuple([nan if value is None else value for value in known]))
 
 
 def open_nodes(
@@ -229,27 +225,25 @@ class Node:
     ) -> NodeAnswer:
         source, response = self.settings.confidence, received.body
         text, prediction = self._read(received)
-        cost, calls = _cost(self.settings, received, context), 1
-        paid = 0.0
+        cost, paid = _cost(self.settings, received, context), 0.0
         margin = entropy = None
         if source == "none":
             confidence = 0.0
         elif source == "self-report":
-            confidence, paid, calls = await self._report(body, text, context)
+            confidence, paid = await self._report(body, text, context)
         elif source in TOKEN_SOURCES:
             confidence = self._token_confidence(response, prediction)
         elif source == "field":
             confidence = field_value(response, self.settings.field or "")
         else:
             confidence, paid = await self._verify(question_text(body), text, context)
-            calls = 2
         if "margin" in self.settings.extras:
             margin = self._extra(margin_of_tokens, response, 0.0)
         if "entropy" in self.settings.extras:
             entropy = self._extra(entropy_of_tokens, response, MAX_ENTROPY)
         shown = _without_logprobs(response, body) if self._needs_logprobs else response
         return NodeAnswer(
-            prediction, confidence, text, shown, cost + paid, calls, paid,
+            prediction, confidence, text, shown, cost + paid, paid,
             margin=margin, entropy=entropy,
             first=first_logprobs(response) if self._keeps_first else (),
             likelihoods=likelihoods(response) if self._keeps_first else None,
@@ -295,26 +289,26 @@ class Node:
         body: Mapping[str, Any],
         text: str,
         context: CallContext,
-    ) -> tuple[float, float, int]:
-        """Return the confidence that the model reports, its cost, and the calls of the answer.
+    ) -> tuple[float, float]:
+        """Return the confidence that the model reports, and the cost of its report.
 
         Without a usable report it is the lowest.
         """
         if not text.strip():
-            return 0.0, 0.0, 1
+            return 0.0, 0.0
         request = report_request(question_text(body), text)
         try:
             response = await self.upstream.call(CHAT, request, context)
         except UpstreamFailed as error:
-            return 0.0, self.settings.cost if error.paid else 0.0, 2
+            return 0.0, self.settings.cost if error.paid else 0.0
         try:
             cost = _cost(self.settings, response, context)
         except Unreadable:
             cost = self.settings.cost  # priced as if it had no tokens
         try:
-            return reported_confidence(response.body), cost, 2
+            return reported_confidence(response.body), cost
         except Unreadable:
-            return 0.0, cost, 2
+            return 0.0, cost
 
     async def _verify(
         self,
@@ -352,10 +346,10 @@ class Node:
         """
         with self._reading:
             if self.settings.confidence == "self-report":
-                sure, cost, _ = await self._report(body, answer.text, context)
+                sure, cost = await self._report(body, answer.text, context)
             else:
                 sure, cost = await self._verify(question_text(body), answer.text, context)
-        return replace(answer, confidence=sure, cost=cost, verification=cost, calls=1)
+        return replace(answer, confidence=sure, cost=cost, verification=cost)
 
     async def _ask_samples(
         self,
@@ -381,7 +375,7 @@ class Node:
         # A failed call that is paid is priced as if it had no tokens.
         cost = sum(_cost(self.settings, each, context) for each in responses)
         cost += self.settings.cost * sum(error.paid for error in failed)
-        return NodeAnswer(prediction, confidence, text, responses[chosen].body, cost, len(calls))
+        return NodeAnswer(prediction, confidence, text, responses[chosen].body, cost)
 
     def _sample(self, body: Mapping[str, Any], number: int) -> dict[str, Any]:
         """Return the request for one of several answers, with a temperature above 0."""
@@ -440,23 +434,19 @@ def _without_logprobs(response: dict[str, Any], request: Mapping[str, Any]) -> d
     choices = response.get("choices")
     if not isinstance(choices, list):
         return response
-    keep = _fewer_alternatives if request.get("logprobs") else _no_logprobs
-    kept = [keep(choice, request) if isinstance(choice, dict) else choice for choice in choices]
+    count = (request.get("top_logprobs") or 0) if request.get("logprobs") else None
+    kept = [_kept_logprobs(each, count) if isinstance(each, dict) else each for each in choices]
     return {**response, "choices": kept}
 
 
-def _no_logprobs(choice: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    del request
-    return {**choice, "logprobs": None}
-
-
-def _fewer_alternatives(choice: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a choice with as many likely tokens as the client requested."""
+def _kept_logprobs(choice: dict[str, Any], count: int | None) -> dict[str, Any]:
+    """Return a choice with so many likely tokens of each; without log-probabilities for none."""
+    if count is None:
+        return {**choice, "logprobs": None}
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(logprobs, dict) or not isinstance(content, list):
         return choice
-    count = request.get("top_logprobs") or 0
     entries = [
         {**entry, "top_logprobs": entry["top_logprobs"][:count]}
         if isinstance(entry, dict) and isinstance(entry.get("top_logprobs"), list)
