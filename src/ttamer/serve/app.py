@@ -7,9 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ttamer.errors import ArgumentError
-from ttamer.serve.accounts import KeyRefused
 from ttamer.serve.admission import ADMIN, RequestGuard, check_key
-from ttamer.serve.bill import Bill
 from ttamer.serve.formats import openai
 from ttamer.serve.formats.messages import message_error
 from ttamer.serve.formats.openapi import description
@@ -22,7 +20,6 @@ from ttamer.serve.http import (
     HttpExchange,
     InternalError,
     SlowBody,
-    TooManyRequests,
     check_content_type,
     parse_json,
 )
@@ -137,10 +134,7 @@ class App:
             await (handler or self._handler(exchange))(exchange)
         except HttpError as error:
             code = error.code
-            if isinstance(error, KeyRefused):
-                self._gateway.metrics.key_refused(exchange.client, error.reason)
-            elif isinstance(error, TooManyRequests):
-                self._gateway.metrics.refused()
+            self._gateway.refused(error, exchange.client)
             if isinstance(error, ClientDisconnected):
                 exchange.status = error.status  # of the record: there is no response
             elif not exchange.status:
@@ -239,11 +233,7 @@ class App:
     async def _embeddings(self, exchange: HttpExchange) -> None:
         """Pass a request for embeddings on to their upstream."""
         gateway, serve = self._gateway, self._gateway.settings.serve
-        exchange.client = check_key(gateway.keys, exchange, "ask")
-        account = gateway.accounts.get(exchange.client)
-        if account is not None:
-            account.admit()
-        exchange.bill = Bill(serve.max_cost, account)
+        gateway.admit(exchange)
         data = await self._json(exchange)
         check(data, _EMBEDDING)
         assert gateway.embedder is not None  # noqa: S101 - only then is there this route
@@ -261,6 +251,7 @@ class App:
                     await exchange.send_bytes(200, response.content, {"content-type": JSON})
         except UpstreamFailed as error:
             is_late = context.seconds_left <= TIMER_SLACK
+            account = gateway.accounts.get(exchange.client)
             raise failure([error.facts], serve, account, is_late=is_late) from None
         except TimeoutError:
             raise late() from None

@@ -17,10 +17,11 @@ from ttamer.fitted.mixture import Mixture
 from ttamer.runtime.calling import Call, CallResult, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall
 from ttamer.runtime.reply import error_text
-from ttamer.serve.accounts import Ledger, change_accounts
-from ttamer.serve.admission import ADMIN, Client, ConcurrencyLimit, Keys, Watchdog
+from ttamer.serve.accounts import KeyRefused, Ledger, change_accounts
+from ttamer.serve.admission import ADMIN, Client, ConcurrencyLimit, Keys, Watchdog, check_key
 from ttamer.serve.answers.confidence import question_text
 from ttamer.serve.answers.prompt_signals import embedding_signals, prompt_signals
+from ttamer.serve.bill import Bill
 from ttamer.serve.config import EMBEDDINGS_NODE
 from ttamer.serve.drift import (
     Audits,
@@ -31,7 +32,7 @@ from ttamer.serve.drift import (
     starting_policy,
 )
 from ttamer.serve.formats.openai import CASCADE, CLASSIFICATIONS
-from ttamer.serve.http import HttpError
+from ttamer.serve.http import HttpError, TooManyRequests
 from ttamer.serve.observability.logging import JsonLog
 from ttamer.serve.observability.metrics import Metrics
 from ttamer.serve.observability.otel import NO_NODE, NO_SPAN, NO_TRACING, Tracing
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from ttamer.runtime.reply import Reply
     from ttamer.serve.accounts import Account
     from ttamer.serve.config import ServeSettings, Settings
+    from ttamer.serve.http import HttpExchange
     from ttamer.serve.observability.record import Refusal, RequestRecord
     from ttamer.serve.policies import ActivePolicy, Artefact, Reload
     from ttamer.serve.processes.accepted import AcceptedFiles
@@ -445,6 +447,33 @@ class Gateway:
         self.flush()
         self.log.event("stop", running=self.limit.running)
         await self._stack.aclose()
+
+    def admit(self, exchange: HttpExchange) -> None:
+        """Check the key of a request that may cost something, and open its bill.
+
+        Args:
+            exchange: The request, whose client and bill are set.
+
+        Raises:
+            HttpError: If the key is missing or not known, or the key's limits are reached.
+        """
+        exchange.client = check_key(self.keys, exchange, "ask")
+        account = self.accounts.get(exchange.client)
+        if account is not None:
+            account.admit()
+        exchange.bill = Bill(self.settings.serve.max_cost, account)
+
+    def refused(self, error: HttpError, client: str) -> None:
+        """Count a request that is refused by a limit.
+
+        Args:
+            error: The refusal; others are not counted.
+            client: The name of the client.
+        """
+        if isinstance(error, TooManyRequests):
+            self.metrics.refused()
+        elif isinstance(error, KeyRefused):
+            self.metrics.key_refused(client, error.reason)
 
     def finished(self, record: RequestRecord) -> None:
         """Take the record of one request; the sinks receive it a moment later, with others.

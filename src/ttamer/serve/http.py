@@ -188,7 +188,7 @@ class HttpExchange:
         self.client = ""
         """The name of the API key; empty where there are no keys."""
         self.bill = Bill()
-        """The charges of a request that is passed on."""
+        """The charges of the request."""
         self.error_body: Callable[[HttpError], dict[str, Any]] = _openai_error
         """The body of an error, in the format of the endpoint."""
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
-from ttamer.serve.accounts import KeyRefused
-from ttamer.serve.admission import MAX_RETRY_AFTER, RequestGuard, check_key
+from ttamer.serve.admission import MAX_RETRY_AFTER, RequestGuard
 from ttamer.serve.bill import Bill, shown
 from ttamer.serve.formats import openai
 from ttamer.serve.formats.schemas import check
@@ -29,7 +28,6 @@ from ttamer.serve.http import (
     InternalError,
     RetryLater,
     SlowBody,
-    TooManyRequests,
     check_content_type,
     parse_json,
 )
@@ -168,8 +166,6 @@ class RequestHandler:
         self._is_capped = False
         self._error: str | None = None
         self._has_body = False
-        self._client = ""
-        self._bill = exchange.bill
 
     async def handle(self) -> None:
         """Handle the request, and record it."""
@@ -205,12 +201,8 @@ class RequestHandler:
 
     async def _respond(self, span: RequestSpan, guard: RequestGuard) -> None:
         gateway, exchange = self._gateway, self._exchange
-        client = self._client = check_key(gateway.keys, exchange, "ask")
-        account = gateway.accounts.get(client)
-        if account is not None:
-            account.admit()
-        self._bill = Bill(gateway.settings.serve.max_cost, account)
-        request = await self._read(span, client)
+        gateway.admit(exchange)
+        request = await self._read(span)
         guard.watch_disconnect()
         policy = await self._artefact.policies.choose(request.choice)
         node = gateway.single_node(request.model)
@@ -228,7 +220,7 @@ class RequestHandler:
             else:
                 await self._answer_alone(request, node)
 
-    async def _read(self, span: RequestSpan, client: str) -> RequestContext:
+    async def _read(self, span: RequestSpan) -> RequestContext:
         """Read and check the whole request."""
         exchange, serve = self._exchange, self._gateway.settings.serve
         check_content_type(exchange)
@@ -238,11 +230,11 @@ class RequestHandler:
             parse_json(body, max_depth=serve.max_depth),
             self._endpoint,
             request_id=exchange.request_id,
-            client=client,
+            client=exchange.client,
             deadline=exchange.start + serve.timeout,
             seconds=serve.timeout,
             span=span,
-            bill=self._bill,
+            bill=exchange.bill,
         )
         if exchange.has_any(_CHOICE_NAMES):
             request.choice = _choice(request.choice, exchange)
@@ -331,12 +323,9 @@ class RequestHandler:
         self._error = error.code
         if isinstance(error, ClientDisconnected):
             return
-        if isinstance(error, TooManyRequests):
-            self._gateway.metrics.refused()
-        elif isinstance(error, KeyRefused):
-            self._gateway.metrics.key_refused(self._client, error.reason)
+        self._gateway.refused(error, exchange.client)
         if not exchange.status:
-            if not self._bill.is_empty:
+            if not exchange.bill.is_empty:
                 exchange.response_headers |= self._headers()
             await exchange.send_error(error)
         elif exchange.is_stream:
@@ -346,13 +335,13 @@ class RequestHandler:
 
     def _headers(self) -> dict[str, str]:
         """Return the headers that name the path and its cost; of errors too."""
-        bill = self._bill
+        bill = self._exchange.bill
         asked = self._asked if self._by else self._calls(bill.by_node())
         return _path_headers(self._by, tuple([one.node for one in asked])) | cost_headers(bill)
 
     def _stream_headers(self, by: str, path: tuple[str, ...]) -> dict[str, str]:
         """Return the headers of a stream; a cost that depends on its tokens is not known yet."""
-        headers, bill = _path_headers(by, path), self._bill
+        headers, bill = _path_headers(by, path), self._exchange.bill
         return headers if bill.estimated else headers | {"x-ttamer-cost": shown(bill.cost)}
 
     def _calls(self, bill: Mapping[str, NodeBill]) -> list[NodeCall]:
@@ -374,12 +363,12 @@ class RequestHandler:
         return failure(
             failures if len(failures) == len(nodes) else (),
             self._gateway.settings.serve,
-            self._gateway.accounts.get(self._client),
+            self._gateway.accounts.get(request.client),
             is_late=error.late or request.seconds_left <= TIMER_SLACK,
         )
 
     def _record(self) -> RequestRecord:
-        exchange, bill = self._exchange, self._bill.by_node()
+        exchange, bill = self._exchange, self._exchange.bill.by_node()
         asked = self._calls(bill)
         is_gone = self._error == ClientDisconnected.code
         return RequestRecord(
@@ -390,11 +379,11 @@ class RequestHandler:
             self._version,
             asked,
             self._by,
-            self._bill.cost,
+            exchange.bill.cost,
             self._is_capped,
             sum([one.calls for one in asked]) - len(asked),
             self._error,
-            self._client,
+            exchange.client,
             bill,
         )
 
