@@ -308,7 +308,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the URL."""
-        self._count(len(url))
+        self._header_bytes += len(url)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse("headers")
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -398,11 +400,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if cycle is not None and not self.transport.is_closing() and not cycle.response_complete:
             cycle.more_body = False
             cycle.message_event.set()
-
-    def _count(self, size: int) -> None:
-        self._header_bytes += size
-        if self._header_bytes > MAX_HEADER_BYTES:
-            self._refuse("headers")
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(HEADER_SECONDS, self._refuse, "timeout")

@@ -38,7 +38,7 @@ __all__ = [
     "SlowBody",
     "TooManyRequests",
     "check_content_type",
-    "error_body",
+    "openai_error",
     "parse_json",
     "read_body",
 ]
@@ -84,15 +84,13 @@ class HttpError(TTamerError):
         """Headers sent with the error."""
         return {}
 
-    @property
-    def body(self) -> dict[str, Any]:
-        """The error in OpenAI's format."""
-        return error_body(self.status, str(self), self.code, self.param)
 
-
-def _openai_error(error: HttpError) -> dict[str, Any]:
+def openai_error(error: HttpError) -> dict[str, Any]:
     """Return the body of an error in OpenAI's format."""
-    return error.body
+    status = error.status
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    facts = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+    return {"error": facts}
 
 
 class BodyTooLarge(HttpError):
@@ -149,14 +147,6 @@ class TooManyRequests(RetryLater):
         super().__init__("too many concurrent requests", retry_after)
 
 
-def error_body(
-    status: int, message: str, code: str | None = None, param: str | None = None
-) -> dict[str, Any]:
-    """Return an error in OpenAI's format."""
-    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
 class InternalError(HttpError):
     """A mistake in the gateway itself."""
 
@@ -189,7 +179,7 @@ class HttpExchange:
         """The name of the API key; empty where there are no keys."""
         self.bill = Bill()
         """The charges of the request."""
-        self.error_body: Callable[[HttpError], dict[str, Any]] = _openai_error
+        self.error_body: Callable[[HttpError], dict[str, Any]] = openai_error
         """The body of an error, in the format of the endpoint."""
 
     @property

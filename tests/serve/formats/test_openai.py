@@ -14,7 +14,7 @@ from ttamer.serve.formats.openai import (
     completion,
     model_list,
 )
-from ttamer.serve.http import error_body
+from ttamer.serve.http import HttpError, openai_error
 from ttamer.serve.request import RequestContext
 from ttamer.serve.upstreams.node import NodeAnswer
 
@@ -93,7 +93,8 @@ def test_a_classification_does_not_stream():
 
 
 def test_errors_have_openais_types():
-    types = {status: error_body(status, "m")["error"]["type"] for status in (400, 401, 429, 502)}
+    errors = [HttpError("m", status=status) for status in (400, 401, 429, 502)]
+    types = {error.status: openai_error(error)["error"]["type"] for error in errors}
     assert types == {400: "invalid_request_error", 401: "authentication_error",
                      429: "rate_limit_error", 502: "api_error"}  # fmt: skip
 
