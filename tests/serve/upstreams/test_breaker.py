@@ -10,7 +10,7 @@ from ttamer.serve.upstreams.breaker import CircuitBreaker
 
 def test_a_breaker_opens_probes_and_closes():
     clock = Clock()
-    breaker = CircuitBreaker(3, pause=5.0, clock=clock)
+    breaker = CircuitBreaker(3, clock=clock)
     breaker.failed("cut")
     breaker.failed("error")
     breaker.failed("error")
@@ -42,7 +42,7 @@ def test_a_breaker_opens_probes_and_closes():
 @pytest.mark.parametrize("end", ["abandoned", "failed"])
 def test_a_call_that_began_before_the_breaker_opened_ends_no_probe(end):
     clock = Clock()
-    breaker = CircuitBreaker(1, pause=5.0, clock=clock)
+    breaker = CircuitBreaker(1, clock=clock)
     old, late = breaker.allow(), breaker.allow()
     breaker.failed("timeout", late)
     clock.now = 5.0
@@ -63,7 +63,7 @@ def test_a_call_that_began_before_the_breaker_opened_ends_no_probe(end):
 
 def test_a_probe_of_an_earlier_outage_is_no_probe_of_the_next():
     clock = Clock()
-    breaker = CircuitBreaker(1, pause=5.0, clock=clock)
+    breaker = CircuitBreaker(1, clock=clock)
     breaker.failed("timeout", breaker.allow())
     clock.now = 5.0
     first = breaker.allow()

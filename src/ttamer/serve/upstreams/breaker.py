@@ -16,6 +16,10 @@ __all__ = ["NO_PROBE", "CircuitBreaker", "Permit"]
 
 MIN_OUTAGE = 1.0
 """The seconds without a success after which failures open a circuit breaker."""
+FIRST_PAUSE = 5.0
+"""The seconds after which a server is tested; doubled for each further test that fails."""
+MAX_PAUSE = 60.0
+"""The most seconds between two tests."""
 _BREAKING: frozenset[Failure] = frozenset({"connect", "timeout", "busy", "error", "cut"})
 """The failures that the circuit breaker counts: those of the server, not of one request."""
 
@@ -46,18 +50,11 @@ class CircuitBreaker:
     False
     """
 
-    def __init__(
-        self,
-        failures: int,
-        pause: float = 5.0,
-        max_pause: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._limit, self._first_pause, self._max_pause = failures, pause, max_pause
-        self._clock = clock
+    def __init__(self, failures: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._clock = failures, clock
         self._failures = 0
         self._first_failure = 0.0
-        self._pause = pause
+        self._pause = FIRST_PAUSE
         self._open_until: float | None = None
         self._probe: Permit | None = None
         self.waiting: set[_Expiring] = set()
@@ -91,11 +88,11 @@ class CircuitBreaker:
     def succeeded(self) -> None:
         """Take the success of a call."""
         self._failures = 0
-        self._pause = self._first_pause
+        self._pause = FIRST_PAUSE
         self._open_until = None
         self._probe = None
 
-    def failed(self, kind: Failure, permit: Permit | None = None) -> None:
+    def failed(self, kind: Failure, permit: Permit = NO_PROBE) -> None:
         """Take the failure of a call, with its permit."""
         if kind not in _BREAKING:
             self.succeeded()  # the server works
@@ -111,18 +108,18 @@ class CircuitBreaker:
             return
         if self._open_until is None or is_probe:
             self._open_until = now + self._pause
-            self._pause = min(2 * self._pause, self._max_pause)
+            self._pause = min(2 * self._pause, MAX_PAUSE)
             if kind == "timeout":
                 for each in tuple(self.waiting):
                     each.expire()
 
-    def abandoned(self, permit: Permit | None = None) -> None:
+    def abandoned(self, permit: Permit) -> None:
         """Take the end of a call that shows nothing about the server, with its permit."""
         self._end_probe(permit)
 
-    def _end_probe(self, permit: Permit | None) -> bool:
+    def _end_probe(self, permit: Permit) -> bool:
         """Return whether the permit is that of the probe, which has ended."""
-        is_probe = permit is not None and permit is self._probe
+        is_probe = permit is self._probe
         if is_probe:
             self._probe = None
         return is_probe
