@@ -19,7 +19,7 @@ import pytest
 from ttamer.serve.config import read_settings
 from ttamer.serve.gateway import Gateway
 from ttamer.serve.observability.logging import JsonLog
-from ttamer.serve.server import _log_to, _Server, _SharedListener, listen, server_config
+from ttamer.serve.server import _logging_to, _Server, _SharedListener, listen, server_config
 
 
 @pytest.fixture
@@ -35,12 +35,12 @@ def root():
 
 def test_every_library_logs_one_way(root):
     stream = io.StringIO()
-    _log_to(JsonLog(stream).handler())
-    logging.getLogger("some.library").error("no luck with %s", "a secret prompt")
-    logging.getLogger("some.library").info("all is well")
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.warn("of a secret prompt", stacklevel=1)
+    with _logging_to(JsonLog(stream)):
+        logging.getLogger("some.library").error("no luck with %s", "a secret prompt")
+        logging.getLogger("some.library").info("all is well")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("of a secret prompt", stacklevel=1)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [(line["logger"], line["level"]) for line in lines] == [
         ("some.library", "error"),

@@ -73,7 +73,7 @@ def _run(args: argparse.Namespace) -> None:
     from ttamer.serve.gateway import Gateway
     from ttamer.serve.observability.logging import JsonLog
     from ttamer.serve.processes.workers import WorkerPlace, check_workers, supervise
-    from ttamer.serve.server import check_certificate, check_exposure, inherit, listen, run_owner
+    from ttamer.serve.server import check_exposure, inherit, listen, load_certificate, run_owner
     from ttamer.serve.server import run as serve
 
     if args.probe is not None and not args.check:
@@ -81,7 +81,7 @@ def _run(args: argparse.Namespace) -> None:
     certificate = None
     if args.tls_cert is not None:
         certificate = (args.tls_cert, args.tls_key)
-        check_certificate(*certificate)
+        load_certificate(*certificate)  # refuses one that cannot be used
     elif args.tls_key is not None:
         raise ArgumentError("--tls-key needs --tls-cert; add it")
     if args.cascade.endswith(".ttamer"):

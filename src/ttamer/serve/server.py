@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ttamer.serve.gateway import Gateway
+    from ttamer.serve.observability.logging import JsonLog
 
 __all__ = [
-    "check_certificate",
     "check_exposure",
     "inherit",
     "listen",
+    "load_certificate",
     "run",
     "run_owner",
     "server_config",
@@ -87,16 +88,12 @@ def run(
             gc.set_threshold(100_000)  # by default the collector took a tenth of the time
             await _Server(config, gateway, started, early).serve(sockets=[listener])
 
-    _log_to(gateway.log.handler())
-    gateway.log.start()
-    try:
-        with (
-            _kept_signals() as early,
-            asyncio.Runner(loop_factory=config.get_loop_factory()) as runner,
-        ):
-            runner.run(serve(early))
-    finally:
-        gateway.log.stop()
+    with (
+        _logging_to(gateway.log),
+        _kept_signals() as early,
+        asyncio.Runner(loop_factory=config.get_loop_factory()) as runner,
+    ):
+        runner.run(serve(early))
 
 
 def run_owner(gateway: Gateway, started: Callable[[], None]) -> None:
@@ -129,30 +126,23 @@ def run_owner(gateway: Gateway, started: Callable[[], None]) -> None:
                 started()
             await stopped.wait()
 
-    _log_to(gateway.log.handler())
-    gateway.log.start()
-    try:
-        with _kept_signals() as early:
-            asyncio.run(own(early))
-    finally:
-        gateway.log.stop()
+    with _logging_to(gateway.log), _kept_signals() as early:
+        asyncio.run(own(early))
 
 
-def check_certificate(certificate: str, key: str | None) -> None:
-    """Refuse a certificate, or a key, that cannot be used.
+def load_certificate(certificate: str, key: str | None) -> ssl.SSLContext:
+    """Load a certificate and its key; refuse those that cannot be used.
 
     Args:
         certificate: A PEM file with the certificate, and those that signed it.
         key: A PEM file with its key; ``None`` where the same file holds it.
 
+    Returns:
+        The context of connections with this certificate.
+
     Raises:
         ArgumentError: If TLS cannot be spoken with them.
     """
-    _tls_context(certificate, key)
-
-
-def _tls_context(certificate: str, key: str | None) -> ssl.SSLContext:
-    """Return the context of a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(certificate, key, password="")
@@ -257,7 +247,7 @@ def _renew_certificate(
     The listening socket keeps its context: each handshake, with a server name or without one,
     changes to the one that was loaded.
     """
-    renewed = _tls_context(*certificate)
+    renewed = load_certificate(*certificate)
 
     def use(connection: ssl.SSLObject, *_: object) -> None:
         connection.context = renewed
@@ -392,12 +382,18 @@ class _SharedListener:
             connection.close()
 
 
-def _log_to(handler: logging.Handler) -> None:
-    """Send the logs and warnings of all libraries to one handler, and none to standard error."""
+@contextmanager
+def _logging_to(log: JsonLog) -> Iterator[None]:
+    """Inside, the log is written in a thread, with the logs and warnings of all libraries."""
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [log.handler()]
     root.setLevel(logging.WARNING)
     logging.captureWarnings(True)
+    log.start()
+    try:
+        yield
+    finally:
+        log.stop()
 
 
 @contextmanager
