@@ -293,7 +293,7 @@ class App:
                 status=409,
                 code="not_now",
             )
-        result = await self._gateway.policies.rollback("admin")
+        result = await self._gateway.policies.rollback()
         await exchange.send_json(200 if result.ok else 409, result.to_dict())
 
     def _drift(self, action: str) -> Handler:

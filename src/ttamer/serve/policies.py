@@ -143,20 +143,16 @@ class Policies:
                     f"this policy only ever asks {policy.single_node!r}; with another "
                     "mistake_cost, budget or tradeoff in [serve] a second model is asked"
                 )
-            self._standard = ActivePolicy(self._cascade(policy), version, self._promised(policy))
+            self.standard = ActivePolicy(self._cascade(policy), version, self._promised(policy))
+            """The policy that answers requests without a choice."""
             self._frontier = cache(partial(frontier_of, artefact, policy))
         else:
             policy = serving.policy
             self.described = f"the drift loop begins with {policy.described}"
             self.activate(serving, version)
         promise = getattr(policy, "promise", None)
-        if promise is not None and self._standard.promise == NOT_CERTIFIED:
+        if promise is not None and self.standard.promise == NOT_CERTIFIED:
             self.warnings.append(_uncertified(promise))
-
-    @property
-    def standard(self) -> ActivePolicy:
-        """The policy that answers requests without a choice."""
-        return self._standard
 
     async def choose(self, choice: tuple[str, float] | None) -> ActivePolicy:
         """Return the policy that answers a request, or refuse its choice.
@@ -165,7 +161,7 @@ class Policies:
         grid (:func:`on_grid`), so that random values do not cost a new policy each.
         """
         if choice is None:
-            return self._standard
+            return self.standard
         name, value = choice
         if name not in self._serve.allow:
             allowed = ", ".join(self._serve.allow) or "nothing"
@@ -232,7 +228,7 @@ class Policies:
         else:
             promise = self._promised(serving.policy)
             self._frontier = cache(partial(frontier_of, serving.ladder, serving.policy))
-        self._standard = ActivePolicy(self._cascade(serving.policy), version, promise)
+        self.standard = ActivePolicy(self._cascade(serving.policy), version, promise)
 
     @property
     def frontier(self) -> Frontier:
@@ -475,10 +471,10 @@ class PolicyStore:
         self._current = self._load(copy)
         return self._current
 
-    def load(self, cause: str = "start") -> LoadedArtefact:
+    def load(self) -> LoadedArtefact:
         """Load the first artefact, unless :meth:`read` did, and report it."""
         current = self._current or self.read()
-        self._report(True, "load", cause, changed=True)
+        self._report(True, "load", "start", changed=True)
         return current
 
     async def reload(
@@ -506,7 +502,7 @@ class PolicyStore:
             self._former, self._current = self._current, new
             return self._report(True, "reload", cause, changed=True)
 
-    async def rollback(self, cause: str = "admin") -> Reload:
+    async def rollback(self) -> Reload:
         """Activate the former artefact; a second rollback activates the newer one again.
 
         The file is not changed: it is read again when it changes, or on the next reload.
@@ -514,9 +510,9 @@ class PolicyStore:
         async with self._changing:
             if self._former is None:
                 text = "there is no former policy to return to"
-                return self._report(False, "rollback", cause, changed=False, message=text)
+                return self._report(False, "rollback", "admin", changed=False, message=text)
             self._former, self._current = self._current, self._former
-            return self._report(True, "rollback", cause, changed=True)
+            return self._report(True, "rollback", "admin", changed=True)
 
     def refuse(self, cause: str, message: str) -> Reload:
         """Report a reload that was refused before the file was read."""
@@ -525,7 +521,7 @@ class PolicyStore:
     @asynccontextmanager
     async def watching(
         self,
-        interval: float = 1.0,
+        interval: float,
         on_hangup: Callable[[str], Awaitable[object]] | None = None,
     ) -> AsyncIterator[None]:
         """Inside, reload on SIGHUP and when the file changes.
