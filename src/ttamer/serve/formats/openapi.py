@@ -108,37 +108,40 @@ def _post(path: str, schema: dict[str, Any], security: list[Any]) -> dict[str, A
     error = "MessageError" if path == "/messages" else "Error"
     errors = {code: _response(text, error) for code, text in _ERRORS.items()}
     errors["429"]["headers"] = {"retry-after": {"schema": _WHOLE}}
-    return {
-        "summary": _SUMMARIES[path],
-        "operationId": path.strip("/").replace("/", "_"),
-        "security": security,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {"200": answer, **errors},
-    }
+    return _operation(path, _SUMMARIES[path], schema, security, {"200": answer, **errors})
 
 
 def _labels(security: list[Any]) -> dict[str, Any]:
-    errors = {
-        code: _response(_ERRORS[code], "Error") for code in ("400", "401", "408", "413", "415")
-    }
-    return {
-        "summary": "Send the right answer to a request; it is used where the request was audited.",
-        "operationId": "labels",
-        "security": security,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": LABEL}}},
-        "responses": {"200": _response("Whether an audit uses the label.", "Labelled"), **errors},
-    }
+    summary = "Send the right answer to a request; it is used where the request was audited."
+    answer = _response("Whether an audit uses the label.", "Labelled")
+    responses = {"200": answer, **_errors("400", "401", "408", "413", "415")}
+    return _operation("/labels", summary, LABEL, security, responses)
 
 
 def _embeddings(security: list[Any]) -> dict[str, Any]:
-    codes = ("400", "401", "408", "413", "415", "429", "502")
-    errors = {code: _response(_ERRORS[code], "Error") for code in codes}
+    summary, answer = "Embed texts, by the embeddings upstream.", "The vectors."
+    errors = _errors("400", "401", "408", "413", "415", "429", "502")
+    responses = {"200": _response(answer, "Embeddings"), **errors}
+    return _operation("/embeddings", summary, EMBEDDING, security, responses)
+
+
+def _errors(*codes: str) -> dict[str, Any]:
+    return {code: _response(_ERRORS[code], "Error") for code in codes}
+
+
+def _operation(
+    path: str,
+    summary: str,
+    schema: dict[str, Any],
+    security: list[Any],
+    responses: dict[str, Any],
+) -> dict[str, Any]:
     return {
-        "summary": "Embed texts, by the embeddings upstream.",
-        "operationId": "embeddings",
+        "summary": summary,
+        "operationId": path.strip("/").replace("/", "_"),
         "security": security,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": EMBEDDING}}},
-        "responses": {"200": _response("The vectors.", "Embeddings"), **errors},
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": responses,
     }
 
 

@@ -258,6 +258,13 @@ _SAMPLING: Schema = {
     },
     "ttamer": _CHOICE,
 }
+_TRANSLATED: Schema = {
+    name: _SAMPLING[name] for name in ("temperature", "top_p", "stream", "ttamer")
+}
+"""The fields of chat completions that requests in other formats have too."""
+_TEXT_OR_PARTS: Schema = {
+    "anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": {"type": "object"}}]
+}
 TOOL_CALL: Schema = {
     "type": "object",
     "properties": {
@@ -275,12 +282,7 @@ _MESSAGE: Schema = {
             "type": "string",
             "enum": ["system", "developer", "user", "assistant", "tool", "function"],
         },
-        "content": {
-            "anyOf": [
-                {"type": ["string", "null"]},
-                {"type": "array", "items": {"type": "object"}},
-            ]
-        },
+        "content": _TEXT_OR_PARTS,
         "tool_calls": {"type": ["array", "null"], "items": TOOL_CALL},
     },
 }
@@ -369,10 +371,7 @@ RESPONSE: Schema = {
         "tools": {"type": ["array", "null"], "items": {"type": "object"}},
         "text": {"type": ["object", "null"]},
         "reasoning": {"type": ["object", "null"]},
-        "temperature": _SAMPLING["temperature"],
-        "top_p": _SAMPLING["top_p"],
-        "stream": _SAMPLING["stream"],
-        "ttamer": _CHOICE,
+        **_TRANSLATED,
     },
 }
 MESSAGE: Schema = {
@@ -398,19 +397,11 @@ MESSAGE: Schema = {
             },
         },
         "max_tokens": {"type": "integer", "minimum": 1},
-        "system": {
-            "anyOf": [
-                {"type": ["string", "null"]},
-                {"type": "array", "items": {"type": "object"}},
-            ]
-        },
+        "system": _TEXT_OR_PARTS,
         "stop_sequences": {"type": ["array", "null"], "items": {"type": "string"}},
         "tools": {"type": ["array", "null"], "items": {"type": "object"}},
         "tool_choice": {"type": ["object", "null"]},
         "metadata": {"type": ["object", "null"]},
-        "temperature": _SAMPLING["temperature"],
-        "top_p": _SAMPLING["top_p"],
-        "stream": _SAMPLING["stream"],
-        "ttamer": _CHOICE,
+        **_TRANSLATED,
     },
 }
