@@ -12,8 +12,9 @@ import asyncio
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -43,7 +44,7 @@ from ttamer.trace.trace import OnBad, Trace
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from ttamer.serve.upstreams.node import Node
 
 __all__ = ["collect_upstreams"]
+
+T = TypeVar("T")
 
 MAX_FAILURES = 10
 """The number of failures in a row after which a node is not called any more."""
@@ -150,8 +153,8 @@ class _Collection:
     journal: Journal
     path: str
     progress: Callable[[int, int, int], None] | None
-    failed: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Why there is no answer, by node and key."""
+    failed: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Why there is no answer: for each node, by key."""
     verdicts: _Verdicts | None = None
     signals: _PromptSignals | None = None
     done: int = 0
@@ -191,7 +194,7 @@ class _Collection:
         """Make the calls whose answers are not in the journal; equal prompts are asked once."""
         different = {name: self._different(name) for name in self.settings.nodes}
         waiting = {
-            name: [row for row in rows if self.entry(name, row) is None]
+            name: {key: row for key, row in rows.items() if self.entry(name, row) is None}
             for name, rows in different.items()
         }
         self.total = sum(map(len, different.values()))
@@ -200,26 +203,51 @@ class _Collection:
         async with HttpClient() as client, asyncio.TaskGroup() as group:
             nodes = open_nodes(self.settings, client, read_errors=True, keep_first=True)
             for name, node in nodes.items():
-                rows, failures = iter(waiting[name]), _FailureCount()
-                for _ in range(min(node.settings.concurrency, len(waiting[name]))):
-                    group.create_task(self._worker(node, rows, failures))
+                failed = self.failed[name] = {}
+                ask = partial(self._ask, node)
+                self.start_workers(group, node.settings, waiting[name], ask, failed)
 
-    def _different(self, name: str) -> list[int]:
-        """Return the rows of different prompts; of equal ones, the first."""
+    def _different(self, name: str) -> dict[str, int]:
+        """Return the rows of different prompts, by key; of equal ones, the first."""
         first: dict[str, int] = {}
         for row in range(len(self.prompts)):
             first.setdefault(self.key(name, row), row)
-        return list(first.values())
+        return first
 
-    async def _worker(self, node: Node, rows: Iterator[int], failures: _FailureCount) -> None:
-        name = node.settings.name
-        for row in rows:
-            if failures.too_many:
-                self.failed[name, self.key(name, row)] = "was not called any more"
-            else:
-                await self._one(node, row, failures)
-            self.done += 1
-            self.report()
+    def start_workers(
+        self,
+        group: asyncio.TaskGroup,
+        node: NodeSettings,
+        waiting: Mapping[str, T],
+        ask: Callable[[T], Awaitable[JournalEntry]],
+        failed: dict[str, str],
+    ) -> None:
+        """Ask a node about all that waits, by key; keep its answers in the journal.
+
+        ``failed`` gets the reason for each key without an answer. After too many failures in a row
+        the node is not called any more.
+        """
+        calls, failures = iter(waiting.items()), 0
+
+        async def work() -> None:
+            nonlocal failures
+            for key, each in calls:
+                if failures >= MAX_FAILURES:
+                    failed[key] = "was not called any more"
+                else:
+                    try:
+                        entry = await ask(each)
+                    except (UpstreamFailed, Unreadable) as error:
+                        failed[key] = _reason(error, node)
+                        failures += 1
+                    else:
+                        failures = 0
+                        self.journal.add(key, entry)
+                self.done += 1
+                self.report()
+
+        for _ in range(min(node.concurrency, len(waiting))):
+            group.create_task(work())
 
     def entries(self, row: int) -> list[JournalEntry | None]:
         """Return the answers to a prompt, in the order of the nodes."""
@@ -250,27 +278,19 @@ class _Collection:
         confidence = found.likelihoods.get(source)
         return None if confidence is None else replace(found, confidence=confidence)
 
-    async def _one(self, node: Node, row: int, failures: _FailureCount) -> None:
-        key = self.key(node.settings.name, row)
-        try:
-            answer = await node.ask(self.path, self.prompts[row].body)
-        except UpstreamFailed as error:
-            self.failed[node.settings.name, key] = _reason(error, node.settings)
-            failures.count += 1
-            return
-        failures.count = 0
+    async def _ask(self, node: Node, row: int) -> JournalEntry:
+        answer = await node.ask(self.path, self.prompts[row].body)
         confidence = float(answer.confidence or 0.0)
         usage = Usage.of(answer.response) if self._is_one_call(node.settings.name) else None
-        entry = JournalEntry(
+        return JournalEntry(
             answer.text, confidence, answer.cost, answer.margin, answer.entropy, answer.first,
             answer.likelihoods, answer.verification, usage,
         )  # fmt: skip
-        self.journal.add(key, entry)
 
     def report(self) -> None:
         """Report how many answers and verdicts are there."""
         if self.progress is not None:
-            failed = len(self.failed)
+            failed = sum(map(len, self.failed.values()))
             failed += 0 if self.verdicts is None else len(self.verdicts.failed)
             self.progress(self.done, self.total, failed)
 
@@ -370,41 +390,17 @@ class _Verdicts:
             for entry in self._collection.entries(row):
                 if entry is not None and self.score(row, entry.text) is None:
                     waiting[self.key(row, entry.text)] = self._request(row, entry.text)
-        calls, failures = iter(waiting.items()), _FailureCount()
         self._collection.total += len(waiting)
         async with HttpClient() as client, asyncio.TaskGroup() as group:
-            upstream = Upstream(self._node, client, read_errors=True)
-            for _ in range(min(self._node.concurrency, len(waiting))):
-                group.create_task(self._worker(upstream, calls, failures))
+            ask = partial(self._ask, Upstream(self._node, client, read_errors=True))
+            self._collection.start_workers(group, self._node, waiting, ask, self.failed)
 
-    async def _worker(
-        self,
-        upstream: Upstream,
-        calls: Iterator[tuple[str, dict[str, Any]]],
-        failures: _FailureCount,
-    ) -> None:
-        for key, request in calls:
-            if failures.too_many:
-                self.failed[key] = "was not called any more"
-            else:
-                await self._one(upstream, key, request, failures)
-            self._collection.done += 1
-            self._collection.report()
-
-    async def _one(
-        self, upstream: Upstream, key: str, request: Mapping[str, Any], failures: _FailureCount
-    ) -> None:
-        try:
-            response = await upstream.call("/chat/completions", request)
-            read = score_from if self._judge.graded else verdict_from
-            score = float(read(response.body))
-            cost = call_cost(self._node, response.body)
-        except (UpstreamFailed, Unreadable) as error:
-            self.failed[key] = _reason(error, self._node)
-            failures.count += 1
-            return
-        failures.count = 0
-        self._collection.journal.add(key, JournalEntry(answer_text(response.body), score, cost))
+    async def _ask(self, upstream: Upstream, request: Mapping[str, Any]) -> JournalEntry:
+        response = await upstream.call("/chat/completions", request)
+        read = score_from if self._judge.graded else verdict_from
+        score = float(read(response.body))
+        cost = call_cost(self._node, response.body)
+        return JournalEntry(answer_text(response.body), score, cost)
 
     async def note(
         self,
@@ -443,17 +439,6 @@ class _Verdicts:
             f"judged by {self._judge.node!r} in {counted(len(costs), 'call')} that cost "
             f"{sum(costs):g}; the judge {agreement}{unseen}"
         )
-
-
-@dataclass
-class _FailureCount:
-    """The number of failures of a node in a row."""
-
-    count: int = 0
-
-    @property
-    def too_many(self) -> bool:
-        return self.count >= MAX_FAILURES
 
 
 def _without_prices(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -547,10 +532,14 @@ async def _trace(
             reason = f"the judge {verdicts.failed[verdicts.key(row, unjudged.text)]}"
         else:
             name = names[entries.index(None)]
-            reason = f"{name} {collection.failed[name, collection.key(name, row)]}"
+            reason = f"{name} {collection.failed[name][collection.key(name, row)]}"
         left_out[reason] = left_out.get(reason, 0) + 1
     if left_out and (on_error == "refuse" or not rows):
-        failed = Counter(f"{name} {reason}" for (name, _), reason in collection.failed.items())
+        failed = Counter(
+            f"{name} {reason}"
+            for name, reasons in collection.failed.items()
+            for reason in reasons.values()
+        )
         counts = {**left_out, **failed}  # every node's failures, and the judge's
         reasons = "; ".join(f"{reason}: {count}" for reason, count in counts.items())
         lacked = "an answer" if verdicts is None else "an answer or a verdict"
