@@ -100,27 +100,19 @@ class Journal:
     def _parsed(self, line: bytes, number: int) -> tuple[str, JournalEntry]:
         try:
             row = json.loads(line)
-            numbers = [float(row["confidence"]), float(row["cost"])]
-            extras = [None if row[name] is None else float(row[name]) for name in EXTRAS]
+            confidence, cost = float(row["confidence"]), float(row["cost"])
+            margin, entropy = (None if row[name] is None else float(row[name]) for name in EXTRAS)
             first = tuple(float(each) for each in row.get("first", ()))
-            margin, entropy = extras
             kept = row.get("likelihoods")
             likelihoods = None if kept is None else {k: float(v) for k, v in kept.items()}
+            verification = float(row.get("verification", 0.0))
             tokens = row.get("usage")
             usage = None if tokens is None else (int(tokens[0]), int(tokens[1]))
+            key, text = row["key"], row["text"]
             entry = JournalEntry(
-                row["text"],
-                numbers[0],
-                numbers[1],
-                margin,
-                entropy,
-                first,
-                likelihoods,
-                float(row.get("verification", 0.0)),
-                usage,
+                text, confidence, cost, margin, entropy, first, likelihoods, verification, usage
             )
-            key = row["key"]
-            is_valid = isinstance(entry.text, str) and all(map(math.isfinite, numbers))
+            is_valid = isinstance(text, str) and math.isfinite(confidence) and math.isfinite(cost)
         except (ValueError, LookupError, TypeError, AttributeError):
             is_valid = False
         if not is_valid:
