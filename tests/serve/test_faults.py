@@ -112,7 +112,7 @@ def test_all_nodes_fail_and_every_request_gets_an_error(run_gateway, mode, nodes
 def test_an_unexpected_error_of_one_node_is_in_the_log(run_gateway, monkeypatch):
     """The other node answers: nothing else states the type and the place of the error."""
     gateway = run_gateway(2, serve={"tradeoff": 0.5})
-    small = gateway.gateway.node("small")
+    small = gateway.gateway.nodes["small"]
 
     async def ask(*_):
         raise LookupError("a text that may hold a prompt")

@@ -134,15 +134,15 @@ def test_a_verifier_keeps_one_limit_for_all_of_its_calls(make_served, changed):
     small = {"confidence": "verifier", "verifier": "large"}
     served = make_served(2, node={"small": small})
     with running(served.cascade, served.artefact) as gateway:
-        nodes, gateway.served = gateway.gateway.node, served
+        nodes, gateway.served = gateway.gateway.nodes, served
         gateway.gateway._reread = partial(read_settings, served.cascade)
-        before = nodes("large").upstream
+        before = nodes["large"].upstream
         old = f'upstream = "{served.upstreams[changed].url}"'
         edit(gateway, old, f"{old}\nretries = 2")
         assert reload(gateway).ok
-        assert nodes("small")._verifier is nodes("large").upstream
-        assert (nodes("large").upstream is before) == (changed == "small")
-        assert nodes(changed).settings.retries == 2
+        assert nodes["small"]._verifier is nodes["large"].upstream
+        assert (nodes["large"].upstream is before) == (changed == "small")
+        assert nodes[changed].settings.retries == 2
 
 
 def test_the_share_of_a_client_in_audits_is_limited_once_there_is_another(

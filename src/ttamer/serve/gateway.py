@@ -210,7 +210,8 @@ class Gateway:
         """The policy that the drift loop has activated in another process."""
         self._refreshing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._nodes: dict[str, Node] = {}
+        self.nodes: dict[str, Node] = {}
+        """The open nodes, by name."""
         self._stack = AsyncExitStack()
 
     def load(self) -> None:
@@ -232,7 +233,7 @@ class Gateway:
             if serve.embeddings is not None:
                 self.embedder = Embedder(serve.embeddings, client)
                 self.texts = self.texts or self.embedder
-            self._nodes = dict(self._open_nodes(client))
+            self.nodes = dict(self._open_nodes(client))
             self.policies.load()
             is_worker = self.place is not None and not self.place.is_owner
             if serve.trace_log is not None and (self.place is None or is_worker):
@@ -266,7 +267,7 @@ class Gateway:
             self._stack = stack.pop_all()
         self.ready = True
         version = self.policies.current.short_version
-        self.log.event("start", nodes=len(self._nodes), policy=version)
+        self.log.event("start", nodes=len(self.nodes), policy=version)
         policies = self.policies.current.policies
         self.log.event("operating point", message=policies.described)
         self._log_warnings()
@@ -304,7 +305,7 @@ class Gateway:
         if not changed:
             return []
         old = self.settings.nodes
-        kept = {n: self._nodes[n].upstream for n, node in new.nodes.items() if node == old[n]}
+        kept = {n: self.nodes[n].upstream for n, node in new.nodes.items() if node == old[n]}
         nodes = open_nodes(new, self._client, texts=self.texts, kept=kept)
         moved = {
             name: nodes[name]
@@ -325,7 +326,7 @@ class Gateway:
         """Serve with settings that were checked, from now on."""
         serve = new.serve
         change_accounts(self.accounts, serve.key, _names(keys), self._ledger)  # may still refuse
-        self._nodes.update(nodes)  # in place: audits use them too
+        self.nodes.update(nodes)  # in place: audits use them too
         self._spec, self.settings, self.keys = spec, new, keys
         self.metrics.add_keys(self.accounts)
         self.limit.change(**_concurrency(serve))
@@ -354,19 +355,16 @@ class Gateway:
             )
             loop = self.drift.loop
 
-        def lost(reason: str) -> None:
-            self.log.event("audit", message=reason)
-
         def concealed(text: str) -> str:
             return text if conceal is None else conceal(text, self.policies.current.artefact)
 
         async with open_audits(
             self.settings,
-            self._nodes,
+            self.nodes,
             self.metrics,
             loop=loop,
             conceal=concealed,
-            lost=lost,
+            lost=lambda reason: self.log.event("audit", message=reason),
             texts=self.texts,
         ) as audits:
             try:
@@ -720,7 +718,7 @@ class Gateway:
     async def _ask(self, name: str, request: RequestContext, *, alone: bool = False) -> NodeAnswer:
         """Ask one node for an answer and, unless it answers alone, its confidence."""
         span = NO_NODE if request.span is NO_SPAN else request.span.node(name)
-        node, context = self._nodes[name], request.calls(span)
+        node, context = self.nodes[name], request.calls(span)
         path, verified = request.endpoint.upstream_path, node.settings.verifies
         try:
             if verified is not None:
@@ -764,17 +762,6 @@ class Gateway:
             request.answers[name] = answer
         return answer
 
-    def node(self, name: str) -> Node:
-        """Return an open node.
-
-        Args:
-            name: The name of the node.
-
-        Returns:
-            The node.
-        """
-        return self._nodes[name]
-
     def _policies(self, artefact: Artefact, version: str) -> Policies:
         """Build the policies of an artefact, over the nodes of this gateway."""
 
@@ -790,20 +777,18 @@ class Gateway:
 
             return ask
 
-        nodes = {name: asker(name) for name in self.settings.spec.names}
-        if not self._force:
-            check_fitted_for(artefact, self.settings.spec, self.settings.serve.signal_names)
-        serving = starting_policy(artefact, self.settings)
         settings = self.settings
+        if not self._force:
+            check_fitted_for(artefact, settings.spec, settings.serve.signal_names)
         policies = Policies(
             artefact,
             version[:SHORT_VERSION],
             settings.serve,
-            nodes,
-            serving,
+            {name: asker(name) for name in settings.spec.names},
+            starting_policy(artefact, settings),
             has_token_prices=any(n.cost_per_token is not None for n in settings.nodes.values()),
         )
-        policies.warnings += unfilled_columns(artefact, self.settings.nodes)
+        policies.warnings += unfilled_columns(artefact, settings.nodes)
         return policies
 
     def _log_warnings(self) -> None:

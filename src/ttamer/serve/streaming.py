@@ -86,7 +86,7 @@ class Relay:
 
     async def begin(self) -> tuple[AsyncGenerator[bytes, None], str]:
         """Call the node, and wait for the first bytes; return all chunks and their type."""
-        request, node = self._request, self._gateway.node(self.name)
+        request, node = self._request, self._gateway.nodes[self.name]
         given: Mapping[str, Any] = request.body
         if self._has_logprobs:
             given = node.adapted(request.endpoint.upstream_path, given)
@@ -462,7 +462,7 @@ class CascadeStream:
             response = await self._read_early(relay, prefix)
             if response is None:
                 return None
-            answer = await self.gateway.node(name).read(
+            answer = await self.gateway.nodes[name].read(
                 response, self.request.body, relay.context, cost=relay.cost
             )
         except UpstreamFailed as error:
@@ -545,7 +545,7 @@ class CascadeStream:
             ahead.consider(question)
             prefix = self.gateway.settings.nodes[question.node].prefix
             is_free = (
-                question.node not in ahead.calls and self.gateway.node(question.node).can_stream
+                question.node not in ahead.calls and self.gateway.nodes[question.node].can_stream
             )
             if prefix and is_free and self._may_differ:
                 return await self._early(question, prefix)
@@ -581,7 +581,7 @@ class CascadeStream:
     def _may_relay(self, node: str) -> bool:
         """Return whether a node's stream may be relayed at all."""
         serve = self.gateway.settings.serve
-        return serve.stream != "whole" and self.gateway.node(node).can_stream
+        return serve.stream != "whole" and self.gateway.nodes[node].can_stream
 
     def relays(self, node: str, asked: Sequence[Any]) -> bool:
         """Return whether a node's stream may be relayed once the policy stops after it."""
