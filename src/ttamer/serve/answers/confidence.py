@@ -181,7 +181,7 @@ def probability_of_whole(response: Mapping[str, Any]) -> float:
     Returns:
         A number from 0 to 1; 0 for a response without log-probabilities.
     """
-    logs = [log for _, log in _tokens(response)]
+    logs = _logprobs(response)
     return math.exp(math.fsum(logs)) if logs else 0.0
 
 

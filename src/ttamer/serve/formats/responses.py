@@ -23,6 +23,8 @@ __all__ = ["ResponseEvents", "chat_body", "response_from"]
 _RENAMED = {"max_output_tokens": "max_tokens"}
 _KEPT = ("model", "stream", "ttamer", "temperature", "top_p", "parallel_tool_calls", "seed", "user")
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_INCOMPLETE = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+"""The fields of a response that ended at the limit of its tokens."""
 
 
 class Untranslatable(HttpError):
@@ -126,9 +128,7 @@ def response_from(body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
     for number, call in enumerate(message.get("tool_calls") or ()):
         output.append(_call(request_id, number, call))
     response = _response(request_id, str(body["model"]), output, body.get("usage"))
-    if choice.get("finish_reason") == "length":
-        response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-    return response
+    return response | _INCOMPLETE if choice.get("finish_reason") == "length" else response
 
 
 def _response(
@@ -292,7 +292,5 @@ class ResponseEvents:
             output[self._places[number]] = item
         whole, kind = _response(self._id, self._model, output, self._usage), "response.completed"
         if self._finish == "length":
-            kind = "response.incomplete"
-            reason = {"reason": "max_output_tokens"}
-            whole |= {"status": "incomplete", "incomplete_details": reason}
+            kind, whole = "response.incomplete", whole | _INCOMPLETE
         yield self._event(kind, response=whole)

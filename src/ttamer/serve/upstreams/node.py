@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ttamer.runtime.reply import Reply
 from ttamer.serve.answers.confidence import (
     ALTERNATIVES,
+    LIKELIHOODS,
     MAX_ENTROPY,
     Unreadable,
     agreement,
@@ -20,11 +21,8 @@ from ttamer.serve.answers.confidence import (
     first_logprobs,
     is_plain_text,
     likelihoods,
-    lowest_probability,
     margin_of_tokens,
-    probability_of_answer,
     probability_of_choice,
-    probability_of_whole,
     probability_of_yes,
     question_text,
     verifier_body,
@@ -54,7 +52,7 @@ CHAT = "/chat/completions"
 """The path of chat completions."""
 COMPLETIONS = "/completions"
 """The path of text completions."""
-TOKEN_SOURCES = ("logprobs", "product", "min", "margin", "entropy")
+TOKEN_SOURCES = (*LIKELIHOODS, "margin", "entropy")
 """The sources of confidence that are read from the probabilities of tokens."""
 
 
@@ -229,14 +227,12 @@ class Node:
         margin = entropy = None
         if source == "none":
             confidence = 0.0
-        elif source == "self-report":
-            confidence, paid = await self._report(body, text, context)
         elif source in TOKEN_SOURCES:
             confidence = self._token_confidence(response, prediction)
         elif source == "field":
             confidence = field_value(response, self.settings.field or "")
         else:
-            confidence, paid = await self._verify(question_text(body), text, context)
+            confidence, paid = await self._asked_about(text, body, context)
         if "margin" in self.settings.extras:
             margin = self._extra(margin_of_tokens, response, 0.0)
         if "entropy" in self.settings.extras:
@@ -260,13 +256,9 @@ class Node:
                 return margin_of_tokens(response, first=first)
             if source == "entropy":
                 return -entropy_of_tokens(response, first=first)
-            if source == "min":
-                return lowest_probability(response)
-            if source == "product":
-                return probability_of_whole(response)
-            if self._compare.kind == "choice" and prediction is not None:
+            if source == "logprobs" and self._compare.kind == "choice" and prediction is not None:
                 return probability_of_choice(response, prediction)
-            return probability_of_answer(response)
+            return LIKELIHOODS[source](response)
         except Unreadable:
             if is_plain_text(response):
                 raise
@@ -284,19 +276,21 @@ class Node:
         except Unreadable:
             return None if is_plain_text(response) else lowest
 
-    async def _report(
-        self,
-        body: Mapping[str, Any],
-        text: str,
-        context: CallContext,
+    async def _asked_about(
+        self, text: str, body: Mapping[str, Any], context: CallContext
     ) -> tuple[float, float]:
+        """Return the confidence in an answer by a call of its own, and the cost of the call."""
+        ask = self._report if self.settings.confidence == "self-report" else self._verify
+        return await ask(question_text(body), text, context)
+
+    async def _report(self, question: str, text: str, context: CallContext) -> tuple[float, float]:
         """Return the confidence that the model reports, and the cost of its report.
 
         Without a usable report it is the lowest.
         """
         if not text.strip():
             return 0.0, 0.0
-        request = report_request(question_text(body), text)
+        request = report_request(question, text)
         try:
             response = await self.upstream.call(CHAT, request, context)
         except UpstreamFailed as error:
@@ -310,12 +304,7 @@ class Node:
         except Unreadable:
             return 0.0, cost
 
-    async def _verify(
-        self,
-        question: str,
-        text: str,
-        context: CallContext,
-    ) -> tuple[float, float]:
+    async def _verify(self, question: str, text: str, context: CallContext) -> tuple[float, float]:
         """Return the confidence that the verifier gives to an answer, and its cost."""
         if self._verifier is None:
             raise Unreadable("there is no verifier")
@@ -345,10 +334,7 @@ class Node:
         Raises :class:`~ttamer.serve.upstreams.upstream.UpstreamFailed` as :meth:`ask` does.
         """
         with self._reading:
-            if self.settings.confidence == "self-report":
-                sure, cost = await self._report(body, answer.text, context)
-            else:
-                sure, cost = await self._verify(question_text(body), answer.text, context)
+            sure, cost = await self._asked_about(answer.text, body, context)
         return replace(answer, confidence=sure, cost=cost, verification=cost)
 
     async def _ask_samples(
