@@ -226,7 +226,8 @@ class ConcurrencyLimit:
                 "a concurrency limit needs limit >= 1, queue >= 0 and wait >= 0, not "
                 f"{limit}, {queue}, {wait}"
             )
-        self._running = 0
+        self.running = 0
+        """The number of requests that run."""
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._mean_seconds = 1.0
         self.change(limit=limit, queue=queue, wait=wait, retry_after=retry_after)
@@ -235,16 +236,11 @@ class ConcurrencyLimit:
         """Change the limits; requests that run or wait go on."""
         self._limit, self._queue, self._wait = limit, queue, wait
         self._retry_after = max(1, math.ceil(retry_after))
-        while self._waiters and self._running < self._limit:
+        while self._waiters and self.running < self._limit:
             following = self._waiters.popleft()
             if not following.done():
-                self._running += 1
+                self.running += 1
                 following.set_result(None)
-
-    @property
-    def running(self) -> int:
-        """The number of requests that run."""
-        return self._running
 
     @property
     def waiting(self) -> int:
@@ -257,8 +253,8 @@ class ConcurrencyLimit:
 
     def take(self) -> bool:
         """Take a slot if one is free."""
-        is_free = self._running < self._limit  # then the queue is empty: slots are handed over
-        self._running += is_free
+        is_free = self.running < self._limit  # then the queue is empty: slots are handed over
+        self.running += is_free
         return is_free
 
     async def acquire(self, wait: float) -> None:
@@ -285,12 +281,12 @@ class ConcurrencyLimit:
         """Release a slot that was held for ``seconds``."""
         if seconds is not None:
             self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
-        while self._waiters and self._running <= self._limit:
+        while self._waiters and self.running <= self._limit:
             following = self._waiters.popleft()
             if not following.done():
                 following.set_result(None)  # the slot is handed over
                 return
-        self._running -= 1
+        self.running -= 1
 
     def _refusal(self) -> TooManyRequests:
         """Return the refusal, with the time the queue takes at the recent pace."""
