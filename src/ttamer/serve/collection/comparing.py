@@ -247,29 +247,8 @@ class Likeness:
         labelled = self._labelled(rows)
         notes = []
         if labelled:
-            alike = dict(await score.by_pair([pair for each in labelled for pair in each.pairs]))
-            values = [max(alike[pair] for pair in each.pairs) for each in labelled]
-            equal = [each.equal for each in labelled]
-            if rule.threshold is None:
-                try:
-                    fitted = fit_threshold(values, equal, groups=[each.row for each in labelled])
-                except ArgumentError as error:
-                    raise TraceError(f'compare = "embedding": {error}') from None
-                threshold, agreement = fitted.threshold, fitted.agreement
-                how = "on pairs that it was not fitted to"
-            else:
-                threshold, how = rule.threshold, "as it is given"
-                agreement = Agreement.of([v >= threshold for v in values], equal, "pairs")
-            if agreement.interval[1] < self.min_agreement:
-                raise TraceError(
-                    f"the threshold {threshold:g} of embeddings {agreement}, and at least "
-                    f"{100 * self.min_agreement:g}% is needed; use other embeddings or another "
-                    "rule, or lower --min-agreement"
-                )
-            notes.append(
-                f"the threshold {threshold:g} of embeddings {agreement}, {how}; {sum(equal)} of "
-                "them are equal"
-            )
+            threshold, note = await self._threshold(rule.threshold, labelled, score)
+            notes.append(note)
             if rule.threshold is None:
                 rule = Comparison("embedding", threshold=threshold)
                 table = {"kind": "embedding", "threshold": threshold}
@@ -283,6 +262,32 @@ class Likeness:
         await score([pair for row in rows for pair in _pairs(row)])
         notes.append(f"{len(score.used)} likenesses by embeddings, which cost {score.cost:g}")
         return AppliedComparison(Comparer(rule, score), spec, tuple(notes))
+
+    async def _threshold(
+        self, given: float | None, labelled: Sequence[_Labelled], score: _KeptScores
+    ) -> tuple[float, str]:
+        """Return the given threshold, or a fitted one, with a note on how often it agrees."""
+        pairs = [pair for each in labelled for pair in each.pairs]
+        alike = dict(zip(pairs, await score(pairs), strict=True))
+        values = [max(alike[pair] for pair in each.pairs) for each in labelled]
+        equal = [each.equal for each in labelled]
+        if given is None:
+            try:
+                fitted = fit_threshold(values, equal, groups=[each.row for each in labelled])
+            except ArgumentError as error:
+                raise TraceError(f'compare = "embedding": {error}') from None
+            threshold, agreement = fitted.threshold, fitted.agreement
+            how = "on pairs that it was not fitted to"
+        else:
+            threshold, how = given, "as it is given"
+            agreement = Agreement.of([v >= threshold for v in values], equal, "pairs")
+        found = f"the threshold {threshold:g} of embeddings {agreement}"
+        if agreement.interval[1] < self.min_agreement:
+            raise TraceError(
+                f"{found}, and at least {100 * self.min_agreement:g}% is needed; use other "
+                "embeddings or another rule, or lower --min-agreement"
+            )
+        return threshold, f"{found}, {how}; {sum(equal)} of them are equal"
 
     def _labelled(self, rows: Sequence[KeptAnswers]) -> list[_Labelled]:
         """Return the labelled pairs."""
@@ -327,10 +332,6 @@ class _KeptScores:
     def cost(self) -> float:
         """What they cost, at the time when they were made."""
         return sum(entry.cost for key in self.used if (entry := self.journal.get(key)))
-
-    async def by_pair(self, pairs: Sequence[Pair]) -> Iterator[tuple[Pair, float]]:
-        """Return each pair with how alike it is."""
-        return zip(pairs, await self(pairs), strict=True)
 
     async def __call__(self, pairs: Sequence[Pair]) -> list[float]:
         """Return how alike each pair is."""
