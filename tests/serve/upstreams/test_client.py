@@ -82,6 +82,12 @@ def run(request):
     return go
 
 
+async def post(client, target, limit=LIMIT):
+    """Post a request, and return the whole response."""
+    connection = await client.acquire(target.origin)
+    return await connection.exchange(target.request(b"{}", {}), limit, 60.0)
+
+
 def exchange(*answers, requests=1, limit=LIMIT):
     """Make requests one after the other; return the server, and each response or error."""
 
@@ -90,7 +96,7 @@ def exchange(*answers, requests=1, limit=LIMIT):
         async with Server(*answers) as server, HttpClient() as client:
             for _ in range(requests):
                 try:
-                    found.append(await client.post(server.target(), b"{}", limit=limit))
+                    found.append(await post(client, server.target(), limit))
                 except ConnectionError as error:
                     found.append(error)
         return server, found
@@ -160,10 +166,10 @@ def test_an_idle_connection_is_closed_after_a_while(run, monkeypatch):
 
     async def go():
         async with Server(OK, OK) as server, HttpClient() as client:
-            await client.post(server.target(), b"{}", limit=LIMIT)
+            await post(client, server.target())
             while client._open:
                 await asyncio.sleep(0.005)
-            await client.post(server.target(), b"{}", limit=LIMIT)
+            await post(client, server.target())
             return server.connections
 
     assert run(go()) == 2
@@ -195,7 +201,7 @@ def test_of_an_error_response_only_the_beginning_is_kept(run):
 def test_no_server_is_a_failed_connection(run, dead_url):
     async def go():
         async with HttpClient() as client:
-            await client.post(Target(dead_url, {}), b"", limit=LIMIT)
+            await post(client, Target(dead_url, {}))
 
     with pytest.raises(ConnectFailed):
         run(go())
@@ -206,8 +212,8 @@ def test_a_block_that_ends_early_closes_its_connection(run):
         async with Server(BEGUN, OK) as server, HttpClient() as client:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
-                    await client.post(server.target(), b"{}", limit=LIMIT)
-            return await client.post(server.target(), b"{}", limit=LIMIT), server.connections
+                    await post(client, server.target())
+            return await post(client, server.target()), server.connections
 
     response, connections = run(go())
     assert (response.status, connections) == (200, 2)
@@ -219,8 +225,8 @@ def test_an_exchange_that_takes_too_long_is_a_timeout(run):
             target = server.target()
             connection = await client.acquire(target.origin)
             with pytest.raises(TimeoutError):
-                await connection.exchange(target.request(b"{}", None), LIMIT, LIMIT, 0.05)
-            return await client.post(target, b"{}", limit=LIMIT), server.connections
+                await connection.exchange(target.request(b"{}", {}), LIMIT, 0.05)
+            return await post(client, target), server.connections
 
     response, connections = run(go())
     assert (response.status, connections) == (200, 2)
@@ -229,7 +235,7 @@ def test_an_exchange_that_takes_too_long_is_a_timeout(run):
 def test_at_the_limit_requests_wait_for_a_connection(run):
     async def go():
         async with Server(*[OK] * 6) as server, HttpClient(2) as client:
-            posts = [client.post(server.target(), b"{}", limit=LIMIT) for _ in range(6)]
+            posts = [post(client, server.target()) for _ in range(6)]
             found = await asyncio.gather(*posts)
             return [each.status for each in found], server.connections
 
@@ -239,10 +245,7 @@ def test_at_the_limit_requests_wait_for_a_connection(run):
 def test_one_that_waits_and_is_cancelled_blocks_no_other(run):
     async def go():
         async with Server(BEGUN, OK) as server, HttpClient(1) as client:
-            posts = [
-                asyncio.create_task(client.post(server.target(), b"{}", limit=LIMIT))
-                for _ in range(3)
-            ]
+            posts = [asyncio.create_task(post(client, server.target())) for _ in range(3)]
             while not server.requests:
                 await asyncio.sleep(0.005)
             posts[1].cancel()
@@ -255,8 +258,8 @@ def test_one_that_waits_and_is_cancelled_blocks_no_other(run):
 def test_the_connections_of_one_server_do_not_keep_another_waiting(run):
     async def go():
         async with Server(OK) as one, Server(OK) as two, HttpClient(1) as client:
-            await client.post(one.target(), b"{}", limit=LIMIT)
-            return (await client.post(two.target(), b"{}", limit=LIMIT)).status
+            await post(client, one.target())
+            return (await post(client, two.target())).status
 
     assert run(go()) == 200
 
@@ -265,7 +268,7 @@ def start(client, server):
     async def go():
         target = server.target()
         connection = await client.acquire(target.origin)
-        return await connection.start(target.request(b"{}", None), 4096)
+        return await connection.start(target.request(b"{}", {}))
 
     return go()
 
@@ -281,7 +284,7 @@ def test_a_stream_is_received_piece_by_piece_and_its_connection_kept(run):
             response._connection.data_received(b"3\r\nllo\r\n0\r\n\r\n")
             rest = [chunk async for chunk in chunks]
             response.close()
-            after = await client.post(server.target(), b"{}", limit=LIMIT)
+            after = await post(client, server.target())
             return response.status, first, rest, after.status, server.connections
 
     assert run(go()) == (200, b"he", [b"llo"], 200, 1)
@@ -340,7 +343,7 @@ def test_tls_is_spoken_with_servers_that_are_trusted(run, certificate, is_truste
     async def go():
         async with Server(OK, OK, tls=server_side) as server, HttpClient(tls=trusted) as client:
             for _ in range(2):
-                response = await client.post(server.target("https"), b"{}", limit=LIMIT)
+                response = await post(client, server.target("https"))
             return response.content, server.connections
 
     if is_trusted:
@@ -400,7 +403,7 @@ def test_a_proxy_is_asked_for_a_tunnel_to_https_servers(run, certificate, status
             route = Route(proxy.url, "Basic dTpw", str(certificate))
             target = Target(f"https://127.0.0.1:{server.port}/v1/x", {}, route)
             for _ in range(2):
-                response = await client.post(target, b"{}", limit=LIMIT)
+                response = await post(client, target)
             return response.content, server.requests, proxy.heads
 
     if status != b"200 OK":
@@ -420,7 +423,7 @@ def test_a_proxy_gets_the_whole_url_of_http_servers(run):
     async def go():
         async with HttpClient() as client, Proxy() as proxy:
             target = Target("http://models.invalid/v1/x?y=1", {}, Route(proxy.url, "Basic dTpw"))
-            response = await client.post(target, b"{}", limit=LIMIT)
+            response = await post(client, target)
             return response.content, proxy.heads[0]
 
     content, head = run(go())
@@ -433,7 +436,7 @@ def test_a_request_that_is_cancelled_as_it_is_woken_wakes_the_next_one(run):
     async def main():
         async with Server(OK, OK) as server, HttpClient(connections=1) as client:
             target = server.target()
-            await client.post(target, b"", limit=LIMIT)
+            await post(client, target)
             held = client.take(target.origin)
             first, second = (asyncio.create_task(client.acquire(target.origin)) for _ in range(2))
             await asyncio.sleep(0)  # both wait for the connection

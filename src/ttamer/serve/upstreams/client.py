@@ -48,6 +48,8 @@ Many servers close after 5: a shorter time avoids a call on a connection that is
 """
 MAX_HEADER_BYTES = 64 * 1024
 """The most bytes of a response's status line and headers, and of its trailers."""
+MAX_ERROR_BYTES = 4096
+"""The most bytes kept of a response whose status is not 200."""
 MAX_BUFFERED = 256 * 1024
 """The bytes of a stream that may wait for their reader; beyond, the sender has to wait."""
 CLOSE_SECONDS = 1.0
@@ -107,9 +109,9 @@ class Target:
         head = f"POST {path} HTTP/1.1\r\nhost: {parts.netloc}\r\naccept-encoding: identity\r\n"
         self._head = (head + _lines(headers)).encode("latin-1")
 
-    def request(self, content: bytes, headers: Mapping[str, str] | None) -> bytes:
+    def request(self, content: bytes, headers: Mapping[str, str]) -> bytes:
         """Return the bytes of a request."""
-        head = f"{_lines(headers or {})}content-length: {len(content)}\r\n\r\n"
+        head = f"{_lines(headers)}content-length: {len(content)}\r\n\r\n"
         return self._head + head.encode("latin-1") + content
 
 
@@ -216,7 +218,8 @@ class HttpClient:
 
         async with HttpClient() as client:
             target = Target("http://127.0.0.1:8081/v1/chat/completions", headers)
-            response = await client.post(target, b"{}", limit=8 * 1024 * 1024)
+            connection = await client.acquire(target.origin)
+            response = await connection.exchange(target.request(b"{}", {}), 8 * 1024 * 1024, 30.0)
     """
 
     def __init__(self, connections: int = 512, *, tls: ssl.SSLContext | None = None) -> None:
@@ -247,29 +250,12 @@ class HttpClient:
         for _ in range(len(self._waiters)):
             self._wake()
 
-    async def post(
-        self,
-        target: Target,
-        content: bytes,
-        headers: Mapping[str, str] | None = None,
-        *,
-        limit: int,
-        error_limit: int = 4096,
-    ) -> Response:
-        """Post bytes and return the whole response.
-
-        Of a response whose status is not 200, at most ``error_limit`` bytes are kept.
+    async def acquire(self, origin: Origin) -> _Connection:
+        """Return a connection on which nothing has been sent yet.
 
         Raises:
-            ConnectFailed: If there is no connection.
-            ConnectionCut: If it breaks.
-            TooLarge: If the body has more than ``limit`` bytes.
+            ConnectFailed: If there is none.
         """
-        connection = await self.acquire(target.origin)
-        return await connection.exchange(target.request(content, headers), limit, error_limit)
-
-    async def acquire(self, origin: Origin) -> _Connection:
-        """Return a connection on which nothing has been sent yet."""
         while True:
             connection = self.take(origin)
             if connection is not None:
@@ -416,7 +402,7 @@ class _Connection(asyncio.Protocol):
         self._is_busy = False
         self._is_streaming = False
         self._is_paused = False
-        self._limit = self._error_limit = 0
+        self._limit = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -439,32 +425,35 @@ class _Connection(asyncio.Protocol):
         transport = self._transport
         return transport is not None and not transport.is_closing() and not self._is_busy
 
-    async def exchange(
-        self, request: bytes, limit: int, error_limit: int, timeout: float | None = None
-    ) -> Response:
-        """Send a request, and return the whole response; TimeoutError after ``timeout`` seconds."""
-        self._send(request, limit, error_limit, is_streaming=False)
-        timer = None if timeout is None else self._loop.call_later(timeout, self.expire)
+    async def exchange(self, request: bytes, limit: int, timeout: float) -> Response:
+        """Send a request, and return the whole response.
+
+        Raises:
+            ConnectionCut: If the connection breaks.
+            TooLarge: If the body has more than ``limit`` bytes.
+            TimeoutError: If the response takes more than ``timeout`` seconds.
+        """
+        self._send(request, limit, is_streaming=False)
+        timer = self._loop.call_later(timeout, self.expire)
         try:
             if not self._is_complete:
                 await self._wait()
             content = b"".join(self._parts) if len(self._parts) != 1 else self._parts[0]
             return Response(self, self._status, self._headers, content)
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
             self.release()
 
     def expire(self) -> None:
         """End an exchange that takes too long."""
         self._fail(TimeoutError("there was no response in time"))
 
-    async def start(self, request: bytes, error_limit: int) -> Response:
+    async def start(self, request: bytes) -> Response:
         """Send a request, and return the response once its headers are received.
 
         A response whose status is not 200 is awaited whole. The caller closes the response.
         """
-        self._send(request, 0, error_limit, is_streaming=True)
+        self._send(request, 0, is_streaming=True)
         try:
             while not self._is_complete and not self._has_headers:
                 await self._wait()
@@ -506,10 +495,10 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _send(self, request: bytes, limit: int, error_limit: int, *, is_streaming: bool) -> None:
+    def _send(self, request: bytes, limit: int, *, is_streaming: bool) -> None:
         self._begin()
         self._is_busy, self._is_streaming = True, is_streaming
-        self._limit, self._error_limit = limit, error_limit
+        self._limit = limit
         if self._transport is None or self._transport.is_closing():
             self._is_busy = False
             raise ConnectFailed("the connection was closed")
@@ -609,9 +598,9 @@ class _Connection(asyncio.Protocol):
             return
         self._size += len(body)
         if self._status != 200:
-            room = self._error_limit - sum(map(len, self._parts))
+            room = MAX_ERROR_BYTES - sum(map(len, self._parts))
             self._parts.append(body[:room])
-            if self._size > self._error_limit:
+            if self._size > MAX_ERROR_BYTES:
                 self._finish(is_reusable=False)
         elif self._is_streaming:
             self._parts.append(body)

@@ -109,8 +109,6 @@ MAX_PAUSE = 10.0
 """The most seconds between two attempts."""
 FAIR_SHARE = 0.5
 """The share of its time that a call must have had for its timeout to count for a breaker."""
-MAX_ERROR_BYTES = 4096
-"""The most bytes read of an error response."""
 MAX_ERROR_TEXT = 200
 """The most characters shown of an upstream's error."""
 
@@ -321,9 +319,7 @@ class Upstream:
                 charge.is_sent = True
                 breaker.waiting.add(connection)
                 try:
-                    response = await connection.exchange(
-                        request, settings.max_response, MAX_ERROR_BYTES, limit
-                    )
+                    response = await connection.exchange(request, settings.max_response, limit)
                 finally:
                     breaker.waiting.discard(connection)
                 self._check(response)
@@ -420,7 +416,7 @@ class Upstream:
                     connection = await self._client.acquire(target.origin)
                     charge.is_sent = True
                     request = target.request(content, self._with(context.headers))
-                    response = await connection.start(request, MAX_ERROR_BYTES)
+                    response = await connection.start(request)
                 try:
                     self._check(response)
                 except UpstreamFailed:
