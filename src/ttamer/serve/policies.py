@@ -135,7 +135,7 @@ class Policies:
         """Warnings about the policy, each in one line."""
         self._frontier: Callable[[], Frontier]
         if serving is None:
-            policy = self._operating_policy(point)
+            policy = self._policy(point)
             self.described = f"{_point_text(point, artefact)}: {policy.described}"
             """The operating point, in words."""
             if policy.single_node is not None and len(self._spec.nodes) > 1:
@@ -212,7 +212,7 @@ class Policies:
     def _choose(self, point: tuple[str, float]) -> ActivePolicy:
         """Make the policy of an operating point; takes milliseconds."""
         try:
-            policy = self._policy(*point)
+            policy = self._policy(point)
             cascade = self._cascade(policy)
         except ArgumentError as error:
             raise ChoiceNotAllowed(f"{point[0]} cannot be {point[1]:g}: {error}") from None
@@ -262,17 +262,14 @@ class Policies:
     def _spec(self) -> CascadeSpec:
         return self._artefact.fitted.spec
 
-    def _operating_policy(self, point: tuple[str, float] | None) -> FittedPolicy | Mixture:
-        """Return the policy of the stated operating point, or the ladder's default."""
-        artefact = self._artefact
-        if isinstance(artefact, FittedPolicy):
-            return artefact
-        return artefact.default() if point is None else self._policy(*point)
-
-    def _policy(self, name: str, value: float) -> FittedPolicy | Mixture:
+    def _policy(self, point: tuple[str, float] | None) -> FittedPolicy | Mixture:
+        """Return the policy of an operating point; without one, the ladder's default."""
         ladder = self._artefact
         if isinstance(ladder, FittedPolicy):
             return ladder
+        if point is None:
+            return ladder.default()
+        name, value = point
         if name == "tradeoff":
             return ladder.at(value)
         if name == "mistake_cost":
@@ -468,7 +465,7 @@ class PolicyStore:
         """
         copy = None if self._accepted is None else self._accepted.instead_of(self._path)
         self._signature = self._read_signature() if copy is None else None
-        self._current = self._load(copy)
+        self._current = self._load(copy or self._path)
         return self._current
 
     def load(self) -> LoadedArtefact:
@@ -488,14 +485,15 @@ class PolicyStore:
         async with self._changing:
             self._signature = await asyncio.to_thread(self._read_signature)
             try:
-                new = await asyncio.to_thread(self._load)
+                new = await asyncio.to_thread(self._load, self._path)
                 for step in steps:
                     step()
             except TTamerError as error:
-                return self._report(False, "reload", cause, changed=False, message=str(error))
+                return self.refuse(cause, str(error))
             except Exception as error:  # no file may end the task that watches it
-                text = f"{self._path}: could not be loaded: {type(error).__name__}"
-                return self._report(False, "reload", cause, changed=False, message=text)
+                return self.refuse(
+                    cause, f"{self._path}: could not be loaded: {type(error).__name__}"
+                )
             if new.version == self.current.version:
                 text = "the file holds the active policy"
                 return self._report(True, "reload", cause, changed=False, message=text)
@@ -515,7 +513,7 @@ class PolicyStore:
             return self._report(True, "rollback", "admin", changed=True)
 
     def refuse(self, cause: str, message: str) -> Reload:
-        """Report a reload that was refused before the file was read."""
+        """Report a reload that was refused."""
         return self._report(False, "reload", cause, changed=False, message=message)
 
     @asynccontextmanager
@@ -561,8 +559,7 @@ class PolicyStore:
             return found.st_mtime_ns, found.st_size, found.st_ino
         return None
 
-    def _load(self, copy: Path | None = None) -> LoadedArtefact:
-        path = self._path if copy is None else copy
+    def _load(self, path: Path) -> LoadedArtefact:
         artefact, version = load_artefact(path, self._nodes)
         loaded = LoadedArtefact(artefact, version, str(path), self._build(artefact, version))
         if self._accepted is not None:
