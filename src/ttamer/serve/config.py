@@ -627,7 +627,8 @@ def _serve_settings(spec: CascadeSpec) -> ServeSettings:
     if "audit" in values:
         values["audit"] = AuditSettings.from_table(values["audit"], nodes=len(spec.nodes))
     if "key" in values:
-        values["key"] = tuple(map(_key_settings, enumerate(values["key"], start=1)))
+        keys = enumerate(values["key"], start=1)
+        values["key"] = tuple(_key_settings(given, f"[[serve.key]] {n}") for n, given in keys)
         names = [each.name for each in values["key"]]
         if len(set(names)) < len(names):
             raise CascadeError("[[serve.key]]: two keys have the same name; rename one")
@@ -645,7 +646,8 @@ def _serve_settings(spec: CascadeSpec) -> ServeSettings:
     values.setdefault("error_range", (0.0, spec.loss_bound or 1.0))
     serve = ServeSettings(**values)
     _check_errors(serve, spec)
-    _check_signals(serve)
+    if serve.embeddings is not None and serve.embeddings.signals and not serve.signals:
+        raise CascadeError("[serve.embeddings]: has signals, which need signals = true in [serve]")
     points = [name for name, _ in serve._points()]
     if serve.audit is not None and serve.audit.reference is not None and points:
         raise CascadeError(
@@ -677,15 +679,7 @@ def _check_errors(serve: ServeSettings, spec: CascadeSpec) -> None:
             raise CascadeError(f"{place}: {name} is {value:g}; it must be at most {allowed}")
 
 
-def _check_signals(serve: ServeSettings) -> None:
-    """Refuse signals that would be missing where they are needed."""
-    if serve.embeddings is not None and serve.embeddings.signals and not serve.signals:
-        raise CascadeError("[serve.embeddings]: has signals, which need signals = true in [serve]")
-
-
-def _key_settings(item: tuple[int, Mapping[str, Any]]) -> KeySettings:
-    position, given = item
-    place = f"[[serve.key]] {position}"
+def _key_settings(given: Mapping[str, Any], place: str) -> KeySettings:
     if "name" not in given or ("env" in given) == ("file" in given):
         raise CascadeError(f"{place}: needs a name, and one of env and file")
     return KeySettings(**_checked(KeySettings, given, place))
