@@ -139,10 +139,14 @@ class _ModelSession(FittedSession):
             raise ObservationError("the session has stopped: start a new one")
         return node
 
-    def _refusal(self, confidence: object) -> ObservationError:
-        return ObservationError(
-            f"node {self.next!r}: confidence must be a number, not {confidence!r}"
-        )
+    def _number(self, name: str, value: object) -> float:
+        """Return a value of the answer of ``next`` as a number, or refuse it."""
+        try:
+            return as_float(value)
+        except TypeError:
+            raise ObservationError(
+                f"node {self.next!r}: {name} must be a number, not {value!r}"
+            ) from None
 
     @property
     def next(self) -> str | None:
@@ -166,17 +170,17 @@ class _ModelSession(FittedSession):
     @property
     def price(self) -> float:
         """What asking ``next`` costs, in the cascade's units; 0 once stopped."""
-        node = self._next_node()
-        return 0.0 if node < 0 else self._cost_of(self._asked[-1] if self._asked else -1, node)
+        node, last = self._next_node(), self._asked[-1] if self._asked else -1
+        return 0.0 if node < 0 else self._model.spec.step_cost(last, node)
 
     @property
     def starts(self) -> dict[str, float]:
         """The nodes that may be asked first, and what each costs."""
-        problem, steps = self._inner.problem, self._model.steps
+        problem, steps, spec = self._inner.problem, self._model.steps, self._model.spec
         first = [steps[problem.ends[edge][1]] for edge in problem.starts]
         if first == [()]:  # a router comes before them
             first = [step for step in steps if len(step) == 1]
-        return {self._model.spec.names[step[0]]: self._cost_of(-1, step[0]) for step in first}
+        return {spec.names[step[0]]: spec.step_cost(-1, step[0]) for step in first}
 
     def start_with(self, node: str) -> None:
         """Ask this one of ``starts`` first, whatever the policy's choice."""
@@ -223,12 +227,10 @@ class _ModelSession(FittedSession):
         saved = number(gain * unit)
         return f"{doubt}; {where}, asking on saves {saved} on average: {decision}"
 
-    def _cost_of(self, last: int, node: int) -> float:
-        return self._model.spec.step_cost(last, node)
-
     def price_after(self, node: str) -> float:
         """Return what asking a node right after ``next`` costs, in the cascade's units."""
-        return self._cost_of(self._next_node(), self._model.spec.index_of(node))
+        spec = self._model.spec
+        return spec.step_cost(self._next_node(), spec.index_of(node))
 
     def ahead(self) -> dict[str | None, float]:
         """Return the chance of each node to be asked right after ``next``, where it is known."""
@@ -263,10 +265,7 @@ class ConfidenceSession(_ModelSession):
         """Give the confidence of ``next``, and move on; nothing else is used."""
         del prediction, margin, entropy
         node = self._require_next()
-        try:
-            value = as_float(confidence)
-        except TypeError:
-            raise self._refusal(confidence) from None
+        value = self._number("confidence", confidence)
         self.unclear += value != value
         self._inner.observe(self._model.quantiser.state(node, value))
         self._asked.append(node)
@@ -379,10 +378,7 @@ class BeliefSession(_ModelSession):
         Without a column that the belief reads, the answer is judged by its confidence alone.
         """
         node = self._require_next()
-        try:
-            value = as_float(confidence)
-        except TypeError:
-            raise self._refusal(confidence) from None
+        value = self._number("confidence", confidence)
         model, scorer = self._model, self._model.scorer
         try:
             text = class_text(prediction)
@@ -413,15 +409,9 @@ class BeliefSession(_ModelSession):
 
     def _columns(self, read: Extras, margin: object, entropy: object) -> tuple[float, ...]:
         """Return the columns that the belief reads; none where one of them is unknown."""
-        given, found = {"margin": margin, "entropy": entropy}, []
-        for name in read.names:
-            try:
-                found.append(as_float(given[name]))
-            except TypeError:
-                raise ObservationError(
-                    f"node {self.next!r}: {name} must be a number, not {given[name]!r}"
-                ) from None
-        return tuple(found) if all(map(isfinite, found)) else ()
+        given = {"margin": margin, "entropy": entropy}
+        found = tuple(self._number(name, given[name]) for name in read.names)
+        return found if all(map(isfinite, found)) else ()
 
     def prefers_next(self) -> bool:
         """Return whether the answer of ``next``, or an equal one, is the best whatever it is.
