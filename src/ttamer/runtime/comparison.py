@@ -233,7 +233,7 @@ class Comparison:
             return _choice(text)
         if self.kind == "numeric":
             value = _number(text)
-            return None if value is None else _number_text(value)
+            return None if value is None else repr(_plain(value))
         if self.kind == "json":
             return _json_text(text, self.fields)
         if self.kind == "regex":
@@ -599,11 +599,6 @@ def _value(match: re.Match[str]) -> float | None:
     if not math.isfinite(value):
         return None
     return -value if sign == "-" else value
-
-
-def _number_text(value: float) -> str:
-    """Return a number as text, whole ones without a decimal point."""
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
 def _json_text(text: str, fields: tuple[str, ...]) -> str | None:
