@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ttamer._display.notebook import card
@@ -152,8 +152,4 @@ class CascadeFailed(TTamerError):  # noqa: N818 - named after what happened
         """Whether the deadline ended the run."""
 
     def __reduce__(self) -> Any:
-        return _failed_again, (str(self), self.asked, self.late)
-
-
-def _failed_again(message: str, asked: tuple[NodeCall, ...], late: bool) -> CascadeFailed:
-    return CascadeFailed(message, asked, late=late)
+        return partial(CascadeFailed, late=self.late), (str(self), self.asked)
