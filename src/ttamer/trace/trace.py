@@ -548,28 +548,29 @@ class Trace:
         unseen = [k for k, (one, two) in enumerate(pairwise(source)) if one == two]
         verified = [k + 1 for k in unseen]
 
-        def columns(values: NDArray[Any]) -> NDArray[Any]:
-            return np.asfortranarray(values[:, source])
-
-        confidence = columns(self.confidence)
-        confidence[:, unseen] = 0.0
-        cost = spec.costs
+        fields = self._fields_for(spec, source)
+        fields["confidence"][:, unseen] = 0.0
         if self.cost.ndim == 2:
-            cost = columns(self.cost)
-            cost[:, verified] = spec.costs[verified]
-        extras = {name: columns(values) for name, values in self.extras.items()}
-        for name, values in extras.items():
+            fields["cost"][:, verified] = spec.costs[verified]
+        for name, values in fields["extras"].items():
             values[:, verified if name == "latency" else unseen] = np.nan
-        return dataclasses.replace(
-            self,
-            spec=spec,
-            confidence=confidence,
-            prediction=None if self.prediction is None else columns(self.prediction),
-            correct=None if self.correct is None else columns(self.correct),
-            loss=None if self.loss is None else columns(self.loss),
-            cost=cost,
-            extras=extras,
-        )
+        return dataclasses.replace(self, **fields)
+
+    def _fields_for(self, spec: CascadeSpec, nodes: Sequence[int]) -> dict[str, Any]:
+        """Return the fields of a trace for another cascade, whose columns are those of nodes."""
+
+        def columns(values: NDArray[Any] | None) -> NDArray[Any] | None:
+            return None if values is None else np.asfortranarray(values[:, nodes])
+
+        return {
+            "spec": spec,
+            "confidence": columns(self.confidence),
+            "prediction": columns(self.prediction),
+            "correct": columns(self.correct),
+            "loss": columns(self.loss),
+            "cost": spec.costs if self.cost.ndim == 1 else columns(self.cost),
+            "extras": {name: columns(values) for name, values in self.extras.items()},
+        }
 
     def take(self, rows: ArrayLike | slice) -> Trace:
         """Return the trace of some rows: positions, a mask or a slice.
@@ -757,10 +758,6 @@ class Trace:
                         "both, or neither"
                     )
         kept = sorted(wanted)
-
-        def columns(values: NDArray[Any]) -> NDArray[Any]:
-            return np.asfortranarray(values[:, kept])
-
         # For each node kept, the cost of passing those left out directly before it.
         if spec.order == "fixed":
             between = [self.costs[:, u + 1 : v].sum(axis=1) for u, v in pairwise((-1, *kept))]
@@ -774,18 +771,10 @@ class Trace:
                 for number, more in zip(kept, toll, strict=True)
             ),
         )
-        return dataclasses.replace(
-            self,
-            spec=fewer,
-            confidence=columns(self.confidence),
-            prediction=None if self.prediction is None else columns(self.prediction),
-            correct=None if self.correct is None else columns(self.correct),
-            loss=None if self.loss is None else columns(self.loss),
-            cost=fewer.costs
-            if self.cost.ndim == 1
-            else columns(self.cost) + np.stack(np.broadcast_arrays(*between), 1),
-            extras={name: columns(values) for name, values in self.extras.items()},
-        )
+        fields = self._fields_for(fewer, kept)
+        if self.cost.ndim == 2:
+            fields["cost"] = fields["cost"] + np.stack(np.broadcast_arrays(*between), 1)
+        return dataclasses.replace(self, **fields)
 
     @cached_property
     def digest(self) -> str:
