@@ -53,6 +53,8 @@ REMEDY = "copy the file again from where it came, or save the policy again"
 
 Savable = Policy | Ladder | Mixture
 """What can be saved: a policy or a ladder, solved or fitted, or a mixture."""
+Described = tuple[dict[str, Any], dict[str, "NDArray[Any]"]]
+"""A header and its arrays."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,8 +223,6 @@ def _checked(
     count = arrays["tradeoffs"].size
     record = Record()
     if fitted is not None and "record" in header:
-        graded = fitted.loss_scale is not None
-        names = fitted.spec.names
         line: tuple[int, ...] = ()
         if isinstance(fitted, BeliefModel) and has_line(fitted, saved.problem):
             line = tuple(len(node.losses) for node in saved.problem.nodes)
@@ -230,8 +230,8 @@ def _checked(
             header["record"],
             arrays,
             count,
-            names,
-            graded=graded,
+            fitted.spec.names,
+            graded=fitted.loss_scale is not None,
             thresholds=fitted.has_thresholds,
             line=line,
         )
@@ -346,32 +346,28 @@ def _shown(error: Exception) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def _describe(
-    given: Savable, notes: dict[str, str]
-) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return the header and the arrays of what is to be saved."""
+def _describe(given: Savable, notes: dict[str, str]) -> Described:
+    """Return the header and the arrays of what is to be saved, in the types of the file."""
     if isinstance(given, Mixture):
-        return _describe_mixture(given, notes)
-    if isinstance(given, FittedPolicy):
+        header, arrays = _describe_mixture(given, notes)
+    elif isinstance(given, FittedPolicy):
         rung = None
         if given.error is not None and given.cost is not None:
             rung = Rungs(np.array([given.error]), np.array([given.cost]))
-        header, arrays = _describe_fitted(given.policy, given.fitted, notes)
-        return _with_record(header, arrays, Record(rung))
-    if isinstance(given, FittedLadder):
+        header, arrays = _describe_fitted(given.policy, given.fitted, notes, Record(rung))
+    elif isinstance(given, FittedLadder):
         inner = Ladder(tuple(policy.policy for policy in given))
-        header, arrays = _describe_fitted(inner, given.fitted, notes)
         record = Record(given.rungs, given.held, given.promises, given.cautious)
-        return _with_record(header, arrays, record)
-    return _describe_solved(given, notes)
+        header, arrays = _describe_fitted(inner, given.fitted, notes, record)
+    else:
+        header, arrays = _describe_solved(given, notes)
+    return header, {name: _stored(name, array) for name, array in arrays.items()}
 
 
-Described = tuple[dict[str, Any], dict[str, "NDArray[Any]"]]
-"""A header and its arrays."""
-
-
-def _describe_fitted(given: Policy | Ladder, fitted: Model, notes: dict[str, str]) -> Described:
-    """Return the header and the arrays of a fit, without its record."""
+def _describe_fitted(
+    given: Policy | Ladder, fitted: Model, notes: dict[str, str], record: Record
+) -> Described:
+    """Return the header and the arrays of a fit, and how its policies did where that is known."""
     header, arrays = _describe_solved(given, notes)
     more: dict[str, NDArray[Any]]
     if isinstance(fitted, BeliefModel):
@@ -380,19 +376,13 @@ def _describe_fitted(given: Policy | Ladder, fitted: Model, notes: dict[str, str
         header["fit"], more = describe_fit(fitted)
     else:
         raise ArgumentError(f"a model of type {type(fitted).__name__} cannot be saved")
-    return header, {**arrays, **{name: _stored(name, array) for name, array in more.items()}}
-
-
-def _with_record(
-    header: dict[str, Any], arrays: dict[str, NDArray[Any]], record: Record
-) -> Described:
-    """Add how the policies did, where that is known."""
-    if record.rungs is None:
-        return header, arrays
-    header["record"], more = describe_record(
-        record.rungs, record.held, record.promises, record.cautious
-    )
-    return header, {**arrays, **{name: _stored(name, array) for name, array in more.items()}}
+    arrays |= more
+    if record.rungs is not None:
+        header["record"], more = describe_record(
+            record.rungs, record.held, record.promises, record.cautious
+        )
+        arrays |= more
+    return header, arrays
 
 
 def _describe_mixture(given: Mixture, notes: dict[str, str]) -> Described:
@@ -411,11 +401,12 @@ def _describe_mixture(given: Mixture, notes: dict[str, str]) -> Described:
     if given.promise is not None:
         promises = (dataclasses.replace(given.promise, mix=mix),)
     inner = Ladder(tuple(policy.policy for policy in policies))
-    header, arrays = _describe_fitted(inner, given.cheap.fitted, notes)
+    record = Record(Rungs(table[0], table[1]), None, promises)
+    header, arrays = _describe_fitted(inner, given.cheap.fitted, notes, record)
     header["kind"] = "mixture"
     header["mixture"] = {"cheap": mix.cheap, "expensive": mix.expensive, "seed": given.seed}
     arrays["mixture_share"] = np.array([given.share])
-    return _with_record(header, arrays, Record(Rungs(table[0], table[1]), None, promises))
+    return header, arrays
 
 
 def _describe_solved(given: object, notes: dict[str, str]) -> Described:
@@ -449,10 +440,10 @@ def _describe_solved(given: object, notes: dict[str, str]) -> Described:
         "recall": bool(first.recall),
         "provenance": {"library": __version__, "notes": notes},
     }
-    return header, {name: _stored(name, array) for name, array in arrays.items()}
+    return header, arrays
 
 
-def _describe_problem(problem: Problem) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def _describe_problem(problem: Problem) -> Described:
     described = {
         "moves": problem.moves,
         "names": list(problem.names),

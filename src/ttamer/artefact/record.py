@@ -56,7 +56,7 @@ def describe_record(
     rungs: Rungs,
     held: HeldOut | None,
     promises: Sequence[Promise],
-    cautious: Cautious | None = None,
+    cautious: Cautious | None,
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return what the header and the arrays say of how policies did."""
     arrays: dict[str, NDArray[Any]] = {
@@ -115,15 +115,15 @@ def restore_record(
     count: int,
     names: Sequence[str],
     *,
-    graded: bool = False,
-    thresholds: bool = False,
-    line: Sequence[int] = (),
+    graded: bool,
+    thresholds: bool,
+    line: Sequence[int],
 ) -> Record:
     """Check what a file records of how its ``count`` policies did, and return it.
 
     With ``graded`` it records losses instead of errors; of ``thresholds``, which are all tested, it
-    records every pair of neighbours. ``line`` has the number of states at each
-    exit of a network that cautious policies may be for; without one there are none.
+    records every pair of neighbours. ``line`` has the number of states at each exit of a network
+    that cautious policies may be for; it is empty where there are none.
     """
     fields = fields_of(described, "the record", FIELDS)
     rungs = _rungs(arrays, count, len(names))
@@ -205,12 +205,8 @@ def _with_cautious(
     held: HeldOut, arrays: Mapping[str, NDArray[Any]], count: int, cautious: int, last: str
 ) -> HeldOut:
     """Return rows held out with their counts under cautious policies."""
-    counts = arrays.get("record_held_cautious")
     pairs = cautious_pairs(count, cautious)
-    if counts is None or counts.shape != (len(pairs), 8):
-        raise ArtefactDamaged("the record must have eight counts for each pair of corners")
-    _check_counts(counts, held.rows)
-    own = counts.astype(np.int64).reshape(-1, 2, 2, 2)
+    own = _outcomes(arrays.get("record_held_cautious"), pairs, held.rows)
     return dataclasses.replace(
         held, cautious=HeldOut(held.rows, held.trace_digest, last, pairs, own)
     )
@@ -226,10 +222,13 @@ def _whole(array: NDArray[Any]) -> bool:
     return _from_zero(array, array.shape) and bool((array == np.rint(array)).all())
 
 
-def _check_counts(counts: NDArray[Any], rows: int) -> None:
-    """Refuse counts that are not whole, or do not add up to the rows."""
+def _outcomes(counts: NDArray[Any] | None, pairs: Pairs, rows: int) -> NDArray[np.int64]:
+    """Return the counts of rows held out, shape (pairs, 2, 2, 2), once they are checked."""
+    if counts is None or counts.shape != (len(pairs), 8):
+        raise ArtefactDamaged("the record must have eight counts for each pair of corners")
     if not _whole(counts) or (counts.sum(axis=1) != rows).any():
         raise ArtefactDamaged("the counts of rows held out must be whole, and add up to the rows")
+    return counts.astype(np.int64).reshape(-1, 2, 2, 2)
 
 
 def _held(
@@ -237,22 +236,19 @@ def _held(
 ) -> HeldOut:
     fields = fields_of(item, "the rows held out", HELD_FIELDS)
     (rows,) = integers_of([fields["rows"]], "the rows held out", least=1, most=MAX_ROWS)
-    counts = arrays.get("record_held")
-    if counts is None or counts.shape != (len(pairs), 8):
-        raise ArtefactDamaged("the record must have eight counts for each pair of corners")
-    every = arrays.get("record_held_nodes", np.empty((0, *counts.shape)))
-    if every.shape not in ((0, *counts.shape), (len(names), *counts.shape)):
-        raise ArtefactDamaged("the record must have counts against each node, or against one")
-    for each in (counts, *every):
-        _check_counts(each, rows)
-    by_node = [each.astype(np.int64).reshape(-1, 2, 2, 2) for each in every]
+    counts = _outcomes(arrays.get("record_held"), pairs, rows)
+    by_node = {}
+    if (every := arrays.get("record_held_nodes")) is not None:
+        if every.shape != (len(names), len(pairs), 8):
+            raise ArtefactDamaged("the record must have counts against each node, or against one")
+        by_node = {n: _outcomes(own, pairs, rows) for n, own in zip(names, every, strict=True)}
     return HeldOut(
         rows,
         text_of(fields["trace"], "the trace held out"),
         _node(fields["against"], names),
         pairs,
-        counts.astype(np.int64).reshape(-1, 2, 2, 2),
-        dict(zip(names, by_node, strict=False)),
+        counts,
+        by_node,
     )
 
 
