@@ -13,12 +13,9 @@ import numpy as np
 from ttamer.artefact.container import fields_of, integers_of, text_of
 from ttamer.artefact.fits import (
     describe_losses,
-    full_cost_in,
-    loss_scale_in,
     parents_in,
     parents_of,
-    plan_of,
-    rows_of,
+    shared_of,
     spec_of,
     texts_of,
 )
@@ -154,16 +151,11 @@ def restore_belief(
     belief = _belief(fields, arrays, steps, count, len(classes), certain_last=spec.target == "last")
     extras = _extras(fields, arrays, count) if "extras" in fields else {}
     return BeliefModel(
-        spec=spec,
-        full_cost=full_cost_in(arrays, "belief_full_cost", spec),
-        loss_scale=loss_scale_in(arrays, "belief_loss_scale"),
         belief=dataclasses.replace(belief, signals=signals, extras=extras),
         steps=tuple(steps),
         edges=_edges(fields["edges"], arrays["belief_edges"], problem),
         classes=tuple(classes),
-        plan=plan_of(fields["plan"]),
-        trace_digest=text_of(fields["trace"], "the trace of the belief"),
-        rows=rows_of(fields["rows"]),
+        **shared_of(fields, arrays, "belief", spec),
     )
 
 

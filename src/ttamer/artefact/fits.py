@@ -27,13 +27,10 @@ __all__ = [
     "MAX_ROWS",
     "describe_fit",
     "describe_losses",
-    "full_cost_in",
-    "loss_scale_in",
     "parents_in",
     "parents_of",
-    "plan_of",
     "restore_fit",
-    "rows_of",
+    "shared_of",
     "spec_of",
     "texts_of",
 ]
@@ -89,26 +86,26 @@ def restore_fit(
         raise ArtefactDamaged("the fit and the problem differ in their nodes")
     spec = spec_of(names, after, fields, arrays, "fit")
     return ConfidenceModel(
-        spec=spec,
-        full_cost=full_cost_in(arrays, "fit_full_cost", spec),
-        loss_scale=loss_scale_in(arrays, "fit_loss_scale"),
         quantiser=_quantiser(fields["edges"], arrays["fit_edges"], columns, problem),
         steps=tuple((column,) for column in columns),
-        plan=plan_of(fields["plan"]),
-        trace_digest=text_of(fields["trace"], "the trace of the fit"),
-        rows=rows_of(fields["rows"]),
+        **shared_of(fields, arrays, "fit", spec),
     )
 
 
-def full_cost_in(arrays: Mapping[str, NDArray[Any]], name: str, spec: CascadeSpec) -> float:
-    """Return the unit of cost of a fit; files of version 1 have none, and use the cascade's."""
-    stored = _unit_in(arrays, name, "full cost")
-    return spec.full_cost(spec.costs) if stored is None else stored
-
-
-def loss_scale_in(arrays: Mapping[str, NDArray[Any]], name: str) -> float | None:
-    """Return the unit of loss of a fit; without one, answers are right or wrong."""
-    return _unit_in(arrays, name, "loss scale")
+def shared_of(
+    fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], kind: str, spec: CascadeSpec
+) -> dict[str, Any]:
+    """Return the fields of :class:`Model` for a fit of a kind: ``"fit"`` or ``"belief"``."""
+    full = _unit_in(arrays, f"{kind}_full_cost", "full cost")
+    (rows,) = integers_of([fields["rows"]], "the rows of the fit", least=1, most=MAX_ROWS)
+    return {
+        "spec": spec,
+        "full_cost": spec.full_cost(spec.costs) if full is None else full,  # none in version 1
+        "loss_scale": _unit_in(arrays, f"{kind}_loss_scale", "loss scale"),
+        "plan": _plan(fields["plan"]),
+        "trace_digest": text_of(fields["trace"], f"the trace of the {kind}"),
+        "rows": rows,
+    }
 
 
 def _unit_in(arrays: Mapping[str, NDArray[Any]], name: str, what: str) -> float | None:
@@ -120,7 +117,7 @@ def _unit_in(arrays: Mapping[str, NDArray[Any]], name: str, what: str) -> float 
     return float(stored[0])
 
 
-def plan_of(item: object) -> dict[str, str]:
+def _plan(item: object) -> dict[str, str]:
     """Return the plan of a fit, text by text."""
     if not isinstance(item, dict):
         raise ArtefactDamaged("the plan of the fit must be an object")
@@ -128,11 +125,6 @@ def plan_of(item: object) -> dict[str, str]:
         text_of(key, "the key of a plan")
         text_of(value, f"the plan's {key!r}")
     return item
-
-
-def rows_of(item: object) -> int:
-    """Return how many rows a fit saw."""
-    return integers_of([item], "the rows of the fit", least=1, most=MAX_ROWS)[0]
 
 
 def texts_of(item: object, what: str) -> list[str]:
