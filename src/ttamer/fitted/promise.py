@@ -32,7 +32,7 @@ from ttamer.stats.bounds import check_confidence
 from ttamer.trace.checks import require_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -140,7 +140,7 @@ class Promise:
         return values
 
 
-def rows_split(trace: Trace, count: int, seed: int = 0) -> tuple[Trace, Trace]:
+def rows_split(trace: Trace, count: int, seed: int) -> tuple[Trace, Trace]:
     """Return the rows to fit and ``count`` rows to hold out, each in their order."""
     rows = np.random.default_rng([seed, 3]).permutation(len(trace))
     return trace.take(np.sort(rows[count:])), trace.take(np.sort(rows[:count]))
@@ -211,27 +211,17 @@ class HeldOut:
                 f"these rows are measured by their {trace.measure}, and the ladder was fitted to "
                 f"the {ladder.fitted.measure}: give rows with the same losses, or fit again"
             )
-        pairs = pairs_of_corners(ladder.tested)
         against = against or trace.names[-1]
-        node = trace.spec.index_of(against)
+        trace.spec.index_of(against)  # refuses a name that no node has
         if trace.is_graded:
-            return HeldLosses.played(ladder, trace, pairs, against)
+            return HeldLosses.played(ladder, trace, against)
         wrong = trace.wrong()
         rows, states = np.arange(len(trace)), ladder.fitted.states(trace)
-        mine = {
-            rung: wrong[rows, states.play(ladder[rung].policy).answer]
-            for rung in sorted({rung for pair in pairs for rung in pair})
+        mine = [wrong[rows, states.play(ladder[rung].policy).answer] for rung in ladder.tested]
+        by_node = {
+            name: count_pairs(mine, theirs)
+            for name, theirs in zip(trace.names, wrong.T, strict=True)
         }
-        counts = np.array(
-            [
-                [
-                    np.bincount(4 * mine[cheap] + 2 * mine[expensive] + theirs, minlength=8)
-                    for cheap, expensive in pairs
-                ]
-                for theirs in wrong.T
-            ]
-        ).reshape(len(trace.names), -1, 2, 2, 2)
-        by_node = dict(zip(trace.names, counts, strict=True))
         cautious = None
         if ladder.cautious is not None:
             answers = cautious_answers(ladder.cautious, states, len(trace.names) - 1)
@@ -242,13 +232,14 @@ class HeldOut:
                 cautious_pairs(len(ladder), len(ladder.cautious)),
                 count_pairs([wrong[rows, answer] for answer in answers], wrong[:, -1]),
             )
-        return cls(len(trace), trace.digest, against, pairs, counts[node], by_node, cautious)
+        pairs = pairs_of_corners(ladder.tested)
+        return cls(len(trace), trace.digest, against, pairs, by_node[against], by_node, cautious)
 
     def suited_to(self, kind: Kind) -> HeldOut:
         """Return the counts on which promises of a kind are tested."""
-        cautious = self.cautious
-        suits = kind == "drop" and cautious is not None and cautious.against == self.against
-        return cautious if suits and cautious is not None else self
+        if kind == "drop" and self.cautious is not None and self.cautious.against == self.against:
+            return self.cautious
+        return self
 
     def holding(self, mix: Mix) -> HeldOut:
         """Return the counts that hold a mix."""
@@ -345,21 +336,15 @@ class HeldLosses(HeldOut):
     """Shape (rows,) each: the loss of each node of the cascade."""
 
     @classmethod
-    def played(
-        cls,
-        ladder: FittedLadder,
-        trace: Trace,
-        pairs: tuple[tuple[int, int], ...],
-        against: str,
-    ) -> HeldLosses:
+    def played(cls, ladder: FittedLadder, trace: Trace, against: str) -> HeldLosses:
         """Play the corners of a ladder, and keep what each row loses."""
         bound = loss_bound_of(trace)
         if len(trace) > MAX_HELD_LOSSES:
             every_row = np.random.default_rng([len(trace), 5]).permutation(len(trace))
             trace = trace.take(np.sort(every_row[:MAX_HELD_LOSSES]))
         every, rows, states = trace.losses(), np.arange(len(trace)), ladder.fitted.states(trace)
-        corners = sorted({rung for pair in pairs for rung in pair}, key=_order_in(pairs))
-        answers = [states.play(ladder[rung].policy).answer for rung in corners]
+        pairs = pairs_of_corners(ladder.tested)
+        answers = [states.play(ladder[rung].policy).answer for rung in ladder.tested]
         return cls(
             rows=len(trace),
             trace_digest=trace.digest,
@@ -380,8 +365,8 @@ class HeldLosses(HeldOut):
 
         Each row is given to one of the two policies, by a draw that is fixed for the pair.
         """
-        place = _order_in(self.pairs)
-        cheap, expensive = (self.losses[place(rung)] for rung in (mix.cheap, mix.expensive))
+        corners = list(dict.fromkeys(rung for pair in self.pairs for rung in pair))
+        cheap, expensive = (self.losses[corners.index(k)] for k in (mix.cheap, mix.expensive))
         pair = self.pairs.index((mix.cheap, mix.expensive))
         draws = np.random.default_rng([self.seed, pair]).random(self.rows)
         mine = np.where(draws < mix.share, expensive, cheap)
@@ -396,12 +381,6 @@ class HeldLosses(HeldOut):
     def largest_loss(self) -> float:
         """The largest loss there can be."""
         return self.bound
-
-
-def _order_in(pairs: tuple[tuple[int, int], ...]) -> Callable[[int], int]:
-    """Return a function from a rung to its place among the corners."""
-    corners = list(dict.fromkeys(rung for pair in pairs for rung in pair))
-    return corners.index
 
 
 def pairs_of_corners(corners: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
