@@ -34,7 +34,6 @@ __all__ = [
     "open_source",
     "read_batches",
     "read_source",
-    "read_trace",
     "suffix_of",
     "write_trace",
 ]
@@ -62,32 +61,6 @@ class Source(Protocol):
 
     def batches(self, layout: Layout, rows: int | None) -> Iterator[Batch]:
         """Yield batches of at most ``rows`` rows (``None``: as many as is efficient)."""
-
-
-def read_trace(
-    path: str | os.PathLike[str],
-    cascade: CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None = None,
-    *,
-    on_bad: OnBad = "refuse",
-) -> Trace:
-    r"""Read a whole trace.
-
-    ``cascade`` is a ``cascade.toml``, a :class:`CascadeSpec` or costs by node. Without one, the
-    cascade kept in the file is used; without that the nodes are taken from the columns, which
-    ``notes`` mentions.
-    A row with a missing, NaN or infinite value is refused; with ``on_bad="skip"`` such rows
-    are left out and counted in ``left_out``.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "log.csv")
-    ...     _ = path.write_text("a.confidence,a.correct\n0.5,1\n0.9,0\n")
-    ...     trace = read_trace(path)
-    >>> trace, trace.notes
-    (Trace(2 rows, 1 node, correct), ("no cascade was given: the nodes are 'a', each at cost 1",))
-    """
-    source, layout = _open(path, cascade, on_bad)
-    return read_source(source, layout, on_bad)
 
 
 def read_batches(
@@ -125,7 +98,8 @@ def read_batches(
     """
     if rows < 1:
         raise ArgumentError(f"rows is {rows}; a batch needs at least 1")
-    return _batches(*_open(path, cascade, on_bad), rows, on_bad)
+    source = open_source(path)
+    return _batches(source, open_layout(source, cascade, str(path), on_bad), rows, on_bad)
 
 
 def _batches(source: Source, layout: Layout, rows: int, on_bad: OnBad) -> Iterator[Trace]:
@@ -209,15 +183,6 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     from ttamer.trace.arrow import CsvFile, ParquetFile
 
     return ParquetFile(path) if suffix == ".parquet" else CsvFile(path)
-
-
-def _open(
-    path: str | os.PathLike[str],
-    cascade: CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None,
-    on_bad: OnBad,
-) -> tuple[Source, Layout]:
-    source = open_source(path)
-    return source, open_layout(source, cascade, str(path), on_bad)
 
 
 def open_layout(

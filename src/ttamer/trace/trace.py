@@ -857,11 +857,12 @@ class Trace:
         ...     Trace.read(path, {"a": 2.5})
         Trace(2 rows, 1 node, correct)
         """
-        from ttamer.trace.files import read_trace
+        from ttamer.trace.files import open_layout, open_source, read_source
 
         remedy = "for a data frame call Trace.from_frame(frame, costs={...})"
         require_path(path, "Trace.read", remedy)
-        return read_trace(path, cascade, on_bad=on_bad)
+        source = open_source(path)
+        return read_source(source, open_layout(source, cascade, str(path), on_bad), on_bad)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write Parquet, CSV or NPZ, by the suffix; the file appears whole or not at all.
