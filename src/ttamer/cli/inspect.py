@@ -79,26 +79,25 @@ def _frontier(policy: Any) -> str:
     from ttamer.policy import Ladder
     from ttamer.stats import lower_envelope
 
-    if not isinstance(policy, Ladder) or (isinstance(policy, FittedLadder) and not policy.rungs):
-        return ""
+    loss, shown, unit = "loss", "{:.4g}", "best if a loss of 1 costs"
     if isinstance(policy, FittedLadder):
+        if policy.rungs is None:
+            return ""
         costs, errors = ([getattr(each, name) for each in policy] for name in ("cost", "error"))
-        loss, shown = str(policy.fitted.measure), "{:.2%}"
-        full, unit = policy.fitted.full_cost / policy.fitted.loss_unit, "best if a mistake costs"
-        if loss != "error":
-            shown, unit = "{:.4g}", "best if a loss of 1 costs"
+        loss, full = str(policy.fitted.measure), policy.fitted.full_cost / policy.fitted.loss_unit
+        if loss == "error":
+            shown, unit = "{:.2%}", "best if a mistake costs"
         if policy.fitted.has_thresholds:
             unit = "threshold"
         head = f"Expected on new rows, as the cost grows from {{}} to {{}} per input: {loss}"
-    else:
-        costs, errors = [p.expected_cost for p in policy], [p.expected_loss for p in policy]
-        loss, shown, full = "loss", "{:.4g}", 1.0
-        unit = "best if a loss of 1 costs"
-        head = f"As the expected cost grows from {{}} to {{}}: {loss}"
-    if isinstance(policy, FittedLadder) and policy.rungs is not None:
         corners = list(policy.rungs.corners)  # as ttamer fit prints them
-    else:
+    elif isinstance(policy, Ladder):
+        costs, errors = [p.expected_cost for p in policy], [p.expected_loss for p in policy]
+        full = 1.0
+        head = f"As the expected cost grows from {{}} to {{}}: {loss}"
         corners = lower_envelope(costs, errors).tolist()
+    else:
+        return ""
     last = len(corners) - 1
     some = corners
     if last >= MAX_ROWS:

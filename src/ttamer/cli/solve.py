@@ -116,6 +116,7 @@ def _text(policy: Policy, best: Optima) -> str:
     policy = _tables_of(policy)
     names = (*policy.problem.names, None)
     first = names[policy.choice(None)[0, -1]]
+    stop = "stop if best loss <=" if policy.recall else "stop"
     against: list[tuple[str, float | None]] = [
         ("a prophet that sees every loss", best.offline),
         ("the best policy with recall" + (" (this one)" if policy.recall else ""), best.online),
@@ -132,15 +133,9 @@ def _text(policy: Policy, best: Optima) -> str:
         "",
         f"First ask {first}. Then:",
         "",
-        table(
-            ["after", "asked", "state", "its loss", _stop_head(policy), "else ask"], _rules(policy)
-        ),
+        table(["after", "asked", "state", "its loss", stop, "else ask"], _rules(policy)),
     ]
     return "\n".join(lines)
-
-
-def _stop_head(policy: Policy) -> str:
-    return "stop if best loss <=" if policy.recall else "stop"
 
 
 def _rules(policy: Policy) -> list[list[str]]:
