@@ -169,7 +169,7 @@ def write_report(
         tiles=_tiles(frontier, advice),
         pictures=pictures,
         table_caption=_table_caption(frontier, advice),
-        head=("family", "same", *_margins(frontier)[1:], "mean"),
+        head=("family", "same", *list(frontier.margins)[1:], "mean"),
         rows=_rows(frontier, advice),
         left_out=list(frontier.left_out.items()),
         summaries=[(name, SUMMARIES[name]) for name in frontier.families if name in SUMMARIES],
@@ -284,7 +284,7 @@ def _pictures(
         Picture(
             "calibration",
             "Calibration",
-            _calibration_text(trace) + _spread(len(nodes)),
+            _calibration_text(trace) + _shown_of(len(nodes)),
             f"Reliability curves of {_listed(nodes)}.",
             drawn(draw_calibration(trace, nodes)),
         ),
@@ -370,21 +370,15 @@ def _stop_picture(fitted_policy: FittedPolicy, name: str) -> Picture:
         count = sum(bool(edges) for edges in problem.outgoing[:-1])
         drawing = drawn(draw_stop_panels(policy))
     else:
-        how = (
-            "Which nodes have been asked, and on what share of inputs; across, how likely the best "
-            "answer so far is to be wrong."
-            if fitted_policy.fitted.measure == "error"
-            else "Which nodes have been asked, and on what share of inputs; across, the expected "
-            "loss of the best answer so far."
-        )
-        numbers = fitted_policy.fitted.steps
-        steps = [[names[node] for node in step] for step in numbers]
+        across = "how likely the best answer so far is to be wrong"
         ends = ("likely right", "likely wrong")
         if fitted_policy.fitted.measure != "error":
-            ends = ("low loss", "high loss")
+            across, ends = "the expected loss of the best answer so far", ("low loss", "high loss")
+        how = f"Which nodes have been asked, and on what share of inputs; across, {across}."
+        steps = [[names[node] for node in step] for step in fitted_policy.fitted.steps]
         count, drawing = len(reached_steps(policy)), drawn(draw_step_bars(policy, steps, ends=ends))
     label = f"When to stop, among {_listed(names)}. {how}"
-    return Picture("stop", heading, rule + how + _first_only(count), label, drawing)
+    return Picture("stop", heading, rule + how + _shown_of(count, "The first "), label, drawing)
 
 
 def _calibration_text(trace: Trace) -> str:
@@ -396,12 +390,8 @@ def _calibration_text(trace: Trace) -> str:
     )
 
 
-def _first_only(count: int) -> str:
-    return f" The first {MAX_PANELS} of {count} are shown." if count > MAX_PANELS else ""
-
-
-def _spread(count: int) -> str:
-    return f" {MAX_PANELS} of {count} are shown." if count > MAX_PANELS else ""
+def _shown_of(count: int, which: str = "") -> str:
+    return f" {which}{MAX_PANELS} of {count} are shown." if count > MAX_PANELS else ""
 
 
 def _tiles(frontier: Frontier, advice: Recommendation) -> list[Tile]:
@@ -460,11 +450,6 @@ def _latency_head(frontier: Frontier) -> tuple[str, ...]:
     return ("mean latency", "95% within") if known else ()
 
 
-def _margins(frontier: Frontier) -> list[str]:
-    summary = frontier.to_dict()["families"]
-    return list(next(iter(summary.values()))["cost_at_error"])
-
-
 def _table_caption(frontier: Frontier, advice: Recommendation) -> str:
     measure = frontier.measure
     theirs = shown_error(frontier.reference.error, measure, digits=1)
@@ -486,10 +471,9 @@ def _rows(frontier: Frontier, advice: Recommendation) -> list[tuple[str, str | N
     """Return the table, the cheapest at the reference's error first, the oracle last."""
     summary = frontier.to_dict()["families"]
     colours = family_colours(frontier, advice.family)
-    margins = _margins(frontier)
 
     def numbers(family: str) -> list[float | None]:
-        costs = (summary[family]["cost_at_error"][margin] for margin in margins)
+        costs = summary[family]["cost_at_error"].values()
         shares = (None if cost is None else cost / _unit(frontier) for cost in costs)
         return [*shares, summary[family]["area"]]
 
@@ -505,7 +489,7 @@ def _rows(frontier: Frontier, advice: Recommendation) -> list[tuple[str, str | N
         cells = []
         for place, value in enumerate(numbers(family)):
             shown = NONE if value is None else f"{value:.{2 if value < 0.0995 else 1}%}"
-            if value is not None and place == len(margins) and frontier.measure != "error":
+            if value is not None and place == len(frontier.margins) and frontier.measure != "error":
                 shown = f"{value:.4g}"
             is_best = value is not None and value == best[place] and not uses_labels(family)
             cells.append(Cell(shown, value, is_best))
