@@ -293,7 +293,7 @@ def some_of(nodes: Sequence[str]) -> list[str]:
 
 
 def reliability(
-    confidence: NDArray[np.float64], right: Losses, bins: int = _BINS
+    confidence: NDArray[np.float64], right: Losses
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
     """Return per bin of confidence its mean, the mean outcome, and how many rows.
 
@@ -303,7 +303,7 @@ def reliability(
     >>> mean.tolist(), share.tolist(), rows.tolist()
     ([0.2, 0.8], [0.5, 1.0], [2, 1])
     """
-    edges = edges_of(confidence, states=bins, method="quantile")
+    edges = edges_of(confidence, states=_BINS, method="quantile")
     bin_of = np.searchsorted(edges, confidence, side="right")
     rows = np.bincount(bin_of, minlength=len(edges) + 1)
     some = rows > 0
@@ -312,9 +312,10 @@ def reliability(
 
 
 def _wilson(
-    share: NDArray[np.float64], rows: NDArray[np.intp], z: float = 1.96
+    share: NDArray[np.float64], rows: NDArray[np.intp]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the ends of Wilson's 95% interval."""
+    z = 1.96
     middle = (share + z * z / (2 * rows)) / (1 + z * z / rows)
     half = z * np.sqrt(share * (1 - share) / rows + z * z / (4 * rows**2)) / (1 + z * z / rows)
     return middle - half, middle + half
