@@ -17,7 +17,7 @@ On a line the two are the same.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -402,12 +402,10 @@ class Problem:
             self.moves,
             tuple(Node(prefix + node.name, node.losses) for node in self.nodes),
             tuple(
-                Edge(
-                    prefix + edge.sources[0] if edge.sources else None,  # of a line, one
-                    prefix + edge.target,
-                    cost=edge.cost,
-                    probabilities=edge.probabilities,
-                    verify_cost=edge.verify_cost,
+                replace(
+                    edge,
+                    source=prefix + edge.sources[0] if edge.sources else None,  # of a line, one
+                    target=prefix + edge.target,
                 )
                 for edge in self.edges
             ),
