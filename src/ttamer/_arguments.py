@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
 
 import numpy as np
 
 from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError
 
-__all__ = ["names_of", "require_kind", "require_number", "require_path", "require_whole"]
+__all__ = ["require_kind", "require_number", "require_path", "require_whole"]
 
 
 def require_kind(value: object, kind: type | tuple[type, ...], what: str, remedy: str) -> None:
@@ -32,31 +31,6 @@ def require_kind(value: object, kind: type | tuple[type, ...], what: str, remedy
     """
     if not isinstance(value, kind):
         raise ArgumentError(f"{what}, not {type(value).__name__}: {remedy}")
-
-
-def names_of(value: Iterable[str], what: str) -> list[str]:
-    """Return names as a list, each once; one name alone would be taken letter by letter.
-
-    Args:
-        value: The names.
-        what: What they are: "families".
-
-    Returns:
-        The names, in their order.
-
-    Raises:
-        ArgumentError: If it is one name, or nothing that has names.
-
-    >>> names_of(("chain", "chain"), "families")
-    ['chain']
-    >>> names_of("chain", "families")
-    Traceback (most recent call last):
-    ttamer.errors.ArgumentError: families must be a list of names: write ['chain']
-    """
-    if isinstance(value, str):
-        raise ArgumentError(f"{what} must be a list of names: write [{value!r}]")
-    require_kind(value, Iterable, f"{what} must be a list of names", "write ['name']")
-    return list(dict.fromkeys(value))
 
 
 def require_path(value: object, what: str, remedy: str = "give a str or a pathlib.Path") -> None:

@@ -7,9 +7,10 @@ nodes it asked; only the oracle uses the labels too (``uses_labels``).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ttamer._arguments import names_of
+from ttamer._arguments import require_kind
 from ttamer.baselines.chain import Chain
 from ttamer.baselines.frugalml import FrugalML
 from ttamer.baselines.no_recall import NoRecall
@@ -28,7 +29,7 @@ from ttamer.baselines.threshold import (
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from ttamer.fitted.replay import Family, Setting
     from ttamer.trace.trace import Trace
@@ -67,12 +68,18 @@ def known_names(names: Iterable[str], families: Mapping[str, Family]) -> list[st
         The names, in their order.
 
     Raises:
-        ArgumentError: If there is no family of a name.
+        ArgumentError: If there is no family of a name, or it is one name, or nothing with names.
 
     >>> known_names(["chain", "oracle", "chain"], FAMILIES)
     ['chain', 'oracle']
+    >>> known_names("chain", FAMILIES)
+    Traceback (most recent call last):
+    ttamer.errors.ArgumentError: families must be a list of names: write ['chain']
     """
-    wanted = names_of(names, "families")
+    if isinstance(names, str):  # it would be taken letter by letter
+        raise ArgumentError(f"families must be a list of names: write [{names!r}]")
+    require_kind(names, Iterable, "families must be a list of names", "write ['name']")
+    wanted = list(dict.fromkeys(names))
     for name in wanted:
         if name not in families:
             raise ArgumentError(f"there is no family {name!r}; there are {', '.join(families)}")
