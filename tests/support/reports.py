@@ -18,5 +18,7 @@ NAMES = ["answered", "calibration", "frontier", "recall", "stop"]
 def measured(trace: Trace, families=("ttamer", "always-last", "threshold"), belief="full"):
     """A frontier, the ladder of its own fit, and its test rows."""
     fit_rows, test_rows = trace.split(0.5, 0)
-    front = frontier(fit_rows, test_rows, families=families, resamples=40)
-    return front, fit(fit_rows, belief=belief), test_rows
+    ladder = fit(fit_rows, belief=belief)
+    known = ladder if belief == "full" else None  # not fitted twice
+    front = frontier(fit_rows, test_rows, families=families, ladder=known, resamples=40)
+    return front, ladder, test_rows
