@@ -85,8 +85,9 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser with every command."""
     parser = _Parser(
         prog="ttamer",
-        description="Decide, per input, which model to ask, when to stop, whose answer to return.",
-        epilog="To begin: ttamer demo. With a log of yours: ttamer frontier LOG --cascade "
+        description="Decide, per input, which model to ask, when to stop, and whose answer to "
+        "return.",
+        epilog="To begin: ttamer demo. With your own log: ttamer frontier LOG --cascade "
         "cascade.toml",
         allow_abbrev=False,
     )

@@ -20,16 +20,17 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
         help="compare all families on a folder of traces",
-        description="Fit and measure every family on every trace of a folder, half and half.",
+        description="Fit every family on one half of each trace of a folder, and measure it on the "
+        "other.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "folder", help="traces, each with NAME.toml (or one cascade.toml) beside it"
+        "folder", help="a folder of traces, each with NAME.toml (or one cascade.toml) beside it"
     )
     parser.add_argument(
         "--families",
         metavar="A,B",
-        help="the families to compare, such as ttamer,threshold,chain (default: all that suit)",
+        help="the families to compare, such as ttamer,threshold,chain (default: all that apply)",
     )
     parser.add_argument("--resamples", type=int, default=200, metavar="N",
                         help="bootstrap resamples for the intervals (default 200)")  # fmt: skip

@@ -32,7 +32,8 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("policy", help="a .ttamer file made by ttamer fit")
     parser.add_argument("trace", nargs="?",
-                        help="rows not fitted to (default: those held out by the fit)")  # fmt: skip
+                        help="rows that the fit has not used (default: those it held "
+                        "out)")  # fmt: skip
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--error", type=float, metavar="E", help="promise an error of at most E")
     asked.add_argument("--drop", type=float, metavar="D",
@@ -40,11 +41,12 @@ def add_to(commands: Any) -> None:
     asked.add_argument("--gap", action="store_true",
                        help="bound how far a policy is from the best of its class")  # fmt: skip
     parser.add_argument("--tradeoff", type=float, metavar="T",
-                        help="of the policy, with --gap (default: of the default one)")  # fmt: skip
+                        help="with --gap: the tradeoff of the policy (default: the default "
+                        "policy)")  # fmt: skip
     parser.add_argument("--against", metavar="NODE", help="what a drop is measured from: a node, "
                         "last (the default) or best")  # fmt: skip
     parser.add_argument("--confidence", type=float, metavar="C",
-                        help="how certain the promise must be (default 0.95)")  # fmt: skip
+                        help="the confidence of the promise (default 0.95)")  # fmt: skip
     parser.add_argument("-o", "--output", metavar="FILE",
                         help="write the policies with the promise in them")  # fmt: skip
     parser.add_argument("--skip-bad", action="store_true",

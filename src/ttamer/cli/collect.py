@@ -34,7 +34,8 @@ def add_to(commands: Any) -> None:
                         help="a cascade with upstreams, or callables: input -> (prediction, "
                         "confidence)")  # fmt: skip
     parser.add_argument("-o", "--output", default="trace.parquet", metavar="FILE",
-                        help="Parquet, CSV or NPZ; its cascade goes beside it")  # fmt: skip
+                        help="the trace to write (.parquet, .csv or .npz); its cascade is written "
+                        "beside it")  # fmt: skip
     parser.add_argument("--skip-bad", action="store_true",
                         help="skip and count inputs for which a node failed")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -49,15 +50,15 @@ def add_to(commands: Any) -> None:
     upstreams.add_argument("--max-tokens", type=int, default=256, metavar="N",
                            help="the longest answer, in tokens (default 256)")  # fmt: skip
     upstreams.add_argument("--journal", metavar="FILE",
-                           help="keeps the answers, so that a run can be resumed "
+                           help="where answers are kept, so that a run can be resumed "
                            "(default: beside the output)")  # fmt: skip
     upstreams.add_argument("--judge", metavar="NODE",
-                           help="the node that judges which answers are right, instead of the "
+                           help="a node that judges which answers are right, instead of the "
                            "comparison with labels")  # fmt: skip
     upstreams.add_argument("--rubric", metavar="FILE",
                            help="with --judge: a text that defines what is right")  # fmt: skip
     upstreams.add_argument("--graded", action="store_true",
-                           help="with --judge: it gives scores, which become losses, instead of "
+                           help="with --judge: ask for scores, which become losses, instead of "
                            "yes and no")  # fmt: skip
     upstreams.add_argument("--pairs", metavar="FILE",
                            help='with compare = "embedding": labelled pairs, or the labels of '
@@ -75,7 +76,8 @@ def add_to(commands: Any) -> None:
     callables.add_argument("--inputs", metavar="FILE", help="text, one input per line")
     callables.add_argument("--labels", metavar="FILE", help="text, one correct answer per line")
     callables.add_argument("--repeat", type=int, default=1, metavar="N",
-                           help="calls per input; the median time counts (default 1)")  # fmt: skip
+                           help="calls per input, of which the median time is taken (default "
+                           "1)")  # fmt: skip
     parser.set_defaults(run=run, groups=(upstreams, callables))
 
 

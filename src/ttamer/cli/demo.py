@@ -22,7 +22,7 @@ def add_to(commands: Any) -> None:
 
     parser = commands.add_parser(
         "demo",
-        help="fit, compare and report on a real trace, in a minute",
+        help="fit, compare and report on a real trace, in under a minute",
         description="Fit, compare and report on a real trace that comes with the package: "
         "language detectors of very different speed, nine LLMs, or the exits of a network (extra "
         "[io]). "
@@ -32,7 +32,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--trace", default="langid", metavar="NAME",
                         help=f"which trace: {', '.join(names())} (default langid)")  # fmt: skip
     parser.add_argument("-o", "--output", default="out", metavar="FOLDER",
-                        help="where the report goes (default out)")  # fmt: skip
+                        help="the folder for the report (default out)")  # fmt: skip
     parser.set_defaults(run=run, makes_folders=True, writes_folder=True)
 
 

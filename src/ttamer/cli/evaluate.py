@@ -23,7 +23,7 @@ def add_to(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "evaluate",
-        help="how a saved policy does on a trace",
+        help="measure a saved policy on a trace",
         description="Replay a fitted policy on a trace: error and cost with intervals, which "
         "nodes answered, and what each node does alone.",
         allow_abbrev=False,
@@ -37,11 +37,15 @@ def add_to(commands: Any) -> None:
     which.add_argument("--budget", type=float, metavar="C",
                        help="the mixture that costs C per input in expectation")  # fmt: skip
     which.add_argument("--mistake-cost", type=float, metavar="M",
-                       help="the policy of least cost where a mistake costs M")  # fmt: skip
+                       help="the policy of least total cost if a mistake costs M")  # fmt: skip
     which.add_argument("--p95", type=float, metavar="T",
                        help="the policy of least error that answers 95%% of inputs within T, in "
                        "the unit of <node>.latency")  # fmt: skip
-    parser.add_argument("--target", choices=("label", "last"), help="overrides the cascade's")
+    parser.add_argument(
+        "--target",
+        choices=("label", "last"),
+        help="which answers are right (default: the cascade's)",
+    )
     parser.add_argument("--skip-bad", action="store_true",
                         help="skip rows that cannot be used, and count them")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")

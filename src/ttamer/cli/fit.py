@@ -42,26 +42,29 @@ def add_to(commands: Any) -> None:
 def add_fit_options(parser: Any) -> None:
     """Add what can be chosen about a fit."""
     parser.add_argument("--belief", choices=("full", "calibrated", "none", "threshold"),
-                        default="full", help="how losses are estimated; none: the paper as "
-                        "written; threshold: one for all nodes, certified on all rows")  # fmt: skip
+                        default="full", help="how losses are estimated (default full); none: the "
+                        "paper as written; threshold: one for all nodes, certified on all "
+                        "rows")  # fmt: skip
     parser.add_argument("--order", choices=("fixed", "skip", "any", "auto"),
-                        help="overrides the cascade's")  # fmt: skip
+                        help="the order in which nodes may be asked (default: the "
+                        "cascade's)")  # fmt: skip
     parser.add_argument("--states", type=int, metavar="N",
                         help="states per node (default: by cross-validation)")  # fmt: skip
     parser.add_argument("--quantise", choices=("quantile", "uniform", "kmeans"),
-                        default="quantile", help="how confidences become states")  # fmt: skip
+                        default="quantile", help="how confidences become states (default "
+                        "quantile)")  # fmt: skip
     parser.add_argument("--hold-out", type=float, default=0.0, metavar="SHARE",
                         help="hold out this share of the rows, for promises")  # fmt: skip
     parser.add_argument("--latency-weight", type=float, metavar="W",
                         help="what a unit of latency is worth, in the cascade's unit of cost: "
                         "policies weigh both (default: the cascade's)")  # fmt: skip
     parser.add_argument("--mistake-cost", type=float, metavar="M",
-                        help="what one wrong answer costs, in the cascade's unit: shows the policy "
-                        "of least total cost")  # fmt: skip
+                        help="show the policy of least total cost if a wrong answer costs M, in "
+                        "the cascade's unit")  # fmt: skip
     parser.add_argument("--stream", action="store_true",
-                        help="read in batches: for files larger than memory")  # fmt: skip
+                        help="read in batches, for files larger than memory")  # fmt: skip
     parser.add_argument("--ray", metavar="ADDRESS",
-                        help="count on a Ray cluster (local: one on this machine)")  # fmt: skip
+                        help="fit on a Ray cluster (local: start one on this machine)")  # fmt: skip
     parser.add_argument(
         "--seed", type=int, default=0, help="the seed of the cross-validation (default 0)"
     )

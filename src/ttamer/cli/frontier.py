@@ -24,13 +24,13 @@ def add_to(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "frontier",
-        help="compare ttamer with thresholds, chains and other rules in use today",
+        help="compare ttamer with thresholds, chains and other rules, and recommend one",
         description="Fit every family on some rows, measure it on others, and compare: one "
         "trace, halved at random, or two (--fit and --test).",
         allow_abbrev=False,
     )
     add_comparison_options(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help="write frontier.json here")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the comparison as JSON here")
     parser.set_defaults(run=run)
 
 
@@ -39,13 +39,13 @@ def add_comparison_options(parser: Any) -> None:
     from ttamer.cli.traces import add_reading_options
 
     parser.add_argument("trace", nargs="?",
-                        help="rows to fit on and to measure on: halved at random")  # fmt: skip
+                        help="the rows: one random half is fitted, the other measured")  # fmt: skip
     parser.add_argument("--fit", metavar="TRACE", help="rows to fit on")
     parser.add_argument("--test", metavar="TRACE", help="rows to measure on")
     add_reading_options(parser)
     parser.add_argument("--families", metavar="A,B",
                         help="the families to compare, such as ttamer,threshold,chain "
-                        "(default: all that suit)")  # fmt: skip
+                        "(default: all that apply)")  # fmt: skip
     parser.add_argument("--resamples", type=int, default=1000, metavar="N",
                         help="bootstrap resamples for the intervals (default 1000)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -27,7 +27,7 @@ def add_to(commands: Any) -> None:
     """Add the commands to the parser."""
     parser = commands.add_parser(
         "import",
-        help="a log of answers in free text, or of another project, as a trace",
+        help="convert free-text answers, or a log of another project, to a trace",
         description="Write a log of answers in free text, or of another project, as a trace, and "
         "its cascade.toml beside it.",
         allow_abbrev=False,
@@ -49,8 +49,9 @@ def add_to(commands: Any) -> None:
             one.add_argument("--cascade", metavar="FILE",
                              help="a cascade.toml: names and costs of the exits")  # fmt: skip
         one.add_argument("--test-share", type=float, default=0.0, metavar="X",
-                         help="write this share of the rows to FILE.test instead")  # fmt: skip
-        one.add_argument("--seed", type=int, default=0, help="for the split (default 0)")
+                         help="write this share of the rows to a second file "
+                         "(trace.test.parquet)")  # fmt: skip
+        one.add_argument("--seed", type=int, default=0, help="the seed of the split (default 0)")
         one.add_argument("--skip-bad", action="store_true",
                          help="skip rows that cannot be used, and count them")  # fmt: skip
         one.add_argument("--json", action="store_true", help="print JSON")

@@ -19,8 +19,8 @@ def add_to(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "inspect",
-        help="what a .ttamer file holds",
-        description="Check a .ttamer file from end to end and print what it holds.",
+        help="check a .ttamer file, and show what it holds",
+        description="Check a .ttamer file completely, and print what it holds.",
         allow_abbrev=False,
     )
     parser.add_argument("file", help="a .ttamer file")

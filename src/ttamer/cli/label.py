@@ -24,7 +24,7 @@ def add_to(commands: Any) -> None:
         "one: the same command continues where it was left.",
         allow_abbrev=False,
     )
-    parser.add_argument("trace", help="as ttamer collect writes it, with TRACE.answers.jsonl")
+    parser.add_argument("trace", help="a trace from ttamer collect, with its TRACE.answers.jsonl")
     parser.add_argument("-o", "--output", metavar="FILE",
                         help="the labelled trace (default: TRACE with .labelled before its "
                         "suffix)")  # fmt: skip
@@ -35,9 +35,10 @@ def add_to(commands: Any) -> None:
                         help="all rows are equally likely to come next, as a certificate "
                         "needs")  # fmt: skip
     parser.add_argument("--port", type=int, default=0, metavar="N",
-                        help="the port on this machine (default: any that is free)")  # fmt: skip
+                        help="the local port of the page (default: any free one)")  # fmt: skip
     parser.add_argument("--no-page", action="store_true",
-                        help="write the trace from the labels that exist")  # fmt: skip
+                        help="do not open the page: write the trace from the labels so "
+                        "far")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON at the end")
     parser.set_defaults(run=run)
 

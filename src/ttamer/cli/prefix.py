@@ -14,16 +14,17 @@ def add_to(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "prefix",
-        help="fit when the first tokens of a stream decide",
+        help="fit when a stream may be relayed after its first tokens",
         description="Fit, for each node, how likely its first tokens must be for its stream to be "
         "relayed before the answer is complete, and show how often the policy would have decided "
         "otherwise.",
         allow_abbrev=False,
     )
     parser.add_argument("artefact", help="the policy that is served")
-    parser.add_argument("trace", help="as ttamer collect writes it, with TRACE.answers.jsonl")
+    parser.add_argument("trace", help="a trace from ttamer collect, with its TRACE.answers.jsonl")
     parser.add_argument("--tradeoff", type=float, metavar="T",
-                        help="the operating point (default: the default policy)")  # fmt: skip
+                        help="the tradeoff of the policy (default: the default "
+                        "policy)")  # fmt: skip
     parser.add_argument("--max-changed", type=float, default=0.02, metavar="SHARE",
                         help="the share of early streams on which the policy may decide otherwise "
                         "(default 0.02)")  # fmt: skip

@@ -34,10 +34,11 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("stream", nargs="?",
-                        help="the rows in their order: Parquet, CSV or NPZ")  # fmt: skip
+                        help="the rows in order of time: a Parquet, CSV or NPZ file")  # fmt: skip
     parser.add_argument("--example", metavar="NAME",
-                        help="a stream of the package (list: print the names)")  # fmt: skip
-    parser.add_argument("--fit", metavar="FILE", help="earlier rows, to fit and to hold out")
+                        help="a stream that comes with the package (list: print the "
+                        "names)")  # fmt: skip
+    parser.add_argument("--fit", metavar="FILE", help="earlier rows, to fit and to certify on")
     parser.add_argument("--policy", metavar="FILE", help="a .ttamer file instead of a fit")
     parser.add_argument("--reference", metavar="FILE",
                         help="with --policy: rows it was not fitted to")  # fmt: skip
@@ -52,17 +53,23 @@ def add_to(commands: Any) -> None:
     promised.add_argument("--drop", type=float, metavar="D",
                           help="promise an error at most D above that of --against")  # fmt: skip
     parser.add_argument("--against", metavar="NODE", help="the node of --drop (default: the last)")
-    parser.add_argument("--confidence", type=float, default=0.95, metavar="C")
+    parser.add_argument("--confidence", type=float, default=0.95, metavar="C",
+                        help="the confidence of every promise (default 0.95)")  # fmt: skip
     parser.add_argument("--false-alarms", type=float, default=0.05, metavar="A",
-                        help="the probability of ever raising a false alarm")  # fmt: skip
+                        help="the probability of ever raising a false alarm (default "
+                        "0.05)")  # fmt: skip
     parser.add_argument("--audit", type=float, default=0.2, metavar="S",
                         help="the share of rows that is audited (default 0.2)")  # fmt: skip
     parser.add_argument("--refit-rows", type=int, default=400, metavar="N",
-                        help="audited rows after a change that a re-fit waits for")  # fmt: skip
+                        help="audited rows after a change before a re-fit (default "
+                        "400)")  # fmt: skip
     parser.add_argument("--shadow-rows", type=int, default=50, metavar="N",
-                        help="audited rows that a new policy decides before it serves")  # fmt: skip
-    parser.add_argument("--block", type=int, default=500, metavar="N", help="rows per line")
-    parser.add_argument("--seed", type=int, default=0)
+                        help="audited rows that a new policy decides before it serves (default "
+                        "50)")  # fmt: skip
+    parser.add_argument("--block", type=int, default=500, metavar="N",
+                        help="rows per line of the output (default 500)")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0,
+                        help="the seed of the split and of the audits (default 0)")  # fmt: skip
     parser.add_argument("--events", metavar="FILE", help="write the events as JSON lines")
     parser.add_argument(
         "--plot", metavar="FILE", help="draw error and cost over time, as PNG and SVG"

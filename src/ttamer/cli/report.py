@@ -16,7 +16,7 @@ def add_to(commands: Any) -> None:
 
     parser = commands.add_parser(
         "report",
-        help="the comparison as one page with figures",
+        help="write the comparison as one page with figures",
         description="Fit on some rows, measure on others (one trace, halved at random, or "
         "--fit and --test), and write one HTML page that opens offline; its figures are written "
         "beside it as PNG and SVG.",

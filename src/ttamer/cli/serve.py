@@ -16,7 +16,7 @@ def add_to(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "serve",
-        help="serve a cascade over HTTP, as OpenAI's API",
+        help="serve a cascade over HTTP, with OpenAI's API",
         description="Serve a cascade over HTTP: OpenAI's chat and text completions, and "
         "/v1/classify. SIGTERM lets requests in progress finish; SIGHUP reloads the policy, "
         "servers, limits and keys.",
@@ -24,7 +24,8 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("cascade", help="a cascade.toml with an upstream for each node")
     parser.add_argument("policy", nargs="?",
-                        help="a .ttamer file (ttamer fit); --check --probe needs none")  # fmt: skip
+                        help="a .ttamer file made by ttamer fit (not needed for --check "
+                        "--probe)")  # fmt: skip
     parser.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on (default 127.0.0.1)"
     )
@@ -32,9 +33,9 @@ def add_to(commands: Any) -> None:
         "--port", type=int, default=8080, help="the port to listen on; 0 for any (default 8080)"
     )
     parser.add_argument("--open", action="store_true",
-                        help="serve other machines although no API keys are set")  # fmt: skip
+                        help="serve other machines even without API keys")  # fmt: skip
     parser.add_argument("--check", action="store_true",
-                        help="check both files, and exit")  # fmt: skip
+                        help="check both files and exit")  # fmt: skip
     parser.add_argument("--probe", nargs="?", const="chat", metavar="ENDPOINT",
                         choices=("chat", "completions", "classify"),
                         help="with --check: ask every upstream once, at chat (the default), "
@@ -51,7 +52,8 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--tls-cert", metavar="FILE",
                         help="serve https with this certificate, a PEM file")  # fmt: skip
     parser.add_argument("--tls-key", metavar="FILE",
-                        help="the key of the certificate, unless its file holds it")  # fmt: skip
+                        help="the key of the certificate, if it is not in the same "
+                        "file")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 

@@ -23,7 +23,7 @@ def add_to(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "solve",
-        help="the optimal policy of a problem.json",
+        help="compute the optimal policy of a problem.json",
         description="Solve a problem.json: when to stop, which node to ask next, and the value.",
         allow_abbrev=False,
     )

@@ -19,8 +19,8 @@ def add_to(commands: Any) -> None:
     """Add the commands to the parser."""
     parser = commands.add_parser(
         "theory",
-        help="the paper's theory as running code",
-        description="The paper's demonstrations, computed.",
+        help="run the paper's demonstrations",
+        description="Run the paper's demonstrations.",
         allow_abbrev=False,
     )
     which = parser.add_subparsers(title="demonstrations", metavar="NAME", required=True)
@@ -38,7 +38,7 @@ def add_to(commands: Any) -> None:
 
     stop = which.add_parser(
         "if-stop",
-        help="when fixed thresholds are optimal and when not",
+        help="when fixed thresholds are optimal, and when they are not",
         description="The paper's synthetic experiments: if-stop matrices, and fixed thresholds.",
         allow_abbrev=False,
     )
@@ -52,7 +52,9 @@ def add_to(commands: Any) -> None:
     stop.add_argument("--nodes", type=int, default=6, help="nodes on the line (default 6)")
     stop.add_argument("--states", type=int, default=40, help="losses per node (default 40)")
     stop.add_argument("--cost", type=float, default=0.1, help="cost per node (default 0.1)")
-    stop.add_argument("--tradeoff", type=float, default=0.5, help="default 0.5")
+    stop.add_argument(
+        "--tradeoff", type=float, default=0.5, help="the weight of the loss (default 0.5)"
+    )
     stop.add_argument("--no-figure", action="store_true", help="numbers only")
     stop.add_argument("--json", action="store_true", help="print JSON")
     stop.set_defaults(run=run_if_stop, makes_folders=True)
@@ -64,7 +66,9 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
     )
     steps.add_argument("problem", help="a problem.json: a line, multi-line, tree or forest")
-    steps.add_argument("--tradeoff", type=float, default=0.5, help="default 0.5")
+    steps.add_argument(
+        "--tradeoff", type=float, default=0.5, help="the weight of the loss (default 0.5)"
+    )
     steps.add_argument("--draw", metavar="FILE", help="draw the steps as FILE.svg")
     steps.add_argument("--json", action="store_true", help="print JSON")
     steps.set_defaults(run=run_contract)

@@ -17,14 +17,14 @@ def add_to(commands: Any) -> None:
     """Add the commands to the parser."""
     parser = commands.add_parser(
         "torch",
-        help="early-exit networks: what their parts cost on this machine",
+        help="time the parts of an early-exit network on this machine",
         description="Early-exit networks in PyTorch (extra [torch]).",
         allow_abbrev=False,
     )
     which = parser.add_subparsers(title="commands", metavar="NAME", required=True)
     profile = which.add_parser(
         "profile",
-        help="time every segment, and what asking every exit adds",
+        help="time every segment of a network, and what each exit adds",
         description="Time every segment of a network, what asking each exit adds (its ramp, the "
         "decision, and the wait for it), and what a call with exits adds once. The cascade written "
         "with --cascade has the costs of segments and exits, so that a policy fitted to it asks an "
@@ -39,9 +39,12 @@ def add_to(commands: Any) -> None:
     profile.add_argument("--batch", type=int, nargs="+", default=[1, 32], metavar="N",
                          help="batch sizes (default 1 32)")  # fmt: skip
     profile.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
-    profile.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
+    profile.add_argument("--precision", default="fp32", choices=("fp32", "bf16"),
+                         help="the precision of the network (default fp32)")  # fmt: skip
     profile.add_argument("--graphs", action="store_true", help="run parts as CUDA graphs")
-    profile.add_argument("--threads", type=int, metavar="N", help="of the CPU")
+    profile.add_argument(
+        "--threads", type=int, metavar="N", help="CPU threads (default: PyTorch's)"
+    )
     profile.add_argument("-o", "--output", metavar="FILE", help="write the profile as JSON")
     profile.add_argument("--cascade", metavar="FILE",
                          help="write cascade.toml with the costs at the largest batch")  # fmt: skip
