@@ -170,7 +170,7 @@ def is_quiet(gateway: RunningGateway, upstreams: Mapping[str, FaultyUpstream]) -
     for upstream in upstreams.values():
         upstream.release()
     audits = gateway.gateway.audits
-    is_auditing = audits is not None and audits.is_busy
+    is_auditing = audits is not None and bool(audits._tasks)
     is_open = any(upstream.open for upstream in upstreams.values())
     return not (is_auditing or is_open or gateway.gateway.limit.running)
 

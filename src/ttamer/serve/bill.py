@@ -124,8 +124,6 @@ class Tariff:
 
     def most(self, content: bytes, output: int | None) -> float:
         """Return the most that a call can cost, with a limit on the tokens of its answer."""
-        if not self.has_tokens:
-            return self.cost
         longest = self._longest if output is None else output
         return self.cost + self._input * _prompt_tokens(content) + self._output * longest
 

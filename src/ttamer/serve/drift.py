@@ -204,11 +204,6 @@ class Audits:
         self._settings = settings
         self._has_clients = sum("ask" in key.roles for key in settings.serve.key) > 1
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether an audit runs or waits."""
-        return bool(self._tasks)
-
     async def stop(self) -> None:
         """Cancel the audits that run."""
         tasks = list(self._tasks)

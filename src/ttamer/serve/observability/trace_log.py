@@ -17,6 +17,7 @@ import queue
 import threading
 import time
 from contextlib import suppress
+from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,20 +161,13 @@ class _Rotating:
 
     def _rotate(self) -> None:
         self.close()
-        for number in range(self._keep, 0, -1):
-            older = self._numbered(number)
-            newer = self._numbered(number - 1)
+        path = self._file.path
+        files = [path, *(path.with_name(f"{path.name}.{n + 1}") for n in range(self._keep))]
+        for newer, older in reversed([*pairwise(files)]):
             if newer.exists():
                 newer.replace(older)
         if not self._keep:
-            self._file.path.unlink(missing_ok=True)
-
-    def _numbered(self, number: int) -> Path:
-        return (
-            self._file.path.with_name(f"{self._file.path.name}.{number}")
-            if number
-            else self._file.path
-        )
+            path.unlink(missing_ok=True)
 
 
 def _line(when: float, record: RequestRecord, predictions: bool) -> bytes:

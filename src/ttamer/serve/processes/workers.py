@@ -302,8 +302,8 @@ class _Supervisor:
     def _pass_on(self, sig: int, frame: object) -> None:
         """Pass a signal on to all workers; their owner ends after them."""
         del frame
-        self._is_stopping = self._is_stopping or sig != signal.SIGHUP
         is_reload = sig == signal.SIGHUP
+        self._is_stopping |= not is_reload
         for child in self._children.values() if is_reload else self._workers():
             with suppress(ProcessLookupError):
                 child.send_signal(signal.SIGTERM if sig == signal.SIGINT else sig)
