@@ -334,11 +334,7 @@ class _Parts:
     def regrouping(self) -> float:
         """Time taking half of the rows out of the first value."""
         half = torch.arange(0, self._size, 2, device=self._device)
-        return self._flowing(lambda: take(self._values[1], half))
-
-    def _flowing(self, work: Callable[[], object]) -> float:
-        """Time work in a stream of work."""
-        return timed(self._replayed(work), self._device)
+        return timed(self._replayed(lambda: take(self._values[1], half)), self._device)
 
     def _replayed(self, work: Callable[[], object]) -> Callable[[], object]:
         """Return work as it will run: captured as a graph, or as it is."""

@@ -157,11 +157,9 @@ def replace_memsets(captured: torch.cuda.CUDAGraph) -> None:
         fill = kernels(torch.cuda.current_device())["fill"]
         instead = _kernel_node(graph, before, fill, words, blocks=blocks, threads=THREADS)
         if after:
-            done(
-                _latest("cuGraphAddDependencies")(
-                    graph, [instead] * len(after), after, None, len(after)
-                )
-            )
+            # With edge data among its arguments: in CUDA 12 it has a suffix.
+            add = getattr(cuda, "cuGraphAddDependencies_v2", None) or cuda.cuGraphAddDependencies
+            done(add(graph, [instead] * len(after), after, None, len(after)))
         done(cuda.cuGraphDestroyNode(node))
 
 
@@ -190,8 +188,3 @@ def _neighbours(function: str, node: Any) -> list[Any]:
     found = done(call(node))
     count = found[-1]
     return list(done(call(node, count))[0]) if count else []
-
-
-def _latest(name: str) -> Any:
-    """Return a function with edge data among its arguments: in CUDA 12 it has a suffix."""
-    return getattr(driver(), f"{name}_v2", None) or getattr(driver(), name)
