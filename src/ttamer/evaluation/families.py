@@ -134,7 +134,7 @@ def family_names(names: Iterable[str]) -> list[str]:
 
 def fit_all(
     trace: Trace,
-    names: Iterable[str] | None = None,
+    names: Iterable[str] | None,
     *,
     ladder: FittedLadder | None = None,
     progress: Callable[[str], None] | None = None,

@@ -334,7 +334,7 @@ class BeliefModel(Model):
         confidence: NDArray[np.float64],
         predictions: NDArray[np.int32],
         known: NDArray[np.float64] | None,
-        extras: Mapping[str, NDArray[np.float64]] | None = None,
+        extras: Mapping[str, NDArray[np.float64]] | None,
     ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return the states of rows after one step, and the owners of their best answers.
 

@@ -335,7 +335,7 @@ class BeliefSession(_ModelSession):
         self,
         model: BeliefModel,
         inner: LastAnswerSession,
-        signals: Mapping[str, float] | None = None,
+        signals: Mapping[str, float] | None,
     ) -> None:
         super().__init__(model, inner)
         count = len(model.spec.names)

@@ -136,7 +136,7 @@ def build_on_subsets(
     )
 
 
-def subset_states(rows: int, states: int | None = None) -> int:
+def subset_states(rows: int, states: int | None) -> int:
     """Return the number of states of X in a search among subsets."""
     return states or int(np.clip(rows // ROWS_PER_STATE, 4, MAX_STATES // 2))
 

@@ -136,7 +136,7 @@ def point_name(place: int) -> str:
     return f"setting{place}"
 
 
-def family_colours(frontier: Frontier, arrow: str | None = None) -> dict[str, str]:
+def family_colours(frontier: Frontier, arrow: str | None) -> dict[str, str]:
     """Return the colour of each family that is drawn in colour: at most seven."""
     kinds = [name for name in THRESHOLDS if name in frontier.families]
     best = min(kinds, key=frontier.area, default=None)

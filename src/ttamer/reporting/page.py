@@ -140,7 +140,7 @@ def text(value: object) -> str:
     return escape("".join(c if c.isprintable() else "�" for c in one_line), quote=True)
 
 
-def inline_svg(svg: bytes, prefix: str, label: str, picks: Sequence[Pick] = ()) -> str:
+def inline_svg(svg: bytes, prefix: str, label: str, picks: Sequence[Pick]) -> str:
     """Return one of our drawings for use inside HTML: it scales, and its ids are unique.
 
     Points that can be picked become links to their row in the table of policies.

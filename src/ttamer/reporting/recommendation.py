@@ -220,7 +220,7 @@ def recommend(
     )
 
 
-def settings_at(frontier: Frontier, family: str, more_error: float = 0.0) -> tuple[Share, ...]:
+def settings_at(frontier: Frontier, family: str, more_error: float) -> tuple[Share, ...]:
     """Return the settings of a family that err at most ``more_error`` more than the reference.
 
     One setting, if the cheapest that reaches this error alone costs little more than a mixture;

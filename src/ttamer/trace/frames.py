@@ -60,12 +60,12 @@ def is_frame(value: object) -> bool:
 
 def trace_from_frame(
     frame: Any,
-    cascade: CascadeSpec | str | os.PathLike[str] | None = None,
+    cascade: CascadeSpec | str | os.PathLike[str] | None,
     *,
-    costs: Mapping[str, float] | None = None,
-    order: Order = "auto",
-    target: Target = "label",
-    on_bad: OnBad = "refuse",
+    costs: Mapping[str, float] | None,
+    order: Order,
+    target: Target,
+    on_bad: OnBad,
 ) -> Trace:
     """Build a trace from a data frame; see :meth:`ttamer.Trace.from_frame`."""
     if hasattr(frame, "to_frame"):  # as a column of pandas and polars has, which exports a stream
