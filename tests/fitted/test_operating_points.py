@@ -38,17 +38,15 @@ def five_models(part, rows):
     ids=["five models", "full", "calibrated", "none"],
 )
 def test_decisions_do_not_depend_on_the_unit_of_cost(trace, test, options):
-    one = tt.fit(trace, **options)
-    for unit in (0.001, 1000.0):
-        other = tt.fit(in_unit(trace, unit), **options)
-        assert other.tradeoffs == one.tradeoffs
-        theirs = in_unit(test, unit)
-        for tradeoff in (0.1, 0.5, 0.9, 0.99, 1.0):
-            mine, same = one.at(tradeoff), other.at(tradeoff)
-            np.testing.assert_array_equal(mine.play(test).answer, same.play(theirs).answer)
-            np.testing.assert_array_equal(mine.play(test).asked, same.play(theirs).asked)
-            assert same.cost == pytest.approx(unit * mine.cost)
-            assert same.error == mine.error
+    small, large = (tt.fit(in_unit(trace, unit), **options) for unit in (0.001, 1000.0))
+    assert small.tradeoffs == large.tradeoffs
+    for tradeoff in (0.1, 0.5, 0.9, 0.99, 1.0):
+        one, other = small.at(tradeoff), large.at(tradeoff)
+        played, again = one.play(in_unit(test, 0.001)), other.play(in_unit(test, 1000.0))
+        np.testing.assert_array_equal(played.answer, again.answer)
+        np.testing.assert_array_equal(played.asked, again.asked)
+        assert other.cost == pytest.approx(1e6 * one.cost)
+        assert other.error == one.error
 
 
 def test_the_default_tradeoffs_print_apart():
@@ -57,9 +55,13 @@ def test_the_default_tradeoffs_print_apart():
     assert len(set(shown)) == len(shown)
 
 
-def test_a_mistake_cost_is_a_tradeoff_without_units():
+@pytest.fixture(scope="module")
+def ladder():
+    return tt.fit(answering_trace(2000))
+
+
+def test_a_mistake_cost_is_a_tradeoff_without_units(ladder):
     trace = answering_trace(2000)
-    ladder = tt.fit(trace)
     full = ladder.fitted.full_cost
     assert full == pytest.approx(max(trace.spec.costs))
     for mistake in (0.3 * full, full, 20 * full):
@@ -104,7 +106,7 @@ def test_a_budget_of_the_only_corner_s_cost_is_met_up_to_rounding():
 
 
 def test_the_default_policy_is_as_accurate_as_the_best_node_at_less_cost():
-    trace = datasets.load("langid", "fit").take(slice(2500))
+    trace = datasets.load("langid", "fit").take(slice(1000))
     ladder = tt.fit(trace)
     policy = ladder.default()
     best = float(trace.wrong().mean(axis=0).min())
@@ -210,12 +212,12 @@ def test_an_exit_alone_is_reached_through_those_before_it():
     assert one.cost == pytest.approx(trace.spec.answer_costs()[2])
 
 
-def test_a_policy_that_never_asks_a_second_node_is_named():
-    ladder = tt.fit(answering_trace(2000))
+def test_a_policy_that_never_asks_a_second_node_is_named(ladder):
+    trace = answering_trace(2000, seed=5)
     assert ladder[0].single_node == "small"
     assert ladder[-1].single_node is None
     for policy in ladder:
-        asked = policy.play(answering_trace(2000, seed=5)).asked
+        asked = policy.play(trace).asked
         if policy.single_node is not None:
             assert (asked.sum(axis=1) == 1).all()
             assert asked[:, policy.spec.index_of(policy.single_node)].all()
@@ -234,7 +236,7 @@ def test_every_policy_has_its_error_and_cost_and_rungs_iterate():
 
 @pytest.mark.parametrize("options", [{}, {"belief": "calibrated", "states": 4}])
 def test_fitted_policies_are_policies_and_their_sessions_sessions(options):
-    ladder = tt.fit(answering_trace(2000), **options)
+    ladder = tt.fit(answering_trace(400), **options)
     policy = ladder.at(0.9)
     assert isinstance(ladder, tt.Ladder)
     assert isinstance(policy, tt.Policy)
@@ -262,8 +264,8 @@ def test_a_mixture_is_saved_with_its_promise(tmp_path):
         assert facts["mixture"]["share"] == mixture.share
 
 
-def test_a_saved_policy_keeps_its_error_and_cost(tmp_path):
-    policy = tt.fit(answering_trace(2000)).at(0.9)
+def test_a_saved_policy_keeps_its_error_and_cost(ladder, tmp_path):
+    policy = ladder.at(0.9)
     tt.save(policy, tmp_path / "policy.ttamer")
     back = tt.load(tmp_path / "policy.ttamer")
     assert (back.error, back.cost, back.tradeoff) == (policy.error, policy.cost, policy.tradeoff)

@@ -108,7 +108,7 @@ def test_promises_on_all_rows_are_broken_no_more_often_than_they_say():
     population = datasets.load("minilm-imdb")
     wrong = population.wrong()
     last = wrong[:, -1].mean()
-    alpha, at_most, times, broken = 0.1, 0.02, 150, 0
+    alpha, at_most, times, broken = 0.1, 0.02, 60, 0
     errors = {}
     for seed in range(times):
         rows = np.random.default_rng(seed).integers(0, len(population), 400)
