@@ -130,6 +130,10 @@ def test_a_verifier_judges_the_answer(small, start_upstream):
     assert (said.prediction, said.cost) == (truth("Which?"), 2.5)
     assert judge.requests[0]["model"] == "judging"
     assert "logprobs" not in small.requests[0]
+    answer, small.answer = small.answer, lambda *_: (" ", 0.9)
+    empty = node_asked(tables, CHAT, body())
+    assert (empty.confidence, empty.cost, judge.count) == (0.0, 2.0, 1)  # without a call
+    small.answer = answer
     judge.mode = "error"
     with pytest.raises(UpstreamFailed, match="'small': its verifier failed") as caught:
         node_asked(tables, CHAT, body())

@@ -279,7 +279,12 @@ class Node:
     async def _asked_about(
         self, text: str, body: Mapping[str, Any], context: CallContext
     ) -> tuple[float, float]:
-        """Return the confidence in an answer by a call of its own, and the cost of the call."""
+        """Return the confidence in an answer by a call of its own, and the cost of the call.
+
+        An answer without text has the lowest confidence, without a call.
+        """
+        if not text.strip():
+            return 0.0, 0.0
         ask = self._report if self.settings.confidence == "self-report" else self._verify
         return await ask(question_text(body), text, context)
 
@@ -288,8 +293,6 @@ class Node:
 
         Without a usable report it is the lowest.
         """
-        if not text.strip():
-            return 0.0, 0.0
         request = report_request(question, text)
         try:
             response = await self.upstream.call(CHAT, request, context)
