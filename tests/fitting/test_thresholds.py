@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import ttamer as tt
 from support.traces import answering_trace, chain_trace, passing_trace
 from ttamer import datasets
+from ttamer.cli import main
 from ttamer.errors import ArgumentError
 from ttamer.fitting import fit_batches
 
@@ -178,3 +179,17 @@ def test_what_does_not_go_with_thresholds(trace, ladder):
         fit_batches(lambda: [trace], belief="threshold")
     with pytest.raises(ArgumentError, match="thresholds have none"):
         ladder.gap(on=trace)
+
+
+def test_commands_name_the_threshold_and_take_the_same_rows(trace, tmp_path, capsys):
+    log, policy = str(tmp_path / "log.npz"), str(tmp_path / "policy.ttamer")
+    trace.take(slice(500)).write(log)
+    assert main(["fit", log, "--belief", "threshold", "-o", policy]) == 0
+    assert "As measured on these rows" in capsys.readouterr().out
+    for command in (["evaluate", policy, log], ["inspect", policy]):
+        assert main(command) == 0
+        shown = capsys.readouterr()
+        assert "threshold" in shown.out
+        assert "fitted to" not in shown.err  # nothing was
+    assert main(["certify", policy, "--drop", "0.05"]) == 0
+    assert "certified (" in capsys.readouterr().out

@@ -402,7 +402,7 @@ def _describe_mixture(given: Mixture, notes: dict[str, str]) -> Described:
         promises = (dataclasses.replace(given.promise, mix=mix),)
     inner = Ladder(tuple(policy.policy for policy in policies))
     record = Record(Rungs(table[0], table[1]), None, promises)
-    header, arrays = _describe_fitted(inner, given.cheap.fitted, notes, record)
+    header, arrays = _describe_fitted(inner, given.fitted, notes, record)
     header["kind"] = "mixture"
     header["mixture"] = {"cheap": mix.cheap, "expensive": mix.expensive, "seed": given.seed}
     arrays["mixture_share"] = np.array([given.share])

@@ -114,8 +114,8 @@ def run(args: argparse.Namespace) -> None:
     rows = [_cells(p, r) for p, r in zip(policies, results, strict=True)]
     timed = ["latency", "95% within"] if results[0].latency is not None else []
     measure = results[0].measure
-    model = (policies[0].cheap if isinstance(policies[0], Mixture) else policies[0]).fitted
-    head = ["cost", "of full", *timed, measure, "95%", "recalled", "helped", "hurt", model.setting]
+    last = loaded.fitted.setting
+    head = ["cost", "of full", *timed, measure, "95%", "recalled", "helped", "hurt", last]
     print(table(head, list({tuple(row[:-1]): row for row in rows}.values())))
     print("\nof full: as a share of the full model's cost, or of the most expensive model's;")
     print("recalled: an earlier answer was returned; helped, hurt: that was better, worse.")
@@ -166,12 +166,11 @@ def _alone(trace: Trace, target: Target | None) -> dict[str, dict[str, float]]:
 def _warn_of_same_rows(loaded: FittedLadder | FittedPolicy | Mixture, trace: Trace) -> None:
     """Print a warning where the policy was fitted to these rows, or to some of them."""
     from ttamer.fitted.ladder import FittedLadder
-    from ttamer.fitted.mixture import Mixture
     from ttamer.fitted.promise import were_fitted_to
 
-    fitted = (loaded.cheap if isinstance(loaded, Mixture) else loaded).fitted
+    fitted = loaded.fitted
     held = loaded.held if isinstance(loaded, FittedLadder) else None
-    if were_fitted_to(fitted, held, trace):
+    if not fitted.has_thresholds and were_fitted_to(fitted, held, trace):
         which = "these rows" if fitted.rows == len(trace) else f"{fitted.rows} of these rows"
         print(
             f"Warning: the policy was fitted to {which}, so that errors are too low; measure it "

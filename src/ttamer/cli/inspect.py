@@ -105,10 +105,11 @@ def _frontier(policy: Any) -> str:
     rows = []
     for rung in some:
         tradeoff = policy[rung].tradeoff
-        worth = number(full * tradeoff / (1 - tradeoff)) if tradeoff < 1 else "more"
-        if isinstance(policy, FittedLadder) and policy.fitted.has_thresholds:
-            worth = policy[rung].setting
-        rows.append([number(costs[rung]), shown.format(errors[rung]), worth])
+        if unit == "threshold":
+            best = policy[rung].setting
+        else:
+            best = number(full * tradeoff / (1 - tradeoff)) if tradeoff < 1 else "more"
+        rows.append([number(costs[rung]), shown.format(errors[rung]), best])
     ends = head.format(number(costs[corners[0]]), number(costs[corners[-1]]))
     return (
         f"\n{ends} {sparkline([errors[rung] for rung in corners])}\n\n"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ttamer.fitted.ladder import FittedPolicy
+    from ttamer.fitted.models import Model
     from ttamer.fitted.promise import Promise
     from ttamer.fitted.sessions import FittedSession
     from ttamer.trace.spec import CascadeSpec
@@ -217,7 +218,7 @@ class Mixture:
     @property
     def described(self) -> str:
         """What it costs and how often it errs, in words."""
-        return described(self.cost, self.error, self.cheap.fitted.measure)
+        return described(self.cost, self.error, self.fitted.measure)
 
     @property
     def single_node(self) -> str | None:
@@ -227,9 +228,14 @@ class Mixture:
         return nodes.pop() if len(nodes) == 1 else None
 
     @property
+    def fitted(self) -> Model:
+        """What both policies share."""
+        return self.cheap.fitted
+
+    @property
     def spec(self) -> CascadeSpec:
         """The cascade it was fitted for."""
-        return self.cheap.spec
+        return self.fitted.spec
 
     def drawn(self, key: str | int) -> FittedPolicy:
         """Return the policy that decides the input of this key.
@@ -275,8 +281,8 @@ class Mixture:
         Returns:
             The nodes asked and the node that answers, row by row.
         """
-        states = self.cheap.fitted.states(trace)
-        self.cheap.fitted.warn_of(trace)
+        states = self.fitted.states(trace)
+        self.fitted.warn_of(trace)
         one, two = states.play(self.cheap.policy), states.play(self.expensive.policy)
         drawn = self.draws(len(trace))
         return Played(
