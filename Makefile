@@ -38,6 +38,11 @@ unit: $(VENV)/.dev programs
 explore: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=explore $(PYTEST) --hypothesis-seed=$$(date +%s) -m 'not (browser or ray or llm)'
 
+# The exact core under 30 seeds of Hypothesis; make test keeps its pinned one.
+.PHONY: seeds
+seeds: $(VENV)/.dev
+	for seed in $$(seq 1 30); do $(PYTEST) $(CORE) --hypothesis-seed=$$seed || exit 1; done
+
 # The site, from docs/: warnings are errors, links and anchors are checked, nothing is fetched while it is built.
 # Not --quiet: it hides warnings from --strict.
 .PHONY: docs

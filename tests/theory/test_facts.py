@@ -42,6 +42,24 @@ def test_one_branch_tree_equals_the_line(problem, tradeoff):
         np.testing.assert_allclose(index.index(name), walk.index(name), atol=CLOSE)
 
 
+@pytest.mark.parametrize("trace", [5e-324, 2.3e-308, 1e-200])
+@pytest.mark.parametrize("chance", [1.0, 0.5, 1e-9])
+def test_numbers_too_small_to_compare_count_as_zero_everywhere(trace, chance):
+    # below the smallest normal number solvers used to see ties differently
+    line = tt.Problem.line(
+        [[trace], [0.0, trace]], [0.0, trace], [[1.0], [[chance, 1 - chance]]], names=["a", "b"]
+    )
+    for problem in (line, line.with_moves("precedence"), tt.Problem.skip_of(line)):
+        for tradeoff in (1.0, 0.5, trace):
+            policy = tt.solve(problem, tradeoff)
+            turn = policy.session()
+            turn.observe(0)
+            batch = policy.batch(1)
+            batch.observe([0])
+            assert (turn.next, turn.answer, policy.value) == (None, "a", 0.0)
+            assert not batch.running
+
+
 @settings(deadline=None)
 @given(lines, tradeoffs)
 def test_skip_is_never_worse_than_the_line_it_contains(problem, tradeoff):

@@ -25,6 +25,7 @@ import numpy as np
 from ttamer._arguments import require_kind
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, ProblemError
+from ttamer.problem.tradeoff import SMALLEST, without_traces
 from ttamer.problem.validation import (
     check_edges,
     check_form,
@@ -53,6 +54,7 @@ class Node:
     Args:
         name: Its name, unique in the problem.
         losses: What its answer loses in each of its states; ``inf`` where it has no answer.
+            Losses below 1e-150 count as 0, and so do costs of edges and tradeoffs.
 
     Raises:
         ProblemError: If the losses are not numbers.
@@ -67,7 +69,9 @@ class Node:
 
     def __init__(self, name: str, losses: ArrayLike) -> None:
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "losses", _frozen_array(losses, f"node {name!r}: losses"))
+        values = without_traces(_frozen_array(losses, f"node {name!r}: losses"))
+        values.setflags(write=False)
+        object.__setattr__(self, "losses", values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +117,8 @@ class Edge:
     ) -> None:
         object.__setattr__(self, "source", source)
         object.__setattr__(self, "target", target)
+        if isinstance(verify_cost, float) and 0 < verify_cost < SMALLEST:
+            verify_cost = 0.0
         object.__setattr__(self, "verify_cost", verify_cost)
         try:
             given = np.array(float(cost) if np.ndim(cost) == 0 else cost, dtype=np.float64)  # type: ignore[arg-type]
@@ -121,6 +127,7 @@ class Edge:
                 f"{self}: cost must be a number, a list with one number per state of the source, "
                 f"or a table with one row per state of the source, not {cost!r}"
             ) from None
+        given = without_traces(given)
         given.setflags(write=False)
         object.__setattr__(self, "cost", float(given) if given.ndim == 0 else given)
         rows = _frozen_array(probabilities, f"{self}: probabilities")

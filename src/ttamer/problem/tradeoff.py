@@ -18,7 +18,20 @@ from ttamer.errors import ArgumentError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["check_tradeoff", "check_tradeoffs", "weigh_losses"]
+__all__ = ["check_tradeoff", "check_tradeoffs", "weigh_losses", "without_traces"]
+
+SMALLEST = (
+    1e-150  # products of two such numbers are still normal, so ties are compared in full precision
+)
+
+
+def without_traces(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Set numbers closer to 0 than ``SMALLEST`` to 0: solvers compare by relative differences.
+
+    >>> without_traces(np.array([2.3e-308, 0.5, np.inf])).tolist()
+    [0.0, 0.5, inf]
+    """
+    return np.where(np.abs(values) < SMALLEST, 0.0, values)
 
 
 def check_tradeoff(tradeoff: float) -> float:
@@ -36,7 +49,7 @@ def check_tradeoff(tradeoff: float) -> float:
             f"tradeoff must be a number from 0 (only cost counts) to 1 (only loss counts), "
             f"not {tradeoff!r}"
         )
-    return value
+    return value if value >= SMALLEST else 0.0
 
 
 def check_tradeoffs(tradeoffs: Iterable[float]) -> NDArray[np.float64]:

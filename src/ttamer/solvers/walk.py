@@ -46,9 +46,6 @@ __all__ = ["NO_SURE_ANSWER", "TIE", "solve_walk"]
 TIE = 1e-13
 """A gain below this share of what it is compared with is rounding: stopping wins such ties."""
 
-SMALLEST = float(np.finfo(np.float64).tiny)
-"""A gain below this is rounding too: smaller numbers have fewer digits."""
-
 NO_SURE_ANSWER = (
     "with some probability every node that can be asked has loss inf, so no policy is sure of an "
     "answer: give some node finite losses in every state that can occur"
@@ -104,7 +101,7 @@ def solve_walk(
             table = np.broadcast_to(stop, (len(losses), count, stop.shape[2]))
             choices[place] = np.broadcast_to(towards, table.shape)
         else:
-            choices[place] = np.where(best < stop * (1 - TIE) - SMALLEST, towards, np.int32(STOP))
+            choices[place] = np.where(best < stop * (1 - TIE), towards, np.int32(STOP))
             table = np.minimum(stop, best, out=best)
         if not all_answer:
             last = np.broadcast_to(stop[..., -1], (len(losses), count))
