@@ -17,8 +17,8 @@ from litellm import Router
 from litellm.types.router import CustomRoutingStrategyBase
 
 import ttamer as tt
-from ttamer.runtime import Cascade, Comparison
-from ttamer.serve import probability_of_answer
+from ttamer.llm import Comparison, probability_of_answer
+from ttamer.runtime import Cascade
 
 GROUP = "cascade"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ttamer.runtime import Comparison, fit_threshold
+from ttamer.llm import Comparison, fit_threshold
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "text"))
 from prepare import minilm_folder

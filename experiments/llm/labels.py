@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 import ttamer as tt
-from ttamer.serve.collection.label_choice import LabelPlan
+from ttamer.llm.labelling import LabelPlan
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from over_splits import LLMS, add_options, load, mean, run, split

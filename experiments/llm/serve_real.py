@@ -45,7 +45,7 @@ import pyarrow as pa
 
 import ttamer as tt
 from ttamer.baselines import Threshold
-from ttamer.runtime.comparison import Comparison
+from ttamer.llm.compare import Comparison
 from ttamer.runtime.jsonl import JsonLines, json_line
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))

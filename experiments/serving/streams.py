@@ -32,7 +32,6 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 import ttamer as tt
-from ttamer.serve.collection.prefixes import fit_prefixes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from support.running_gateway import running
@@ -44,7 +43,6 @@ TRADEOFF = 0.9
 WAYS: dict[str, dict[str, Any]] = {
     "whole": {"stream": "whole"},
     "last": {"stream": "last"},
-    "last, prefix": {"stream": "last"},
     "last, speculate": {
         "stream": "last", "speculate": True, "speculate_chance": 0.3, "speculate_budget": 0.5,
     },
@@ -101,8 +99,8 @@ class Model:
         yield b"data: [DONE]\n\n"
 
 
-def fitted(models: dict[str, Model]) -> tuple[Any, Any]:
-    """Fit to what the models answer on other prompts; return the ladder and the prefixes."""
+def fitted(models: dict[str, Model]) -> tt.FittedLadder:
+    """Fit to what the models answer on other prompts."""
     rows = [[model.answer(f"train {number}") for model in models.values()]
             for number in range(10_000, 10_600)]  # fmt: skip
     spec = tt.CascadeSpec.of({name: model.cost for name, model in models.items()})
@@ -111,9 +109,7 @@ def fitted(models: dict[str, Model]) -> tuple[Any, Any]:
         prediction=[[letter for letter, _ in row] for row in rows],
         label=["ABCD"[number % 4] for number in range(10_000, 10_600)],
     )  # fmt: skip
-    ladder = tt.fit(trace)
-    first = [{"small": [float(np.log(row[0][1]))] * 16} for row in rows]
-    return ladder, fit_prefixes(ladder.at(TRADEOFF), trace, first)
+    return tt.fit(trace)
 
 
 async def serve(models: dict[str, Model]) -> tuple[list[uvicorn.Server], dict[str, str]]:
@@ -130,13 +126,12 @@ async def serve(models: dict[str, Model]) -> tuple[list[uvicorn.Server], dict[st
     return servers, urls
 
 
-def toml(urls: dict[str, str], serve_settings: dict[str, Any], prefix: str) -> str:
+def toml(urls: dict[str, str], serve_settings: dict[str, Any]) -> str:
     """Return the cascade."""
     lines = ["[serve]", 'compare = "choice"', f"tradeoff = {TRADEOFF}", "direct = true"]
     lines += [f"{key} = {json.dumps(value)}" for key, value in serve_settings.items()]
     for name, url in urls.items():
         lines += ["[[node]]", f'name = "{name}"', f"cost = {NODES[name][0]}", f'upstream = "{url}"']
-        lines += [prefix] if name == "small" else []
     return "\n".join(lines)
 
 
@@ -175,10 +170,7 @@ async def measure(requests: int, speed: float) -> None:
     """Print the table."""
     models = {name: Model(name, speed) for name in NODES}
     servers, urls = await serve(models)
-    ladder, prefixes = fitted(models)
-    for each in prefixes:
-        print(f"{each.node}: {each}; early {each.early} of {each.rows}, after {each.tokens:.1f} "
-              f"tokens; decided otherwise {each.changed}, at most {each.bound:.1%}")  # fmt: skip
+    ladder = fitted(models)
     print(f"{requests} requests of {TOKENS} tokens; waits {speed:g} times shorter than stated")
     print(
         "| stream | to the first token, s | to the end, s | cost | over the aim: one node | two |"
@@ -189,9 +181,8 @@ async def measure(requests: int, speed: float) -> None:
         artefact, gateways = Path(folder, "policy.ttamer"), {}
         tt.save(ladder, artefact)
         for number, way in enumerate(rows):
-            prefix = str(prefixes[0]) if "prefix" in way and prefixes else ""
             cascade = Path(folder, f"cascade{number}.toml")
-            cascade.write_text(toml(urls, WAYS.get(way, {}), prefix), "utf-8")
+            cascade.write_text(toml(urls, WAYS.get(way, {})), "utf-8")
             gateways[way] = stack.enter_context(running(cascade, artefact))
         async with httpx.AsyncClient(timeout=60) as client:
             for number in range(requests):  # in turn, so that all meet the same load
@@ -199,15 +190,13 @@ async def measure(requests: int, speed: float) -> None:
                     name = way if way in NODES else "ttamer"
                     rows[way].append(await timed(client, gateway.url, name, number))
     alone = {way: float(np.mean([row[0] for row in rows[way]])) for way in NODES}
-    streamed = {way: float(np.mean([row[1] for row in rows[way]])) for way in NODES}
     whole = {n: each.first + each.each * (TOKENS - 1) for n, each in models.items()}
     for way, found in rows.items():
         firsts = np.array([row[0] for row in found])
         ends, costs = (np.mean([row[k] for row in found]) for k in (1, 2))
-        before = streamed if "prefix" in way else whole  # how the first node is asked
         shown = " | "
         if way in WAYS:
-            shown = " | ".join(ratios(found, before, alone, count) for count in (1, 2))
+            shown = " | ".join(ratios(found, whole, alone, count) for count in (1, 2))
         error = firsts.std(ddof=1) / len(firsts) ** 0.5
         print(f"| {way} | {firsts.mean():.3f} ({error:.3f}) | {ends:.3f} | {costs:.2f} | {shown} |")
     for server in servers:

@@ -473,7 +473,7 @@ def test_evaluate_in_json_has_the_default_and_each_node_alone(fitted, capsys):
     assert [each["error"] for each in facts["alone"].values()] == test.wrong().mean(axis=0).tolist()
 
 
-@pytest.mark.parametrize("command", ["evaluate", "certify", "prefix"])
+@pytest.mark.parametrize("command", ["evaluate", "certify"])
 def test_a_trace_in_the_place_of_the_policy_is_named(fitted, command, capsys):
     trace = str(fitted.folder / "test.npz")
     assert main([command, trace, str(fitted.policy)]) == 2

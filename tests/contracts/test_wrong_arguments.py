@@ -11,12 +11,23 @@ import pandas as pd
 import pytest
 
 import ttamer as tt
-from ttamer import datasets, drift, evaluation, fitting, reporting, runtime, serve, theory, trace
+from ttamer import (
+    datasets,
+    drift,
+    evaluation,
+    fitting,
+    llm,
+    reporting,
+    runtime,
+    serve,
+    theory,
+    trace,
+)
 from ttamer.artefact import open_artefact
 from ttamer.errors import ArgumentError, TTamerError
 
 PACKAGES = ("", ".artefact", ".datasets", ".drift", ".evaluation", ".fitting", ".reporting")
-PACKAGES += (".runtime", ".serve", ".theory", ".trace")
+PACKAGES += (".llm", ".runtime", ".serve", ".theory", ".trace")
 NODES = {"small": lambda _: ("a", 0.5)}
 ROWS = tt.Trace.from_arrays({"small": 1.0}, [[0.5]] * 9, prediction=[["a"]] * 9, label=["a"] * 9)
 BOUND = drift.Bound("error", 0.05)
@@ -75,7 +86,7 @@ CALLS = {
     reporting.recommend: lambda x: reporting.recommend(x, ROWS),
     reporting.write_report: lambda x: reporting.write_report(x, None, ROWS, "report.html"),
     serve.import_answers: lambda x: serve.import_answers(x, ROWS.spec),
-    serve.read_prompts: serve.read_prompts,
+    llm.read_prompts: llm.read_prompts,
     serve.read_settings: serve.read_settings,
     serve.settings_from: serve.settings_from,
     theory.contract: lambda x: theory.contract(x, 0.5),
@@ -99,12 +110,12 @@ OTHERS = {
     reporting.draw_if_stop: "takes what if_stop_experiments returns",
     reporting.save_figure: "takes a figure of matplotlib",
     runtime.batched: "any callable; it is called later",
-    runtime.cosines: "any callable; it is called later",
-    runtime.fit_threshold: "takes numbers",
+    llm.cosines: "any callable; it is called later",
+    llm.fit_threshold: "takes numbers",
     serve.collect_upstreams: "takes what read_settings returns",
     serve.log_files: "no files where there is no log",
     serve.make_app: "takes a gateway",
-    serve.probability_of_answer: "takes the response of an upstream",
+    llm.probability_of_answer: "takes the response of an upstream",
     serve.read_rows: "a generator",
     theory.experiment: "takes a name",
     theory.if_stop_experiments: "takes numbers",
@@ -116,7 +127,7 @@ def functions():
     """The public functions of the packages."""
     for package in PACKAGES:
         module = importlib.import_module(f"ttamer{package}")
-        for name in module.__all__:
+        for name in getattr(module, "__all__", None) or vars(module):
             value = getattr(module, name)
             if inspect.isfunction(value):
                 yield value

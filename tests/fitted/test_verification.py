@@ -8,7 +8,7 @@ import pytest
 import ttamer as tt
 from ttamer import ArgumentError, Cascade, CascadeError, CascadeSpec
 from ttamer.cli import main
-from ttamer.serve.answers.confidence import probability_of_yes, verifier_body
+from ttamer.llm.confidence import probability_of_yes, verifier_body
 
 TOML = """
 [[node]]

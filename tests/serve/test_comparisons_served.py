@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx2 as httpx
 
-from ttamer.runtime import Comparison
+from ttamer.llm import Comparison
 
 COMPARE = {"kind": "numeric", "tolerance": 0.5}
 

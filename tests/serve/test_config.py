@@ -6,7 +6,7 @@ import math
 import pytest
 
 from ttamer.errors import CascadeError
-from ttamer.runtime import Comparison
+from ttamer.llm import Comparison
 from ttamer.serve.config import (
     AuditSettings,
     NodeSettings,

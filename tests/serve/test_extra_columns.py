@@ -17,9 +17,8 @@ from support.waiting import until
 from ttamer.cli import main
 from ttamer.drift.audit_log import read_log
 from ttamer.errors import TraceWarning
+from ttamer.llm.prompts import Prompt
 from ttamer.serve.collection.collecting import collect_upstreams
-from ttamer.serve.collection.prefixes import recalled_answers
-from ttamer.serve.collection.prompts import Prompt
 from ttamer.serve.config import read_settings
 from ttamer.serve.processes.workers import OWNER, WorkerPlace
 
@@ -186,17 +185,6 @@ def test_a_policy_that_is_reloaded_warns_too(fitted, write, tmp_path):
         assert gateway.do(gateway.gateway.reload()).changed
         (line,) = [line for line in gateway.log if "reads margin" in str(line)]
         assert line["event"] == "warning"
-
-
-def test_prefixes_are_fitted_to_the_decisions_that_are_served(fitted):
-    trace, ladder, _ = fitted
-    rows = trace.take(slice(100))
-    policy = ladder.at(0.9)
-    played = policy.play(rows)
-    both = played.asked.all(axis=1)
-    found = recalled_answers(policy, rows)
-    assert found.rows == both.sum()
-    assert 0 < found.rows < 100
 
 
 @pytest.mark.parametrize("has_workers", [False, True])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ttamer.cli import build_parser
-from ttamer.serve.collection.prompts import read_prompts
+from ttamer.llm.prompts import read_prompts
 from ttamer.serve.config import NodeSettings, settings_from
 from ttamer.trace.spec import CascadeSpec
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 
 import httpx2 as httpx
-import numpy as np
 import pytest
 
-import ttamer as tt
-from ttamer.cli import main
 from ttamer.errors import CascadeError
-from ttamer.serve.collection.prefixes import fit_prefixes, recalled_answers
 from ttamer.serve.config import settings_from
 from ttamer.serve.sse import DONE, event_of
 from ttamer.serve.streaming import _Assembled
@@ -323,91 +319,6 @@ def test_a_relayed_prefix_shows_no_log_probabilities_unless_requested(run_gatewa
             data = [json.loads(x[6:]) for x in response.iter_lines() if x.startswith("data: {")]
         found.append(any(c.get("logprobs") for each in data for c in each["choices"]))
     assert found == [False, True]
-
-
-def prefixed(count=400, seed=0):
-    """Return a trace in which likely first tokens go with high confidence."""
-    rng = np.random.default_rng(seed)
-    right = rng.random((count, 2)) < [0.6, 0.95]
-    confidence = np.where(right, 0.7 + 0.3 * rng.random((count, 2)), 0.5 * rng.random((count, 2)))
-    letters = np.where(right, "A", "B")
-    spec = CascadeSpec.of({"small": 1.0, "large": 12.5})
-    trace = tt.Trace.from_arrays(spec, confidence, prediction=letters.tolist(), label=["A"] * count)
-    logs = np.log(np.clip(confidence[:, 0], 1e-3, 1))
-    return trace, [{"small": [float(log)] * 9} for log in logs]
-
-
-def test_a_threshold_on_first_tokens_is_fitted_with_its_error():
-    trace, first = prefixed()
-    policy = tt.fit(trace).at(0.9)
-    (fitted,) = fit_prefixes(policy, trace, first, max_changed=0.02)
-    assert fitted.node == "small"
-    assert fitted.steps[0][0] == fitted.tokens == 1  # the first token shows all there is
-    assert fitted.early > 0.4 * fitted.rows
-    assert fitted.changed <= 0.06 * fitted.early
-    assert 0 < fitted.bound < 0.15
-    shuffled = list(np.random.default_rng(1).permutation(np.array(first)))
-    useless = fit_prefixes(policy, trace, shuffled, max_changed=0.02)
-    assert sum(each.early for each in useless) < 0.2 * fitted.early
-
-
-def test_the_command_prints_thresholds_for_the_cascade(tmp_path, capsys):
-    trace, first = prefixed()
-    trace.write(tmp_path / "trace.parquet")
-    tt.save(tt.fit(trace), tmp_path / "policy.ttamer")
-    args = ["prefix", str(tmp_path / "policy.ttamer"), str(tmp_path / "trace.parquet")]
-    assert main(args) == 2
-    assert "ttamer collect writes it" in capsys.readouterr().err
-    lines = [json.dumps({"first": each}) + "\n" for each in first]
-    (tmp_path / "trace.parquet.answers.jsonl").write_text("".join(lines), "utf-8")
-    assert main([*args, "--tradeoff", "0.9"]) == 0
-    out = capsys.readouterr().out
-    assert "prefix = {tokens = 1, " in out
-    assert "after its last node the policy returns an earlier answer on " in out
-    line = tt.Problem.line([0.0, 1.0], [0.1], [[0.5, 0.5]])
-    tt.save(tt.solve(line, 0.5), tmp_path / "policy.ttamer")
-    assert main(args) == 2
-    assert "no policy for confidences: make one by ttamer fit" in capsys.readouterr().err
-
-
-def test_streams_wait_for_as_few_tokens_as_show_the_decision():
-    trace, _ = prefixed()
-    policy = tt.fit(trace).at(0.9)
-    sure = np.clip(trace.confidence[:, 0], 1e-3, 1)
-    # The first token is the same for all of every other pair of rows, and the fourth tells.
-    is_late = np.arange(len(trace)) // 2 % 2 == 0
-    first = [
-        {"small": [float(np.log(0.6 if late else each))] + [float(np.log(each))] * 8}
-        for each, late in zip(sure, is_late, strict=True)
-    ]
-    (fitted,) = fit_prefixes(policy, trace, first, max_changed=0.02)
-    assert fitted.steps[0][0] == 1
-    assert len(fitted.steps) > 1
-    assert 1 < fitted.tokens < 4
-    assert fitted.early > 0.4 * fitted.rows
-    assert fitted.changed <= 0.06 * fitted.early
-    assert str(fitted).startswith("prefix = [{tokens = 1, ")
-
-
-def test_recalled_answers_are_counted():
-    rng = np.random.default_rng(0)
-    right = rng.random((400, 2)) < [0.6, 0.7]
-    confidence = np.where(right, 0.6 + 0.4 * rng.random((400, 2)), 0.6 * rng.random((400, 2)))
-    letters = np.where(right, "A", np.array(["B", "C"]))
-    spec = CascadeSpec.of({"small": 1.0, "large": 2.0})
-    trace = tt.Trace.from_arrays(spec, confidence, prediction=letters.tolist(), label=["A"] * 400)
-    policy = tt.fit(trace).at(0.99)
-    found = recalled_answers(policy, trace)
-    expected = 0
-    for row in range(400):
-        turn = policy.session()
-        while turn.next is not None:
-            v = trace.names.index(turn.next)
-            turn.observe(confidence=confidence[row, v], prediction=str(letters[row, v]))
-        is_other = letters[row, trace.names.index(turn.answer)] != letters[row, v]
-        expected += is_other
-    assert found.recalled == expected > 0
-    assert found.rows > expected
 
 
 def test_a_stream_is_looked_at_again_after_more_tokens(run_gateway):

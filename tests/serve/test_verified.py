@@ -11,8 +11,8 @@ import pytest
 import ttamer as tt
 from support.running_gateway import running
 from ttamer.errors import CascadeError
+from ttamer.llm.prompts import Prompt
 from ttamer.serve.collection.collecting import collect_upstreams
-from ttamer.serve.collection.prompts import Prompt
 from ttamer.serve.config import read_settings, settings_from
 from ttamer.serve.upstreams.client import HttpClient
 from ttamer.serve.upstreams.node import CHAT, open_nodes

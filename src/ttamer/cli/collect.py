@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ttamer.serve.collection.judging import Judge
+    from ttamer.llm.judging import Judge
     from ttamer.trace.trace import Trace
 
 __all__ = ["add_to"]
@@ -161,8 +161,8 @@ def _judge(args: argparse.Namespace) -> Judge | None:
     from pathlib import Path
 
     from ttamer.errors import ArgumentError
-    from ttamer.serve.collection.judging import Judge
-    from ttamer.serve.collection.rows import read_text
+    from ttamer.llm.judging import Judge
+    from ttamer.llm.prompts import read_text
 
     if args.judge is None:
         needed = [("--rubric", args.rubric), ("--graded", args.graded)]
@@ -179,9 +179,9 @@ def _judge(args: argparse.Namespace) -> Judge | None:
 def _from_upstreams(args: argparse.Namespace) -> Trace:
     from ttamer.cli.output import progress_line
     from ttamer.errors import ArgumentError
+    from ttamer.llm.prompts import read_prompts
     from ttamer.serve.collection.collecting import collect_upstreams
     from ttamer.serve.collection.comparing import Likeness
-    from ttamer.serve.collection.prompts import read_prompts
     from ttamer.serve.config import read_settings
 
     if len(args.models) > 1:

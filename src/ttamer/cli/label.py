@@ -9,7 +9,7 @@ from ttamer._numbers import counted
 if TYPE_CHECKING:
     import argparse
 
-    from ttamer.serve.collection.labelling import Labelling
+    from ttamer.llm.labelling import Labelling
 
 __all__ = ["add_to"]
 
@@ -49,8 +49,7 @@ def run(args: argparse.Namespace) -> None:
 
     from ttamer.cli.output import as_json
     from ttamer.errors import ArgumentError
-    from ttamer.serve.collection.label_choice import LabelPlan
-    from ttamer.serve.collection.labelling import Labelling, read_answers
+    from ttamer.llm.labelling import Labelling, LabelPlan, read_answers
     from ttamer.trace.files import beside, suffix_of
     from ttamer.trace.trace import Trace
 
@@ -106,7 +105,7 @@ def _serve(labelling: Labelling, port: int, *, quiet: bool) -> None:
     from contextlib import suppress
 
     from ttamer.errors import ArgumentError
-    from ttamer.serve.collection.labelling import LabelServer
+    from ttamer.llm.labelling import LabelServer
 
     try:
         server = LabelServer(labelling, port)

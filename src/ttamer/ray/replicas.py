@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer._numbers import is_number
 from ttamer.errors import CascadeError
+from ttamer.llm.confidence import question_text
 from ttamer.runtime.calling import Call, call_async
 from ttamer.runtime.references import import_reference
 from ttamer.runtime.reply import Unusable, error_text, reply_of
-from ttamer.serve.answers.confidence import question_text
 from ttamer.serve.config import settings_from
 from ttamer.serve.upstreams.client import HttpClient
 from ttamer.serve.upstreams.node import NodeAnswer, open_nodes

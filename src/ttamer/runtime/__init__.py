@@ -1,5 +1,9 @@
 """Running a policy over model callables, and collecting traces from them."""
 
-from ttamer._lazy import attach
-
-__getattr__, __dir__, __all__ = attach(__name__)
+from ttamer.runtime.batching import BatchOutcome as BatchOutcome
+from ttamer.runtime.calling import batched as batched
+from ttamer.runtime.cascade import Cascade as Cascade
+from ttamer.runtime.collecting import collect as collect
+from ttamer.runtime.outcome import CascadeFailed as CascadeFailed
+from ttamer.runtime.outcome import NodeCall as NodeCall
+from ttamer.runtime.outcome import Outcome as Outcome

@@ -1,10 +1,7 @@
-from ttamer.serve.answers.confidence import probability_of_answer as probability_of_answer
 from ttamer.serve.app import make_app as make_app
 from ttamer.serve.collection.collecting import collect_upstreams as collect_upstreams
 from ttamer.serve.collection.comparing import Likeness as Likeness
 from ttamer.serve.collection.logged_answers import import_answers as import_answers
-from ttamer.serve.collection.prompts import Prompt as Prompt
-from ttamer.serve.collection.prompts import read_prompts as read_prompts
 from ttamer.serve.config import Settings as Settings
 from ttamer.serve.config import read_settings as read_settings
 from ttamer.serve.config import settings_from as settings_from

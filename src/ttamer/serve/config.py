@@ -17,8 +17,8 @@ from ttamer._arguments import require_kind
 from ttamer.drift.audit_log import Retention
 from ttamer.drift.settings import MIN_REFIT_ROWS, LoopSettings
 from ttamer.errors import ArgumentError, CascadeError
-from ttamer.runtime.comparison import Comparison
-from ttamer.serve.answers.prompt_signals import SIGNALS
+from ttamer.llm.compare import Comparison
+from ttamer.llm.prompts import SIGNALS
 from ttamer.serve.values import (
     Api,
     Check,

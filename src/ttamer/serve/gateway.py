@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from ttamer.errors import CascadeError, TTamerError
 from ttamer.fitted.mixture import Mixture
+from ttamer.llm.confidence import question_text
+from ttamer.llm.prompts import embedding_signals, prompt_signals
 from ttamer.runtime.calling import Call, CallResult, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall
 from ttamer.runtime.reply import error_text
 from ttamer.serve.accounts import KeyRefused, Ledger, change_accounts
 from ttamer.serve.admission import ADMIN, Client, ConcurrencyLimit, Keys, Watchdog, check_key
-from ttamer.serve.answers.confidence import question_text
-from ttamer.serve.answers.prompt_signals import embedding_signals, prompt_signals
 from ttamer.serve.bill import Bill
 from ttamer.serve.config import EMBEDDINGS_NODE
 from ttamer.serve.drift import (

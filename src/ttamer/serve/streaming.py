@@ -22,9 +22,9 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ttamer.llm.confidence import Unreadable, answer_text, first_logprobs, token_entries
 from ttamer.runtime.calling import Call, CallResult, call_async
 from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
-from ttamer.serve.answers.confidence import Unreadable, answer_text, first_logprobs, token_entries
 from ttamer.serve.formats import openai
 from ttamer.serve.formats.schemas import TOOL_CALL, compile_schema
 from ttamer.serve.formats.translations import TRANSLATIONS

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError
-from ttamer.runtime.comparison import Comparison, ComparisonKind
-from ttamer.serve.answers.confidence import MAX_PREFIX
+from ttamer.llm.compare import Comparison, ComparisonKind
+from ttamer.llm.confidence import MAX_PREFIX
 
 __all__ = [
     "ENDPOINT_PATHS",
@@ -134,7 +134,7 @@ class HeaderFromEnv:
 
 @dataclass(frozen=True)
 class PrefixSettings:
-    """A stream is relayed once its first tokens are likely enough; ``ttamer prefix`` fits it."""
+    """A stream is relayed once its first tokens are likely enough."""
 
     tokens: int
     """The number of tokens."""

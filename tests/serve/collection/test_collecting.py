@@ -13,11 +13,11 @@ import ttamer as tt
 from support.faulty_upstream import truth
 from ttamer.cli import main
 from ttamer.errors import ArgumentError, TraceError
+from ttamer.llm.judging import Judge
+from ttamer.llm.prompts import Prompt, read_prompts
 from ttamer.serve.collection import collecting
 from ttamer.serve.collection.collecting import MAX_FAILURES, collect_upstreams
 from ttamer.serve.collection.journal import Journal, JournalEntry
-from ttamer.serve.collection.judging import Judge
-from ttamer.serve.collection.prompts import Prompt, read_prompts
 from ttamer.serve.config import NodeSettings, read_settings
 
 QUESTIONS = [f"Question {number}?" for number in range(30)]

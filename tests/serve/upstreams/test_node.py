@@ -7,7 +7,7 @@ import pytest
 
 from support.faulty_upstream import truth
 from ttamer.errors import CascadeError
-from ttamer.serve.answers.confidence import Unreadable
+from ttamer.llm.confidence import Unreadable
 from ttamer.serve.config import NodeSettings, TokenCost, settings_from
 from ttamer.serve.upstreams import upstream as upstream_module
 from ttamer.serve.upstreams.client import HttpClient

@@ -21,20 +21,20 @@ import numpy as np
 from ttamer._files import atomic_write
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.runtime.comparison import label_form
-from ttamer.runtime.jsonl import json_line
-from ttamer.serve.answers.confidence import (
+from ttamer.llm.compare import Agreement, label_form
+from ttamer.llm.confidence import (
     LIKELIHOODS,
     VERIFY,
     Unreadable,
     answer_text,
     question_text,
 )
-from ttamer.serve.answers.prompt_signals import embedding_signals, prompt_signals
+from ttamer.llm.judging import score_from, verdict_from
+from ttamer.llm.prompts import embedding_signals, prompt_signals
+from ttamer.runtime.jsonl import json_line
 from ttamer.serve.bill import Tariff, Usage
 from ttamer.serve.collection.comparing import KeptAnswers, Likeness, compare_answers
 from ttamer.serve.collection.journal import EXTRAS, Journal, JournalEntry, journal_key
-from ttamer.serve.collection.judging import Agreement, score_from, verdict_from
 from ttamer.serve.formats.schemas import CHAT, CLASSIFY, COMPLETION
 from ttamer.serve.upstreams.client import HttpClient
 from ttamer.serve.upstreams.embedding import EMBEDDED_AT_ONCE, Embedder
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ttamer.runtime.comparison import Comparer
+    from ttamer.llm.compare import Comparer
+    from ttamer.llm.judging import Judge
+    from ttamer.llm.prompts import Endpoint, Prompt
     from ttamer.serve.collection.comparing import AppliedComparison
-    from ttamer.serve.collection.judging import Judge
-    from ttamer.serve.collection.prompts import Endpoint, Prompt
     from ttamer.serve.config import NodeSettings, Settings
     from ttamer.serve.upstreams.node import Node
 

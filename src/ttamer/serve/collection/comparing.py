@@ -17,11 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer._files import lines_of
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.runtime.agreement import Agreement
-from ttamer.runtime.comparison import ALIAS_SEPARATOR, Comparer, Comparison
-from ttamer.runtime.likeness import cosines, fit_threshold
+from ttamer.llm.compare import (
+    ALIAS_SEPARATOR,
+    Agreement,
+    Comparer,
+    Comparison,
+    cosines,
+    fit_threshold,
+)
+from ttamer.llm.labelling import KeptRow
 from ttamer.serve.collection.journal import JournalEntry, journal_key
-from ttamer.serve.collection.labelling import KeptRow
 from ttamer.serve.upstreams.embedding import EMBEDDED_AT_ONCE, Embedder, LocalEmbedder
 from ttamer.serve.upstreams.upstream import UpstreamFailed
 
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ttamer.runtime.comparison import ComparisonKind, Pair
+    from ttamer.llm.compare import ComparisonKind, Pair
     from ttamer.serve.collection.journal import Journal
     from ttamer.serve.config import Settings
     from ttamer.serve.upstreams.client import HttpClient
@@ -95,7 +100,7 @@ async def compare_answers(
         comparer: The rule of comparison.
         answers: The answers to each prompt, in the order of the nodes.
         labels: The forms of the labels, such as
-            :func:`~ttamer.runtime.comparison.label_form` returns.
+            :func:`~ttamer.llm.compare.label_form` returns.
 
     Returns:
         The predictions, and the labels or which answers are right.

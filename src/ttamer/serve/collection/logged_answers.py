@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer._arguments import require_path
 from ttamer.errors import CascadeError, TraceError
-from ttamer.runtime.comparison import Comparer, Comparison, label_form
-from ttamer.serve.answers.confidence import without_reasoning
+from ttamer.llm.compare import Comparer, Comparison, label_form
+from ttamer.llm.confidence import without_reasoning
+from ttamer.llm.prompts import csv_rows, json_rows, label_of, read_text
 from ttamer.serve.collection.comparing import compare_answers
-from ttamer.serve.collection.rows import csv_rows, json_rows, label_of, read_text
 from ttamer.serve.config import TokenCost, comparison_of, token_cost_of
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 from ttamer.trace.trace import Trace

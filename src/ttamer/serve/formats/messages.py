@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ttamer.serve.answers.confidence import message_text
+from ttamer.llm.confidence import message_text
 from ttamer.serve.formats.anthropic import STOPS
 from ttamer.serve.formats.openai import arguments_text
 from ttamer.serve.formats.responses import Untranslatable

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ttamer.serve.answers.confidence import message_text
+from ttamer.llm.confidence import message_text
 from ttamer.serve.bill import shown
 from ttamer.serve.formats.schemas import (
     CHAT,

@@ -14,7 +14,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-from ttamer.serve.observability.pages import load_page
+from ttamer.llm.labelling import load_page
 from ttamer.serve.observability.record import failure_kind
 
 if TYPE_CHECKING:

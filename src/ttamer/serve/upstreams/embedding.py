@@ -10,8 +10,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from ttamer._numbers import is_number
-from ttamer.runtime.comparison import Comparer
-from ttamer.runtime.likeness import cosines
+from ttamer.llm.compare import Comparer, cosines
 from ttamer.serve.bill import Usage
 from ttamer.serve.config import EMBEDDINGS_NODE, NodeSettings
 from ttamer.serve.upstreams.upstream import NO_REQUEST, CallContext, Upstream, UpstreamFailed
@@ -19,7 +18,7 @@ from ttamer.serve.upstreams.upstream import NO_REQUEST, CallContext, Upstream, U
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ttamer.runtime.comparison import Comparison
+    from ttamer.llm.compare import Comparison
     from ttamer.serve.config import EmbeddingSettings
     from ttamer.serve.upstreams.client import HttpClient
 

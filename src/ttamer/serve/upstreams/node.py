@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from math import nan
 from typing import TYPE_CHECKING, Any
 
-from ttamer.runtime.reply import Reply
-from ttamer.serve.answers.confidence import (
+from ttamer.llm.confidence import (
     ALTERNATIVES,
     LIKELIHOODS,
     MAX_ENTROPY,
@@ -25,9 +24,11 @@ from ttamer.serve.answers.confidence import (
     probability_of_choice,
     probability_of_yes,
     question_text,
+    report_request,
+    reported_confidence,
     verifier_body,
 )
-from ttamer.serve.answers.self_report import report_request, reported_confidence
+from ttamer.runtime.reply import Reply
 from ttamer.serve.bill import Tariff, Usage
 from ttamer.serve.upstreams.embedding import Embedder, comparer_of
 from ttamer.serve.upstreams.upstream import (
@@ -41,7 +42,7 @@ from ttamer.serve.upstreams.upstream import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ttamer.runtime.comparison import Comparison
+    from ttamer.llm.compare import Comparison
     from ttamer.serve.config import NodeSettings, Settings
     from ttamer.serve.upstreams.client import HttpClient
     from ttamer.serve.upstreams.embedding import TextVectors

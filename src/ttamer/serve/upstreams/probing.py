@@ -7,14 +7,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ttamer.serve.answers.confidence import (
+from ttamer.llm.confidence import (
     Unreadable,
     answer_text,
     field_value,
     margin_of_tokens,
     probability_of_answer,
+    report_request,
+    reported_confidence,
 )
-from ttamer.serve.answers.self_report import report_request, reported_confidence
 from ttamer.serve.config import EMBEDDINGS_NODE
 from ttamer.serve.upstreams.client import HttpClient
 from ttamer.serve.upstreams.embedding import Embedder

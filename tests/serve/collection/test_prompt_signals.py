@@ -13,9 +13,8 @@ from support.running_gateway import running
 from ttamer.drift.audit_log import read_log
 from ttamer.errors import ArtefactError, CascadeError
 from ttamer.fitted.belief import BOOKKEEPING
-from ttamer.serve.answers.prompt_signals import SIGNALS, embedding_signals, prompt_signals
+from ttamer.llm.prompts import SIGNALS, Prompt, embedding_signals, prompt_signals
 from ttamer.serve.collection.collecting import collect_upstreams
-from ttamer.serve.collection.prompts import Prompt
 from ttamer.serve.config import read_settings, settings_from
 from ttamer.serve.gateway import Gateway
 from ttamer.trace.spec import CascadeSpec

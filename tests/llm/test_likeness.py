@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttamer.errors import ArgumentError
-from ttamer.runtime import Comparer, Comparison, cosines, fit_threshold
-from ttamer.runtime.likeness import cosine
+from ttamer.llm import Comparer, Comparison, cosines, fit_threshold
+from ttamer.llm.compare import cosine
 
 VECTORS = {"four": [1.0, 0.0], "4": [0.9, 0.1], "five": [0.0, 1.0], "5": [0.1, 0.9]}
 

@@ -1,27 +1,19 @@
 """A judge: a node that decides how right an answer is, where no rule can compare texts.
 
-The question, the reference answer and the answer are set between marks
-(:mod:`ttamer.serve.answers.delimiting`). Where labels exist, the verdicts are compared with those
-of the rule ``[serve] compare``, and the agreement is reported with an interval before anyone relies
-on them.
+Where labels exist, the verdicts are compared with those of the rule ``[serve] compare``, and the
+agreement is reported with an interval before anyone relies on them.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ttamer.errors import ArgumentError
-from ttamer.runtime.agreement import Agreement
-from ttamer.serve.answers.confidence import Unreadable, answer_text
-from ttamer.serve.answers.delimiting import delimited
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["Agreement", "Judge", "score_from", "verdict_from"]
+from ttamer.llm.confidence import Unreadable, answer_text, delimited
 
 RUBRIC = (
     "Judge whether an answer to a question is right. It is right if it means the same as the "

@@ -13,10 +13,10 @@ from support.running_gateway import running
 from ttamer.cli import main
 from ttamer.drift.audit_log import read_log
 from ttamer.errors import ArgumentError, CascadeError, TraceError
+from ttamer.llm.labelling import KeptRow
+from ttamer.llm.prompts import Prompt
 from ttamer.serve.collection.collecting import collect_upstreams
 from ttamer.serve.collection.comparing import Likeness
-from ttamer.serve.collection.labelling import KeptRow
-from ttamer.serve.collection.prompts import Prompt
 from ttamer.serve.config import read_settings
 from ttamer.serve.formats import openai
 from ttamer.serve.gateway import Gateway

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttamer.serve.answers.confidence import (
+from ttamer.llm.confidence import (
     Unreadable,
     agreement,
     answer_text,

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttamer.errors import ArgumentError
-from ttamer.runtime.comparison import Comparer, Comparison, ComparisonKind
+from ttamer.llm.compare import Comparer, Comparison, ComparisonKind
 
 RULES = [
     Comparison("exact"),

@@ -17,8 +17,7 @@ import pytest
 from support.browser import headless
 from ttamer.cli import main
 from ttamer.errors import TraceError
-from ttamer.serve.collection.label_choice import LabelPlan
-from ttamer.serve.collection.labelling import KeptRow, Labelling, LabelServer, read_answers
+from ttamer.llm.labelling import KeptRow, Labelling, LabelPlan, LabelServer, read_answers
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttamer.serve.answers.confidence import verifier_body
-from ttamer.serve.answers.self_report import report_request
-from ttamer.serve.collection.judging import Judge
+from ttamer.llm.confidence import report_request, verifier_body
+from ttamer.llm.judging import Judge
 
 REQUESTS = {
     "judge": Judge("large").request,

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttamer.serve.answers.confidence import Unreadable
-from ttamer.serve.answers.self_report import report_request, reported_confidence
+from ttamer.llm.confidence import Unreadable, report_request, reported_confidence
 from ttamer.serve.bill import Bill
 from ttamer.serve.config import settings_from
 from ttamer.serve.upstreams.client import HttpClient

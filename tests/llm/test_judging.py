@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttamer.serve.answers.confidence import Unreadable
-from ttamer.serve.collection.judging import Agreement, score_from, verdict_from
+from ttamer.llm.compare import Agreement
+from ttamer.llm.confidence import Unreadable
+from ttamer.llm.judging import score_from, verdict_from
 
 
 def reply(text):

@@ -1,0 +1,313 @@
+"""Prompts from a file: JSON lines, CSV, or text with one prompt per line; features of a prompt.
+
+::
+
+    {"prompt": "What is 2 + 2?", "label": "4"}
+    {"messages": [{"role": "user", "content": "..."}], "label": "B", "max_tokens": 1}
+
+In JSON lines, further keys are sent with the request unchanged.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from ttamer._arguments import require_path
+from ttamer._files import lines_of
+from ttamer.errors import ArgumentError, TraceError
+from ttamer.llm.confidence import question_text
+from ttamer.trace.classes import class_text
+
+Endpoint = Literal["chat/completions", "completions", "classify"]
+"""The endpoint of the upstreams that is called."""
+
+_BODY_KEYS: dict[str, str] = {"chat/completions": "messages", "completions": "prompt"}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request body, and its reference answer if there is one.
+
+    >>> Prompt({"prompt": "2 + 2?"}, label="4").label
+    '4'
+    """
+
+    body: Mapping[str, Any]
+    label: str | tuple[str, ...] | None = None
+    """The reference answer, or its aliases where ``compare`` is "contains"."""
+
+
+def read_prompts(
+    path: str | os.PathLike[str],
+    *,
+    label: str = "label",
+    endpoint: Endpoint = "chat/completions",
+    request: Mapping[str, Any] | None = None,
+) -> list[Prompt]:
+    """Read prompts from a file.
+
+    Args:
+        path: JSON lines (.jsonl, .ndjson), CSV, or text with one prompt per line.
+        label: The field that holds the reference answer; in JSON lines, a list of texts holds its
+            aliases, and an object is JSON text.
+        endpoint: The endpoint that the prompts are for.
+        request: Fields sent with every prompt, unless the prompt sets them itself.
+
+    Returns:
+        The prompts, in the order of the file.
+
+    Raises:
+        ArgumentError: If the endpoint is unknown.
+        TraceError: If the file cannot be read, or a line is not a prompt.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "prompts.txt")
+    ...     _ = path.write_text("2 + 2?")
+    ...     read_prompts(path, endpoint="completions")
+    [Prompt(body={'prompt': '2 + 2?'}, label=None)]
+    """
+    if endpoint not in get_args(Endpoint):
+        raise ArgumentError(
+            f"endpoint is {endpoint!r}; it must be one of {', '.join(get_args(Endpoint))}"
+        )
+    require_path(path, "read_prompts")
+    prompts = []
+    for place, row in _rows(Path(path), label):
+        try:
+            reference = label_of(row.pop(label, None))
+        except TraceError as error:
+            raise TraceError(f"{place}: {label}: {error}") from None
+        body = dict(request or {}) | _body(row, endpoint, place)
+        prompts.append(Prompt(body, reference))
+    if not prompts:
+        raise TraceError(f"{path}: holds no prompts")
+    return prompts
+
+
+def _rows(file: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the fields of each prompt."""
+    text = read_text(file)
+    if file.suffix == ".csv":
+        for place, row in csv_rows(file, text):
+            if "prompt" not in row:
+                raise TraceError(
+                    f"{file}: has no column prompt, and its first line names {', '.join(row)}; "
+                    "call the column of the prompts prompt"
+                )
+            yield place, {k: row[k] for k in ("prompt", label) if k in row}  # others are ignored
+        return
+    if file.suffix == ".json":
+        raise TraceError(
+            f"{file}: JSON is read as JSON lines, from a file called .jsonl: write one object per "
+            "line"
+        )
+    if file.suffix == ".tsv":
+        raise TraceError(f"{file}: tables are read as CSV, with commas, from a file called .csv")
+    if file.suffix in (".jsonl", ".ndjson"):
+        yield from json_rows(file, text)
+        return
+    for number, line in enumerate(lines_of(text), start=1):
+        if line.strip():
+            yield f"{file}: line {number}", {"prompt": line}
+
+
+def _body(row: dict[str, Any], endpoint: Endpoint, place: str) -> dict[str, Any]:
+    """Return the request body of a row."""
+    if "messages" in row:
+        if endpoint != "chat/completions":
+            raise TraceError(f"{place}: has messages, and {endpoint} takes a prompt")
+        if not isinstance(row["messages"], list) or not row["messages"]:
+            raise TraceError(f"{place}: messages must be a list with at least one message")
+        return row
+    text = row.pop("prompt", None)
+    if not isinstance(text, str) or not text:
+        fields = ", ".join(map(repr, row)) or "none"
+        raise TraceError(
+            f"{place}: has no prompt; write prompt, a text, or messages; its other fields: {fields}"
+        )
+    if endpoint == "chat/completions":
+        return {**row, "messages": [{"role": "user", "content": text}]}
+    return {**row, _BODY_KEYS.get(endpoint, "input"): text}
+
+
+def read_text(file: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        TraceError: If it cannot be read, or is not UTF-8.
+    """
+    try:
+        return file.read_text("utf-8-sig")  # spreadsheets put a mark before the first letter
+    except OSError as error:
+        raise TraceError(f"{file}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{file}: is not text in UTF-8") from None
+
+
+def csv_rows(file: Path, text: str) -> Iterator[tuple[str, dict[str, str | None]]]:
+    """Yield the place and the cells of each row of CSV, by column; ``None`` for an empty cell.
+
+    Raises:
+        TraceError: If the text is not CSV, or a row has more cells than the first line has names.
+    """
+    table = csv.reader(io.StringIO(text, newline=""))
+    try:
+        names = [name.strip() for name in next(table, [])]
+        for cells in table:
+            if not cells:
+                continue
+            place = f"{file}: line {table.line_num}"
+            if any(cells[len(names) :]):
+                raise TraceError(
+                    f"{place}: has {len(cells)} cells, and the first line names {len(names)}; put "
+                    "texts that contain commas in double quotes"
+                )
+            found = zip_longest(names, cells[: len(names)])
+            yield place, {name: cell or None for name, cell in found}
+    except csv.Error as error:
+        raise TraceError(
+            f"{file}: line {table.line_num}: is not CSV that can be read ({error}); give long "
+            "texts as JSON lines"
+        ) from None
+
+
+def json_rows(file: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the fields of each row of JSON lines; blank lines are skipped.
+
+    Raises:
+        TraceError: If a line is not a JSON object.
+    """
+    for number, line in enumerate(lines_of(text), start=1):
+        if not line.strip():
+            continue
+        place = f"{file}: line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise TraceError(f"{place}: is not JSON; write one object per line") from None
+        if not isinstance(row, dict):
+            raise TraceError(f"{place}: is not an object; write one object per line")
+        yield place, row
+
+
+def label_of(value: Any) -> str | tuple[str, ...] | None:
+    """Return a label as text, a list of texts or numbers as its aliases; ``None`` for no label.
+
+    Raises:
+        TraceError: If it is another list.
+
+    >>> [label_of(value) for value in (" ", 4.0, True, {"a": 1}, ["Paris", "Paname"])]
+    [None, '4', 'true', '{"a": 1}', ('Paris', 'Paname')]
+    """
+    if isinstance(value, list):
+        aliases = [None if isinstance(each, bool | list | dict) else label_of(each)
+                   for each in value]  # fmt: skip
+        if not value or None in aliases:
+            raise TraceError(f"{value!r} is not a list of aliases; write texts or numbers")
+        return tuple(map(str, aliases))
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, bool | dict) else value
+    text = class_text(text)
+    return text if text and text.strip() else None
+
+
+MAX_TEXT = 100_000
+"""The number of characters at the end of a prompt that are read."""
+
+SIGNALS = (
+    "prompt_length",
+    "prompt_turns",
+    "prompt_last_length",
+    "prompt_script",
+    "prompt_code",
+    "prompt_digits",
+    "prompt_question",
+    "prompt_choices",
+)
+"""The names of the signals of a text."""
+
+_CODE = re.compile(r"[{}();=<>\[\]_`\\#]")
+_DIGIT = re.compile(r"\d")
+_LETTER = re.compile(r"[^\W\d_]")
+_ASCII_LETTER = re.compile(r"[A-Za-z]")
+_QUESTIONS = (
+    (3.0, re.compile(r"\b(?:why|how|explain|describe|compare|prove|derive)\b", re.IGNORECASE)),
+    (2.0, re.compile(r"\b(?:how (?:many|much|far|long|old|often)|calculate|sum|total)\b",
+                     re.IGNORECASE)),
+    (1.0, re.compile(r"\b(?:who|whose|when|where|which|what)\b", re.IGNORECASE)),
+)  # fmt: skip
+_CHOICE = re.compile(r"^\s*\(?[A-H][).:]\s", re.MULTILINE)
+
+
+def prompt_signals(body: Mapping[str, Any]) -> dict[str, float]:
+    """Return the signals of a request body in OpenAI's format.
+
+    Lengths are logarithms of the number of characters, of the whole prompt and of its last message.
+    ``prompt_script`` is the share of letters that are not of the English alphabet, ``prompt_code``
+    and ``prompt_digits`` the shares of characters that are common in code, and of digits;
+    ``prompt_question`` is 1 for who, what, when, where and which, 2 for how many and how much, 3
+    for how and why, 0 without these; ``prompt_choices`` is the number of lettered choices.
+
+    Args:
+        body: The body of a request for chat completions, completions or a classification.
+
+    Returns:
+        A finite number for each of :data:`SIGNALS`.
+
+    >>> found = prompt_signals({"messages": [{"role": "user", "content": "How many is 2 + 2?"}]})
+    >>> found["prompt_question"], found["prompt_turns"], round(found["prompt_length"], 3)
+    (2.0, 1.0, 2.944)
+    """
+    messages = body.get("messages")
+    turns = len(messages) if isinstance(messages, list) else 1
+    whole = question_text(body)
+    last = question_text({"messages": messages[-1:]}) if isinstance(messages, list) else whole
+    text = whole[-MAX_TEXT:]
+    count = max(1, len(text))
+    letters = len(_LETTER.findall(text))
+    asked = last[-MAX_TEXT:]
+    kinds = [kind for kind, pattern in _QUESTIONS if pattern.search(asked)]
+    if 2.0 in kinds and 3.0 in kinds:  # "how many" holds "how"
+        kinds.remove(3.0)
+    return {
+        "prompt_length": math.log1p(len(whole)),
+        "prompt_turns": float(turns),
+        "prompt_last_length": math.log1p(len(last)),
+        "prompt_script": 1 - len(_ASCII_LETTER.findall(text)) / letters if letters else 0.0,
+        "prompt_code": len(_CODE.findall(text)) / count,
+        "prompt_digits": len(_DIGIT.findall(text)) / count,
+        "prompt_question": max(kinds, default=0.0),
+        "prompt_choices": float(min(26, len(_CHOICE.findall(asked)))),
+    }
+
+
+def embedding_signals(vector: Sequence[float], count: int) -> dict[str, float]:
+    """Return an embedding as a few numbers, by a random projection that is always the same.
+
+    Args:
+        vector: The embedding; its length does not count, only its direction.
+        count: How many numbers.
+
+    Returns:
+        ``prompt_embedding_0`` and so on, each about as large as one coordinate of ``count``.
+
+    >>> list(embedding_signals([3.0, 4.0], 2))
+    ['prompt_embedding_0', 'prompt_embedding_1']
+    """
+    values = np.asarray(vector, np.float64)
+    size = float(np.linalg.norm(values)) or 1.0
+    directions = np.random.default_rng(len(values)).standard_normal((len(values), count))
+    projected = (values / size) @ directions
+    return {f"prompt_embedding_{k}": float(each) for k, each in enumerate(projected.round(6))}
