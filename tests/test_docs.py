@@ -91,7 +91,7 @@ def public(dotted: str) -> bool:
             if not hasattr(holder, part):
                 return False
             holder = getattr(holder, part)
-        elif part in holder.__all__:
+        elif part in (getattr(holder, "__all__", None) or vars(holder)):
             holder = getattr(holder, part)
         elif (ROOT / "src" / path.replace(".", "/") / "__init__.py").exists():
             holder, package = importlib.import_module(path), path
