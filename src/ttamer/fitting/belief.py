@@ -1,0 +1,412 @@
+"""A belief: how likely each answer is wrong, given any subset of answers and what the input says.
+
+An answer that is absent was not asked for, failed, or is a gap of a log: all are the same, NaN. For
+answers a, b of a set S, with z the log-odds of errors that the input says (its mean over nodes is
+``bar``)::
+
+    o[a]    = curve[a](confidence[a])                        log-odds that a is wrong
+    off[a]  = offset[a](class[a])                            what the predicted class adds
+    o[a]    = head . (1, o[a] + off[a], z[a], bar) - off[a]  where inputs are used
+    odds[a] = w . (1, o[a], off[a], bar)                     w by (S, a)
+            + sum over b of w . (same, same o[b], diff o[b], diff off[b], pair[a, b](classes))
+    x[S]    = least of the means of odds over answers that agree; its owner's answer is returned
+    q[S, m] = chance(v . (1, z[m], bar, x, x z[m], |S| = 2, |S| = 3))    m not asked; v by m
+
+``same`` is whether the answers agree and ``diff`` whether they do not. Where S has no regression of
+its own, the masked one of a, fitted with random answers left out, takes its place.
+
+Every number is a multiple of ``2**-12`` of limited size: products and sums of such numbers are
+exact in double precision, in any order. So a session in Python, a batch in NumPy and a kernel on a
+GPU compute the same x and decide alike. Chances are rounded to multiples of ``2**-16``; no x on the
+grid has a chance near the middle of two of them, so any library's exponential gives the same.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+Bools = NDArray[np.bool_]
+Step = tuple[int, ...]
+"""A set of nodes, in increasing order."""
+
+GRID = 4096.0  # evidence, weights and log-odds are multiples of 1 / GRID
+CHANCES = 65536.0  # chances are multiples of 1 / CHANCES
+MAX_WEIGHT = 64.0  # no weight is larger
+MAX_ODDS = 8.0  # nor any log-odds of an answer in hand
+HEAD = 4  # weights of (1, o, off, bar)
+PEER = 5  # weights of each answer beside it
+
+
+def on_grid(values: Floats, limit: float = MAX_WEIGHT) -> Floats:
+    """Round to multiples of ``2**-12`` within a limit.
+
+    >>> on_grid(np.array([0.3, -1000.0])).tolist()
+    [0.300048828125, -64.0]
+    """
+    return np.clip(np.rint(np.asarray(values, np.float64) * GRID) / GRID, -limit, limit)
+
+
+def bar_of(prior: Floats) -> Floats:
+    """Return the mean log-odds over nodes, the last axis."""
+    return on_grid(prior.mean(axis=-1), MAX_ODDS)
+
+
+def chance(odds: Floats) -> Floats:
+    """Return the chances of log-odds, as multiples of ``2**-16``.
+
+    >>> chance(np.array([0.0, 2.0])).tolist()
+    [0.5, 0.8807983398437...]
+    """
+    return np.asarray(np.rint(CHANCES / (1 + np.exp(-odds))) / CHANCES)
+
+
+def chance_of(odds: float) -> float:
+    """Return the chance of one number of log-odds: as :func:`chance`, bit for bit."""
+    return round(CHANCES / (1 + math.exp(-odds))) / CHANCES
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What was seen of T inputs by n nodes.
+
+    >>> seen = Seen(np.array([[0.9, np.nan]]))
+    >>> seen.came.tolist()
+    [[True, False]]
+    """
+
+    confidence: Floats
+    """Shape (T, n): the confidence of each answer; NaN where there is none. An answer without a
+    confidence has the lowest one, ``-inf``."""
+    codes: Ints | None = None
+    """Shape (T, n): the class that each answer predicts, as a number of ``Belief.classes`` or a
+    larger one; -1 for none, which agrees with nothing."""
+    prior: Floats | None = None
+    """Shape (T, n): the log-odds that each node errs, by the input alone."""
+
+    def __len__(self) -> int:
+        return len(self.confidence)
+
+    @cached_property
+    def came(self) -> Bools:
+        """Shape (T, n): which answers there are."""
+        return ~np.isnan(self.confidence)
+
+    def take(self, rows: Ints | slice) -> Seen:
+        """Return some of the inputs."""
+        codes = None if self.codes is None else self.codes[rows]
+        return Seen(self.confidence[rows], codes, None if self.prior is None else self.prior[rows])
+
+
+class RiskModel(Protocol):
+    """What a belief has to say; a researcher's own model needs this only."""
+
+    def risks(self, seen: Seen) -> Floats:
+        """Return the chance that each answer is wrong, shape (T, n); NaN where there is none."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Belief:
+    """Fitted regressions, one for each set of answers and answer."""
+
+    classes: tuple[str, ...]
+    """The predictions that the rows fitted to had; empty where they had none."""
+    bounds: tuple[Floats, ...]
+    """Per node, increasing confidences that separate its bins. A bin begins at its lower bound."""
+    levels: tuple[Floats, ...]
+    """Per node, the log-odds of being wrong in each bin: one more than there are bounds."""
+    offsets: tuple[Floats, ...]
+    """Per node, what each class adds; empty where classes say nothing."""
+    pairs: Mapping[tuple[int, int], Floats]
+    """By nodes (a, b), what the classes of both add to the log-odds of a."""
+    weights: Mapping[tuple[Step, int], Floats]
+    """By set and answer: ``HEAD`` weights, and ``PEER`` for each answer beside it."""
+    masked: Floats
+    """Shape (n, HEAD + PEER n): the weights of each answer in any set."""
+    head: Floats | None = None
+    """Shape (n, 4): weights of (1, o + off, z, bar); ``None`` where inputs are not used."""
+    first: Floats | None = None
+    """Shape (n, 3): q before any answer, weights of (1, z, bar)."""
+    later: Floats | None = None
+    """Shape (n, 7): q after some answers."""
+    memory: int = 99
+    """Only so many of the last answers in hand count: for the exits of one network."""
+
+    @property
+    def count(self) -> int:
+        """The number of nodes."""
+        return len(self.levels)
+
+    def context(self, step: Step) -> Step:
+        """Return the answers of a set that count."""
+        return step[-self.memory :]
+
+    def weights_of(self, step: Step, answer: int) -> Floats:
+        """Return the weights of an answer in a set."""
+        own = self.weights.get((step, answer))
+        if own is not None:
+            return own
+        every = self.masked[answer]
+        peers = [every[HEAD + PEER * b : HEAD + PEER * (b + 1)] for b in step if b != answer]
+        return np.concatenate([every[:HEAD], *peers])
+
+    def view(self, seen: Seen) -> View:
+        """Return x, its owner, and q of inputs, each computed when it is first needed."""
+        return View(self, seen)
+
+    def risks(self, seen: Seen) -> Floats:
+        """Return the chance that each answer is wrong, shape (T, n); NaN where there is none."""
+        view, risks = self.view(seen), np.full(seen.confidence.shape, np.nan)
+        for step, rows in by_pattern(seen.came):
+            context = self.context(step)
+            if context:
+                risks[rows[:, None], list(context)] = chance(view.odds(context)[rows])
+        return risks
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        """The same for one input, in plain Python."""
+        return Scorer(self)
+
+
+def by_pattern(came: Bools) -> list[tuple[Step, Ints]]:
+    """Return the sets of nodes that answered, each with its rows."""
+    if not len(came):
+        return []
+    patterns, which = np.unique(came, axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    return [
+        (tuple(np.flatnonzero(pattern).tolist()), np.flatnonzero(which == number))
+        for number, pattern in enumerate(patterns)
+    ]
+
+
+class View:
+    """What a belief says of T inputs."""
+
+    def __init__(self, belief: Belief, seen: Seen) -> None:
+        self.belief, self.seen = belief, seen
+        shape = seen.confidence.shape
+        self.curve, self.offset = np.empty(shape), np.zeros(shape)
+        for v, (bounds, levels) in enumerate(zip(belief.bounds, belief.levels, strict=True)):
+            self.curve[:, v] = levels[np.searchsorted(bounds, seen.confidence[:, v], side="right")]
+            if seen.codes is not None and len(belief.offsets[v]):
+                self.offset[:, v] = _by_code(belief.offsets[v], seen.codes[:, v])
+        self.bar = self.logit = None
+        if belief.head is not None and seen.prior is not None:
+            self.bar = bar_of(seen.prior)
+            self.logit = self._with_prior(belief.head)
+        self._best: dict[Step, tuple[Floats, Ints]] = {}
+        self._chances: dict[tuple[Step, int], Floats] = {}
+        self._pair: dict[tuple[int, int], Floats] = {}
+
+    def _with_prior(self, head: Floats) -> Floats:
+        """Draw the curves to what the input says; the log-odds of each answer alone."""
+        prior, total = self.seen.prior, self.curve + self.offset
+        assert prior is not None and self.bar is not None  # noqa: S101, PT018 - checked above
+        logit = (
+            head[:, 0] + head[:, 1] * total + head[:, 2] * prior + head[:, 3] * self.bar[:, None]
+        )
+        logit = on_grid(logit, MAX_ODDS)
+        self.curve = logit - self.offset
+        return logit
+
+    def columns(self, step: Step, answer: int) -> Floats:
+        """Return the columns of a regression, shape (T, HEAD + PEER (|S| - 1))."""
+        rows, codes = len(self.seen), self.seen.codes
+        columns = np.zeros((rows, HEAD + PEER * (len(step) - 1)))
+        columns[:, 0] = 1
+        columns[:, 1], columns[:, 2] = self.curve[:, answer], self.offset[:, answer]
+        if self.bar is not None:
+            columns[:, 3] = self.bar
+        at = HEAD
+        for b in step:
+            if b == answer:
+                continue
+            if codes is None:
+                columns[:, at + 2] = self.curve[:, b]
+            else:
+                same = (codes[:, answer] == codes[:, b]) & (codes[:, b] >= 0)
+                columns[:, at] = same
+                columns[:, at + 1] = same * self.curve[:, b]
+                columns[:, at + 2] = ~same * self.curve[:, b]
+                columns[:, at + 3] = ~same * self.offset[:, b]
+                if (answer, b) in self.belief.pairs:
+                    columns[:, at + 4] = self.pair(answer, b)
+            at += PEER
+        return columns
+
+    def pair(self, a: int, b: int) -> Floats:
+        """Return what the classes of both add to the log-odds of a."""
+        if (a, b) not in self._pair:
+            codes, table = self.seen.codes, self.belief.pairs[a, b]
+            assert codes is not None  # noqa: S101 - there are pairs only with codes
+            own, peer = (np.where(codes[:, v] < len(table), codes[:, v], -1) for v in (a, b))
+            known = (own >= 0) & (peer >= 0)
+            self._pair[a, b] = np.where(known, table[own, peer], 0.0)
+        return self._pair[a, b]
+
+    def odds(self, step: Step) -> Floats:
+        """Return the log-odds of each answer of a set, shape (T, |S|)."""
+        if len(step) == 1:
+            v = step[0]
+            return np.clip(self.curve[:, [v]] + self.offset[:, [v]], -MAX_ODDS, MAX_ODDS)
+        odds = np.stack(
+            [self.columns(step, a) @ self.belief.weights_of(step, a) for a in step], axis=1
+        )
+        if self.seen.codes is not None:
+            codes = self.seen.codes[:, list(step)]
+            same = (codes[:, :, None] == codes[:, None, :]) & (codes >= 0)[:, :, None]
+            same |= np.eye(len(step), dtype=bool)
+            odds = (same @ odds[:, :, None])[:, :, 0] / same.sum(axis=2)
+        return on_grid(odds, MAX_ODDS)
+
+    def best(self, step: Step) -> tuple[Floats, Ints]:
+        """Return x and its owner, of equals the first, shape (T,) each."""
+        if step not in self._best:
+            context = self.belief.context(step)
+            odds = self.odds(context)
+            column = odds.argmin(axis=1)
+            self._best[step] = odds[np.arange(len(odds)), column], np.array(context)[column]
+        return self._best[step]
+
+    def q(self, step: Step, node: int) -> Floats:
+        """Return the chance that a node not asked errs, shape (T,); 0 where inputs are not used."""
+        if (step, node) not in self._chances:
+            self._chances[step, node] = self._not_asked(step, node)
+        return self._chances[step, node]
+
+    def _not_asked(self, step: Step, node: int) -> Floats:
+        belief, prior = self.belief, self.seen.prior
+        if belief.first is None or belief.later is None or prior is None or self.bar is None:
+            return np.zeros(len(self.seen))
+        z = prior[:, node]
+        if not step:
+            v = belief.first[node]
+            return chance(on_grid(v[0] + v[1] * z + v[2] * self.bar, MAX_ODDS))
+        v, x = belief.later[node], self.best(step)[0]
+        size = v[5] * (len(step) == 2) + v[6] * (len(step) == 3)
+        logit = v[0] + v[1] * z + v[2] * self.bar + v[3] * x + v[4] * (x * z) + size
+        return chance(on_grid(logit, MAX_ODDS))
+
+    @cached_property
+    def typical(self) -> Floats:
+        """The chance of the mean log-odds that the input says, shape (T,); 0 without inputs."""
+        return np.zeros(len(self.seen)) if self.bar is None else chance(self.bar)
+
+
+_Peer = tuple[int, float, float, float, float, float, list[list[float]] | None]
+
+
+class Scorer:
+    """What a belief says of one input, in plain Python: the same as ``View``, bit for bit."""
+
+    def __init__(self, belief: Belief) -> None:
+        self.belief = belief
+        self.bounds = [bounds.tolist() for bounds in belief.bounds]
+        self.levels = [levels.tolist() for levels in belief.levels]
+        self.offsets = [offsets.tolist() for offsets in belief.offsets]
+        self.pairs = {key: table.tolist() for key, table in belief.pairs.items()}
+        self.head = None if belief.head is None else belief.head.tolist()
+        self.first = None if belief.first is None else belief.first.tolist()
+        self.later = None if belief.later is None else belief.later.tolist()
+        self.weights: dict[Step, list[tuple[int, list[float], list[_Peer]]]] = {}
+
+    def evidence(
+        self, node: int, confidence: float, code: int, prior: Sequence[float] | None, bar: float
+    ) -> tuple[float, float]:
+        """Return the curve's log-odds of an answer, and what its class adds."""
+        curve = self.levels[node][bisect_right(self.bounds[node], confidence)]
+        table = self.offsets[node]
+        offset = table[code] if 0 <= code < len(table) else 0.0
+        if self.head is None or prior is None:
+            return curve, offset
+        a, b, c, d = self.head[node]
+        logit = round((a + b * (curve + offset) + c * prior[node] + d * bar) * GRID) / GRID
+        return min(max(logit, -MAX_ODDS), MAX_ODDS) - offset, offset
+
+    def odds(
+        self,
+        step: Step,
+        curve: Sequence[float],
+        offset: Sequence[float],
+        codes: Sequence[int],
+        bar: float,
+    ) -> list[float]:
+        """Return the log-odds of each answer of a set."""
+        if len(step) == 1:
+            v = step[0]
+            return [min(max(curve[v] + offset[v], -MAX_ODDS), MAX_ODDS)]
+        totals = []
+        for a, (one, w_curve, w_offset, w_bar), peers in self._regressions(step):
+            code = codes[a]
+            total = one + w_curve * curve[a] + w_offset * offset[a] + w_bar * bar
+            for b, same, same_curve, diff_curve, diff_offset, pair, table in peers:
+                peer = codes[b]
+                if code == peer and code >= 0:
+                    total += same + same_curve * curve[b]
+                else:
+                    total += diff_curve * curve[b] + diff_offset * offset[b]
+                if table is not None and 0 <= code < len(table) and 0 <= peer < len(table):
+                    total += pair * table[code][peer]
+            totals.append(total)
+        if len({codes[v] for v in step if codes[v] >= 0}) < sum(codes[v] >= 0 for v in step):
+            totals = [
+                sum(
+                    t
+                    for b, t in zip(step, totals, strict=True)
+                    if b == a or codes[b] == codes[a] >= 0
+                )
+                / sum(b == a or codes[b] == codes[a] >= 0 for b in step)
+                for a in step
+            ]
+        return [min(max(round(t * GRID) / GRID, -MAX_ODDS), MAX_ODDS) for t in totals]
+
+    def _regressions(self, step: Step) -> list[tuple[int, list[float], list[_Peer]]]:
+        rows = self.weights.get(step)
+        if rows is None:
+            rows = []
+            for a in step:
+                weights = self.belief.weights_of(step, a).tolist()
+                peers: list[_Peer] = []
+                for k, b in enumerate(b for b in step if b != a):
+                    same, same_curve, diff_curve, diff_offset, pair = weights[HEAD + PEER * k :][
+                        :PEER
+                    ]
+                    table = self.pairs.get((a, b))
+                    peers.append((b, same, same_curve, diff_curve, diff_offset, pair, table))
+                rows.append((a, weights[:HEAD], peers))
+            self.weights[step] = rows
+        return rows
+
+    def q(
+        self, step: Step, node: int, x: float, prior: Sequence[float] | None, bar: float
+    ) -> float:
+        """Return the chance that a node not asked errs; 0 where inputs are not used."""
+        if self.first is None or self.later is None or prior is None:
+            return 0.0
+        z = prior[node]
+        if not step:
+            one, w_z, w_bar = self.first[node]
+            logit = one + w_z * z + w_bar * bar
+        else:
+            v = self.later[node]
+            logit = v[0] + v[1] * z + v[2] * bar + v[3] * x + v[4] * (x * z)
+            logit += v[5] * (len(step) == 2) + v[6] * (len(step) == 3)
+        return chance_of(min(max(round(logit * GRID) / GRID, -MAX_ODDS), MAX_ODDS))
+
+
+def _by_code(table: Floats, codes: Ints) -> Floats:
+    """Return the value of each code; 0 for no code and for those that the table does not have."""
+    padded = np.append(table, 0.0)
+    return np.asarray(padded[np.where((codes >= 0) & (codes < len(table)), codes, -1)])

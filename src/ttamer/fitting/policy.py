@@ -1,0 +1,431 @@
+"""A fitted policy: tables of what going on gains, and prices.
+
+After the nodes of a set A were asked, with x the log-odds of the best answer in hand, p its chance
+and q the chance that a node m errs that was not asked::
+
+    gain[A, m] = base_i + slope_i x + u q + v p q        i: the piece of x, between the knots of A
+    gain[(), m] = base + u q + v bar                     before any answer
+    ask m = argmax of gain[A, m] - price cost[m]         while that is above 0; ties stop
+
+``price`` is in losses per unit of cost, ``cost[m]`` what the input predicts, or the mean. While
+there is no answer some node is asked: the one of the largest difference. A node that failed counts
+as asked, and x is that of the answers there are. Under a cap on the cost each way that would
+exceed it is left out.
+
+Without inputs the gain of each way rises with x. Then it is worth asking m exactly where x is above
+one number, the paper's dynamic index: :meth:`StepTables.indices`.
+
+Every sum is taken in one order, element by element, from numbers on a grid: a session and a batch
+decide alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ttamer.fitting.belief import (
+    Belief,
+    Bools,
+    Floats,
+    Ints,
+    Seen,
+    Step,
+    View,
+    bar_of,
+    by_pattern,
+    chance,
+)
+from ttamer.fitting.inputs import Prior
+
+if TYPE_CHECKING:  # sessions decide as this module says, and import it
+    from ttamer.fitting.session import SingleNodeSession, StepSession
+
+NOTHING = 8.0  # x where there is no answer: the least certain one
+SLACK = 1e-9  # a cap on the cost counts as met up to this relative error of summation
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """Asking one node after a set: what it gains, in losses."""
+
+    node: int
+    base: Floats
+    """Shape (pieces,)."""
+    slope: Floats
+    u: float
+    v: float
+
+    def gain(self, piece: Ints, x: Floats, first: Floats, second: Floats) -> Floats:
+        """Return the gains of rows, all arguments of shape (T,)."""
+        return self.base[piece] + self.slope[piece] * x + self.u * first + self.v * second
+
+    def listed(self, tables: StepTables) -> ListedWay:
+        """Return it as plain numbers, with what its latency counts as."""
+        wait = float(tables.wait[self.node])
+        return self.node, self.base.tolist(), self.slope.tolist(), self.u, self.v, wait
+
+
+ListedWay = tuple[int, list[float], list[float], float, float, float]
+
+
+class Decisions(NamedTuple):
+    """What a policy did on T rows."""
+
+    asked: Bools
+    """Shape (T, n): the nodes asked, failures included."""
+    answer: Ints
+    """Shape (T,): whose answer is returned; -1 where none came."""
+    last: Ints
+    """Shape (T,): the node asked last; -1 where none could be."""
+    cost: Floats
+    """Shape (T,): what they cost, as the session adds it up: predicted or mean costs."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepTables:
+    """The policies of one fit, for every price: named arrays, as a policy file keeps them.
+
+    Ways are listed one by one: way e belongs to the policy of price number ``point[e]``, leads from
+    the set ``steps[source[e]]`` to ``node[e]``. Within a policy ways of a set are in the order in
+    which ties are broken.
+    """
+
+    names: tuple[str, ...]
+    belief: Belief
+    costs: Floats
+    """Shape (n,): the mean cost of each node, in the cascade's unit."""
+    prices: Floats
+    """Shape (P,): rising, losses per unit of cost; the first is 0."""
+    steps: tuple[Step, ...]
+    """The sets that some policy decides after; ``()`` is the first."""
+    knots: Floats
+    """Shape (steps, K): the inner knots of x after each set, rising; ``inf`` after the last."""
+    point: Ints
+    source: Ints
+    node: Ints
+    base: Floats
+    """Shape (ways, K + 1): losses."""
+    slope: Floats
+    """Shape (ways, K + 1): losses per unit of log-odds."""
+    columns: Floats
+    """Shape (ways, 2): the weights u and v of what the input says; 0 without inputs."""
+    wait: Floats
+    """Shape (n,): what the mean latency of each node counts as, in the unit of cost."""
+    prior: Prior | None = None
+    """What the input says; ``None`` where inputs are not used."""
+    kind: str = "models"
+    """``"models"`` or ``"exits"``: exits are each passed on the way to the next."""
+
+    def __len__(self) -> int:
+        return len(self.prices)
+
+    def policy(self, number: int) -> StepPolicy:
+        """Return the policy of one price."""
+        return StepPolicy(self, number)
+
+    def indices(self) -> Floats:
+        """Return the index of each way, shape (ways,): asking pays exactly where x is above it.
+
+        x is in log-odds, on the grid. ``-inf`` where it always pays, ``inf`` where it never does.
+        For ways before any answer, and where inputs are used, it is that of mean inputs.
+        """
+        return np.array([_index(self, e) for e in range(len(self.node))])
+
+
+def _index(tables: StepTables, way: int) -> float:
+    """Return the largest x on the grid at which asking does not pay."""
+    source, node = tables.source[way], int(tables.node[way])
+    if not tables.steps[source]:
+        return -np.inf
+    cost = tables.prices[tables.point[way]] * (tables.costs[node] + tables.wait[node])
+    x = np.arange(-NOTHING * 4096, NOTHING * 4096 + 1) / 4096
+    piece = np.searchsorted(tables.knots[source], x, side="right")
+    gain = tables.base[way][piece] + tables.slope[way][piece] * x - cost
+    stops = np.flatnonzero(gain <= 0)
+    if not len(stops):
+        return -np.inf
+    return np.inf if len(stops) == len(x) else float(x[stops[-1]])
+
+
+@dataclass(frozen=True, eq=False)
+class StepPolicy:
+    """The policy of one price.
+
+    >>> policy = tables.policy(20)                              # doctest: +SKIP
+    >>> policy.play(seen).answer                                # doctest: +SKIP
+    """
+
+    tables: StepTables
+    number: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the nodes."""
+        return self.tables.names
+
+    @property
+    def price(self) -> float:
+        """What a unit of cost counts as, in losses."""
+        return float(self.tables.prices[self.number])
+
+    @cached_property
+    def ways(self) -> Mapping[Step, tuple[Way, ...]]:
+        """The ways after each set asked, in the order in which ties are broken."""
+        t, ways = self.tables, dict[Step, list[Way]]()
+        for e in np.flatnonzero(t.point == self.number):
+            u, v = t.columns[e].tolist()
+            step = t.steps[t.source[e]]
+            ways.setdefault(step, []).append(Way(int(t.node[e]), t.base[e], t.slope[e], u, v))
+        return {step: tuple(kinds) for step, kinds in ways.items()}
+
+    def after(self, asked: Step, came: Step) -> tuple[Way, ...]:
+        """Return the ways after the nodes asked, of which some answered."""
+        ways = self.ways.get(asked, ())
+        if (
+            not ways and not came
+        ):  # all failed where the policy would have stopped: any way to start
+            ways = tuple(way for way in self.ways[()] if way.node not in asked)
+        return ways
+
+    @cached_property
+    def knots(self) -> Mapping[Step, Floats]:
+        """The inner knots of x after each set."""
+        return dict(zip(self.tables.steps, self.tables.knots, strict=True))
+
+    @cached_property
+    def costs(self) -> list[float]:
+        """The mean cost of each node, as plain numbers."""
+        return list(map(float, self.tables.costs))
+
+    @cached_property
+    def codes(self) -> Mapping[str, int]:
+        """The number of each class that the fit saw."""
+        return {text: code for code, text in enumerate(self.tables.belief.classes)}
+
+    def listed(self, asked: Step, came: Step) -> tuple[list[float], list[ListedWay]]:
+        """Return the knots and the ways after a set, as plain numbers."""
+        key = asked, bool(came)
+        if key not in self._lists:
+            knots = self.knots[asked].tolist() if asked in self.knots else []
+            self._lists[key] = knots, [way.listed(self.tables) for way in self.after(asked, came)]
+        return self._lists[key]
+
+    @cached_property
+    def _lists(self) -> dict[tuple[Step, bool], tuple[list[float], list[ListedWay]]]:
+        return {}
+
+    def session(
+        self,
+        prior: Floats | None = None,
+        costs: Floats | None = None,
+        max_cost: float | None = None,
+    ) -> StepSession:
+        """Start deciding for one input.
+
+        Args:
+            prior: Shape (n,): the log-odds of errors that the input says. Where the policy uses
+                inputs and there is none, those of an input of which nothing is known.
+            costs: Shape (n,): the cost that the input predicts; the means if ``None``.
+            max_cost: A cap on the cost.
+
+        Raises:
+            ArgumentError: No node can be asked within the cap.
+        """
+        from ttamer.fitting.session import StepSession  # it decides as this module says
+
+        if prior is None and self.tables.prior is not None:
+            return StepSession(self, *self.tables.prior.unknown, max_cost=max_cost)
+        listed = None if costs is None else costs.tolist()
+        if prior is None:
+            return StepSession(self, costs=listed, max_cost=max_cost)
+        return StepSession(self, prior.tolist(), float(bar_of(prior)), listed, max_cost)
+
+    def play(
+        self, seen: Seen, costs: Floats | None = None, max_cost: float | None = None
+    ) -> Decisions:
+        """Decide for rows: what sessions would do, one for each.
+
+        Args:
+            seen: T rows. The answer of a node that has none fails where it is asked.
+            costs: Shape (T, n): the cost that the input predicts; the means if ``None``.
+            max_cost: A cap on the cost of each row.
+        """
+        return play(self, self.tables.belief.view(seen), costs, max_cost)
+
+    def ahead(self, asked: Step) -> tuple[int, ...]:
+        """Return the nodes that may be asked right after a set, where some of it answered."""
+        return tuple(way.node for way in self.ways.get(asked, ()))
+
+
+def play(
+    policy: StepPolicy, view: View, costs: Floats | None = None, max_cost: float | None = None
+) -> Decisions:
+    """Decide for the rows of a view; several policies of a fit may share it."""
+    tables, seen = policy.tables, view.seen
+    rows, nodes = seen.confidence.shape
+    means = tables.costs
+    asked, answer = np.zeros((rows, nodes), bool), np.full(rows, -1, np.intp)
+    last, paid = np.full(rows, -1, np.intp), np.zeros(rows)
+    limit = None if max_cost is None else max_cost * (1 + SLACK)
+    waiting: dict[Step, list[Ints]] = {(): [np.arange(rows)]}
+    for size in range(nodes + 1):
+        for step in sorted(step for step in waiting if len(step) == size):
+            here = np.concatenate(waiting.pop(step))
+            for pattern, group in by_pattern(seen.came[here][:, list(step)]):
+                came = tuple(step[k] for k in pattern)
+                at = here[group]
+                choice = _choose(policy, view, step, came, at, costs, paid, limit)
+                stops = choice < 0
+                if came:
+                    answer[at[stops]] = view.best(came)[1][at[stops]]
+                for node in np.unique(choice[~stops]).tolist():
+                    on = at[choice == node]
+                    paid[on] += means[node] if costs is None else costs[on, node]
+                    asked[on, node], last[on] = True, node
+                    waiting.setdefault(tuple(sorted((*step, node))), []).append(on)
+    return Decisions(asked, answer, last, paid)
+
+
+def _choose(
+    policy: StepPolicy,
+    view: View,
+    step: Step,
+    came: Step,
+    rows: Ints,
+    costs: Floats | None,
+    paid: Floats,
+    limit: float | None,
+) -> Ints:
+    """Return the node that each row asks after a set, -1 where it stops."""
+    tables = policy.tables
+    x = view.best(came)[0][rows] if came else np.full(len(rows), NOTHING)
+    knots = policy.knots.get(step)
+    # Where all of an unforeseen set failed, the ways are those of the start, which has one piece.
+    piece = (
+        np.zeros(len(rows), np.intp) if knots is None else np.searchsorted(knots, x, side="right")
+    )
+    p = chance(x)
+    best = np.full(len(rows), 0.0 if came else -np.inf)
+    choice = np.full(len(rows), -1, np.intp)
+    for way in policy.after(step, came):
+        cost = (
+            np.full(len(rows), tables.costs[way.node]) if costs is None else costs[rows, way.node]
+        )
+        q = view.q(came, way.node)[rows]
+        second = p * q if step else view.typical[rows]
+        net = way.gain(piece, x, q, second) - policy.price * (cost + tables.wait[way.node])
+        better = net > best
+        if limit is not None:
+            better &= paid[rows] + cost <= limit
+        best, choice = np.where(better, net, best), np.where(better, way.node, choice)
+    return choice
+
+
+@dataclass(frozen=True, eq=False)
+class SingleNode:
+    """One node by itself: what every cascade has to be better than.
+
+    Where it fails, the others are asked in the order of ``backups`` until one answers. Where it
+    costs more than a cap, the first that fits is asked.
+    """
+
+    names: tuple[str, ...]
+    costs: Floats
+    """Shape (n,)."""
+    node: int
+    before: Step = ()
+    """The nodes that must be asked before it."""
+    backups: tuple[int, ...] = ()
+
+    def session(self, max_cost: float | None = None) -> SingleNodeSession:
+        """Start deciding for one input."""
+        from ttamer.fitting.session import SingleNodeSession  # it decides as this module says
+
+        return SingleNodeSession(self, max_cost)
+
+    def order(self, max_cost: float | None = None) -> Iterator[int]:
+        """Yield the nodes to ask until one at or after ``node`` has answered."""
+        spent = 0.0
+        for node in (*self.before, self.node, *self.backups):
+            if max_cost is None or spent + self.costs[node] <= max_cost * (1 + SLACK):
+                spent += float(self.costs[node])
+                yield node
+
+    def play(
+        self, seen: Seen, costs: Floats | None = None, max_cost: float | None = None
+    ) -> Decisions:
+        """Decide for rows: what sessions would do, one for each."""
+        del costs  # what it asks does not depend on it
+        rows, nodes = seen.confidence.shape
+        asked, answer = np.zeros((rows, nodes), bool), np.full(rows, -1, np.intp)
+        last, paid, open_rows = np.full(rows, -1, np.intp), np.zeros(rows), np.ones(rows, bool)
+        for node in self.order(max_cost):
+            asked[open_rows, node], last[open_rows] = True, node
+            paid[open_rows] += self.costs[node]
+            came = open_rows & seen.came[:, node]
+            answer[came] = node
+            if node not in self.before:
+                open_rows &= ~came
+        return Decisions(asked, answer, last, paid)
+
+
+@dataclass(frozen=True, eq=False)
+class Estimates:
+    """What the policy of each price does on rows that were not fitted to, row by row.
+
+    From five folds of the whole fit: ``lost[j, t]`` is by a policy of price j fitted without the
+    fold of row t. Rows are the complete ones of the log: every node answered, every loss is known.
+    """
+
+    rows: Ints
+    """Shape (R,): their numbers in the log."""
+    weight: Floats
+    """Shape (R,): their weights, of mean 1; all 1 where the log has no gaps."""
+    lost: Floats
+    """Shape (P, R): the loss of the answer returned."""
+    paid: Floats
+    """Shape (P, R): what was paid, in the cascade's unit."""
+    waited: Floats | None
+    """Shape (P, R): how long it took, in ms; ``None`` where the log has no latency."""
+    alone_lost: Floats
+    """Shape (R, n): the loss of each node's answer by itself."""
+    alone_paid: Floats
+    """Shape (R, n): what it costs by itself: of exits, all those before it too."""
+    alone_waited: Floats | None = None
+
+    def mean(self, values: Floats) -> Floats:
+        """Return the weighted means over rows, the last axis."""
+        return np.asarray(values @ self.weight / self.weight.sum())
+
+    def standard_error(self, values: Floats) -> Floats:
+        """Return the standard errors of those means."""
+        deviation = values - self.mean(values)[..., None]
+        return np.asarray(np.sqrt(deviation**2 @ self.weight**2) / self.weight.sum())
+
+    @property
+    def error(self) -> Floats:
+        """Shape (P,): the mean loss of each price."""
+        return self.mean(self.lost)
+
+    @property
+    def cost(self) -> Floats:
+        """Shape (P,): the mean cost of each price."""
+        return self.mean(self.paid)
+
+    @property
+    def latency(self) -> Floats | None:
+        """Shape (P,): the mean latency of each price."""
+        return None if self.waited is None else self.mean(self.waited)
+
+
+@dataclass(frozen=True, eq=False)
+class StepFit:
+    """What a fit of deployable policies returns."""
+
+    tables: StepTables
+    estimates: Estimates
