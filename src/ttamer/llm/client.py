@@ -1,0 +1,499 @@
+"""One OpenAI-compatible server: limits learnt from its latency, retries, a breaker, streams.
+
+Every failure is an :class:`UpstreamFailed` of a known kind. Its text names the node and never
+repeats the server's own, which may hold a key or a prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import random
+import re
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Literal, NamedTuple
+
+import aiohttp
+import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
+
+from ttamer.errors import CascadeError, TTamerError
+from ttamer.llm.settings import EmbeddingSettings, EnvName, NodeSettings
+
+Body = Mapping[str, Any]
+Kind = Literal[
+    "connect", "timeout", "refused", "busy", "error", "cut", "garbage", "too_large", "open",
+    "queue", "ineligible",
+]  # fmt: skip
+CHAT = "/chat/completions"
+MAX_RESPONSE = 8 * 2**20
+MAX_LINE = 2**20  # of a stream; a line holds one event
+# Completions have no side effects; a call that ran out of time would take as long once more.
+RETRIED = frozenset({"connect", "busy", "error", "cut"})
+UNPAID = frozenset({"connect", "refused", "busy", "error", "open", "queue", "ineligible"})
+BREAKING = frozenset({"connect", "busy", "error", "cut", "timeout"})
+FIRST_PAUSE, MAX_PAUSE = 0.05, 10.0  # seconds between attempts; the first is doubled each time
+REFUSED_REQUEST = (400, 413, 422)  # the statuses that say that the request is wrong
+KEPT_CODES = {  # the error codes of upstreams that clients receive, in words of our own
+    "context_length_exceeded": "the prompt and the answer are longer than the model's context",
+    "content_policy_violation": "the model's provider refused the content of the request",
+    "content_filter": "the model's provider refused the content of the request",
+    "invalid_image_url": "an image of the request could not be read",
+    "unsupported_parameter": "the model does not take a parameter of the request",
+    "unsupported_value": "the model does not take a value of the request",
+}
+REMEDIES = {
+    "logprobs": 'set its confidence to "none", "self-report", "verifier" or "agreement", '
+    "without extras",
+    "max_tokens": 'set its rename = {max_tokens = "max_completion_tokens"}',
+    "temperature": "set its params = {temperature = false}",
+}
+_NOT_TAKEN = re.compile(r"support|unknown|unrecogni|unexpected|not permitted|not allowed|deprecat")
+_encode, _decode = msgspec.json.Encoder().encode, msgspec.json.Decoder().decode
+
+
+class Deadline(NamedTuple):
+    """When all the work for a request must have ended, by ``time.monotonic()``."""
+
+    end: float = math.inf
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        """Return the deadline that is so many seconds away."""
+        return cls(time.monotonic() + seconds)
+
+    @property
+    def left(self) -> float:
+        """The seconds left, at least 0."""
+        return max(0.0, self.end - time.monotonic())
+
+
+NEVER = Deadline()
+
+
+class Response(NamedTuple):
+    """The JSON object that a server returned."""
+
+    body: dict[str, Any]
+    cost: float | None = None
+    """What the call cost, where the server says so."""
+    seconds: float = 0.0
+
+
+class UpstreamFailed(TTamerError):
+    """A node gave no usable answer.
+
+    >>> UpstreamFailed("small", "busy", "returned status 503", status=503).paid
+    False
+    """
+
+    retry = False  # the client did, as far as it is of use
+
+    def __init__(
+        self,
+        node: str,
+        kind: Kind,
+        detail: str,
+        *,
+        status: int = 0,
+        retry_after: float = 0.0,
+        text: str = "",
+    ) -> None:
+        super().__init__(f"node {node!r}: {detail}")
+        self.node, self.kind, self.status, self.retry_after = node, kind, status, retry_after
+        self.upstream_text = text
+        """The server's own text, for an operator only: it may hold a prompt or a key."""
+
+    @property
+    def paid(self) -> bool:
+        """Whether the call may have cost something all the same."""
+        return self.kind not in UNPAID
+
+    @property
+    def refuses_request(self) -> bool:
+        """Whether the server says that the request is wrong."""
+        return self.status in REFUSED_REQUEST
+
+    @property
+    def code(self) -> str:
+        """The server's error code, where it is one of ``KEPT_CODES``."""
+        return next((code for code in KEPT_CODES if code in self.upstream_text), "")
+
+    @property
+    def remedy(self) -> str:
+        """The setting to change where the address, the model or a field is refused."""
+        text = self.upstream_text.casefold()
+        if self.status == 404:
+            return (
+                "set its model to one that the server has"
+                if "model" in text
+                else "check its upstream: most base URLs end in /v1"
+            )
+        if self.status not in (400, 422) or not _NOT_TAKEN.search(text):
+            return ""
+        return next((remedy for name, remedy in REMEDIES.items() if name in text), "")
+
+
+class TimeLimit:
+    """The seconds that a call may take: several times what recent calls took.
+
+    A server that hangs costs a request little more than it usually waits. The limit is between
+    ``floor`` and ``ceiling``, which holds until enough calls were seen. While the server is tested
+    after an outage it grows, since a server may have become slower.
+
+    >>> limit = TimeLimit(ceiling=30.0)
+    >>> for _ in range(20):
+    ...     limit.took(0.1)
+    >>> limit.seconds
+    1.5
+    """
+
+    floor = 1.5
+    factor = 5.0  # of the 95th percentile: answers differ in length
+    least = 16  # calls seen before the limit is below the ceiling
+
+    def __init__(self, ceiling: float) -> None:
+        self._ceiling, self._growth = ceiling, 1.0
+        self._recent: deque[float] = deque(maxlen=64)
+        self.seconds = ceiling
+
+    def took(self, seconds: float) -> None:
+        """Take the duration of a call that was answered."""
+        self._recent.append(seconds)
+        if seconds * self._growth <= self.seconds:
+            self._growth = max(1.0, self._growth / 2)
+        self._set()
+
+    def grow(self) -> None:
+        """Allow the next call twice the time."""
+        self._growth *= 2
+        self._set()
+
+    def _set(self) -> None:
+        if len(self._recent) < self.least:
+            return
+        usual = sorted(self._recent)[int(0.95 * len(self._recent))]
+        limit = max(self.floor, self.factor * usual) * self._growth
+        self.seconds = min(limit, self._ceiling)
+
+
+class Breaker:
+    """Stops the calls of a server that fails, and tests from time to time whether it works again.
+
+    It opens where half of the recent calls failed, or the last ``row`` did. While it is open no
+    call is made; after a pause one is, which closes it or doubles the pause.
+
+    >>> breaker = Breaker()
+    >>> for _ in range(5):
+    ...     breaker.record(failed=True)
+    >>> breaker.allows(), breaker.is_open
+    (False, True)
+    """
+
+    share, row = 0.5, 5
+    seconds = 30.0  # calls that ended earlier do not count
+    first_pause, max_pause = 2.0, 60.0
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[float, bool]] = deque(maxlen=20)
+        self._pause, self._until, self._is_testing = self.first_pause, 0.0, False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls are stopped."""
+        return self._until > 0
+
+    @property
+    def seconds_left(self) -> float:
+        """The seconds until a call may test the server."""
+        return max(0.0, self._until - time.monotonic()) if self._until else 0.0
+
+    def allows(self) -> bool:
+        """Return whether a call may be made; one that tests the server puts off the next test."""
+        if not self._until:
+            return True
+        if time.monotonic() < self._until:
+            return False
+        self._until, self._is_testing = time.monotonic() + self._pause, True
+        return True
+
+    def record(self, *, failed: bool) -> None:
+        """Take the end of a call."""
+        now = time.monotonic()
+        if not failed and self._until:
+            self._recent.clear()
+            self._pause, self._until = self.first_pause, 0.0
+        self._recent.append((now, failed))
+        if not failed:
+            return
+        if self._until:
+            if self._is_testing:  # not a call that began before the breaker opened
+                self._pause, self._is_testing = min(2 * self._pause, self.max_pause), False
+                self._until = now + self._pause
+            return
+        recent = [failure for ended, failure in self._recent if now - ended <= self.seconds]
+        is_bad = sum(recent) >= self.share * len(recent) or all(recent[-self.row :])
+        if len(recent) >= self.row and is_bad:
+            self._until = now + self._pause
+
+
+@asynccontextmanager
+async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
+    """Give the connections that all clients of a process share."""
+    connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=30)
+    has_proxy = any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY"))
+    async with aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
+        read_bufsize=MAX_LINE // 2,  # aiohttp refuses a line of more than twice as many bytes
+        # An answer is short; a compressed one could grow to any size.
+        headers={"accept-encoding": "identity"},
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=has_proxy,  # a look at the environment for each call takes time
+    ) as session:
+        yield session
+
+
+class Client:
+    """The server of one node.
+
+    ::
+
+        async with open_session() as session:
+            client = Client(settings, session)
+            response = await client.complete({"messages": messages}, Deadline.after(5))
+    """
+
+    def __init__(
+        self, settings: NodeSettings, session: aiohttp.ClientSession, *, read_errors: bool = False
+    ) -> None:
+        self.settings = settings
+        self._session, self._read_errors = session, read_errors
+        self.breaker, self.limit = Breaker(), TimeLimit(settings.timeout)
+        count = settings.max_concurrent
+        self._slots = None if count is None else asyncio.Semaphore(count)
+        self._headers = {"content-type": "application/json"}
+        for name, value in settings.headers.items():
+            self._headers[name] = value.read() if isinstance(value, EnvName) else value
+        if settings.key_env:
+            self._headers["authorization"] = f"Bearer {EnvName(settings.key_env).read()}"
+        if any(not text.isprintable() for text in self._headers.values()):
+            raise CascadeError(f"node {settings.name!r}: a header has signs that are not printable")
+
+    @classmethod
+    def of_embeddings(cls, settings: EmbeddingSettings, session: aiohttp.ClientSession) -> Client:
+        """Return the client of an embeddings upstream."""
+        node = NodeSettings(
+            name="embeddings", cost=0.0, upstream=settings.upstream.rstrip("/"),
+            model=settings.model, key_env=settings.key_env, timeout=5.0,
+        )  # fmt: skip
+        return cls(node, session)
+
+    async def complete(
+        self,
+        body: Body,
+        deadline: Deadline = NEVER,
+        *,
+        path: str = CHAT,
+        headers: Mapping[str, str] | None = None,
+    ) -> Response:
+        """Post a JSON object and return the one in the response.
+
+        Args:
+            body: The request; the node's model and parameters are set in it.
+            deadline: When all attempts must have ended; each has a time limit of its own besides.
+            path: What follows the base URL.
+            headers: Sent too, such as the id of the request.
+
+        Returns:
+            The response, and what it cost where the server says so.
+
+        Raises:
+            UpstreamFailed: If there is no such response in time.
+        """
+        content = _encode(self.adapted(body))
+        for attempt in range(1 + self.settings.retries):
+            try:
+                return await self._attempt(path, content, deadline, headers or {})
+            except UpstreamFailed as error:
+                pause = FIRST_PAUSE * 2**attempt * random.uniform(0.5, 1.5)  # noqa: S311
+                pause = max(pause, error.retry_after)
+                is_last = attempt == self.settings.retries or error.kind not in RETRIED
+                if is_last or pause >= min(deadline.left, MAX_PAUSE):
+                    raise
+                await asyncio.sleep(pause)
+        raise AssertionError  # unreachable: the last attempt returns or raises
+
+    async def _attempt(
+        self, path: str, content: bytes, deadline: Deadline, headers: Mapping[str, str]
+    ) -> Response:
+        start = time.monotonic()
+        async with self._response(path, content, deadline, headers) as (response, _):
+            received = await self._read(response)
+            decoded = _decoded(received)
+            if decoded is None:
+                raise self._failure("garbage", "returned no JSON object")
+            cost = stated_cost(response.headers.get("x-litellm-response-cost"))
+        seconds = time.monotonic() - start
+        self.limit.took(seconds)
+        return Response(decoded, cost, seconds)
+
+    @asynccontextmanager
+    async def stream(
+        self, body: Body, deadline: Deadline = NEVER, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """Give the chunks of a streamed answer; the deadline is that of the first one.
+
+        ::
+
+            async with client.stream(body) as chunks:
+                async for chunk in chunks: ...
+        """
+        wanted = {**self.adapted(body), "stream": True, "stream_options": {"include_usage": True}}
+        content = _encode(wanted)
+        async with self._response(CHAT, content, deadline, headers or {}) as (response, limit):
+            yield self._chunks(response, limit)
+
+    async def _chunks(
+        self, response: aiohttp.ClientResponse, limit: asyncio.Timeout
+    ) -> AsyncIterator[dict[str, Any]]:
+        size, loop = 0, asyncio.get_running_loop()
+        async for line in response.content:
+            # Once it has begun, each chunk may take as long as a whole answer.
+            limit.reschedule(loop.time() + self.settings.timeout)
+            size += len(line)
+            if size > MAX_RESPONSE:
+                raise self._failure("too_large", f"streams more than {MAX_RESPONSE} bytes")
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                return
+            chunk = _decoded(data)
+            if chunk is None or not isinstance(chunk.get("choices"), list):
+                raise self._failure("garbage", "streams no chunks of a completion")
+            yield chunk
+        raise self._failure("cut", "ended its stream without [DONE]")
+
+    @asynccontextmanager
+    async def _response(
+        self, path: str, content: bytes, deadline: Deadline, headers: Mapping[str, str]
+    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:
+        """Make one attempt, with its time limit and the breaker around it."""
+        if not self.breaker.allows():
+            left = self.breaker.seconds_left
+            raise self._failure("open", "fails, and is left alone for now", retry_after=left)
+        await self._enter(deadline)
+        try:
+            async with (
+                asyncio.timeout(min(self.limit.seconds, deadline.left)) as limit,
+                self._session.post(
+                    self.settings.upstream + path, data=content,
+                    headers={**headers, **self._headers}, allow_redirects=False,
+                ) as response,
+            ):  # fmt: skip
+                if response.status != 200:
+                    raise await self._refused(response)
+                yield response, limit
+        except UpstreamFailed as error:
+            self.breaker.record(failed=error.kind in BREAKING)
+            raise
+        except TimeoutError:
+            # A client with little time left shows nothing about the server.
+            if deadline.left > 0:
+                self.breaker.record(failed=True)
+            if self.breaker.is_open:
+                self.limit.grow()
+            raise self._failure("timeout", "did not answer in time") from None
+        except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError) as error:
+            self.breaker.record(failed=True)
+            raise self._failure("connect", type(error).__name__) from None
+        except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
+            self.breaker.record(failed=True)
+            raise self._failure("cut", type(error).__name__) from None
+        else:
+            self.breaker.record(failed=False)
+        finally:
+            if self._slots is not None:
+                self._slots.release()
+
+    async def _enter(self, deadline: Deadline) -> None:
+        """Wait for a slot, where the node has a limit of concurrent calls."""
+        if self._slots is None:
+            return
+        try:
+            async with asyncio.timeout(None if deadline.end == math.inf else deadline.left):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise self._failure("queue", "has too many calls under way") from None
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        length = response.content_length
+        is_plain = "content-encoding" not in response.headers
+        if is_plain and length is not None and length <= MAX_RESPONSE:
+            return await response.read()
+        parts, size = [], 0
+        async for part in response.content.iter_any():
+            size += len(part)
+            if size > MAX_RESPONSE:
+                raise self._failure("too_large", f"returned more than {MAX_RESPONSE} bytes")
+            parts.append(part)
+        return b"".join(parts)
+
+    async def _refused(self, response: aiohttp.ClientResponse) -> UpstreamFailed:
+        status = response.status
+        kind: Kind = "busy" if status in (429, 503) else "error" if status >= 500 else "refused"
+        after = response.headers.get("retry-after", "")
+        wait = float(after) if after.isascii() and after.isdigit() and len(after) < 6 else 0.0
+        text = ""
+        if status in (*REFUSED_REQUEST, 404) or self._read_errors:
+            text = (await response.content.read(4096)).decode("utf-8", "replace")
+        detail = f"returned status {status}"
+        if self._read_errors and text:
+            detail += f": {text[:200]}"
+        failure = self._failure(kind, detail, status=status, retry_after=wait, text=text)
+        if self._read_errors and failure.remedy:
+            failure.args = (f"{failure}; {failure.remedy}",)
+        return failure
+
+    def adapted(self, body: Body) -> dict[str, Any]:
+        """Return a request as this server takes it: its model, its parameters, its names."""
+        sent = {key: v for key, v in body.items() if key not in ("stream", "stream_options")}
+        sent["model"] = self.settings.model
+        for name, value in self.settings.params.items():
+            if value is False:
+                sent.pop(name, None)
+            else:
+                sent[name] = value
+        for name, new in self.settings.rename.items():
+            if name in sent:
+                sent[new] = sent.pop(name)
+        return sent
+
+    def _failure(self, kind: Kind, detail: str, **facts: Any) -> UpstreamFailed:
+        return UpstreamFailed(self.settings.name, kind, detail, **facts)
+
+
+def stated_cost(value: Any) -> float | None:
+    """Return what a LiteLLM proxy says that a call cost, in a header or a stream.
+
+    >>> stated_cost("0.002"), stated_cost("free"), stated_cost(None)
+    (0.002, None, None)
+    """
+    try:
+        cost = float("" if value is None else value)
+    except (TypeError, ValueError):
+        return None
+    return cost if 0 <= cost < 1e9 else None
+
+
+def _decoded(data: bytes) -> dict[str, Any] | None:
+    try:
+        decoded = _decode(data)
+    except (ValueError, RecursionError):  # of JSON, and of UTF-8
+        return None
+    return decoded if isinstance(decoded, dict) else None

@@ -1,0 +1,502 @@
+"""One node: from a request in OpenAI's format to a reply with its confidence and its cost.
+
+Nothing here knows a transport. A node asks its :class:`Upstream`: the client of a server, a LiteLLM
+router, a handle of Ray, or a fake in a test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from msgspec.structs import replace
+
+from ttamer.llm.client import CHAT, NEVER, Body, Deadline, Response, UpstreamFailed
+from ttamer.llm.compare import Comparer, Comparison
+from ttamer.llm.confidence import (
+    ALTERNATIVES,
+    LIKELIHOODS,
+    MAX_ENTROPY,
+    Unreadable,
+    agreement,
+    answer_text,
+    entropy_of_tokens,
+    field_value,
+    is_plain_text,
+    margin_of_tokens,
+    message_text,
+    probability_of_choice,
+    probability_of_yes,
+    question_text,
+    report_request,
+    reported_confidence,
+    verifier_body,
+)
+from ttamer.llm.settings import NodeSettings
+from ttamer.runtime.reply import Reply
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.verification import SUFFIX
+
+SAMPLE_TEMPERATURE = 0.7  # of several answers, where the request sets none above 0
+MAX_TOKENS_STATED = 2**40  # a larger number of tokens is no number of tokens
+BYTES_PER_TOKEN = 3.0  # fewer than most texts have, so that a context is not overfilled
+IMAGE_TOKENS = 1000
+
+
+class Upstream(Protocol):
+    """What a node asks."""
+
+    async def complete(
+        self,
+        body: Body,
+        deadline: Deadline = ...,
+        *,
+        path: str = ...,
+        headers: Mapping[str, str] | None = ...,
+    ) -> Response:
+        """Return the response to a request; a failure is an :class:`UpstreamFailed`."""
+        ...
+
+
+class Usage(NamedTuple):
+    """The tokens that a server says a call had.
+
+    >>> Usage(10, 2) + Usage(5, 1, cached=4)
+    Usage(prompt=15, completion=3, cached=4, reasoning=0)
+    """
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    """The part of the prompt that the server had kept."""
+    reasoning: int = 0
+    """The part of the completion that is reasoning."""
+
+    @classmethod
+    def of(cls, response: Body) -> Usage | None:
+        """Return the usage in a response, or the last chunk of a stream; ``None`` without one.
+
+        >>> Usage.of({"usage": {"prompt_tokens": 9, "completion_tokens": 1}})
+        Usage(prompt=9, completion=1, cached=0, reasoning=0)
+        """
+        usage = response.get("usage")
+        if not isinstance(usage, dict):
+            return None
+        prompt, completion = (
+            _count(usage.get("prompt_tokens")),
+            _count(
+                usage.get("completion_tokens", 0)  # embeddings have none
+            ),
+        )
+        if prompt is None or completion is None:
+            return None
+        cached = _detail(usage, "prompt_tokens_details", "cached_tokens")
+        reasoning = _detail(usage, "completion_tokens_details", "reasoning_tokens")
+        return cls(prompt, completion, min(cached, prompt), min(reasoning, completion))
+
+    def __add__(self, more: tuple[Any, ...]) -> Usage:
+        return Usage(*[one + two for one, two in zip(self, more, strict=True)])
+
+
+def _count(value: object) -> int | None:
+    is_count = isinstance(value, int) and 0 <= value <= MAX_TOKENS_STATED
+    return value if is_count and isinstance(value, int) else None
+
+
+def _detail(usage: Mapping[str, Any], table: str, name: str) -> int:
+    details = usage.get(table)
+    return (_count(details.get(name)) if isinstance(details, dict) else None) or 0
+
+
+def call_cost(settings: NodeSettings, usage: Usage | None) -> float | None:
+    """Return the cost of a call; ``None`` where it depends on tokens that are not known.
+
+    >>> from ttamer.llm.settings import TokenCost
+    >>> price = TokenCost(input=1.0, output=4.0, cached=0.5)
+    >>> node = NodeSettings(name="a", cost=2.0, upstream="http://h/v1", cost_per_token=price)
+    >>> call_cost(node, Usage(10, 3, cached=4)), call_cost(node, None)
+    (22.0, None)
+    """
+    price = settings.cost_per_token
+    if price is None:
+        return settings.cost
+    if usage is None:
+        return None
+    cached = price.input if price.cached is None else price.cached
+    reasoning = price.output if price.reasoning is None else price.reasoning
+    return (
+        settings.cost
+        + price.input * (usage.prompt - usage.cached)
+        + cached * usage.cached
+        + price.output * (usage.completion - usage.reasoning)
+        + reasoning * usage.reasoning
+    )
+
+
+@dataclass(slots=True)
+class Work:
+    """What the calls for one request have in common."""
+
+    body: dict[str, Any]
+    deadline: Deadline = NEVER
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent with each call."""
+    path: str = CHAT
+    answers: dict[str, NodeAnswer] = field(default_factory=dict)
+    """The nodes' answers so far."""
+    failures: dict[str, UpstreamFailed] = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
+    is_measured: bool = True
+    """Whether all costs so far are measured, not estimated."""
+
+
+@dataclass(slots=True)
+class NodeAnswer:
+    """A node's answer: the ``answer`` of its reply."""
+
+    text: str
+    response: dict[str, Any]
+    """The server's response, without log-probabilities that nobody asked for."""
+    prediction: str | None
+    cost: float
+    confidence_cost: float = 0.0
+    """The part of the cost that is for the confidence alone."""
+    received: Mapping[str, Any] = field(default_factory=dict)
+    """The response as it came, with log-probabilities."""
+
+
+class Node:
+    """A model with a source of confidence.
+
+    Args:
+        settings: What the ``[[node]]`` says.
+        upstream: What is asked.
+        compare: How answers are compared.
+        comparer: For a rule that compares embeddings: what applies it.
+        verifier: The node that judges the answers, with confidence "verifier".
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        upstream: Upstream,
+        compare: Comparison | None = None,
+        *,
+        comparer: Comparer | None = None,
+        verifier: Node | None = None,
+    ) -> None:
+        self.settings, self.upstream = settings, upstream
+        self.name = settings.name
+        self.compare = compare or Comparison()
+        self.verifier = verifier
+        if comparer is None and not self.compare.is_transitive and self.compare.kind != "embedding":
+            comparer = Comparer(self.compare)
+        self._comparer = comparer
+
+    async def ask(self, work: Work) -> Reply:
+        """Return the reply to a request; its ``answer`` is a :class:`NodeAnswer`.
+
+        Raises:
+            UpstreamFailed: If there is none; of kind "garbage" where the response lacks the answer
+                or the source of its confidence, "ineligible" where the node does not take it.
+        """
+        if reason := ineligible(self.settings, work.body):
+            raise UpstreamFailed(self.name, "ineligible", reason)
+        try:
+            if self.settings.confidence == "agreement":
+                return await self._ask_samples(work)
+            response = await self._call(work, self.with_logprobs(work))
+            return await self.read(response.body, self._cost(response, work), work)
+        except (Unreadable, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise UpstreamFailed(self.name, "garbage", str(error)) from None
+
+    def with_logprobs(self, work: Work) -> Body:
+        """Return a request that asks for the log-probabilities that the confidence needs."""
+        body = work.body
+        if not self.settings.needs_logprobs:
+            return body
+        top = ALTERNATIVES if self.settings.needs_alternatives else 0
+        if work.path != CHAT:  # text completions
+            return {**body, "logprobs": max(body.get("logprobs") or 1, top)}
+        more = {"top_logprobs": max(body.get("top_logprobs") or 0, top)} if top else {}
+        return {**body, "logprobs": True, **more}
+
+    async def read(self, response: dict[str, Any], cost: float, work: Work) -> Reply:
+        """Return the reply in a response, with its confidence; ``cost`` is that of the call."""
+        source = self.settings.confidence
+        text = answer_text(response)
+        prediction = self.compare.prediction(text)
+        extra, extras = 0.0, [math.nan] * 3  # as in EXTRA_FIELDS
+        if source == "none":
+            confidence = 0.0
+        elif source == "field":
+            confidence = field_value(response, self.settings.field)
+        elif source in ("verifier", "self-report"):
+            confidence, extra = await self.judged(text, work)
+        else:
+            confidence = self._of_tokens(response, prediction)
+        for place, (name, measure, lowest) in enumerate(_MEASURES):
+            if name in self.settings.extras:
+                extras[place] = _measured(measure, response, lowest)
+        shown = _shown(response, work.body) if self.settings.needs_logprobs else response
+        return await self._reply(
+            NodeAnswer(text, shown, prediction, cost + extra, extra, response),
+            confidence, work, tuple(extras),
+        )  # fmt: skip
+
+    async def _reply(
+        self, answer: NodeAnswer, confidence: float, work: Work, extras: tuple[float, ...]
+    ) -> Reply:
+        if self._comparer is not None:
+            earlier = [one.prediction for one in work.answers.values()]
+            with suppress(UpstreamFailed):  # without embeddings, texts that differ are not equal
+                answer.prediction = await self._comparer.matched(answer.prediction, earlier)
+        work.answers[self.name] = answer
+        return Reply(answer.prediction, confidence, answer, answer.cost, extras)
+
+    async def judged(self, text: str, work: Work) -> tuple[float, float]:
+        """Return the confidence that a call of its own gives to an answer, and its cost.
+
+        An answer without text has the lowest, without a call.
+        """
+        if not text.strip():
+            return 0.0, 0.0
+        question = question_text(work.body)
+        if self.verifier is None:
+            try:
+                report = await self._call(work, report_request(question, text), CHAT)
+            except UpstreamFailed as error:  # a report never costs the answer
+                return 0.0, self.settings.cost if error.paid else 0.0
+            cost = self._cost(report, work)
+            with suppress(Unreadable):
+                return reported_confidence(report.body), cost
+            return 0.0, cost
+        try:
+            verdict = await self.verifier._call(work, verifier_body(question, text), CHAT)
+        except UpstreamFailed as error:
+            raise UpstreamFailed(
+                self.name, error.kind, f"its verifier failed: {error}",
+                status=error.status, retry_after=error.retry_after,
+            ) from None  # fmt: skip
+        return probability_of_yes(verdict.body), self.verifier._cost(verdict, work)
+
+    async def _ask_samples(self, work: Work) -> Reply:
+        """Ask several times; the answer is the first of those that agree most."""
+        body, count = work.body, self.settings.samples
+        bodies: list[dict[str, Any]] = []
+        for number in range(count):
+            sample = {**body, "temperature": body.get("temperature") or SAMPLE_TEMPERATURE}
+            if isinstance(seed := body.get("seed"), int):
+                sample["seed"] = seed + number
+            bodies.append(sample)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._tried(work, sample)) for sample in bodies]
+        results = [task.result() for task in tasks]
+        responses = [result for result in results if isinstance(result, Response)]
+        failures = [result for result in results if isinstance(result, UpstreamFailed)]
+        if not responses:
+            raise failures[0]
+        texts = [answer_text(response.body) for response in responses]
+        predictions = [self.compare.prediction(text) for text in texts]
+        if self._comparer is not None:
+            with suppress(UpstreamFailed):
+                predictions = await self._comparer.matched_all(predictions)
+        chosen, confidence = agreement([*predictions, *[None] * len(failures)])
+        cost = sum(self._cost(response, work) for response in responses)
+        cost += self.settings.cost * sum(error.paid for error in failures)
+        response = responses[chosen].body
+        answer = NodeAnswer(texts[chosen], response, predictions[chosen], cost, 0.0, response)
+        return await self._reply(answer, confidence, work, (math.nan,) * 3)
+
+    async def _tried(self, work: Work, body: Body) -> Response | UpstreamFailed:
+        try:
+            return await self._call(work, body)
+        except UpstreamFailed as error:
+            return error
+
+    async def _call(self, work: Work, body: Body, path: str = "") -> Response:
+        return await self.upstream.complete(
+            body, work.deadline, path=path or work.path, headers=work.headers
+        )
+
+    def _cost(self, response: Response, work: Work) -> float:
+        """Return what a call cost: as its server says, or by its tokens; count these."""
+        usage = Usage.of(response.body)
+        return self.booked(usage, response.cost, work)
+
+    def booked(self, usage: Usage | None, stated: float | None, work: Work) -> float:
+        """Return the cost of a call with this usage, and count its tokens for the request."""
+        if usage is not None:
+            work.usage += usage
+        if stated is not None:
+            return stated
+        cost = call_cost(self.settings, usage)
+        if cost is not None:
+            return cost
+        work.is_measured = False
+        return self.settings.cost
+
+    def _of_tokens(self, response: Mapping[str, Any], prediction: str | None) -> float:
+        """Return the confidence that the probabilities of tokens give.
+
+        Upstreams send none with tool calls, refusals and empty answers, which get the lowest.
+        """
+        source = self.settings.confidence
+        try:
+            if source == "margin":
+                return margin_of_tokens(response)
+            if source == "entropy":
+                return -entropy_of_tokens(response)
+            if source == "logprobs" and self.compare.kind == "choice" and prediction is not None:
+                return probability_of_choice(response, prediction)
+            return LIKELIHOODS[source](response)
+        except Unreadable:
+            if is_plain_text(response):
+                raise
+            return -MAX_ENTROPY if source == "entropy" else 0.0
+
+
+class Verification:
+    """The second node that ``verify_cost`` makes of one: the same answer, with its confidence."""
+
+    def __init__(self, node: Node, source: NodeSettings, verifier: Node | None) -> None:
+        self.node, self.name, self.settings = node, node.name + SUFFIX, source
+        self._judge = Node(source, node.upstream, node.compare, verifier=verifier)
+
+    async def ask(self, work: Work) -> Reply:
+        """Return the answer that the node gave, with its confidence, at the cost of that alone."""
+        answer = work.answers.get(self.node.name)
+        if answer is None:
+            raise UpstreamFailed(self.name, "ineligible", "there is no answer to verify")
+        try:
+            confidence, cost = await self._judge.judged(answer.text, work)
+        except Unreadable as error:
+            raise UpstreamFailed(self.name, "garbage", str(error)) from None
+        return Reply(answer.prediction, confidence, answer, cost)
+
+
+def open_nodes(
+    spec: CascadeSpec,
+    settings: Mapping[str, NodeSettings],
+    upstream: Callable[[NodeSettings], Upstream],
+    compare: Comparison,
+    comparer: Comparer | None = None,
+) -> dict[str, Node | Verification]:
+    """Return the nodes of a cascade by name, those that ``verify_cost`` adds included.
+
+    Args:
+        spec: The cascade.
+        settings: The settings of its nodes, as :func:`~ttamer.llm.settings.read_nodes` reads them.
+        upstream: From a node's settings to what is asked, such as a client.
+        compare: How answers are compared.
+        comparer: What compares them, where that needs embeddings.
+
+    Returns:
+        The nodes, in the order of ``spec.split_verified()``.
+    """
+    upstreams = {name: upstream(node) for name, node in settings.items()}
+    judges = {name: Node(node, upstreams[name], compare) for name, node in settings.items()}
+    nodes: dict[str, Node | Verification] = {}
+    for each in spec.nodes:
+        own = settings[each.name]
+        verifier = judges.get(own.verifier)
+        if each.verify_cost is None:
+            nodes[each.name] = Node(
+                own, upstreams[each.name], compare, comparer=comparer, verifier=verifier
+            )
+            continue
+        plain = replace(own, confidence="none", verifier="")
+        node = Node(plain, upstreams[each.name], compare, comparer=comparer)
+        nodes[each.name] = node
+        judging = replace(own, cost=each.verify_cost)
+        nodes[each.name + SUFFIX] = Verification(node, judging, verifier)
+    return nodes
+
+
+def ineligible(settings: NodeSettings, body: Body) -> str:
+    """Return why a node cannot take a request; nothing where it can.
+
+    >>> node = NodeSettings(name="a", cost=1.0, upstream="http://h/v1", accepts=("tools",))
+    >>> image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    >>> ineligible(node, {"messages": [{"role": "user", "content": [image]}]})
+    'does not take images'
+    """
+    accepts = settings.accepts
+    if "tools" not in accepts and (body.get("tools") or body.get("functions")):
+        return "does not take tools"
+    wanted = body.get("response_format")
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    if "json_schema" not in accepts and kind == "json_schema":
+        return "does not take a JSON schema"
+    if "images" in accepts and settings.context is None:
+        return ""
+    length, images = _size(body.get("messages"))
+    if images and "images" not in accepts:
+        return "does not take images"
+    if settings.context is not None:
+        limit = body.get("max_completion_tokens") or body.get("max_tokens") or 0
+        tokens = length / BYTES_PER_TOKEN + images * IMAGE_TOKENS
+        if tokens + (limit if isinstance(limit, int) else 0) > settings.context:
+            return f"has a context of {settings.context} tokens, and the request is longer"
+    return ""
+
+
+def _size(messages: Any) -> tuple[int, int]:
+    """Return the bytes of text and the number of images in messages."""
+    length = images = 0
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        length += len(message_text(content).encode("utf-8", "replace"))
+        if isinstance(content, list):
+            images += sum(
+                isinstance(part, dict) and part.get("type") in ("image_url", "input_image")
+                for part in content
+            )
+    return length, images
+
+
+_MEASURES: Sequence[tuple[str, Callable[[Mapping[str, Any]], float], float]] = (
+    ("margin", margin_of_tokens, 0.0),
+    ("entropy", entropy_of_tokens, MAX_ENTROPY),
+)
+
+
+def _measured(
+    measure: Callable[[Mapping[str, Any]], float], response: Mapping[str, Any], lowest: float
+) -> float:
+    """Return a further measure of certainty; NaN where the response lacks it."""
+    try:
+        return measure(response)
+    except Unreadable:
+        return math.nan if is_plain_text(response) else lowest
+
+
+def _shown(response: dict[str, Any], request: Body) -> dict[str, Any]:
+    """Return the response without log-probabilities that the client did not request."""
+    count = (request.get("top_logprobs") or 0) if request.get("logprobs") else None
+    return {
+        **response,
+        "choices": [_shown_choice(choice, count) for choice in response["choices"]],
+    }
+
+
+def _shown_choice(choice: Any, count: int | None) -> Any:
+    if not isinstance(choice, dict):
+        return choice
+    if count is None:
+        return {**choice, "logprobs": None}
+    logprobs = choice.get("logprobs")
+    entries = logprobs.get("content") if isinstance(logprobs, dict) else None
+    if not isinstance(logprobs, dict) or not isinstance(entries, list):
+        return choice
+    kept = [
+        {**entry, "top_logprobs": entry["top_logprobs"][:count]}
+        if isinstance(entry, dict) and isinstance(entry.get("top_logprobs"), list)
+        else entry
+        for entry in entries
+    ]
+    return {**choice, "logprobs": {**logprobs, "content": kept}}

@@ -1,0 +1,301 @@
+"""The settings of a node that is asked over HTTP: what a ``[[node]]`` of ``cascade.toml`` may say.
+
+Every setting is a field of a struct, with its check and its default. An unknown key or a value out
+of range is one line that names the table and what is allowed there; a key of an earlier version is
+refused with the sentence that says where the feature went.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from ttamer.errors import ArgumentError, CascadeError
+from ttamer.llm.compare import Comparison
+from ttamer.trace.spec import CascadeNode, CascadeSpec
+
+Above0 = Annotated[float, Meta(gt=0)]
+AtLeast0 = Annotated[float, Meta(ge=0)]
+Url = Annotated[str, Meta(pattern=r"^https?://[^/\s]+")]
+Confidence = Literal[
+    "logprobs", "product", "min", "margin", "entropy", "agreement", "verifier", "self-report",
+    "field", "none",
+]  # fmt: skip
+Capability = Literal["images", "tools", "json_schema"]
+T = TypeVar("T", bound=msgspec.Struct)
+
+CLUSTER_KEYS = ("replicas", "cpus", "gpus")  # of a [[node]]; only ttamer.ray reads them
+NODE_KEYS_GONE = {
+    "api": "nodes speak OpenAI's format; put LiteLLM in front of other formats, and name its URL",
+    "key_header": 'write headers = {"api-key" = {env = "NAME"}}',
+    "query": "write the query into upstream",
+    "proxy": "set HTTPS_PROXY in the environment of the server",
+    "proxy_auth_env": "write it into HTTPS_PROXY in the environment of the server",
+    "ca_file": "set SSL_CERT_FILE in the environment of the server",
+    "tokens": "margins and entropies are means over all tokens of an answer",
+    "temperature": "write params = {temperature = 0.7}",
+    "answer": "nodes return OpenAI's format; for others use ttamer.Cascade with your function",
+    "fallback": "put a load balancer in front of the servers, such as LiteLLM or nginx",
+    "breaker": "it opens by itself, where half of the recent calls fail",
+    "concurrency": "write max_concurrent",
+    "max_rate": "limits of a provider belong to the proxy in front of it, such as LiteLLM",
+    "max_wait": "a request waits for max_concurrent until its own deadline",
+    "max_response": "it is 8 MiB",
+    "prefix": "streams of a node are relayed where its answer is returned in any case",
+}
+
+
+class TokenCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The price of one token, in the cascade's units."""
+
+    input: AtLeast0
+    output: AtLeast0
+    cached: AtLeast0 | None = None
+    """Of an input token that the upstream had kept; by default as ``input``."""
+    reasoning: AtLeast0 | None = None
+    """Of a token of reasoning; by default as ``output``."""
+
+
+class EnvName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A value that is read from the environment."""
+
+    env: str
+
+    def read(self) -> str:
+        """Return the value; an unset variable is an error."""
+        value = os.environ.get(self.env)
+        if not value:
+            raise CascadeError(f"the environment variable {self.env} is not set; export it")
+        return value
+
+
+class EmbeddingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The ``[serve.embeddings]`` table: an embeddings upstream in OpenAI's format."""
+
+    upstream: Url
+    model: str = "embeddings"
+    key_env: str = ""
+    """The environment variable with the upstream's key."""
+
+
+class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One ``[[node]]`` and the OpenAI-compatible server behind it.
+
+    >>> NodeSettings(name="small", cost=1.0, upstream="http://127.0.0.1:8081/v1").timeout
+    30.0
+    """
+
+    name: str
+    cost: float
+    """The cost of one call, beside the price of its tokens."""
+    upstream: Url
+    """The base URL, such as ``http://127.0.0.1:8081/v1``."""
+    model: str = ""
+    """The model's name at the upstream; by default the node's name."""
+    key_env: str = ""
+    """The environment variable with the upstream's key."""
+    headers: dict[str, str | EnvName] = {}
+    """Further headers sent to the upstream; a value may be ``{env = "NAME"}``."""
+    params: dict[str, Any] = {}
+    """Fields set in every request, such as ``{reasoning_effort = "low"}``; ``false`` removes one
+    that the upstream does not take."""
+    rename: dict[str, str] = {}
+    """Fields that the upstream calls otherwise: ``{max_tokens = "max_completion_tokens"}``."""
+    confidence: Confidence = "logprobs"
+    samples: Annotated[int, Meta(ge=2, le=64)] = 5
+    """The number of answers, with confidence "agreement"."""
+    verifier: str = ""
+    """The node that judges this node's answers, with confidence "verifier"."""
+    field: str = ""
+    """The path to the confidence in the response, with confidence "field"."""
+    extras: tuple[Literal["margin", "entropy"], ...] = ()
+    """Further measures, kept as ``<node>.margin`` and ``<node>.entropy``."""
+    cost_per_token: TokenCost | None = None
+    timeout: Above0 = 30.0
+    """The seconds that one call may take at most; the limit that is learnt is below it."""
+    retries: Annotated[int, Meta(ge=0, le=10)] = 1
+    max_concurrent: Annotated[int, Meta(ge=1)] | None = None
+    """The most calls at once; by default 8 while collecting, and any number while serving."""
+    context: Annotated[int, Meta(ge=1)] | None = None
+    """The tokens of the model's context; a request that is longer is not sent to it."""
+    accepts: tuple[Capability, ...] = ("images", "tools", "json_schema")
+    """What a request may have for this node; the policy goes on without it for others."""
+
+    @property
+    def needs_alternatives(self) -> bool:
+        """Whether the probabilities of likely tokens are needed."""
+        return bool(self.extras) or self.confidence in ("margin", "entropy")
+
+    @property
+    def needs_logprobs(self) -> bool:
+        """Whether log-probabilities are needed."""
+        return self.needs_alternatives or self.confidence in ("logprobs", "product", "min")
+
+    @property
+    def answer_settings(self) -> dict[str, Any]:
+        """The settings that the node's answers and prices depend on, in plain values."""
+        names = ("upstream", "model", "params", "rename", "confidence", "samples", "verifier",
+                 "field", "extras", "cost_per_token")  # fmt: skip
+        values = msgspec.to_builtins(self)
+        return {name: values[name] for name in names if values[name]}
+
+
+def read_nodes(spec: CascadeSpec) -> dict[str, NodeSettings]:
+    """Return the settings of each node by name, checked.
+
+    Args:
+        spec: The cascade, each of whose nodes has an upstream.
+
+    Returns:
+        The settings, in the cascade's order.
+
+    Raises:
+        CascadeError: If a key or value is not allowed, or a node lacks its upstream.
+
+    >>> spec = CascadeSpec.from_toml("node = [{name = 'a', cost = 1, upstream = 'http://h/v1/'}]")
+    >>> read_nodes(spec)["a"].upstream
+    'http://h/v1'
+    """
+    return {
+        node.name: _node(node, spec, f"[[node]] {number} ({node.name!r})")
+        for number, node in enumerate(spec.nodes, start=1)
+    }
+
+
+def _node(node: CascadeNode, spec: CascadeSpec, where: str) -> NodeSettings:
+    table = {key: value for key, value in node.options.items() if key not in CLUSTER_KEYS}
+    if "upstream" not in table:
+        raise CascadeError(
+            f"{where}: lacks upstream, the base URL of an OpenAI-compatible server; "
+            'write upstream = "http://..."'
+        )
+    table = {"model": node.name, **table, "name": node.name, "cost": node.cost}
+    settings = checked(NodeSettings, table, where, gone=NODE_KEYS_GONE)
+    settings = msgspec.structs.replace(settings, upstream=settings.upstream.rstrip("/"))
+    _check_confidence(settings, table, spec, where)
+    return settings
+
+
+def _check_confidence(
+    node: NodeSettings, table: Mapping[str, Any], spec: CascadeSpec, where: str
+) -> None:
+    """Refuse a source of confidence that lacks its option, and an option without its source."""
+    for option, source in (("verifier", "verifier"), ("field", "field"), ("samples", "agreement")):
+        if node.confidence == source and not getattr(node, option):
+            raise CascadeError(f'{where}: confidence = "{source}" needs {option}; add it')
+        if option in table and node.confidence != source:
+            raise CascadeError(
+                f'{where}: has {option}, which applies to confidence = "{source}" only, not '
+                f'"{node.confidence}"; change one of them'
+            )
+    if node.verifier and node.verifier not in spec.names:
+        raise CascadeError(
+            f"{where}: verifier is {node.verifier!r}, and there is no such node; "
+            f"the nodes are {', '.join(spec.names)}"
+        )
+    if node.needs_logprobs and node.params.get("logprobs") is False:
+        raise CascadeError(
+            f'{where}: params remove logprobs, and confidence = "{node.confidence}" or extras need '
+            'them; set it to "agreement", "verifier", "self-report" or "none", without extras'
+        )
+    if node.extras and node.confidence == "agreement":
+        raise CascadeError(f'{where}: extras are of one answer, and "agreement" has several')
+    verify_cost = next(each.verify_cost for each in spec.nodes if each.name == node.name)
+    if verify_cost is not None and node.confidence not in ("verifier", "self-report"):
+        raise CascadeError(
+            f'{where}: has verify_cost, and its confidence = "{node.confidence}" comes with the '
+            'answer; use "verifier" or "self-report", or remove verify_cost'
+        )
+
+
+def comparison_of(spec: CascadeSpec) -> Comparison:
+    r"""Return how the answers of a cascade are compared.
+
+    >>> toml = "serve = {compare = 'choice'}\nnode = [{name = 'a', cost = 1}]"
+    >>> comparison_of(CascadeSpec.from_toml(toml)).kind
+    'choice'
+    """
+    rule = spec.serve.get("compare", "normalised")
+    table = {"kind": rule} if isinstance(rule, str) else rule
+    if not isinstance(table, Mapping):
+        raise CascadeError(f"[serve]: compare is {rule!r}; it must be a kind or a table with one")
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
+    }
+    try:
+        return Comparison(**values)
+    except ArgumentError as error:
+        raise CascadeError(f"[serve]: compare: {error}") from None
+    except TypeError:
+        raise CascadeError(
+            "[serve]: compare: a table of it has kind, tolerance, fields, pattern and threshold, "
+            f"not {', '.join(values)}"
+        ) from None
+
+
+def embeddings_of(spec: CascadeSpec) -> EmbeddingSettings | None:
+    """Return the embeddings upstream of a cascade, if it has one."""
+    table = spec.serve.get("embeddings")
+    if table is None:
+        return None
+    return checked(EmbeddingSettings, table, "[serve.embeddings]")
+
+
+def checked(kind: type[T], table: Any, where: str, *, gone: Mapping[str, str] | None = None) -> T:
+    """Return a table of settings as a struct; ``gone`` says where the keys of old went."""
+    if not isinstance(table, Mapping):
+        raise CascadeError(f"{where}: must be a table, not {table!r}")
+    names = kind.__struct_fields__
+    for key in table:
+        if key in names:
+            continue
+        if gone and key in gone:
+            raise CascadeError(f"{where}: {key} is no setting any more: {gone[key]}")
+        alike = get_close_matches(key, names, n=1, cutoff=0.75)
+        advice = f"did you mean {alike[0]!r}?" if alike else f"allowed are {', '.join(names)}"
+        raise CascadeError(f"{where}: has an unknown key {key!r}; {advice}")
+    try:
+        return msgspec.convert(dict(table), kind)
+    except msgspec.ValidationError as error:
+        raise CascadeError(f"{where}: {_in_words(str(error), kind, table)}") from None
+
+
+def _in_words(error: str, kind: type[msgspec.Struct], table: Mapping[str, Any]) -> str:
+    """Return a message of msgspec with the key, what was received, and what is allowed."""
+    reason, _, path = error.partition(" - at `$.")
+    key = re.split(r"[.\[`]", path)[0]
+    if key not in table:
+        return reason.replace("Object missing required field ", "lacks ").replace("`", "")
+    if "enum value" in reason:
+        types = {field.name: field.type for field in msgspec.inspect.type_info(kind).fields}  # type: ignore[attr-defined]
+        allowed = getattr(types[key], "values", None) or types[key].item_type.values
+        reason = f"it must be {' or '.join(map(repr, allowed))}"
+    for pattern, words in _WORDS.items():
+        reason = re.sub(pattern, words, reason)
+    return f"{key} is {table[key]!r}; {reason}"
+
+
+_WORDS = {
+    r", got `.*": "",
+    "`": "",
+    "^Expected ": "it must be ",
+    "Object missing required field ": "it lacks ",
+    "Object contains unknown field (.*)": r"\1 is unknown",
+    r"\bfloat\b": "a number",
+    r"\bint\b": "a whole number",
+    r"\bbool\b": "true or false",
+    r"\bobject\b": "a table",
+    r"\barray\b": "a list",
+    r"\bstr matching regex .*": "a URL that begins with http:// or https://",
+    r"\bstr\b": "text",
+    "> ": "above ",
+    ">= ": "at least ",
+    "<= ": "at most ",
+    r"\.0\b": "",
+}
