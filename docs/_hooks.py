@@ -1,7 +1,7 @@
 """What the site needs beyond its pages: public names, and links that leave the site.
 
-A reference page names a package; its public names, those of ``__init__.pyi``, are listed here.
-Links to files of the repository outside the site become their paths.
+A reference page names a package; its public names, those that its ``__init__`` imports as
+themselves, are listed here. Links to files of the repository outside the site become their paths.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def _public(found: re.Match[str]) -> str:
     """Return one reference for each public name of a package, errors last."""
-    stub = DOCS.parent / "src" / found[1].replace(".", "/") / "__init__.pyi"
+    stub = DOCS.parent / "src" / found[1].replace(".", "/") / "__init__.py"
     errors = re.findall(r"^class (\w+)", ERRORS.read_text("utf-8"), re.MULTILINE)
     public = set(re.findall(r"(\w+) as \1\b", stub.read_text("utf-8")))
     names = sorted(public, key=lambda name: (name in errors, name.lower()))

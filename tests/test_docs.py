@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from support.public import names_of
 from ttamer.baselines import FAMILIES
 from ttamer.cli import build_parser
 from ttamer.evaluation.families import BY_NAME, OURS, SUMMARIES
@@ -82,17 +83,17 @@ def test_links_lead_to_files_and_headings(page):
 
 
 def public(dotted: str) -> bool:
-    """Whether a dotted name is a package, a name in its ``__all__``, or an attribute of one."""
+    """Whether a dotted name is a package, a public name of one, or an attribute of one."""
     package, *parts = dotted.split(".")
     holder: object = importlib.import_module(package)
     for part in parts:
         path = f"{package}.{part}"
-        if getattr(holder, "__path__", None) is None:  # no package: a class, or a function
+        if getattr(holder, "__path__", None) is None:  # a module, a class, or a function
             if not hasattr(holder, part):
                 return False
             holder = getattr(holder, part)
-        elif part in (getattr(holder, "__all__", None) or vars(holder)):
-            holder = getattr(holder, part)
+        elif part in [*names_of(package), "main"]:  # ttamer.cli.main
+            holder, package = getattr(holder, part), path
         elif (ROOT / "src" / path.replace(".", "/") / "__init__.py").exists():
             holder, package = importlib.import_module(path), path
         else:

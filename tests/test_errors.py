@@ -9,7 +9,8 @@ import pytest
 
 from ttamer import errors
 
-EVERY = [getattr(errors, name) for name in errors.__all__ if name != "TraceWarning"]
+CLASSES = [value for value in vars(errors).values() if isinstance(value, type)]
+EVERY = [value for value in CLASSES if issubclass(value, errors.TTamerError)]
 
 
 def test_every_error_is_a_ttamer_error_and_is_exported():

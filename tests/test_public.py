@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import ttamer
+from support.public import names_of
 
 NAMES = [
     "ArgumentError",
@@ -65,7 +66,6 @@ NAMES = [
 
 
 def test_public_names_are_these():
-    assert sorted(ttamer.__all__) == sorted(NAMES)
     assert sorted(dir(ttamer)) == sorted(NAMES)
 
 
@@ -81,7 +81,7 @@ def test_every_public_name_can_be_had_after_every_module_was_loaded():
     assert modules & set(NAMES) == {"datasets"}  # a package, and nothing else of that name
     for package in packages():
         module = importlib.import_module(package)
-        shadowed = [n for n in module.__all__ if isinstance(getattr(module, n), type(sys))]
+        shadowed = [n for n in names_of(package) if isinstance(getattr(module, n), type(sys))]
         listed = {"ttamer": ["datasets"], "ttamer.datasets": ["streams"]}
         assert shadowed == listed.get(package, []), package
 
@@ -105,16 +105,14 @@ def test_importing_the_package_loads_nothing_heavy():
 def packages():
     """The names of the packages that have public names."""
     inner = [m.name for m in pkgutil.iter_modules(ttamer.__path__, "ttamer.") if m.ispkg]
-    return [
-        name for name in ("ttamer", *inner) if hasattr(importlib.import_module(name), "__all__")
-    ]
+    return [name for name in ("ttamer", *inner) if names_of(name)]
 
 
 def public_callables():
     """Every public function, and every public method of a public class, by its dotted name."""
     for package in packages():
         module = importlib.import_module(package)
-        for name in module.__all__:
+        for name in names_of(package):
             value = getattr(module, name)
             if inspect.isfunction(value):
                 yield f"{package}.{name}", value
@@ -130,7 +128,7 @@ def public_with_examples():
     for name, value in public_callables():
         if value.__qualname__ == value.__name__:
             yield name, value
-    for name in ttamer.__all__:
+    for name in NAMES:
         value = getattr(ttamer, name)
         if inspect.isclass(value) and not issubclass(value, (BaseException, Warning)):
             yield f"ttamer.{name}", value

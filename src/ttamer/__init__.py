@@ -18,7 +18,97 @@
 (None, 'large')
 """
 
-from ttamer._lazy import attach
-from ttamer._version import __version__ as __version__
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__getattr__, __dir__, __all__ = attach(__name__)
+__version__ = "0.2.0"
+
+if TYPE_CHECKING:  # the same names as below, for type checkers
+    from ttamer import datasets as datasets
+    from ttamer.artefact.files import inspect as inspect, load as load, save as save
+    from ttamer.errors import (
+        ArgumentError as ArgumentError,
+        ArtefactDamaged as ArtefactDamaged,
+        ArtefactError as ArtefactError,
+        ArtefactTooNew as ArtefactTooNew,
+        CascadeError as CascadeError,
+        MissingExtra as MissingExtra,
+        ObservationError as ObservationError,
+        ProblemError as ProblemError,
+        TraceError as TraceError,
+        TraceWarning as TraceWarning,
+        TTamerError as TTamerError,
+    )
+    from ttamer.evaluation.frontiers import Frontier as Frontier, frontier as frontier
+    from ttamer.evaluation.results import Result as Result, evaluate as evaluate
+    from ttamer.evaluation.simulation import Simulation as Simulation, simulate as simulate
+    from ttamer.fitted.ladder import FittedLadder as FittedLadder, FittedPolicy as FittedPolicy
+    from ttamer.fitted.mixture import Mixture as Mixture
+    from ttamer.fitted.promise import Promise as Promise
+    from ttamer.fitting.plans import fit as fit
+    from ttamer.policy.base import Ladder as Ladder, Policy as Policy
+    from ttamer.policy.future import Future as Future
+    from ttamer.policy.index import IndexPolicy as IndexPolicy
+    from ttamer.policy.session import Explanation as Explanation, Session as Session
+    from ttamer.policy.walk import WalkPolicy as WalkPolicy
+    from ttamer.problem.problem import (
+        Edge as Edge,
+        LossGrid as LossGrid,
+        Node as Node,
+        Problem as Problem,
+    )
+    from ttamer.reporting.report import report as report
+    from ttamer.runtime.cascade import Cascade as Cascade
+    from ttamer.runtime.collecting import collect as collect
+    from ttamer.runtime.outcome import CascadeFailed as CascadeFailed, Outcome as Outcome
+    from ttamer.solvers import solve as solve, solve_ladder as solve_ladder
+    from ttamer.theory.optimal_values import (
+        Optima as Optima,
+        offline_optimum as offline_optimum,
+        optima as optima,
+    )
+    from ttamer.trace.spec import CascadeSpec as CascadeSpec
+    from ttamer.trace.trace import Trace as Trace
+
+# Public names by module, loaded when first used: importing ttamer loads no NumPy.
+_NAMES = {
+    "artefact.files": "inspect load save",
+    "errors": "TTamerError ArgumentError ArtefactDamaged ArtefactError ArtefactTooNew CascadeError "
+    "MissingExtra ObservationError ProblemError TraceError TraceWarning",
+    "evaluation.frontiers": "Frontier frontier",
+    "evaluation.results": "Result evaluate",
+    "evaluation.simulation": "Simulation simulate",
+    "fitted.ladder": "FittedLadder FittedPolicy",
+    "fitted.mixture": "Mixture",
+    "fitted.promise": "Promise",
+    "fitting.plans": "fit",
+    "policy.base": "Ladder Policy",
+    "policy.future": "Future",
+    "policy.index": "IndexPolicy",
+    "policy.session": "Explanation Session",
+    "policy.walk": "WalkPolicy",
+    "problem.problem": "Edge LossGrid Node Problem",
+    "reporting.report": "report",
+    "runtime.cascade": "Cascade",
+    "runtime.collecting": "collect",
+    "runtime.outcome": "CascadeFailed Outcome",
+    "solvers": "solve solve_ladder",
+    "theory.optimal_values": "Optima offline_optimum optima",
+    "trace.spec": "CascadeSpec",
+    "trace.trace": "Trace",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name == "datasets":
+        return import_module("ttamer.datasets")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'ttamer' has no attribute {name!r}")
+    value: object = getattr(import_module(f"ttamer.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*_MODULES, "datasets", "__version__"])

@@ -10,8 +10,6 @@ import numpy as np
 from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError
 
-__all__ = ["require_kind", "require_number", "require_path", "require_whole"]
-
 
 def require_kind(value: object, kind: type | tuple[type, ...], what: str, remedy: str) -> None:
     """Refuse an argument of another type.

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["PART_SUFFIX", "atomic_write", "lines_of", "sync"]
-
+# The suffix of a file that is being written; one found after a crash may be deleted.
 PART_SUFFIX = ".part"
-"""The suffix of a file that is being written; one found after a crash may be deleted."""
 
 
 @contextmanager

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["as_float", "counted", "is_number", "number", "percent", "percents"]
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -15,28 +15,19 @@
 
 A warning of the package is a ``TraceWarning``: a log that can be used, and probably should not be.
 
-A message says what is wrong, where, what was received, and what to do.
+A message says what is wrong, where, what was received, and what to do; ``param`` is the
+argument that is wrong, where there is one.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "ArgumentError",
-    "ArtefactDamaged",
-    "ArtefactError",
-    "ArtefactTooNew",
-    "CascadeError",
-    "MissingExtra",
-    "ObservationError",
-    "ProblemError",
-    "TTamerError",
-    "TraceError",
-    "TraceWarning",
-]
-
 
 class TTamerError(Exception):
     """The base class of all errors that this package raises."""
+
+    def __init__(self, message: str = "", *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param  # the argument that is wrong; the command line names its flag
 
 
 class ArgumentError(TTamerError, ValueError):

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import event, given
-from hypothesis import strategies as st
+from hypothesis import event, given, strategies as st
 
 import ttamer as tt
 from support.examples import examples

@@ -7,8 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from support.examples import examples
 from ttamer.baselines import FAMILIES, Unsuitable, fit_families

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 import ttamer as tt
+from support.public import names_of
 from ttamer import (
     datasets,
     drift,
@@ -127,7 +128,7 @@ def functions():
     """The public functions of the packages."""
     for package in PACKAGES:
         module = importlib.import_module(f"ttamer{package}")
-        for name in getattr(module, "__all__", None) or vars(module):
+        for name in names_of(f"ttamer{package}"):
             value = getattr(module, name)
             if inspect.isfunction(value):
                 yield value

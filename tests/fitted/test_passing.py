@@ -11,13 +11,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from support.examples import examples
 from support.oracles import available, stop_loss, weighed
-from support.small_traces import fit as fit_family
-from support.small_traces import points
+from support.small_traces import fit as fit_family, points
 from support.traces import passing_trace, small_traces
 from ttamer.baselines import FAMILIES, fit_families
 from ttamer.baselines.selection import RuleScorer

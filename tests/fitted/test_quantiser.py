@@ -4,8 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ttamer.errors import ArgumentError
 from ttamer.fitted.quantiser import METHODS, Quantiser, edges_of

@@ -22,8 +22,7 @@ import torch
 import ttamer as tt
 from golden.canonical import artefact_parts, without_version
 from support.exit_networks import adding_network, batches, evidence, measured
-from ttamer import datasets
-from ttamer import torch as exits
+from ttamer import datasets, torch as exits
 
 # What has no public name: when it moves, the move is to be followed here and nowhere else.
 from ttamer.cli import main

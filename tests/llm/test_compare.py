@@ -10,8 +10,7 @@ import time
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ttamer.errors import ArgumentError
 from ttamer.llm.compare import Comparer, Comparison, ComparisonKind

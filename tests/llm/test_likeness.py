@@ -6,8 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ttamer.errors import ArgumentError
 from ttamer.llm import Comparer, Comparison, cosines, fit_threshold

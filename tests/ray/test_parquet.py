@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from support.traces import answering_trace, chain_trace
 from ttamer.errors import ArgumentError, TraceError

@@ -16,8 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from support.examples import examples
 from support.traces import answering_trace, passing_trace, small_traces

@@ -7,8 +7,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ttamer.errors import ArgumentError
 from ttamer.serve.admission import ConcurrencyLimit, RequestGuard, Watchdog

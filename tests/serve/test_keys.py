@@ -7,8 +7,7 @@ import hmac
 import pickle
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ttamer.serve.admission import Client, Keys, KeysError
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ttamer.errors import ArgumentError
 from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost, lower_envelope

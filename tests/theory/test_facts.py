@@ -6,13 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import ttamer as tt
 from support.examples import examples
-from support.quantecon_line import build_by_state, quantecon_value
-from support.quantecon_line import solve as quantecon_solve
+from support.quantecon_line import build_by_state, quantecon_value, solve as quantecon_solve
 from support.strategies import costs, problems, tradeoffs
 from ttamer import ArgumentError
 from ttamer.theory.synthetic import best_threshold, experiment, if_stop_experiments

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from support.examples import examples
 from support.exit_networks import by_session, echo_network, fitted

@@ -13,10 +13,8 @@ from transformers import LlamaConfig
 from support.cuda_driver import Graph, put_in_place
 from support.exit_networks import adding_network, by_session, evidence, fitted
 from ttamer.errors import ArgumentError
-from ttamer.torch import graphs, profiling
-from ttamer.torch import runner as running
-from ttamer.torch.cuda import branching, capturing
-from ttamer.torch.cuda import driver as driver_module
+from ttamer.torch import graphs, profiling, runner as running
+from ttamer.torch.cuda import branching, capturing, driver as driver_module
 from ttamer.torch.cuda.branching import NONE, Branch
 from ttamer.torch.decide_triton import TritonDecider
 from ttamer.torch.devices import tensors_of

@@ -6,8 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 
 from support.exit_networks import (
@@ -28,8 +27,7 @@ from ttamer.baselines import FAMILIES
 from ttamer.errors import ArgumentError
 from ttamer.fitted.mixture import Mix
 from ttamer.fitting.plans import fit
-from ttamer.torch import attach
-from ttamer.torch import runner as running
+from ttamer.torch import attach, runner as running
 from ttamer.torch.decide_triton import TritonDecider
 from ttamer.torch.early_exit import EarlyExit
 from ttamer.torch.networks.vgg import vgg

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, strategies as st
 
 from support.examples import examples
 from ttamer.errors import ArgumentError, CascadeError, MissingExtra, TraceError

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ttamer.errors import CascadeError, TraceError
 from ttamer.trace.importers import import_apparate, import_frugalml, import_long_csv

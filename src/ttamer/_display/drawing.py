@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ttamer._numbers import number, percent, percents
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping, Sequence
-
-__all__ = ["Drawing", "draw_curves"]
-
+# The size of a plot and its margins, in pixels.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 76, 20, 16, 52
-"""The size of a plot and its margins, in pixels."""
+# The height of one line of the legend, in pixels.
 LEGEND_ROW = 22
-"""The height of one line of the legend, in pixels."""
+# The width of a letter of 13 pixels, in pixels, for laying out.
 LETTER = 7.4
-"""The width of a letter of 13 pixels, in pixels, for laying out."""
+# The height of a line of text, in pixels.
 LINE = 15
-"""The height of a line of text, in pixels."""
+# Where the largest x is more than this times the smallest, the axis is logarithmic.
 MAX_LINEAR_RATIO = 30.0
-"""Where the largest x is more than this times the smallest, the axis is logarithmic."""
+# Colours and dashes of curves: each colour has a contrast of at least 4.5 to white.
 STYLES = (
     ("#1b7f79", ""),
     ("#c05a00", "7 3"),
@@ -35,7 +31,6 @@ STYLES = (
     ("#8a3b2a", "12 4"),
     ("#2f6d3a", "5 2 1 2"),
 )
-"""Colours and dashes of curves: each colour has a contrast of at least 4.5 to white."""
 
 
 class Drawing(str):

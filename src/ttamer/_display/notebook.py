@@ -6,18 +6,13 @@ escaped: names of nodes and classes come from users.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from ttamer._display.drawing import Drawing
 
-    from ttamer._display.drawing import Drawing
-
-__all__ = ["card"]
-
+# The style of a cell: lines that are visible on light and on dark pages.
 CELL = "padding:2px 12px 2px 0;border:0;border-bottom:1px solid rgba(128,128,128,.35)"
-"""The style of a cell: lines that are visible on light and on dark pages."""
 
 
 def card(

@@ -9,20 +9,16 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-__all__ = ["ProgressOption", "ProgressReport", "TimeLeft", "shown"]
-
+# What a function takes as progress: something to call, or whether to show the progress.
 ProgressOption: TypeAlias = "Callable[[str], None] | bool | None"
-"""What a function takes as ``progress``: something to call, or whether to show the progress."""
 
 _COUNTED = re.compile(r"(\d[\d,]*) of (\d[\d,]*)")
+# The time between two lines where a line cannot be overwritten.
 _LINE_SECONDS = 2.0
-"""The time between two lines where a line cannot be overwritten."""
 
 
 def counted(text: str) -> tuple[int, int] | None:

@@ -1,5 +1,9 @@
 """The policy artefact, a ``.ttamer`` file: save, load, inspect (docs/format.md)."""
 
-from ttamer._lazy import attach
-
-__getattr__, __dir__, __all__ = attach(__name__)
+from ttamer.artefact.files import (
+    Artefact as Artefact,
+    inspect as inspect,
+    load as load,
+    open_artefact as open_artefact,
+    save as save,
+)

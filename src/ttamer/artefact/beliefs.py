@@ -6,9 +6,11 @@ What is raised gives the reason alone; :mod:`ttamer.artefact.files` adds the fil
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.artefact.container import fields_of, integers_of, text_of
 from ttamer.artefact.fits import (
@@ -32,25 +34,17 @@ from ttamer.fitted.belief import (
 )
 from ttamer.fitted.models import BeliefModel
 from ttamer.fitted.quantiser import MAX_STATES
+from ttamer.problem.problem import Problem
 from ttamer.trace.trace import BELIEF_FIELDS
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from ttamer.problem.problem import Problem
-
-__all__ = ["describe_belief", "restore_belief"]
-
+# Steps are written as sets of bits.
 MAX_NODES = 60
-"""Steps are written as sets of bits."""
+# What X is added up from: exact in double precision only if made of such numbers.
 EXACT = ("belief_levels", "belief_leans", "belief_weights")
-"""What X is added up from: exact in double precision only if made of such numbers."""
 FIELDS = ("names", "order", "target", "predictions", "classes", "steps", "edges", "levels",
           "leans", "plan", "trace", "rows")  # fmt: skip
+# Fields of which all or none are there.
 OPTIONAL_FIELDS = (("signals", "signal_bins"), ("extras", "extra_bins"), ("after",), ("mistakes",))
-"""Fields of which all or none are there."""
 
 
 def describe_belief(fitted: BeliefModel) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

@@ -19,40 +19,24 @@ import math
 import os
 import stat
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ttamer import __version__
 from ttamer._arguments import require_path
 from ttamer._files import atomic_write
-from ttamer._version import __version__
 from ttamer.errors import ArtefactDamaged, ArtefactError, ArtefactTooNew
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import BinaryIO
-
-    from numpy.typing import NDArray
-
-__all__ = [
-    "DTYPES",
-    "VERSION",
-    "Contents",
-    "fields_of",
-    "integers_of",
-    "pack",
-    "read",
-    "text_of",
-    "write",
-]
-
+# Not text, so that nothing takes it for text; the line end shows when it was treated as such.
 MAGIC = b"\x89ttamer\n"
-"""Not text, so that nothing takes it for text; the line end shows when it was treated as such."""
+# The version that is written; versions from 1 on are read.
 VERSION = 2
-"""The version that is written; versions from 1 on are read."""
 PREFIX = struct.Struct("<8sIQ")
 DIGEST = 32
 ALIGNMENT = 8
@@ -64,11 +48,11 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 MAX_HEADER = 16 * 2**20
 MAX_BYTES = 4 * 2**30
+# Lists and objects in a header, which bounds the parser's memory: a list for each pair of
+# classes, where mistakes are unequal.
 MAX_CONTAINERS = 2**17
-"""Lists and objects in a header, which bounds the parser's memory: a list for each pair of classes,
-where mistakes are unequal."""
+# Lists and objects of a header within one another, which bounds the parser's recursion.
 MAX_DEPTH = 16
-"""Lists and objects of a header within one another, which bounds the parser's recursion."""
 NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 MAX_DIGITS = 19
 MAX_DIMENSIONS = 3

@@ -11,16 +11,19 @@ The same policy gives the same bytes: there are no timestamps.
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ttamer import __version__
 from ttamer._arguments import require_path
-from ttamer._version import __version__
 from ttamer.artefact.beliefs import describe_belief, restore_belief
-from ttamer.artefact.container import DTYPES, VERSION, pack, read, write
+from ttamer.artefact.container import DTYPES, VERSION, Contents, pack, read, write
 from ttamer.artefact.fits import describe_fit, restore_fit
 from ttamer.artefact.record import Record, describe_record, restore_mixture, restore_record
 from ttamer.artefact.rules import TABLES, Saved, check, cut
@@ -28,33 +31,22 @@ from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError, Problem
 from ttamer.fitted.cautious import has_line
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.fitted.mixture import Mix, Mixture, Rungs
-from ttamer.fitted.models import BeliefModel, ConfidenceModel
+from ttamer.fitted.models import BeliefModel, ConfidenceModel, Model
+from ttamer.fitted.promise import Promise
 from ttamer.policy.base import Ladder, Policy
 from ttamer.policy.index import IndexPolicy
 from ttamer.policy.joint import JointPolicy
 from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.problem import Problem
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator, Mapping
-
-    from numpy.typing import NDArray
-
-    from ttamer.artefact.container import Contents
-    from ttamer.fitted.models import Model
-    from ttamer.fitted.promise import Promise
-
-__all__ = ["Artefact", "inspect", "load", "open_artefact", "save"]
-
 MAX_SHOWN = 300
 REMEDY = "copy the file again from where it came, or save the policy again"
 
 
+# What can be saved: a policy or a ladder, solved or fitted, or a mixture.
 Savable = Policy | Ladder | Mixture
-"""What can be saved: a policy or a ladder, solved or fitted, or a mixture."""
+# A header and its arrays.
 Described = tuple[dict[str, Any], dict[str, "NDArray[Any]"]]
-"""A header and its arrays."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,38 +5,22 @@ What is raised gives the reason alone; :mod:`ttamer.artefact.files` adds the fil
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.artefact.container import fields_of, integers_of, text_of
 from ttamer.artefact.rules import cut
 from ttamer.errors import ArtefactDamaged, CascadeError
 from ttamer.fitted.models import ConfidenceModel
 from ttamer.fitted.quantiser import MAX_STATES, Quantiser
+from ttamer.problem.problem import Problem
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from ttamer.problem.problem import Problem
-
-__all__ = [
-    "MAX_ROWS",
-    "describe_fit",
-    "describe_losses",
-    "parents_in",
-    "parents_of",
-    "restore_fit",
-    "shared_of",
-    "spec_of",
-    "texts_of",
-]
-
+# The most rows that a file may state: all smaller counts are exact as numbers of an array.
 MAX_ROWS = 2**53
-"""The most rows that a file may state: all smaller counts are exact as numbers of an array."""
 FIELDS = ("names", "after", "order", "target", "columns", "edges", "plan", "trace", "rows")
 
 

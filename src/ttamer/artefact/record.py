@@ -6,10 +6,12 @@ What is raised gives the reason alone; :mod:`ttamer.artefact.files` adds the fil
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.artefact.container import fields_of, integers_of, text_of
 from ttamer.artefact.fits import MAX_ROWS
@@ -24,19 +26,11 @@ from ttamer.fitted.promise import (
     pairs_of_corners,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-
-__all__ = ["describe_record", "restore_record"]
-
 MAX_PROMISES = 16
+# Seeds are from minus this to this.
 MAX_SEED = 2**62
-"""Seeds are from minus this to this."""
+# Neighbouring policies, by number.
 Pairs = tuple[tuple[int, int], ...]
-"""Neighbouring policies, by number."""
 FIELDS = ("held", "promises")
 HELD_FIELDS = ("rows", "trace", "against")
 PROMISE_FIELDS = ("kind", "cheap", "dear", "certified", "rows", "trace", "against", "needed")

@@ -8,29 +8,25 @@ asked next. What is raised gives the reason alone; :mod:`ttamer.artefact.files` 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.artefact.container import fields_of, integers_of, text_of
 from ttamer.errors import ArtefactDamaged, ProblemError
 from ttamer.policy.expected_walk import START, STOP
 from ttamer.problem.problem import Edge, Node, Problem
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-__all__ = ["MORE_ARRAYS", "TABLES", "Saved", "check", "cut"]
-
 MAX_NODES = 2**16
 MAX_EDGES = 2**18
+# Policies times places. A small table takes more memory than room in a file: hence a limit.
 MAX_TABLES = 2**22
-"""Policies times places. A small table takes more memory than room in a file: hence a limit."""
 NUMBERS = ("costs", "losses", "probabilities", "tradeoffs", "values")
+# What a fit adds, by its field of the header; fits.py and beliefs.py check it.
 MORE_ARRAYS = {
     "fit": ("fit_costs", "fit_edges"),
     "belief": (
@@ -43,7 +39,7 @@ MORE_ARRAYS = {
         "belief_weights",
     ),
 }
-"""What a fit adds, by its field of the header; fits.py and beliefs.py check it."""
+# What a fit may add, where it has losses or nodes passed at a cost; and the record.
 OPTIONAL_ARRAYS = {
     "fit": ("fit_full_cost", "fit_loss_scale", "fit_mistakes", "fit_max_loss", "fit_passing"),
     "belief": (
@@ -79,9 +75,8 @@ OPTIONAL_ARRAYS = {
     ),
     "mixture": ("mixture_share",),
 }
-"""What a fit may add, where it has losses or nodes passed at a cost; and the record."""
+# The tables of a policy, by the kind of moves.
 TABLES = {"precedence": ("sigma",), "walk": ("choices", "phi")}
-"""The tables of a policy, by the kind of moves."""
 
 
 @dataclass(frozen=True, eq=False)

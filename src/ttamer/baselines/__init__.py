@@ -7,8 +7,7 @@ nodes it asked; only the oracle uses the labels too (``uses_labels``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
 
 from ttamer._arguments import require_kind
 from ttamer.baselines.chain import Chain
@@ -27,14 +26,8 @@ from ttamer.baselines.threshold import (
     ThresholdPerExit,
 )
 from ttamer.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ttamer.fitted.replay import Family, Setting
-    from ttamer.trace.trace import Trace
-
-__all__ = ["FAMILIES", "Unsuitable", "fit_families", "known_names"]
+from ttamer.fitted.replay import Family, Setting
+from ttamer.trace.trace import Trace
 
 _EVERY: tuple[Family, ...] = (
     AlwaysFirst(),
@@ -53,8 +46,8 @@ _EVERY: tuple[Family, ...] = (
     Oracle(),
 )
 
+# Every baseline by name, in the order they are shown.
 FAMILIES: dict[str, Family] = {family.name: family for family in _EVERY}
-"""Every baseline by name, in the order they are shown."""
 
 
 def known_names(names: Iterable[str], families: Mapping[str, Family]) -> list[str]:

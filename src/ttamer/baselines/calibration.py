@@ -13,24 +13,18 @@ row's weight of the target's own shares, so no row of a matrix is empty.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.stats.isotonic import rising
+from ttamer.trace.trace import Losses, Trace
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ttamer.trace.trace import Losses, Trace
-
-__all__ = ["Calibrated", "Isotonic", "States", "fit_states", "level_starts", "transitions"]
-
+# The largest number of distinct confidences fitted to; finer ones are grouped by quantiles.
 MAX_LEVELS = 4096
-"""The largest number of distinct confidences fitted to; finer ones are grouped by quantiles."""
 
+# The largest number of states of one node.
 MAX_STATES = 16
-"""The largest number of states of one node."""
 
 _SAME = 1e-12  # shares nearer than this are equal but for rounding
 

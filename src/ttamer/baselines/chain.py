@@ -9,27 +9,21 @@ threshold per node, beginning from their best common one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.baselines.calibration import Calibrated
 from ttamer.baselines.rules import StopRule, Unsuitable, plain, separate_models, walk_of
 from ttamer.baselines.selection import RuleScorer, sweep_prices
 from ttamer.baselines.threshold import common_thresholds, descend
 from ttamer.fitted.replay import Setting
+from ttamer.trace.trace import Losses, Trace
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ttamer.trace.trace import Losses, Trace
-
-__all__ = ["Chain", "chain_table"]
-
+# The largest number of nodes whose subsets are all tried.
 MAX_NODES = 10
-"""The largest number of nodes whose subsets are all tried."""
+# How many subsets are tuned for each price.
 TUNED = 6
-"""How many subsets are tuned for each price."""
 
 
 class Chain:

@@ -12,26 +12,20 @@ Cost: O(T n) for each price and base, after sorting.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.baselines.rules import Unsuitable, plain, predictions_of, separate_models
 from ttamer.baselines.selection import RuleScorer, sweep_prices
 from ttamer.fitted.replay import Played, Setting
+from ttamer.trace.trace import Trace
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from ttamer.trace.trace import Trace
-
-__all__ = ["FrugalML"]
-
+# A label predicted on fewer rows has no strategy of its own.
 MIN_ROWS = 20
-"""A label predicted on fewer rows has no strategy of its own."""
 
 _NO_GAIN = 1e-9
 

@@ -9,9 +9,9 @@ solver is the package's own, with ``recall=False``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.baselines.calibration import States, fit_states, transitions
 from ttamer.baselines.rules import walk_of
@@ -19,16 +19,10 @@ from ttamer.baselines.selection import RuleScorer, pareto_settings
 from ttamer.fitted.replay import Played, Setting
 from ttamer.problem.problem import Problem
 from ttamer.solvers import solve_ladder
+from ttamer.trace.trace import Trace
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ttamer.trace.trace import Trace
-
-__all__ = ["NoRecall"]
-
+# Prices tried: error per cost of asking every node.
 PRICES = np.geomspace(1e-4, 1e2, 60)
-"""Prices tried: error per cost of asking every node."""
 
 
 @dataclass(frozen=True, eq=False)

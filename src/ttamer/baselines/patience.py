@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.baselines.rules import predictions_of, walk_of, walked
 from ttamer.baselines.selection import pareto_settings
-from ttamer.fitted.replay import Setting
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ttamer.fitted.replay import Played
-    from ttamer.trace.trace import Trace
-
-__all__ = ["Patience"]
+from ttamer.fitted.replay import Played, Setting
+from ttamer.trace.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)

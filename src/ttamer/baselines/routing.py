@@ -10,22 +10,16 @@ what a first question is for, so the first node is tried on the fit rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.baselines.calibration import States, fit_states, transitions
 from ttamer.baselines.rules import separate_models
 from ttamer.baselines.selection import RuleScorer, sweep_prices
 from ttamer.fitted.replay import Played, Setting
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ttamer.trace.spec import CascadeSpec
-    from ttamer.trace.trace import Losses, Trace
-
-__all__ = ["Routing"]
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Losses, Trace
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,30 +6,15 @@ Also here: why a family cannot be fitted to a trace, and the order in which its 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import TTamerError
 from ttamer.fitted.replay import Played, asked_up_to
-from ttamer.trace.trace import require_rows
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ttamer.trace.spec import CascadeSpec
-    from ttamer.trace.trace import Trace
-
-__all__ = [
-    "Score",
-    "StopRule",
-    "Unsuitable",
-    "plain",
-    "predictions_of",
-    "separate_models",
-    "walk_of",
-    "walked",
-]
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace, require_rows
 
 
 class Unsuitable(TTamerError):  # noqa: N818 - named after what happened

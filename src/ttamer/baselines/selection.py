@@ -9,25 +9,17 @@ neighbouring corners are equal either brings a corner between them, or there is 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.fitted.replay import paid
+from ttamer.fitted.replay import Rule, Setting, paid
 from ttamer.stats.envelope import lower_envelope
-from ttamer.trace.trace import require_rows
+from ttamer.trace.trace import Losses, Trace, require_rows
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from ttamer.fitted.replay import Rule, Setting
-    from ttamer.trace.trace import Losses, Trace
-
-__all__ = ["RuleScorer", "pareto_settings", "sweep_prices"]
-
+# The largest number of prices for which a family is optimised.
 MAX_PRICES = 40
-"""The largest number of prices for which a family is optimised."""
 
 _NO_GAIN = 1e-12
 

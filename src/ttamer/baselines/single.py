@@ -7,20 +7,13 @@ model that ``target = "last"`` compares with.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.baselines.selection import RuleScorer
 from ttamer.fitted.replay import Played, Setting
-from ttamer.trace.trace import require_rows
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ttamer.trace.trace import Trace
-
-__all__ = ["AlwaysBest", "AlwaysFirst", "AlwaysLast"]
+from ttamer.trace.trace import Trace, require_rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,43 +9,26 @@ and the optimum itself where the walk has two nodes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.baselines.calibration import Calibrated, level_starts
-from ttamer.baselines.rules import StopRule, Unsuitable, plain, walk_of
+from ttamer.baselines.rules import Score, StopRule, Unsuitable, plain, walk_of
 from ttamer.baselines.selection import RuleScorer, pareto_settings, sweep_prices
 from ttamer.fitted.replay import Setting
+from ttamer.trace.trace import Trace
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from ttamer.baselines.rules import Score
-    from ttamer.trace.trace import Trace
-
-__all__ = [
-    "CalibratedThreshold",
-    "Confidence",
-    "EntropyThreshold",
-    "MarginThreshold",
-    "Threshold",
-    "ThresholdPerExit",
-    "common_thresholds",
-    "descend",
-]
-
+# The largest number of common thresholds that are tried.
 MAX_THRESHOLDS = 60
-"""The largest number of common thresholds that are tried."""
 
+# The largest number of thresholds tried at each exit.
 MAX_TUNED_LEVELS = 200
-"""The largest number of thresholds tried at each exit."""
 
+# The largest number of rounds of coordinate descent.
 MAX_ROUNDS = 12
-"""The largest number of rounds of coordinate descent."""
 
 _NO_GAIN = 1e-12
 

@@ -12,9 +12,10 @@ import os
 import re
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
-from ttamer._version import __version__
+from ttamer import __version__
 from ttamer.cli import (
     bench,
     certify,
@@ -35,11 +36,6 @@ from ttamer.cli import (
     torch,
 )
 from ttamer.cli.output import check_output, paint
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-__all__ = ["main"]
 
 
 class _Parser(argparse.ArgumentParser):

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import argparse
+from typing import Any
 
 from ttamer._numbers import counted
-
-if TYPE_CHECKING:
-    import argparse
-
-    from ttamer.evaluation.benchmark import TraceBench
-    from ttamer.evaluation.frontiers import Frontier
-
-__all__ = ["add_to"]
+from ttamer.evaluation.benchmark import TraceBench
+from ttamer.evaluation.frontiers import Frontier
 
 
 def add_to(commands: Any) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import argparse
+from typing import Any
 
-if TYPE_CHECKING:
-    import argparse
+from ttamer.fitted.ladder import FittedLadder
+from ttamer.fitted.promise import Promise
+from ttamer.trace.trace import Trace
 
-    from ttamer.fitted.ladder import FittedLadder
-    from ttamer.fitted.promise import Promise
-    from ttamer.trace.trace import Trace
-
-__all__ = ["add_to"]
-
+# How certain a promise must be, unless another number is given.
 DEFAULT_CONFIDENCE = 0.95
-"""How certain a promise must be, unless another number is given."""
+# The exit code where a promise is not certified, or is broken.
 UNCERTAIN = 1
-"""The exit code where a promise is not certified, or is broken."""
 
 
 def add_to(commands: Any) -> None:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from ttamer._numbers import counted
+from ttamer.llm.judging import Judge
+from ttamer.trace.trace import Trace
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from ttamer.llm.judging import Judge
-    from ttamer.trace.trace import Trace
-
-__all__ = ["add_to"]
-
+# The field of prompts that holds the reference answer, unless another is named.
 DEFAULT_LABEL = "label"
-"""The field of prompts that holds the reference answer, unless another is named."""
 
 
 def add_to(commands: Any) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-__all__ = ["add_to"]
-
+# The shells that have a completion script.
 SHELLS = ("bash", "zsh", "fish")
-"""The shells that have a completion script."""
 
 
 def add_to(commands: Any) -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import argparse
+from typing import Any
 
-if TYPE_CHECKING:
-    import argparse
+from ttamer.evaluation.frontiers import Frontier
+from ttamer.trace.trace import Trace
 
-    from ttamer.evaluation.frontiers import Frontier
-    from ttamer.trace.trace import Trace
-
-__all__ = ["add_to"]
-
+# Bootstrap resamples for the intervals in the report: enough to draw them.
 RESAMPLES = 200
-"""Bootstrap resamples for the intervals in the report: enough to draw them."""
 
 
 def add_to(commands: Any) -> None:

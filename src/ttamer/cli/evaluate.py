@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ttamer._numbers import counted
-
-if TYPE_CHECKING:
-    import argparse
-
-    from ttamer.evaluation.results import Result
-    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-    from ttamer.fitted.mixture import Mixture
-    from ttamer.trace.spec import Target
-    from ttamer.trace.trace import Trace
-
-__all__ = ["add_to"]
+from ttamer.evaluation.results import Result
+from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+from ttamer.fitted.mixture import Mixture
+from ttamer.trace.spec import Target
+from ttamer.trace.trace import Trace
 
 
 def add_to(commands: Any) -> None:
@@ -54,8 +49,9 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Replay and print."""
+    from ttamer._numbers import number
     from ttamer.artefact.files import load
-    from ttamer.cli.output import as_json, number, table
+    from ttamer.cli.output import as_json, table
     from ttamer.cli.traces import read, refuse_trace
     from ttamer.errors import ArgumentError
     from ttamer.evaluation.results import evaluate
@@ -137,7 +133,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _cells(policy: FittedPolicy | Mixture, result: Result) -> list[str]:
     """Return the row of a policy in the table."""
-    from ttamer.cli.output import number
+    from ttamer._numbers import number
     from ttamer.fitted.mixture import shown_error
 
     return [

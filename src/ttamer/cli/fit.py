@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from ttamer._numbers import counted
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-
-    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-    from ttamer.fitted.mixture import Mixture
-    from ttamer.fitting.options import FitKeywords
-    from ttamer.trace.trace import OnBad
-
-__all__ = ["add_to"]
+from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+from ttamer.fitted.mixture import Mixture
+from ttamer.fitting.options import FitKeywords
+from ttamer.trace.trace import OnBad
 
 
 def add_to(commands: Any) -> None:
@@ -215,7 +210,8 @@ def _show_best_node(ladder: FittedLadder) -> tuple[str, float] | None:
 
 def _show(ladder: FittedLadder) -> None:
     """Print the corners of the frontier."""
-    from ttamer.cli.output import number, table
+    from ttamer._numbers import number
+    from ttamer.cli.output import table
     from ttamer.fitted.mixture import shown_error
 
     rungs = ladder.require_rungs()

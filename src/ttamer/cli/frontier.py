@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ttamer._numbers import counted
+from ttamer.evaluation.frontiers import Frontier
+from ttamer.fitted.ladder import FittedLadder
+from ttamer.trace.trace import Trace
 
-if TYPE_CHECKING:
-    import argparse
-
-    from ttamer.evaluation.frontiers import Frontier
-    from ttamer.fitted.ladder import FittedLadder
-    from ttamer.trace.trace import Trace
-
-__all__ = ["add_comparison_options", "add_to", "frontier_text", "named_families", "two_traces"]
-
+# The most characters in a line of prose.
 LINE = 80
-"""The most characters in a line of prose."""
 
 
 def add_to(commands: Any) -> None:
@@ -114,7 +109,8 @@ def frontier_text(
     ladder: FittedLadder | None = None,
 ) -> str:
     """Return the comparison as a table, the recommendation, and for a command what comes next."""
-    from ttamer.cli.output import number, table
+    from ttamer._numbers import number
+    from ttamer.cli.output import table
     from ttamer.fitted.mixture import shown_error
     from ttamer.reporting.recommendation import budget_of, recommend, reference_in_words
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ttamer._numbers import counted
-
-if TYPE_CHECKING:
-    import argparse
-
-    from ttamer.trace.trace import Trace
-
-__all__ = ["add_to"]
+from ttamer.trace.trace import Trace
 
 FORMATS = {
     "answers": "answers in free text: <node>.answer, label, costs or tokens (JSON lines, CSV)",

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import argparse
+from typing import Any
 
-if TYPE_CHECKING:
-    import argparse
-
-__all__ = ["add_to"]
-
+# Facts about the problem that a fit solves, over states of its own; --json has them.
 INNER = ("moves", "recall", "nodes", "states", "edges", "tradeoffs", "values", "rungs")
-"""Facts about the problem that a fit solves, over states of its own; --json has them."""
+# The most policies in the table of a frontier.
 MAX_ROWS = 9
-"""The most policies in the table of a frontier."""
 
 
 def add_to(commands: Any) -> None:
@@ -52,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _fitted(policy: Any) -> dict[str, Any]:
     """Return what a fit is for: its nodes with their costs, and what serves by default."""
-    from ttamer.cli.output import number
+    from ttamer._numbers import number
     from ttamer.fitted import FittedLadder, FittedPolicy, Mixture
     from ttamer.fitted.mixture import described
 
@@ -74,7 +70,8 @@ def _fitted(policy: Any) -> dict[str, Any]:
 
 def _frontier(policy: Any) -> str:
     """Return the frontier of a ladder: a sparkline, and a table of some of its policies."""
-    from ttamer.cli.output import number, sparkline, table
+    from ttamer._numbers import number
+    from ttamer.cli.output import sparkline, table
     from ttamer.fitted import FittedLadder
     from ttamer.policy import Ladder
     from ttamer.stats import lower_envelope
@@ -118,7 +115,7 @@ def _frontier(policy: Any) -> str:
 
 
 def _cell(value: Any) -> str:
-    from ttamer.cli.output import number
+    from ttamer._numbers import number
 
     if value is None:
         return "-"

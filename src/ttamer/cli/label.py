@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import argparse
+from typing import Any
 
 from ttamer._numbers import counted
-
-if TYPE_CHECKING:
-    import argparse
-
-    from ttamer.llm.labelling import Labelling
-
-__all__ = ["add_to"]
+from ttamer.llm.labelling import Labelling
 
 
 def add_to(commands: Any) -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from ttamer.runtime.references import import_reference
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["load_function"]
 
 
 def load_function(reference: str) -> Callable[..., Any]:

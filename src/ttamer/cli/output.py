@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unicodedata import combining, east_asian_width
 
 from ttamer._display.progress import ProgressReport
 from ttamer.errors import ArgumentError
-from ttamer.reporting.style import number
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Sequence
-
-__all__ = ["as_json", "check_output", "number", "paint", "progress_line", "sparkline", "table"]
-
+# The codes of terminal styles.
 STYLES = {"bold": "1", "red": "31", "green": "32", "faint": "2"}
-"""The codes of terminal styles."""
+# The characters of a sparkline, from the lowest to the highest.
 BARS = "▁▂▃▄▅▆▇█"
-"""The characters of a sparkline, from the lowest to the highest."""
 
+# The options that name what a command writes.
 OUTPUTS = {"output": "-o", "draw": "--draw", "plot": "--plot", "events": "--events"}
-"""The options that name what a command writes."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import argparse
+from typing import Any
 
 from ttamer._numbers import counted
+from ttamer.drift import CertifiedServing, LoopSettings, ReplayResult
+from ttamer.trace.trace import Trace
 
-if TYPE_CHECKING:
-    import argparse
-
-    from ttamer.drift import CertifiedServing, LoopSettings, ReplayResult
-    from ttamer.trace.trace import Trace
-
-__all__ = ["add_to"]
-
+# The column heads of the policies compared.
 HEADS = {
     "adapted": "with loop",
     "fixed": "without",
     "retuned": "re-tuned",
     "fallback": "last node",
 }
-"""The column heads of the policies compared."""
 
 
 def add_to(commands: Any) -> None:
@@ -208,7 +203,8 @@ def _opened(
 
 
 def _show(replayed: ReplayResult, shift: int | None, block: int) -> None:
-    from ttamer.cli.output import number, table
+    from ttamer._numbers import number
+    from ttamer.cli.output import table
     from ttamer.fitted.mixture import shown_error
 
     settings, measure = replayed.settings, replayed.measure

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import argparse
-
-__all__ = ["add_to"]
+import argparse
+from typing import Any
 
 
 def add_to(commands: Any) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ttamer.serve.config import Settings
-
-__all__ = ["add_to"]
+from ttamer.serve.config import Settings
 
 
 def add_to(commands: Any) -> None:
@@ -75,8 +72,14 @@ def _run(args: argparse.Namespace) -> None:
     from ttamer.serve.gateway import Gateway
     from ttamer.serve.observability.logging import JsonLog
     from ttamer.serve.processes.workers import WorkerPlace, check_workers, supervise
-    from ttamer.serve.server import check_exposure, inherit, listen, load_certificate, run_owner
-    from ttamer.serve.server import run as serve
+    from ttamer.serve.server import (
+        check_exposure,
+        inherit,
+        listen,
+        load_certificate,
+        run as serve,
+        run_owner,
+    )
 
     if args.probe is not None and not args.check:
         raise ArgumentError("--probe belongs to --check; add --check")

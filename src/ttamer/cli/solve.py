@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import argparse
+from typing import Any
 
 from ttamer._numbers import counted
+from ttamer.policy.base import Ladder, Policy
+from ttamer.problem.problem import Problem
+from ttamer.theory.optimal_values import Optima
 
-if TYPE_CHECKING:
-    import argparse
-
-    from ttamer.policy.base import Ladder, Policy
-    from ttamer.problem.problem import Problem
-    from ttamer.theory.optimal_values import Optima
-
-__all__ = ["add_to"]
-
+# The most states of a node that the table shows.
 MAX_STATES_SHOWN = 8
-"""The most states of a node that the table shows."""
 
 
 def add_to(commands: Any) -> None:
@@ -109,7 +104,8 @@ def _facts(policy: Policy, best: Optima) -> dict[str, Any]:
 
 
 def _text(policy: Policy, best: Optima) -> str:
-    from ttamer.cli.output import number, table
+    from ttamer._numbers import number
+    from ttamer.cli.output import table
 
     weight = policy.tradeoff
     title = _title(policy.problem)
@@ -140,7 +136,7 @@ def _text(policy: Policy, best: Optima) -> str:
 
 def _rules(policy: Policy) -> list[list[str]]:
     """Return one row per node and state: when to stop there, and which node to ask otherwise."""
-    from ttamer.cli.output import number
+    from ttamer._numbers import number
 
     rows = []
     names = policy.problem.names
@@ -170,7 +166,8 @@ def _ladder_facts(ladder: Ladder) -> dict[str, Any]:
 
 
 def _ladder_text(ladder: Ladder) -> str:
-    from ttamer.cli.output import number, table
+    from ttamer._numbers import number
+    from ttamer.cli.output import table
 
     rows = [
         [f"{p.tradeoff:.4g}", number(p.expected_loss), number(p.expected_cost), number(p.value)]

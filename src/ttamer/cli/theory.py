@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import argparse
+from typing import Any
 
-if TYPE_CHECKING:
-    import argparse
-
-__all__ = ["add_to"]
-
+# The values of alpha in the table.
 GROWTH = (2.0, 10.0, 100.0, 1000.0)
-"""The values of alpha in the table."""
+# The numbers of nodes in the second table.
 HAYSTACKS = (10, 100, 1000)
-"""The numbers of nodes in the second table."""
 
 
 def add_to(commands: Any) -> None:
@@ -79,7 +75,8 @@ def run_contract(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from ttamer import Problem
-    from ttamer.cli.output import as_json, number, table
+    from ttamer._numbers import number
+    from ttamer.cli.output import as_json, table
     from ttamer.theory import contract, draw_contraction
 
     problem = Problem.from_file(args.problem)
@@ -117,7 +114,8 @@ def run_contract(args: argparse.Namespace) -> None:
 
 def run_no_recall(args: argparse.Namespace) -> None:
     """Show the ratio growing without bound."""
-    from ttamer.cli.output import as_json, number, table
+    from ttamer._numbers import number
+    from ttamer.cli.output import as_json, table
     from ttamer.theory.no_recall import impossibility, needle
 
     main = impossibility(args.alpha)
@@ -157,7 +155,8 @@ def run_no_recall(args: argparse.Namespace) -> None:
 
 def run_if_stop(args: argparse.Namespace) -> None:
     """Solve the synthetic problems, draw their if-stop matrices, and compare thresholds."""
-    from ttamer.cli.output import as_json, number, table
+    from ttamer._numbers import number
+    from ttamer.cli.output import as_json, table
     from ttamer.theory.synthetic import if_stop_experiments
 
     experiments = if_stop_experiments(

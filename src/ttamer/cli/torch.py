@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import argparse
+from typing import Any
 
-if TYPE_CHECKING:
-    import argparse
-
-__all__ = ["add_to"]
-
+# The networks that can be profiled by name, with random weights.
 BUILT_IN = ("vgg11", "vgg13", "vgg16", "bert-base", "gpt2-medium")
-"""The networks that can be profiled by name, with random weights."""
 
 
 def add_to(commands: Any) -> None:
@@ -95,7 +91,8 @@ def run_profile(args: argparse.Namespace) -> None:
 
 
 def _text(name: str, measured: Any) -> str:
-    from ttamer.cli.output import number, table
+    from ttamer._numbers import number
+    from ttamer.cli.output import table
 
     head = ["milliseconds"]
     for size in measured.sizes:

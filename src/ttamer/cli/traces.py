@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ttamer._numbers import counted
-
-if TYPE_CHECKING:
-    import argparse
-
-    from ttamer.trace.trace import Trace
-
-__all__ = [
-    "add_reading_options",
-    "errors_of",
-    "node_table",
-    "read",
-    "refuse_trace",
-    "require_costs",
-]
+from ttamer.trace.trace import Trace
 
 
 def add_reading_options(parser: Any) -> None:
@@ -102,7 +90,8 @@ def errors_of(trace: Trace) -> dict[str, float]:
 
 def node_table(trace: Trace) -> str:
     """Return the mean cost of each node, and its error where that is known."""
-    from ttamer.cli.output import number, table
+    from ttamer._numbers import number
+    from ttamer.cli.output import table
     from ttamer.fitted.mixture import shown_error
 
     errors, costs = errors_of(trace), trace.costs.mean(axis=0).tolist()

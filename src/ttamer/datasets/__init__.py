@@ -1,5 +1,13 @@
 """Real traces that come with the package."""
 
-from ttamer._lazy import attach
-
-__getattr__, __dir__, __all__ = attach(__name__)
+from ttamer.datasets import streams as streams
+from ttamer.datasets.facts import about as about, names as names
+from ttamer.datasets.loading import (
+    Part as Part,
+    Sample as Sample,
+    describe as describe,
+    export as export,
+    load as load,
+    messages as messages,
+    strings as strings,
+)

@@ -15,14 +15,10 @@ from __future__ import annotations
 import json
 import reprlib
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from importlib.resources.abc import Traversable
+from typing import Any
 
 from ttamer.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
-
-__all__ = ["about", "file_of", "is_network", "names"]
 
 _SEPARATE_MODELS = ("langid", "llm-mmlu", "llm-triviaqa")
 

@@ -18,23 +18,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ttamer.datasets.facts import about, file_of, is_network, names
+from ttamer.datasets.facts import about, file_of, is_network
 from ttamer.errors import ArgumentError
 from ttamer.trace.trace import Trace
-
-if TYPE_CHECKING:
-    import os
-
-    from numpy.typing import NDArray
-
-__all__ = ["Part", "Sample", "about", "describe", "export", "load", "messages", "names", "strings"]
 
 Part = Literal["fit", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)

@@ -17,17 +17,12 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from importlib.resources.abc import Traversable
+from typing import Any
 
 from ttamer.errors import ArgumentError
+from ttamer.trace.spec import Target
 from ttamer.trace.trace import Trace
-
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
-
-    from ttamer.trace.spec import Target
-
-__all__ = ["Stream", "about", "load", "names"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,12 +22,14 @@ import json
 import math
 import os
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._arguments import require_path
 from ttamer._files import PART_SUFFIX, atomic_write
@@ -38,19 +40,11 @@ from ttamer.trace.classes import ClassCodes
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import BELIEF_FIELDS, Trace
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-__all__ = ["AuditLog", "AuditRow", "NodeAnswer", "Retention", "Segment", "is_locked", "joined",
-           "read_log", "segments", "trace_of_rows"]  # fmt: skip
-
 NUMBER, TIME, CHANCE = BOOKKEEPING
 _NAME = re.compile(r"(\d{8})-(\d+)-(\d+)\.parquet")
 _JOURNAL = re.compile(r"(\d{8})\.journal")
+# The number of times a reader starts again because retention removed a segment.
 MAX_READS = 20
-"""The number of times a reader starts again because retention removed a segment."""
 
 
 class NodeAnswer(NamedTuple):

@@ -11,22 +11,15 @@ import dataclasses
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ttamer.drift.audit_log import AuditRow, trace_of_rows
-from ttamer.drift.loop import status_of
+from ttamer.drift.audit_log import AuditLog, AuditRow, NodeAnswer, trace_of_rows
+from ttamer.drift.loop import Loop, status_of
+from ttamer.drift.sampling import AuditSampler, Draw
 from ttamer.drift.worker import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ttamer.drift.audit_log import AuditLog, NodeAnswer
-    from ttamer.drift.loop import Loop
-    from ttamer.drift.sampling import AuditSampler, Draw
-    from ttamer.trace.spec import CascadeSpec
-
-__all__ = ["Auditor", "PendingLabels"]
+from ttamer.trace.spec import CascadeSpec
 
 
 class Auditor:

@@ -6,30 +6,22 @@ adds the probability that its answer is wrong, and the states in which it found 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
 from ttamer.fitted.ladder import FittedPolicy
 from ttamer.fitted.mixture import Mixture
-from ttamer.fitted.replay import paid
+from ttamer.fitted.models import Model
+from ttamer.fitted.replay import Rule, paid
 from ttamer.trace.checks import require_trace
+from ttamer.trace.trace import Losses, Trace
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from ttamer.fitted.models import Model
-    from ttamer.fitted.replay import Rule
-    from ttamer.trace.trace import Losses, Trace
-
-__all__ = ["Decisions", "decide"]
-
+# The largest number of steps whose states are monitored, evenly spaced along a long walk.
 MAX_STEPS = 6
-"""The largest number of steps whose states are monitored, evenly spaced along a long walk."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,42 +21,28 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-__all__ = [
-    "BET_SIZES",
-    "MEMORY",
-    "PVALUE_BETS",
-    "ConformalPValues",
-    "Growth",
-    "MixtureEProcess",
-    "bet_sizes",
-    "pvalue_increments",
-]
-
+# Row t invests one part in t + INVESTMENT_DELAY of the reserve.
 INVESTMENT_DELAY = 100
-"""Row t invests one part in ``t + INVESTMENT_DELAY`` of the reserve."""
+# The value of an investment is capped here, so that wealth stays finite.
 MAX_WEALTH = 1e250
-"""The value of an investment is capped here, so that wealth stays finite."""
+# The number of recent rows searched for the time of the change.
 MEMORY = 5000
-"""The number of recent rows searched for the time of the change."""
+# The latest time whose log-evidence is within this of the maximum is taken as the change.
 CHANGE_TOLERANCE = 2.0
-"""The latest time whose log-evidence is within this of the maximum is taken as the change."""
+# The largest bet loses at most this share of its value in one row.
 MAX_LOSS = 0.9
-"""The largest bet loses at most this share of its value in one row."""
+# The number of bet sizes; each is half of the one before.
 BET_SIZES = 7
-"""The number of bet sizes; each is half of the one before."""
+# The frequencies of the cosines that bet on a p-value.
 FREQUENCIES = (1, 2, 3)
-"""The frequencies of the cosines that bet on a p-value."""
+# The amplitudes of the cosines that bet on a p-value.
 AMPLITUDES = (-0.9, -0.6, -0.3, 0.3, 0.6, 0.9)
-"""The amplitudes of the cosines that bet on a p-value."""
+# The number of bets on one p-value.
 PVALUE_BETS = len(FREQUENCIES) * len(AMPLITUDES)
-"""The number of bets on one p-value."""
 
 
 @dataclass(frozen=True)

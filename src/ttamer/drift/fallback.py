@@ -6,23 +6,17 @@ The last node is the full network, or the model that ``target = "last"`` compare
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import nan
-from typing import TYPE_CHECKING
 
 from ttamer.baselines.single import AlwaysLast
 from ttamer.errors import ObservationError
+from ttamer.fitted.replay import Played
 from ttamer.fitted.sessions import CappedSession, FittedSession
 from ttamer.policy.session import Explanation
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ttamer.fitted.replay import Played
-    from ttamer.trace.spec import CascadeSpec
-    from ttamer.trace.trace import Trace
-
-__all__ = ["AskLast", "LastSession"]
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)

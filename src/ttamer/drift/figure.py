@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._arguments import require_whole
+from ttamer.drift.replay import ReplayResult
 from ttamer.errors import MissingExtra
 from ttamer.fitted.mixture import shown_error
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ttamer.drift.replay import ReplayResult
-
-__all__ = ["draw_replay"]
-
+# Label, colour and line width of each arm.
 LOOKS = {
     "adapted": ("with the loop", "#1b7f79", 2.4),
     "fixed": ("without adaptation", "#c8553d", 1.6),
     "retuned": ("thresholds re-tuned", "#f2a541", 1.6),
     "fallback": ("the last node alone", "#9a9a9a", 1.2),
 }
-"""Label, colour and line width of each arm."""
+# The colour of text and axes.
 INK = "#2b2b2b"
-"""The colour of text and axes."""
+# The labels of the events that are marked.
 MARKED = {"alarm": "alarm", "swap": "swap", "give up": "gave up", "roll back": "roll back"}
-"""The labels of the events that are marked."""
+# The number of rows over which error and cost are averaged.
 SMOOTH = 400
-"""The number of rows over which error and cost are averaged."""
 
 
 def draw_replay(

@@ -26,51 +26,31 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._arguments import require_kind
 from ttamer._numbers import counted
 from ttamer.drift.audit_log import joined
 from ttamer.drift.decisions import decide
 from ttamer.drift.fallback import AskLast
-from ttamer.drift.monitor import Bound, Monitor
+from ttamer.drift.monitor import Alarm, Bound, Monitor
+from ttamer.drift.settings import LoopSettings
 from ttamer.drift.worker import failure_text
 from ttamer.errors import ArgumentError
-from ttamer.fitted.ladder import FittedLadder
-from ttamer.fitted.mixture import shown_error
-from ttamer.fitted.promise import HeldOut, check_promise, make_promise
+from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+from ttamer.fitted.mixture import Mixture, shown_error
+from ttamer.fitted.promise import HeldOut, Promise, check_promise, make_promise
 from ttamer.fitting.plans import fit
 from ttamer.trace.checks import require_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from ttamer.drift.monitor import Alarm
-    from ttamer.drift.settings import LoopSettings
-    from ttamer.fitted.ladder import FittedPolicy
-    from ttamer.fitted.mixture import Mixture
-    from ttamer.fitted.promise import Promise
-    from ttamer.trace.trace import Trace
-
-__all__ = [
-    "CertifiedServing",
-    "Event",
-    "EventKind",
-    "FallbackServing",
-    "Loop",
-    "LoopState",
-    "Serving",
-    "serving_of",
-    "status_of",
-]
+from ttamer.trace.trace import Trace
 
 LoopState = Literal[
     "watching", "suspected", "refitting", "certifying", "shadowing", "swapped", "fallback"
@@ -91,14 +71,14 @@ EventKind = Literal[
     "reset",
 ]
 
+# The number of events that a loop keeps.
 MAX_EVENTS = 1000
-"""The number of events that a loop keeps."""
+# The number of events in a status.
 MAX_STATUS_EVENTS = 20
-"""The number of events in a status."""
+# The factor by which the rows must grow before the next attempt after a failed one.
 GROWTH = 1.5
-"""The factor by which the rows must grow before the next attempt after a failed one."""
+# The factor by which the rows must grow before the next attempt after a swap.
 REFRESH_GROWTH = 2.0
-"""The factor by which the rows must grow before the next attempt after a swap."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +164,8 @@ class FallbackServing:
         return f"the fallback policy ({self.policy.spec.names[-1]} answers)"
 
 
+# A policy that serves, or served, and where it comes from.
 Serving = CertifiedServing | FallbackServing
-"""A policy that serves, or served, and where it comes from."""
 
 
 def serving_of(ladder: FittedLadder, reference: Trace, settings: LoopSettings) -> CertifiedServing:

@@ -17,11 +17,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ttamer.drift.decisions import Decisions
 from ttamer.drift.eprocess import (
     BET_SIZES,
     MEMORY,
@@ -32,21 +35,12 @@ from ttamer.drift.eprocess import (
     pvalue_increments,
 )
 from ttamer.errors import ArgumentError
+from ttamer.fitted.promise import Kind
 from ttamer.stats.bounds import betting_upper
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from ttamer.drift.decisions import Decisions
-    from ttamer.fitted.promise import Kind
-
-__all__ = ["Alarm", "Bound", "Evidence", "Monitor", "Test"]
-
 Test = Literal["calibration", "promise", "states"]
+# E-values above this are reported as this.
 MAX_SHOWN = 1e12
-"""E-values above this are reported as this."""
 
 
 @dataclass(frozen=True)

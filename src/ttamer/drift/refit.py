@@ -10,10 +10,10 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from ttamer.artefact.files import load, save
 from ttamer.drift.worker import failure_text
@@ -22,15 +22,10 @@ from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitting.plans import fit
 from ttamer.trace.trace import Trace
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["RefitProcess", "main"]
-
+# The seconds after which a fit is ended: until then the loop takes no rows and obeys no action.
 TIMEOUT = 3600.0
-"""The seconds after which a fit is ended: until then the loop takes no rows and obeys no action."""
+# The niceness of the child process: the process that answers requests has priority.
 NICENESS = 10
-"""The niceness of the child process: the process that answers requests has priority."""
 ROWS, CASCADE, POLICY = "rows.npz", "cascade.toml", "policy.ttamer"
 STOPPED = "the fit was stopped"
 

@@ -7,37 +7,29 @@ is, with the fallback policy, and with thresholds re-tuned on a window of recent
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.drift.decisions import decide
 from ttamer.drift.fallback import AskLast
-from ttamer.drift.loop import Loop
+from ttamer.drift.loop import CertifiedServing, Event, Loop
 from ttamer.drift.monitor import Bound
 from ttamer.drift.retuned_thresholds import RetunedThresholds
 from ttamer.drift.sampling import AuditSampler
+from ttamer.drift.settings import LoopSettings
 from ttamer.errors import ArgumentError
-from ttamer.fitted.replay import paid
+from ttamer.fitted.ladder import FittedLadder
+from ttamer.fitted.replay import Rule, paid
 from ttamer.fitting.plans import fit
 from ttamer.trace.checks import require_trace
+from ttamer.trace.trace import Measure, Trace
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from ttamer.drift.loop import CertifiedServing, Event
-    from ttamer.drift.settings import LoopSettings
-    from ttamer.fitted.ladder import FittedLadder
-    from ttamer.fitted.replay import Rule
-    from ttamer.trace.trace import Measure, Trace
-
-__all__ = ["Arm", "ReplayResult", "replay_stream"]
-
+# The number of rows served before the loop takes the audited ones among them.
 BATCH_ROWS = 20
-"""The number of rows served before the loop takes the audited ones among them."""
 
 
 @dataclass(frozen=True, eq=False)

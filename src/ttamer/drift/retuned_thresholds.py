@@ -11,30 +11,23 @@ rows. They carry no certificate.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.baselines.rules import StopRule, walk_of
 from ttamer.baselines.threshold import Confidence
 from ttamer.drift.audit_log import joined
+from ttamer.drift.monitor import Bound
 from ttamer.errors import ArgumentError
-from ttamer.fitted.replay import paid
+from ttamer.fitted.replay import Rule, paid
 from ttamer.trace.checks import require_trace
+from ttamer.trace.trace import Losses, Trace
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ttamer.drift.monitor import Bound
-    from ttamer.fitted.replay import Rule
-    from ttamer.trace.trace import Losses, Trace
-
-__all__ = ["RetunedThresholds", "tune_thresholds"]
-
+# The first step size.
 FIRST_STEP = 0.1
-"""The first step size."""
+# The smallest step size.
 MIN_STEP = 0.01
-"""The smallest step size."""
 
 
 class RetunedThresholds:

@@ -13,19 +13,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ttamer.errors import ArgumentError
 
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-__all__ = ["AuditSampler", "Budget", "Draw", "Estimate", "estimate"]
-
+# The number of seconds in an hour.
 HOUR = 3600.0
-"""The number of seconds in an hour."""
 
 
 @dataclass(frozen=True)

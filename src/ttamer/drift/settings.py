@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ttamer._arguments import require_whole
 from ttamer.errors import ArgumentError
+from ttamer.fitted.promise import Kind
 
-if TYPE_CHECKING:
-    from ttamer.fitted.promise import Kind
-
-__all__ = ["MIN_REFIT_ROWS", "LoopSettings"]
-
+# The smallest number of audited rows that a re-fit may wait for.
 MIN_REFIT_ROWS = 50
-"""The smallest number of audited rows that a re-fit may wait for."""
 
 
 @dataclass(frozen=True)

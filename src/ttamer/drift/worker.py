@@ -5,16 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ttamer.errors import TTamerError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["Worker", "failure_text"]
 
 T = TypeVar("T")
 

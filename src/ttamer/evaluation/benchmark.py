@@ -8,35 +8,28 @@ resample for all families.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ttamer._arguments import require_path
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.evaluation.bootstrap import RowBootstrap, check_resampling, interval
 from ttamer.evaluation.families import family_names, uses_labels
-from ttamer.evaluation.frontiers import frontier
+from ttamer.evaluation.frontiers import Frontier, frontier
 from ttamer.fitted.replay import paid
 from ttamer.stats.envelope import area_under
 from ttamer.trace.checks import require_trace
 from ttamer.trace.files import SUFFIXES, beside
 from ttamer.trace.trace import Trace
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable, Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from ttamer.evaluation.frontiers import Frontier
-
-__all__ = ["PairwiseComparison", "TraceBench", "bench", "bench_trace", "find_traces"]
-
+# Areas that differ by less are equal.
 ROUNDING = 1e-12
-"""Areas that differ by less are equal."""
 
 
 @dataclass(frozen=True)

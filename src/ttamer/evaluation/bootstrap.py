@@ -10,28 +10,26 @@ grouped at random too, and the envelope is computed for each resample.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._arguments import require_whole
 from ttamer.fitted.replay import paid
 from ttamer.stats.envelope import cost_at_error, error_at_cost
+from ttamer.trace.trace import Measure, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
-
     from ttamer.evaluation.frontiers import Frontier
-    from ttamer.trace.trace import Measure, Trace
 
-__all__ = ["Resampled", "RowBootstrap", "check_resampling", "draw_counts", "interval"]
 
+# The largest number of groups of rows that are drawn. More rows are grouped at random: the mean
+# of a group varies less in proportion to its size, so the spread of the drawn means does not
+# change.
 MAX_BLOCKS = 4000
-"""The largest number of groups of rows that are drawn. More rows are grouped at random: the mean of
-a group varies less in proportion to its size, so the spread of the drawn means does not change."""
 
 Interval = tuple[float, float]
 

@@ -9,27 +9,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ttamer.baselines import FAMILIES, Unsuitable, fit_families, known_names
+from ttamer.baselines import FAMILIES, fit_families, known_names
+from ttamer.baselines.rules import Unsuitable
 from ttamer.errors import ArgumentError
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.models import ConfidenceModel
-from ttamer.fitted.replay import Setting
+from ttamer.fitted.replay import Family, Setting
 from ttamer.fitting.plans import fit
 from ttamer.problem.problem import Node, Problem
 from ttamer.solvers import solve_ladder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from ttamer.fitted.replay import Family
-    from ttamer.trace.trace import Trace
-
-__all__ = ["OURS", "SUMMARIES", "FitFamily", "family_names", "fit_all", "uses_labels"]
+from ttamer.trace.trace import Trace
 
 
 class FitFamily:
@@ -94,13 +89,14 @@ class LiteralFamily:
         return _settings(FittedLadder.of(solved, model))
 
 
+# Families that are fitted only where they are asked for by name.
 BY_NAME: dict[str, Family] = {"paper-literal": LiteralFamily()}
-"""Families that are fitted only where they are asked for by name."""
 OURS: dict[str, Family] = {
     "ttamer": FitFamily("ttamer"),
     "paper": FitFamily("paper", belief="none"),
 }
 
+# What each family does, to be read after its name.
 SUMMARIES: dict[str, str] = {
     "ttamer": "stops, goes on and returns the answer by calibrated beliefs about all answers",
     "paper": "is the paper as written: one minus the confidence is the loss of an answer",
@@ -120,7 +116,6 @@ SUMMARIES: dict[str, str] = {
     "routing": "asks the node whose answer is worth most, one step ahead (cascade routing)",
     "oracle": "uses the labels: the cheapest way to a right answer, a bound that no rule reaches",
 }
-"""What each family does, to be read after its name."""
 
 
 def family_names(names: Iterable[str]) -> list[str]:

@@ -6,44 +6,36 @@ always be mixed at random, so families are compared by the lower convex envelope
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ttamer._arguments import require_kind
-from ttamer._display.drawing import draw_curves
+from ttamer._display.drawing import Drawing, draw_curves
 from ttamer._display.notebook import card
-from ttamer._display.progress import shown
+from ttamer._display.progress import ProgressOption, shown
 from ttamer._numbers import counted, number, percent
-from ttamer.baselines import FAMILIES, Unsuitable
+from ttamer.baselines import FAMILIES
+from ttamer.baselines.rules import Unsuitable
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.bootstrap import check_resampling
 from ttamer.evaluation.families import fit_all
-from ttamer.evaluation.results import measure
+from ttamer.evaluation.results import Result, measure
+from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import shown_error
-from ttamer.fitted.replay import full_cost
+from ttamer.fitted.replay import Played, full_cost
 from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost, lower_envelope
 from ttamer.trace.checks import require_trace
+from ttamer.trace.trace import Measure, Trace
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable
-
-    from ttamer._display.drawing import Drawing
-    from ttamer._display.progress import ProgressOption
-    from ttamer.evaluation.results import Result
-    from ttamer.fitted.ladder import FittedLadder
-    from ttamer.fitted.replay import Played
-    from ttamer.trace.trace import Measure, Trace
-
-__all__ = ["Frontier", "Point", "Reference", "frontier", "require_frontier"]
-
+# The increases over the reference's error at which costs are compared.
 MORE_ERROR = (0.0, 0.005, 0.01, 0.02, 0.05)
-"""The increases over the reference's error at which costs are compared."""
+# Mean losses are compared at increases that are this many times as large, relative to the
+# reference's loss: from 1% to 10% of it.
 LOSS_PER_ERROR = 2.0
-"""Mean losses are compared at increases that are this many times as large, relative to the
-reference's loss: from 1% to 10% of it."""
+# The largest number of families that can be distinguished in one plot.
 MAX_DRAWN = 8
-"""The largest number of families that can be distinguished in one plot."""
 
 
 @dataclass(frozen=True)

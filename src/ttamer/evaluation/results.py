@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._arguments import require_kind
 from ttamer._display.notebook import card
@@ -24,24 +25,17 @@ from ttamer.evaluation.bootstrap import (
 )
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import shown_error
-from ttamer.fitted.replay import Played, full_cost, latency_of, paid
+from ttamer.fitted.replay import Played, Rule, full_cost, latency_of, paid
 from ttamer.trace.checks import require_trace
+from ttamer.trace.spec import Target
+from ttamer.trace.trace import Losses, Measure, Trace
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ttamer.fitted.replay import Rule
-    from ttamer.trace.spec import Target
-    from ttamer.trace.trace import Losses, Measure, Trace
-
-__all__ = ["Result", "evaluate", "measure"]
-
+# The quantiles of the cost that a result holds.
 QUANTILES = (0.5, 0.9, 0.99)
-"""The quantiles of the cost that a result holds."""
 
+# The largest number of distinct pairs of (wrong, cost) that are drawn; with more, rows are drawn
+# themselves.
 MAX_GROUPS = 1000
-"""The largest number of distinct pairs of (wrong, cost) that are drawn; with more, rows are drawn
-themselves."""
 
 
 @dataclass(frozen=True)

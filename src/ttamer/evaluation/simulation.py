@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._arguments import require_kind, require_whole
 from ttamer.policy.base import Policy
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-
-__all__ = ["Simulation", "simulate"]
 
 
 @dataclass(frozen=True, eq=False)

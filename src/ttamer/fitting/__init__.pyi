@@ -1,4 +1,3 @@
 from ttamer.fitting.options import FitOptions as FitOptions
 from ttamer.fitting.plans import fit as fit
-from ttamer.fitting.streaming import fit_batches as fit_batches
-from ttamer.fitting.streaming import fit_file as fit_file
+from ttamer.fitting.streaming import fit_batches as fit_batches, fit_file as fit_file

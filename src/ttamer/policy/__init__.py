@@ -1,5 +1,13 @@
 """Policies: solved tables, what they say, and the sessions and batches that look decisions up."""
 
-from ttamer._lazy import attach
-
-__getattr__, __dir__, __all__ = attach(__name__)
+from ttamer.policy.base import Ladder as Ladder, Policy as Policy
+from ttamer.policy.batch import Batch as Batch
+from ttamer.policy.future import Future as Future
+from ttamer.policy.index import IndexPolicy as IndexPolicy
+from ttamer.policy.joint import JointPolicy as JointPolicy
+from ttamer.policy.session import (
+    Explanation as Explanation,
+    Session as Session,
+    StateSession as StateSession,
+)
+from ttamer.policy.walk import WalkPolicy as WalkPolicy

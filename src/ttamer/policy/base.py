@@ -10,40 +10,31 @@ Units: ``value``, indices, thresholds and equivalent losses are weighed (tradeof
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ttamer._display.drawing import draw_curves
+from ttamer._display.drawing import Drawing, draw_curves
 from ttamer._display.notebook import card
 from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError
+from ttamer.policy.batch import Batch
 from ttamer.policy.drawing import draw_policy
 from ttamer.policy.expected_walk import STOP
-from ttamer.policy.future import Future
+from ttamer.policy.future import Expected, Future
+from ttamer.policy.session import Session
+from ttamer.problem.problem import Problem
 from ttamer.problem.tradeoff import check_tradeoff, weigh_losses
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from ttamer._display.drawing import Drawing
-    from ttamer.policy.batch import Batch
-    from ttamer.policy.future import Expected
-    from ttamer.policy.session import Session
-    from ttamer.problem.problem import Problem
-
-__all__ = ["MAX_ROWS", "Ladder", "Policy"]
-
+# The most rows of a table in a notebook.
 MAX_ROWS = 12
-"""The most rows of a table in a notebook."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ttamer._arguments import require_whole
 from ttamer._numbers import counted
@@ -25,13 +26,9 @@ from ttamer.errors import ObservationError
 from ttamer.policy.expected_walk import STOP
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
     from ttamer.policy.base import Policy
     from ttamer.policy.index import IndexPolicy
     from ttamer.policy.walk import WalkPolicy
-
-__all__ = ["Batch", "IndexBatch", "WalkBatch"]
 
 
 class Batch(ABC):

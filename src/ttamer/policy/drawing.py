@@ -7,6 +7,7 @@ takes in full colour. A session is drawn as its path: the nodes asked, the answe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
@@ -15,26 +16,23 @@ import numpy as np
 
 from ttamer._display.drawing import Drawing
 from ttamer.policy.expected_walk import START, STOP
+from ttamer.policy.session import Session
+from ttamer.problem.problem import Edge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ttamer.policy.base import Policy
-    from ttamer.policy.session import Session
-    from ttamer.problem.problem import Edge
 
-__all__ = ["Arrow", "Box", "draw_graph", "draw_policy", "draw_session"]
 
+# The most states of a node that its box lists.
 MAX_STATES_DRAWN = 8
-"""The most states of a node that its box lists."""
+# The most distinct costs that an edge lists.
 MAX_COSTS_DRAWN = 3
-"""The most distinct costs that an edge lists."""
+# The width of a character, the height of a line and the margin in a box, in pixels.
 CHARACTER, LINE_HEIGHT, PADDING = 6.6, 15, 8
-"""The width of a character, the height of a line and the margin in a box, in pixels."""
+# The distances between columns and rows of boxes, and around the drawing, in pixels.
 COLUMN_GAP, ROW_GAP, MARGIN = 90, 24, 20
-"""The distances between columns and rows of boxes, and around the drawing, in pixels."""
+# Colours that also differ in lightness, so that the drawing reads in grey.
 COLOURS = {"ink": "#1c2733", "used": "#1f5fa8", "unused": "#b4bac2", "answer": "#d9730d"}
-"""Colours that also differ in lightness, so that the drawing reads in grey."""
 
 
 @dataclass(frozen=True)

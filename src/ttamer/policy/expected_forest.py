@@ -17,26 +17,19 @@ about optimality is used: this is the policy's own behaviour, ties included.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.policy.future import Expected, Future, check_costs, cost_key
+from ttamer.problem.problem import Problem
 from ttamer.problem.tradeoff import weigh_losses
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from ttamer.problem.problem import Problem
-
-__all__ = ["expected_forest", "forest_future"]
-
+# The most entries in one table of means: kinds of cost are evaluated in parts below this size.
 MAX_MEANS = 2_000_000
-"""The most entries in one table of means: kinds of cost are evaluated in parts below this size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,8 +153,8 @@ def expected_forest(
     return Expected(loss, cost), np.array(asked)
 
 
+# Chances by (least loss found, key of the cost paid).
 Atoms = dict[tuple[float, float], float]
-"""Chances by (least loss found, key of the cost paid)."""
 
 
 def forest_future(

@@ -5,25 +5,18 @@ Probability mass flows forward over (state of the node asked last, column of the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.policy.future import Expected, Future, check_costs, cost_key
+from ttamer.problem.problem import Edge, Problem
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from ttamer.problem.problem import Edge, Problem
-
-__all__ = ["START", "STOP", "expected_walk", "walk_future"]
-
+# Before the first node there is the start; after the last one there is nothing.
 START = STOP = -1
-"""Before the first node there is the start; after the last one there is nothing."""
+# Chances below this are left out, so that on a long line few losses stay in play.
 NEGLIGIBLE = 1e-60
-"""Chances below this are left out, so that on a long line few losses stay in play."""
 
 
 def expected_walk(

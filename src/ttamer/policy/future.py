@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
 
-if TYPE_CHECKING:
-    from collections.abc import Sized
-
-    from numpy.typing import NDArray
-
-__all__ = ["Expected", "Future", "check_costs", "cost_key"]
-
+# The most distinct sums of costs that an exact law of the future may have.
 MAX_COSTS = 50_000
-"""The most distinct sums of costs that an exact law of the future may have."""
 
 
 @dataclass(frozen=True)

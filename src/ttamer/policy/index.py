@@ -8,25 +8,20 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
 from ttamer.policy.base import Policy
 from ttamer.policy.batch import IndexBatch
 from ttamer.policy.expected_forest import expected_forest, forest_future
 from ttamer.policy.expected_walk import STOP, expected_walk, walk_future
+from ttamer.policy.future import Expected, Future
 from ttamer.policy.session import IndexSession
 from ttamer.policy.surrogate import surrogate_below
 from ttamer.problem.tradeoff import weigh_losses
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ttamer.policy.future import Expected, Future
-
-__all__ = ["IndexPolicy"]
 
 
 class Children(NamedTuple):

@@ -8,28 +8,22 @@ steps are translated back to nodes.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+from ttamer._display.drawing import Drawing
 from ttamer.errors import ArgumentError
 from ttamer.policy.base import Policy
 from ttamer.policy.batch import Batch, WalkBatch
 from ttamer.policy.expected_walk import STOP
+from ttamer.policy.future import Expected, Future
 from ttamer.policy.session import Explanation, StateSession, WalkSession
-
-if TYPE_CHECKING:
-    import os
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from ttamer._display.drawing import Drawing
-    from ttamer.policy.future import Expected, Future
-    from ttamer.policy.walk import WalkPolicy
-
-__all__ = ["JointPolicy", "Step"]
+from ttamer.policy.walk import WalkPolicy
 
 
 @dataclass(frozen=True)

@@ -13,35 +13,25 @@ several times faster to read than arrays.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
+from ttamer._display.drawing import Drawing
 from ttamer._display.notebook import card
 from ttamer._numbers import number, percent
 from ttamer.errors import ObservationError
+from ttamer.problem.problem import Problem
 from ttamer.problem.tradeoff import weigh_losses
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-
-    from ttamer._display.drawing import Drawing
     from ttamer.policy.base import Policy
     from ttamer.policy.index import Children, IndexPolicy
     from ttamer.policy.walk import WalkPolicy
-    from ttamer.problem.problem import Problem
 
-__all__ = [
-    "NO_ANSWER",
-    "Explanation",
-    "IndexSession",
-    "LastAnswerSession",
-    "Session",
-    "StateSession",
-    "WalkSession",
-]
 
 INFINITY = float("inf")
 NO_ANSWER = "no node asked has an answer, and no node is left that might: stop"

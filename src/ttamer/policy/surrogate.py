@@ -19,26 +19,19 @@ Everything here is in weighed units: losses times the tradeoff, costs times one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ttamer.problem.problem import Problem
 from ttamer.problem.tradeoff import weigh_losses
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from ttamer.problem.problem import Problem
-
-__all__ = ["Surrogate", "join_below", "subtree_law", "surrogate_below"]
-
+# The share of a mean that the upper tail of a law may add and still be dropped: below rounding.
 NEGLIGIBLE = 1e-18
-"""The share of a mean that the upper tail of a law may add and still be dropped: below rounding."""
+# Laws of at most this many breakpoints keep those of chance 0.
 MANY_POINTS = 256
-"""Laws of at most this many breakpoints keep those of chance 0."""
 
 
 @dataclass(frozen=True, eq=False)

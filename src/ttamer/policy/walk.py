@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
 from ttamer.policy.base import Policy
 from ttamer.policy.batch import WalkBatch
 from ttamer.policy.expected_walk import STOP, expected_walk, walk_future
+from ttamer.policy.future import Expected, Future
 from ttamer.policy.index import IndexPolicy
-from ttamer.policy.session import LastAnswerSession, WalkSession
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from ttamer.policy.future import Expected, Future
-    from ttamer.policy.session import StateSession
-
-__all__ = ["WalkPolicy"]
+from ttamer.policy.session import LastAnswerSession, StateSession, WalkSession
 
 
 class Layout(NamedTuple):

@@ -1,5 +1,9 @@
 """Problems: nodes, edges, loss supports and transition matrices."""
 
-from ttamer._lazy import attach
-
-__getattr__, __dir__, __all__ = attach(__name__)
+from ttamer.problem.problem import (
+    Edge as Edge,
+    LossGrid as LossGrid,
+    Moves as Moves,
+    Node as Node,
+    Problem as Problem,
+)

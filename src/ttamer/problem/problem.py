@@ -16,11 +16,13 @@ On a line the two are the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ttamer._arguments import require_kind
 from ttamer._numbers import counted
@@ -35,14 +37,6 @@ from ttamer.problem.validation import (
     topological_order,
     write_json,
 )
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-__all__ = ["Edge", "LossGrid", "Moves", "Node", "Problem", "require_problem"]
 
 Moves = Literal["precedence", "walk"]
 

@@ -7,18 +7,13 @@ cheapest answer), at 1 only loss (the best answer, whatever it costs).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._arguments import require_kind
 from ttamer._numbers import as_float
 from ttamer.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-__all__ = ["check_tradeoff", "check_tradeoffs", "weigh_losses", "without_traces"]
 
 SMALLEST = (
     1e-150  # products of two such numbers are still normal, so ties are compared in full precision

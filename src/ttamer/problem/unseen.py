@@ -15,18 +15,12 @@ to be returned unseen (:func:`committed`); solvers/hedging.py chooses.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.problem.problem import Edge, Node, Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from numpy.typing import NDArray
-
-__all__ = ["committed", "free_name", "mean_losses", "with_leaves"]
 
 
 def with_leaves(problem: Problem) -> Problem:

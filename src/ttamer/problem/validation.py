@@ -22,38 +22,26 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._arguments import require_path
 from ttamer._numbers import is_number
 from ttamer.errors import ProblemError
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
     from ttamer.problem.problem import Edge, Node
 
-__all__ = [
-    "ROW_SUM_TOLERANCE",
-    "check_edges",
-    "check_form",
-    "check_nodes",
-    "check_shape",
-    "read_json",
-    "topological_order",
-    "write_json",
-]
 
+# The largest distance from 1 that the sum of a row of probabilities may have.
 ROW_SUM_TOLERANCE = 1e-9
-"""The largest distance from 1 that the sum of a row of probabilities may have."""
 
 
 def check_nodes(moves: str, nodes: Sequence[Node]) -> dict[str, int]:

@@ -9,6 +9,11 @@
     application = cluster.application("cascade.toml", "policy.ttamer")
 """
 
-from ttamer._lazy import attach
+from ttamer._extras import require
 
-__getattr__, __dir__, __all__ = attach(__name__, extra="ray")
+require("ray", "ray")
+
+from ttamer.ray.cluster import WorkLost as WorkLost, joined as joined
+from ttamer.ray.collecting import collect as collect, collect_parquet as collect_parquet
+from ttamer.ray.fitting import fit_parquet as fit_parquet
+from ttamer.ray.serving import application as application, build as build

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from ttamer.errors import TTamerError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-__all__ = ["RETRIES", "WorkLost", "cpus", "in_order", "joined", "resources"]
-
+# The number of times a task is repeated after its process died.
 RETRIES = 5
-"""The number of times a task is repeated after its process died."""
+# The number of tasks per core that may be submitted before the first result is taken.
 MAX_TASKS_PER_CORE = 4
-"""The number of tasks per core that may be submitted before the first result is taken."""
 
 
 class WorkLost(TTamerError):  # noqa: N818 - named after what happened

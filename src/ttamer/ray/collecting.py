@@ -10,9 +10,9 @@ from __future__ import annotations
 import inspect
 import itertools
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 import ray.data
@@ -21,24 +21,17 @@ from ray.exceptions import RayError
 from ttamer._arguments import require_whole
 from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.ray.cluster import WorkLost, cpus, joined, resources
-from ttamer.ray.parquet import Span, files_of, spans_of
+from ttamer.ray.parquet import Paths, Span, files_of, spans_of
 from ttamer.runtime import collecting as local
 from ttamer.runtime.calling import Batched, EventLoop, max_batch, require_callables
 from ttamer.runtime.reply import error_text
+from ttamer.trace.trace import Trace
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from ttamer.ray.parquet import Paths
-    from ttamer.trace.trace import Trace
-
-__all__ = ["collect", "collect_parquet"]
-
+# The number of inputs in a chunk, rounded up to a multiple of the largest batch.
 CHUNK_ROWS = 64
-"""The number of inputs in a chunk, rounded up to a multiple of the largest batch."""
 
+# The answers of a node to a chunk, and the position and text of its error, if it failed.
 Answers = tuple[list[Any], tuple[int, str] | None]
-"""The answers of a node to a chunk, and the position and text of its error, if it failed."""
 
 
 def collect(

@@ -14,46 +14,37 @@ import dataclasses
 import hashlib
 import logging
 import math
+import os
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import numpy as np
 import ray
+from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError, TraceError
+from ttamer.fitted.ladder import FittedLadder
+from ttamer.fitted.quantiser import Quantiser
 from ttamer.fitting import streaming
-from ttamer.fitting.counts import Counts
+from ttamer.fitting.counts import Counts, Pair
+from ttamer.fitting.options import FitKeywords
 from ttamer.ray.cluster import RETRIES, cpus, in_order, joined
-from ttamer.ray.parquet import files_of, spec_of, stretches
+from ttamer.ray.parquet import Paths, Stretch, files_of, spec_of, stretches
 from ttamer.trace.checks import Agreement
 from ttamer.trace.classes import ClassCodes
+from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import Unpack
-
-    from numpy.typing import NDArray
-
-    from ttamer.fitted.ladder import FittedLadder
-    from ttamer.fitted.quantiser import Quantiser
-    from ttamer.fitting.counts import Pair
-    from ttamer.fitting.options import FitKeywords
-    from ttamer.ray.parquet import Paths, Stretch
-    from ttamer.trace.spec import CascadeSpec
-
-__all__ = ["fit_parquet"]
-
+# The largest number of blocks of a task, unless row groups are longer.
 BLOCKS_PER_TASK = 8
-"""The largest number of blocks of a task, unless row groups are longer."""
+# The number of tasks per core to aim for, so that cores do not wait long for the last task.
 TASKS_PER_CORE = 4
-"""The number of tasks per core to aim for, so that cores do not wait long for the last task."""
+# The number of standard deviations by which the first draw of the sample is larger.
 SPARE = 6.0
-"""The number of standard deviations by which the first draw of the sample is larger."""
+# Below this number of rows a local fit is faster, measured with two workers by
+# experiments/ray/growth.py.
 MIN_ROWS = 4_000_000
-"""Below this number of rows a local fit is faster, measured with two workers by
-experiments/ray/growth.py."""
 
 _log = logging.getLogger(__name__)
 
@@ -247,8 +238,8 @@ def _classes_of(agreement: Agreement, classes: tuple[str, ...]) -> _Classes:
     )
 
 
+# The classes predicted, and the classes of labels; None once a label was predicted.
 _Classes = tuple[list[str], list[str]] | None
-"""The classes predicted, and the classes of labels; ``None`` once a label was predicted."""
 
 
 class _Agreements:

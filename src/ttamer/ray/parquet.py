@@ -11,10 +11,11 @@ A *span* is consecutive rows of one or more files of inputs, read together and p
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,19 +24,12 @@ from ttamer.errors import ArgumentError, CascadeError, TraceError
 from ttamer.trace.arrow import ArrowBatch, ParquetFile, arrow
 from ttamer.trace.builder import TraceBuilder
 from ttamer.trace.classes import ClassCodes
-from ttamer.trace.columns import plan
+from ttamer.trace.columns import Layout, plan
 from ttamer.trace.files import open_source
 from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ttamer.trace.columns import Layout
-    from ttamer.trace.trace import Trace
-
-    Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-__all__ = ["Span", "Stretch", "files_of", "spans_of", "spec_of", "stretches"]
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True)

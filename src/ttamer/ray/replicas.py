@@ -17,9 +17,10 @@ The replicas of a node with an ``upstream`` instead of a ``model`` call it over 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ttamer._numbers import is_number
 from ttamer.errors import CascadeError
@@ -27,24 +28,16 @@ from ttamer.llm.confidence import question_text
 from ttamer.runtime.calling import Call, call_async
 from ttamer.runtime.references import import_reference
 from ttamer.runtime.reply import Unusable, error_text, reply_of
-from ttamer.serve.config import settings_from
+from ttamer.serve.config import Settings, settings_from
 from ttamer.serve.upstreams.client import HttpClient
-from ttamer.serve.upstreams.node import NodeAnswer, open_nodes
+from ttamer.serve.upstreams.node import Node, NodeAnswer, open_nodes
 from ttamer.serve.upstreams.upstream import CallContext, UpstreamFailed
 from ttamer.trace.classes import class_text
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import BELIEF_FIELDS
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ttamer.serve.config import Settings
-    from ttamer.serve.upstreams.node import Node
-
-__all__ = ["Failed", "Placement", "Replica", "read_placements"]
-
+# The upstream of a node that has a model instead; it is never called.
 NOWHERE = "http://nowhere.invalid/v1"
-"""The upstream of a node that has a model instead; it is never called."""
 
 
 @dataclass(frozen=True)

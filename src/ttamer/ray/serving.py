@@ -12,8 +12,10 @@ replica dies is sent to another replica.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,36 +24,28 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from ttamer.errors import ArgumentError, CascadeError
-from ttamer.ray.replicas import Failed, Replica, read_placements
-from ttamer.serve.app import make_app
+from ttamer.ray.replicas import Failed, Placement, Replica, read_placements
+from ttamer.serve.app import App, make_app
 from ttamer.serve.bill import Bill, Usage
+from ttamer.serve.config import NodeSettings, Settings
 from ttamer.serve.gateway import Gateway
 from ttamer.serve.policies import load_artefact
-from ttamer.serve.upstreams.node import Node
+from ttamer.serve.upstreams.client import HttpClient
+from ttamer.serve.upstreams.node import Node, NodeAnswer
 from ttamer.serve.upstreams.upstream import NO_REQUEST, CallContext, UpstreamFailed
 from ttamer.trace.spec import CascadeSpec
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-
     from ray.serve import Application
     from ray.serve.handle import DeploymentHandle
 
-    from ttamer.ray.replicas import Placement
-    from ttamer.serve.app import App
-    from ttamer.serve.config import NodeSettings, Settings
-    from ttamer.serve.upstreams.client import HttpClient
-    from ttamer.serve.upstreams.node import NodeAnswer
 
-__all__ = ["application", "build"]
-
+# The number of times a request is sent to another replica after its replica died.
 RETRIES = 5
-"""The number of times a request is sent to another replica after its replica died."""
+# The seconds before the first retry; the k-th waits k times as long.
 PAUSE = 0.05
-"""The seconds before the first retry; the k-th waits k times as long."""
+# The seconds between health checks of a replica.
 HEALTH_CHECK_PERIOD = 2.0
-"""The seconds between health checks of a replica."""
 
 
 def application(

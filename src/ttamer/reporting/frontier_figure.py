@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer.evaluation.frontiers import require_frontier
+from ttamer.evaluation.frontiers import Frontier, require_frontier
 from ttamer.fitted.mixture import shown_error
 from ttamer.reporting.style import (
     BACKGROUND,
@@ -26,17 +27,12 @@ from ttamer.reporting.style import (
 from ttamer.stats.envelope import lower_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ttamer.evaluation.frontiers import Frontier
 
-__all__ = ["draw_frontier", "family_colours", "point_name"]
-
+# Threshold families: only the best of them is drawn in colour.
 THRESHOLDS = ("threshold", "threshold-per-exit", "calibrated", "entropy", "margin")
-"""Threshold families: only the best of them is drawn in colour."""
 _COLOURS = {
     "ttamer": STOP_COLOUR,
     "paper": GO_COLOUR,
@@ -45,6 +41,7 @@ _COLOURS = {
 }
 _THRESHOLD_COLOUR = "#8e5572"
 _EXTRA_COLOUR = "#6b7d3a"
+# The colour and the line style of each family in the background.
 _BACKGROUND = (
     ("#5b83c4", "-"),
     ("#a5721f", (0, (5, 1.5))),
@@ -53,13 +50,12 @@ _BACKGROUND = (
     ("#3f8ea8", (0, (6, 1.5, 1, 1.5))),
     ("#8d6fc0", (0, (9, 3))),
 )
-"""The colour and the line style of each family in the background."""
+# The width of a letter of the legend, and of a handle with its margins, as shares of a figure.
 _LETTER, _HANDLE = 0.0078, 0.066
-"""The width of a letter of the legend, and of a handle with its margins, as shares of a figure."""
+# The size of text for narrow screens, in points: at least 12 pixels on a screen of 400.
 _NARROW_FONT = 11.8
-"""The size of text for narrow screens, in points: at least 12 pixels on a screen of 400."""
+# Costs are drawn on a logarithmic scale if the arrow would end below this share of its start.
 _CLOSE = 0.1
-"""Costs are drawn on a logarithmic scale if the arrow would end below this share of its start."""
 
 
 def draw_frontier(

@@ -10,11 +10,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from ttamer.reporting.style import (
@@ -25,20 +25,15 @@ from ttamer.reporting.style import (
     MUTED,
     PAPER,
     RULE,
+    Drawn,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ttamer.reporting.style import Drawn
-
-__all__ = ["Cell", "Page", "Pick", "Picture", "Tile", "inline_svg", "render", "text"]
-
+# The content security policy, with the hash of the one script that may run.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "script-src 'sha256-{hash}'"
 )
-"""The content security policy, with the hash of the one script that may run."""
+# The colours of drawings that follow the page's light or dark theme.
 _THEME = {
     INK: "var(--ink)",
     MUTED: "var(--muted)",
@@ -48,7 +43,6 @@ _THEME = {
     BLANK_COLOUR: "var(--blank)",
     PAPER: "var(--card)",
 }
-"""The colours of drawings that follow the page's light or dark theme."""
 
 
 @dataclass(frozen=True)

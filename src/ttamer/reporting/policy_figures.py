@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ttamer._numbers import percents
+from ttamer._numbers import percent, percents
+from ttamer.evaluation.frontiers import Point
 from ttamer.fitted.quantiser import edges_of
+from ttamer.policy.base import Policy
+from ttamer.policy.index import IndexPolicy
 from ttamer.reporting.style import (
     BLANK_COLOUR,
     FAINT,
@@ -17,49 +22,27 @@ from ttamer.reporting.style import (
     MUTED,
     STOP_COLOUR,
     new_figure,
-    percent,
     plain_axes,
     printable,
     style,
 )
+from ttamer.theory.synthetic import Experiment
+from ttamer.trace.trace import Losses, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
-    from ttamer.evaluation.frontiers import Point
-    from ttamer.policy.base import Policy
-    from ttamer.policy.index import IndexPolicy
-    from ttamer.theory.synthetic import Experiment
-    from ttamer.trace.trace import Losses, Trace
 
-__all__ = [
-    "MAX_PANELS",
-    "draw_answered",
-    "draw_calibration",
-    "draw_if_stop",
-    "draw_index_bars",
-    "draw_recall",
-    "draw_step_bars",
-    "draw_stop_panels",
-    "node_colours",
-    "reached_steps",
-    "reliability",
-    "some_of",
-]
-
+# The most panels, bars or curves in one figure.
 MAX_PANELS = 12
-"""The most panels, bars or curves in one figure."""
+# The width of a figure, in inches.
 WIDTH = 4.7
-"""The width of a figure, in inches."""
+# Colours from the cheapest node to the most expensive: darker and darker, so that the order is
+# visible without colour.
 _SHADES = ("#f2a541", "#c9bb6c", "#74b096", "#1b7f79", "#2b5f80", "#3b4484")
-"""Colours from the cheapest node to the most expensive: darker and darker, so that the order is
-visible without colour."""
+# The number of bins of a reliability curve.
 _BINS = 10
-"""The number of bins of a reliability curve."""
 
 
 def node_colours(nodes: Sequence[str]) -> dict[str, str]:

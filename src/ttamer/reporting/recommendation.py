@@ -11,53 +11,38 @@ least error instead, and one is recommended if the rows show that it errs less t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._arguments import require_whole
+from ttamer._numbers import number
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.bootstrap import Resampled, interval
+from ttamer.evaluation.bootstrap import Interval, Resampled, interval
 from ttamer.evaluation.families import SUMMARIES, uses_labels
-from ttamer.evaluation.frontiers import require_frontier
+from ttamer.evaluation.frontiers import Frontier, Point, require_frontier
+from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import shown_error
-from ttamer.reporting.style import less, number, points
+from ttamer.reporting.style import less, points
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.checks import require_trace
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ttamer.evaluation.bootstrap import Interval
-    from ttamer.evaluation.frontiers import Frontier, Point
-    from ttamer.fitted.ladder import FittedLadder
-    from ttamer.trace.trace import Trace
-
-__all__ = [
-    "Recommendation",
-    "Share",
-    "budget_of",
-    "point_in_words",
-    "recommend",
-    "reference_in_words",
-    "settings_at",
-    "uses_labels",
-]
+from ttamer.trace.trace import Trace
 
 Outcome = Literal["wins", "ties", "loses", "unreached", "nothing"]
 
+# A smaller saving, as a share of the reference's cost, is not recommended.
 MIN_SAVING = 0.01
-"""A smaller saving, as a share of the reference's cost, is not recommended."""
+# A saving that takes more errors than the reference makes must be at least this large.
 MIN_SAVING_FOR_ERRORS = 0.05
-"""A saving that takes more errors than the reference makes must be at least this large."""
+# A saving must be at least this many times the additional error rate: 20% for two points.
 SAVING_PER_ERROR = 10.0
-"""A saving must be at least this many times the additional error rate: 20% for two points."""
+# Two settings are mixed only where that saves more than this share of the reference's cost.
 MIN_GAIN_OF_MIXING = 0.02
-"""Two settings are mixed only where that saves more than this share of the reference's cost."""
+# Savings further apart than this are not called level, even if the rows cannot tell them apart.
 MAX_TIE = 0.05
-"""Savings further apart than this are not called level, even if the rows cannot tell them apart."""
+# Errors are equal up to this difference.
 _SLACK = 1e-9
-"""Errors are equal up to this difference."""
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ttamer import __version__
 from ttamer._arguments import require_path
-from ttamer._display.progress import shown
-from ttamer._numbers import counted
-from ttamer._version import __version__
+from ttamer._display.progress import ProgressOption, shown
+from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.families import SUMMARIES, family_names, uses_labels
-from ttamer.evaluation.frontiers import require_frontier
+from ttamer.evaluation.frontiers import Frontier, Point, require_frontier
+from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.fitted.mixture import shown_error
 from ttamer.policy.index import IndexPolicy
 from ttamer.reporting.frontier_figure import draw_frontier, family_colours, point_name
@@ -29,6 +32,7 @@ from ttamer.reporting.policy_figures import (
     reached_steps,
 )
 from ttamer.reporting.recommendation import (
+    Recommendation,
     Share,
     budget_of,
     difference,
@@ -37,26 +41,17 @@ from ttamer.reporting.recommendation import (
     recommend,
     settings_at,
 )
-from ttamer.reporting.style import drawn, less, number, percent, require_matplotlib, svg_of
+from ttamer.reporting.style import drawn, less, require_matplotlib, svg_of
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.checks import require_trace
+from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Sequence
-
     from matplotlib.figure import Figure
 
-    from ttamer._display.progress import ProgressOption
-    from ttamer.evaluation.frontiers import Frontier, Point
-    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-    from ttamer.reporting.recommendation import Recommendation
-    from ttamer.trace.trace import Trace
 
-__all__ = ["write_report"]
-
+# What a cell shows where there is no number.
 NONE = "\N{EN DASH}"
-"""What a cell shows where there is no number."""
 
 
 def report(

@@ -7,61 +7,45 @@ drawn as they stand (no mathematics), cut to a length, and without what cannot b
 from __future__ import annotations
 
 import io
+import os
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttamer._lazy import is_installed
-from ttamer._numbers import number, percent
+from ttamer._numbers import percent
 from ttamer.errors import MissingExtra
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Drawn",
-    "drawn",
-    "less",
-    "new_figure",
-    "number",
-    "percent",
-    "plain_axes",
-    "points",
-    "printable",
-    "require_matplotlib",
-    "save_figure",
-    "style",
-    "svg_of",
-]
 
+# The colour of stopping, and of ttamer's own family.
 STOP_COLOUR = "#1b7f79"
-"""The colour of stopping, and of ttamer's own family."""
+# The colour of asking another node, and of the paper's family.
 GO_COLOUR = "#f2a541"
-"""The colour of asking another node, and of the paper's family."""
+# The colour of what recall makes worse.
 HURT_COLOUR = "#c8553d"
-"""The colour of what recall makes worse."""
+# The colour of text; this one and those below follow the page's light or dark theme.
 INK = "#2b2b2b"
-"""The colour of text; this one and those below follow the page's light or dark theme."""
+# The colour of captions and axes.
 MUTED = "#67615a"
-"""The colour of captions and axes."""
+# The colour of shares that carry no message.
 FAINT = "#c9c3ba"
-"""The colour of shares that carry no message."""
+# The colour of bounds in the background.
 BACKGROUND = "#8d857a"
-"""The colour of bounds in the background."""
+# The colour of grid lines.
 RULE = "#e3ded6"
-"""The colour of grid lines."""
+# The colour of what cannot happen.
 BLANK_COLOUR = "#f1efec"
-"""The colour of what cannot happen."""
+# The colour behind a figure.
 PAPER = "#ffffff"
-"""The colour behind a figure."""
+# The longest name that is drawn whole.
 _MAX_LETTERS = 24
-"""The longest name that is drawn whole."""
 
 
 def less(share: float) -> str:

@@ -4,6 +4,8 @@ from ttamer.runtime.batching import BatchOutcome as BatchOutcome
 from ttamer.runtime.calling import batched as batched
 from ttamer.runtime.cascade import Cascade as Cascade
 from ttamer.runtime.collecting import collect as collect
-from ttamer.runtime.outcome import CascadeFailed as CascadeFailed
-from ttamer.runtime.outcome import NodeCall as NodeCall
-from ttamer.runtime.outcome import Outcome as Outcome
+from ttamer.runtime.outcome import (
+    CascadeFailed as CascadeFailed,
+    NodeCall as NodeCall,
+    Outcome as Outcome,
+)

@@ -2,9 +2,10 @@ from ttamer.serve.app import make_app as make_app
 from ttamer.serve.collection.collecting import collect_upstreams as collect_upstreams
 from ttamer.serve.collection.comparing import Likeness as Likeness
 from ttamer.serve.collection.logged_answers import import_answers as import_answers
-from ttamer.serve.config import Settings as Settings
-from ttamer.serve.config import read_settings as read_settings
-from ttamer.serve.config import settings_from as settings_from
+from ttamer.serve.config import (
+    Settings as Settings,
+    read_settings as read_settings,
+    settings_from as settings_from,
+)
 from ttamer.serve.gateway import Gateway as Gateway
-from ttamer.serve.observability.trace_log import log_files as log_files
-from ttamer.serve.observability.trace_log import read_rows as read_rows
+from ttamer.serve.observability.trace_log import log_files as log_files, read_rows as read_rows

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer._files import atomic_write
 from ttamer.artefact.files import save
-from ttamer.drift.audit_log import AuditLog
-from ttamer.drift.audit_log import NodeAnswer as AuditAnswer
+from ttamer.drift.audit_log import AuditLog, NodeAnswer as AuditAnswer
 from ttamer.drift.auditor import Auditor
 from ttamer.drift.loop import CertifiedServing, Loop, serving_of
 from ttamer.drift.refit import RefitProcess

@@ -9,6 +9,9 @@
     cascade.score(x_test, y_test), cascade.run_batch(x_test).cost.mean()
 """
 
-from ttamer import _lazy
+from ttamer._extras import require
 
-__getattr__, __dir__, __all__ = _lazy.attach(__name__, extra="sklearn")
+require("sklearn", "sklearn")
+
+from ttamer.sklearn.classifier import CascadeClassifier as CascadeClassifier
+from ttamer.sklearn.regressor import CascadeRegressor as CascadeRegressor

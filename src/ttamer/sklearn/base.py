@@ -10,38 +10,30 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import issparse
 from sklearn.base import clone
-from sklearn.utils import _safe_indexing as rows_at
-from sklearn.utils import assert_all_finite, get_tags
+from sklearn.utils import _safe_indexing as rows_at, assert_all_finite, get_tags
 from sklearn.utils.metaestimators import _BaseComposition
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from ttamer.errors import ArgumentError
+from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.fitting.plans import MIN_ROWS, fit
 from ttamer.runtime.batching import BatchOutcome
 from ttamer.runtime.calling import batched
 from ttamer.runtime.cascade import Cascade
 from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
-
-    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-    from ttamer.trace.trace import Trace
-
-__all__ = ["CascadeEstimator", "Replies"]
-
+# Models fitted before answer in this many parts: the fastest part gives the cost by time.
 PREFIT_PARTS = 5
-"""Models fitted before answer in this many parts: the fastest part gives the cost by time."""
+# Costs by time are in microseconds per row.
 MICROSECONDS = 1e6
-"""Costs by time are in microseconds per row."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.model_selection import StratifiedKFold, check_cv
 from sklearn.utils import assert_all_finite
@@ -15,18 +17,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from ttamer.errors import ArgumentError
+from ttamer.runtime.batching import BatchOutcome
 from ttamer.sklearn.base import CascadeEstimator, Replies
+from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
-
-    from ttamer.runtime.batching import BatchOutcome
-    from ttamer.trace.spec import CascadeSpec
-
-__all__ = ["CascadeClassifier"]
 
 
 def _all_have_probabilities(cascade: Any) -> bool:

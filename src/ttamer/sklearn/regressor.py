@@ -8,37 +8,30 @@ Less expected error is more confidence. What an answer loses is its absolute or 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack, issparse
 from sklearn.base import RegressorMixin
 from sklearn.model_selection import KFold, StratifiedKFold, check_cv
 from sklearn.tree import DecisionTreeRegressor
-from sklearn.utils import _safe_indexing as rows_at
-from sklearn.utils import assert_all_finite
+from sklearn.utils import _safe_indexing as rows_at, assert_all_finite
 from sklearn.utils.validation import column_or_1d
 
 from ttamer.errors import ArgumentError
+from ttamer.runtime.batching import BatchOutcome
 from ttamer.sklearn.base import CascadeEstimator, Replies
+from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from numpy.typing import NDArray
-
-    from ttamer.runtime.batching import BatchOutcome
-    from ttamer.trace.spec import CascadeSpec
-
-__all__ = ["CascadeRegressor"]
-
+# What an answer may lose.
 LOSSES = ("absolute_error", "squared_error")
-"""What an answer may lose."""
+# A leaf of the tree that predicts errors has at least this many rows, or a fiftieth of all.
 MIN_LEAF = 10
-"""A leaf of the tree that predicts errors has at least this many rows, or a fiftieth of all."""
+# Folds are stratified by at most this many groups of equal size of the target.
 MAX_STRATA = 10
-"""Folds are stratified by at most this many groups of equal size of the target."""
 
 
 class CascadeRegressor(RegressorMixin, CascadeEstimator):

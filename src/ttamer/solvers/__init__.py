@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import ProblemError
-from ttamer.policy.base import Ladder
-from ttamer.problem.problem import require_problem
+from ttamer.policy.base import Ladder, Policy
+from ttamer.problem.problem import Problem, require_problem
 from ttamer.problem.tradeoff import check_tradeoff, check_tradeoffs
 from ttamer.problem.unseen import with_leaves
 from ttamer.solvers.blas import one_thread
@@ -18,21 +19,9 @@ from ttamer.solvers.hedging import solve_unseen_forest
 from ttamer.solvers.memory import check_memory, table_bytes
 from ttamer.solvers.walk import solve_walk
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from ttamer.policy.base import Policy
-    from ttamer.problem.problem import Problem
-
-__all__ = ["solve", "solve_ladder"]
-
+# The largest tables of a walk, in bytes, that are made without a look at the memory there is.
+# Beyond it a line is solved by its indices.
 MAX_LINE_TABLES = 2**29
-"""The largest tables of a walk, in bytes, that are made without a look at the memory there is.
-
-Beyond it a line is solved by its indices.
-"""
 
 
 def solve(problem: Problem, tradeoff: float, *, recall: bool = True) -> Policy:

@@ -5,15 +5,10 @@ The matrices are small: with two threads, waiting for each other costs several t
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from functools import cache
-from typing import TYPE_CHECKING
 
 from threadpoolctl import ThreadpoolController
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-__all__ = ["one_thread"]
 
 
 @cache

@@ -19,9 +19,9 @@ Reference
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import ProblemError
 from ttamer.policy.joint import JointPolicy, Step
@@ -30,13 +30,8 @@ from ttamer.problem.unseen import free_name
 from ttamer.solvers.memory import check_memory, table_bytes
 from ttamer.solvers.walk import solve_walk
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-__all__ = ["solve_joint"]
-
+# The most states that the walk over down-sets may have in all.
 MAX_STATES = 20_000
-"""The most states that the walk over down-sets may have in all."""
 
 
 def solve_joint(problem: Problem, tradeoffs: NDArray[np.float64]) -> list[JointPolicy]:

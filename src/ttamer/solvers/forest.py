@@ -22,24 +22,17 @@ Reference
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import ProblemError
 from ttamer.policy.expected_walk import START
 from ttamer.policy.index import IndexPolicy
 from ttamer.policy.surrogate import Surrogate, join_below, subtree_law
+from ttamer.problem.problem import Problem
 from ttamer.problem.tradeoff import weigh_losses
 from ttamer.solvers.blas import one_thread
 from ttamer.solvers.walk import NO_SURE_ANSWER, TIE
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ttamer.problem.problem import Problem
-
-__all__ = ["indices", "solve_forest", "sweep"]
 
 
 def solve_forest(problem: Problem, tradeoffs: NDArray[np.float64]) -> list[IndexPolicy]:

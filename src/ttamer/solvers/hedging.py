@@ -21,33 +21,27 @@ Ties, cost
 from __future__ import annotations
 
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ttamer.policy.index import IndexPolicy
 from ttamer.policy.surrogate import Surrogate, subtree_law
+from ttamer.problem.problem import Problem
 from ttamer.problem.tradeoff import weigh_losses
 from ttamer.problem.unseen import committed, mean_losses
 from ttamer.solvers.forest import solve_forest
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ttamer.policy.index import IndexPolicy
-    from ttamer.problem.problem import Problem
-
-__all__ = ["hedge", "solve_unseen_forest"]
-
+# The most commitments that are tried one by one.
 MAX_TRIED = 400
-"""The most commitments that are tried one by one."""
+# The probabilities of looking that local hedging chooses from.
 SHARES = np.linspace(0.0, 1.0, 101)
-"""The probabilities of looking that local hedging chooses from."""
+# The halvings in the search for the ratio of a probability.
 HALVINGS = 30
-"""The halvings in the search for the ratio of a probability."""
+# Looking or not with equal probability is within this ratio.
 WORST_RATIO = 2.0
-"""Looking or not with equal probability is within this ratio."""
+# The share of a value by which another commitment must be lower.
 IMPROVES = 1e-12
-"""The share of a value by which another commitment must be lower."""
 
 
 def solve_unseen_forest(problem: Problem, tradeoffs: NDArray[np.float64]) -> list[IndexPolicy]:

@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ttamer.errors import ProblemError
+from ttamer.problem.problem import Problem
 
-if TYPE_CHECKING:
-    from ttamer.problem.problem import Problem
-
-__all__ = ["available_memory", "check_memory", "table_bytes"]
-
+# The bytes of one entry while a walk is solved: Phi, Phi on arrival, and the choice.
 ENTRY_BYTES = 8 + 8 + 4
-"""The bytes of one entry while a walk is solved: Phi, Phi on arrival, and the choice."""
+# The file in which Linux states the limit of a container.
 CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
-"""The file in which Linux states the limit of a container."""
 
 
 def table_bytes(problem: Problem, tradeoffs: int, *, recall: bool) -> int:

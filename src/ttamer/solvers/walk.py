@@ -24,27 +24,21 @@ Reference
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import ProblemError
 from ttamer.policy.expected_walk import START, STOP
 from ttamer.policy.walk import WalkPolicy
+from ttamer.problem.problem import Problem
 from ttamer.problem.tradeoff import weigh_losses
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from ttamer.problem.problem import Problem
-
-__all__ = ["NO_SURE_ANSWER", "TIE", "solve_walk"]
-
+# A gain below this share of what it is compared with is rounding: stopping wins such ties.
 TIE = 1e-13
-"""A gain below this share of what it is compared with is rounding: stopping wins such ties."""
 
 NO_SURE_ANSWER = (
     "with some probability every node that can be asked has loss inf, so no policy is sure of an "

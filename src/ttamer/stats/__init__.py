@@ -1,5 +1,17 @@
 """Statistics that fits and tests share: regressions, envelopes, confidence bounds."""
 
-from ttamer._lazy import attach
-
-__getattr__, __dir__, __all__ = attach(__name__)
+from ttamer.stats.bounds import (
+    betting_p as betting_p,
+    betting_upper as betting_upper,
+    binomial_p as binomial_p,
+    binomial_upper as binomial_upper,
+)
+from ttamer.stats.envelope import (
+    area_under as area_under,
+    cost_at_error as cost_at_error,
+    error_at_cost as error_at_cost,
+    lower_envelope as lower_envelope,
+)
+from ttamer.stats.isotonic import falling as falling, rising as rising
+from ttamer.stats.logistic import fit_logistic as fit_logistic, logit as logit, sigmoid as sigmoid
+from ttamer.stats.paired import paired_p as paired_p, paired_upper as paired_upper

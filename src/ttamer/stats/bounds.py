@@ -14,30 +14,16 @@ that is kept.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import ArrayLike, NDArray
-
-__all__ = [
-    "betting_p",
-    "betting_upper",
-    "binomial_p",
-    "binomial_upper",
-    "check_confidence",
-    "invert_test",
-    "quantile_upper",
-]
-
+# A bet risks at most this share of the stake.
 BOLDEST = 0.9
-"""A bet risks at most this share of the stake."""
 HALVINGS = 40
 
 

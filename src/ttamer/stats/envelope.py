@@ -7,16 +7,10 @@ part that pays is kept: from the cheapest point on, more cost and less error at 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ttamer.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
-__all__ = ["area_under", "cost_at_error", "error_at_cost", "lower_envelope"]
 
 # A mean over many rows is not exact: a target met but for this share is met.
 _SLACK = 1e-9

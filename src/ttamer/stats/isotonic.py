@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-__all__ = ["falling", "rising", "rising_columns"]
+from numpy.typing import NDArray
 
 
 def rising(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -6,28 +6,22 @@ eliminated before the rest is solved.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-__all__ = ["CLASS_RIDGE", "fit_by_class", "fit_logistic", "logit", "sigmoid"]
-
+# Newton's method stops after this many steps at the latest.
 MAX_ROUNDS = 25
-"""Newton's method stops after this many steps at the latest."""
+# It stops after this many halvings of steps, all together: where chances are near 0 or 1, a step
+# may be a million times too long.
 MAX_HALVINGS = 200
-"""It stops after this many halvings of steps, all together: where chances are near 0 or 1, a step
-may be a million times too long."""
+# A step that lowers the objective by less than this share of it is the last.
 TOLERANCE = 1e-8
-"""A step that lowers the objective by less than this share of it is the last."""
+# Chances are kept this far from 0 and 1 before their logit is taken.
 EDGE = 1e-6
-"""Chances are kept this far from 0 and 1 before their logit is taken."""
+# The penalty on the square of each class term.
 CLASS_RIDGE = 1.0
-"""The penalty on the square of each class term."""
 
 
 def sigmoid(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -21,33 +21,28 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.stats.bounds import binomial_p, binomial_upper, invert_test
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-__all__ = ["paired_p", "paired_upper"]
-
+# The share of the level that the interval of the rate of differing may spend.
 SPENT = 0.04
-"""The share of the level that the interval of the rate of differing may spend."""
+# The number of parts of that interval.
 PARTS = 128
-"""The number of parts of that interval."""
+# The number of parts that is tried first: with fewer parts the p-value is larger.
 FEW_PARTS = 12
-"""The number of parts that is tried first: with fewer parts the p-value is larger."""
+# Lower statistics count as this one: their chance is nothing beside what the interval spends.
 MIN_STATISTIC = -6.0
-"""Lower statistics count as this one: their chance is nothing beside what the interval spends."""
+# Numbers of rows further than this many standard deviations from the mean are not followed.
 REACH = 6.0
-"""Numbers of rows further than this many standard deviations from the mean are not followed."""
+# Numbers of rows at most this far from the mean are always followed.
 MIN_REACH = 16
-"""Numbers of rows at most this far from the mean are always followed."""
+# A bound is found by this many halvings: to a thousandth of a point.
 HALVINGS = 17
-"""A bound is found by this many halvings: to a thousandth of a point."""
+# A number of rows that is whole but for so much is whole.
 ROUNDING = 1e-7
-"""A number of rows that is whole but for so much is whole."""
 
 
 def paired_p(worse: int, better: int, rows: int, at_most: float, *, alpha: float) -> float:

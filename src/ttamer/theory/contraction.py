@@ -10,21 +10,15 @@ the problem (solvers/forest.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError, ProblemError
 from ttamer.policy.drawing import Arrow, Box, draw_graph
-from ttamer.problem.problem import require_problem
+from ttamer.policy.future import Future
+from ttamer.problem.problem import Problem, require_problem
 from ttamer.solvers import solve
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from ttamer.policy.future import Future
-    from ttamer.problem.problem import Problem
-
-__all__ = ["Contraction", "contract", "draw_contraction"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,10 +20,8 @@ from ttamer.errors import ArgumentError
 from ttamer.problem.problem import Problem
 from ttamer.theory.optimal_values import no_recall_optimum, offline_optimum, online_optimum
 
-__all__ = ["Impossibility", "Needle", "impossibility", "needle", "two_nodes"]
-
+# The largest ratio for which the two-node example stays within floating point.
 MAX_ALPHA = 1e100
-"""The largest ratio for which the two-node example stays within floating point."""
 
 
 @dataclass(frozen=True)

@@ -15,35 +15,24 @@ Always offline <= online <= no recall. All are weighed by the tradeoff.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import ProblemError
 from ttamer.policy.expected_walk import START
 from ttamer.policy.surrogate import Surrogate, join_below
-from ttamer.problem.problem import require_problem
+from ttamer.problem.problem import Problem, require_problem
 from ttamer.problem.tradeoff import check_tradeoff, weigh_losses
 from ttamer.solvers import solve
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from ttamer.problem.problem import Problem
-
-__all__ = ["Optima", "no_recall_optimum", "offline_optimum", "online_optimum", "optima"]
-
-
+# The most joint states of all nodes that the offline optimum enumerates. A forest is not
+# enumerated, nor is a walk with fixed costs.
 MAX_JOINT_STATES = 200_000
-"""The most joint states of all nodes that the offline optimum enumerates.
-
-A forest is not enumerated, nor is a walk with fixed costs.
-"""
+# The largest difference between a table and the product of others that counts as rounding.
 AGREES = 1e-9
-"""The largest difference between a table and the product of others that counts as rounding."""
 
 
 @dataclass(frozen=True)

@@ -12,26 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
+from ttamer.policy.base import Policy
 from ttamer.policy.expected_walk import STOP, expected_walk
 from ttamer.problem.problem import Problem
 from ttamer.solvers import solve
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ttamer.policy.base import Policy
-
-__all__ = ["EXPERIMENTS", "Experiment", "best_threshold", "experiment", "if_stop_experiments"]
-
+# How strongly a loss of the correlated chain pulls the next one to itself.
 CORRELATION = 0.8
-"""How strongly a loss of the correlated chain pulls the next one to itself."""
+# The standard deviation of the next loss around that pull.
 SPREAD = 0.25
-"""The standard deviation of the next loss around that pull."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,8 +190,8 @@ def _chain(losses: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np
     return first, np.array(rows)
 
 
+# From the losses of a node to the law of the first node and the rows of the others.
 Law = Callable[["NDArray[np.float64]"], "tuple[NDArray[np.float64], NDArray[np.float64]]"]
-"""From the losses of a node to the law of the first node and the rows of the others."""
 
 EXPERIMENTS: dict[str, Law] = {
     "normal(0.5, 0.5)": _alike(lambda x: _normal(x, 0.5, 0.5)),

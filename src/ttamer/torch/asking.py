@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,21 +20,18 @@ from ttamer.torch.cuda.capturing import captured
 from ttamer.torch.devices import tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
     from torch import Tensor, nn
 
     from ttamer.torch.decide_triton import TritonCarry, TritonDecider
 
-__all__ = ["Asking"]
 
 LOG = logging.getLogger(__name__)
+# An exit is captured once it was asked so often with values of a shape.
 MIN_SEEN = 2
-"""An exit is captured once it was asked so often with values of a shape."""
+# The largest number of exits and shapes that are captured.
 MAX_GRAPHS = 512
-"""The largest number of exits and shapes that are captured."""
+# Tensors begin at multiples of this many bytes.
 PAGE = 512
-"""Tensors begin at multiples of this many bytes."""
 
 
 class Asking:

@@ -13,12 +13,12 @@ output is unchanged.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from threading import Lock, get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,26 +27,18 @@ from ttamer._arguments import require_kind
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
 from ttamer.torch.devices import LABEL_NAMES, device_of
-from ttamer.torch.early_exit import EarlyExit
-from ttamer.torch.networks.ramps import POOLS, Ramp, linear_layers
+from ttamer.torch.early_exit import EarlyExit, Inputs, Value
+from ttamer.torch.networks.ramps import POOLS, Pool, Ramp, linear_layers
 from ttamer.torch.networks.vgg import pooled_ramp
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ttamer.torch.early_exit import Inputs, Value
-    from ttamer.torch.networks.ramps import Pool
-
-__all__ = ["attach"]
-
+# What a block may get besides tensors.
 CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.Size)
-"""What a block may get besides tensors."""
+# The names of inputs that mark tokens, true or 1, and padding, false or 0.
 MASK_NAMES = ("attention_mask", "mask")
-"""The names of inputs that mark tokens, true or 1, and padding, false or 0."""
+# The largest relative difference of the full output that rounding may cause.
 TOLERANCE = 1e-4
-"""The largest relative difference of the full output that rounding may cause."""
+# Held while forwards are replaced.
 REPLACING = Lock()
-"""Held while forwards are replaced."""
 
 
 def attach(

@@ -12,28 +12,21 @@ so everything that takes a network with exits takes this one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.devices import autocast, device_of, inputs_and_labels
-from ttamer.torch.early_exit import EarlyExit, require_exits
+from ttamer.torch.devices import Precision, autocast, device_of, inputs_and_labels
+from ttamer.torch.early_exit import Batch, EarlyExit, require_exits
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from ttamer.torch.devices import Precision
-    from ttamer.torch.early_exit import Batch
-
-__all__ = ["CombinedExits", "combine_exits", "fit_combination"]
-
+# Log-probabilities are cut off here: one exit alone cannot exclude a class.
 MIN_LOG = -12.0
-"""Log-probabilities are cut off here: one exit alone cannot exclude a class."""
+# The fit of an exit stops after this many steps at the latest.
 MAX_ROUNDS = 60
-"""The fit of an exit stops after this many steps at the latest."""
 
 
 def combine_exits(

@@ -7,8 +7,8 @@ multiplying and adding are two operations. Measured costs come from :mod:`ttamer
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -16,16 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ttamer.torch.combining import CombinedExits
 from ttamer.torch.devices import by_position, evaluating, rows_of
-from ttamer.torch.early_exit import require_exits
-from ttamer.trace.spec import CascadeNode, CascadeSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ttamer.torch.early_exit import EarlyExit, Inputs
-    from ttamer.trace.spec import Target
-
-__all__ = ["Costs", "count_flops"]
+from ttamer.torch.early_exit import EarlyExit, Inputs, require_exits
+from ttamer.trace.spec import CascadeNode, CascadeSpec, Target
 
 
 @dataclass(frozen=True)

@@ -17,22 +17,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.tables import BeliefTables
+from ttamer.torch.asking import Asking
+from ttamer.torch.tables import BeliefTables, Tables
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ttamer.torch.asking import Asking
-    from ttamer.torch.tables import Tables
 
-__all__ = ["NO_ANSWER", "STOP", "Carry", "Decider", "Scores", "confidence_of", "scores_of"]
-
+# The prediction of an exit whose logits have a NaN.
 NO_ANSWER = -1
-"""The prediction of an exit whose logits have a NaN."""
+# The place of a row that has stopped.
 STOP = -1
-"""The place of a row that has stopped."""
+# The exits asked are bits of a 64-bit integer, so there are at most 64.
 MAX_EXITS = 64
-"""The exits asked are bits of a 64-bit integer, so there are at most 64."""
 
 
 @dataclass(eq=False)

@@ -9,18 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.torch.decide import NO_ANSWER, STOP, Carry, Decider, confidence_of, scores_of
-from ttamer.torch.tables import BeliefTables
+from ttamer.torch.tables import BeliefTables, Tables
 
 if TYPE_CHECKING:
     import torch
-    from numpy.typing import NDArray
     from torch import Tensor
-
-    from ttamer.torch.tables import Tables
-
-__all__ = ["CpuDecider"]
 
 
 class CpuDecider(Decider):

@@ -24,27 +24,24 @@ from ttamer.errors import ArgumentError
 from ttamer.torch.asking import Asking
 from ttamer.torch.cuda.launching import ALIGNMENT, Launcher, block_for
 from ttamer.torch.decide import Carry, Decider
-from ttamer.torch.tables import BeliefTables
+from ttamer.torch.tables import BeliefTables, Tables
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ttamer.torch.tables import Tables
 
-__all__ = ["TritonDecider"]
-
+# The number of rows per program.
 BLOCK = 8
-"""The number of rows per program."""
+# The number of rows that one program can list.
 MAX_ROWS = 8192
-"""The number of rows that one program can list."""
+# The host's number is the next exit times this, plus the rows that continue.
 STEP = MAX_ROWS + 1
-"""The host's number is the next exit times this, plus the rows that continue."""
+# Blocks are at least this large: kernels are compiled for few sizes.
 MIN_LIST, MIN_BOUNDS, MIN_EDGES, MIN_TERMS = 128, 128, 64, 8
-"""Blocks are at least this large: kernels are compiled for few sizes."""
+# What the pinned memory holds until the device has written to it.
 PENDING = -1
-"""What the pinned memory holds until the device has written to it."""
+# How often the host looks for the result before it waits for the device, some 10 ms.
 MAX_LOOKS = 20_000
-"""How often the host looks for the result before it waits for the device, some 10 ms."""
 _give_way = getattr(os, "sched_yield", int)
 
 
@@ -58,8 +55,8 @@ class TritonCarry(Carry):
     """The memory of what answers are made of. uint8."""
 
 
+# Names, types and shapes of tensors that lie in one piece of memory.
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
-"""Names, types and shapes of tensors that lie in one piece of memory."""
 
 
 def _unpacked(packed: Tensor, sizes: list[int], layout: Layout) -> dict[str, Tensor]:

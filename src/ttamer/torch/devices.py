@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
@@ -12,35 +12,16 @@ from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from torch import nn
 
     from ttamer.torch.early_exit import EarlyExit, Inputs, Value
 
-__all__ = [
-    "LABEL_NAMES",
-    "Precision",
-    "autocast",
-    "by_position",
-    "check_current",
-    "check_precision",
-    "device_of",
-    "evaluating",
-    "in_memory_order",
-    "inputs_and_labels",
-    "rows_of",
-    "take",
-    "tensors_of",
-    "to_device",
-    "wait",
-]
 
+# What a network computes in: single precision, or PyTorch's mixed precision with bfloat16.
 Precision = Literal["fp32", "bf16"]
-"""What a network computes in: single precision, or PyTorch's mixed precision with bfloat16."""
 
+# The names of labels in the batches of transformers.
 LABEL_NAMES = ("labels", "label", "label_ids")
-"""The names of labels in the batches of transformers."""
 
 
 def device_of(network: nn.Module) -> torch.device:

@@ -7,30 +7,24 @@ as its first dimension, so that rows can leave a batch part way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ttamer.errors import ArgumentError
+from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.torch.devices import by_position
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-
-__all__ = ["Batch", "EarlyExit", "Inputs", "Value", "fold_batch_norm", "require_exits"]
-
+# What blocks pass on: the batch is the first dimension of every tensor in it.
 Value = Tensor | tuple[Tensor, ...]
-"""What blocks pass on: the batch is the first dimension of every tensor in it."""
+# What a network takes: a value, or a mapping from the names of its inputs to tensors.
 Inputs = Value | Mapping[str, Tensor]
-"""What a network takes: a value, or a mapping from the names of its inputs to tensors."""
+# What a loader gives: inputs and labels, or a mapping that holds both by their names.
 Batch = tuple[Inputs, Tensor] | Mapping[str, Tensor]
-"""What a loader gives: inputs and labels, or a mapping that holds both by their names."""
 
 
 class EarlyExit(nn.Module):

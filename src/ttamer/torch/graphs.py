@@ -9,7 +9,9 @@ never waits. A smaller group is padded with rows that are ignored.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -18,12 +20,14 @@ import numpy as np
 import torch
 
 from ttamer.errors import ArgumentError
+from ttamer.fitted.ladder import FittedPolicy
 from ttamer.torch.cuda.branching import NONE, Branch, BranchingGraph
 from ttamer.torch.cuda.capturing import capture, captured, release_memory
 from ttamer.torch.cuda.copying_triton import copy_rows
 from ttamer.torch.cuda.input_memory import InputMemory, like
 from ttamer.torch.decide_triton import STEP, TritonDecider
 from ttamer.torch.devices import (
+    Precision,
     autocast,
     by_position,
     check_current,
@@ -32,24 +36,16 @@ from ttamer.torch.devices import (
     tensors_of,
     to_device,
 )
-from ttamer.torch.runner import Answers, Runner, group_sizes
+from ttamer.torch.early_exit import EarlyExit, Inputs, Value
+from ttamer.torch.runner import Answers, Regrouping, Runner, group_sizes
+from ttamer.torch.tables import Tables
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Sequence
-
     from torch import Tensor
 
-    from ttamer.fitted.ladder import FittedPolicy
-    from ttamer.torch.devices import Precision
-    from ttamer.torch.early_exit import EarlyExit, Inputs, Value
-    from ttamer.torch.runner import Regrouping
-    from ttamer.torch.tables import Tables
 
-__all__ = ["GraphRunner", "full_graph"]
-
+# The exit before the first one.
 START = -1
-"""The exit before the first one."""
 
 
 class Case(NamedTuple):

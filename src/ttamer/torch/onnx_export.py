@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +21,14 @@ from ttamer._files import atomic_write
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, MissingExtra
 from ttamer.torch.devices import device_of, rows_of, tensors_of, to_device
-from ttamer.torch.early_exit import require_exits
+from ttamer.torch.early_exit import EarlyExit, Inputs, require_exits
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
-
     from torch import nn
 
-    from ttamer.torch.early_exit import EarlyExit, Inputs
 
-__all__ = ["export_onnx"]
-
+# The names of the dimensions that may vary.
 DIMENSIONS = ("batch", "tokens")
-"""The names of the dimensions that may vary."""
 
 
 def export_onnx(

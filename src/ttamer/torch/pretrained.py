@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -20,30 +22,23 @@ from ttamer.artefact import load, save
 from ttamer.errors import ArgumentError, MissingExtra
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 from ttamer.torch.combining import CombinedExits
+from ttamer.torch.early_exit import EarlyExit
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping, Sequence
-
-    from ttamer.torch.early_exit import EarlyExit
-
-__all__ = ["Pretrained", "load_pretrained", "load_runnable", "save_pretrained"]
-
+# The version of the folder's format.
 FORMAT = 1
-"""The version of the folder's format."""
+# The file of the weights.
 WEIGHTS = "model.safetensors"
-"""The file of the weights."""
+# The file with what is needed to build the network.
 CONFIG = "exits.json"
-"""The file with what is needed to build the network."""
+# The file of the policy.
 POLICY = "policy.ttamer"
-"""The file of the policy."""
+# The configurations in transformers of the families that can be built by name.
 CONFIGS = {
     "bert": "BertConfig",
     "mpnet": "MPNetConfig",
     "gpt2": "GPT2Config",
     "llama": "LlamaConfig",
 }
-"""The configurations in transformers of the families that can be built by name."""
 
 
 @dataclass(frozen=True, eq=False)

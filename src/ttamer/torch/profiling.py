@@ -12,8 +12,10 @@ size.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
@@ -25,37 +27,29 @@ import torch
 
 from ttamer._arguments import require_whole
 from ttamer.errors import ArgumentError
+from ttamer.fitted.ladder import FittedPolicy
 from ttamer.torch.costs import Costs
-from ttamer.torch.devices import autocast, device_of, rows_of, take, to_device, wait
-from ttamer.torch.early_exit import EarlyExit, require_exits
+from ttamer.torch.devices import Precision, autocast, device_of, rows_of, take, to_device, wait
+from ttamer.torch.early_exit import EarlyExit, Inputs, Value, require_exits
 from ttamer.torch.runner import Regrouping, Runner, group_sizes
-from ttamer.torch.tables import threshold_tables
+from ttamer.torch.tables import Tables, threshold_tables
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Sequence
-
     from torch import Tensor
 
-    from ttamer.fitted.ladder import FittedPolicy
-    from ttamer.torch.devices import Precision
-    from ttamer.torch.early_exit import Inputs, Value
-    from ttamer.torch.tables import Tables
 
-__all__ = ["Profile", "profile", "timed"]
-
+# The number of timings whose median is kept.
 TIMINGS = 5
-"""The number of timings whose median is kept."""
+# The shortest duration of one timing, reached by repeating the work.
 MIN_SECONDS = 0.005
-"""The shortest duration of one timing, reached by repeating the work."""
+# The largest number of repetitions in one timing.
 MAX_REPEATS = 200
-"""The largest number of repetitions in one timing."""
+# Work that takes this many seconds or more is timed twice only, and not repeated.
 SLOW = 0.2
-"""Work that takes this many seconds or more is timed twice only, and not repeated."""
+# With fewer turns all that a call adds counts as the exits'.
 MIN_TURNS = 3
-"""With fewer turns all that a call adds counts as the exits'."""
+# The number of exits asked in whole calls that are timed, each alone and all together.
 PROBED = 3
-"""The number of exits asked in whole calls that are timed, each alone and all together."""
 
 
 @dataclass(frozen=True)

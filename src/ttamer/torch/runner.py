@@ -12,7 +12,9 @@ Three ways to run:
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby
@@ -23,10 +25,12 @@ import torch
 from ttamer._arguments import require_whole
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
+from ttamer.fitted.ladder import FittedPolicy
 from ttamer.torch.combining import CombinedExits
 from ttamer.torch.decide import NO_ANSWER, Carry, Decider
 from ttamer.torch.decide_cpu import CpuDecider
 from ttamer.torch.devices import (
+    Precision,
     autocast,
     check_current,
     check_precision,
@@ -36,26 +40,17 @@ from ttamer.torch.devices import (
     tensors_of,
     to_device,
 )
-from ttamer.torch.early_exit import require_exits
-from ttamer.torch.tables import BeliefTables, PlainTables, tables_of
+from ttamer.torch.early_exit import EarlyExit, Inputs, Value, require_exits
+from ttamer.torch.tables import BeliefTables, PlainTables, Tables, tables_of
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Iterator, Sequence
-
     from torch import Tensor, nn
 
-    from ttamer.fitted.ladder import FittedPolicy
-    from ttamer.torch.devices import Precision
-    from ttamer.torch.early_exit import EarlyExit, Inputs, Value
-    from ttamer.torch.tables import Tables
 
-__all__ = ["Answers", "Regrouping", "Runner", "decider_for", "group_sizes"]
-
+# After this many groups without padding to cut off, only some are looked at.
 MAX_IN_VAIN = 8
-"""After this many groups without padding to cut off, only some are looked at."""
+# One group in this many is looked at then.
 TRIM_EVERY = 16
-"""One group in this many is looked at then."""
 
 
 @dataclass(frozen=True)

@@ -15,34 +15,29 @@ does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
-from ttamer.fitted.belief import CERTAIN_LOGIT, context_of
+from ttamer.fitted.belief import CERTAIN_LOGIT, Belief, context_of
 from ttamer.fitted.ladder import FittedPolicy
 from ttamer.fitted.models import BeliefModel, ConfidenceModel
 from ttamer.policy.walk import WalkPolicy
 from ttamer.trace.trace import BELIEF_FIELDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Self
-
-    from numpy.typing import NDArray
     from torch import Tensor
 
-    from ttamer.fitted.belief import Belief
 
-__all__ = ["BeliefTables", "PlainTables", "Tables", "tables_of", "threshold_tables"]
-
+# The next place of an input that stops.
 STOP = -1
-"""The next place of an input that stops."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,20 +11,13 @@ import torch
 from ttamer.errors import TraceError
 from ttamer.torch.costs import count_flops
 from ttamer.torch.decide import scores_of
-from ttamer.torch.devices import autocast, device_of, inputs_and_labels, rows_of, take
-from ttamer.torch.early_exit import require_exits
+from ttamer.torch.devices import Precision, autocast, device_of, inputs_and_labels, rows_of, take
+from ttamer.torch.early_exit import Batch, EarlyExit, require_exits
+from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from torch import Tensor
-
-    from ttamer.torch.devices import Precision
-    from ttamer.torch.early_exit import Batch, EarlyExit
-    from ttamer.trace.spec import CascadeSpec
-
-__all__ = ["trace_of"]
 
 
 def trace_of(

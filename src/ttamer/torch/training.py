@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sized
+import os
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,30 +23,23 @@ from ttamer._arguments import require_kind, require_number, require_whole
 from ttamer._files import atomic_write
 from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError
-from ttamer.torch.devices import autocast, device_of, inputs_and_labels
-from ttamer.torch.early_exit import require_exits
+from ttamer.torch.devices import Precision, autocast, device_of, inputs_and_labels
+from ttamer.torch.early_exit import Batch, EarlyExit, Value, require_exits
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable
-
     from torch import Tensor
 
-    from ttamer.torch.devices import Precision
-    from ttamer.torch.early_exit import Batch, EarlyExit, Value
 
-__all__ = ["Part", "Recipe", "train"]
-
+# What is trained: the network without ramps, the ramps alone, or everything.
 Part = Literal["backbone", "ramps", "all"]
-"""What is trained: the network without ramps, the ramps alone, or everything."""
+# The parts that can be trained.
 PARTS = ("backbone", "ramps", "all")
-"""The parts that can be trained."""
+# The optimisers that a recipe can name.
 OPTIMISERS = ("sgd", "adamw")
-"""The optimisers that a recipe can name."""
+# The label of rows that PyTorch's losses leave out.
 IGNORED = -100
-"""The label of rows that PyTorch's losses leave out."""
+# The weights that a recipe can give the exits' losses.
 WEIGHTS = ("equal", "depth")
-"""The weights that a recipe can give the exits' losses."""
 
 
 @dataclass(frozen=True)

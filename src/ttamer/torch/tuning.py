@@ -10,56 +10,49 @@ Where none is faster, the network itself is recommended.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ttamer._arguments import require_number, require_whole
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
+from ttamer.fitted.ladder import FittedPolicy
 from ttamer.fitting.plans import fit
-from ttamer.torch.devices import by_position, rows_of, wait
-from ttamer.torch.early_exit import require_exits
-from ttamer.torch.profiling import full_run, profile, runner_for
-from ttamer.torch.runner import group_sizes
+from ttamer.torch.devices import Precision, by_position, rows_of, wait
+from ttamer.torch.early_exit import EarlyExit, Inputs, Value, require_exits
+from ttamer.torch.profiling import Profile, full_run, profile, runner_for
+from ttamer.torch.runner import Runner, group_sizes
 from ttamer.trace.checks import require_trace
+from ttamer.trace.spec import Target
+from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
     from torch import Tensor
 
-    from ttamer.fitted.ladder import FittedPolicy
-    from ttamer.torch.devices import Precision
-    from ttamer.torch.early_exit import EarlyExit, Inputs, Value
-    from ttamer.torch.profiling import Profile
-    from ttamer.torch.runner import Runner
-    from ttamer.trace.spec import Target
-    from ttamer.trace.trace import Trace
 
-__all__ = ["Candidate", "Recommendation", "Timing", "predicted", "recommend", "time_batches"]
-
+# The number of policies that are timed in full.
 MAX_TIMED = 4
-"""The number of policies that are timed in full."""
+# The largest number of ramps in a set that grows one by one.
 MAX_RAMPS = 3
-"""The largest number of ramps in a set that grows one by one."""
+# The largest number of ramps in the set of all.
 MANY_RAMPS = 12
-"""The largest number of ramps in the set of all."""
+# The share of the network's time below which a policy counts as faster, by two standard errors.
 MAX_TIME_SHARE = 0.97
-"""The share of the network's time below which a policy counts as faster, by two standard errors."""
+# How often each batch is timed.
 REPEATS = 3
-"""How often each batch is timed."""
+# The fewest batches that run before any is timed.
 WARM_UPS = 5
-"""The fewest batches that run before any is timed."""
+# The standard errors that an estimate keeps to spare below the error allowed.
 CAUTION = 2.0
-"""The standard errors that an estimate keeps to spare below the error allowed."""
+# The number of tradeoffs that policies are fitted for.
 TRADEOFFS = 60
-"""The number of tradeoffs that policies are fitted for."""
+# The least and the largest number of errors that the whole network costs at a tradeoff.
 PRICES = (0.001, 3.0)
-"""The least and the largest number of errors that the whole network costs at a tradeoff."""
 
 
 @dataclass(frozen=True)

@@ -7,33 +7,26 @@ import gzip
 import importlib
 import math
 import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import MissingExtra, TraceError
 from ttamer.trace.builder import fill_flags
-from ttamer.trace.columns import columns_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from ttamer.trace.classes import ClassCodes
-    from ttamer.trace.columns import Layout
-    from ttamer.trace.trace import Trace
-
-__all__ = ["CsvFile", "ParquetFile", "arrow", "write_csv", "write_parquet"]
+from ttamer.trace.classes import ClassCodes
+from ttamer.trace.columns import Layout, columns_of
+from ttamer.trace.trace import Trace
 
 _CASCADE = b"ttamer.cascade"
 _BATCH_ROWS = 1 << 17
+# What other programs write where there is no value.
 _MISSING = ("na", "n/a", "none", "null", "-", "?")
-"""What other programs write where there is no value."""
+# What a damaged file can make pyarrow raise, besides its own.
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError)
-"""What a damaged file can make pyarrow raise, besides its own."""
 
 
 def arrow(name: str = "pyarrow") -> Any:

@@ -7,20 +7,15 @@ cannot be used is refused by column and number, or left out and counted.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import TraceError
+from ttamer.trace.classes import ClassCodes
+from ttamer.trace.columns import Layout
 from ttamer.trace.trace import EXTRA_FIELDS, OnBad, Trace, graded
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ttamer.trace.classes import ClassCodes
-    from ttamer.trace.columns import Layout
-
-__all__ = ["Batch", "TraceBuilder", "fill_flags"]
 
 
 class Batch(Protocol):

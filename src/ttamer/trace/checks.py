@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -18,34 +19,23 @@ from ttamer.trace.classes import shown
 from ttamer.trace.mistakes import ANY_CLASS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ttamer.trace.trace import Trace
 
-__all__ = [
-    "UNPRICED",
-    "Agreement",
-    "check_classes",
-    "check_for_fit",
-    "label_warnings",
-    "require_trace",
-    "warn_of_variants",
-]
 
+# A whole number as a number with a point.
 _WHOLE = re.compile(r"^([+-]?\d+)\.0+$")
-"""A whole number as a number with a point."""
+# The end of the note on nodes whose costs were not given.
 UNPRICED = "at cost 1"
-"""The end of the note on nodes whose costs were not given."""
+# Mean costs of rows further from the cascade's cost, by this factor, are warned about.
 UNIT_RATIO = 30.0
-"""Mean costs of rows further from the cascade's cost, by this factor, are warned about."""
+# A fit to fewer rows is warned about: its error and cost on new rows are hardly known.
 MIN_RELIABLE_ROWS = 100
-"""A fit to fewer rows is warned about: its error and cost on new rows are hardly known."""
+# With fewer rows, nothing is concluded from how often answers match.
 MIN_COMPARED_ROWS = 20
-"""With fewer rows, nothing is concluded from how often answers match."""
+# The share of rows on which some two nodes are expected to agree.
 MIN_AGREEMENT = 0.2
-"""The share of rows on which some two nodes are expected to agree."""
+# The error that the best node is expected to stay below.
 MAX_BEST_ERROR = 0.5
-"""The error that the best node is expected to stay below."""
 
 
 @dataclass

@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import math
 import reprlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import TraceError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-__all__ = ["ClassCodes", "class_text", "shown"]
-
+# The types that pandas has for a missing value.
 _MISSING = ("NAType", "NaTType")
-"""The types that pandas has for a missing value."""
 
 
 def class_text(value: object) -> str | None:

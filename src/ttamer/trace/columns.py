@@ -9,11 +9,13 @@ signal.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import CascadeError, TraceError
 from ttamer.trace.checks import UNPRICED
@@ -21,17 +23,10 @@ from ttamer.trace.classes import shown
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import EXTRA_FIELDS, Trace
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-__all__ = ["Layout", "check_names", "columns_of", "infer_spec", "plan"]
-
+# Marks that separate columns in other tables; in a CSV file here a comma does.
 SEPARATORS = (";", "\t", "|")
-"""Marks that separate columns in other tables; in a CSV file here a comma does."""
+# What pandas names the column of an index without a name, in CSV and in Arrow.
 _INDEX = re.compile(r"|__index_level_\d+__")
-"""What pandas names the column of an index without a name, in CSV and in Arrow."""
 _FIELDS = ("confidence", "prediction", "correct", "loss", "score", "cost", *EXTRA_FIELDS)
 
 

@@ -6,9 +6,10 @@ own. Both go through the same columns, checks and class codes, and refuse the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -20,27 +21,12 @@ from ttamer.trace.checks import Agreement, warn_of_variants
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.columns import Layout, infer_spec, plan
 from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import OnBad, Trace
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator, Sequence
-
-    from ttamer.trace.trace import OnBad, Trace
-
-__all__ = [
-    "SUFFIXES",
-    "beside",
-    "open_layout",
-    "open_source",
-    "read_batches",
-    "read_source",
-    "suffix_of",
-    "write_trace",
-]
-
+# The suffixes of trace files.
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".npz")
-"""The suffixes of trace files."""
 _JSON_LINES = "pandas.read_json(path, lines=True).to_parquet(...)"
+# How other files of tables become a trace file, by their suffix.
 CONVERTED = {
     ".json": "pandas.read_json(path).to_parquet(...)",
     ".jsonl": _JSON_LINES,
@@ -48,7 +34,6 @@ CONVERTED = {
     ".tsv": "pandas.read_table(path).to_parquet(...)",
     ".xlsx": "pandas.read_excel(path).to_parquet(...)",
 }
-"""How other files of tables become a trace file, by their suffix."""
 
 
 class Source(Protocol):

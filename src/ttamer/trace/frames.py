@@ -7,29 +7,22 @@ A frame has the columns of a trace file: ``<node>.confidence`` and, where known,
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Literal
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 import numpy as np
 
 from ttamer.errors import ArgumentError, MissingExtra, TraceError
 from ttamer.trace.arrow import ArrowBatch, arrow
-from ttamer.trace.columns import check_names
+from ttamer.trace.columns import Layout, check_names
 from ttamer.trace.files import open_layout, read_source
-from ttamer.trace.spec import CascadeSpec
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator, Mapping
-
-    from ttamer.trace.columns import Layout
-    from ttamer.trace.spec import Order, Target
-    from ttamer.trace.trace import OnBad, Trace
-
-__all__ = ["FrameLibrary", "frame_of", "is_frame", "trace_from_frame"]
+from ttamer.trace.spec import CascadeSpec, Order, Target
+from ttamer.trace.trace import OnBad, Trace
 
 FrameLibrary = Literal["pandas", "polars", "arrow"]
+# Every message about a frame begins with this.
 PLACE = "the frame"
-"""Every message about a frame begins with this."""
 
 
 class _Frame:

@@ -14,24 +14,18 @@ for costs 1; a right answer costs 0; no answer costs as much as the worst mistak
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._numbers import is_number
 from ttamer.errors import CascadeError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-__all__ = ["ANY_CLASS", "checked_mistakes", "largest_mistake", "mistake_table"]
-
+# Stands for every class that is not named.
 ANY_CLASS = "*"
-"""Stands for every class that is not named."""
+# What a mistake costs that no entry is for.
 DEFAULT_COST = 1.0
-"""What a mistake costs that no entry is for."""
 
 
 def checked_mistakes(given: object) -> dict[str, dict[str, float]]:

@@ -10,29 +10,22 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
+from numpy.typing import NDArray
 
 from ttamer._numbers import counted
 from ttamer.errors import TraceError
 from ttamer.trace.builder import fill_flags
-from ttamer.trace.columns import columns_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from ttamer.trace.classes import ClassCodes
-    from ttamer.trace.columns import Layout
-    from ttamer.trace.trace import Trace
-
-__all__ = ["ArrayBatch", "NpzFile", "write_npz"]
+from ttamer.trace.classes import ClassCodes
+from ttamer.trace.columns import Layout, columns_of
+from ttamer.trace.trace import Trace
 
 _DAMAGE = (
     *(OSError, EOFError, ValueError, RuntimeError, KeyError, SyntaxError),

@@ -48,31 +48,24 @@ import dataclasses
 import datetime as dt
 import json
 import math
+import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._arguments import require_kind, require_path
 from ttamer._display.notebook import card
-from ttamer._numbers import counted, is_number
-from ttamer._numbers import number as shown_number
+from ttamer._numbers import counted, is_number, number as shown_number
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.trace.mistakes import checked_mistakes, largest_mistake
 from ttamer.trace.verification import joined_nodes, split_nodes
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-__all__ = ["CascadeNode", "CascadeSpec", "Order", "Target", "toml_text"]
 
 Order = Literal["fixed", "skip", "any", "auto"]
 Target = Literal["label", "last"]
@@ -83,11 +76,11 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ESCAPES = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _ESCAPES |= {'"': '\\"', "\\": "\\\\"}
 _HEAD_KEYS = ("order", "target", "name", "mistakes", "max_loss", "latency_weight")
+# Options of a node that its confidence depends on, with their defaults.
 _CONFIDENCE_OPTIONS = {"tokens": "all", "samples": 1, "verifier": None, "field": None}
-"""Options of a node that its confidence depends on, with their defaults."""
 _NODE_KEYS = ("name", "cost", "after", "passing", "verify_cost")
+# The option of a node with the prices of its tokens.
 _PRICES = "cost_per_token"
-"""The option of a node with the prices of its tokens."""
 
 
 @dataclass(frozen=True)

@@ -13,56 +13,41 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ttamer._arguments import require_kind, require_path, require_whole
-from ttamer._display.drawing import draw_curves
+from ttamer._display.drawing import Drawing, draw_curves
 from ttamer._display.notebook import card
 from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.trace.checks import check_classes, require_trace
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.mistakes import largest_mistake, mistake_table
-from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target
 from ttamer.trace.verification import split_nodes
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence, Sized
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from ttamer._display.drawing import Drawing
     from ttamer.trace.frames import FrameLibrary
-    from ttamer.trace.spec import CascadeNode, Order, Target
 
-__all__ = [
-    "BELIEF_FIELDS",
-    "EXTRA_FIELDS",
-    "Losses",
-    "Measure",
-    "OnBad",
-    "Trace",
-    "graded",
-    "require_rows",
-]
 
 OnBad = Literal["refuse", "skip"]
 Measure = Literal["error", "mean loss"]
+# Losses of answers: truth values where they are right or wrong, else numbers.
 Losses: TypeAlias = "NDArray[np.bool_] | NDArray[np.float64]"
-"""Losses of answers: truth values where they are right or wrong, else numbers."""
 
 _PLOT_PARTS = 20
+# Columns of a node that a belief may read beside its confidence.
 BELIEF_FIELDS = ("margin", "entropy")
-"""Columns of a node that a belief may read beside its confidence."""
+# Columns that a node may have besides its confidence, prediction, correctness and cost.
 EXTRA_FIELDS = (*BELIEF_FIELDS, "latency")
-"""Columns that a node may have besides its confidence, prediction, correctness and cost."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -882,8 +867,8 @@ class Trace:
 
 _DIGEST_ROWS = 1 << 17  # rows hashed at a time: no second copy of the trace is made
 _NODE_FIELDS = ("confidence", "prediction", "correct", "loss", "score", "cost")
+# Arrays by row that a trace may lack.
 _OUTCOMES = ("prediction", "label", "correct", "loss")
-"""Arrays by row that a trace may lack."""
 
 
 def require_rows(trace: Sized, least: int, what_for: str) -> None:

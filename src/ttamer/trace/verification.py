@@ -9,19 +9,17 @@ answer of ``large`` unseen, ask other nodes, or have it verified.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ttamer.errors import CascadeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ttamer.trace.spec import CascadeNode
 
-__all__ = ["SUFFIX", "joined_nodes", "split_nodes"]
 
+# What follows the name of a node in that of its verified answer.
 SUFFIX = " (verified)"
-"""What follows the name of a node in that of its verified answer."""
 
 
 def split_nodes(nodes: Sequence[CascadeNode]) -> tuple[tuple[CascadeNode, ...], list[int]]:

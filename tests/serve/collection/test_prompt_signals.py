@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import httpx2 as httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import ttamer as tt
 from support.changing import Traffic

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ttamer.llm.confidence import Unreadable, report_request, reported_confidence
 from ttamer.serve.bill import Bill

@@ -10,8 +10,7 @@ import pytest
 from support.waiting import Clock
 from ttamer.serve.bill import Bill
 from ttamer.serve.config import HeaderFromEnv, NodeSettings
-from ttamer.serve.upstreams import breaker as breaker_module
-from ttamer.serve.upstreams import upstream as module
+from ttamer.serve.upstreams import breaker as breaker_module, upstream as module
 from ttamer.serve.upstreams.client import HttpClient
 from ttamer.serve.upstreams.limits import NodeLimitReached, RateLimit
 from ttamer.serve.upstreams.upstream import CallContext, Upstream, UpstreamFailed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ttamer._version import __version__
+from ttamer import __version__
 from ttamer.serve.formats.openai import CASCADE, ENDPOINTS
 from ttamer.serve.formats.schemas import EMBEDDING, LABEL
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ttamer._version import __version__
+from ttamer import __version__
 from ttamer.errors import MissingExtra
 from ttamer.serve.observability.record import failure_kind
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,16 +28,13 @@ from ttamer.torch.cuda.driver import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
-__all__ = ["NONE", "Branch", "BranchingGraph", "destroy_unused", "replace_memsets"]
 
+# The case in which nothing follows.
 NONE = -1
-"""The case in which nothing follows."""
+# The driver's flag of graphs that are launched from the device.
 FROM_DEVICE = 4
-"""The driver's flag of graphs that are launched from the device."""
 
 _unused: list[Any] = []
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ttamer.torch.cuda.branching import destroy_unused, replace_memsets
 from ttamer.torch.cuda.counting import counters_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["capture", "captured", "release_memory"]
-
+# How often work runs before it is captured.
 WARM_UPS = 2
-"""How often work runs before it is captured."""
+# The share of a device's memory below which that of graphs that are gone is released.
 MIN_FREE = 0.5
-"""The share of a device's memory below which that of graphs that are gone is released."""
 
 
 def capture(

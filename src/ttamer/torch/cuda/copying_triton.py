@@ -6,6 +6,7 @@ PyTorch's operations take one kernel for each tensor, and copy padding, too.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,18 +17,15 @@ from ttamer.torch.cuda.launching import Launcher
 from ttamer.torch.devices import in_memory_order
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
-__all__ = ["copy_rows"]
 
+# The largest number of tensors that one kernel copies.
 MAX_TENSORS = 4
-"""The largest number of tensors that one kernel copies."""
+# The number of words of a row that one program copies.
 BLOCK = 1024
-"""The number of words of a row that one program copies."""
+# What rows are copied as, the widest first.
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
-"""What rows are copied as, the widest first."""
 
 
 def copy_rows(

@@ -8,20 +8,18 @@ are captured with, for graphs that share a pool never run at the same time.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Hashable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
-
     from torch import Tensor
 
-__all__ = ["counters", "counters_of"]
 
+# The largest number of counters that a kernel can use.
 MAX_COUNTERS = 1024
-"""The largest number of counters that a kernel can use."""
 _owner: ContextVar[Hashable | None] = ContextVar("owner", default=None)
 _counters: dict[Hashable, Tensor] = {}
 

@@ -9,23 +9,16 @@ import torch
 
 from ttamer.errors import ArgumentError
 
-__all__ = [
-    "MAX_BLOCKS",
-    "THREADS",
-    "check_version",
-    "current_stream",
-    "done",
-    "driver",
-    "kernels",
-]
-
+# The first version of CUDA whose driver launches graphs from the device beside others.
 MIN_DRIVER = 12010
-"""The first version of CUDA whose driver launches graphs from the device beside others."""
+# The threads of a block that fills or copies memory.
 THREADS = 256
-"""The threads of a block that fills or copies memory."""
+# The most blocks that fill or copy memory; each goes on where the others end.
 MAX_BLOCKS = 1024
-"""The most blocks that fill or copy memory; each goes on where the others end."""
 
+# The kernels that launch the next graph beside this one, which the kernel ends (the stream that
+# stands for that is a constant of CUDA), that fill memory with elements of 1, 2 or 4 bytes, and
+# that copy up to four tensors in words of 16 bytes.
 KERNELS = b"""
 extern "C" __global__ void follow(
     const long long *result, const int *cases, unsigned int unit, unsigned int width,
@@ -69,17 +62,14 @@ extern "C" __global__ void copy(
     copy_one(source3, target3, words3);
 }
 """
-"""The kernels that launch the next graph beside this one, which the kernel ends (the stream that
-stands for that is a constant of CUDA), that fill memory with elements of 1, 2 or 4 bytes, and that
-copy up to four tensors in words of 16 bytes."""
+# The line of an assembly after which functions are declared.
 SIZE_LINE = b".address_size 64"
-"""The line of an assembly after which functions are declared."""
+# The driver's function that launches a graph from the device.
 LAUNCH = (
     b".extern .func (.param .b32 error) cudaGraphLaunch (.param .b64 graph, .param .b64 stream);"
 )
-"""The driver's function that launches a graph from the device."""
+# The kernels.
 NAMES = ("follow", "fill", "copy")
-"""The kernels."""
 
 
 @cache

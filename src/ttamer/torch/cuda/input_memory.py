@@ -8,6 +8,7 @@ batches.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +19,13 @@ from ttamer.torch.cuda.driver import MAX_BLOCKS, THREADS, current_stream, done, 
 from ttamer.torch.devices import tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
-__all__ = ["InputMemory", "like"]
 
+# The largest number of tensors that one kernel copies.
 MAX_TENSORS = 4
-"""The largest number of tensors that one kernel copies."""
+# The bytes that a thread copies at once: addresses and sizes are multiples of this.
 WORD = 16
-"""The bytes that a thread copies at once: addresses and sizes are multiples of this."""
 
 
 class InputMemory:

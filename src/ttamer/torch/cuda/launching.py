@@ -8,17 +8,13 @@ remembers the compiled kernel by a key that the caller gives, and passes plain a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-__all__ = ["Launcher", "block_for"]
-
+# Triton compiles for addresses that are multiples of this many bytes, and for others.
 ALIGNMENT = 16
-"""Triton compiles for addresses that are multiples of this many bytes, and for others."""
 
 
 def block_for(count: int, at_least: int = 1) -> int:

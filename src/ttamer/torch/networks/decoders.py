@@ -9,7 +9,9 @@ classifier has no such head. Inputs are pairs (ids, mask); see ``ttamer.torch.ne
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,20 +23,14 @@ from ttamer.torch.networks.tokens import (
     INPUT_NAMES,
     Embed,
     Layer,
+    Tokens,
     build_model,
     check_padding_last,
     transformers,
     trim_padding,
 )
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Sequence
-
-    from ttamer.torch.networks.tokens import Tokens
-
-__all__ = ["exits_on_gpt2", "exits_on_llama", "gpt2", "llama"]
-
+# The sizes of SmolLM2-135M, a decoder of 30 layers.
 SMOLLM2_135M = {
     "vocab_size": 49152,
     "hidden_size": 576,
@@ -46,7 +42,6 @@ SMOLLM2_135M = {
     "rope_theta": 100000.0,
     "tie_word_embeddings": True,
 }
-"""The sizes of SmolLM2-135M, a decoder of 30 layers."""
 
 
 def gpt2(

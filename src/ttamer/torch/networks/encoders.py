@@ -9,7 +9,9 @@ Inputs are pairs (ids, mask); see ``ttamer.torch.networks.tokens``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,22 +23,15 @@ from ttamer.torch.networks.tokens import (
     INPUT_NAMES,
     Embed,
     Layer,
+    Tokens,
     build_model,
     scores_of_padding,
     transformers,
     trim_padding,
 )
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
-
-    from ttamer.torch.networks.tokens import Tokens
-
-__all__ = ["bert", "exits_on_bert", "exits_on_mpnet", "mpnet"]
-
+# The layers of a ramp: a norm and a linear layer, or those of BERT's head.
 Layers = Literal["linear", "dense"]
-"""The layers of a ramp: a norm and a linear layer, or those of BERT's head."""
 
 
 def bert(

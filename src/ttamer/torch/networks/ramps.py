@@ -10,14 +10,12 @@ from torch import Tensor, nn
 
 from ttamer.errors import ArgumentError
 
-__all__ = ["POOLS", "Pool", "Ramp", "dense_layers", "linear_layers", "pooled"]
-
+# The vector of an input: its first token, the mean of its tokens, or its last token.
 Pool = Literal["first", "mean", "last"]
-"""The vector of an input: its first token, the mean of its tokens, or its last token."""
+# The ways of pooling.
 POOLS = ("first", "mean", "last")
-"""The ways of pooling."""
+# Whether kernels can be written in Triton here.
 HAS_TRITON = find_spec("triton") is not None
-"""Whether kernels can be written in Triton here."""
 
 
 def linear_layers(width: int, classes: int) -> tuple[nn.Module, ...]:

@@ -16,22 +16,20 @@ from torch import nn
 
 from ttamer.torch.cuda.counting import counters
 from ttamer.torch.cuda.launching import Launcher, block_for
+from ttamer.torch.networks.ramps import Pool
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ttamer.torch.networks.ramps import Pool
 
-__all__ = ["MAX_CLASSES", "classify", "is_norm", "pool_tokens"]
-
+# The most classes of :func:`classify`, which computes one after another.
 MAX_CLASSES = 32
-"""The most classes of :func:`classify`, which computes one after another."""
 
+# The numbers of a vector that one program pools.
 WIDTH_BLOCK = 32
-"""The numbers of a vector that one program pools."""
+# The fewest and the most tokens that are read at once: a program that waits for few reads in turn
+# takes longer.
 MIN_TOKENS, MAX_TOKENS = 16, 256
-"""The fewest and the most tokens that are read at once: a program that waits for few reads in turn
-takes longer."""
 NO_NORM, LAYER_NORM, RMS_NORM = (tl.constexpr(k) for k in range(3))
 
 

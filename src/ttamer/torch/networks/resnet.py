@@ -7,7 +7,8 @@ blocks (He et al. 2016), a pooling (``avgpool`` or ``global_pool``), and ``fc``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,16 +18,11 @@ from ttamer.torch.devices import evaluating
 from ttamer.torch.early_exit import EarlyExit
 from ttamer.torch.networks.vgg import check_classes, pooled_ramp
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["exits_on_resnet"]
-
+# The parts of a ResNet, each with the names it may have.
 PARTS = (
     ("conv1",), ("bn1",), ("relu", "act1"), ("maxpool",), ("layer1",), ("layer2",), ("layer3",),
     ("layer4",), ("avgpool", "global_pool"), ("fc",),
 )  # fmt: skip
-"""The parts of a ResNet, each with the names it may have."""
 
 
 def exits_on_resnet(

@@ -10,35 +10,22 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ttamer.errors import ArgumentError, MissingExtra
 
-if TYPE_CHECKING:
-    import os
-
-__all__ = [
-    "INPUT_NAMES",
-    "Embed",
-    "Layer",
-    "build_model",
-    "check_padding_last",
-    "scores_of_padding",
-    "transformers",
-    "trim_padding",
-]
-
+# The names of ids and mask in what the tokenizers of transformers return.
 INPUT_NAMES = ("input_ids", "attention_mask")
-"""The names of ids and mask in what the tokenizers of transformers return."""
+# Texts are cut to a multiple of this many tokens: kernels run fastest on few, even widths.
 WIDTHS = 16
-"""Texts are cut to a multiple of this many tokens: kernels run fastest on few, even widths."""
+# Ids or hidden states, the mask, and what else layers need, each with the batch first.
 Tokens = tuple[Tensor, ...]
-"""Ids or hidden states, the mask, and what else layers need, each with the batch first."""
 
 
 def transformers() -> Any:

@@ -6,31 +6,27 @@ takes any network with the parts of torchvision's VGG (``features``, ``avgpool``
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
+from collections.abc import Callable, Sequence
+from typing import Literal, cast
 
 from torch import nn
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.early_exit import EarlyExit
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-__all__ = ["VGG", "check_classes", "convolutional_ramp", "exits_on_vgg", "pooled_ramp", "vgg"]
-
+# By depth: (channels, convolutions) of each of the five stages; each ends with a pooling.
 LAYERS: dict[int, tuple[tuple[int, int], ...]] = {
     11: ((64, 1), (128, 1), (256, 2), (512, 2), (512, 2)),
     13: ((64, 2), (128, 2), (256, 2), (512, 2), (512, 2)),
     16: ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)),
 }
-"""By depth: (channels, convolutions) of each of the five stages; each ends with a pooling."""
+# The largest number of pooled features that a ramp reads, unless there are more channels.
 MAX_FEATURES = 2048
-"""The largest number of pooled features that a ramp reads, unless there are more channels."""
+# The largest side of the maps that a convolutional ramp reads, and the largest that it does not
+# halve.
 MAX_SIDE, MIN_SIDE = 28, 8
-"""The largest side of the maps that a convolutional ramp reads, and the largest that it does not
-halve."""
+# The largest number of values that a convolutional ramp reads, unless its maps are small.
 MAX_VALUES = 128 * MAX_SIDE**2
-"""The largest number of values that a convolutional ramp reads, unless its maps are small."""
 
 
 class VGG(nn.Module):

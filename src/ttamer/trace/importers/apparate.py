@@ -6,10 +6,12 @@ whether a ramp agreed with the network, or with the label: the pickle does not t
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._numbers import counted
 from ttamer.errors import TraceError
@@ -19,15 +21,7 @@ from ttamer.trace.columns import plan
 from ttamer.trace.importers.plain_pickle import load_plain
 from ttamer.trace.npz import ArrayBatch
 from ttamer.trace.spec import CascadeSpec
-
-if TYPE_CHECKING:
-    import os
-
-    from numpy.typing import NDArray
-
-    from ttamer.trace.trace import OnBad, Trace
-
-__all__ = ["import_apparate"]
+from ttamer.trace.trace import OnBad, Trace
 
 _NUMBERS = {int, float, bool, type(None)}
 

@@ -7,22 +7,16 @@ The prices are per 10,000 calls; a cost is the price of one call.
 from __future__ import annotations
 
 import csv
+import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ttamer.errors import CascadeError, TraceError
 from ttamer.trace.classes import shown
 from ttamer.trace.columns import Layout
 from ttamer.trace.files import open_source, read_source
 from ttamer.trace.spec import CascadeNode, CascadeSpec
-
-if TYPE_CHECKING:
-    import os
-
-    from ttamer.trace.trace import OnBad, Trace
-
-__all__ = ["import_frugalml"]
+from ttamer.trace.trace import OnBad, Trace
 
 _FIELDS = {"confidence": "conf__", "prediction": "pred__", "correct": "correct__"}
 _CALLS = 10_000

@@ -7,11 +7,14 @@ Columns ``sample``, ``exit`` and ``confidence``, and where known ``prediction``,
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import TraceError
 from ttamer.trace.builder import TraceBuilder
@@ -21,16 +24,7 @@ from ttamer.trace.columns import Layout, infer_spec, plan
 from ttamer.trace.files import open_source
 from ttamer.trace.npz import ArrayBatch
 from ttamer.trace.spec import CascadeSpec
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from ttamer.trace.trace import OnBad, Trace
-
-__all__ = ["import_long_csv"]
+from ttamer.trace.trace import OnBad, Trace
 
 _NUMBERS = ("confidence", "cost")
 _TEXTS = ("sample", "exit", "prediction", "label")

@@ -12,21 +12,16 @@ for any memo number a pickle claims, and a few bytes can claim all there is.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import TraceError
-
-if TYPE_CHECKING:
-    import os
-
-    from numpy.typing import NDArray
-
-__all__ = ["load_plain"]
 
 _CORES = ("numpy.core", "numpy._core")  # NumPy 1 and 2
 _NAMES = {

@@ -1,0 +1,40 @@
+"""Optional libraries, imported where they are used."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from ttamer.errors import MissingExtra
+
+
+def require(module: str, extra: str) -> Any:
+    """Import an optional library.
+
+    Args:
+        module: The module to import.
+        extra: The extra of this package that installs it.
+
+    Returns:
+        The module.
+
+    Raises:
+        MissingExtra: If it is not installed; the message names the extra.
+
+    >>> require("json", "io").dumps([1])
+    '[1]'
+    """
+    if not is_installed(module):
+        raise MissingExtra(module, extra)
+    return import_module(module)
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported, without importing it.
+
+    >>> is_installed("json"), is_installed("no_such_module")
+    (True, False)
+    """
+    try:
+        return find_spec(module) is not None
+    except (ValueError, ModuleNotFoundError):  # blocked (None in sys.modules), or no parent
+        return False

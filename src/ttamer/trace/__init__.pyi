@@ -1,5 +1,0 @@
-from ttamer.trace.checks import label_warnings as label_warnings
-from ttamer.trace.files import read_batches as read_batches
-from ttamer.trace.spec import CascadeNode as CascadeNode
-from ttamer.trace.spec import CascadeSpec as CascadeSpec
-from ttamer.trace.trace import Trace as Trace
