@@ -1,0 +1,420 @@
+"""Promises: the cheapest mix of points that keeps a bound, with a stated confidence.
+
+Mixes are tested one after another, each at the full level, until one fails (fixed-sequence testing;
+Angelopoulos et al., Learn then Test, 2021). The order is fixed by the rows fitted to and the tests
+are made on rows held out: what is returned breaks its promise with a chance of at most alpha.
+
+- ``error``: the mean loss is at most ``at_most``;
+- ``drop``: it is at most ``at_most`` above that of a node by itself. The sequence starts at that
+  node, whose drop is 0, so something is always certified;
+- ``budget``: the share of inputs that cost more than a budget is at most ``at_most``.
+
+Nothing is returned that costs more than the model it is compared with. Right and wrong answers are
+tested by exact binomial and paired tests, all other losses by betting. Rows of one group are not
+independent: a group counts once, with the mean of its rows.
+
+Rows whose nodes were asked with known chances are weighted by one over the least chance of the
+nodes that a policy asks, which is never above one over the chance of all of them. Weights are
+clipped at ``CAP``, and what is weighted is 1 minus the loss: a smaller weight makes the bound wider
+and never wrong. Rows on which a policy asks a node that the log lacks weigh 0.
+
+Thresholds are set before any row is seen, so all rows test them; the node of least loss is chosen
+on the same rows, so a drop against it must pass against every node.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from itertools import pairwise
+from statistics import NormalDist
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttamer._numbers import counted, is_number, number, percent
+from ttamer.errors import ArgumentError
+from ttamer.fitting.points import SLACK, Mix, OperatingPoints
+from ttamer.stats.bounds import (
+    betting_p,
+    betting_upper,
+    binomial_p,
+    binomial_upper,
+    check_confidence,
+)
+from ttamer.stats.envelope import lower_envelope
+from ttamer.stats.paired import paired_p, paired_upper
+
+Floats = NDArray[np.float64]
+Kind = Literal["error", "drop", "budget"]
+Measure = Literal["error", "mean loss"]
+Test = Literal["binomial", "paired", "betting"]
+
+STEPS = 4  # mixes tested between two points
+CAP = 10.0  # the largest weight of a row
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A certificate: what is promised, on how many rows that was tested, and whether it passed."""
+
+    kind: Kind
+    at_most: float
+    confidence: float
+    mix: Mix
+    """Which points of the ladder, and how they are mixed."""
+    certified: bool
+    """Whether the test passed."""
+    bound: float
+    """An upper bound of this mix, with this confidence."""
+    observed: float
+    """What was seen on the rows it was tested on."""
+    rows: int
+    """How many rows it was tested on: groups, where rows are not independent."""
+    trace_digest: str
+    """Of the rows it was tested on."""
+    against: str
+    """The node that it is compared with."""
+    rows_needed: int | None = None
+    """About how many rows would be enough, if what was observed is true; ``None`` where it passed,
+    or where no number would."""
+    refuted: bool = False
+    """Whether rows it was checked on show, with the same confidence, that it does not hold."""
+    budget: float | None = None
+    """Of a promise on a budget: the cost."""
+    measure: Measure = "error"
+    unit: float = 1.0
+    """What a loss of 1 is in the trace's unit; numbers above are in that unit."""
+
+    @property
+    def alpha(self) -> float:
+        """How often such a promise may be broken."""
+        return 1 - self.confidence
+
+    def shown(self, value: float) -> str:
+        """Return a value as people read it."""
+        return f"{value:.4g}" if self.measure == "mean loss" else percent(value, digits=2)
+
+    def __str__(self) -> str:
+        what = {
+            "error": self.measure,
+            "drop": f"drop against {self.against!r}",
+            "budget": f"share above a cost of {number(self.budget or 0.0)}",
+        }[self.kind]
+        asked = f"{what} at most {self.shown(self.at_most)} with confidence {self.confidence:g}"
+        rows = counted(self.rows, "row")
+        seen = f"{self.shown(self.observed)} on {rows}, at most {self.shown(self.bound)}"
+        if self.certified:
+            return f"{asked}: certified ({seen})"
+        if self.refuted:
+            return f"{asked}: broken ({self.shown(self.observed)} on {rows})"
+        if self.rows_needed is None:
+            return f"{asked}: not certified ({seen}); more rows would not help, allow more"
+        return f"{asked}: not certified ({seen}); about {self.rows_needed} rows would do"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values.
+
+        Returns:
+            The fields and ``alpha``, by name.
+        """
+        return {**vars(self), "mix": self.mix._asdict(), "alpha": self.alpha}
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The numbers of independent rows, moved from ``low`` .. ``high`` to 0 .. 1."""
+
+    values: Floats
+    """Shape (R,)."""
+    low: float
+    high: float
+    test: Test
+
+    @cached_property
+    def observed(self) -> float:
+        """The mean, between ``low`` and ``high``."""
+        return self.low + (self.high - self.low) * float(self.values.mean())
+
+    @cached_property
+    def _distinct(self) -> tuple[Floats, NDArray[np.intp]]:
+        return np.unique(self.values, return_counts=True)
+
+    @cached_property
+    def _ends(self) -> tuple[int, int]:
+        """How many rows have the value 1, and the value 0."""
+        return int((self.values == 1).sum()), int((self.values == 0).sum())
+
+    def p_value(self, at_most: float, alpha: float, seed: int) -> float:
+        """Return the p-value of the mean being above ``at_most``."""
+        rows, (ones, zeros) = len(self.values), self._ends
+        if self.test == "binomial":
+            return binomial_p(ones, rows, at_most)
+        if self.test == "paired":
+            return paired_p(ones, zeros, rows, at_most, alpha=alpha)
+        share = (at_most - self.low) / (self.high - self.low)
+        return betting_p(*self._distinct, share, alpha=alpha, seed=seed)
+
+    def refutes(self, at_most: float, alpha: float, seed: int) -> bool:
+        """Return whether the rows show that the mean is above ``at_most``."""
+        if self.low not in (0.0, -1.0):
+            return False  # clipped weights bound the loss from above only
+        mirrored = Sample(1 - self.values, -self.high, -self.low, self.test)
+        if self.test == "binomial":
+            return binomial_p(mirrored._ends[0], len(self.values), 1 - at_most) <= alpha
+        return mirrored.p_value(-at_most, alpha, seed) <= alpha
+
+    def upper(self, alpha: float, seed: int) -> float:
+        """Return the least mean that the rows refute at this level."""
+        rows, (ones, zeros) = len(self.values), self._ends
+        if self.test == "binomial":
+            return binomial_upper(ones, rows, alpha)
+        if self.test == "paired":
+            return paired_upper(ones, zeros, rows, alpha=alpha)
+        share = betting_upper(*self._distinct, alpha=alpha, seed=seed)
+        return self.low + (self.high - self.low) * share
+
+    def rows_needed(self, at_most: float, alpha: float) -> int | None:
+        """Return about how many rows would pass the test, if what was observed is the truth."""
+        gap, rows = at_most - self.observed, len(self.values)
+        if gap <= 0:
+            return None
+        normal = NormalDist().inv_cdf(1 - alpha) ** 2
+        if self.test == "binomial":
+            without_one = math.log(alpha) / math.log1p(-at_most)  # rows that pass if none is wrong
+            needed = max(normal * at_most * (1 - at_most) / gap**2 + 1 / gap, without_one)
+        else:
+            gap /= (self.high - self.low) / 2
+            weight = 1.2 * normal if self.test == "paired" else 2 * math.log(1 / alpha)
+            needed = (4 * float(self.values.var()) + gap / 3) * weight / gap**2
+        return max(math.ceil(needed), rows + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What points of a ladder do on rows that it was not fitted to."""
+
+    trace_digest: str
+    policies: tuple[int, ...]
+    """The K policies that are tested, by number."""
+    lost: Floats
+    """Shape (K, R): the loss of what each policy returns."""
+    paid: Floats
+    """Shape (K, R)."""
+    alone_lost: Floats
+    """Shape (R, n): the loss of each node by itself."""
+    alone_paid: Floats
+    """Shape (R, n)."""
+    weight: Floats | None = None
+    """Shape (K + n, R): one over the chance that the log has what a point asks, 0 where it has not.
+    ``None`` where every row is complete."""
+    group: NDArray[np.intp] | None = None
+    """Shape (R,)."""
+    cap: float = CAP
+    unit: float = 1.0
+    measure: Measure = "error"
+
+    def __len__(self) -> int:
+        return len(self.alone_lost)
+
+    @property
+    def rows(self) -> int:
+        """How many independent rows there are."""
+        return len(self) if self.group is None else len(np.unique(self.group))
+
+    @property
+    def seed(self) -> int:
+        """A seed for draws about these rows, as good as random: it is taken from their digest."""
+        return int.from_bytes(blake2b(self.trace_digest.encode(), digest_size=8).digest())
+
+    def _column(self, point: int, count: int) -> int:
+        """Return where a point's numbers are, of a ladder of ``count`` policies."""
+        if point >= count:
+            return len(self.policies) + point - count
+        return self.policies.index(point)
+
+    @cached_property
+    def _lost(self) -> Floats:
+        return np.concatenate([self.lost, self.alone_lost.T])
+
+    @cached_property
+    def _paid(self) -> Floats:
+        return np.concatenate([self.paid, self.alone_paid.T])
+
+    def sample(
+        self, kind: Kind, mix: Mix, count: int, against: int, budget: float = math.inf
+    ) -> Sample:
+        """Return what the rows show of a mix of points of a ladder of ``count`` policies.
+
+        Each row is given to one of the two points by a draw that is fixed for the pair: a larger
+        share only moves rows to the more expensive one.
+        """
+        columns = [self._column(point, count) for point in mix[:2]]
+        draws = np.random.default_rng([self.seed, *columns]).random(len(self))
+        mine = np.where(draws < mix.share, columns[1], columns[0])
+        rows, other = np.arange(len(self)), len(self.policies) + against
+        loss = (self._paid[mine, rows] > budget * (1 + SLACK)).astype(float)
+        if kind != "budget":
+            loss = self._lost[mine, rows]
+        if self.weight is not None:
+            right = np.minimum(self.weight[mine, rows], self.cap) * (1 - loss)
+            most = self.cap
+            if kind == "drop":
+                theirs = np.minimum(self.weight[other], self.cap)
+                right = right + theirs * self._lost[other]
+                most *= 2
+            return Sample(self._independent(1 - right / most), 1 - most, 1.0, "betting")
+        low = 0.0
+        if kind == "drop":
+            low, loss = -1.0, (loss - self._lost[other] + 1) / 2
+        exact = self.group is None and bool(
+            np.isin(loss, (0.0, 1.0) if not low else (0, 0.5, 1)).all()
+        )
+        test: Test = ("paired" if low else "binomial") if exact else "betting"
+        return Sample(self._independent(loss), low, 1.0, test)
+
+    def _independent(self, values: Floats) -> Floats:
+        if self.group is None:
+            return values
+        _, number_of, sizes = np.unique(self.group, return_inverse=True, return_counts=True)
+        return np.asarray(np.bincount(number_of, values) / sizes)
+
+
+def sequence(chain: Sequence[int]) -> list[Mix]:
+    """Return the mixes of neighbours along a chain of points, in its order.
+
+    The chain leads from what is tested first to what is tested last, with falling costs.
+    """
+    mixes = [Mix.of(chain[0])]
+    for expensive, cheap in pairwise(chain):
+        shares = [1 - k / STEPS for k in range(1, STEPS)]
+        mixes += [Mix(cheap, expensive, share) for share in shares] + [Mix.of(cheap)]
+    return mixes
+
+
+def make_promise(
+    held: Held,
+    points: OperatingPoints,
+    kind: Kind,
+    at_most: float,
+    confidence: float,
+    *,
+    against: int,
+    names: Sequence[str],
+    budget: float = math.inf,
+    thresholds: bool = False,
+    chosen: bool = False,
+) -> Promise:
+    """Return the cheapest mix that can be promised, or the safest, and whether it is certified.
+
+    Args:
+        held: The rows to test on.
+        points: The estimates that fix the order of the tests.
+        kind: What is promised.
+        at_most: The bound, as a share of the largest loss.
+        confidence: The chance with which it holds.
+        against: The node compared with, by number; nothing returned costs more than it.
+        names: Of the nodes.
+        budget: Of a promise on a budget.
+        thresholds: Whether policies are thresholds, whose order is fixed before any row is seen.
+        chosen: Whether ``against`` was chosen on these rows.
+    """
+    alpha = check_confidence(confidence)
+    low = -1.0 if kind == "drop" else 0.0
+    if not is_number(at_most) or not low < at_most / held.unit < 1:
+        raise ArgumentError(
+            f"at_most is {at_most!r}; it must lie above {low * held.unit:g} and below "
+            f"{held.unit:g}",
+            param="at_most",
+        )
+    share, count = at_most / held.unit, len(points)
+    reference = points.alone(against)
+    limit = math.inf if kind == "budget" else points.costs[reference] * (1 + SLACK)
+    safe = Mix.of(reference)
+    if kind == "budget":
+        chain = _corners(points, held.policies, limit)
+        safe = Mix.of(chain[0])
+    elif thresholds:
+        chain = list(held.policies[::-1])
+    else:
+        chain = _corners(points, held.policies, limit)[::-1]
+        if kind == "drop" and chain[0] != reference:
+            chain = [reference, *(point for point in chain if point != reference)]
+    peers = range(len(names)) if chosen and kind == "drop" else (against,)
+
+    def tested(mix: Mix, nodes: Iterable[int]) -> float:
+        samples = (held.sample(kind, mix, count, node, budget) for node in nodes)
+        return max(sample.p_value(share, alpha, held.seed) for sample in samples)
+
+    passed: Mix | None = None
+    for mix in _rising(chain) if kind == "budget" else sequence(chain):
+        is_reference = kind == "drop" and mix == Mix.of(reference)
+        if not (is_reference and share >= 0) and tested(mix, peers) > alpha:
+            break
+        passed = mix
+    if passed is not None and passed.mean(points.costs) > limit:
+        passed = None
+    mix = safe if passed is None else passed
+    alone = kind == "drop" and mix == Mix.of(reference)
+    certified = passed is not None or (alone and share >= 0)
+    sample = held.sample(kind, mix, count, against, budget)
+    return Promise(
+        kind=kind,
+        at_most=float(at_most),
+        confidence=float(confidence),
+        mix=mix,
+        certified=certified,
+        bound=0.0 if alone else held.unit * sample.upper(alpha, held.seed),
+        observed=0.0 if alone else held.unit * sample.observed,
+        rows=held.rows,
+        trace_digest=held.trace_digest,
+        against=names[against],
+        rows_needed=None if certified else sample.rows_needed(share, alpha),
+        budget=budget if kind == "budget" else None,
+        measure=held.measure,
+        unit=held.unit,
+    )
+
+
+def check_promise(promise: Promise, held: Held, count: int, names: Sequence[str]) -> Promise:
+    """Return the same promise about the same mix, tested on other rows.
+
+    The mix was chosen before, so this is one test; what it finds may be less or more.
+    """
+    against, alpha = list(names).index(promise.against), promise.alpha
+    budget = math.inf if promise.budget is None else promise.budget
+    sample = held.sample(promise.kind, promise.mix, count, against, budget)
+    share = promise.at_most / held.unit
+    alone = promise.kind == "drop" and promise.mix == Mix.of(count + against) and share >= 0
+    passed = alone or sample.p_value(share, alpha, held.seed) <= alpha
+    return dataclasses.replace(
+        promise,
+        certified=passed,
+        bound=0.0 if alone else held.unit * sample.upper(alpha, held.seed),
+        observed=0.0 if alone else held.unit * sample.observed,
+        rows=held.rows,
+        trace_digest=held.trace_digest,
+        rows_needed=None if passed else sample.rows_needed(share, alpha),
+        refuted=not alone and sample.refutes(share, alpha, held.seed),
+    )
+
+
+def _corners(points: OperatingPoints, policies: Sequence[int], limit: float) -> list[int]:
+    """Return the points on the envelope at no more than this cost, the cheapest first."""
+    able = [*policies, *range(len(points), len(points.costs))]
+    able = [point for point in able if points.costs[point] <= limit]
+    return [able[k] for k in lower_envelope(points.costs[able], points.errors[able])]
+
+
+def _rising(chain: Sequence[int]) -> list[Mix]:
+    """Return mixes from the cheapest point to the most expensive."""
+    mixes = [Mix.of(chain[0])]
+    for cheap, expensive in pairwise(chain):
+        shares = [k / STEPS for k in range(1, STEPS)]
+        mixes += [Mix(cheap, expensive, share) for share in shares] + [Mix.of(expensive)]
+    return mixes
