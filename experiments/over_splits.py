@@ -35,9 +35,9 @@ Job = tuple[Any, ...]
 
 def names(folder: Path | None) -> list[str]:
     """Return the names of the package's traces and of those of a folder."""
-    from ttamer import datasets
+    import traces
 
-    return list(dict.fromkeys([*datasets.names(), *in_folder(folder)]))
+    return list(dict.fromkeys([*traces.names(), *in_folder(folder)]))
 
 
 def in_folder(folder: Path | None) -> dict[str, Path]:
@@ -55,9 +55,9 @@ def load(name: str, folder: Path | None = None) -> Trace:
     if path is not None:
         cascade = path.with_suffix(".toml")
         return Trace.read(path, cascade if cascade.exists() else None)
-    from ttamer import datasets
+    import traces
 
-    return datasets.load(name)
+    return traces.load(name)
 
 
 def split(trace: Trace, number: int, rows: int = 0, most: int | None = None) -> tuple[Trace, Trace]:

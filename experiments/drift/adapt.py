@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,9 +22,7 @@ from typing import Any
 import numpy as np
 
 import ttamer as tt
-from ttamer.datasets import streams
 from ttamer.drift.decisions import decide
-from ttamer.drift.figure import draw_replay
 from ttamer.drift.loop import serving_of
 from ttamer.drift.monitor import Bound, Monitor
 from ttamer.drift.replay import replay_stream
@@ -31,6 +30,11 @@ from ttamer.drift.settings import LoopSettings
 from ttamer.reporting import save_figure
 from ttamer.stats.bounds import binomial_upper
 from ttamer.trace.trace import Trace
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import traces
+from figure import draw_replay
+from retuned_thresholds import RetunedThresholds
 
 AT_MOST = 0.05
 AUDITED = 0.2
@@ -42,7 +46,7 @@ LATER = 1000
 def main() -> None:
     """Measure, print, and write what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--streams", nargs="+", default=list(streams.names()))
+    parser.add_argument("--streams", nargs="+", default=list(traces.STREAMS))
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--quiet-runs", type=int, default=200)
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -63,12 +67,14 @@ def main() -> None:
 
 def one_run(name: str, seed: int, pictures: Path | None) -> dict[str, Any]:
     """Replay a stream once, and return its measurements."""
-    stream = streams.load(name, target="last")
+    stream = traces.stream(name)
     fitted, held = stream.fit.split(0.6, seed)
     serving = serving_of(tt.fit(fitted), held, SETTINGS)
+    bound = Bound("error", AT_MOST)
     replayed = replay_stream(
-        serving, stream.rows, SETTINGS, share=AUDITED, seed=seed, thresholds_from=stream.fit
-    )
+        serving, stream.rows, SETTINGS, share=AUDITED, seed=seed,
+        rivals={"retuned": RetunedThresholds(stream.fit, bound, window=SETTINGS.refit_rows)},
+    )  # fmt: skip
     if pictures is not None and seed == 0:
         figure = draw_replay(replayed, shift=stream.shift, title=title_of(name))
         save_figure(figure, pictures / f"drift-{name}.png")
@@ -132,7 +138,7 @@ def show(name: str, runs: list[dict[str, Any]]) -> None:
 
 def quiet(name: str, runs: int) -> dict[str, Any]:
     """Return how often there is an alarm on rows that do not change."""
-    stream = streams.load(name, target="last")
+    stream = traces.stream(name)
     rows = Trace.concat([stream.fit, stream.rows.take(slice(stream.shift))])
     first = len(stream.fit)
     alarms: dict[str, int] = {}
@@ -163,7 +169,7 @@ def quiet(name: str, runs: int) -> dict[str, Any]:
 
 def title_of(name: str) -> str:
     """Return the title of a stream's picture."""
-    title: str = streams.about(name)["title"]
+    title: str = traces.about(name)["title"]
     return title.split(":")[0]
 
 

@@ -6,6 +6,7 @@ python experiments/drift/draw_loop.py [--out docs/img/drift.png]
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 import ttamer as tt
-from ttamer.datasets import streams
-from ttamer.drift.figure import INK, draw_replay
 from ttamer.drift.loop import serving_of
+from ttamer.drift.monitor import Bound
 from ttamer.drift.replay import replay_stream
 from ttamer.drift.settings import LoopSettings
 from ttamer.reporting import save_figure
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import traces
+from figure import INK, draw_replay
+from retuned_thresholds import RetunedThresholds
 
 GREEN, RED, SAND = "#1b7f79", "#c8553d", "#efe9dd"
 # By name: middle (x, y), what is written, colour.
@@ -58,11 +63,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/img/drift.png"))
     parser.add_argument("--stream", default="vgg16-to-noise")
     args = parser.parse_args()
-    stream = streams.load(args.stream, target="last")
+    stream = traces.stream(args.stream)
     settings = LoopSettings(0.05)
     fitted, held = stream.fit.split(0.6, 0)
     serving = serving_of(tt.fit(fitted), held, settings)
-    replayed = replay_stream(serving, stream.rows, settings, thresholds_from=stream.fit)
+    rivals = {"retuned": RetunedThresholds(stream.fit, Bound("error", 0.05), window=400)}
+    replayed = replay_stream(serving, stream.rows, settings, rivals=rivals)
     figure = Figure(figsize=(9.2, 8.4), layout="constrained")
     upper, lower = figure.subfigures(2, 1, height_ratios=(3, 5.4))
     draw_boxes(upper)

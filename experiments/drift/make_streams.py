@@ -1,6 +1,6 @@
 """Put streams with a shift into the package, each with how it was made.
 
-    python experiments/drift/make_streams.py --traces DIR [--out src/ttamer/datasets/data/streams]
+    python experiments/drift/make_streams.py --traces DIR [--out experiments/data]
 
 DIR holds what trace_images.py and trace_reviews.py wrote. Writes a .parquet and a .json for each
 stream; what is written is read back and compared.
@@ -37,7 +37,7 @@ def main() -> None:
     """Write all three."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("src/ttamer/datasets/data/streams"))
+    parser.add_argument("--out", type=Path, default=Path("experiments/data"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     images = json.loads((args.traces / "images.json").read_text("utf-8"))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,9 @@ import numpy as np
 import ttamer as tt
 from ttamer.torch import tuning
 from ttamer.torch.profiling import Profile
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import traces
 
 BATCH = 32
 LEVELS, CAUTIONS = (0.0, 0.01), (0.0, 1.0, 2.0)
@@ -45,7 +49,7 @@ def main() -> None:
             for key, value in stored.items()
         })  # fmt: skip
         if args.traces is None:
-            trace = tt.datasets.load(name)
+            trace = traces.load(name)
         else:
             trace = tt.Trace.read(args.traces / f"table-{name}.bf16.trace.npz")
         trace = trace.restrict(measured.names)

@@ -23,10 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer import datasets
 from ttamer.cli.output import table
-from ttamer.errors import ArgumentError
-from ttamer.evaluation.benchmark import SUFFIXES, bench_trace
 from ttamer.evaluation.bootstrap import Resampled, interval
 from ttamer.fitting.plans import fit
 from ttamer.reporting.style import (
@@ -42,14 +39,18 @@ from ttamer.reporting.style import (
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.trace import Trace
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import traces
+from bench import SUFFIXES, bench_trace
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from bench import PairwiseComparison
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from ttamer.evaluation.benchmark import PairwiseComparison
     from ttamer.evaluation.frontiers import Frontier
     from ttamer.fitting.options import FitKeywords
 
@@ -157,23 +158,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--splits", type=int, default=8, metavar="N",
                         help="half splits for certified settings (default 8)")  # fmt: skip
     args = parser.parse_args(arguments)
-    traces = {}
+    rows = {}
     for name in (name for row in GROUPS[args.group] for name in row):
         trace = find(name, args.traces)
         if trace is None:
             print(f"{name}: left out, for there is no such trace in {args.traces or 'the package'}")
         else:
-            traces[name] = trace
-    if not traces:
+            rows[name] = trace
+    if not rows:
         sys.exit("nothing to draw")
     done = {target: [play(name, trace, target, resamples=args.resamples)
-                     for name, trace in traces.items()] for target in TARGETS}  # fmt: skip
+                     for name, trace in rows.items()] for target in TARGETS}  # fmt: skip
     for played in done.values():
         for each in played:
             print(f"\n{said(each)}")
     every = [each for played in done.values() for each in played]
     print(f"\n{LEGEND}\n\n{counted(every)}\n\n{claim(args.group, every)}\n")
-    print(f"{promised(traces, args.splits)}\n")
+    print(f"{promised(rows, args.splits)}\n")
     args.out.mkdir(parents=True, exist_ok=True)
     for target, played in done.items():
         path = args.out / f"early-exit-{args.group}-{target}.png"
@@ -187,10 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def find(name: str, folder: Path | None = None) -> Trace | None:
     """Return a trace that comes with the package, or one of a folder; None where there is none."""
     if folder is None:
-        try:
-            return datasets.load(name)
-        except ArgumentError:
-            return None
+        return traces.load(name) if name in traces.names() else None
     paths = (folder / f"{name}{suffix}" for suffix in SUFFIXES)
     path = next((path for path in paths if path.exists()), None)
     return None if path is None else Trace.read(path)

@@ -1,7 +1,7 @@
-"""Turn FrugalML's tables into a folder of traces that ``ttamer bench`` reads.
+"""Turn FrugalML's tables into a folder of traces that ``experiments/bench.py`` reads.
 
     python experiments/frugalml/import_traces.py TABLES FOLDER
-    ttamer bench FOLDER
+    python experiments/bench.py FOLDER
 
 TABLES holds ``frugalml_<set>.parquet`` (four services' answers on each input) and
 ``frugalml_<set>_prices.csv`` (price per 10,000 calls), of Chen et al. 2020, Apache-2.0.

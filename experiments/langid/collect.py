@@ -23,6 +23,7 @@ from ttamer.trace.trace import Trace
 PASSES = 5
 SEED = 0
 STRINGS_PER_LANGUAGE = 4
+HERE = Path(__file__).parent
 DATA = Path(__file__).parents[2] / "src" / "ttamer" / "datasets" / "data"
 
 
@@ -40,14 +41,13 @@ def main() -> None:
     trace = ask(rows)
     part = np.array([text.part for text in rows])
     options.out.mkdir(parents=True, exist_ok=True)
-    trace.spec.to_file(options.out / "langid-cascade.toml")
     for name in ("fit", "test"):
         write(trace.take(part == name), options.out / f"langid-{name}.npz")
-    write_messages(rows, part, options.out / "langid-messages.npz")
-    write_strings(rows, part, options.out / "langid-strings.json")
+    write_messages(rows, part, HERE / "langid-messages.npz")
+    write_strings(rows, part, HERE / "langid-strings.json")
     write_facts(rows, part, left_out, options.out / "langid.json")
     notice = next(source.parent.glob("[dD]jango-*.dist-info")).rglob("LICENSE")
-    (options.out / "DJANGO-LICENSE.txt").write_text(next(notice).read_text("utf-8"), "utf-8")
+    (HERE / "DJANGO-LICENSE.txt").write_text(next(notice).read_text("utf-8"), "utf-8")
     report(trace)
 
 
@@ -139,7 +139,7 @@ def write_facts(rows: list[Text], part: np.ndarray, left_out: dict[str, int], pa
         "made": "by experiments/langid/collect.py with ttamer.runtime.collecting.collect",
         "source": f"the message catalogues of Django {version('Django')} (BSD-3-Clause)",
         "licence": "The trace holds numbers and language codes and no string: Apache-2.0, as this "
-        "package. langid-strings.json holds strings of Django's, under DJANGO-LICENSE.txt.",
+        "package.",
         "cost": "microseconds of wall time per call, the least of "
         f"{PASSES} passes; {cpu()}, one thread, Python {platform.python_version()}",
         "label": "the language of the catalogue, as an ISO 639 code",

@@ -9,11 +9,13 @@ ask, when to stop, and whose answer to return.
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import time
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import detectors
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Again", "Answer", "Live", "Step", "answer", "ask_again", "prepare", "run_live"]
 
 TRACE = "langid"
+STRINGS = Path(__file__).parent / "langid-strings.json"
 PASSES = 3
 SHARE = 0.25
 """What the policy may cost, of the most expensive detector's cost."""
@@ -187,10 +190,10 @@ def ask_again(
     models: Mapping[str, Detect], *, progress: Callable[[str], object] | None = None
 ) -> tuple[Again, ...]:
     """Ask detectors about the shipped strings again, each in passes of its own."""
-    sample = datasets.strings(TRACE)
-    rows = datasets.load(TRACE, "test").take([each.row for each in sample])
+    sample = json.loads(STRINGS.read_text("utf-8"))
+    rows = datasets.load(TRACE, "test").take([each["row"] for each in sample])
     shipped = rows.restrict(models.keys())
-    texts = [each.text for each in sample]
+    texts = [each["text"] for each in sample]
     assert shipped.prediction is not None  # noqa: S101 - the shipped trace has them
     found = []
     for name in shipped.names:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import warnings
 from collections import defaultdict
 from multiprocessing import Pool
@@ -33,12 +34,14 @@ import numpy as np
 from scipy.stats import rankdata
 
 import ttamer as tt
-from ttamer import datasets
 from ttamer.baselines import FAMILIES, fit_families
 from ttamer.runtime.jsonl import JsonLines, json_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import traces
 
 HERE = Path(__file__).parent
 TRACES = ("small-models", "llm-triviaqa", "llm-mmlu")
@@ -50,8 +53,8 @@ COLUMNS = ("best single model", "threshold", "chosen baseline", "best baseline",
 
 def trace_of(name: str) -> tt.Trace:
     """Return a trace of the package, of this folder, or of a file."""
-    if name in datasets.names():
-        return datasets.load(name)
+    if name in traces.names():
+        return traces.load(name)
     beside = HERE / f"{name}.npz"
     return tt.Trace.read(beside if beside.exists() else name)
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -47,7 +48,6 @@ from risk_control import (
 )
 
 import ttamer as tt
-from ttamer import datasets
 from ttamer.baselines.rules import StopRule, walk_of
 from ttamer.baselines.single import AlwaysLast
 from ttamer.baselines.threshold import Confidence, common_thresholds
@@ -56,6 +56,9 @@ from ttamer.fitted.mixture import Mixture
 from ttamer.fitted.promise import STEPS, HeldOut, cautious_pairs, count_pairs, pairs_of_corners
 from ttamer.fitted.replay import full_cost, paid
 from ttamer.stats.bounds import binomial_upper
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -488,7 +491,7 @@ def measure_all(names: Sequence[str], splits: int, fits: int, workers: int) -> I
 
 def measure(name: str, splits: int, fits: int) -> Measured:
     """Measure one trace: what to print, and what to sum up."""
-    trace = datasets.load(name)
+    trace = traces.load(name)
     population = Population.of(name, trace)
     outcomes = measure_promises(population, splits)
     return summarise(population, outcomes), outcomes, measure_budgets(name, trace, FITTED, fits)
@@ -497,7 +500,7 @@ def measure(name: str, splits: int, fits: int) -> Measured:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--traces", nargs="+", default=TRACES, choices=datasets.names(),
+    parser.add_argument("--traces", nargs="+", default=TRACES, choices=traces.names(),
                         metavar="NAME", help=f"by default {' '.join(TRACES)}")  # fmt: skip
     parser.add_argument("--splits", type=int, default=1000, metavar="N", help="default 1000")
     parser.add_argument("--fits", type=int, default=5, metavar="N",

@@ -11,14 +11,18 @@ promise is broken where it was certified and the population errs more.
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
 import numpy as np
 
 import ttamer as tt
-from ttamer import datasets
 from ttamer.cli.output import table
 from ttamer.fitted.promise import HeldOut, count_pairs, make_promise, pairs_of_corners
 from ttamer.stats.bounds import binomial_upper
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import traces
 
 TRACES = ("minilm-imdb", "minilm-amazon", "mpnet-imdb", "mpnet-amazon", "smollm2-imdb",
           "smollm2-amazon", "vgg11-cifar10", "vgg13-cifar10", "vgg16-cifar10")  # fmt: skip
@@ -49,7 +53,7 @@ def main() -> None:
 
 def measured(name: str, draws: int, count: int) -> tuple[int, int, np.ndarray]:
     """Return how many promises are broken, how many are certified, and the cost of each draw."""
-    population = datasets.load(name)
+    population = traces.load(name)
     ladder, every = tt.fit(population, belief="threshold"), np.arange(len(population))
     wrong = population.wrong()
     mine = [wrong[every, played.answer] for played in ladder.play_all(population)]

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -321,7 +320,7 @@ def test_the_demo_shows_ttamer_ahead_of_the_paper_and_of_every_threshold(demo):
 def test_an_unknown_dataset_is_refused(tmp_path):
     said = refuse("demo", "--trace", "nothing", "-o", tmp_path)
     assert "there is no trace 'nothing'; the traces are langid, " in said
-    assert "vgg13-cifar10" in said
+    assert "minilm-imdb" in said
 
 
 def test_the_demo_names_its_traces():
@@ -333,17 +332,17 @@ def test_the_demo_names_its_traces():
 @pytest.fixture(scope="module")
 def network_demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("network")
-    done = run_process("demo", "--trace", "minilm-amazon", "-o", folder)
+    done = run_process("demo", "--trace", "minilm-imdb", "-o", folder)
     assert done.returncode == 0, done.stderr
     return done.stdout, folder
 
 
 def test_the_demo_of_a_network_names_its_exits_and_the_full_network(network_demo):
     text, folder = network_demo
-    assert "minilm-amazon: MiniLM on Amazon reviews: 6 exits of one network\n" in text
+    assert "minilm-imdb: MiniLM on IMDB reviews: 6 exits of one network\n" in text
     assert "Compared with the full network: error" in text
     assert "alone" not in text
-    assert (folder / "minilm-amazon.html").stat().st_size > 50_000
+    assert (folder / "minilm-imdb.html").stat().st_size > 50_000
 
 
 def test_the_demo_of_a_network_begins_with_three_numbers_and_reports_what_to_use(network_demo):
@@ -363,7 +362,7 @@ def test_the_demo_of_a_network_begins_with_three_numbers_and_reports_what_to_use
 
 
 def test_the_three_numbers_say_what_is_not_reached():
-    fit, test = (datasets.load("minilm-amazon", part) for part in ("fit", "test"))
+    fit, test = (datasets.load("minilm-imdb", part) for part in ("fit", "test"))
     found = frontier(fit, test, families=["ttamer"], resamples=0)
 
     def at(error: float) -> list[str]:
@@ -563,7 +562,7 @@ def test_frontier_writes_the_json_it_promises(trace_files):
     assert "no family 'magic'" in refusal
 
 
-@pytest.mark.parametrize("command", ["frontier", "report", "bench"])
+@pytest.mark.parametrize("command", ["frontier", "report"])
 def test_unknown_families_and_resamples_are_refused_before_anything_is_read(
     command, tmp_path, capsys
 ):
@@ -603,17 +602,6 @@ def test_warnings_are_one_line_each(trace_files):
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
     assert line.startswith("Warning: the trace has 40 rows; below 100")
-
-
-def test_bench_compares_over_a_folder(trace_files):
-    out = trace_files / "bench.json"
-    done = run(
-        "bench", trace_files, "--families", "ttamer,threshold", "--resamples", "10", "-o", out
-    )
-    assert done.returncode == 0, done.stderr
-    assert "wins" in done.stdout
-    assert [each["trace"] for each in json.loads(out.read_text())] == ["fit", "test"]
-    assert "not a folder" in refuse("bench", trace_files / "nowhere", "--json")
 
 
 def test_collect_asks_python_callables(tmp_path, capsys):
@@ -688,8 +676,6 @@ def test_certify_refuses_options_that_do_nothing_and_rows_that_show_nothing_new(
 def test_wrong_numbers_and_options_that_do_nothing_are_found_before_the_fit(capsys):
     for arguments, said in (
         (["fit", "a.npz", "--mistake-cost", "0"], "--mistake-cost is 0; it must be above 0"),
-        (["replay", "s.npz", "--fit", "a.npz", "--against", "x"], "--against is for --drop"),
-        (["replay", "s.npz", "--fit", "a.npz", "--reference", "b.npz"], "not both"),
     ):
         assert main(arguments) == 2
         assert said in capsys.readouterr().err
@@ -741,30 +727,11 @@ def test_an_output_that_cannot_be_written_is_found_before_the_work(
     assert reason in said
 
 
-def test_events_that_cannot_be_written_are_found_before_the_replay(trace_files, capsys):
-    stream = str(trace_files / "test.csv")
-    for events, reason in (
-        (trace_files / "no" / "e.jsonl", "there is no folder"),
-        (stream, "the command reads it, and would replace it"),
-    ):
-        assert main(["replay", stream, "--fit", "missing.csv", "--events", str(events)]) == 2
-        assert f"--events {events}: {reason}" in capsys.readouterr().err
-
-
-def test_what_is_drawn_or_logged_must_be_writable_before_the_work(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    said = refuse("replay", "--example", "vgg16-to-noise", "--events", "no/e.jsonl")
-    assert "--events no/e.jsonl: there is no folder no" in said
-    said = refuse("replay", "--example", "vgg16-to-noise", "--plot", ".")
-    assert "--plot .: it is a folder" in said
-
-
 @pytest.mark.parametrize(
     "command",
     [
         ["demo", "-o", "out"],
         ["report", "log.csv", "-o", "report.html"],
-        ["replay", "--example", "vgg16-to-noise", "--plot", "plot.png"],
     ],
 )
 def test_what_draws_needs_matplotlib_before_the_work(command, tmp_path, monkeypatch, capsys):
@@ -822,29 +789,6 @@ def test_colour_is_for_terminals_and_no_color_turns_it_off(problem_file, monkeyp
     assert "\x1b[1m" in succeed(*command)
     monkeypatch.delenv("FORCE_COLOR")
     assert "\x1b" not in succeed(*command)
-
-
-COMPLETE = """
-source <({python} -m ttamer completion bash)
-complete_words() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _ttamer; echo "${{COMPREPLY[*]}}"; }}
-complete_words ttamer fr
-complete_words ttamer frontier --re
-complete_words ttamer theory no
-complete_words ttamer theory no-recall --al
-complete_words ttamer completion f
-"""
-
-
-def test_the_shell_completes_commands_and_options():
-    bash = shutil.which("bash")
-    assert bash, "bash is needed for this test"
-    script = COMPLETE.format(python=sys.executable)
-    done = subprocess.run([bash, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["frontier", "--resamples", "no-recall", "--alpha", "fish"]
-    fish = succeed("completion", "fish")
-    assert "-a frontier" in fish
-    assert "'__fish_seen_subcommand_from frontier' -l resamples" in fish
-    assert succeed("completion", "zsh").startswith("autoload -Uz bashcompinit")
 
 
 def test_an_error_names_flags_and_not_python_arguments(trace_files):

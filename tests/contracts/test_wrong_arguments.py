@@ -31,7 +31,6 @@ PACKAGES = ("", ".artefact", ".datasets", ".drift", ".evaluation", ".fitting", "
 PACKAGES += (".llm", ".runtime", ".serve", ".theory", ".trace")
 NODES = {"small": lambda _: ("a", 0.5)}
 ROWS = tt.Trace.from_arrays({"small": 1.0}, [[0.5]] * 9, prediction=[["a"]] * 9, label=["a"] * 9)
-BOUND = drift.Bound("error", 0.05)
 SETTINGS = drift.LoopSettings(0.05)
 WRONG = [
     "no such file",
@@ -72,14 +71,10 @@ CALLS = {
     open_artefact: open_artefact,
     datasets.load: datasets.load,
     datasets.about: datasets.about,
-    datasets.strings: datasets.strings,
     drift.decide: lambda x: drift.decide(None, x),
     drift.read_log: drift.read_log,
     drift.replay_stream: lambda x: drift.replay_stream(None, x, SETTINGS),
     drift.serving_of: lambda x: drift.serving_of(x, ROWS, SETTINGS),
-    drift.tune_thresholds: lambda x: drift.tune_thresholds(x, BOUND),
-    evaluation.bench: evaluation.bench,
-    evaluation.bench_trace: lambda x: evaluation.bench_trace("name", x),
     evaluation.measure: lambda x: evaluation.measure(x, ROWS),
     fitting.fit_batches: fitting.fit_batches,
     fitting.fit_file: lambda x: fitting.fit_file(x, ROWS.spec),
@@ -101,10 +96,9 @@ OTHERS = {
     datasets.describe: "takes no argument that is needed",
     datasets.names: "takes none",
     datasets.export: "writes to the folder it is given",
-    datasets.messages: "takes the name of a part",
     drift.bet_sizes: "takes numbers",
-    drift.draw_replay: "takes what replay_stream returns",
     drift.estimate: "takes numbers",
+    evaluation.interval: "takes numbers",
     drift.pvalue_increments: "takes numbers",
     drift.segments: "an error of the operating system where the folder does not exist",
     drift.status_of: "takes the state of a loop",
@@ -171,8 +165,6 @@ def test_the_message_names_what_was_received_and_what_to_do():
         tt.frontier(ROWS, ROWS, families="paper")
     with pytest.raises(tt.ArgumentError, match=r"families must be a list of names: write \['pap"):
         tt.report(ROWS, ROWS, "report.html", families="paper")
-    with pytest.raises(tt.ArgumentError, match=r"families must be a list of names: write \['pap"):
-        evaluation.bench(".", families="paper")
     with pytest.raises(tt.ArgumentError, match=r"tradeoff must be a number .* not '0\.5'"):
         tt.solve(tt.Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), "0.5")
     policy = tt.fit(datasets.load("langid", part="fit").take(range(200))).at(0.9)
@@ -199,7 +191,6 @@ NUMBERS = {
     "evaluate(seed)": (lambda x: tt.evaluate(POLICY, STRINGS, seed=x), [-1, 1.5, NAN, None]),
     "frontier(resamples)": (lambda x: tt.frontier(ROWS, ROWS, resamples=x), [-1, 1.5, NAN]),
     "frontier(seed)": (lambda x: tt.frontier(ROWS, ROWS, seed=x), [-1, 1.5, NAN]),
-    "bench(resamples)": (lambda x: evaluation.bench(".", resamples=x), [-1, 1.5, NAN]),
     "fit(states)": (lambda x: tt.fit(ROWS, states=x), [-1, 0, 1.5, NAN, INF]),
     "fit(smoothing)": (lambda x: tt.fit(ROWS, smoothing=x), [-1, NAN, INF, "1"]),
     "fit(tradeoffs)": (lambda x: tt.fit(STRINGS, tradeoffs=[x]), [-1, 1.5, NAN, INF]),

@@ -1,4 +1,4 @@
-"""Frontiers and benches: measured on rows not fitted to, compared by envelopes."""
+"""Frontiers: measured on rows not fitted to, compared by envelopes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from support.traces import answering_trace, chain_trace
 from ttamer import datasets
 from ttamer.baselines import FAMILIES
-from ttamer.errors import ArgumentError, TraceError
-from ttamer.evaluation.benchmark import bench, bench_trace, find_traces
+from ttamer.errors import ArgumentError
 from ttamer.evaluation.families import fit_all
 from ttamer.evaluation.frontiers import frontier
 from ttamer.evaluation.results import measure
@@ -115,85 +114,6 @@ def test_bad_calls_are_refused():
         frontier(trace, trace.take(np.array([], int)))
     with pytest.raises(ArgumentError, match="resamples is -1"):
         frontier(trace, trace, families=["always-first"], resamples=-1)
-
-
-def test_comparisons_distinguish_wins_from_ties():
-    done = bench_trace("made", answering_trace(1500), families=FEW, resamples=60)
-    comparisons = {comparison.rival: comparison for comparison in done.comparisons}
-    assert set(comparisons) == {"paper", "threshold", "always-best"}  # the oracle is no rival
-    assert comparisons["always-best"].verdict == "win"
-    gains = [comparison.gain for comparison in done.comparisons]
-    assert gains == sorted(gains)
-    for comparison in done.comparisons:
-        low, high = comparison.interval
-        assert low <= comparison.gain + 0.05
-        assert high >= comparison.gain - 0.05
-    same = bench_trace("made", answering_trace(600), families=["paper", "threshold"], resamples=0)
-    assert same.comparisons[0].interval == (same.comparisons[0].gain,) * 2
-
-
-def test_bench_runs_over_a_folder(tmp_path):
-    trace = answering_trace(300)
-    trace.write(tmp_path / "one.npz")
-    trace.spec.to_file(tmp_path / "one.toml")
-    chain = chain_trace(200)
-    chain.write(tmp_path / "two.csv")
-    chain.spec.to_file(tmp_path / "cascade.toml")
-    lines: list[str] = []
-    done = bench(tmp_path, families=["ttamer", "threshold"], resamples=10, progress=lines.append)
-    assert [each.name for each in done] == ["one", "two"]
-    assert any("one.npz (1 of 2)" in line for line in lines)
-    json.dumps([each.to_dict() for each in done], allow_nan=False)
-
-
-def test_gzipped_traces_are_found_and_named_without_both_suffixes(tmp_path):
-    trace = chain_trace(40)
-    trace.write(tmp_path / "log.csv.gz")
-    trace.spec.to_file(tmp_path / "log.toml")
-    assert find_traces(tmp_path) == [(tmp_path / "log.csv.gz", tmp_path / "log.toml")]
-    (done,) = bench(tmp_path, families=["threshold"], resamples=0)
-    assert done.name == "log"
-
-
-def test_bench_splits_verified_answers():
-    trace = answering_trace(200)
-    nodes = [dataclasses.replace(node, verify_cost=0.5) for node in trace.spec.nodes]
-    trace = trace.with_spec(dataclasses.replace(trace.spec, nodes=tuple(nodes)))
-    done = bench_trace("made", trace, families=["always-first", "always-best"], resamples=5)
-    assert [each.rival for each in done.comparisons] == ["always-best"]
-
-
-def test_families_that_never_err_are_equal():
-    trace = answering_trace(100)
-    right = np.ones_like(trace.confidence, dtype=bool)
-    perfect = dataclasses.replace(trace, prediction=None, label=None, correct=right)
-    done = bench_trace("made", perfect, families=["threshold", "always-best"], resamples=5)
-    assert [(each.gain, each.verdict) for each in done.comparisons] == [(0.0, "tie")]
-
-
-def test_a_trace_that_cannot_be_read_is_found_before_the_others_are_fitted(tmp_path):
-    answering_trace(40).write(tmp_path / "a.npz")
-    (tmp_path / "b.csv").write_text("small.confidence\n")
-    answering_trace(40).spec.to_file(tmp_path / "cascade.toml")
-    lines: list[str] = []
-    with pytest.raises(TraceError, match=r"b\.csv"):
-        bench(tmp_path, families=["threshold"], resamples=0, progress=lines.append)
-    assert not lines
-
-
-def test_a_bench_needs_a_family_that_can_be_deployed():
-    with pytest.raises(ArgumentError, match="oracle uses the labels"):
-        bench_trace("made", answering_trace(100), families=["oracle"], resamples=5)
-
-
-def test_a_folder_without_traces_or_cascades_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match="not a folder"):
-        find_traces(tmp_path / "nowhere")
-    with pytest.raises(ArgumentError, match="holds no traces"):
-        find_traces(tmp_path)
-    chain_trace(20).write(tmp_path / "lonely.npz")
-    with pytest.raises(TraceError, match=r"lonely\.toml"):
-        find_traces(tmp_path)
 
 
 def test_with_target_last_the_paper_word_for_word_is_there_by_name():

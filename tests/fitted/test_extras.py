@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ttamer as tt
+from support import experiment_traces
 from support.traces import answering_trace
 from ttamer.errors import ArtefactDamaged, ObservationError, TraceWarning
 from ttamer.evaluation.results import measure
@@ -275,7 +276,7 @@ def test_the_reader_in_the_specification_has_columns(ladder, new, tmp_path):
 
 @pytest.fixture(scope="module")
 def exits():
-    return tt.datasets.load("vgg11-cifar10", "fit").take(slice(500)).restrict(
+    return experiment_traces.load("vgg11-cifar10", "fit").take(slice(500)).restrict(
         ["conv1", "conv4", "full"]
     )  # fmt: skip
 
@@ -285,7 +286,7 @@ def test_exits_are_judged_by_their_margins_where_that_gives_a_better_frontier(ex
     assert ladder.fitted.reads == dict.fromkeys(exits.names, ("margin",))
     by_margin = dataclasses.replace(exits, confidence=exits.extras["margin"], extras={})
     same = build_belief(by_margin, np.array(TRADEOFFS))
-    test = tt.datasets.load("vgg11-cifar10", "test").take(slice(500)).restrict(exits.names)
+    test = experiment_traces.load("vgg11-cifar10", "test").take(slice(500)).restrict(exits.names)
     shown = dataclasses.replace(test, confidence=test.extras["margin"], extras={})
     for one, two in zip(ladder.play_all(test), same.play_all(shown), strict=True):
         np.testing.assert_array_equal(one.asked, two.asked)

@@ -20,7 +20,6 @@ from support.traces import passing_trace, small_traces
 from ttamer.baselines import FAMILIES, fit_families
 from ttamer.baselines.selection import RuleScorer
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.evaluation.benchmark import _row_tables, bench_trace
 from ttamer.evaluation.bootstrap import Resampled
 from ttamer.evaluation.frontiers import frontier
 from ttamer.evaluation.results import measure
@@ -259,10 +258,6 @@ def test_a_frontier_is_compared_with_the_bare_network():
     advice = recommend(result, test, family="paper", resamples=20)
     assert advice.against == "the full network"
     assert advice.cheapest == "exit1"
-    for family in result.families:
-        costs, _, _ = _row_tables(result, test, family)
-        want = [*result.curve(family)[0], result.cheapest[0]]
-        assert costs.mean(axis=0) == pytest.approx(want)
 
 
 def test_a_cheap_exit_behind_expensive_blocks_is_not_the_cheapest():
@@ -277,11 +272,6 @@ def test_the_network_is_its_last_exit_even_where_an_earlier_one_errs_less():
     result = frontier(trace, trace, families=["threshold"], resamples=0)
     assert (result.reference.node, result.reference.cost) == ("e2", 4.5)
     assert result.reference.error == 0.5
-
-
-def test_a_bench_runs_all_families():
-    done = bench_trace("exits", passing_trace(120), families=["paper", "threshold"], resamples=5)
-    assert [comparison.rival for comparison in done.comparisons] == ["threshold"]
 
 
 # Traces

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ttamer as tt
+from support import experiment_traces
 from support.traces import answering_trace
 from ttamer import datasets
 from ttamer.cli import main
@@ -101,9 +102,9 @@ def test_the_parts_of_the_shipped_traces_are_on_one_scale(name, states):
         assert few.rescaled(other) == []
 
 
-@pytest.mark.parametrize("name", datasets.streams.names())
+@pytest.mark.parametrize("name", ["minilm-imdb-to-amazon", "vgg16-to-noise"])
 def test_a_stream_that_drifts_stays_on_its_scale(name):
-    stream = datasets.streams.load(name)
+    stream = experiment_traces.stream(name)
     quantiser = Quantiser.fit(stream.fit.confidence, states=128, method="quantile")
     assert quantiser.rescaled(stream.rows.confidence[stream.shift :]) == []
 

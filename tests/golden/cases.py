@@ -21,6 +21,7 @@ import torch
 
 import ttamer as tt
 from golden.canonical import artefact_parts, without_version
+from support import experiment_traces
 from support.exit_networks import adding_network, batches, evidence, measured
 from ttamer import datasets, torch as exits
 
@@ -60,7 +61,7 @@ def group(name: str) -> Callable[[Callable[[], Entries]], Callable[[], Entries]]
 
 @functools.cache
 def rows_of(name: str, part: str, count: int = ROWS) -> tt.Trace:
-    return datasets.load(name, part).take(slice(count))
+    return experiment_traces.load(name, part).take(slice(count))
 
 
 FITS: dict[str, Callable[[], tt.FittedLadder]] = {}
@@ -655,11 +656,6 @@ def of_frontier() -> Entries:
                 yield from listed(f"{name}, {family}", own)
                 yield f"{name}, {family}, summary", about
             yield from flat(name, facts)
-
-
-@group("cli/replay")
-def of_drift() -> Entries:
-    yield from flat("vgg16-to-noise", reported("replay", "--example", "vgg16-to-noise"))
 
 
 # The gateway.

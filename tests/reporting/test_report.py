@@ -355,19 +355,6 @@ def test_many_nodes_are_shown_in_part_and_that_is_reported(tmp_path):
     assert "The first 12 of 14 are shown." in text
 
 
-def test_many_exits_are_named_in_order_and_leave_room_for_the_bars():
-    ladder = fit(datasets.load("vgg16-cifar10", "fit").take(slice(400)))
-    policy, names = ladder.at(0.99).policy, ladder.fitted.spec.names
-    steps = [[names[n] for n in step] for step in ladder.fitted.steps]
-    figure = draw_step_bars(policy, steps)
-    figure.draw_without_rendering()
-    assert figure.axes[0].get_position().width > 0.95
-    asked = [len(steps[node]) for node in reached_steps(policy)]
-    assert asked == sorted(asked)
-    assert len(asked) > 6
-    assert all(len(text.get_text()) < 60 for text in figure.axes[0].texts)
-
-
 def test_agreement_with_the_last_node_and_costs_per_row(tmp_path):
     plain = answering_trace(800)
     cost = np.random.default_rng(0).uniform(0.5, 1.5, plain.confidence.shape) * plain.spec.costs

@@ -17,10 +17,8 @@ from typing import Any, NoReturn
 
 from ttamer import __version__
 from ttamer.cli import (
-    bench,
     certify,
     collect,
-    completion,
     demo,
     evaluate,
     fit,
@@ -28,7 +26,6 @@ from ttamer.cli import (
     import_trace,
     inspect,
     label,
-    replay,
     report,
     serve,
     solve,
@@ -98,14 +95,11 @@ def build_parser() -> argparse.ArgumentParser:
         certify,
         frontier,
         report,
-        bench,
         serve,
-        replay,
         torch,
         inspect,
         solve,
         theory,
-        completion,
     ):
         command.add_to(commands)
     return parser

@@ -14,14 +14,13 @@ RESAMPLES = 200
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser."""
-    from ttamer.datasets.facts import names
+    from ttamer.datasets import names
 
     parser = commands.add_parser(
         "demo",
         help="fit, compare and report on a real trace, in under a minute",
         description="Fit, compare and report on a real trace that comes with the package: "
-        "language detectors of very different speed, nine LLMs, or the exits of a network (extra "
-        "[io]). "
+        "language detectors of very different speed, nine LLMs, or the exits of a network. "
         "It needs no network access and no GPU.",
         allow_abbrev=False,
     )

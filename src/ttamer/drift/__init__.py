@@ -29,7 +29,6 @@ from ttamer.drift.eprocess import (
     pvalue_increments as pvalue_increments,
 )
 from ttamer.drift.fallback import AskLast as AskLast
-from ttamer.drift.figure import draw_replay as draw_replay
 from ttamer.drift.loop import (
     CertifiedServing as CertifiedServing,
     Event as Event,
@@ -49,11 +48,8 @@ from ttamer.drift.refit import RefitProcess as RefitProcess
 from ttamer.drift.replay import (
     Arm as Arm,
     ReplayResult as ReplayResult,
+    Rival as Rival,
     replay_stream as replay_stream,
-)
-from ttamer.drift.retuned_thresholds import (
-    RetunedThresholds as RetunedThresholds,
-    tune_thresholds as tune_thresholds,
 )
 from ttamer.drift.sampling import (
     AuditSampler as AuditSampler,

@@ -129,11 +129,10 @@ class CertifiedServing:
     ``promise.certified`` is whether it could be certified.
 
     >>> import ttamer as tt
-    >>> from ttamer.datasets import streams
     >>> from ttamer.drift import LoopSettings
-    >>> before = streams.load("minilm-imdb-to-amazon", target="last").fit
+    >>> before = tt.datasets.load("minilm-imdb", "fit")
     >>> fitted, held = before.split(0.6, seed=0)
-    >>> serving = serving_of(tt.fit(fitted), held, LoopSettings(at_most=0.05))
+    >>> serving = serving_of(tt.fit(fitted), held, LoopSettings(at_most=0.15))
     >>> type(serving).__name__, serving.reference is held
     ('CertifiedServing', True)
     """
@@ -172,11 +171,10 @@ def serving_of(ladder: FittedLadder, reference: Trace, settings: LoopSettings) -
     """Return the cheapest policy of a ladder that keeps the promise in the settings.
 
     >>> import ttamer as tt
-    >>> from ttamer.datasets import streams
     >>> from ttamer.drift import LoopSettings
-    >>> before = streams.load("minilm-imdb-to-amazon", target="last").fit
+    >>> before = tt.datasets.load("minilm-imdb", "fit")
     >>> fitted, held = before.split(0.6, seed=0)
-    >>> serving = serving_of(tt.fit(fitted), held, LoopSettings(at_most=0.05))
+    >>> serving = serving_of(tt.fit(fitted), held, LoopSettings(at_most=0.15))
     >>> serving.promise.certified
     True
 
@@ -204,11 +202,10 @@ class Loop:
     """Keeps a policy fitted to the current traffic.
 
     >>> import ttamer as tt
-    >>> from ttamer.datasets import streams
     >>> from ttamer.drift import LoopSettings
-    >>> before = streams.load("minilm-imdb-to-amazon", target="last").fit
+    >>> before = tt.datasets.load("minilm-imdb", "fit")
     >>> fitted, held = before.split(0.6, seed=0)
-    >>> settings = LoopSettings(at_most=0.05)
+    >>> settings = LoopSettings(at_most=0.15)
     >>> loop = Loop(serving_of(tt.fit(fitted), held, settings), settings)
     >>> loop.state
     'watching'
@@ -650,11 +647,10 @@ def status_of(loop: Loop) -> dict[str, Any]:
     """Return the status of a loop: its state, the evidence of each test, and recent events.
 
     >>> import ttamer as tt
-    >>> from ttamer.datasets import streams
     >>> from ttamer.drift import LoopSettings
-    >>> before = streams.load("minilm-imdb-to-amazon", target="last").fit
+    >>> before = tt.datasets.load("minilm-imdb", "fit")
     >>> fitted, held = before.split(0.6, seed=0)
-    >>> settings = LoopSettings(at_most=0.05)
+    >>> settings = LoopSettings(at_most=0.15)
     >>> loop = Loop(serving_of(tt.fit(fitted), held, settings), settings)
     >>> [each["test"] for each in status_of(loop)["tests"]]
     ['calibration', 'promise', 'states']

@@ -2,14 +2,14 @@
 
 Every row of the stream is decided by the policy that serves at that row; the loop takes the audited
 rows only. It is compared, on the same rows and the same audits, with the first policy kept as it
-is, with the fallback policy, and with thresholds re-tuned on a window of recent rows.
+is, with the fallback policy, and with rivals that adapt in another way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from ttamer.drift.decisions import decide
 from ttamer.drift.fallback import AskLast
 from ttamer.drift.loop import CertifiedServing, Event, Loop
 from ttamer.drift.monitor import Bound
-from ttamer.drift.retuned_thresholds import RetunedThresholds
 from ttamer.drift.sampling import AuditSampler
 from ttamer.drift.settings import LoopSettings
 from ttamer.errors import ArgumentError
@@ -30,6 +29,16 @@ from ttamer.trace.trace import Measure, Trace
 
 # The number of rows served before the loop takes the audited ones among them.
 BATCH_ROWS = 20
+
+
+class Rival(Protocol):
+    """A rule that adapts to audited rows in its own way."""
+
+    rule: Rule
+
+    def update(self, rows: Trace) -> None:
+        """Take audited rows, in their order."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +69,8 @@ class ReplayResult:
     """
 
     arms: dict[str, Arm]
-    """The policies compared: ``adapted``, the loop's; ``fixed``, the first; ``retuned``, thresholds
-    re-tuned on recent rows, where they are compared; and ``fallback``."""
+    """The policies compared: ``adapted``, the loop's; ``fixed``, the first; the rivals, by their
+    names; and ``fallback``."""
     audited: NDArray[np.bool_]
     """Shape (T,): the audited rows."""
     audit_cost: float
@@ -188,20 +197,19 @@ def replay_stream(
     *,
     share: float = 0.2,
     seed: int = 0,
-    thresholds_from: Trace | None = None,
+    rivals: Mapping[str, Rival] | None = None,
     refit: Callable[[Trace], FittedLadder] = fit,
     progress: Callable[[str], None] | None = None,
 ) -> ReplayResult:
     """Run the loop, and the policies it is compared with, over a recorded stream.
 
     >>> import ttamer as tt
-    >>> from ttamer.datasets import streams
     >>> from ttamer.drift import LoopSettings, serving_of
-    >>> stream = streams.load("minilm-imdb-to-amazon", target="last")
-    >>> fitted, held = stream.fit.split(0.6, seed=0)
-    >>> settings = LoopSettings(at_most=0.05)
+    >>> fitted, held = tt.datasets.load("minilm-imdb", "fit").split(0.6, seed=0)
+    >>> settings = LoopSettings(at_most=0.15)
     >>> serving = serving_of(tt.fit(fitted), held, settings)
-    >>> result = replay_stream(serving, stream.rows.take(slice(500)), settings)
+    >>> stream = tt.datasets.load("minilm-imdb", "test").take(slice(500))
+    >>> result = replay_stream(serving, stream, settings)
     >>> len(result), list(result.arms)
     (500, ['adapted', 'fixed', 'fallback'])
 
@@ -211,8 +219,7 @@ def replay_stream(
         settings: The settings of the loop.
         share: The share of rows that is audited, drawn by a hash of their numbers.
         seed: The seed of that draw.
-        thresholds_from: Rows on which thresholds are tuned first; without them, re-tuned thresholds
-            are not compared.
+        rivals: Rules that adapt in another way, by name; they take the same audited rows.
         refit: The function from rows to a ladder.
         progress: Called with a line of text after each batch.
 
@@ -238,28 +245,25 @@ def replay_stream(
         done = decide(rule, rows, keys)
         return Arm((bound.excess(done) + bound.share) * (1.0 if unit is None else unit), done.cost)
 
-    thresholds = None
-    if thresholds_from is not None:
-        thresholds = RetunedThresholds(thresholds_from, bound, window=settings.refit_rows)
+    rivals = {} if rivals is None else rivals
     adapted: list[Arm] = []
-    retuned: list[Arm] = []
+    others: dict[str, list[Arm]] = {name: [] for name in rivals}
     for begin in range(0, count, BATCH_ROWS):
         numbers = np.arange(begin, min(begin + BATCH_ROWS, count))
         rows = stream.take(numbers)
         adapted.append(measured(loop.policy, rows, numbers.tolist()))
-        if thresholds is not None:
-            retuned.append(measured(thresholds.rule, rows))
+        for name, rival in rivals.items():
+            others[name].append(measured(rival.rule, rows))
         seen = np.flatnonzero(audited[numbers])
         if seen.size:
             some = rows.take(seen)
             loop.update(some, numbers[seen].tolist())
-            if thresholds is not None:
-                thresholds.update(some)
+            for rival in rivals.values():
+                rival.update(some)
         if progress is not None:
             progress(f"row {numbers[-1] + 1} of {count}: {loop.state}")
     arms = {"adapted": _joined(adapted), "fixed": measured(serving.policy, stream)}
-    if retuned:
-        arms["retuned"] = _joined(retuned)
+    arms |= {name: _joined(parts) for name, parts in others.items()}
     arms["fallback"] = measured(AskLast(stream.spec), stream)
     every = paid(np.ones((count, len(stream.spec)), bool), stream)
     extra = float((np.maximum(every - arms["adapted"].cost, 0) * audited).mean())

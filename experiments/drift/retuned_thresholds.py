@@ -33,12 +33,6 @@ MIN_STEP = 0.01
 class RetunedThresholds:
     """Thresholds that are tuned again as audited rows come in.
 
-    >>> from ttamer.datasets import streams
-    >>> from ttamer.drift.monitor import Bound
-    >>> before = streams.load("vgg16-to-noise", target="last").fit
-    >>> thresholds = RetunedThresholds(before.take(slice(200)), Bound("error", 0.05))
-    >>> thresholds.update(before.take(slice(200, 260)))
-
     Args:
         fit: The rows on which the thresholds are tuned first.
         bound: The error, or the drop, that is allowed on the window.
@@ -81,11 +75,6 @@ class RetunedThresholds:
 
 def tune_thresholds(window: Trace, bound: Bound) -> StopRule:
     """Return thresholds that save cost on a window while its error stays within a bound.
-
-    >>> from ttamer.datasets import streams
-    >>> from ttamer.drift.monitor import Bound
-    >>> before = streams.load("vgg16-to-noise", target="last").fit
-    >>> rule = tune_thresholds(before.take(slice(200)), Bound("error", 0.05))
 
     Args:
         window: The rows, with confidences between 0 and 1.

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from ttamer._arguments import require_whole
 from ttamer.drift.replay import ReplayResult
-from ttamer.errors import MissingExtra
 from ttamer.fitted.mixture import shown_error
 
 # Label, colour and line width of each arm.
@@ -37,17 +36,6 @@ def draw_replay(
 ) -> Any:
     """Draw error and cost of every arm over the stream.
 
-    >>> import ttamer as tt
-    >>> from ttamer.datasets import streams
-    >>> from ttamer.drift import LoopSettings, replay_stream, serving_of
-    >>> stream = streams.load("minilm-imdb-to-amazon", target="last")
-    >>> fitted, held = stream.fit.split(0.6, seed=0)
-    >>> settings = LoopSettings(at_most=0.05)
-    >>> serving = serving_of(tt.fit(fitted), held, settings)
-    >>> result = replay_stream(serving, stream.rows.take(slice(500)), settings)
-    >>> len(draw_replay(result, smooth=100).axes)
-    2
-
     Args:
         replayed: The result of the replay.
         shift: The row at which the traffic changes, where it is known.
@@ -57,16 +45,7 @@ def draw_replay(
 
     Returns:
         The matplotlib figure.
-
-    Raises:
-        ArgumentError: Where ``smooth`` is below 1.
-        MissingExtra: Where matplotlib is not installed.
     """
-    require_whole(smooth, "smooth", least=1)
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise MissingExtra("matplotlib", "plot") from None
     figure = Figure(figsize=(8.6, 5.6), layout="constrained") if onto is None else onto
     above, below = figure.subplots(2, 1, sharex=True)
     settings, measure = replayed.settings, replayed.measure
