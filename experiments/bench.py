@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 import ttamer as tt
-from ttamer.evaluation import Resampled, interval
+from ttamer.evaluation.bootstrap import Resampled, interval
 from ttamer.stats import area_under
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".npz")

@@ -98,7 +98,6 @@ OTHERS = {
     datasets.export: "writes to the folder it is given",
     drift.bet_sizes: "takes numbers",
     drift.estimate: "takes numbers",
-    evaluation.interval: "takes numbers",
     drift.pvalue_increments: "takes numbers",
     drift.segments: "an error of the operating system where the folder does not exist",
     drift.status_of: "takes the state of a loop",

@@ -48,7 +48,6 @@ from ttamer.drift.refit import RefitProcess as RefitProcess
 from ttamer.drift.replay import (
     Arm as Arm,
     ReplayResult as ReplayResult,
-    Rival as Rival,
     replay_stream as replay_stream,
 )
 from ttamer.drift.sampling import (

@@ -1,6 +1,5 @@
 """Evaluation: how a rule does on a trace, and the frontiers of many rules."""
 
-from ttamer.evaluation.bootstrap import Resampled as Resampled, interval as interval
 from ttamer.evaluation.frontiers import Frontier as Frontier, Point as Point, frontier as frontier
 from ttamer.evaluation.results import Result as Result, evaluate as evaluate, measure as measure
 from ttamer.evaluation.simulation import Simulation as Simulation, simulate as simulate
