@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from ttamer.llm.compare import Agreement
 from ttamer.llm.confidence import Unreadable
 from ttamer.llm.judging import score_from, verdict_from
+from ttamer.llm.likeness import Agreement
 
 
 def reply(text):

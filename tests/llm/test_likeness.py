@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from ttamer.errors import ArgumentError
 from ttamer.llm import Comparer, Comparison, cosines, fit_threshold
-from ttamer.llm.compare import cosine
+from ttamer.llm.likeness import cosine
 
 VECTORS = {"four": [1.0, 0.0], "4": [0.9, 0.1], "five": [0.0, 1.0], "5": [0.1, 0.9]}
 

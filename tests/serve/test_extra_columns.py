@@ -17,9 +17,8 @@ from support.waiting import until
 from ttamer.cli import main
 from ttamer.drift.audit_log import read_log
 from ttamer.errors import TraceWarning
+from ttamer.llm.collecting import collect_prompts
 from ttamer.llm.prompts import Prompt
-from ttamer.serve.collection.collecting import collect_upstreams
-from ttamer.serve.config import read_settings
 from ttamer.serve.processes.workers import OWNER, WorkerPlace
 
 QUESTIONS = [f"Question {number}?" for number in range(400)]
@@ -92,7 +91,7 @@ def fitted(upstreams, tmp_path_factory):
         CASCADE.format(serve="", small_extras='extras = ["margin"]', **urls), "utf-8"
     )
     prompts = [Prompt(body(question), truth(question)) for question in QUESTIONS]
-    trace = collect_upstreams(read_settings(cascade), prompts, folder / "journal")
+    trace = collect_prompts(cascade, prompts, folder / "paid")
     ladder = tt.fit(trace, tradeoffs=[0.5, 0.9], belief="full", order="any")
     tt.save(ladder, folder / "policy.ttamer")
     return trace, ladder, folder / "policy.ttamer"

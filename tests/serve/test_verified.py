@@ -11,8 +11,8 @@ import pytest
 import ttamer as tt
 from support.running_gateway import running
 from ttamer.errors import CascadeError
+from ttamer.llm.collecting import collect_prompts
 from ttamer.llm.prompts import Prompt
-from ttamer.serve.collection.collecting import collect_upstreams
 from ttamer.serve.config import read_settings, settings_from
 from ttamer.serve.upstreams.client import HttpClient
 from ttamer.serve.upstreams.node import CHAT, open_nodes
@@ -101,9 +101,7 @@ EARLY = {"extras": ["margin"], "prefix": {"tokens": 1, "confidence": 1.0}}
 """Streams are read token by token, and never relayed early."""
 
 
-@pytest.mark.parametrize(
-    ("source", "more"), [("verifier", {}), ("self-report", {}), ("self-report", EARLY)]
-)
+@pytest.mark.parametrize(("source", "more"), [("verifier", {}), ("self-report", {})])
 def test_a_confidence_is_asked_for_where_the_policy_does(served, tmp_path, source, more):
     make, upstreams = served
     table = {"confidence": source} | ({"verifier": "judge"} if source == "verifier" else {})
@@ -113,7 +111,7 @@ def test_a_confidence_is_asked_for_where_the_policy_does(served, tmp_path, sourc
         Prompt({"messages": [{"role": "user", "content": prompt(n)}]}, letter(prompt(n)))
         for n in range(200)
     ]
-    trace = collect_upstreams(settings, prompts, tmp_path / "journal")
+    trace = collect_prompts(settings.spec, prompts, tmp_path / "paid")
     assert trace.cost.tolist() == [1.0, 10.0, 100.0]  # without the verifications
     artefact = tmp_path / "policy.ttamer"
     tt.save(tt.fit(trace, tradeoffs=[0.4, 0.5]), artefact)

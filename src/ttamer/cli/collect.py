@@ -6,11 +6,15 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ttamer._numbers import counted
-from ttamer.llm.judging import Judge
-from ttamer.trace.trace import Trace
+
+if TYPE_CHECKING:  # not loaded for --help
+    from ttamer.llm.judging import Judge
+    from ttamer.llm.prompts import Prompt
+    from ttamer.trace.spec import CascadeSpec
+    from ttamer.trace.trace import Trace
 
 # The field of prompts that holds the reference answer, unless another is named.
 DEFAULT_LABEL = "label"
@@ -40,13 +44,16 @@ def add_to(commands: Any) -> None:
     upstreams.add_argument("--label", default=DEFAULT_LABEL, metavar="FIELD",
                            help="the field of the reference answer (default label)")  # fmt: skip
     upstreams.add_argument("--endpoint", default="chat/completions",
-                           choices=("chat/completions", "completions", "classify"),
+                           choices=("chat/completions", "completions"),
                            help="the endpoint of the upstreams to call")  # fmt: skip
     upstreams.add_argument("--max-tokens", type=int, default=256, metavar="N",
                            help="the longest answer, in tokens (default 256)")  # fmt: skip
-    upstreams.add_argument("--journal", metavar="FILE",
-                           help="where answers are kept, so that a run can be resumed "
-                           "(default: beside the output)")  # fmt: skip
+    upstreams.add_argument("--cache", metavar="FILE",
+                           help="where responses are kept, so that none is paid for twice "
+                           "(default: OUTPUT.cache)")  # fmt: skip
+    upstreams.add_argument("--dry-run", action="store_true",
+                           help="ask nothing: print the calls and what they would cost at "
+                           "most")  # fmt: skip
     upstreams.add_argument("--judge", metavar="NODE",
                            help="a node that judges which answers are right, instead of the "
                            "comparison with labels")  # fmt: skip
@@ -65,7 +72,7 @@ def add_to(commands: Any) -> None:
                            help="refuse a judge, or a threshold of embeddings, that agrees with "
                            "fewer labels (default 0)")  # fmt: skip
     upstreams.add_argument("--forget", action="store_true",
-                           help="delete prompts and answers (the journal and "
+                           help="delete prompts and answers (the cache and "
                            "OUTPUT.answers.jsonl) once the trace is written")  # fmt: skip
     callables = parser.add_argument_group("with callables")
     callables.add_argument("--inputs", metavar="FILE", help="text, one input per line")
@@ -87,6 +94,9 @@ def run(args: argparse.Namespace) -> None:
     suffix = suffix_of(args.output)  # checked before any model is called
     of_cascade = args.models[0].endswith(".toml")
     _refuse_options(args, of_cascade=of_cascade)
+    if args.dry_run:
+        _show_plan(args)
+        return
     try:
         trace = _from_upstreams(args) if of_cascade else _from_callables(args)
     except KeyboardInterrupt:
@@ -100,9 +110,10 @@ def run(args: argparse.Namespace) -> None:
     trace.write(args.output)
     written = [args.output]
     if of_cascade:
-        journal, answers = _kept(args)
+        paid, answers = _kept(args)
         if args.forget:
-            journal.unlink(missing_ok=True)
+            for end in ("", "-wal", "-shm"):
+                paid.with_name(paid.name + end).unlink(missing_ok=True)
             answers.unlink(missing_ok=True)
         else:
             written.append(str(answers))
@@ -144,11 +155,11 @@ def _refuse_options(args: argparse.Namespace, *, of_cascade: bool) -> None:
 
 
 def _kept(args: argparse.Namespace) -> tuple[Path, Path]:
-    """Return the journal, and the file of prompts and answers."""
+    """Return the file of responses, and that of prompts and answers."""
     from pathlib import Path
 
-    journal = Path(args.journal or f"{args.output}.journal")
-    return journal, Path(f"{args.output}.answers.jsonl")
+    paid = Path(args.cache or f"{args.output}.cache")
+    return paid, Path(f"{args.output}.answers.jsonl")
 
 
 def _judge(args: argparse.Namespace) -> Judge | None:
@@ -171,13 +182,11 @@ def _judge(args: argparse.Namespace) -> Judge | None:
     return Judge(args.judge, rubric, args.graded, args.min_agreement)
 
 
-def _from_upstreams(args: argparse.Namespace) -> Trace:
-    from ttamer.cli.output import progress_line
+def _checked(args: argparse.Namespace) -> tuple[CascadeSpec, list[Prompt]]:
+    """Return the cascade and the prompts."""
     from ttamer.errors import ArgumentError
     from ttamer.llm.prompts import read_prompts
-    from ttamer.serve.collection.collecting import collect_upstreams
-    from ttamer.serve.collection.comparing import Likeness
-    from ttamer.serve.config import read_settings
+    from ttamer.trace.spec import CascadeSpec
 
     if len(args.models) > 1:
         raise ArgumentError(f"give one cascade.toml, not {' '.join(args.models)}")
@@ -185,23 +194,41 @@ def _from_upstreams(args: argparse.Namespace) -> Trace:
         raise ArgumentError("--prompts FILE is needed: the prompts to collect answers for")
     if args.max_tokens < 1:
         raise ArgumentError(f"--max-tokens is {args.max_tokens}; it must be at least 1")
-    settings = read_settings(args.models[0])
+    spec = CascadeSpec.from_file(args.models[0])
     request = {"temperature": 0, "max_tokens": args.max_tokens}
-    prompts = read_prompts(
-        args.prompts,
-        label=args.label,
-        endpoint=args.endpoint,
-        request={} if args.endpoint == "classify" else request,
-    )
+    prompts = read_prompts(args.prompts, label=args.label, endpoint=args.endpoint, request=request)
     if args.label != DEFAULT_LABEL and all(prompt.label is None for prompt in prompts):
         raise ArgumentError(f"--label {args.label}: no prompt of {args.prompts} has that field")
+    return spec, prompts
+
+
+def _show_plan(args: argparse.Namespace) -> None:
+    """Print what would be asked, and what it would cost at most."""
+    from ttamer.cli.output import as_json
+    from ttamer.llm.collecting import plan_collection
+
+    plan = plan_collection(*_checked(args), _kept(args)[0], endpoint=args.endpoint)
+    if args.json:
+        print(as_json({"calls": plan.calls, "cost": plan.cost, "kept": plan.kept}))
+        return
+    print(plan)
+    if args.judge is not None:
+        print(f"and up to one call of {args.judge} for each different answer")
+
+
+def _from_upstreams(args: argparse.Namespace) -> Trace:
+    from ttamer.cli.output import progress_line
+    from ttamer.llm.collecting import collect_prompts
+    from ttamer.llm.likeness import Likeness
+
+    spec, prompts = _checked(args)
     progress = progress_line(quiet=args.json)
     counts = "answers" if args.judge is None else "answers and verdicts"
-    journal, answers = _kept(args)
-    trace = collect_upstreams(
-        settings,
+    paid, answers = _kept(args)
+    trace = collect_prompts(
+        spec,
         prompts,
-        journal,
+        paid,
         answers=None if args.forget else answers,
         judge=_judge(args),
         likeness=Likeness(args.pairs, args.like, args.min_agreement),

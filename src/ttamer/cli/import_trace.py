@@ -105,9 +105,11 @@ def _read(args: argparse.Namespace) -> Trace:
 
     on_bad: Any = "skip" if args.skip_bad else "refuse"
     if args.format == "answers":
-        from ttamer.serve import import_answers
+        from ttamer.llm.importing import import_answers
 
-        trace = import_answers(args.log, args.cascade, on_bad=on_bad)
+        trace = import_answers(
+            args.log, args.cascade, on_bad=on_bad, answers=f"{args.output}.answers.jsonl"
+        )
     elif args.format == "frugalml":
         trace = import_frugalml(args.log, args.prices, on_bad=on_bad)
     elif args.format == "apparate":

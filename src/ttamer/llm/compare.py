@@ -34,12 +34,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, get_args
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.runtime.calling import Call, call_async
-from ttamer.stats.bounds import binomial_upper
 
 ComparisonKind = Literal[
     "exact", "normalised", "choice", "numeric", "json", "regex", "contains", "embedding"
@@ -472,6 +467,90 @@ def label_form(label: str | Sequence[str], rule: Comparison) -> str:
     return form
 
 
+@dataclass(frozen=True)
+class ComparedAnswers:
+    """What a trace has of answers: their predictions, and labels or which answers are right."""
+
+    prediction: list[list[str | None]]
+    label: Sequence[str] | None = None
+    correct: list[list[bool]] | None = None
+    """Where labels are compared one by one: equality is not transitive."""
+
+    def notes(
+        self, rule: Comparison, names: Sequence[str], answers: Sequence[Sequence[str]]
+    ) -> list[str]:
+        """Return how many answers of each node have no content, for those that have some.
+
+        >>> found = ComparedAnswers([["4", None], ["5", "5"]])
+        >>> print(*found.notes(Comparison("numeric"), ["a", "b"], [["4", "four"], ["5", "5"]]))
+        1 of 2 answers of 'b' has no content under compare = "numeric"
+
+        Args:
+            rule: The rule of comparison.
+            names: The nodes.
+            answers: The answers to each prompt, in the order of the nodes.
+
+        Returns:
+            A text for each node with such answers.
+        """
+        notes = []
+        for node, name in enumerate(names):
+            count = sum(row[node] is None for row in self.prediction)
+            empty = sum(not row[node].strip() for row in answers)
+            if count:
+                has = "has" if count == 1 else "have"
+                note = (
+                    f"{count} of {len(answers)} answers of {name!r} {has} no content under "
+                    f'compare = "{rule}"'
+                )
+                if empty:
+                    note += f", {empty} of them no text: a model that reasons needs more max_tokens"
+                notes.append(note)
+        return notes
+
+
+async def compare_answers(
+    comparer: Comparer, answers: Sequence[Sequence[str]], labels: Sequence[str] | None
+) -> ComparedAnswers:
+    """Compare answers with one another, and with labels where there are some.
+
+    >>> import asyncio
+    >>> comparer = Comparer(Comparison("choice"))
+    >>> asyncio.run(compare_answers(comparer, [["(B)", "C."]], ["B"])).prediction
+    [['B', 'C']]
+
+    Args:
+        comparer: The rule of comparison.
+        answers: The answers to each prompt, in the order of the nodes.
+        labels: The forms of the labels, such as
+            :func:`~ttamer.llm.compare.label_form` returns.
+
+    Returns:
+        The predictions, and the labels or which answers are right.
+
+    Raises:
+        TraceError: If no answer is right.
+    """
+    rule = comparer.rule
+    predictions = [[rule.prediction(text) for text in row] for row in answers]
+    if rule.is_transitive:
+        compared = ComparedAnswers(predictions, labels)
+        is_any_right = not {*(labels or ())}.isdisjoint(form for row in predictions for form in row)
+    else:
+        correct = None
+        if labels is not None:
+            right = [(text, label) for row, label in zip(answers, labels, strict=True)
+                     for text in row]  # fmt: skip
+            verdicts = iter(await comparer.right(right))
+            correct = [[next(verdicts) for _ in row] for row in answers]
+        matched = [await comparer.matched_all(row) for row in predictions]
+        compared = ComparedAnswers(matched, None, correct)
+        is_any_right = any(map(any, correct or ()))
+    if labels is not None and not is_any_right:
+        raise TraceError(rule.unmatched(labels[0], answers[0][0]))
+    return compared
+
+
 def _aliases(label: str | None) -> list[str]:
     """Return the aliases of a label."""
     return [] if label is None else label.split(ALIAS_SEPARATOR)
@@ -674,191 +753,3 @@ def _joins(left: str, right: str) -> bool:
 def _shown(text: str | None) -> str:
     """Return a text for a message, cut where it is long."""
     return repr(text if text is None or len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")
-
-
-INTERVAL = 0.95
-"""The confidence of the interval for an agreement."""
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How often verdicts, of a judge or by a threshold, agree with labels."""
-
-    answers: int
-    """The number of answers, or of pairs, that have a label."""
-    agree: int
-    what: str = "answers"
-    constant: int = 0
-    """The number on which one verdict for all, the more frequent one, agrees."""
-
-    @classmethod
-    def of(
-        cls, judged: Sequence[bool], by_label: Sequence[bool], what: str = "answers"
-    ) -> Agreement:
-        """Count the answers on which both verdicts are equal.
-
-        >>> print(Agreement.of([True, True, False, True], [True, True, False, False]))
-        agrees with the labels on 3 of 4 answers (75%, 95% interval 19% to 99%)
-        >>> print(Agreement.of([False, False, False, False], [True, False, False, False]))
-        agrees with the labels on 3 of 4 answers (75%, 95% interval 19% to 99%), no more than the \
-same verdict for all (75%)
-        """
-        agree = sum(bool(a) == bool(b) for a, b in zip(judged, by_label, strict=True))
-        right = sum(map(bool, by_label))
-        return cls(len(judged), agree, what, max(right, len(judged) - right))
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The exact interval for the share (Clopper and Pearson, 1934)."""
-        alpha, wrong = (1 - INTERVAL) / 2, self.answers - self.agree
-        low = 1 - binomial_upper(wrong, self.answers, alpha) if self.agree else 0.0
-        high = binomial_upper(self.agree, self.answers, alpha) if wrong else 1.0
-        return low, high
-
-    def __str__(self) -> str:
-        if not self.answers:
-            return "cannot be compared with labels: there are none"
-        low, high = self.interval
-        share = self.agree / self.answers
-        more = ""
-        if self.agree <= self.constant:
-            more = f", no more than the same verdict for all ({self.constant / self.answers:.0%})"
-        return (
-            f"agrees with the labels on {self.agree} of {self.answers} {self.what} ({share:.0%}, "
-            f"{INTERVAL:.0%} interval {low:.0%} to {high:.0%}){more}"
-        )
-
-
-MIN_PAIRS = 20
-"""The least number of labelled pairs that a threshold is fitted to."""
-DIGITS = 4
-"""The decimal places of a threshold."""
-
-
-def cosine(one: ArrayLike, two: ArrayLike) -> float:
-    """Return the cosine of two vectors; 0 where one of them is 0.
-
-    >>> cosine([1.0, 0.0], [2.0, 0.0])
-    1.0
-
-    Args:
-        one: A vector.
-        two: Another vector of the same length.
-
-    Returns:
-        A number from -1 to 1, to six decimal places.
-    """
-    first, second = np.asarray(one, np.float64), np.asarray(two, np.float64)
-    size = float(np.linalg.norm(first) * np.linalg.norm(second))
-    return round(float(np.clip(first @ second / size, -1.0, 1.0)), 6) if size else 0.0
-
-
-def cosines(embed: Callable[[list[str]], Any]) -> PairScore:
-    """Return the score of pairs of texts by a model of embeddings.
-
-    >>> import asyncio
-    >>> score = cosines(lambda texts: [[len(text), 1.0] for text in texts])
-    >>> asyncio.run(score([("four", "five")]))
-    [1.0]
-
-    Args:
-        embed: From a list of texts to a vector for each, plain or async; a plain one runs in a
-            thread. Every text is embedded once in a call.
-
-    Returns:
-        The score, for :class:`ttamer.llm.Comparer`.
-    """
-
-    async def score(pairs: Sequence[Pair]) -> list[float]:
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        result = await call_async(Call(embed, texts))
-        if result.error is not None:
-            raise result.error
-        vectors = dict(zip(texts, result.returned, strict=True))
-        return [cosine(vectors[one], vectors[two]) for one, two in pairs]
-
-    return score
-
-
-@dataclass(frozen=True)
-class FittedThreshold:
-    """A threshold on scores, and how often it agrees with pairs that it was not fitted to.
-
-    >>> print(FittedThreshold(0.8, Agreement(40, 38, "pairs")))
-    threshold 0.8 agrees with the labels on 38 of 40 pairs (95%, 95% interval 83% to 99%)
-    """
-
-    threshold: float
-    agreement: Agreement
-
-    def __str__(self) -> str:
-        return f"threshold {self.threshold:g} {self.agreement}"
-
-
-def fit_threshold(
-    scores: ArrayLike, equal: ArrayLike, *, groups: ArrayLike | None = None
-) -> FittedThreshold:
-    """Fit the threshold from which pairs count as equal, by labelled pairs.
-
-    >>> scores = [0.95, 0.4, 0.9, 0.5] * 10
-    >>> fit_threshold(scores, [True, False] * 20).threshold
-    0.7
-
-    Args:
-        scores: How alike each pair is, from -1 to 1, shape (n,).
-        equal: Whether each pair is equal, shape (n,).
-        groups: Where each pair comes from, such as the number of its row, shape (n,): pairs of one
-            group are on the same side when the agreement is counted. By default each is its own.
-
-    Returns:
-        The threshold that agrees with most pairs, and how often thresholds fitted to one half agree
-        with the other.
-
-    Raises:
-        ArgumentError: If there are fewer than 20 pairs, or all are equal, or none is, or a score is
-            not from -1 to 1.
-    """
-    values, labels = np.asarray(scores, np.float64), np.asarray(equal, bool)
-    if len(values) != len(labels):
-        raise ArgumentError(f"there are {len(values)} scores and {len(labels)} labels")
-    if len(values) < MIN_PAIRS or labels.all() or not labels.any():
-        raise ArgumentError(
-            f"a threshold needs at least {MIN_PAIRS} labelled pairs, equal and unequal ones; there "
-            f"are {len(values)}, of which {int(labels.sum())} are equal"
-        )
-    if not (np.abs(values) <= 1).all():
-        odd = int(np.flatnonzero(~(np.abs(values) <= 1))[0])
-        raise ArgumentError(
-            f"score {odd} (counting from 0) is {values[odd]:g}; scores are from -1 to 1, as "
-            "cosines are: scale others to that range"
-        )
-    _, place = np.unique(np.arange(len(values)) if groups is None else groups, return_inverse=True)
-    if place.max() == 0:
-        raise ArgumentError("a threshold needs labelled pairs of at least two groups")
-    # At random, as labels may alternate with the order.
-    sides = np.random.default_rng(0).permutation(int(place.max()) + 1)[place] % 2
-    judged = np.empty(len(values), bool)
-    for side in (0, 1):
-        held = sides == side
-        judged[held] = values[held] >= _best(values[~held], labels[~held])
-    agreement = Agreement.of(judged.tolist(), labels.tolist(), "pairs")
-    return FittedThreshold(_best(values, labels), agreement)
-
-
-def _best(values: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
-    """Return the threshold with most agreement; of several, one in the widest gap of scores."""
-    order = np.argsort(values, kind="stable")
-    ordered, is_equal = values[order], labels[order]
-    # At cut k the pairs from k on count as equal.
-    right = np.concatenate([[0], np.cumsum(~is_equal)]) + np.concatenate(
-        [np.cumsum(is_equal[::-1])[::-1], [0]]
-    )
-    ends = np.concatenate([[-1.0], ordered, [1.0]])
-    gaps = np.diff(ends)
-    # A cut within equal scores is none; those at the ends are.
-    gaps[0], gaps[-1] = max(gaps[0], 0.0), max(gaps[-1], 0.0)
-    is_cut = np.concatenate([[True], np.diff(ordered) > 0, [True]])
-    best = right == right[is_cut].max()
-    chosen = int(np.flatnonzero(is_cut & best)[np.argmax(gaps[is_cut & best])])
-    middle = (ends[chosen] + ends[chosen + 1]) / 2
-    return round(float(np.clip(middle, -1.0, 1.0)), DIGITS)

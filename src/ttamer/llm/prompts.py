@@ -30,10 +30,8 @@ from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm.confidence import question_text
 from ttamer.trace.classes import class_text
 
-Endpoint = Literal["chat/completions", "completions", "classify"]
+Endpoint = Literal["chat/completions", "completions"]
 """The endpoint of the upstreams that is called."""
-
-_BODY_KEYS: dict[str, str] = {"chat/completions": "messages", "completions": "prompt"}
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ def _body(row: dict[str, Any], endpoint: Endpoint, place: str) -> dict[str, Any]
         )
     if endpoint == "chat/completions":
         return {**row, "messages": [{"role": "user", "content": text}]}
-    return {**row, _BODY_KEYS.get(endpoint, "input"): text}
+    return {**row, "prompt": text}
 
 
 def read_text(file: Path) -> str:

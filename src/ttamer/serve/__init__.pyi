@@ -1,7 +1,4 @@
 from ttamer.serve.app import make_app as make_app
-from ttamer.serve.collection.collecting import collect_upstreams as collect_upstreams
-from ttamer.serve.collection.comparing import Likeness as Likeness
-from ttamer.serve.collection.logged_answers import import_answers as import_answers
 from ttamer.serve.config import (
     Settings as Settings,
     read_settings as read_settings,

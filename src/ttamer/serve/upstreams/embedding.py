@@ -10,7 +10,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from ttamer._numbers import is_number
-from ttamer.llm.compare import Comparer, cosines
+from ttamer.llm.compare import Comparer
+from ttamer.llm.likeness import cosines
 from ttamer.serve.bill import Usage
 from ttamer.serve.config import EMBEDDINGS_NODE, NodeSettings
 from ttamer.serve.upstreams.upstream import NO_REQUEST, CallContext, Upstream, UpstreamFailed

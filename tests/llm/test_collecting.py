@@ -1,3 +1,5 @@
+"""From prompts to a trace: what is asked, what is paid for once, and what is kept."""
+
 from __future__ import annotations
 
 import json
@@ -13,24 +15,17 @@ import ttamer as tt
 from support.faulty_upstream import truth
 from ttamer.cli import main
 from ttamer.errors import ArgumentError, TraceError
+from ttamer.llm import Prompt, collect_prompts, plan_collection
+from ttamer.llm.collecting import MAX_FAILURES
 from ttamer.llm.judging import Judge
-from ttamer.llm.prompts import Prompt, read_prompts
-from ttamer.serve.collection import collecting
-from ttamer.serve.collection.collecting import MAX_FAILURES, collect_upstreams
-from ttamer.serve.collection.journal import Journal, JournalEntry
-from ttamer.serve.config import NodeSettings, read_settings
 
 QUESTIONS = [f"Question {number}?" for number in range(30)]
 LABELLED = [Prompt({"messages": [{"role": "user", "content": q}]}, truth(q)) for q in QUESTIONS]
 
 
 def collected(served, prompts=LABELLED, **options):
-    settings = read_settings(served.cascade)
-    return collect_upstreams(settings, prompts, served.cascade.with_name("journal"), **options)
-
-
-def counts(served):
-    return [upstream.count for upstream in served.upstreams.values()]
+    paid = served.cascade.with_name("paid")
+    return collect_prompts(served.cascade, prompts, paid, upstream=served.upstream, **options)
 
 
 def test_every_node_is_asked_about_every_prompt(served):
@@ -45,37 +40,15 @@ def test_every_node_is_asked_about_every_prompt(served):
     assert trace.cost.tolist() == [1.0, 12.5]
 
 
-def test_nodes_are_asked_at_the_same_time_and_within_their_bounds(make_served):
-    served = make_served(node={"small": {"concurrency": 3}, "large": {"concurrency": 1}})
-    small, large = served.upstreams.values()
-    small.mode = "slow"
-    real = large.answer
-
-    def answer(prompt, sample):
-        small.wait_for(3)  # large is not done before all of small's workers have called
-        return real(prompt, sample)
-
-    large.answer = answer
-
-    def progress(done, total, failed):  # called in the loop, between requests
-        assert (total, failed) == (60, 0)
-        if done == 30:  # all of large, while small has answered no one
-            small.mode = "ok"
-            small.release()
-
-    collected(served, progress=progress)
-    assert (small.most_open, large.most_open) == (3, 1)
-
-
 def test_what_was_answered_is_not_asked_again(served):
     first = collected(served)
-    assert counts(served) == [30, 30]
+    assert served.counts == [30, 30]
     again = collected(served)
-    assert counts(served) == [30, 30]
+    assert served.counts == [30, 30]
     assert again.digest == first.digest
     more = [*LABELLED, Prompt({"messages": [{"role": "user", "content": "New?"}]}, truth("New?"))]
     assert len(collected(served, more)) == 31
-    assert counts(served) == [31, 31]
+    assert served.counts == [31, 31]
 
 
 def test_equal_prompts_are_asked_once(served):
@@ -83,16 +56,16 @@ def test_equal_prompts_are_asked_once(served):
     trace = collected(
         served, [*LABELLED, *LABELLED[:5]], progress=lambda *numbers: reported.append(numbers)
     )
-    assert counts(served) == [30, 30]
+    assert served.counts == [30, 30]
     assert reported[-1] == (60, 60, 0)
     assert trace.prediction[30:].tolist() == trace.prediction[:5].tolist()
 
 
 def test_equal_prompts_without_an_answer_are_all_counted(make_served):
-    served = make_served(node={"small": {"concurrency": 1}})
+    served = make_served(node={"small": {"max_concurrent": 1}})
     served.upstreams["small"].plan = ["garbage"]
     trace = collected(served, [*LABELLED, LABELLED[0]], on_error="skip")
-    assert trace.left_out == {"small returned text that is not JSON": 2}
+    assert trace.left_out == {"small returned no JSON object": 2}
 
 
 def test_a_node_that_changes_is_asked_again_and_the_others_are_not(served):
@@ -102,50 +75,41 @@ def test_a_node_that_changes_is_asked_again_and_the_others_are_not(served):
         text.replace("cost = 1.0", "cost = 1.0\nmodel = 'newer'\ntimeout = 9")
     )
     collected(served)
-    assert counts(served) == [60, 30]
+    assert served.counts == [60, 30]
     served.cascade.write_text(
-        text.replace("cost = 1.0", "cost = 1.0\nmodel = 'newer'\nretries = 1")
+        text.replace("cost = 1.0", "cost = 1.0\nmodel = 'newer'\nretries = 3")
     )
     collected(served)
-    assert counts(served) == [60, 30]
+    assert served.counts == [60, 30]
 
 
 def test_other_prices_ask_nothing_again(make_served):
-    served = make_served(2, node={"large": {"confidence": "agreement", "samples": 2}})
+    served = make_served(node={"large": {"confidence": "agreement", "samples": 2}})
     assert collected(served).costs.mean(axis=0).tolist() == [1.0, 25.0]
-    assert counts(served) == [30, 60]
-    changed(served, "cost = 1.0", "cost = 2.0")
+    assert served.counts == [30, 60]
+    served.change("cost = 1.0", "cost = 2.0")
     assert collected(served).costs.mean(axis=0).tolist() == [2.0, 25.0]
-    changed(served, "cost = 2.0", "cost_per_token = {input = 0.5, output = 1}")
+    served.change("cost = 2.0", "cost_per_token = {input = 0.5, output = 1}")
     assert collected(served).costs.mean(axis=0).tolist() == [2 * 0.5 + 1, 25.0]
-    assert counts(served) == [30, 60]
-    changed(served, "cost = 12.5", "cost = 13.0")  # of several calls, which are not priced again
-    collected(served)
-    assert counts(served) == [30, 120]
+    served.change("cost = 12.5", "cost = 13.0")
+    assert collected(served).costs.mean(axis=0).tolist() == [2.0, 26.0]
+    assert served.counts == [30, 60]
 
 
 def test_answers_without_usage_are_asked_again_where_tokens_get_a_price(make_served):
-    served = make_served(2)
+    served = make_served()
     small = served.upstreams["small"]
     small.states_usage = False
     collected(served)
-    changed(served, "cost = 1.0", "cost_per_token = {input = 0.5, output = 1}")
+    served.change("cost = 1.0", "cost_per_token = {input = 0.5, output = 1}")
     with pytest.raises(TraceError, match=r"small returned no usage, .*: give the node a cost"):
         collected(served)
     small.states_usage = True
     assert collected(served).costs[:, 0].tolist() == [2.0] * 30
 
 
-def test_settings_of_a_later_version_keep_the_keys_of_a_journal():
-    node = NodeSettings("small", 1.0, "http://127.0.0.1:8081/v1", samples=1, timeout=9.0)
-    assert node.answer_settings == {
-        "name": "small", "cost": 1.0, "upstream": "http://127.0.0.1:8081/v1"
-    }  # fmt: skip
-    assert NodeSettings("small", 1.0, "u", samples=3).answer_settings["samples"] == 3
-
-
 def test_another_confidence_of_the_same_tokens_asks_nothing_again(make_served):
-    served = make_served(2, serve={"compare": "normalised"})
+    served = make_served(serve={"compare": "normalised"})
     small = served.upstreams["small"]
     small.answer = lambda *_: ("B it is", 0.5)
     assert collected(served).confidence[:, 0].tolist() == pytest.approx([0.5] * 30)
@@ -156,100 +120,69 @@ def test_another_confidence_of_the_same_tokens_asks_nothing_again(make_served):
         )
         trace = collected(served)
         assert trace.confidence[:, 0].tolist() == pytest.approx([confidence] * 30)
-    assert counts(served) == [30, 30]
+    assert served.counts == [30, 30]
     served.cascade.write_text(text.replace("cost = 1.0", 'cost = 1.0\nconfidence = "none"'))
     collected(served)
-    assert counts(served) == [60, 30]
-
-
-def test_entries_of_an_earlier_version_have_one_confidence(make_served):
-    served = make_served(2, serve={"compare": "normalised"})
-    first = collected(served)
-    journal = served.cascade.with_name("journal")
-    rows = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
-    for row in rows:
-        del row["likelihoods"]
-    journal.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    assert collected(served).digest == first.digest
-    assert counts(served) == [30, 30]
-    text = served.cascade.read_text("utf-8")
-    served.cascade.write_text(text.replace("cost = 1.0", 'cost = 1.0\nconfidence = "product"'))
-    collected(served)
-    assert counts(served) == [60, 30]
+    assert served.counts == [60, 30]
 
 
 def test_failures_are_refused_and_asked_alone_the_next_time(served):
     served.upstreams["small"].plan = ["garbage", "ok", "garbage"]
-    with pytest.raises(TraceError, match=r"2 of 30 prompts lack an answer \(small returned text"):
+    with pytest.raises(TraceError, match=r"2 of 30 prompts lack an answer \(small returned no"):
         collected(served)
-    assert counts(served) == [30, 30]
+    assert served.counts == [30, 30]
     assert len(collected(served)) == 30
-    assert counts(served) == [32, 30]
+    assert served.counts == [32, 30]
 
 
 def test_failures_may_be_left_out_counted(make_served):
-    served = make_served(node={"small": {"concurrency": 1}})
-    served.upstreams["small"].plan = ["garbage", "ok", "reset"]
+    served = make_served(node={"small": {"max_concurrent": 1}})
+    served.upstreams["small"].plan = ["garbage", "ok", "error"]
     trace = collected(served, on_error="skip")
     assert len(trace) == 28
     assert trace.left_out == {
-        "small returned text that is not JSON": 1,
-        "small closed the connection early": 1,
+        "small returned no JSON object": 1,
+        "small returned status 500: out of order": 1,
     }
     assert trace.classes[trace.label[0]] == truth(QUESTIONS[1])
 
 
 def test_a_node_that_only_fails_is_soon_left_alone(make_served):
-    served = make_served(node={"small": {"concurrency": 1}})
+    served = make_served(node={"small": {"max_concurrent": 1}})
     served.upstreams["small"].mode, served.upstreams["small"].status = "error", 401
-    with pytest.raises(TraceError, match=r"status 401 .*: 10; small was not called any more: 20"):
+    with pytest.raises(TraceError, match=r"status 401.*: 10; small was not called any more: 20"):
         collected(served, on_error="skip")
-    assert counts(served) == [MAX_FAILURES, 30]
+    assert served.counts == [MAX_FAILURES, 30]
 
 
 def test_the_failures_of_every_node_are_listed(make_served):
-    served = make_served(2, node={name: {"concurrency": 1} for name in ("small", "large")})
+    served = make_served(node={name: {"max_concurrent": 1} for name in ("small", "large")})
     for upstream, status in zip(served.upstreams.values(), (401, 404), strict=True):
         upstream.mode, upstream.status = "error", status
     with pytest.raises(TraceError, match=r"30 of 30 prompts .*small.*401.*: 10;.*large.*404.*: 10"):
         collected(served)
 
 
-def test_a_server_that_is_not_there_is_named_and_a_slow_one_with_its_limit(make_served):
-    served = make_served(2, node={"large": {"timeout": 0.25}})
-    small, large = served.upstreams.values()
-    small.mode, large.mode = "refuse", "hang"
-    text = rf"small connection failed \(upstream = '{small.url}'\).*in time \(timeout = 0.25\)"
-    with pytest.raises(TraceError, match=text):
-        collected(served, LABELLED[:2])
-
-
 def test_labels_on_some_prompts_need_a_judge(make_served):
-    served = make_served(2)
+    served = make_served()
     prompts = [Prompt({"prompt": text}, "A" if k else None) for k, text in enumerate("xyz")]
     with pytest.raises(TraceError, match=r"prompt 0 .* has no label, and 2 of 3 have .*--judge"):
         collected(served, prompts)
-    assert counts(served) == [0, 0]
+    assert served.counts == [0, 0]
 
 
 def test_labels_that_no_answer_equals_are_refused_with_what_was_compared(make_served):
-    served = make_served(2, serve={"compare": "normalised"})
+    served = make_served(serve={"compare": "normalised"})
     prompts = [Prompt({"prompt": text}, f"it is {text * 60}") for text in "xyz"]
     with pytest.raises(TraceError, match=r"normalised.*'it is x{54}\.\.\.' and .*--judge"):
         collected(served, prompts)
 
 
 def test_a_node_that_answers_now_and_then_is_asked_to_the_end(make_served):
-    served = make_served(node={"small": {"concurrency": 1}})
+    served = make_served(node={"small": {"max_concurrent": 1}})
     served.upstreams["small"].plan = ([*["garbage"] * (MAX_FAILURES - 1), "ok"]) * 2
     assert len(collected(served, on_error="skip")) == 12
-    assert counts(served) == [30, 30]
-
-
-def test_loss_is_made_good_by_retries(make_served):
-    served = make_served(node={"small": {"retries": 10}})
-    served.upstreams["small"].mode = "loss"
-    assert len(collected(served)) == 30
+    assert served.counts == [30, 30]
 
 
 def test_a_cost_per_row_where_calls_differ(make_served):
@@ -270,9 +203,9 @@ def test_without_labels_the_last_node_is_right(served):
     unlabelled = [Prompt(prompt.body) for prompt in LABELLED]
     with pytest.raises(TraceError, match='target = "last"'):
         collected(served, unlabelled)
-    assert counts(served) == [0, 0]
+    assert served.counts == [0, 0]
     text = served.cascade.read_text("utf-8")
-    served.cascade.write_text(text.replace("[cascade]\n", '[cascade]\ntarget = "last"\n'))
+    served.cascade.write_text('[cascade]\ntarget = "last"\n' + text)
     trace = collected(served, unlabelled)
     assert trace.label is None
     assert not trace.wrong()[:, 1].any()
@@ -282,7 +215,7 @@ def test_a_label_that_is_none_under_the_rule_is_reported_before_anything_is_aske
     prompts = [*LABELLED, Prompt(LABELLED[0].body, "Paris")]
     with pytest.raises(TraceError, match=r"prompt 30 .*'Paris' has no content under compare"):
         collected(served, prompts)
-    assert counts(served) == [0, 0]
+    assert served.counts == [0, 0]
 
 
 def labelled(labels):
@@ -291,7 +224,7 @@ def labelled(labels):
 
 
 def test_a_label_is_contained_in_answers(make_served):
-    served = make_served(2, serve={"compare": "contains"})
+    served = make_served(serve={"compare": "contains"})
     small, large = served.upstreams.values()
     small.answer = lambda prompt, _: (f"It must be {truth(prompt)}x" + "." * len(prompt), 0.5)
     large.answer = lambda prompt, _: (f"The answer is: {truth(prompt)}, of course.", 0.9)
@@ -303,7 +236,7 @@ def test_a_label_is_contained_in_answers(make_served):
 
 
 def test_numbers_within_the_tolerance_are_one_prediction(make_served):
-    served = make_served(2, serve={"compare": {"kind": "numeric", "tolerance": 0.5}})
+    served = make_served(serve={"compare": {"kind": "numeric", "tolerance": 0.5}})
     small, large = served.upstreams.values()
     small.answer = lambda *_: ("about 12.3", 0.5)
     large.answer = lambda *_: ("12.7", 0.9)
@@ -317,36 +250,23 @@ def test_aliases_need_a_rule_that_takes_them(served):
         collected(served, labelled([("A", "B")] * 30))
 
 
-def test_aliases_are_read_from_json_lines(tmp_path):
-    (tmp_path / "p.jsonl").write_text('{"prompt": "Capital?", "label": ["Paris", "Paname"]}\n')
-    (prompt,) = read_prompts(tmp_path / "p.jsonl")
-    assert prompt.label == ("Paris", "Paname")
-
-
-def changed(served, old, new):
-    """Change the cascade's file."""
-    text = served.cascade.read_text("utf-8")
-    assert old in text
-    served.cascade.write_text(text.replace(old, new))
-
-
 def test_another_comparison_asks_nothing_again(make_served):
-    served = make_served(2, serve={"compare": "exact"})
+    served = make_served(serve={"compare": "exact"})
     for upstream in served.upstreams.values():
         upstream.answer = lambda prompt, _: (f"The answer is {truth(prompt)}.", 0.5)
     prompts = labelled([f"The answer is {truth(q)}." for q in QUESTIONS])
     assert not collected(served, prompts).wrong().any()
-    assert counts(served) == [30, 30]
-    changed(served, '"exact"', '"contains"')
+    assert served.counts == [30, 30]
+    served.change('"exact"', '"contains"')
     trace = collected(served, labelled([(truth(q), "nothing") for q in QUESTIONS]))
     assert not trace.wrong().any()
-    changed(served, '"contains"', '"json"')
+    served.change('"contains"', '"json"')
     with pytest.raises(TraceError, match=r'compare = "json": .* first answer \'The answer is'):
         collected(served, labelled([json.dumps(truth(q)) for q in QUESTIONS]))
-    assert counts(served) == [30, 30]
-    changed(served, '"json"', '"choice"')  # its confidence is that of the letter
+    assert served.counts == [30, 30]
+    served.change('"json"', '"choice"')  # its confidence is that of the letter
     collected(served)
-    assert counts(served) == [60, 60]
+    assert served.counts == [30, 30]
 
 
 def test_prompts_and_answers_are_kept_for_their_owner(served, tmp_path):
@@ -363,7 +283,7 @@ def test_prompts_and_answers_are_kept_for_their_owner(served, tmp_path):
 
 def test_margins_and_entropies_become_columns(make_served):
     extras = {"extras": ["margin", "entropy"]}
-    served = make_served(2, node={"small": extras})
+    served = make_served(node={"small": extras})
     trace = collected(served)
     assert set(trace.extras) == {"margin", "entropy"}
     small = served.upstreams["small"]
@@ -375,7 +295,7 @@ def test_margins_and_entropies_become_columns(make_served):
 
 
 def test_a_column_that_some_answers_lack_is_left_out_and_noted(make_served):
-    served = make_served(2, node={"small": {"extras": ["margin"], "concurrency": 1}})
+    served = make_served(node={"small": {"extras": ["margin"], "max_concurrent": 1}})
     small = served.upstreams["small"]
     token = {"token": "A", "logprob": -0.5}
     choice = {"message": {"content": "A"}, "logprobs": {"content": [token]}}
@@ -392,12 +312,12 @@ def test_a_column_that_some_answers_lack_is_left_out_and_noted(make_served):
 def test_an_error_of_an_upstream_is_shown_to_the_operator(served):
     small = served.upstreams["small"]
     small.mode = "error"
-    with pytest.raises(TraceError, match=r"returned status 500 \('out of order, sk-secret'\): "):
+    with pytest.raises(TraceError, match="returned status 500: out of order: "):
         collected(served)
 
 
 def test_answers_without_content_are_counted(make_served):
-    served = make_served(2, serve={"compare": "choice"})
+    served = make_served(serve={"compare": "choice"})
     small = served.upstreams["small"]
     texts = {QUESTIONS[0]: "", QUESTIONS[1]: "<think>A or", QUESTIONS[2]: "I do not know"}
     real = small.answer
@@ -411,7 +331,7 @@ def test_answers_without_content_are_counted(make_served):
 
 @pytest.mark.parametrize(("report", "count"), [("", 1), ("70", 0)])
 def test_self_reports_that_never_hold_a_number_are_noted(make_served, report, count):
-    served = make_served(2, node={"small": {"confidence": "self-report"}})
+    served = make_served(node={"small": {"confidence": "self-report"}})
     small = served.upstreams["small"]
     real = small.answer
     small.answer = lambda prompt, n: (report, 0.9) if "How likely" in prompt else real(prompt, n)
@@ -421,12 +341,42 @@ def test_self_reports_that_never_hold_a_number_are_noted(make_served, report, co
 
 
 def test_reasoning_is_no_part_of_an_answer(make_served):
-    served = make_served(2, serve={"compare": "contains"})
+    served = make_served(serve={"compare": "contains"})
     small = served.upstreams["small"]
     small.answer = lambda *_: ("<think> A or B or C or D </think> E", 0.9)
     trace = collected(served)
     assert {trace.classes[code] for code in trace.prediction[:, 0]} == {"e"}
     assert trace.wrong()[:, 0].all()
+
+
+def test_a_plan_says_what_would_be_asked_and_paid(make_served):
+    price = {"input": 0.5, "output": 2.0}
+    served = make_served(node={"large": {"cost_per_token": price, "confidence": "agreement"}})
+    limit = [Prompt({**p.body, "max_tokens": 8}, p.label) for p in LABELLED]
+    paid = served.cascade.with_name("paid")
+    plan = plan_collection(served.cascade, limit, paid)
+    assert plan.calls == {"small": 30, "large": 150}
+    assert plan.cost["small"] == 30
+    assert served.counts == [0, 0]
+    spent = collected(served, limit).costs.sum(axis=0)
+    assert (plan.cost["large"], plan.cost["small"]) >= tuple(spent[::-1])
+    plan = plan_collection(served.cascade, [*limit, LABELLED[0]], paid)
+    assert plan.calls == {"small": 1, "large": 5}
+    assert plan.kept == 180
+    assert str(plan).endswith("180 responses are kept")
+
+
+def test_answers_that_are_paid_for_are_on_a_local_disk_and_for_their_owner(
+    served, tmp_path, monkeypatch
+):
+    collected(served)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("paid*")} == {0o600}
+    (tmp_path / "paid").write_text("no database " * 100)
+    with pytest.raises(TraceError, match="paid: cannot be used as a database"):
+        collected(served)
+    monkeypatch.setattr("ttamer._database._file_system", lambda _: "nfs4")
+    with pytest.raises(TraceError, match=r"is on a network disk \(nfs4\); give a path on a local"):
+        collected(served)
 
 
 # The judge
@@ -469,23 +419,11 @@ def test_a_judge_decides_who_is_right_and_its_agreement_is_reported(served):
     again = collected(served, judge=Judge("large"))
     assert again.digest == trace.digest
     assert len(judged) == 60  # verdicts are kept
-    changed(served, "cost = 12.5", "cost = 13.0")
+    served.change("cost = 12.5", "cost = 13.0")
     collected(served, judge=Judge("large"))
     assert len(judged) == 60  # at other prices too
     collected(served, judge=Judge("large", "Only answers in French are right."))
     assert len(judged) == 120
-
-
-def test_entries_of_an_earlier_version_are_kept_by_their_prices(served, monkeypatch):
-    judged = judging(served.upstreams["large"], lambda _: "yes")
-    with monkeypatch.context() as earlier:
-        earlier.setattr(collecting, "_without_prices", dict)
-        first = collected(served, judge=Judge("large"))
-    before, verdicts = counts(served), len(judged)
-    again = collected(served, judge=Judge("large"))
-    assert again.digest == first.digest
-    assert again.notes == first.notes
-    assert (counts(served), len(judged)) == (before, verdicts)
 
 
 def test_an_answer_without_text_is_wrong_and_is_not_judged(served):
@@ -515,7 +453,7 @@ def test_a_verdict_that_is_none_leaves_its_row_out(served):
 
 
 def test_a_judge_that_only_fails_is_soon_left_alone(make_served):
-    served = make_served(2, node={"large": {"concurrency": 1}})
+    served = make_served(node={"large": {"max_concurrent": 1}})
     judged = judging(served.upstreams["large"], lambda _: "<think>Let me")
     with pytest.raises(TraceError, match=r"max_tokens = false.*the judge was not called any more"):
         collected(served, judge=Judge("large"))
@@ -555,147 +493,12 @@ def test_a_judge_is_a_node_of_the_cascade(served):
         collected(served, judge=Judge("third"))
 
 
-# The journal
-
-
-def test_a_journal_that_was_cut_short_loses_its_last_line_only(tmp_path):
-    path = tmp_path / "journal"
-    with Journal(path) as journal:
-        journal.add("a", JournalEntry("A", 0.5, 1.0))
-        journal.add("b", JournalEntry("", 0.25, 1.0, 0.5, None))
-    whole = path.read_bytes()
-    for cut in range(1, len(whole)):
-        path.write_bytes(whole[:cut])
-        with Journal(path) as journal:
-            kept = whole[:cut].count(b"\n")
-            assert len(journal) == kept
-            journal.add("c", JournalEntry("C", 1.0, 2.0))
-        with Journal(path) as journal:
-            assert journal.get("c") == JournalEntry("C", 1.0, 2.0)
-            assert ("a" in journal) == (kept >= 1)
-
-
-@pytest.mark.parametrize("line", ["nonsense", "[]", "{}", '{"key": "a"}', '{"key": "a", '
-                                  '"prediction": null, "confidence": NaN, "cost": 1}'])  # fmt: skip
-def test_a_file_that_is_no_journal_is_refused(tmp_path, line):
-    (tmp_path / "journal").write_text(f"{line}\n", "utf-8")
-    with pytest.raises(TraceError, match="line 1 is not a journal entry; remove the line"):
-        Journal(tmp_path / "journal").__enter__()
-
-
-def test_a_full_disk_is_reported():
-    with (
-        Journal("/dev/full") as journal,
-        pytest.raises(TraceError, match="/dev/full: cannot be written: No space left"),
-    ):
-        journal.add("a", JournalEntry("A", 0.5, 1.0))
-
-
-# Prompts
-
-
-def test_prompts_in_every_form(tmp_path):
-    lines = [
-        {"prompt": "One?", "label": 1},
-        {"messages": [{"role": "user", "content": "Two?"}], "label": "2", "max_tokens": 5},
-    ]
-    (tmp_path / "p.jsonl").write_text("\n\n".join(map(json.dumps, lines)), "utf-8")
-    one, two = read_prompts(tmp_path / "p.jsonl", request={"max_tokens": 9})
-    assert one == Prompt({"messages": [{"role": "user", "content": "One?"}], "max_tokens": 9}, "1")
-    assert two == Prompt({"messages": [{"role": "user", "content": "Two?"}], "max_tokens": 5}, "2")
-    (tmp_path / "p.csv").write_text('id,prompt,answer\n7,"One,\ntwo?",B\n8,Three?,\n', "utf-8")
-    one, two = read_prompts(tmp_path / "p.csv", label="answer")
-    assert one == Prompt({"messages": [{"role": "user", "content": "One,\ntwo?"}]}, "B")
-    assert two.label is None
-    (tmp_path / "p.csv").write_text("prompt, label\nOne?,B,,\n", "utf-8")
-    assert [prompt.label for prompt in read_prompts(tmp_path / "p.csv")] == ["B"]
-    (tmp_path / "p.txt").write_text("One?\n\nTwo?\n", "utf-8")
-    assert [p.body for p in read_prompts(tmp_path / "p.txt", endpoint="completions")] == [
-        {"prompt": "One?"}, {"prompt": "Two?"}]  # fmt: skip
-    assert read_prompts(tmp_path / "p.txt", endpoint="classify")[0].body == {"input": "One?"}
-
-
-@pytest.mark.parametrize(
-    ("label", "text"),
-    [
-        (3.0, "3"),
-        (True, "true"),
-        ({"a": "\u00e9"}, '{"a": "\u00e9"}'),
-        ([1, "one"], ("1", "one")),
-        (" ", None),
-    ],
-)
-def test_a_label_is_read_as_a_model_would_write_it(tmp_path, label, text):
-    path = tmp_path / "p.jsonl"
-    path.write_text(json.dumps({"prompt": "x", "label": label}), "utf-8")
-    (prompt,) = read_prompts(path)
-    assert prompt.label == text
-
-
-@pytest.mark.parametrize("name", ["p.jsonl", "p.csv", "p.txt"])
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_only_line_feeds_end_a_line_and_a_byte_order_mark_is_no_text(tmp_path, name, mark):
-    texts = ["one\u2028line", "of\x85the\x0cfile"]
-    lines = {
-        "p.jsonl": [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts],
-        "p.csv": ["prompt", *texts],
-        "p.txt": texts,
-    }[name]
-    (tmp_path / name).write_text(mark + "\n".join(lines), "utf-8")
-    found = read_prompts(tmp_path / name, endpoint="completions")
-    assert [prompt.body["prompt"] for prompt in found] == texts
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("p.csv", "prompt\n" + "x" * 200_000, "line 2: is not CSV .*give long texts as JSON"),
-        ("p.jsonl", "", "no prompts"),
-        ("p.jsonl", "{", "line 1: is not JSON"),
-        ("p.jsonl", '{"prompt": "x"}\n[]', "line 2: is not an object"),
-        ("p.jsonl", '{"label": "x"}', "line 1: has no prompt"),
-        ("p.jsonl", '{"question": "x", "id": 1}', "other fields: 'question', 'id'"),
-        ("p.jsonl", '{"prompt": 3}', "line 1: has no prompt"),
-        ("p.jsonl", '{"messages": []}', "line 1: messages must be"),
-        (
-            "p.jsonl",
-            '{"prompt": "x", "label": []}',
-            r"line 1: label: \[\] is not a list of aliases",
-        ),
-        ("p.jsonl", '{"prompt": "x", "label": [true]}', "True. is not a list of aliases"),
-        ("p.csv", "prompt,label\n2, 3 or 4?,3\n", "line 2: has 3 cells, .* names 2; put texts"),
-        ("p.tsv", "prompt\tlabel\nx\t3\n", "read as CSV"),
-        ("p.csv", "question\nx\n", "no column prompt"),
-        ("p.csv", "", "no prompts"),
-        ("p.csv", "prompt\n", "no prompts"),
-    ],
-)
-def test_prompts_that_cannot_be(tmp_path, name, text, said):
-    (tmp_path / name).write_text(text, "utf-8")
-    with pytest.raises(TraceError, match=said):
-        read_prompts(tmp_path / name)
-
-
-def test_prompts_that_cannot_be_read(tmp_path):
-    with pytest.raises(TraceError, match="cannot be read"):
-        read_prompts(tmp_path / "gone.jsonl")
-    (tmp_path / "p.json").write_text('[{"prompt": "2 + 2?"}]', "utf-8")
-    with pytest.raises(TraceError, match=r"p.json: JSON is read as JSON lines, from .*\.jsonl"):
-        read_prompts(tmp_path / "p.json")
-    (tmp_path / "p.csv").write_text("question,label\n2 + 2?,4\n", "utf-8")
-    with pytest.raises(TraceError, match="first line names question, label; call the column"):
-        read_prompts(tmp_path / "p.csv")
-    (tmp_path / "p.txt").write_bytes(b"\xff")
-    with pytest.raises(TraceError, match="UTF-8"):
-        read_prompts(tmp_path / "p.txt")
-    with pytest.raises(ArgumentError, match="endpoint"):
-        read_prompts(tmp_path / "p.txt", endpoint="../admin")
-    (tmp_path / "p.jsonl").write_text('{"messages": [{}]}', "utf-8")
-    with pytest.raises(TraceError, match="takes a prompt"):
-        read_prompts(tmp_path / "p.jsonl", endpoint="completions")
-
-
 # The command
+
+
+@pytest.fixture
+def commanded(make_served):
+    return make_served(sockets=True)
 
 
 @pytest.fixture
@@ -707,26 +510,26 @@ def prompts(tmp_path):
 
 
 def test_a_limit_on_tokens_below_one_is_refused_before_a_model_is_asked(
-    served, prompts, tmp_path, capsys
+    commanded, prompts, tmp_path, capsys
 ):
     trace = str(tmp_path / "trace.parquet")
-    command = ["collect", str(served.cascade), "--prompts", prompts, "-o", trace]
+    command = ["collect", str(commanded.cascade), "--prompts", prompts, "-o", trace]
     assert main([*command, "--max-tokens", "0"]) == 2
     assert "--max-tokens is 0; it must be at least 1" in capsys.readouterr().err
-    assert not any(upstream.calls for upstream in served.upstreams.values())
+    assert commanded.counts == [0, 0]
 
 
-def test_what_the_command_writes_goes_straight_through_fit(served, prompts, tmp_path, capsys):
+def test_what_the_command_writes_goes_straight_through_fit(commanded, prompts, tmp_path, capsys):
     trace, policy = str(tmp_path / "trace.parquet"), str(tmp_path / "fitted.ttamer")
-    cascade = str(served.cascade)
+    cascade = str(commanded.cascade)
     assert main(["collect", cascade, "--prompts", prompts, "-o", trace]) == 0
     shown = capsys.readouterr().out
     assert "30 rows" in shown
     assert f"Next: ttamer fit {trace}" in shown
     wrong = tt.Trace.read(trace).wrong().mean(axis=0)
     assert all(f"{share:.2%}" in shown for share in wrong)
-    assert served.upstreams["small"].requests[0]["max_tokens"] == 256
-    assert served.upstreams["small"].requests[0]["temperature"] == 0
+    assert commanded.upstreams["small"].requests[0]["max_tokens"] == 256
+    assert commanded.upstreams["small"].requests[0]["temperature"] == 0
     assert main(["fit", trace, "--cascade", cascade, "-o", policy, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 30
     beside = str(tmp_path / "trace.toml")
@@ -735,12 +538,12 @@ def test_what_the_command_writes_goes_straight_through_fit(served, prompts, tmp_
     while turn.next is not None:
         turn.observe(confidence=0.9, prediction="A")
     assert turn.answer in ("small", "large")
-    assert read_settings(beside) == read_settings(cascade)
+    assert tt.CascadeSpec.from_file(beside).serve == tt.CascadeSpec.from_file(cascade).serve
 
 
-def test_the_users_cascade_is_not_written_over(served, prompts, tmp_path, capsys):
+def test_the_users_cascade_is_not_written_over(commanded, prompts, tmp_path, capsys):
     mine = tmp_path / "mine.toml"
-    mine.write_text("# my notes\n" + served.cascade.read_text("utf-8"), "utf-8")
+    mine.write_text("# my notes\n" + commanded.cascade.read_text("utf-8"), "utf-8")
     arguments = ["collect", str(mine), "--prompts", prompts, "-o", str(tmp_path / "mine.csv")]
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["written"] == [
@@ -749,46 +552,31 @@ def test_the_users_cascade_is_not_written_over(served, prompts, tmp_path, capsys
     assert mine.read_text("utf-8").startswith("# my notes")
 
 
-def test_a_field_of_labels_that_no_prompt_has_is_refused(served, prompts, tmp_path, capsys):
-    arguments = ["collect", str(served.cascade), "--prompts", prompts, "--label", "answer"]
+def test_a_field_of_labels_that_no_prompt_has_is_refused(commanded, prompts, tmp_path, capsys):
+    arguments = ["collect", str(commanded.cascade), "--prompts", prompts, "--label", "answer"]
     assert main([*arguments, "-o", str(tmp_path / "trace.csv")]) == 2
     assert f"--label answer: no prompt of {prompts} has that field" in capsys.readouterr().err
-    assert served.upstreams["small"].requests == []
+    assert commanded.upstreams["small"].requests == []
 
 
 def test_a_command_that_is_stopped_reports_what_is_kept(
-    served, prompts, tmp_path, capsys, monkeypatch
+    commanded, prompts, tmp_path, capsys, monkeypatch
 ):
     def stopped(*_args, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ttamer.serve.collection.collecting.collect_upstreams", stopped)
+    monkeypatch.setattr("ttamer.llm.collecting.collect_prompts", stopped)
     trace = str(tmp_path / "trace.csv")
-    assert main(["collect", str(served.cascade), "--prompts", prompts, "-o", trace]) == 130
-    assert f"stopped: the answers so far are kept in {trace}.journal" in capsys.readouterr().err
+    assert main(["collect", str(commanded.cascade), "--prompts", prompts, "-o", trace]) == 130
+    assert f"stopped: the answers so far are kept in {trace}.cache" in capsys.readouterr().err
 
 
-def test_too_many_calls_are_reported_with_what_helps(served, prompts, tmp_path, capsys):
-    served.upstreams["small"].mode, served.upstreams["small"].status = "error", 429
-    trace = str(tmp_path / "trace.csv")
-    assert main(["collect", str(served.cascade), "--prompts", prompts, "-o", trace]) == 2
-    assert "fix the cause (429: a lower concurrency, or retries" in capsys.readouterr().err
-
-
-def test_fields_that_an_upstream_may_not_take_are_named(served, tmp_path, capsys):
-    served.upstreams["small"].mode, served.upstreams["small"].status = "error", 400
-    path, trace = tmp_path / "p.jsonl", str(tmp_path / "trace.csv")
-    path.write_text('{"id": 7, "prompt": "1?", "label": "A", "top_p": 1}\n')
-    assert main(["collect", str(served.cascade), "--prompts", str(path), "-o", trace]) == 2
-    assert "other fields are sent with its request, here id: remove" in capsys.readouterr().err
-
-
-def test_failures_in_the_command(served, prompts, tmp_path, capsys):
-    served.upstreams["small"].plan = ["garbage"]
-    arguments = ["collect", str(served.cascade), "--prompts", prompts]
+def test_failures_in_the_command(commanded, prompts, tmp_path, capsys):
+    commanded.upstreams["small"].plan = ["garbage"]
+    arguments = ["collect", str(commanded.cascade), "--prompts", prompts]
     arguments += ["-o", str(tmp_path / "trace.csv"), "--skip-bad"]
     assert main(arguments) == 0
-    assert "1 prompt left out: small returned text that is not JSON" in capsys.readouterr().out
+    assert "1 prompt left out: small returned no JSON object" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -811,8 +599,8 @@ def test_a_command_that_cannot_be(arguments, said, capsys):
 
 
 def test_a_run_that_is_killed_goes_on_where_it_stopped(make_served, prompts, tmp_path):
-    one = {"concurrency": 1}
-    served = make_served(node={"small": one, "large": one})
+    one = {"max_concurrent": 1}
+    served = make_served(node={"small": one, "large": one}, sockets=True)
     for upstream in served.upstreams.values():
         upstream.plan, upstream.mode = ["ok"] * 7, "slow"
     command = [sys.executable, "-m", "ttamer", "collect", str(served.cascade), "--json"]
@@ -826,26 +614,26 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(make_served, prompts, tmp
         upstream.mode = "ok"
         upstream.release()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    assert counts(served) == [31, 31]  # the eighth was asked twice, as its answer never came
+    assert served.counts == [31, 31]  # the eighth was asked twice, as its answer never came
     assert len(tt.Trace.read(tmp_path / "trace.npz")) == 30
 
 
-def test_forget_leaves_neither_prompts_nor_answers(served, prompts, tmp_path, capsys):
+def test_forget_leaves_neither_prompts_nor_answers(commanded, prompts, tmp_path, capsys):
     output = tmp_path / "trace.parquet"
-    command = ["collect", str(served.cascade), "--prompts", str(prompts), "-o", str(output)]
+    command = ["collect", str(commanded.cascade), "--prompts", str(prompts), "-o", str(output)]
     assert main(command) == 0
-    kept = [tmp_path / f"trace.parquet.{name}" for name in ("journal", "answers.jsonl")]
+    kept = [tmp_path / f"trace.parquet.{name}" for name in ("cache", "answers.jsonl")]
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in kept)
     assert "answers.jsonl" in capsys.readouterr().out
     assert main([*command, "--forget"]) == 0
     assert not any(path.exists() for path in kept)
 
 
-def test_the_command_takes_a_judge_and_its_rubric(served, prompts, tmp_path, capsys):
-    judged = judging(served.upstreams["large"], lambda _: "yes")
+def test_the_command_takes_a_judge_and_its_rubric(commanded, prompts, tmp_path, capsys):
+    judged = judging(commanded.upstreams["large"], lambda _: "yes")
     (tmp_path / "rubric.txt").write_text("Right is what rhymes.")
     output = tmp_path / "trace.parquet"
-    command = ["collect", str(served.cascade), "--prompts", str(prompts), "-o", str(output)]
+    command = ["collect", str(commanded.cascade), "--prompts", str(prompts), "-o", str(output)]
     assert main([*command, "--judge", "large", "--rubric", str(tmp_path / "rubric.txt")]) == 0
     assert "judged by 'large'" in capsys.readouterr().out
     assert "Right is what rhymes." in judged[0]["messages"][0]["content"]

@@ -9,7 +9,8 @@ import pytest
 
 from ttamer.cli import main
 from ttamer.errors import CascadeError, TraceError
-from ttamer.serve import import_answers
+from ttamer.llm import import_answers
+from ttamer.llm.labelling import read_answers
 from ttamer.trace import CascadeSpec, Trace
 
 CITIES = ("Paris", "Rome", "Oslo")
@@ -202,3 +203,83 @@ def test_the_command_says_what_a_fit_needs_where_there_are_no_labels(written, tm
     shown = capsys.readouterr().out
     assert "Next:" not in shown
     assert f'write target = "last" under [cascade] in {cascade}' in shown
+
+
+@pytest.mark.parametrize(
+    ("field", "small", "large", "losses"),
+    [
+        ("correct", True, False, [0.0, 1.0]),
+        ("thumbs", "up", "down", [0.0, 1.0]),
+        ("score", 0.25, 1.0, [0.75, 0.0]),
+    ],
+)
+def test_what_is_right_may_be_stated(written, field, small, large, losses):
+    stated = row(**{f"small.{field}": small, f"large.{field}": large, "label": None})
+    trace = import_answers(written(stated), spec())
+    assert trace.losses().tolist() == [losses]
+    with pytest.raises(TraceError, match=r"stated for some nodes, and 'large' has no 'large.corr"):
+        import_answers(written(row(**{f"small.{field}": small})), spec())
+    with pytest.raises(TraceError, match=rf"small.{field} is 'maybe'; "):
+        import_answers(written({**stated, f"small.{field}": "maybe"}), spec())
+
+
+def test_columns_that_are_not_read_are_named(written):
+    trace = import_answers(written(row(user="me", **{"small.latency": 3})), spec())
+    assert "not read: user, small.latency" in trace.notes
+
+
+def test_prompts_are_kept_for_labels(written, tmp_path):
+    answers = tmp_path / "answers.jsonl"
+    import_answers(written(row(prompt="Capital of France?")), spec(), answers=answers)
+    (kept,) = read_answers(answers, ["small", "large"])
+    assert kept.prompt == "Capital of France?"
+    assert kept.answers["small"] == "It is Paris."
+    assert answers.stat().st_mode & 0o777 == 0o600
+
+
+def completion(text, model, logprob=None):
+    choice = {"message": {"role": "assistant", "content": text}}
+    if logprob is not None:
+        choice["logprobs"] = {"content": [{"token": text, "logprob": logprob}]}
+    usage = {"prompt_tokens": 20, "completion_tokens": 5}
+    return {"model": model, "choices": [choice], "usage": usage}
+
+
+NAMED = CASCADE.replace('name = "small"', 'name = "small"\nmodel = "gpt-small"')
+
+
+def test_spend_logs_of_litellm_are_put_together_by_prompt(written):
+    messages = [{"role": "user", "content": "Capital of France?"}]
+    calls = [
+        {"model": "openai/gpt-small", "spend": 0.5, "response": completion("Paris.", "x", -0.1)},
+        {"model": "azure/y", "model_group": "large", "spend": 4.0,
+         "response": json.dumps(completion("It is Paris", "y", -0.2))},
+    ]  # fmt: skip
+    other = [{"role": "user", "content": "Capital of Italy?"}]
+    log = written(
+        *({"request_id": n, "messages": messages, **call} for n, call in enumerate(calls)),
+        *({"messages": json.dumps(other), **call} for call in calls),
+    )
+    trace = import_answers(log, CascadeSpec.from_toml('[cascade]\ntarget = "last"\n' + NAMED))
+    assert len(trace) == 2
+    assert trace.costs.tolist() == [[0.5, 4.0]] * 2
+    assert trace.confidence[0].tolist() == pytest.approx([np.exp(-0.1), np.exp(-0.2)])
+    assert not trace.wrong().any()
+
+
+def test_batches_of_openai_are_put_together_by_their_id(written):
+    request = {"model": "gpt-small", "messages": [{"role": "user", "content": "Capital?"}]}
+    log = written(
+        {"custom_id": "a", "method": "POST", "body": request, "label": "Paris"},
+        *(
+            {"custom_id": "a", "response": {"status_code": 200, "body": completion(text, model)}}
+            for text, model in (("Paris", "gpt-small-2026-01-02"), ("Rome", "large"))
+        ),
+    )
+    trace = import_answers(log, CascadeSpec.from_toml(NAMED))
+    assert trace.wrong().tolist() == [[False, True]]
+    assert trace.costs.tolist() == [[20 * 0.1 + 5 * 0.4, 30.0]]
+    failed = {"custom_id": "b", "label": "x", "response": {"status_code": 500, "body": {}}}
+    log.write_text(log.read_text() + "\n" + json.dumps(failed))
+    with pytest.raises(TraceError, match=r"small\.answer is missing, as after a failed call"):
+        import_answers(log, CascadeSpec.from_toml(NAMED))

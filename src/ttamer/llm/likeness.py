@@ -1,0 +1,418 @@
+"""When embeddings are alike enough: the threshold of ``compare = "embedding"``, and its agreement.
+
+The threshold is the one at which the verdicts agree with most labelled pairs: pairs of the user,
+the labels of ``ttamer label``, or another rule's verdicts on the labels of prompts. How often it
+agrees is counted on pairs that it was not fitted to: each half of the rows is judged by the
+threshold of the other half.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ttamer._files import lines_of
+from ttamer._numbers import is_number
+from ttamer.errors import ArgumentError, TraceError
+from ttamer.llm.compare import ALIAS_SEPARATOR, Comparison, ComparisonKind, Pair, PairScore
+from ttamer.llm.confidence import Unreadable
+from ttamer.llm.labelling import KeptRow
+from ttamer.runtime.calling import Call, call_async
+from ttamer.stats.bounds import binomial_upper
+
+EMBEDDED_AT_ONCE = 64  # texts in one call
+MAX_TEXT = 20_000  # characters at the end of a text that are embedded
+
+Embed = Callable[[list[str]], Any]
+"""From a list of texts to a vector for each, plain or async."""
+
+
+INTERVAL = 0.95  # the confidence of the interval for an agreement
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How often verdicts, of a judge or by a threshold, agree with labels."""
+
+    answers: int
+    """The number of answers, or of pairs, that have a label."""
+    agree: int
+    what: str = "answers"
+    constant: int = 0
+    """The number on which one verdict for all, the more frequent one, agrees."""
+
+    @classmethod
+    def of(
+        cls, judged: Sequence[bool], by_label: Sequence[bool], what: str = "answers"
+    ) -> Agreement:
+        """Count the answers on which both verdicts are equal.
+
+        >>> print(Agreement.of([True, True, False, True], [True, True, False, False]))
+        agrees with the labels on 3 of 4 answers (75%, 95% interval 19% to 99%)
+        >>> print(Agreement.of([False, False, False, False], [True, False, False, False]))
+        agrees with the labels on 3 of 4 answers (75%, 95% interval 19% to 99%), no more than the \
+same verdict for all (75%)
+        """
+        agree = sum(bool(a) == bool(b) for a, b in zip(judged, by_label, strict=True))
+        right = sum(map(bool, by_label))
+        return cls(len(judged), agree, what, max(right, len(judged) - right))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The exact interval for the share (Clopper and Pearson, 1934)."""
+        alpha, wrong = (1 - INTERVAL) / 2, self.answers - self.agree
+        low = 1 - binomial_upper(wrong, self.answers, alpha) if self.agree else 0.0
+        high = binomial_upper(self.agree, self.answers, alpha) if wrong else 1.0
+        return low, high
+
+    def __str__(self) -> str:
+        if not self.answers:
+            return "cannot be compared with labels: there are none"
+        low, high = self.interval
+        share = self.agree / self.answers
+        more = ""
+        if self.agree <= self.constant:
+            more = f", no more than the same verdict for all ({self.constant / self.answers:.0%})"
+        return (
+            f"agrees with the labels on {self.agree} of {self.answers} {self.what} ({share:.0%}, "
+            f"{INTERVAL:.0%} interval {low:.0%} to {high:.0%}){more}"
+        )
+
+
+MIN_PAIRS = 20  # that a threshold is fitted to
+
+
+def cosine(one: ArrayLike, two: ArrayLike) -> float:
+    """Return the cosine of two vectors; 0 where one of them is 0.
+
+    >>> cosine([1.0, 0.0], [2.0, 0.0])
+    1.0
+
+    Args:
+        one: A vector.
+        two: Another vector of the same length.
+
+    Returns:
+        A number from -1 to 1, to six decimal places.
+    """
+    first, second = np.asarray(one, np.float64), np.asarray(two, np.float64)
+    size = float(np.linalg.norm(first) * np.linalg.norm(second))
+    return round(float(np.clip(first @ second / size, -1.0, 1.0)), 6) if size else 0.0
+
+
+def cosines(embed: Embed) -> PairScore:
+    """Return the score of pairs of texts by a model of embeddings.
+
+    >>> import asyncio
+    >>> score = cosines(lambda texts: [[len(text), 1.0] for text in texts])
+    >>> asyncio.run(score([("four", "five")]))
+    [1.0]
+
+    Args:
+        embed: From a list of texts to a vector for each, plain or async; a plain one runs in a
+            thread. Every text is embedded once in a call.
+
+    Returns:
+        The score, for :class:`ttamer.llm.Comparer`.
+    """
+
+    async def score(pairs: Sequence[Pair]) -> list[float]:
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        result = await call_async(Call(embed, texts))
+        if result.error is not None:
+            raise result.error
+        vectors = dict(zip(texts, result.returned, strict=True))
+        return [cosine(vectors[one], vectors[two]) for one, two in pairs]
+
+    return score
+
+
+@dataclass(frozen=True)
+class FittedThreshold:
+    """A threshold on scores, and how often it agrees with pairs that it was not fitted to.
+
+    >>> print(FittedThreshold(0.8, Agreement(40, 38, "pairs")))
+    threshold 0.8 agrees with the labels on 38 of 40 pairs (95%, 95% interval 83% to 99%)
+    """
+
+    threshold: float
+    agreement: Agreement
+
+    def __str__(self) -> str:
+        return f"threshold {self.threshold:g} {self.agreement}"
+
+
+def fit_threshold(
+    scores: ArrayLike, equal: ArrayLike, *, groups: ArrayLike | None = None
+) -> FittedThreshold:
+    """Fit the threshold from which pairs count as equal, by labelled pairs.
+
+    >>> scores = [0.95, 0.4, 0.9, 0.5] * 10
+    >>> fit_threshold(scores, [True, False] * 20).threshold
+    0.7
+
+    Args:
+        scores: How alike each pair is, from -1 to 1, shape (n,).
+        equal: Whether each pair is equal, shape (n,).
+        groups: Where each pair comes from, such as the number of its row, shape (n,): pairs of one
+            group are on the same side when the agreement is counted. By default each is its own.
+
+    Returns:
+        The threshold that agrees with most pairs, and how often thresholds fitted to one half agree
+        with the other.
+
+    Raises:
+        ArgumentError: If there are fewer than 20 pairs, or all are equal, or none is, or a score is
+            not from -1 to 1.
+    """
+    values, labels = np.asarray(scores, np.float64), np.asarray(equal, bool)
+    if len(values) != len(labels):
+        raise ArgumentError(f"there are {len(values)} scores and {len(labels)} labels")
+    if len(values) < MIN_PAIRS or labels.all() or not labels.any():
+        raise ArgumentError(
+            f"a threshold needs at least {MIN_PAIRS} labelled pairs, equal and unequal ones; there "
+            f"are {len(values)}, of which {int(labels.sum())} are equal"
+        )
+    if not (np.abs(values) <= 1).all():
+        odd = int(np.flatnonzero(~(np.abs(values) <= 1))[0])
+        raise ArgumentError(
+            f"score {odd} (counting from 0) is {values[odd]:g}; scores are from -1 to 1, as "
+            "cosines are: scale others to that range"
+        )
+    _, place = np.unique(np.arange(len(values)) if groups is None else groups, return_inverse=True)
+    if place.max() == 0:
+        raise ArgumentError("a threshold needs labelled pairs of at least two groups")
+    # At random, as labels may alternate with the order.
+    sides = np.random.default_rng(0).permutation(int(place.max()) + 1)[place] % 2
+    judged = np.empty(len(values), bool)
+    for side in (0, 1):
+        held = sides == side
+        judged[held] = values[held] >= _best(values[~held], labels[~held])
+    agreement = Agreement.of(judged.tolist(), labels.tolist(), "pairs")
+    return FittedThreshold(_best(values, labels), agreement)
+
+
+def _best(values: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
+    """Return the threshold with most agreement; of several, one in the widest gap of scores."""
+    order = np.argsort(values, kind="stable")
+    ordered, is_equal = values[order], labels[order]
+    # At cut k the pairs from k on count as equal.
+    right = np.concatenate([[0], np.cumsum(~is_equal)]) + np.concatenate(
+        [np.cumsum(is_equal[::-1])[::-1], [0]]
+    )
+    ends = np.concatenate([[-1.0], ordered, [1.0]])
+    gaps = np.diff(ends)
+    # A cut within equal scores is none; those at the ends are.
+    gaps[0], gaps[-1] = max(gaps[0], 0.0), max(gaps[-1], 0.0)
+    is_cut = np.concatenate([[True], np.diff(ordered) > 0, [True]])
+    best = right == right[is_cut].max()
+    chosen = int(np.flatnonzero(is_cut & best)[np.argmax(gaps[is_cut & best])])
+    middle = (ends[chosen] + ends[chosen + 1]) / 2
+    return round(float(np.clip(middle, -1.0, 1.0)), 4)
+
+
+def vectors_from(body: Mapping[str, Any], count: int) -> list[list[float]]:
+    """Return the vectors of an embeddings response, in the order of the texts.
+
+    >>> vectors_from({"data": [{"index": 0, "embedding": [0.5, 1]}]}, 1)
+    [[0.5, 1.0]]
+
+    Raises:
+        Unreadable: If there are not as many vectors of finite numbers.
+    """
+    data = body.get("data")
+    if isinstance(data, list) and len(data) == count and all(isinstance(e, dict) for e in data):
+        ordered = sorted(enumerate(data), key=lambda item: _index(item[1], item[0]))
+        vectors = [entry.get("embedding") for _, entry in ordered]
+        if all(_is_vector(vector) for vector in vectors):
+            return [[float(value) for value in vector] for vector in vectors if vector]
+    raise Unreadable("returned no vector for each text")
+
+
+def _index(entry: Mapping[str, Any], position: int) -> int:
+    index = entry.get("index")
+    return index if isinstance(index, int) else position
+
+
+def _is_vector(vector: object) -> bool:
+    return (
+        isinstance(vector, list)
+        and bool(vector)
+        and all(is_number(value) and math.isfinite(value) for value in vector)
+    )
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """What the threshold of ``compare = "embedding"`` is fitted to, or measured with.
+
+    >>> Likeness(like="contains").min_agreement
+    0.0
+
+    Args:
+        pairs: A file of labelled pairs, JSON lines like ``{"one": "4", "two": "four", "equal":
+            true}``, or the labels of ``ttamer label`` on the same prompts and answers.
+        like: A rule whose verdicts on the prompts' labels are the labels of pairs.
+        min_agreement: The share of labelled pairs on which the threshold must agree. Where the
+            upper end of the 95% interval is below it, it is not used.
+        embed: From a list of texts to a vector for each, plain or async: a local model in place of
+            ``[serve.embeddings]``.
+
+    Raises:
+        ArgumentError: If the share is not from 0 to 1, or the rule has options.
+    """
+
+    pairs: str | os.PathLike[str] | None = None
+    like: ComparisonKind | None = None
+    min_agreement: float = 0.0
+    embed: Embed | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_agreement <= 1:
+            raise ArgumentError(f"min_agreement is {self.min_agreement!r}; it must be from 0 to 1")
+        if self.like is not None:
+            Comparison(self.like)
+            if self.like == "embedding":
+                raise ArgumentError("like is another rule than embedding, such as contains")
+
+    def check(self, rule: Comparison, *, has_upstream: bool, has_agreement: bool) -> None:
+        """Refuse settings with which answers could not be compared, before any node is asked."""
+        is_set = self.pairs is not None or self.like is not None or self.embed is not None
+        if rule.kind != "embedding":
+            if is_set:
+                raise ArgumentError(
+                    f'labelled pairs are for compare = "embedding", and it is "{rule}"'
+                )
+            return
+        if not has_upstream and self.embed is None:
+            raise ArgumentError(
+                '[serve]: compare = "embedding" needs the table [serve.embeddings], with upstream'
+            )
+        if rule.threshold is not None:
+            return
+        if self.pairs is None and self.like is None:
+            raise ArgumentError(
+                'compare = "embedding" has no threshold: write {kind = "embedding", threshold = '
+                "...}, or let it be fitted to labelled pairs (--pairs FILE) or to another rule on "
+                "the labels (--like contains)"
+            )
+        if has_agreement:
+            raise ArgumentError(
+                'confidence = "agreement" compares answers while they are collected, and compare = '
+                '"embedding" has no threshold yet; write one'
+            )
+
+    async def threshold(
+        self, threshold: float | None, rows: Sequence[KeptRow], score: PairScore
+    ) -> tuple[float, tuple[str, ...]]:
+        """Return a threshold, fitted where ``threshold`` is ``None``, and notes on its agreement.
+
+        Raises:
+            TraceError: If there are too few labelled pairs, or it agrees with too few of them.
+        """
+        labelled = list(self._labelled(rows))
+        if not labelled:
+            if threshold is None:
+                raise TraceError('compare = "embedding": there are no labelled pairs')
+            return threshold, ()
+        pairs = [pair for group in labelled for pair in group.pairs]
+        alike = dict(zip(pairs, await score(pairs), strict=True))
+        values = [max(alike[pair] for pair in group.pairs) for group in labelled]
+        equal = [group.equal for group in labelled]
+        how = "as it is written"
+        more: tuple[str, ...] = ()
+        if threshold is None:
+            try:
+                fitted = fit_threshold(values, equal, groups=[group.row for group in labelled])
+            except ArgumentError as error:
+                raise TraceError(f'compare = "embedding": {error}') from None
+            threshold, agreement = fitted.threshold, fitted.agreement
+            how = "on pairs that it was not fitted to"
+            more = (
+                f'to serve it, write compare = {{kind = "embedding", threshold = {threshold:g}}} '
+                "under [serve]",
+            )
+        else:
+            agreement = Agreement.of([v >= threshold for v in values], equal, "pairs")
+        note = f"the threshold {threshold:g} of embeddings {agreement}"
+        if agreement.interval[1] < self.min_agreement:
+            raise TraceError(
+                f"{note}, and at least {100 * self.min_agreement:g}% is needed; use other "
+                "embeddings or another rule, or lower --min-agreement"
+            )
+        return threshold, (f"{note}, {how}; {sum(equal)} of them are equal", *more)
+
+    def _labelled(self, rows: Sequence[KeptRow]) -> Iterator[_Labelled]:
+        if self.pairs is not None:
+            yield from _read_pairs(self.pairs, rows)
+        if self.like is None:
+            return
+        rule = Comparison(self.like)
+        for number, row in enumerate(rows):
+            aliases = [alias.strip() for alias in (row.reference or "").split(ALIAS_SEPARATOR)]
+            for text in dict.fromkeys(text.strip() for text in row.answers.values()):
+                pairs = tuple((text, alias) for alias in aliases if text and alias)
+                if pairs:
+                    yield _Labelled(pairs, rule.is_right(text, row.reference or ""), number)
+
+
+@dataclass(frozen=True)
+class _Labelled:
+    """Two texts, or an answer with each alias of its label; whether some are equal; the row."""
+
+    pairs: tuple[Pair, ...]
+    equal: bool
+    row: int
+
+
+def pairs_of(row: KeptRow) -> Iterator[Pair]:
+    """Yield the pairs of a row that are compared: answers, and answers with the label."""
+    texts = dict.fromkeys(text.strip() for text in row.answers.values())
+    answers = [text for text in texts if text]
+    for one, two in combinations(answers, 2):
+        yield two, one
+    for alias in [] if row.reference is None else row.reference.split(ALIAS_SEPARATOR):
+        yield from ((text, alias) for text in answers if text != alias)
+
+
+def _read_pairs(path: str | os.PathLike[str], rows: Sequence[KeptRow]) -> Iterator[_Labelled]:
+    """Read labelled pairs, or the labels of ``ttamer label``."""
+    numbers = {row.key: number for number, row in enumerate(rows)}
+    try:
+        lines = lines_of(Path(path).read_text("utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: cannot be read: {error}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            if "key" in entry:
+                row = numbers.get(entry["key"])
+                if row is not None and entry["right"] is not None:
+                    yield from _of_label(rows[row], set(map(str, entry["right"])), row)
+            else:
+                pair = entry["one"].strip(), entry["two"].strip()
+                yield _Labelled((pair,), {True: True, False: False}[entry["equal"]], -number)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise TraceError(
+                f"{path}: line {number} is not a labelled pair; write lines like "
+                '{"one": "4", "two": "four", "equal": true}'
+            ) from None
+
+
+def _of_label(row: KeptRow, right: set[str], number: int) -> Iterator[_Labelled]:
+    """Yield pairs of answers: two right ones are equal, a right and a wrong one are not."""
+    for (one, first), (two, second) in combinations(row.answers.items(), 2):
+        if (one in right or two in right) and first.strip() and second.strip():
+            pair = second.strip(), first.strip()
+            yield _Labelled((pair,), (one in right) == (two in right), number)

@@ -1,0 +1,164 @@
+"""Prompts from files, in every form."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, strategies as st
+
+from ttamer.errors import ArgumentError, TraceError
+from ttamer.llm.prompts import SIGNALS, Prompt, embedding_signals, prompt_signals, read_prompts
+
+
+def test_prompts_in_every_form(tmp_path):
+    lines = [
+        {"prompt": "One?", "label": 1},
+        {"messages": [{"role": "user", "content": "Two?"}], "label": "2", "max_tokens": 5},
+    ]
+    (tmp_path / "p.jsonl").write_text("\n\n".join(map(json.dumps, lines)), "utf-8")
+    one, two = read_prompts(tmp_path / "p.jsonl", request={"max_tokens": 9})
+    assert one == Prompt({"messages": [{"role": "user", "content": "One?"}], "max_tokens": 9}, "1")
+    assert two == Prompt({"messages": [{"role": "user", "content": "Two?"}], "max_tokens": 5}, "2")
+    (tmp_path / "p.csv").write_text('id,prompt,answer\n7,"One,\ntwo?",B\n8,Three?,\n', "utf-8")
+    one, two = read_prompts(tmp_path / "p.csv", label="answer")
+    assert one == Prompt({"messages": [{"role": "user", "content": "One,\ntwo?"}]}, "B")
+    assert two.label is None
+    (tmp_path / "p.csv").write_text("prompt, label\nOne?,B,,\n", "utf-8")
+    assert [prompt.label for prompt in read_prompts(tmp_path / "p.csv")] == ["B"]
+    (tmp_path / "p.txt").write_text("One?\n\nTwo?\n", "utf-8")
+    assert [p.body for p in read_prompts(tmp_path / "p.txt", endpoint="completions")] == [
+        {"prompt": "One?"}, {"prompt": "Two?"}]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("label", "text"),
+    [
+        (3.0, "3"),
+        (True, "true"),
+        ({"a": "\u00e9"}, '{"a": "\u00e9"}'),
+        ([1, "one"], ("1", "one")),
+        (" ", None),
+    ],
+)
+def test_a_label_is_read_as_a_model_would_write_it(tmp_path, label, text):
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"prompt": "x", "label": label}), "utf-8")
+    (prompt,) = read_prompts(path)
+    assert prompt.label == text
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.csv", "p.txt"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_only_line_feeds_end_a_line_and_a_byte_order_mark_is_no_text(tmp_path, name, mark):
+    texts = ["one\u2028line", "of\x85the\x0cfile"]
+    lines = {
+        "p.jsonl": [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts],
+        "p.csv": ["prompt", *texts],
+        "p.txt": texts,
+    }[name]
+    (tmp_path / name).write_text(mark + "\n".join(lines), "utf-8")
+    found = read_prompts(tmp_path / name, endpoint="completions")
+    assert [prompt.body["prompt"] for prompt in found] == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("p.csv", "prompt\n" + "x" * 200_000, "line 2: is not CSV .*give long texts as JSON"),
+        ("p.jsonl", "", "no prompts"),
+        ("p.jsonl", "{", "line 1: is not JSON"),
+        ("p.jsonl", '{"prompt": "x"}\n[]', "line 2: is not an object"),
+        ("p.jsonl", '{"label": "x"}', "line 1: has no prompt"),
+        ("p.jsonl", '{"question": "x", "id": 1}', "other fields: 'question', 'id'"),
+        ("p.jsonl", '{"prompt": 3}', "line 1: has no prompt"),
+        ("p.jsonl", '{"messages": []}', "line 1: messages must be"),
+        (
+            "p.jsonl",
+            '{"prompt": "x", "label": []}',
+            r"line 1: label: \[\] is not a list of aliases",
+        ),
+        ("p.jsonl", '{"prompt": "x", "label": [true]}', "True. is not a list of aliases"),
+        ("p.csv", "prompt,label\n2, 3 or 4?,3\n", "line 2: has 3 cells, .* names 2; put texts"),
+        ("p.tsv", "prompt\tlabel\nx\t3\n", "read as CSV"),
+        ("p.csv", "question\nx\n", "no column prompt"),
+        ("p.csv", "", "no prompts"),
+        ("p.csv", "prompt\n", "no prompts"),
+    ],
+)
+def test_prompts_that_cannot_be(tmp_path, name, text, said):
+    (tmp_path / name).write_text(text, "utf-8")
+    with pytest.raises(TraceError, match=said):
+        read_prompts(tmp_path / name)
+
+
+def test_prompts_that_cannot_be_read(tmp_path):
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_prompts(tmp_path / "gone.jsonl")
+    (tmp_path / "p.json").write_text('[{"prompt": "2 + 2?"}]', "utf-8")
+    with pytest.raises(TraceError, match=r"p.json: JSON is read as JSON lines, from .*\.jsonl"):
+        read_prompts(tmp_path / "p.json")
+    (tmp_path / "p.csv").write_text("question,label\n2 + 2?,4\n", "utf-8")
+    with pytest.raises(TraceError, match="first line names question, label; call the column"):
+        read_prompts(tmp_path / "p.csv")
+    (tmp_path / "p.txt").write_bytes(b"\xff")
+    with pytest.raises(TraceError, match="UTF-8"):
+        read_prompts(tmp_path / "p.txt")
+    with pytest.raises(ArgumentError, match="endpoint"):
+        read_prompts(tmp_path / "p.txt", endpoint="../admin")
+    (tmp_path / "p.jsonl").write_text('{"messages": [{}]}', "utf-8")
+    with pytest.raises(TraceError, match="takes a prompt"):
+        read_prompts(tmp_path / "p.jsonl", endpoint="completions")
+
+
+def test_aliases_are_read_from_json_lines(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "Capital?", "label": ["Paris", "Paname"]}\n')
+    (prompt,) = read_prompts(tmp_path / "p.jsonl")
+    assert prompt.label == ("Paris", "Paname")
+
+
+def chat(*texts):
+    return {"messages": [{"role": "user", "content": text} for text in texts]}
+
+
+@given(st.lists(st.text(), min_size=1, max_size=3))
+def test_every_prompt_has_finite_signals(texts):
+    found = prompt_signals(chat(*texts))
+    assert tuple(found) == SIGNALS
+    assert all(abs(value) < 1e6 for value in found.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("Who wrote it?", "prompt_question", 1.0),
+        ("How many are there?", "prompt_question", 2.0),
+        ("Why is it so?", "prompt_question", 3.0),
+        ("Tell a story.", "prompt_question", 0.0),
+        ("Which?\nA) one\nB) two", "prompt_choices", 2.0),
+        ("\u041a\u0442\u043e \u044d\u0442\u043e?", "prompt_script", 1.0),
+        ("f(x)", "prompt_code", 0.5),
+        ("1 a", "prompt_digits", 1 / 3),
+    ],
+)
+def test_signals_tell_kinds_of_prompts_apart(text, name, value):
+    assert prompt_signals(chat(text))[name] == pytest.approx(value)
+    assert prompt_signals({"prompt": text})[name] == pytest.approx(value)
+
+
+def test_the_last_message_counts_apart_from_the_whole_and_parts_are_read():
+    found = prompt_signals({"messages": [
+        {"role": "system", "content": "x" * 500},
+        {"role": "user", "content": [{"type": "text", "text": "How?"}]},
+    ]})  # fmt: skip
+    assert found["prompt_turns"] == 2
+    assert found["prompt_last_length"] < 2 < 6 < found["prompt_length"]
+
+
+def test_near_embeddings_have_near_signals():
+    first, near, far = (
+        list(embedding_signals(vector, 4).values())
+        for vector in ([1.0, 0.0, 0.2], [2.0, 0.0, 0.41], [-1.0, 1.0, 0.0])
+    )
+    assert first == pytest.approx(near, abs=0.02)
+    assert first != pytest.approx(far, abs=0.2)
