@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ttamer._numbers import counted
-from ttamer.llm.labelling import Labelling
+
+if TYPE_CHECKING:  # not loaded for --help
+    from ttamer.llm.labelling import Labelling
 
 
 def add_to(commands: Any) -> None:

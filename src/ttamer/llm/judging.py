@@ -64,6 +64,14 @@ class Judge:
         >>> body = Judge("large").request("Capital of France?", "Paris!", "Paris")
         >>> body["messages"][0]["role"], body["temperature"]
         ('system', 0)
+
+        Args:
+            question: The text of the prompt.
+            answer: The answer that is judged.
+            reference: The label, or ``None``.
+
+        Returns:
+            The body of a request for chat completions.
         """
         rubric = self.rubric or (GRADING if self.graded else RUBRIC)
         reply = f"a number from 0 to {TOP_SCORE}" if self.graded else "one word, yes or no"

@@ -285,7 +285,16 @@ class Likeness:
                 raise ArgumentError("like is another rule than embedding, such as contains")
 
     def check(self, rule: Comparison, *, has_upstream: bool, has_agreement: bool) -> None:
-        """Refuse settings with which answers could not be compared, before any node is asked."""
+        """Refuse settings with which answers could not be compared, before any node is asked.
+
+        Args:
+            rule: How answers are compared.
+            has_upstream: Whether the cascade has ``[serve.embeddings]``.
+            has_agreement: Whether a node compares its own answers while it is asked.
+
+        Raises:
+            ArgumentError: If something is missing, or is not for the rule.
+        """
         is_set = self.pairs is not None or self.like is not None or self.embed is not None
         if rule.kind != "embedding":
             if is_set:
@@ -314,7 +323,15 @@ class Likeness:
     async def threshold(
         self, threshold: float | None, rows: Sequence[KeptRow], score: PairScore
     ) -> tuple[float, tuple[str, ...]]:
-        """Return a threshold, fitted where ``threshold`` is ``None``, and notes on its agreement.
+        """Return a threshold, fitted where there is none, and notes on its agreement.
+
+        Args:
+            threshold: The threshold that the rule has, or ``None``.
+            rows: The prompts, labels and answers.
+            score: How alike pairs of texts are.
+
+        Returns:
+            The threshold, and what is to be reported.
 
         Raises:
             TraceError: If there are too few labelled pairs, or it agrees with too few of them.
