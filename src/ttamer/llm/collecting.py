@@ -167,6 +167,13 @@ def plan_collection(
     Raises:
         CascadeError: If a setting of the cascade cannot be used.
         TraceError: If the file of responses cannot be used.
+
+    >>> import tempfile
+    >>> spec = CascadeSpec.from_toml("node = [{name = 'a', cost = 2, upstream = 'http://h/v1'}]")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     print(plan_collection(spec, [Prompt({"prompt": "2 + 2?"})], Path(folder, "paid")))
+    a: 1 call, at most 2
+    in all at most 2; 0 responses are kept
     """
     run = _Collection.of(cascade, prompts, paid, endpoint, None, Likeness())
     with run.paid:
