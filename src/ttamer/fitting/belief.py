@@ -196,30 +196,34 @@ class View:
 
     def __init__(self, belief: Belief, seen: Seen) -> None:
         self.belief, self.seen = belief, seen
-        shape = seen.confidence.shape
-        self.curve, self.offset = np.empty(shape), np.zeros(shape)
+        self.curve = np.empty(seen.confidence.shape)
         for v, (bounds, levels) in enumerate(zip(belief.bounds, belief.levels, strict=True)):
             self.curve[:, v] = levels[np.searchsorted(bounds, seen.confidence[:, v], side="right")]
-            if seen.codes is not None and len(belief.offsets[v]):
-                self.offset[:, v] = _by_code(belief.offsets[v], seen.codes[:, v])
-        self.bar = self.logit = None
-        if belief.head is not None and seen.prior is not None:
+        self.offset = self._offsets()
+        self.bar: Floats | None = None
+        if seen.prior is not None:
             self.bar = bar_of(seen.prior)
-            self.logit = self._with_prior(belief.head)
+            if belief.head is not None:
+                self._draw_to_prior(belief.head)
         self._best: dict[Step, tuple[Floats, Ints]] = {}
         self._chances: dict[tuple[Step, int], Floats] = {}
         self._pair: dict[tuple[int, int], Floats] = {}
 
-    def _with_prior(self, head: Floats) -> Floats:
-        """Draw the curves to what the input says; the log-odds of each answer alone."""
+    def _offsets(self) -> Floats:
+        """Return what the class of each answer adds, shape (T, n)."""
+        codes, offset = self.seen.codes, np.zeros(self.seen.confidence.shape)
+        for v, table in enumerate(self.belief.offsets):
+            if codes is not None and len(table):
+                offset[:, v] = _by_code(table, codes[:, v])
+        return offset
+
+    def _draw_to_prior(self, head: Floats) -> None:
+        """Draw the log-odds of each answer to what the input says."""
         prior, total = self.seen.prior, self.curve + self.offset
-        assert prior is not None and self.bar is not None  # noqa: S101, PT018 - checked above
-        logit = (
-            head[:, 0] + head[:, 1] * total + head[:, 2] * prior + head[:, 3] * self.bar[:, None]
-        )
-        logit = on_grid(logit, MAX_ODDS)
-        self.curve = logit - self.offset
-        return logit
+        assert prior is not None and self.bar is not None  # noqa: S101, PT018 - the caller checked
+        one, w_total, w_prior, w_bar = head.T
+        logit = one + w_total * total + w_prior * prior + w_bar * self.bar[:, None]
+        self.curve = on_grid(logit, MAX_ODDS) - self.offset
 
     def columns(self, step: Step, answer: int) -> Floats:
         """Return the columns of a regression, shape (T, HEAD + PEER (|S| - 1))."""

@@ -1,20 +1,546 @@
-"""What is known of an input before any node is asked."""
+"""What is known of an input before any node is asked, and what it says of each node.
+
+An input becomes one vector of features: vectors (embeddings) of unit length; hashed words and pairs
+of words of the prompt, signed log counts of unit length; a few numbers of the prompt; numbers, by
+their mean and spread; categories, one column each. Features are multiples of ``2**-11``.
+
+The prior of T rows with losses y (T, n), features f centred::
+
+    ridge       y turned to its principal directions V; each regressed on f with the penalty that
+                is best when a row is left out, or not at all: how hard an input is for all nodes
+                has much signal, contrasts between nodes little
+    neighbours  mean losses of the k nearest rows by cosine, k by the same loss
+    clusters    mean losses of coarse and fine clusters, drawn to coarser ones and to the mean
+    z[m]        log-odds of (2 ridge + neighbours + clusters) / 4
+    cost[m]     ridge of cost over its mean, clipped to [0.05, 20], times the mean
+
+Without some folds the ridge needs their share of f'f and f'y only, in the eigenvectors of all rows;
+neighbours and clusters leave out their losses. Directions, penalties and k are those of all rows.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
-from ttamer.fitting.belief import Floats, bar_of
+import numpy as np
+from numpy.typing import NDArray
+
+from ttamer.errors import ArgumentError
+from ttamer.fitting.belief import MAX_ODDS, Floats, Ints, bar_of, on_grid
+
+Features = NDArray[np.float32]
+Folds = frozenset[int]
+
+FEATURE_GRID = 2048.0  # products of two features are exact in single precision
+MAX_TEXT = 4000  # the number of characters of a prompt that are read, half at either end
+WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
 
 
+# ---------------------------------------------------------------- features
+def hashed_words(text: str, size: int) -> Floats:
+    """Return hashed words and pairs of words: signed log counts, unit length; time is linear.
+
+    >>> float(round((hashed_words("two words", 64) ** 2).sum(), 6))
+    1.0
+    """
+    words = [_number_word(w) if w.isdigit() else w for w in WORD.findall(_ends_of(text).lower())]
+    grams = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
+    codes = np.array([zlib.crc32(gram.encode("utf-8", "replace")) for gram in grams], np.int64)
+    counts = np.bincount(codes % size, 2.0 * ((codes >> 20) & 1) - 1, size)
+    levels = np.sign(counts) * np.log1p(np.abs(counts))
+    return np.asarray(levels / max(float(np.linalg.norm(levels)), 1e-9))
+
+
+def _ends_of(text: str) -> str:
+    half = MAX_TEXT // 2
+    return text if len(text) <= MAX_TEXT else f"{text[:half]} {text[-half:]}"
+
+
+def _number_word(digits: str) -> str:
+    return f"<{min(len(digits), 4)} digits>"
+
+
+def prompt_numbers(text: str) -> list[float]:
+    """Return numbers of a prompt: length, lines, shares of kinds of characters, questions."""
+    read = _ends_of(text)
+    count = max(len(read), 1)
+    shares = (str.isdigit, str.isupper, lambda c: not (c.isalnum() or c.isspace()))
+    return [
+        math.log1p(len(text)),
+        math.log1p(text.count("\n")),
+        *(sum(map(kind, read)) / count for kind in shares),
+        math.log1p(read.count("?")),
+    ]
+
+
+@dataclass(frozen=True)
+class InputFeature:
+    """One input, and how it becomes columns."""
+
+    name: str
+    kind: str
+    """``"words"``, ``"prompt"``, ``"number"``, ``"category"`` or ``"vector"``."""
+    width: int
+    """The number of columns."""
+    centre: tuple[float, ...] = ()
+    spread: tuple[float, ...] = ()
+    levels: tuple[str, ...] = ()
+    """The categories; any other one has no column."""
+    embedder: str = ""
+    """The name and version of what made a vector."""
+
+    def columns(self, values: Sequence[object]) -> Floats:
+        """Return the columns of rows, shape (T, width); zeros where a value is missing."""
+        if self.kind == "words":
+            return np.array([0.7 * hashed_words(str(v or ""), self.width) for v in values])
+        if self.kind == "category":
+            wanted = np.array(["" if v is None else str(v) for v in values])[:, None]
+            return np.asarray(0.5 * (wanted == np.array(self.levels)))
+        if self.kind == "vector":
+            return _unit(np.array([_numbers(self.name, v, self.width) for v in values]))
+        if self.kind == "prompt":
+            numbers = np.array([prompt_numbers(str(v or "")) for v in values])
+        else:
+            numbers = np.array([_numbers(self.name, v, 1) for v in values])
+        levels = (numbers - np.array(self.centre)) / np.array(self.spread)
+        return np.asarray(0.2 * np.clip(np.nan_to_num(levels), -3, 3))
+
+
+def _numbers(name: str, value: object, width: int) -> Floats:
+    """Return one value as numbers; NaN where it is missing."""
+    if value is None:
+        return np.full(width, np.nan)
+    try:
+        numbers = np.asarray(value, float).reshape(-1)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"input {name!r}: {value!r} is not a number", param=name) from None
+    if len(numbers) != width:
+        raise ArgumentError(
+            f"input {name!r} has {len(numbers)} numbers; the policy was fitted to {width}",
+            param=name,
+        )
+    return numbers
+
+
+def _gridded(columns: NDArray[Any]) -> Features:
+    return np.asarray(np.rint(columns * FEATURE_GRID) / FEATURE_GRID, np.float32)
+
+
+def _unit(rows: Floats) -> Floats:
+    rows = np.nan_to_num(rows)
+    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-9))
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """How inputs become features: what a policy that reads inputs keeps of them.
+
+    >>> spec = FeatureSpec.of(["one", "two words"], {"user": ["free", "paid"]}, words=64)
+    >>> spec.rows(["one", "two words"], {"user": ["free", "paid"]}).shape
+    (2, 72)
+    """
+
+    features: tuple[InputFeature, ...]
+    """Vectors first."""
+
+    @classmethod
+    def of(
+        cls,
+        prompts: Sequence[str | None] | None,
+        inputs: Mapping[str, Sequence[Any]],
+        *,
+        embedders: Mapping[str, str] | None = None,
+        words: int = 1024,
+        most_levels: int = 32,
+    ) -> FeatureSpec:
+        """Return how these inputs become features.
+
+        Args:
+            prompts: The text of each row, if there are any.
+            inputs: By name: numbers, texts (categories) or arrays (vectors), one for each row.
+            embedders: By name of a vector: the name and version of what made it.
+            words: How many columns hashed words have.
+            most_levels: The most categories of an input, the frequent ones.
+        """
+        features = []
+        for name, values in inputs.items():
+            some = [v for v in values if v is not None]
+            if some and isinstance(some[0], str):
+                counts: dict[str, int] = {}
+                for v in some:
+                    counts[str(v)] = counts.get(str(v), 0) + 1
+                levels = sorted(counts, key=lambda v: (-counts[v], v))[:most_levels]
+                features.append(InputFeature(name, "category", len(levels), levels=tuple(levels)))
+            elif some and np.size(some[0]) > 1:
+                embedder = (embedders or {}).get(name, "")
+                features.append(InputFeature(name, "vector", np.size(some[0]), embedder=embedder))
+            elif some:
+                numbers = np.array([_numbers(name, v, 1) for v in values])
+                features.append(_standardised(name, "number", numbers))
+        if prompts is not None:
+            numbers = np.array([prompt_numbers(text or "") for text in prompts])
+            features.append(_standardised("prompt", "prompt", numbers))
+            features.append(InputFeature("prompt", "words", words))
+        return cls(tuple(sorted(features, key=lambda feature: feature.kind != "vector")))
+
+    @property
+    def near(self) -> int:
+        """The number of columns by which inputs are near: vectors, or all where there are none."""
+        vectors = sum(feature.width for feature in self.features if feature.kind == "vector")
+        return vectors or sum(feature.width for feature in self.features)
+
+    def rows(
+        self,
+        prompts: Sequence[str | None] | None,
+        inputs: Mapping[str, Sequence[Any]],
+        *,
+        embedders: Mapping[str, str] | None = None,
+    ) -> Features:
+        """Return features, shape (T, D); what is missing counts as nothing known.
+
+        Raises:
+            ArgumentError: An input has another form than those fitted to, or another embedder.
+        """
+        count = len(prompts) if prompts is not None else max(map(len, inputs.values()), default=0)
+        parts = []
+        for feature in self.features:
+            prompt = feature.kind in ("words", "prompt")
+            values = prompts if prompt else inputs.get(feature.name)
+            made_by = (embedders or {}).get(feature.name, feature.embedder)
+            if values is not None and made_by != feature.embedder:
+                raise ArgumentError(
+                    f"input {feature.name!r} is by the embedder {made_by!r}; the policy was fitted "
+                    f"to vectors by {feature.embedder!r}: use the same, or fit again",
+                    param=feature.name,
+                )
+            if values is None:
+                parts.append(np.zeros((count, feature.width)))
+            else:
+                parts.append(feature.columns(values).reshape(count, feature.width))
+        columns = np.hstack(parts) if parts else np.zeros((count, 0))
+        return _gridded(columns)
+
+    def one(
+        self,
+        prompt: str | None,
+        inputs: Mapping[str, object],
+        *,
+        embedders: Mapping[str, str] | None = None,
+    ) -> Features:
+        """Return the features of one input, shape (1, D)."""
+        rows = {name: [value] for name, value in inputs.items()}
+        return self.rows([prompt], rows, embedders=embedders)
+
+
+def _standardised(name: str, kind: str, numbers: Floats) -> InputFeature:
+    centre, spread = np.nan_to_num(np.nanmean(numbers, axis=0)), np.nanstd(numbers, axis=0)
+    spread = np.where(spread > 0, spread, 1.0)
+    return InputFeature(
+        name, kind, numbers.shape[1], tuple(centre.tolist()), tuple(spread.tolist())
+    )
+
+
+# ---------------------------------------------------------------- what they say
 @dataclass(frozen=True, eq=False)
 class Prior:
     """The log-odds that each node errs, and what it costs, from the features of an input."""
 
     base: Floats
     """Shape (n,): the log-odds of each node where nothing is known of the input."""
+    mean_cost: Floats
+    """Shape (n,)."""
+    weights: Floats
+    """Shape (D + 1, 2 n): of losses, then of cost over its mean; the last row is constant."""
+    near: Features
+    """Shape (T, d): the rows fitted to, by the first d features, unit length."""
+    losses: Floats
+    """Shape (T, n)."""
+    count: int
+    """How many neighbours count."""
+    centres: Features
+    """Shape (c, d): of clusters, coarse ones first."""
+    coarse: int
+    """How many of them are coarse."""
+    means: Floats
+    """Shape (c, n): the losses of each cluster, fine ones before they are drawn to a coarse one."""
+    shrink: Floats
+    """Shape (c,): the weight of a cluster's own mean, beside what it is drawn to."""
+    spec: FeatureSpec | None = None
+    """How inputs become features, where the fit was given inputs and not features."""
 
     @property
     def unknown(self) -> tuple[list[float], float]:
         """The log-odds of an input of which nothing is known, and their mean."""
         return self.base.tolist(), float(bar_of(self.base))
+
+    def __call__(self, features: Features) -> tuple[Floats, Floats]:
+        """Return log-odds and costs, shape (T, n) each: those of a row by itself, bit for bit."""
+        nodes = len(self.base)
+        linear = features.astype(float) @ self.weights[:-1] + self.weights[-1]
+        near = near_columns(features, self.near.shape[1])
+        chances = (2 * linear[:, :nodes] + self._neighbours(near) + self._clusters(near)) / 4
+        return z_of(chances), costs_of(linear[:, nodes:], self.mean_cost)
+
+    def _neighbours(self, near: Features) -> Floats:
+        means = np.empty((len(near), self.losses.shape[1]))
+        for start in range(0, len(near), 1024):
+            block = slice(start, start + 1024)
+            nearest = np.argpartition(-(near[block] @ self.near.T), self.count - 1, axis=1)
+            means[block] = self.losses[nearest[:, : self.count]].sum(axis=1) / self.count
+        return means
+
+    def _clusters(self, near: Features) -> Floats:
+        coarse, fine = nearest_centres(near, self.centres, self.coarse)
+        drawn = self.means[coarse]  # already drawn to the mean of all
+        own = self.shrink[fine][:, None]
+        return np.asarray(own * self.means[fine] + (1 - own) * drawn)
+
+
+def z_of(chances: Floats) -> Floats:
+    """Return chances of errors as log-odds on the grid."""
+    chances = np.clip(chances, 0.01, 0.99)
+    return on_grid(np.log(chances) - np.log1p(-chances), MAX_ODDS)
+
+
+def costs_of(shares: Floats, mean: Floats) -> Floats:
+    """Return costs from shares of the mean cost."""
+    return np.clip(on_grid(shares), 0.05, 20) * mean
+
+
+def near_columns(features: Features, width: int) -> Features:
+    """Return the columns by which inputs are near, unit length, on a grid."""
+    unit = _unit(features[:, :width].astype(float))
+    return _gridded(unit)
+
+
+def nearest_centres(near: Features, centres: Features, coarse: int) -> tuple[Ints, Ints]:
+    """Return the coarse and the fine cluster of each row."""
+    size = (centres.astype(float) ** 2).sum(axis=1)
+    distance = size - 2.0 * (near @ centres.T).astype(float)
+    return distance[:, :coarse].argmin(axis=1), coarse + distance[:, coarse:].argmin(axis=1)
+
+
+def k_means(near: Features, count: int, rng: np.random.Generator, rounds: int = 15) -> Features:
+    """Return the centres of clusters (Lloyd's algorithm), shape (count, d)."""
+    centres = near[rng.permutation(len(near))[:count]]
+    for _ in range(rounds):
+        own = ((centres**2).sum(axis=1) - 2 * near @ centres.T).argmin(axis=1)
+        members = (own[:, None] == np.arange(len(centres))).astype(np.float32)
+        sizes = members.sum(axis=0)[:, None]
+        moved = np.where(sizes > 0, members.T @ near / np.maximum(sizes, 1), centres)
+        if np.abs(moved - centres).max() < 1e-4:
+            break
+        centres = moved.astype(np.float32)
+    return _gridded(centres)
+
+
+class CrossFittedPrior:
+    """Priors fitted without some folds; the work is done once, on all rows."""
+
+    penalties = np.logspace(-2, 4, 13)
+    counts = (5, 10, 20, 40, 80, 160)  # of neighbours
+    listed = 480  # neighbours kept of each row; of these, enough lie outside three of five folds
+    clusters = (20, 100)
+    drawn = 24.0  # rows that what a cluster is drawn to counts as
+
+    def __init__(
+        self,
+        features: Features,
+        losses: Floats,
+        cost: Floats,
+        complete: Ints,
+        fold: Ints,
+        near: int | None = None,
+        spec: FeatureSpec | None = None,
+    ) -> None:
+        """Prepare what all folds share.
+
+        Args:
+            features: Shape (T, D), on the grid of features.
+            losses: Shape (T, n), in [0, 1]; known on complete rows.
+            cost: Shape (T, n).
+            complete: The rows fitted to.
+            fold: Shape (T,).
+            near: By how many of the first features inputs are near; all if ``None``.
+            spec: How inputs become features.
+        """
+        self.features, self.complete, self.fold, self.spec = features, complete, fold, spec
+        self.losses, self.mean_cost = on_grid(losses[complete]), cost.mean(axis=0)
+        self.near = near_columns(features, near or features.shape[1])
+        shares = cost[complete] / np.maximum(self.mean_cost, 1e-300)
+        self._prepare_ridge(np.hstack([self.losses, shares]))
+        self._prepare_neighbours()
+        self._prepare_clusters()
+        self._weights: dict[Folds, Floats] = {}
+        self._chances: dict[Folds, tuple[Floats, Floats]] = {}
+
+    # Ridge.
+    def _prepare_ridge(self, targets: Floats) -> None:
+        """Turn features to their eigenvectors and targets to directions; choose penalties."""
+        rows, nodes = self.features[self.complete].astype(float), self.losses.shape[1]
+        self._centre = rows.mean(axis=0)
+        rows -= self._centre
+        wide = rows.shape[1] > len(rows)
+        values, vectors = np.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
+        values = np.maximum(values, 1e-9 * max(float(values[-1]), 1e-9))
+        basis = rows.T @ vectors / np.sqrt(values) if wide else vectors
+        turned = targets - targets.mean(axis=0)
+        halves = [np.linalg.svd(turned[:, s], full_matrices=False)[2].T
+                  for s in (slice(nodes), slice(nodes, None))]  # fmt: skip
+        directions = np.zeros((2 * nodes, 2 * nodes))
+        directions[:nodes, : halves[0].shape[1]] = halves[0]
+        directions[nodes:, nodes : nodes + halves[1].shape[1]] = halves[1]
+        turned = turned @ directions
+        scores = rows @ basis
+        product, square = scores.T @ turned, scores**2
+        best = 0.999 * (turned**2).mean(axis=0)
+        chosen = np.full(2 * nodes, np.inf)
+        for penalty in self.penalties:
+            fit = scores @ (product / (values + penalty)[:, None])
+            hat = square @ (1 / (values + penalty)) + 1 / len(rows)
+            loss = (((turned - fit) / (1 - np.minimum(hat, 0.99))[:, None]) ** 2).mean(axis=0)
+            chosen = np.where(loss < best, penalty, chosen)
+            best = np.minimum(loss, best)
+        # Directions of so little variance are shrunk to nothing by every penalty chosen.
+        some = values >= 0.01 * min(float(chosen.min()), self.penalties[-1])
+        self._basis, self._penalty, self._directions = basis[:, some], chosen, directions
+        self._targets = targets
+        scores = scores[:, some]
+        self._scores = scores
+        own = self.fold[self.complete]
+        self._folds = range(int(self.fold.max()) + 1)
+        self._parts = [(scores[own == k].T @ scores[own == k]) for k in self._folds]
+
+    def _ridge(self, left: Folds) -> Floats:
+        """Return the weights of all features without some folds, shape (D + 1, 2 n)."""
+        if left not in self._weights:
+            used = ~np.isin(self.fold[self.complete], [*left])
+            scores, targets = self._scores[used], self._targets[used]
+            middle, base = scores.mean(axis=0), targets.mean(axis=0)
+            square = np.sum([p for k, p in enumerate(self._parts) if k not in left], axis=0)
+            square = square - len(scores) * np.outer(middle, middle)
+            product = scores.T @ ((targets - base) @ self._directions)
+            solved = np.zeros_like(product)
+            for penalty in np.unique(self._penalty[np.isfinite(self._penalty)]):
+                which = self._penalty == penalty
+                ridge = square + penalty * np.eye(len(square))
+                solved[:, which] = np.linalg.solve(ridge, product[:, which])
+            weights = self._basis @ solved @ self._directions.T
+            constant = base - (self._centre + self._basis @ middle) @ weights
+            # Finer than the grid of odds: sums of a thousand products stay exact.
+            self._weights[left] = np.rint(np.vstack([weights, constant]) * 2.0**20) / 2.0**20
+        return self._weights[left]
+
+    # Neighbours.
+    def _prepare_neighbours(self) -> None:
+        """List the nearest complete rows of each row, and choose how many count."""
+        known = self.near[self.complete]
+        listed = min(self.listed, len(known))
+        self._nearest = np.empty((len(self.near), listed), np.intp)
+        for start in range(0, len(self.near), 1024):
+            block = slice(start, start + 1024)
+            closeness = self.near[block] @ known.T
+            order = np.argpartition(-closeness, listed - 1, axis=1)[:, :listed]
+            inner = np.argsort(-np.take_along_axis(closeness, order, 1), axis=1, kind="stable")
+            self._nearest[block] = np.take_along_axis(order, inner, 1)
+        self._fold_of_nearest = self.fold[self.complete][self._nearest]
+        best, self.count = np.inf, 1
+        for count in self.counts:
+            if count > max(len(known) // 3, 1):
+                break
+            means = self._neighbours(frozenset(), count)[self.complete]
+            loss = float(((means - self.losses) ** 2).mean())
+            if loss < best:
+                best, self.count = loss, count
+
+    def _neighbours(self, left: Folds, count: int) -> Floats:
+        """Return mean losses of the nearest rows outside some folds and a row's own."""
+        used = self._fold_of_nearest != self.fold[:, None]
+        for k in left:
+            used &= self._fold_of_nearest != k
+        used &= used.cumsum(axis=1) <= count
+        total = np.maximum(used.sum(axis=1), 1)
+        sums = [(self.losses[:, v][self._nearest] * used).sum(axis=1) for v in self._nodes]
+        return np.stack(sums, axis=1) / total[:, None]
+
+    @property
+    def _nodes(self) -> range:
+        return range(self.losses.shape[1])
+
+    # Clusters.
+    def _prepare_clusters(self) -> None:
+        """Cluster rows, and sum the losses of each cluster by fold."""
+        known, rng = self.near[self.complete], np.random.default_rng(0)
+        sizes = [min(count, max(2, len(known) // 12)) for count in self.clusters]
+        levels = [k_means(known, size, rng) for size in sizes]
+        self._centres, self._coarse = np.concatenate(levels), len(levels[0])
+        self._own = nearest_centres(self.near, self._centres, self._coarse)
+        shape = len(self._folds), len(self._centres), len(self._nodes)
+        self._sums, self._rows = np.zeros(shape), np.zeros(shape[:2])
+        own_fold = self.fold[self.complete]
+        for own in self._own:
+            np.add.at(self._sums, (own_fold, own[self.complete]), self.losses)
+            np.add.at(self._rows, (own_fold, own[self.complete]), 1)
+
+    def _cluster_means(self, left: Folds) -> tuple[Floats, Floats]:
+        """Return the losses of clusters, and their weight beside what they are drawn to."""
+        folds = [k for k in self._folds if k not in left]
+        sums, rows = self._sums[folds].sum(axis=0), self._rows[folds].sum(axis=0)
+        base = sums[: self._coarse].sum(axis=0) / max(rows[: self._coarse].sum(), 1)
+        means = sums / np.maximum(rows, 1)[:, None]
+        weight = rows / (rows + self.drawn)
+        drawn = weight[: self._coarse, None]
+        means[: self._coarse] = drawn * means[: self._coarse] + (1 - drawn) * base
+        return on_grid(means), on_grid(weight)
+
+    def _of_all(self, left: Folds) -> tuple[Floats, Floats]:
+        """Return log-odds and costs of all rows: each by the prior without its fold and others."""
+        if left not in self._chances:
+            nodes, rows = len(self._nodes), len(self.features)
+            z, cost = np.empty((rows, nodes)), np.empty((rows, nodes))
+            near = self._neighbours(left, self.count)
+            coarse, fine = self._own
+            for k in self._folds:
+                on = self.fold == k
+                weights = self._ridge(left | {k})
+                linear = self.features[on].astype(float) @ weights[:-1] + weights[-1]
+                means, own = self._cluster_means(left | {k})
+                share = own[fine[on]][:, None]
+                cluster = share * means[fine[on]] + (1 - share) * means[coarse[on]]
+                z[on] = z_of((2 * linear[:, :nodes] + near[on] + cluster) / 4)
+                cost[on] = costs_of(linear[:, nodes:], self.mean_cost)
+            self._chances[left] = z, cost
+        return self._chances[left]
+
+    def log_odds(self, left: Folds) -> Floats:
+        """Return the log-odds of all rows, shape (T, n), by priors without some folds."""
+        return self._of_all(left)[0]
+
+    def costs(self, left: Folds) -> Floats:
+        """Return the costs of all rows, likewise."""
+        return self._of_all(left)[1]
+
+    @cached_property
+    def full(self) -> Prior:
+        """The prior of all complete rows."""
+        means, shrink = self._cluster_means(frozenset())
+        return Prior(
+            base=z_of(self.losses.mean(axis=0)),
+            mean_cost=self.mean_cost,
+            weights=self._ridge(frozenset()),
+            near=self.near[self.complete],
+            losses=self.losses,
+            count=self.count,
+            centres=self._centres,
+            coarse=self._coarse,
+            means=means,
+            shrink=shrink,
+            spec=self.spec,
+        )

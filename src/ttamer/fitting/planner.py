@@ -1,0 +1,356 @@
+"""How policies are planned: least squares on rows, backward over sets, all prices at once.
+
+For rows t with beliefs of fits that did not see them, a set S, its best answer's loss and chance
+p[S], and a price per unit of cost (Longstaff and Schwartz, with recall inside x)::
+
+    stop[S]    = h wrong[owner] + (1 - h) p[S]               h = T / (T + 300) / 2
+    gain[S, m] = ridge regression of stop[S] - value[S + m] on (1, tents of x[S], q, p q)
+    ask m      = argmax of gain[S, m] - price cost[m], while above 0
+    value[S]   = price cost[m] + value[S + m]   on each row as it happened, or stop[S]
+
+Before any answer stop is 0, the columns are (1, q, mean prior), and the best way is taken always.
+Without inputs the gain at the knots is made to rise with x.
+
+A *plan* says which nodes may be asked after each set: chains in order of cost of all subsets of at
+most four nodes, any order of the best of these, the router over all nodes (ask one), the best two
+of all nodes; of a network the line of its exits. Per price the plan of least mean objective is
+taken; router and two only where they are better by one paired standard error on rows not fitted to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttamer.fitting.belief import Floats, Ints, Step, View, chance
+from ttamer.fitting.inputs import FeatureSpec
+from ttamer.stats.isotonic import rising_columns
+
+Plan = Mapping[Step, tuple[int, ...]]
+"""The nodes that may be asked after each set, cheap ones first."""
+Values = NDArray[np.float32]
+
+PIECES = 6  # of a gain, between quantiles of x
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How policies are planned."""
+
+    folds: int = 5
+    points: int = 64
+    """The number of prices."""
+    most: int = 4
+    """The most nodes that one input asks."""
+    pool: int = 9
+    """Of more nodes, those are left out that a cheaper one beats most clearly."""
+    shortlist: int = 6
+    """Of so many of the best chains at a price, any order is tried."""
+    gated: int = 600
+    """With fewer complete rows the inputs must show that they help."""
+    gate: float = 0.01
+    """By how much less of the objective of single nodes."""
+    ridge: float = 2.0
+    """Of tents."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Log:
+    """The rows that a fit sees: plain arrays."""
+
+    losses: Floats
+    """Shape (T, n), in [0, 1]; NaN where it is not known."""
+    cost: Floats
+    """Shape (T, n); NaN where it is not known."""
+    confidence: Floats
+    """Shape (T, n); NaN where there is no answer."""
+    codes: Ints | None = None
+    """Shape (T, n): the class that each answer predicts; -1 for none."""
+    classes: tuple[str, ...] = ()
+    features: NDArray[np.float32] | None = None
+    """Shape (T, D): what is known of each input."""
+    near: int | None = None
+    """By how many of the first features inputs are near; all if ``None``."""
+    spec: FeatureSpec | None = None
+    """How inputs became features."""
+    latency: Floats | None = None
+    """Shape (T, n), in ms."""
+    groups: Ints | None = None
+    """Shape (T,): rows of one group are never split by a fold."""
+    weight: Floats | None = None
+    """Shape (T,): the weight of each row, e.g. one over its chance to be in the log."""
+
+    def __len__(self) -> int:
+        return len(self.losses)
+
+    @cached_property
+    def complete(self) -> Ints:
+        """The rows on which every node answered and every loss is known."""
+        known = ~np.isnan(self.losses) & ~np.isnan(self.confidence)
+        return np.flatnonzero(known.all(axis=1))
+
+    def folds(self, count: int, seed: int) -> Ints:
+        """Return the fold of each row, shape (T,)."""
+        groups = np.arange(len(self)) if self.groups is None else self.groups
+        which = np.unique(groups, return_inverse=True)[1].reshape(-1)
+        order = np.random.default_rng([seed, count]).permutation(int(which.max()) + 1)
+        return np.asarray(order[which] % count)
+
+
+def filled(values: Floats) -> Floats:
+    """Return values with each gap filled by the mean of its column."""
+    return np.asarray(np.where(np.isnan(values), np.nanmean(values, axis=0), values))
+
+
+def prices_of(mean_cost: Floats, count: int) -> Floats:
+    """Return the prices of a unit of cost, in losses: 0, then equal ratios.
+
+    From where the dearest node costs a thousandth of a loss to where the smallest difference
+    between nodes costs one.
+    """
+    mean = np.sort(mean_cost)
+    gaps = np.diff(mean)
+    gaps = gaps[gaps > 1e-3 * mean[-1]]
+    top = np.clip(mean[-1] / gaps.min(), 10, 300) if len(gaps) else 30.0
+    ratios = np.append(0.0, np.geomspace(1e-3, top, count - 1))
+    return np.asarray(ratios / max(mean[-1], 1e-300))
+
+
+def raked(losses: Floats, odds: Floats, complete: Ints, strength: float = 1.0) -> Floats:
+    """Return weights of complete rows whose moments are those of all rows where a node was asked.
+
+    The moments are each node's losses, log-odds and their product. Weights lie in [0.2, 5], mean 1.
+    """
+    columns, target = [], []
+    for loss, odd in zip(losses.T, odds.T, strict=True):
+        known = ~np.isnan(loss)
+        level = (odd - odd[known].mean()) / (odd[known].std() + 1e-6)
+        error = loss - loss[known].mean()
+        for moment in (error, level, error * level):
+            if moment[known].std() > 1e-6:
+                columns.append(moment[complete])
+                target.append(moment[known].mean())
+    if not columns:
+        return np.ones(len(complete))
+    moments = np.stack(columns, axis=1)
+    missing = np.array(target) - moments.mean(axis=0)
+    centred = moments - moments.mean(axis=0)
+    count = len(missing)
+    hessian = centred.T @ centred + strength * count**2 / len(complete) * np.eye(count)
+    weight = 1 + centred @ np.linalg.solve(hessian, missing) * len(complete)
+    weight = np.clip(weight, 0.2, 5.0)
+    return np.asarray(weight / weight.mean())
+
+
+def _with(step: Step, node: int) -> Step:
+    return tuple(sorted((*step, node)))
+
+
+# ---------------------------------------------------------------- plans
+@dataclass(frozen=True, eq=False)
+class Topology:
+    """Which sets of nodes may be asked, and in which order."""
+
+    mean_cost: Floats
+    parents: tuple[int, ...]
+    """By node: the node that must be asked before it; -1 for none."""
+    pool: Step
+    most: int
+    exits: bool = False
+
+    def may_follow(self, step: Step, nodes: Sequence[int]) -> tuple[int, ...]:
+        """Return those of the nodes that may be asked after a set, cheap ones first."""
+        left = [v for v in nodes if v not in step and self.parents[v] in (-1, *step)]
+        return tuple(sorted(left, key=lambda v: (self.mean_cost[v], v)))
+
+    @cached_property
+    def sets(self) -> list[Step]:
+        """All sets that may have been asked, small ones first."""
+        if self.exits:
+            return [self.pool[: size + 1] for size in range(len(self.pool))]
+        found: list[Step] = []
+        level: set[Step] = {()}
+        for _ in range(self.most):
+            level = {_with(step, v) for step in level for v in self.may_follow(step, self.pool)}
+            found += sorted(level)
+        return found
+
+    def chain(self, subset: Step) -> Plan:
+        """Ask the cheapest of a subset, then the next."""
+        plan: dict[Step, tuple[int, ...]] = {}
+        step: Step = ()
+        while len(step) < len(subset):
+            way = subset[len(step)] if self.exits else self.may_follow(step, subset)[0]
+            plan[step] = (way,)
+            step = _with(step, way)
+        return plan | {step: ()}
+
+    def any_order(self, subset: Step, depth: int) -> Plan:
+        """Ask any of a subset, up to so many."""
+        plan: dict[Step, tuple[int, ...]] = {}
+        level: set[Step] = {()}
+        for size in range(depth + 1):
+            following: set[Step] = set()
+            for step in level:
+                ways = self.may_follow(step, subset) if size < depth else ()
+                plan[step] = ways
+                following |= {_with(step, v) for v in ways}
+            level = following
+        return plan
+
+
+# ---------------------------------------------------------------- least squares
+class Board:
+    """What policies see of rows: x, p, owner by set; q by set and node. Each row's own view."""
+
+    def __init__(self, views: Sequence[View], rows: Sequence[Ints]) -> None:
+        self._views = views
+        self._order = np.argsort(np.concatenate(rows))
+        self._cache: dict[tuple[str, Step, int], Floats] = {}
+
+    def _joined(self, parts: Sequence[Floats]) -> Floats:
+        return np.concatenate(parts)[self._order]
+
+    def x(self, step: Step) -> Floats:
+        """The log-odds of the best answer."""
+        key = "x", step, -1
+        if key not in self._cache:
+            self._cache[key] = self._joined([view.best(step)[0] for view in self._views])
+        return self._cache[key]
+
+    def owner(self, step: Step) -> Ints:
+        """Whose answer it is."""
+        return np.concatenate([view.best(step)[1] for view in self._views])[self._order]
+
+    def second(self, step: Step, node: int) -> Floats:
+        """The two columns of a gain that the input gives, shape (T, 2)."""
+        q = self._joined([view.q(step, node) for view in self._views])
+        if not step:
+            return np.stack([q, self._joined([view.typical for view in self._views])], axis=1)
+        return np.stack([q, q * chance(self.x(step))], axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Smoother:
+    """The regression of a gain: from targets to values at knots, and from these to rows."""
+
+    columns: Values
+    """Shape (T, L + 2): tents that sum to 1, and what the input gives."""
+    solve: Values
+    """Shape (L + 2, T)."""
+    mass: Floats
+    """Shape (L,): the rows at each knot."""
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """The gains of a plan's ways at some prices: (L + 2, prices) by set and node."""
+
+    plan: Plan
+    gains: Mapping[tuple[Step, int], Values]
+
+
+class Planner:
+    """Plans policies on rows."""
+
+    def __init__(
+        self,
+        board: Board,
+        losses: Floats,
+        cost: Floats,
+        predicted: Floats,
+        prices: Floats,
+        weight: Floats,
+        *,
+        inputs: bool,
+        ridge: float,
+    ) -> None:
+        self.board, self.prices = board, prices.astype(np.float32)
+        self.losses, self.weight, self.inputs = losses, weight, inputs
+        self.cost, self.predicted = cost.astype(np.float32), predicted.astype(np.float32)
+        self.share = 0.5 * len(losses) / (len(losses) + 300)
+        self.ridge, self.input_ridge = ridge, 20 + 20000 / len(losses)
+        self._knots: dict[Step, Floats] = {}
+        self._smoothers: dict[tuple[Step, int], Smoother] = {}
+        self._stop: dict[Step, Values] = {}
+
+    def knots(self, step: Step) -> Floats:
+        """Return the knots of a gain after a set: quantiles of x."""
+        if step not in self._knots:
+            x = self.board.x(step) if step else np.zeros(1)
+            quantiles = np.quantile(x, np.linspace(0, 1, PIECES + 1), method="nearest")
+            self._knots[step] = np.unique(quantiles)
+        return self._knots[step]
+
+    def stop(self, step: Step) -> Values:
+        """Return what stopping after a set loses, shape (T, 1)."""
+        if step not in self._stop:
+            rows = np.arange(len(self.losses))
+            lost = self.losses[rows, self.board.owner(step)]
+            mixed = self.share * lost + (1 - self.share) * chance(self.board.x(step))
+            self._stop[step] = mixed.astype(np.float32)[:, None]
+        return self._stop[step]
+
+    def smoother(self, step: Step, node: int) -> Smoother:
+        """Return the regression of the gain of asking a node after a set."""
+        key = step, node if self.inputs else -1
+        if key not in self._smoothers:
+            self._smoothers[key] = self._smoother(step, node)
+        return self._smoothers[key]
+
+    def _smoother(self, step: Step, node: int) -> Smoother:
+        knots, rows = self.knots(step), len(self.losses)
+        x = self.board.x(step) if step else np.zeros(rows)
+        tents = np.stack([np.interp(x, knots, tent) for tent in np.eye(len(knots))], axis=1)
+        extra = self.board.second(step, node) if self.inputs else np.zeros((rows, 2))
+        columns = np.hstack([np.ones((rows, 1)), tents[:, 1:], extra])
+        mean, scale = columns.mean(axis=0), np.maximum(columns.std(axis=0), 1e-9)
+        mean[0], scale[0] = 0, 1
+        if not self.inputs:
+            scale[-2:] = 1
+        penalty = np.full(columns.shape[1], self.ridge)
+        penalty[0], penalty[-2:] = 1e-6, self.input_ridge if step else self.ridge
+        scaled = (columns - mean) / scale
+        weighted = scaled.T * self.weight
+        solve = np.linalg.solve(weighted @ scaled + np.diag(penalty), weighted) / scale[:, None]
+        solve[0] -= mean[1:] @ solve[1:]
+        levels = len(knots)
+        solve[1:levels] += solve[0]  # from a constant and differences to values at knots
+        return Smoother(
+            np.hstack([tents, extra]).astype(np.float32),
+            solve.astype(np.float32),
+            tents.T @ self.weight + 1e-9,
+        )
+
+    def solve(self, plan: Plan, prices: Ints | slice = slice(None)) -> tuple[Values, Solution]:
+        """Return the value of each row at each price, shape (T, prices), and the policies."""
+        rate = self.prices[prices]
+        values: dict[Step, Values] = {}
+        gains: dict[tuple[Step, int], Values] = {}
+        for step in sorted(plan, key=len, reverse=True):
+            value = self.stop(step) if step else np.zeros((len(self.losses), 1), np.float32)
+            best: Values | None = None
+            stop = value
+            for node in plan[step]:
+                then = values[_with(step, node)]
+                smoother = self.smoother(step, node)
+                levels = smoother.solve @ np.broadcast_to(stop - then, (len(stop), len(rate)))
+                if step and not self.inputs:
+                    risen = rising_columns(levels[:-2].astype(float), smoother.mass)
+                    levels[:-2] = risen.astype(np.float32)
+                gains[step, node] = levels
+                net = smoother.columns @ levels - self.predicted[:, [node]] * rate
+                going = then + self.cost[:, [node]] * rate
+                if best is None and not step:
+                    best, value = net, going
+                    continue
+                better = net > (0.0 if best is None else best)
+                best = np.where(better, net, 0.0 if best is None else best)
+                value = np.where(better, going, value)
+            values[step] = value
+        return values[()], Solution(plan, gains)

@@ -1,0 +1,466 @@
+"""How a belief is fitted: small logistic regressions, drawn towards what is already known.
+
+Logistic regression of losses y in [0, 1], Newton's method with step halving::
+
+    min over w of  sum weight (log(1 + exp(x w)) - y x w) + 1/2 sum penalty_j (w_j - prior_j)^2
+    penalty_j = ridge_j max(var(x_j), 0.01)
+
+Curve: log-odds of being wrong by confidence. Tents on the log-odds of its rank, bends penalised,
+then monotone, in the direction that fits better, and a step function of at most ``Curve.bins``.
+
+Class offsets, and pair tables by two classes: one number h_k per class k beside the odds o::
+
+    ridge = sum info^2 / max(sum score^2 - sum info, eps)    moments: the spread of offsets
+    h_k   by Newton on sum (y - chance(o + h_k)) = ridge h_k
+    row t of class k, without itself: h_k - (y_t - p_t) / (H_k - v_t)     one Newton step
+
+A set S and answer a: wrong[a] on the columns of :class:`~ttamer.fitting.belief.View`, drawn to the
+masked regression of a, which is fitted once, on rows with random answers left out. Its ridge is
+``4 + 5000 / rows``. Every regression takes the rows where what it needs is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ttamer.fitting.belief import (
+    HEAD,
+    PEER,
+    Belief,
+    Bools,
+    Floats,
+    Ints,
+    Seen,
+    Step,
+    View,
+    on_grid,
+)
+from ttamer.stats.isotonic import rising
+
+# A column that hardly varies gets no large weight: what a row's offset lacks of the row itself
+# would tell its loss.
+FLOOR = 0.01
+MIN_ROWS = 20  # with fewer rows a regression is what it is drawn to
+
+
+def sigmoid(odds: Floats) -> Floats:
+    """Return the chances of log-odds."""
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * odds)))
+
+
+def log_odds(chances: Floats, margin: float = 1e-4) -> Floats:
+    """Return the log-odds of chances, kept a margin from 0 and 1."""
+    chances = np.clip(chances, margin, 1 - margin)
+    return np.asarray(np.log(chances) - np.log1p(-chances))
+
+
+def log_loss(odds: Floats, losses: Floats) -> Floats:
+    """Return the logarithmic loss of log-odds."""
+    return np.asarray(np.logaddexp(0, odds) - losses * odds)
+
+
+def logistic(
+    columns: Floats,
+    losses: Floats,
+    ridge: float | Floats,
+    prior: Floats | None = None,
+    weight: Floats | None = None,
+    *,
+    rounds: int = 25,
+    tolerance: float = 1e-6,
+) -> Floats:
+    """Fit a logistic regression that is drawn to prior weights; the first column is free.
+
+    Args:
+        columns: Shape (T, d); the first is constant.
+        losses: Shape (T,), in [0, 1].
+        ridge: The penalty of a column, in units of its variance.
+        prior: Shape (d,): the weights it is drawn to; zeros if ``None``.
+        weight: Shape (T,): of each row; ones if ``None``.
+        rounds: The most Newton steps.
+        tolerance: It stops where a step lowers the objective by less, relatively.
+
+    >>> x = np.column_stack([np.ones(4), [0.0, 0.0, 1.0, 1.0]])
+    >>> w = logistic(x, np.array([0.0, 1.0, 0.5, 0.5]), 0.1)
+    >>> bool(np.abs(w).max() < 1e-6)
+    True
+    """
+    count, width = columns.shape
+    prior = np.zeros(width) if prior is None else prior
+    some = columns.any(axis=0)
+    if not some.all():  # a column of zeros stays at its prior
+        w, ridge = prior.copy(), np.broadcast_to(np.asarray(ridge, float), (width,))[some]
+        w[some] = logistic(
+            columns[:, some], losses, ridge, prior[some], weight, rounds=rounds, tolerance=tolerance
+        )
+        return w
+    penalty = np.broadcast_to(np.asarray(ridge, float), (width,)) * np.maximum(
+        columns.var(axis=0), FLOOR
+    )
+    penalty = penalty + 1e-9 * count
+    penalty[0] = 1e-6 * count
+    share = np.ones(count) if weight is None else weight
+    diagonal = np.arange(width)
+
+    def objective(odds: Floats, w: Floats) -> float:
+        return float(share @ log_loss(odds, losses) + 0.5 * penalty @ (w - prior) ** 2)
+
+    w, odds = prior.copy(), columns @ prior
+    best = objective(odds, w)
+    for _ in range(rounds):
+        p = sigmoid(odds)
+        hessian = (columns * (share * p * (1 - p))[:, None]).T @ columns
+        hessian[diagonal, diagonal] += penalty + 1e-9
+        gradient = columns.T @ (share * (p - losses)) + penalty * (w - prior)
+        step = np.linalg.solve(hessian, gradient)
+        for _ in range(12):  # without halving, sets that separate diverge silently
+            trial = columns @ (w - step)
+            value = objective(trial, w - step)
+            if value <= best:
+                break
+            step = step * 0.5
+        else:
+            return w
+        gain, w, odds, best = best - value, w - step, trial, value
+        if gain < tolerance * (1 + abs(best)):
+            break
+    return w
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Log-odds of being wrong by confidence: a monotone step function."""
+
+    bounds: Floats
+    """Rising confidences: a bin begins at its lower bound."""
+    levels: Floats
+    """Shape (bounds + 1,): the log-odds of each bin, multiples of ``2**-12``."""
+
+    bins = 256
+    knots = 10
+    bend = 3.0  # the penalty of bends, per row
+    size = 0.1  # and of the tents themselves
+    limit = 7.0
+    switch = 6.0  # a curve falls with confidence unless rising fits better by this much log-loss
+
+    def __call__(self, confidence: Floats) -> Floats:
+        """Return the log-odds of confidences."""
+        return self.levels[np.searchsorted(self.bounds, confidence, side="right")]
+
+    @classmethod
+    def fit(
+        cls, confidence: Floats, losses: Floats, *, base: Curve | None = None, size: float = size
+    ) -> Curve:
+        """Fit a curve.
+
+        Args:
+            confidence: Shape (T,): any numbers; ``-inf`` for an answer without one.
+            losses: Shape (T,), in [0, 1].
+            base: A curve that it is drawn to; the mean loss if ``None``.
+            size: How strongly it is drawn to it.
+        """
+        mean = log_odds((losses.sum() + 0.5) / (len(losses) + 1))
+        edges = np.unique(
+            np.quantile(confidence, np.linspace(0, 1, cls.bins + 1)[1:-1], method="higher")
+            if len(confidence)
+            else np.empty(0)
+        )
+        edges = edges[np.isfinite(edges)]
+        which = np.searchsorted(edges, confidence, side="right")
+        rows = np.bincount(which, minlength=len(edges) + 1).astype(float)
+        full = rows > 0
+        start = np.full(len(rows), mean) if base is None else base(np.append(-np.inf, edges))
+        if full.sum() < 2:
+            return cls(edges, on_grid(start, cls.limit))
+        bad = np.bincount(which, losses, len(rows))[full]
+        rows, offset = rows[full], start[full]
+        rank = log_odds((np.cumsum(rows) - rows / 2) / rows.sum())
+        at = np.linspace(rank[0], rank[-1], min(cls.knots, len(rank)))
+        tents = np.stack([np.interp(rank, at, tent) for tent in np.eye(len(at))], axis=1)
+        bend = np.diff(np.eye(len(at)), 2, axis=0)
+        penalty = cls.bend * bend.T @ bend + size * np.eye(len(at))
+        h = np.zeros(len(at))
+        for _ in range(12):
+            p = sigmoid(offset + tents @ h)
+            v = rows * p * (1 - p) + 1e-9
+            gradient = tents.T @ (rows * p - bad) + penalty @ h
+            h -= np.clip(np.linalg.solve((tents * v[:, None]).T @ tents + penalty, gradient), -2, 2)
+        free = offset + tents @ h
+        falls, rises = -rising(-free, rows), rising(free, rows)
+        loss = [rows @ np.logaddexp(0, odds) - bad @ odds for odds in (falls, rises)]
+        best = rises if loss[0] - loss[1] > cls.switch else falls
+        # An empty bin takes the level of the one below it.
+        return cls(edges, on_grid(best[np.maximum(np.cumsum(full) - 1, 0)], cls.limit))
+
+
+@dataclass(frozen=True, eq=False)
+class Offsets:
+    """What each class adds to log-odds."""
+
+    table: Floats
+    """Shape (classes,): multiples of ``2**-12``; 0 for a class that no row has."""
+    without_own: Floats
+    """Shape (T,): of each row fitted to, its class's offset as if fitted without the row."""
+
+    @classmethod
+    def fit(cls, codes: Ints, count: int, odds: Floats, losses: Floats) -> Offsets:
+        """Fit offsets.
+
+        Args:
+            codes: Shape (T,): the class of each row, below ``count``; -1 for none.
+            count: The number of classes.
+            odds: Shape (T,): log-odds that they are added to.
+            losses: Shape (T,), in [0, 1].
+        """
+        has = codes >= 0
+        codes, odds, losses = codes[has], odds[has], losses[has]
+
+        def sums(values: Floats) -> Floats:
+            return np.asarray(np.bincount(codes, values, count), np.float64)
+
+        p = sigmoid(odds)
+        score, info = sums(losses - p), sums(p * (1 - p))
+        spread = max(float((score**2 - info).sum()), 1e-9)
+        ridge = float(np.clip((info**2).sum() / spread, 1.0, 1e4))
+        table = np.zeros(count)
+        for _ in range(8):
+            p = sigmoid(odds + table[codes])
+            step = (sums(p - losses) + ridge * table) / (sums(p * (1 - p)) + ridge)
+            table -= np.clip(step, -2, 2)
+        p = sigmoid(odds + table[codes])
+        v = p * (1 - p)
+        hessian = sums(v) + ridge
+        without = np.zeros(len(has))
+        without[has] = table[codes] - (losses - p) / np.maximum(hessian[codes] - v, ridge)
+        return cls(on_grid(table), on_grid(without))
+
+
+@dataclass(frozen=True)
+class BeliefOptions:
+    """How a belief is fitted."""
+
+    memory: int = 99
+    """How many of the last answers count; few for the exits of one network."""
+    pooled: bool = False
+    """Whether curves are drawn to one curve of all nodes: for the exits of one network."""
+    most_classes: int = 64
+    """With more classes they say nothing by themselves: answers are texts."""
+    ridge: float = 4.0
+    per_rows: float = 5000.0
+    seed: int = 0
+
+
+def fit_belief(
+    seen: Seen,
+    losses: Floats,
+    sets: Sequence[Step],
+    *,
+    classes: tuple[str, ...] = (),
+    weight: Floats | None = None,
+    options: BeliefOptions | None = None,
+) -> Belief:
+    """Fit a belief to rows.
+
+    Args:
+        seen: T rows of n nodes; codes below 0 agree with nothing.
+        losses: Shape (T, n), in [0, 1]; NaN where it is not known.
+        sets: The sets of nodes that are planned for: each has regressions of its own.
+        classes: The texts of the codes.
+        weight: Shape (T,): of each row in the regressions of sets; ones if ``None``.
+        options: How.
+    """
+    options = options or BeliefOptions()
+    known = seen.came & ~np.isnan(losses)
+    belief, offset, pairs = _evidence(seen, losses, known, classes, options)
+    view = FitView(belief, seen, offset, pairs)
+    if seen.prior is not None:
+        belief = replace(belief, head=_head(view, losses, known))
+        view = FitView(belief, seen, offset, pairs)
+    rng = np.random.default_rng(options.seed)
+    members = sorted({v for step in sets for v in step})
+    masked = _masked(view, losses, known, members, max(map(len, sets)), weight, options, rng)
+    belief = replace(belief, masked=masked)
+    belief = replace(belief, weights=_of_sets(view, belief, losses, known, sets, weight, options))
+    if seen.prior is not None:
+        view.belief = belief
+        first, later = _not_asked(view, losses, known, sets, rng)
+        belief = replace(belief, first=first, later=later)
+    return belief
+
+
+class FitView(View):
+    """A view of the rows fitted to: each row's offsets are those without the row."""
+
+    def __init__(
+        self, belief: Belief, seen: Seen, offset: Floats, pairs: dict[tuple[int, int], Floats]
+    ) -> None:
+        self._without_own = offset
+        super().__init__(belief, seen)
+        self._pair = pairs
+
+    def _offsets(self) -> Floats:
+        return self._without_own
+
+
+def _evidence(
+    seen: Seen, losses: Floats, known: Bools, classes: tuple[str, ...], options: BeliefOptions
+) -> tuple[Belief, Floats, dict[tuple[int, int], Floats]]:
+    """Fit curves, class offsets and pair tables; the offsets of each row without the row."""
+    rows, nodes = losses.shape
+    if options.pooled:
+        base = Curve.fit(seen.confidence[known], losses[known])
+    curves = [
+        Curve.fit(seen.confidence[on, v], losses[on, v], base=base, size=1.0)
+        if options.pooled
+        else Curve.fit(seen.confidence[on, v], losses[on, v])
+        for v, on in enumerate(known.T)
+    ]
+    odds = np.stack([curve(seen.confidence[:, v]) for v, curve in enumerate(curves)], axis=1)
+    offset = np.zeros((rows, nodes))
+    tables: list[Floats] = [np.empty(0)] * nodes
+    pairs: dict[tuple[int, int], Floats] = {}
+    rows_of_pairs: dict[tuple[int, int], Floats] = {}
+    codes = seen.codes
+    width = 0 if codes is None else int(codes.max(initial=-1)) + 1
+    if codes is not None and len(np.unique(codes[known & (codes >= 0)])) <= options.most_classes:
+        for v, on in enumerate(known.T):
+            fitted = Offsets.fit(codes[on, v], width, odds[on, v], losses[on, v])
+            tables[v], offset[on, v] = fitted.table, fitted.without_own
+        for a in range(nodes):
+            for b in range(nodes):
+                on = known[:, a] & seen.came[:, b] & (codes[:, a] >= 0) & (codes[:, b] >= 0)
+                if a == b or on.sum() < MIN_ROWS:
+                    continue
+                both = codes[on, a] * width + codes[on, b]
+                total = (odds + offset)[on, a]
+                fitted = Offsets.fit(both, width**2, total, losses[on, a])
+                pairs[a, b] = fitted.table.reshape(width, width)
+                rows_of_pairs[a, b] = np.zeros(rows)
+                rows_of_pairs[a, b][on] = fitted.without_own
+    belief = Belief(
+        classes=classes,
+        bounds=tuple(curve.bounds for curve in curves),
+        levels=tuple(curve.levels for curve in curves),
+        offsets=tuple(tables),
+        pairs=pairs,
+        weights={},
+        masked=np.zeros((nodes, HEAD + PEER * nodes)),
+        memory=options.memory,
+    )
+    return belief, offset, rows_of_pairs
+
+
+def _head(view: View, losses: Floats, known: Bools) -> Floats:
+    """Fit, for each node, how its own evidence and the input go together; drawn to the evidence."""
+    prior, bar = view.seen.prior, view.bar
+    assert prior is not None and bar is not None  # noqa: S101, PT018 - the caller checked
+    ridge, centre = np.array([0, 4.0, 8.0, 8.0]), np.array([0, 1.0, 0, 0])
+    heads = []
+    for v, on in enumerate(known.T):
+        total = view.curve[:, v] + view.offset[:, v]
+        columns = np.stack([np.ones(len(total)), total, prior[:, v], bar], axis=1)
+        enough = on.sum() >= MIN_ROWS
+        heads.append(logistic(columns[on], losses[on, v], ridge, centre) if enough else centre)
+    return on_grid(np.array(heads))
+
+
+def _drawn_to_own() -> Floats:
+    return np.array([0, 1.0, 1.0, 0])
+
+
+def _masked(
+    view: View,
+    losses: Floats,
+    known: Bools,
+    members: Sequence[int],
+    largest: int,
+    weight: Floats | None,
+    options: BeliefOptions,
+    rng: np.random.Generator,
+) -> Floats:
+    """Fit one regression per answer, on rows with random other answers left out."""
+    nodes = losses.shape[1]
+    masked = np.zeros((nodes, HEAD + PEER * nodes))
+    masked[:, :HEAD] = _drawn_to_own()
+    for a in members if len(members) > 1 else ():
+        on = np.flatnonzero(known[:, a])
+        if len(on) < MIN_ROWS:
+            continue
+        others = [b for b in members if b != a]
+        most = min(largest, options.memory) - 1
+        # The first so many of a random order; those that never came are left out besides.
+        order = rng.random((len(on), len(others))).argsort(axis=1).argsort(axis=1)
+        shown = order < rng.integers(0, most + 1, size=(len(on), 1))
+        shown &= view.seen.came[on][:, others]
+        columns = view.columns((*sorted(members),), a)[on]
+        columns[:, HEAD:] *= np.repeat(shown, PEER, axis=1)
+        centre = np.concatenate([_drawn_to_own(), np.zeros(PEER * len(others))])
+        ridge = options.ridge + options.per_rows / max(len(on), 50)
+        share = None if weight is None else weight[on]
+        fitted = logistic(columns, losses[on, a], ridge, centre, share, tolerance=1e-5)
+        masked[a, :HEAD] = fitted[:HEAD]
+        for k, b in enumerate(others):
+            masked[a, HEAD + PEER * b :][:PEER] = fitted[HEAD + PEER * k :][:PEER]
+    return on_grid(masked)
+
+
+def _of_sets(
+    view: View,
+    belief: Belief,
+    losses: Floats,
+    known: Bools,
+    sets: Sequence[Step],
+    weight: Floats | None,
+    options: BeliefOptions,
+) -> dict[tuple[Step, int], Floats]:
+    """Fit one regression per set and answer, drawn to the masked one."""
+    weights: dict[tuple[Step, int], Floats] = {}
+    for step in sets:
+        context = step[-options.memory :]
+        if len(context) == 1 or (context, context[0]) in weights:
+            continue
+        came = view.seen.came[:, list(context)].all(axis=1)
+        for a in context:
+            on = came & known[:, a]
+            centre = belief.weights_of(context, a)
+            weights[context, a] = centre
+            if on.sum() < MIN_ROWS:
+                continue
+            ridge = options.ridge + options.per_rows / max(on.sum(), 50)
+            share = None if weight is None else weight[on]
+            columns = view.columns(context, a)[on]
+            fitted = logistic(columns, losses[on, a], ridge, centre, share, tolerance=1e-5)
+            weights[context, a] = on_grid(fitted)
+    return weights
+
+
+def _not_asked(
+    view: View, losses: Floats, known: Bools, sets: Sequence[Step], rng: np.random.Generator
+) -> tuple[Floats, Floats]:
+    """Fit, for each node, the chance that it errs before it is asked: at the start, and later."""
+    prior, bar = view.seen.prior, view.bar
+    assert prior is not None and bar is not None  # noqa: S101, PT018 - the caller checked
+    nodes, largest = losses.shape[1], max(map(len, sets))
+    first, later = np.zeros((nodes, 3)), np.zeros((nodes, 7))
+    first[:, 1] = later[:, 1] = 1
+    for m in range(nodes):
+        on = known[:, m]
+        if on.sum() >= MIN_ROWS:
+            columns = np.stack([np.ones(len(bar)), prior[:, m], bar], axis=1)[on]
+            first[m] = logistic(columns, losses[on, m], 4.0, first[m])
+        without = [step for step in sets if m not in step and len(step) < largest]
+        parts, targets = [], []
+        for step in without:
+            rows = np.flatnonzero(on & view.seen.came[:, list(step)].all(axis=1))
+            rows = rng.permutation(rows)[: max(200, 6000 // len(without))]
+            one, z, x = np.ones(len(rows)), prior[rows, m], view.best(step)[0][rows]
+            sizes = [one * (len(step) == 2), one * (len(step) == 3)]
+            parts.append(np.stack([one, z, bar[rows], x, 0.3 * x * z, *sizes], axis=1))
+            targets.append(losses[rows, m])
+        if without and sum(map(len, targets)) >= MIN_ROWS:
+            later[m] = logistic(np.concatenate(parts), np.concatenate(targets), 8.0, later[m])
+            later[m, 4] *= 0.3  # the column was scaled: products vary more
+    return on_grid(first), on_grid(later)
