@@ -468,7 +468,7 @@ class CrossFittedPrior:
         used &= used.cumsum(axis=1) <= count
         total = np.maximum(used.sum(axis=1), 1)
         sums = [(self.losses[:, v][self._nearest] * used).sum(axis=1) for v in self._nodes]
-        return np.stack(sums, axis=1) / total[:, None]
+        return np.asarray(np.stack(sums, axis=1) / total[:, None])
 
     @property
     def _nodes(self) -> range:

@@ -1,0 +1,277 @@
+"""The new fit: beliefs of any subset, policies as tables, one arithmetic for rows and sessions."""
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from ttamer.errors import ArgumentError
+from ttamer.fitting.belief import CHANCES, GRID, Belief, Seen, chance, chance_of
+from ttamer.fitting.crossfit import fit_steps
+from ttamer.fitting.inputs import FeatureSpec
+from ttamer.fitting.planner import Log, PlanOptions
+from ttamer.fitting.policy import SingleNode, StepFit, play
+
+
+def simulated(
+    nodes: int = 3,
+    rows: int = 240,
+    *,
+    seed: int = 0,
+    classes: int = 3,
+    inputs: bool = False,
+    graded: bool = False,
+    gaps: float = 0.0,
+    exits: bool = False,
+) -> Log:
+    """Return rows of nodes that get better and dearer, with confidences that say something."""
+    rng = np.random.default_rng([seed, nodes, rows])
+    hard = rng.normal(size=(rows, 1))
+    skill = np.linspace(-0.3, 1.5, nodes)
+    chances = 1 / (1 + np.exp(-(hard - skill + 0.5 * rng.normal(size=(rows, nodes)))))
+    losses = (rng.random((rows, nodes)) < chances).astype(float)
+    if graded:
+        losses *= rng.choice([0.25, 0.5, 1.0], size=losses.shape)
+    confidence = 1 - chances + 0.1 * rng.normal(size=losses.shape)
+    codes = None
+    if classes:
+        truth = rng.integers(classes, size=(rows, 1))
+        codes = np.where(losses > 0, rng.integers(classes, size=losses.shape), truth)
+        codes[rng.random(codes.shape) < 0.03] = -1
+    features = None
+    if inputs:
+        near = np.hstack([hard + 0.3 * rng.normal(size=(rows, 1)), rng.normal(size=(rows, 4))])
+        features = (np.rint(np.clip(near, -2, 2) * 512) / 2048).astype(np.float32)
+    cost = np.linspace(1, 10, nodes) * rng.uniform(0.5, 1.5, size=losses.shape)
+    if exits:
+        cost = np.ones(losses.shape)
+    lost = rng.random(losses.shape) < gaps
+    losses, confidence = np.where(lost, np.nan, losses), np.where(lost, np.nan, confidence)
+    if codes is not None:
+        codes = np.where(lost, -1, codes)
+    names = tuple(map(str, range(classes)))
+    return Log(losses, np.where(lost, np.nan, cost), confidence, codes, names, features)
+
+
+QUICK = PlanOptions(points=12, shortlist=2)
+
+KINDS = {
+    "plain": ({}, {}),
+    "texts alone": ({"classes": 0}, {}),
+    "inputs": ({"inputs": True, "rows": 400}, {}),
+    "gaps": ({"gaps": 0.1, "inputs": True, "rows": 400}, {}),
+    "graded": ({"graded": True}, {}),
+    "exits": ({"nodes": 4, "exits": True}, {"kind": "exits"}),
+    "tree": ({"nodes": 4}, {"parents": (-1, 0, 0, 2)}),
+    "one node": ({"nodes": 1}, {}),
+    "latency": ({}, {"latency_weight": 0.01}),
+}
+
+
+@cache
+def fitted(kind: str) -> tuple[StepFit, Log]:
+    trace, how = KINDS[kind]
+    log = simulated(**trace)
+    if how.get("latency_weight"):
+        log = Log(
+            log.losses, log.cost, log.confidence, log.codes, log.classes, latency=10 * log.cost
+        )
+    gate = {"gated": 0} if trace.get("inputs") else {}
+    options = PlanOptions(points=12, shortlist=2, **gate)
+    names = tuple(f"m{v}" for v in range(log.losses.shape[1]))
+    return fit_steps(names, log, options=options, **how), log
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_a_session_decides_as_a_batch(kind, data):
+    fit, _ = fitted(kind)
+    number = data.draw(st.integers(0, len(fit.tables) - 1))
+    seed = data.draw(st.integers(0, 1000))
+    failing = data.draw(st.sampled_from([0.0, 0.3, 0.9]))
+    trace, _ = KINDS[kind]
+    log = simulated(**{**trace, "seed": seed + 1, "rows": 15, "gaps": failing})
+    tables = fit.tables
+    cheapest = float(tables.costs.min())
+    cap = data.draw(st.sampled_from([None, 30 * cheapest, 12 * cheapest, 25 * cheapest]))
+    z = costs = None
+    if tables.prior is not None:
+        z, costs = tables.prior(log.features)
+        alone = [tables.prior(log.features[[t]]) for t in range(len(log))]
+        assert np.array_equal(z, np.concatenate([one for one, _ in alone]))
+        assert np.array_equal(costs, np.concatenate([one for _, one in alone]))
+    policy = tables.policy(number)
+    seen = Seen(log.confidence, log.codes, z)
+    done = policy.play(seen, costs, cap)
+    risks = tables.belief.risks(Seen(np.where(done.asked, log.confidence, np.nan), log.codes, z))
+    for t in range(len(log)):
+        row = None if costs is None else costs[t]
+        try:
+            turn = policy.session(None if z is None else z[t], row, cap)
+        except ArgumentError:
+            assert cap is not None
+            assert done.last[t] == -1
+            continue
+        asked = []
+        while turn.next is not None:
+            node = tables.names.index(turn.next)
+            asked.append(node)
+            following = turn.ahead()
+            before = turn.explain()
+            assert before.next == tables.names[node]
+            if np.isnan(log.confidence[t, node]):
+                turn.fail()
+            else:
+                code = -1 if log.codes is None else int(log.codes[t, node])
+                text = None if code < 0 else log.classes[code]
+                turn.observe(confidence=log.confidence[t, node], prediction=text)
+                assert turn.next in following
+        assert np.array_equal(np.flatnonzero(done.asked[t]), sorted(asked))
+        assert done.last[t] == asked[-1]
+        assert turn.answer == (None if done.answer[t] < 0 else tables.names[done.answer[t]])
+        assert turn.cost == done.cost[t]
+        if cap is not None:
+            assert turn.cost <= cap * (1 + 1e-6)
+        for name, risk in turn.beliefs.items():
+            assert risk == risks[t, tables.names.index(name)]
+        assert turn.explain().answer == turn.answer
+
+
+def test_chances_on_the_grid_are_the_same_in_every_library():
+    x = np.arange(-8 * 4096, 8 * 4096 + 1) / GRID
+    exact = CHANCES / (1 + np.exp(-x))
+    far = np.abs(exact - np.floor(exact) - 0.5).min()
+    assert far > 1e-7  # a unit in the last place is 1e-11
+    assert all(chance_of(v) == p for v, p in zip(x[::97].tolist(), chance(x[::97]), strict=True))
+
+
+def numbers_of(belief: Belief):
+    yield from belief.levels
+    yield from belief.offsets
+    yield from belief.pairs.values()
+    yield from belief.weights.values()
+    yield belief.masked
+    yield from (w for w in (belief.head, belief.first, belief.later) if w is not None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_of_a_belief_is_on_the_grid(kind):
+    for values in numbers_of(fitted(kind)[0].tables.belief):
+        assert np.array_equal(values * 4096, np.rint(values * 4096))
+        assert np.abs(values).max(initial=0) <= 64
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_estimates_are_of_complete_rows_and_their_policies_cost_what_they_say(kind):
+    fit, log = fitted(kind)
+    estimates = fit.estimates
+    assert np.array_equal(estimates.rows, log.complete)
+    assert estimates.lost.shape == (len(fit.tables), len(log.complete))
+    assert ((estimates.lost >= 0) & (estimates.lost <= 1)).all()
+    assert (estimates.paid > 0).all()
+    assert (estimates.standard_error(estimates.lost) >= 0).all()
+    assert estimates.cost[-1] <= estimates.cost[0] + 1e-9
+    assert math.isclose(estimates.weight.mean(), 1, rel_tol=1e-6)
+
+
+def test_an_index_is_where_asking_begins_to_pay():
+    fit, _ = fitted("exits")
+    tables, index = fit.tables, fit.tables.indices()
+    x = np.arange(-8 * 4096, 8 * 4096 + 1) / GRID
+    for way, node in enumerate(tables.node.tolist()):
+        source = tables.source[way]
+        if not tables.steps[source]:
+            continue
+        piece = np.searchsorted(tables.knots[source], x, side="right")
+        gain = tables.base[way][piece] + tables.slope[way][piece] * x
+        pays = gain - tables.prices[tables.point[way]] * tables.costs[node] > 0
+        assert np.array_equal(pays, x > index[way])
+
+
+def test_a_free_node_that_never_errs_is_asked_alone():
+    log = simulated(3, 300)
+    losses, cost = log.losses.copy(), log.cost.copy()
+    losses[:, 1], cost[:, 1] = 0, 0.1
+    fit = fit_steps(("a", "b", "c"), Log(losses, cost, log.confidence, log.codes), options=QUICK)
+    assert fit.estimates.error.max() < 0.02
+    assert np.allclose(fit.estimates.cost[2:], 0.1, atol=0.05)
+
+
+def test_where_only_the_input_says_anything_the_policy_routes():
+    rng = np.random.default_rng(0)
+    kind = rng.integers(2, size=900)
+    losses = np.stack([kind, 1 - kind], axis=1).astype(float)
+    losses = np.where(rng.random(losses.shape) < 0.05, 1 - losses, losses)
+    spec = FeatureSpec.of(None, {"kind": np.array(["x", "y"])[kind].tolist()})
+    features = spec.rows(None, {"kind": np.array(["x", "y"])[kind].tolist()})
+    log = Log(losses, np.ones(losses.shape), np.zeros(losses.shape), features=features)
+    fit = fit_steps(("a", "b"), log, options=QUICK)
+    assert fit.tables.prior is not None
+    error = fit.estimates.error + fit.estimates.cost - 1
+    assert error.min() < 0.08
+    assert losses.mean(axis=0).min() > 0.4
+
+
+def test_inputs_that_say_nothing_are_left_out_where_rows_are_few():
+    log = simulated(3, 150)
+    noise = np.random.default_rng(0).normal(size=(150, 40)).astype(np.float32)
+    noise = np.rint(noise / 8 * 2048) / 2048
+    log = Log(log.losses, log.cost, log.confidence, log.codes, log.classes, noise)
+    assert fit_steps(("a", "b", "c"), log, options=QUICK).tables.prior is None
+
+
+def test_twenty_models_are_planned_with_nine():
+    log = simulated(20, 120, classes=0)
+    fit = fit_steps(tuple(map(str, range(20))), log, options=PlanOptions(points=6, shortlist=1))
+    assert len(set(fit.tables.node.tolist())) <= 9
+    done = fit.tables.policy(2).play(Seen(log.confidence))
+    assert (done.answer >= 0).all()
+
+
+def test_a_single_node_is_asked_until_one_answers():
+    policy = SingleNode(("a", "b", "c"), np.array([1.0, 2.0, 4.0]), 2, backups=(0, 1))
+    confidence = np.array([[0.5, 0.5, 0.5], [0.5, 0.5, np.nan], [np.nan, np.nan, np.nan]])
+    for cap in (None, 4.5, 1.5):
+        done = policy.play(Seen(confidence), max_cost=cap)
+        for t in range(3):
+            turn = policy.session(max_cost=cap)
+            while turn.next is not None:
+                v = policy.names.index(turn.next)
+                if np.isnan(confidence[t, v]):
+                    turn.fail()
+                else:
+                    turn.observe(confidence=confidence[t, v])
+            assert turn.cost == done.cost[t]
+            assert turn.answer == (None if done.answer[t] < 0 else policy.names[done.answer[t]])
+
+
+def test_another_embedder_is_refused():
+    vectors = np.random.default_rng(0).normal(size=(10, 4))
+    spec = FeatureSpec.of(None, {"e": vectors}, embedders={"e": "mini 2"})
+    assert spec.rows(None, {"e": vectors}, embedders={"e": "mini 2"}).shape == (10, 4)
+    with pytest.raises(ArgumentError, match="mini 3"):
+        spec.rows(None, {"e": vectors}, embedders={"e": "mini 3"})
+    with pytest.raises(ArgumentError, match="5 numbers"):
+        spec.one(None, {"e": np.ones(5)})
+
+
+def test_one_input_has_the_features_of_its_row():
+    prompts = ["How many is 2 + 2?", "", "Write a poem " * 1000]
+    inputs = {"user": ["free", "paid", "new"], "size": [1.0, None, 3.0]}
+    spec = FeatureSpec.of(prompts, inputs)
+    rows = spec.rows(prompts, inputs)
+    for t, prompt in enumerate(prompts):
+        one = spec.one(prompt, {name: values[t] for name, values in inputs.items()})
+        assert np.array_equal(one[0], rows[t])
+
+
+def test_play_of_many_prices_shares_a_view():
+    fit, log = fitted("plain")
+    view = fit.tables.belief.view(Seen(log.confidence, log.codes))
+    for number in (0, 5, 11):
+        policy = fit.tables.policy(number)
+        alone = policy.play(Seen(log.confidence, log.codes))
+        assert np.array_equal(alone.answer, play(policy, view).answer)
